@@ -1,0 +1,120 @@
+# Sets up an environment of its own in .venv, builds, tests, checks, and runs the study. Every step
+# is done once and again only when something it depends on has changed. Paths are relative
+# throughout, so the path of this folder may hold spaces.
+#
+#   PYTHON=python3.12   the Python that .venv is made from (default python3)
+#   PY=python3          use an environment of your own instead of .venv; nothing is installed in it
+#   PYTEST_ARGS, TRAIN_ARGS, STUDY_ARGS   passed on, as in make study TRAIN_ARGS=--full
+#   FORCE_CUDA, TORCH_CUDA_ARCH_LIST, MAX_JOBS   as setup.py says
+
+PYTHON ?= python3
+PY ?= .venv/bin/python
+
+LIBRARY := spamm_torch/libspamm_torch.so
+SOURCES := $(sort $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*))
+CPP_FILES := $(sort $(filter %.h %.cpp %.cu %.cuh,$(SOURCES)) $(wildcard tests/cpp/*.h tests/cpp/*.cpp))
+CPP_TESTS := build/tests-cpp
+
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help build test test-cpp test-python study lint clean distclean FORCE
+
+help:
+	@echo "make build   build the library into an environment in .venv"
+	@echo "make test    build, then run the C++ and Python tests"
+	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
+	@echo "make lint    check formatting and style"
+	@echo "make clean   remove what was built (make distclean: and .venv)"
+
+# ---- Environment ---------------------------------------------------------------------------------
+
+# $(call need,TEST,WHAT,PACKAGE): fails with one line where a command that tests for WHAT fails.
+need = $(1) >/dev/null 2>&1 || { echo "make: $(2) is missing; on Debian: apt-get install $(3)" >&2; exit 1; }
+# $(call pip,FILE): installs a requirements file; one line where that fails.
+pip = .venv/bin/python -m pip install -r $(1) >.venv/pip.log 2>&1 || \
+	{ echo "make: pip could not install $(1), which needs the network; see .venv/pip.log" >&2; exit 1; }
+
+.venv/bin/python:
+	@$(call need,$(PYTHON) --version,$(PYTHON),python3)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+		{ echo "make: Python 3.10 or newer is needed; got $$($(PYTHON) --version)" >&2; exit 1; }
+	@$(call need,$(PYTHON) -m ensurepip --version,Python's venv module,python3-venv)
+	@echo "make: environment in .venv from $$($(PYTHON) --version)"
+	@rm -rf .venv && $(PYTHON) -m venv .venv
+
+.venv/ready: requirements.txt | .venv/bin/python
+	@echo "make: installing requirements.txt (torch with CUDA is a download of about 3 GB); log in .venv/pip.log"
+	@$(call pip,requirements.txt)
+	@touch $@
+
+.venv/lint-ready: requirements-lint.txt | .venv/bin/python
+	@echo "make: installing requirements-lint.txt"
+	@$(call pip,requirements-lint.txt)
+	@touch $@
+
+# ---- Build ---------------------------------------------------------------------------------------
+
+ifeq ($(PY),.venv/bin/python)
+ENVIRONMENT := .venv/ready
+INSTALLED := .venv/installed
+endif
+
+# What a build depends on beside the contents of its files.
+define SETTINGS
+python: $(PY)
+nvcc: $(shell command -v nvcc) CUDA_HOME: $(CUDA_HOME)
+FORCE_CUDA: $(FORCE_CUDA) TORCH_CUDA_ARCH_LIST: $(TORCH_CUDA_ARCH_LIST)
+sources: $(SOURCES)
+endef
+export SETTINGS
+
+build/settings: FORCE
+	@mkdir -p build && echo "$$SETTINGS" | cmp -s - $@ || echo "$$SETTINGS" > $@
+
+$(LIBRARY): $(ENVIRONMENT) build/settings setup.py pyproject.toml $(SOURCES)
+	@$(call need,c++ --version,a C++ compiler,g++)
+	@$(call need,test -e "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')/Python.h",Python.h,python3-dev)
+	$(PY) setup.py --quiet build_ext --inplace
+	@touch $@
+
+# Editable: .venv sees this folder; what `make build` builds later is there at once.
+.venv/installed: pyproject.toml setup.py | $(LIBRARY)
+	@.venv/bin/python -m pip install -qqq --no-build-isolation --no-deps -e .
+	@touch $@
+
+build: $(LIBRARY) $(INSTALLED)
+
+# ---- Tests, study, lint --------------------------------------------------------------------------
+
+test: test-cpp test-python
+
+test-cpp: build
+	@$(call need,cmake --version,cmake,cmake)
+	@$(call need,echo '#include <gtest/gtest.h>' | c++ -x c++ -E -,GoogleTest,libgtest-dev)
+	@cmake -S tests/cpp -B $(CPP_TESTS) --log-level=NOTICE \
+		-DPython3_EXECUTABLE="$$($(PY) -c 'import sys; print(sys.executable)')"
+	@cmake --build $(CPP_TESTS) --parallel 2
+	ctest --test-dir $(CPP_TESTS) --parallel 2 --output-on-failure
+
+test-python: build
+	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: tests that need one are skipped")'
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+study: build
+	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'
+	$(PY) scripts/train_vgg13.py $(TRAIN_ARGS)
+	$(PY) scripts/study_vgg13.py $(STUDY_ARGS)
+
+lint: .venv/lint-ready
+	.venv/bin/clang-format --dry-run --Werror $(CPP_FILES)
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+
+clean:
+	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache
+	find spamm_torch models scripts tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean
+	rm -rf .venv

@@ -1,0 +1,253 @@
+"""Builds spamm_torch: the library of operators, and the small module that tells how it was built.
+
+The library, spamm_torch/libspamm_torch.so, holds no Python symbol: it loads under any Python, and
+LibTorch programs link it. Everything else about the package is in pyproject.toml.
+
+Environment variables
+  FORCE_CUDA            1: fail rather than build without CUDA; 0: build without CUDA
+  TORCH_CUDA_ARCH_LIST  CUDA targets (default "8.0+PTX 9.0a")
+  MAX_JOBS              compilers at a time (default: by cores and free memory)
+  CUDA_HOME, CC, CXX    as torch.utils.cpp_extension reads them
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
+
+# torch logs a warning about a missing GPU, which a build does not need.
+logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError as error:
+    sys.exit(f"spamm_torch: building needs torch 2.11 in this environment; got: {error}")
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY = "libspamm_torch"
+INTROSPECTION = "_build_info"
+DEFAULT_CUDA_TARGETS = "8.0+PTX 9.0a"
+GIB_PER_JOB = 3  # what one compiler may need at its peak, with room to spare
+
+CXX_FLAGS = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-Wall", "-Wextra"]
+NVCC_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-lineinfo",
+    "-Xptxas=-warn-spills",
+    "-Xcompiler=-Wall,-g0",
+    # torch's build helper forbids the operators of the half types; kernels use them.
+    "-U__CUDA_NO_HALF_OPERATORS__",
+    "-U__CUDA_NO_HALF_CONVERSIONS__",
+    "-U__CUDA_NO_HALF2_OPERATORS__",
+    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+]
+
+
+# ---- What this build is -------------------------------------------------------------------------
+
+
+def nvcc_path() -> Path | None:
+    """The CUDA compiler, looked for where torch looks: CUDA_HOME, CUDA_PATH, PATH."""
+    if cpp_extension.CUDA_HOME is None:
+        return None
+    nvcc = Path(cpp_extension.CUDA_HOME, "bin", "nvcc")
+    return nvcc if nvcc.exists() else None
+
+
+def nvcc_version(nvcc: Path) -> str:
+    """The CUDA version of a compiler, as in "13.0"."""
+    text = subprocess.check_output([nvcc, "--version"], text=True)
+    return re.search(r"release (\d+\.\d+)", text)[1]
+
+
+def reason_for_cpu_only() -> str | None:
+    """Why CUDA sources cannot or shall not be built; None where they will be."""
+    force = os.environ.get("FORCE_CUDA", "")
+    if force not in ("", "0", "1"):
+        sys.exit(f"spamm_torch: FORCE_CUDA must be 0 or 1; got {force!r}")
+    if force == "0":
+        return "FORCE_CUDA=0"
+    if torch.version.cuda is None:
+        reason = f"torch {torch.__version__} is without CUDA"
+    elif nvcc_path() is None:
+        reason = "no nvcc was found (looked in CUDA_HOME, CUDA_PATH, PATH and /usr/local/cuda)"
+    else:
+        return None
+    if force == "1":
+        sys.exit(f"spamm_torch: FORCE_CUDA=1 asks for a CUDA build, but {reason}")
+    return reason
+
+
+def check_cuda_matches_torch() -> None:
+    """CUDA's major version must be torch's own: the two share one runtime library."""
+    found = nvcc_version(nvcc_path())
+    if found.split(".")[0] != torch.version.cuda.split(".")[0]:
+        sys.exit(
+            f"spamm_torch: torch {torch.__version__} needs CUDA {torch.version.cuda} to build; got "
+            f"nvcc {found}. FORCE_CUDA=0 builds for the CPU only"
+        )
+
+
+def cuda_runtime() -> str:
+    """Where torch's CUDA runtime lies in site-packages."""
+    major = (torch.version.cuda or "13").split(".")[0]
+    return f"nvidia/cu{major}/lib" if int(major) >= 13 else "nvidia/cuda_runtime/lib"
+
+
+def free_gib(meminfo: str | None = None) -> float:
+    """Memory that new processes can take, in GiB, as the kernel estimates it."""
+    text = Path("/proc/meminfo").read_text() if meminfo is None else meminfo
+    return int(re.search(r"MemAvailable:\s*(\d+) kB", text)[1]) / 2**20
+
+
+def default_max_jobs(cores: int, gib: float) -> int:
+    """Compilers that run at a time without running out of cores or memory; at least one."""
+    return max(1, min(cores, int(gib / GIB_PER_JOB)))
+
+
+# ---- What is built ------------------------------------------------------------------------------
+
+
+def sources(*patterns: str) -> list[str]:
+    """Files of csrc/, relative to this folder as setuptools wants them, in a fixed order."""
+    files = (file for pattern in patterns for file in (ROOT / "csrc").glob(pattern))
+    return sorted(str(file.relative_to(ROOT)) for file in files)
+
+
+def operators(cuda: bool) -> Extension:
+    """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
+    kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    patterns = ["*.cpp", "cpu/*.cpp"] + (["cuda/*.cu", "cuda/*.cpp"] if cuda else [])
+    extension = kind(
+        f"spamm_torch.{LIBRARY}",
+        sources(*patterns),
+        define_macros=[("SPAMM_WITH_CUDA", None)] if cuda else [],
+        py_limited_api=True,  # so that torch's Python library is not linked
+        extra_link_args=["-fopenmp", "-Wl,--no-undefined"],
+    )
+    system = [flag for path in extension.include_dirs for flag in ("-isystem", path)]
+    extension.include_dirs = [str(ROOT / "csrc"), str(ROOT / "csrc" / "include")]
+    extension.extra_compile_args = {"cxx": CXX_FLAGS + system, "nvcc": NVCC_FLAGS + system}
+    return extension
+
+
+def has_python_header() -> bool:
+    return Path(sysconfig.get_path("include"), "Python.h").exists()
+
+
+def introspection(cuda: bool) -> Extension:
+    """The module behind build_info(): pybind11 from torch's own headers, nothing linked."""
+    facts = {
+        "SPAMM_TORCH_VERSION": torch.__version__,
+        "SPAMM_CXX_FLAGS": " ".join(CXX_FLAGS),
+    }
+    if cuda:
+        facts["SPAMM_CUDA_VERSION"] = nvcc_version(nvcc_path())
+        facts["SPAMM_CUDA_ARCH_LIST"] = os.environ["TORCH_CUDA_ARCH_LIST"]
+        facts["SPAMM_NVCC_FLAGS"] = " ".join(NVCC_FLAGS)
+    system = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
+    return Extension(
+        f"spamm_torch.{INTROSPECTION}",
+        sources("python/*.cpp"),
+        language="c++",
+        define_macros=[(name, f'"{value}"') for name, value in facts.items()],
+        extra_compile_args={"cxx": CXX_FLAGS + system},
+    )
+
+
+# ---- How it is built ----------------------------------------------------------------------------
+
+
+class BuildLibrary(cpp_extension.BuildExtension):
+    """torch's builder, with objects kept from one build to the next, whoever asks for the build.
+
+    Objects lie in a folder of their own for each torch version and kind of build: ninja does not
+    see that torch's headers have changed.
+    """
+
+    def finalize_options(self):
+        super().finalize_options()
+        kind = "cpu" if reason_for_cpu_only() else "cuda"
+        self.build_temp = str(ROOT / "build" / f"torch-{torch.__version__}-{kind}")
+
+    def run(self):
+        self.in_place = self.inplace  # setuptools clears the option while it builds
+        if reason := reason_for_cpu_only():
+            print(f"spamm_torch: CPU-only build: {reason}", flush=True)
+        if not has_python_header():
+            print("spamm_torch: no Python.h (Debian: python3-dev): build_info() is left out")
+        super().run()
+        packages = [Path(self.build_lib, "spamm_torch")]
+        if self.in_place:
+            packages.append(ROOT / "spamm_torch")
+        else:
+            shutil.copytree(ROOT / "csrc" / "include", packages[0] / "include", dirs_exist_ok=True)
+        built = {
+            "version": self.distribution.get_version(),
+            "torch": torch.__version__,
+            "cuda": None if reason else nvcc_version(nvcc_path()),
+        }
+        for package in packages:
+            (package / "_built.json").write_text(json.dumps(built) + "\n")
+
+    def build_extension(self, extension):
+        if extension.name.endswith(LIBRARY):
+            extension.extra_link_args += [f"-Wl,-rpath,{path}" for path in self.library_folders()]
+        if extension.name.endswith(INTROSPECTION):
+            version = self.distribution.get_version()
+            extension.define_macros.append(("SPAMM_VERSION", f'"{version}"'))
+        all_objects = self.build_temp
+        self.build_temp = str(Path(all_objects, extension.name))  # one ninja file each
+        super().build_extension(extension)
+        self.build_temp = all_objects
+
+    def library_folders(self) -> list[str]:
+        """Where the loader looks for torch and CUDA: beside us in site-packages, or, for a library
+        built in place, in the torch that it was built with."""
+        packages = ["$ORIGIN/.."]
+        if self.in_place:
+            packages.append(str(Path(torch.__file__).parents[1]))
+        return [f"{package}/{lib}" for package in packages for lib in ("torch/lib", cuda_runtime())]
+
+    def get_ext_filename(self, name):
+        if name.endswith(LIBRARY):
+            return str(Path(*name.split("."))) + ".so"
+        return super().get_ext_filename(name)
+
+
+class PlatformWheel(bdist_wheel):
+    """The operators serve any Python of this platform; build_info() serves the one that built."""
+
+    def get_tag(self):
+        return ("py3", "none", super().get_tag()[2])
+
+
+def main():
+    cuda = reason_for_cpu_only() is None
+    if cuda:
+        check_cuda_matches_torch()
+    # ninja may be installed in this environment without the environment being activated.
+    os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
+    os.environ["TORCH_CUDA_ARCH_LIST"] = (
+        os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_CUDA_TARGETS
+    )
+    os.environ.setdefault(
+        "MAX_JOBS", str(default_max_jobs(len(os.sched_getaffinity(0)), free_gib()))
+    )
+    setup(
+        ext_modules=[operators(cuda)] + ([introspection(cuda)] if has_python_header() else []),
+        cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
+    )
+
+
+if __name__ == "__main__":
+    main()
