@@ -1,0 +1,136 @@
+// The C++ API: each function calls its op through the dispatcher, so that autograd, autocast and
+// both devices serve C++ as they serve Python.
+#include <ATen/ops/scalar_tensor.h>
+
+#include "ops.h"
+#include "spamm/spamm.h"
+
+namespace spamm {
+namespace {
+
+using ops::find;
+using ops::OptTensor;
+
+}  // namespace
+
+Knob Knob::with_tau(double tau) { return with_tau(at::scalar_tensor(tau, at::kDouble)); }
+
+Knob Knob::with_tau(const Tensor& tau) {
+  Knob knob;
+  knob.tau = tau;
+  return knob;
+}
+
+Knob Knob::with_valid_ratio(double valid_ratio) {
+  Knob knob;
+  knob.valid_ratio = valid_ratio;
+  return knob;
+}
+
+Knob Knob::with_max_error(double max_error) {
+  Knob knob;
+  knob.max_error = max_error;
+  return knob;
+}
+
+Tensor norm_map(const Tensor& a, IntArrayRef block) {
+  static const auto op = find<Tensor(const Tensor&, IntArrayRef)>("spamm_torch::norm_map");
+  return op.call(a, block);
+}
+
+Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
+                int64_t max_iterations, double tolerance) {
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, double, int64_t, double)>("spamm_torch::find_tau");
+  return op.call(norm_a, norm_b, valid_ratio, max_iterations, tolerance);
+}
+
+Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
+                          const OptTensor& judged_b) {
+  static const auto op = find<Tensor(const Tensor&, const Tensor&, double, const OptTensor&)>(
+      "spamm_torch::find_tau_for_error");
+  return op.call(norm_a, norm_b, max_error, judged_b);
+}
+
+Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&)>("spamm_torch::valid_counts");
+  return op.call(norm_a, norm_b, tau);
+}
+
+Tensor valid_ratio(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&)>("spamm_torch::valid_ratio");
+  return op.call(norm_a, norm_b, tau);
+}
+
+Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                   const OptTensor& judged_b) {
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptTensor&)>(
+          "spamm_torch::error_bound");
+  return op.call(norm_a, norm_b, tau, judged_b);
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
+                const Scalar& alpha) {
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                  IntArrayRef, const OptTensor&, const Scalar&, const Scalar&)>(
+          "spamm_torch::multiply");
+  return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha);
+}
+
+Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
+          const OptTensor& norm_a, const OptTensor& norm_b) {
+  TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "mm expects two matrices; got shapes ", a.sizes(),
+              " and ", b.sizes());
+  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, norm_a, norm_b,
+                    std::nullopt, 1, 1);
+}
+
+Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& knob,
+             IntArrayRef block, const Scalar& beta, const Scalar& alpha) {
+  TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "addmm expects two matrices; got shapes ", a.sizes(),
+              " and ", b.sizes());
+  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
+                    std::nullopt, input, beta, alpha);
+}
+
+Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block) {
+  TORCH_CHECK(a.dim() == 3 && b.dim() == 3,
+              "bmm expects two batches of matrices (3-d); got shapes ", a.sizes(), " and ",
+              b.sizes());
+  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
+                    std::nullopt, std::nullopt, 1, 1);
+}
+
+Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
+              IntArrayRef block) {
+  TORCH_CHECK(input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1),
+              "linear expects input (..., in_features) and weight (out_features, in_features); got "
+              "shapes ",
+              input.sizes(), " and ", weight.sizes());
+  auto shape = input.sizes().vec();
+  shape.back() = weight.size(0);
+  const Tensor rows = input.dim() == 1 ? input.unsqueeze(0) : input.flatten(0, -2);
+  return ops::spamm(rows, weight.t(), knob.tau, knob.valid_ratio, knob.max_error, block,
+                    std::nullopt, std::nullopt, bias, 1, 1)
+      .reshape(shape);
+}
+
+Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
+              IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+              at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block) {
+  return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, knob.tau,
+                     knob.valid_ratio, knob.max_error, block, pixel_block, std::nullopt);
+}
+
+std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {
+  static const auto op =
+      find<std::string(at::Device, at::ScalarType, IntArrayRef)>("spamm_torch::backend_for");
+  return op.call(device, dtype, block);
+}
+
+}  // namespace spamm

@@ -1,0 +1,57 @@
+// Autocast: products and convolutions run in the region's lower precision, as torch's own do. Norm
+// maps and thresholds keep the norms' type.
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include "ops.h"
+
+namespace spamm {
+namespace {
+
+using at::IntArrayRef;
+using at::Scalar;
+using at::Tensor;
+using ops::OptTensor;
+
+template <c10::DeviceType device>
+struct Autocast {
+  static Tensor cast(const Tensor& t) {
+    const auto dtype = at::autocast::get_lower_precision_fp_from_device_type(device);
+    return at::autocast::cached_cast(dtype, t, device);
+  }
+
+  static OptTensor cast(const OptTensor& t) { return t ? OptTensor(cast(*t)) : t; }
+
+  static Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
+                      std::optional<double> valid_ratio, std::optional<double> max_error,
+                      IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
+                      const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::spamm(cast(a), cast(b), tau, valid_ratio, max_error, block, norm_a, norm_b,
+                      cast(input), beta, alpha);
+  }
+
+  static Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
+                       std::optional<double> max_error, at::OptionalIntArrayRef block,
+                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::conv2d(cast(input), cast(weight), cast(bias), stride, padding, dilation, groups,
+                       tau, valid_ratio, max_error, block, pixel_block, norm_weight);
+  }
+
+  static void register_ops(torch::Library& m) {
+    m.impl("spamm", &spamm);
+    m.impl("conv2d", &conv2d);
+  }
+};
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCPU, m) { Autocast<at::kCPU>::register_ops(m); }
+TORCH_LIBRARY_IMPL(spamm_torch, AutocastCUDA, m) { Autocast<at::kCUDA>::register_ops(m); }
+
+}  // namespace spamm

@@ -1,0 +1,149 @@
+// Dense gradients, registered once for all ops: the backward pass is that of the product (or the
+// convolution) without skipping, composed of ATen ops, so that it can be differentiated again.
+// Norms and thresholds are not differentiable: they only decide what is skipped.
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "ops.h"
+#include "spamm/spamm.h"
+
+namespace spamm {
+namespace {
+
+using ops::OptTensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+bool needs_grad(const Tensor& t) { return t.requires_grad(); }
+bool needs_grad(const OptTensor& t) { return t && t->requires_grad(); }
+
+// Runs `op` below autograd, through `Function` only where a gradient is asked for: inference then
+// builds no graph and saves nothing.
+template <class Function, class Op, class... Inputs>
+Tensor with_dense_gradient(const Op& op, std::initializer_list<bool> wanted, Inputs&&... inputs) {
+  const bool any = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
+  if (at::GradMode::is_enabled() && any) return Function::apply(op, inputs...);
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return op();
+}
+
+// C = alpha * A @ B + beta * input; `op` computes C.
+struct ProductFunction : torch::autograd::Function<ProductFunction> {
+  template <class Op>
+  static Tensor forward(AutogradContext* ctx, const Op& op, const Tensor& a, const Tensor& b,
+                        const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    ctx->save_for_backward({a, b});
+    ctx->saved_data["beta"] = beta;
+    ctx->saved_data["alpha"] = alpha;
+    if (input) ctx->saved_data["input_shape"] = input->sym_sizes();
+    return op();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const Tensor& grad = grads[0];
+    const auto saved = ctx->get_saved_variables();
+    const Tensor &a = saved[0], &b = saved[1];
+    const Scalar alpha = ctx->saved_data["alpha"].toScalar();
+    Tensor grad_a, grad_b, grad_input;
+    if (ctx->needs_input_grad(0)) grad_a = grad.matmul(b.mT()).mul(alpha);
+    if (ctx->needs_input_grad(1)) grad_b = a.mT().matmul(grad).mul(alpha);
+    if (ctx->saved_data.count("input_shape") && ctx->needs_input_grad(2)) {
+      const auto shape = ctx->saved_data["input_shape"].toSymIntVector();
+      grad_input = grad.sum_to_size_symint(shape).mul(ctx->saved_data["beta"].toScalar());
+    }
+    return {Tensor(), grad_a, grad_b, grad_input, Tensor(), Tensor()};
+  }
+};
+
+Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
+                      std::optional<double> valid_ratio, std::optional<double> max_error,
+                      IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
+                      const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  const auto op = [&] {
+    return ops::spamm(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha);
+  };
+  return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
+                                              a, b, input, beta, alpha);
+}
+
+Tensor multiply_autograd(const Tensor& a, const Tensor& b, const Tensor& norm_a,
+                         const Tensor& norm_b, const Tensor& tau, IntArrayRef block,
+                         const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  const auto op = [&] { return multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha); };
+  return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
+                                              a, b, input, beta, alpha);
+}
+
+struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
+  template <class Op>
+  static Tensor forward(AutogradContext* ctx, const Op& op, const Tensor& input,
+                        const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
+                        IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    ctx->save_for_backward({input, weight});
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["padding"] = padding;
+    ctx->saved_data["dilation"] = dilation;
+    ctx->saved_data["groups"] = groups;
+    if (bias) ctx->saved_data["bias_shape"] = bias->sym_sizes();
+    return op();
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto ints = [&](const char* name) { return ctx->saved_data[name].toDimVector(); };
+    const bool with_bias = ctx->saved_data.count("bias_shape") > 0;
+    const bool batched = saved[0].dim() == 4;
+    const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
+    const c10::SymInt zero(0);
+    const auto bias_shape =
+        with_bias ? ctx->saved_data["bias_shape"].toSymIntVector() : std::vector<c10::SymInt>{};
+    auto [grad_input, grad_weight, grad_bias] = at::convolution_backward_symint(
+        as_batch(grads[0]), as_batch(saved[0]), saved[1],
+        with_bias ? at::OptionalSymIntArrayRef(bias_shape) : at::OptionalSymIntArrayRef(),
+        c10::fromIntArrayRefSlow(ints("stride")), c10::fromIntArrayRefSlow(ints("padding")),
+        c10::fromIntArrayRefSlow(ints("dilation")), /*transposed=*/false, {zero, zero},
+        ctx->saved_data["groups"].toInt(),
+        {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
+         with_bias && ctx->needs_input_grad(2)});
+    if (!batched && grad_input.defined()) grad_input = grad_input.squeeze(0);
+    return {Tensor(), grad_input, grad_weight, grad_bias, Tensor(), Tensor(), Tensor(), Tensor()};
+  }
+};
+
+Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
+                       std::optional<double> max_error, at::OptionalIntArrayRef block,
+                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+  const auto op = [&] {
+    return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
+                       max_error, block, pixel_block, norm_weight);
+  };
+  return with_dense_gradient<Conv2dFunction>(
+      op, {needs_grad(input), needs_grad(weight), needs_grad(bias)}, input, weight, bias, stride,
+      padding, dilation, groups);
+}
+
+// For ops without a gradient: their outputs are constants to autograd.
+void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.callBoxed(stack);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
+  m.impl("spamm", &spamm_autograd);
+  m.impl("multiply", &multiply_autograd);
+  m.impl("conv2d", &conv2d_autograd);
+  for (const char* name : {"norm_map", "find_tau", "find_tau_for_error", "valid_counts",
+                           "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
+  }
+}
+
+}  // namespace spamm

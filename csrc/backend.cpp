@@ -1,0 +1,48 @@
+// Which kernel would run: asks the device's own table. Also the one-line answer of a build without
+// CUDA to CUDA tensors.
+#include "backend.h"
+
+#include <c10/core/Device.h>
+#include <torch/library.h>
+
+#include "checks.h"
+#include "spamm/spamm.h"
+
+namespace spamm {
+namespace {
+
+std::string backend_for_op(at::Device device, at::ScalarType dtype, IntArrayRef block) {
+  check_operand_dtype(dtype, "dtype");
+  const Block edges = check_block(block);
+  if (device.is_cpu()) return cpu::backend_name(dtype, edges);
+#ifdef SPAMM_WITH_CUDA
+  if (device.is_cuda()) return cuda::backend_name(device, dtype, edges);
+#endif
+  TORCH_CHECK(false, "no kernels were built for device ", device);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
+  m.impl("backend_for", &backend_for_op);
+}
+
+#ifndef SPAMM_WITH_CUDA
+namespace {
+
+void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(false, op.schema().name(),
+              ": spamm_torch was built without CUDA (no nvcc at build time); got a CUDA tensor");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  for (const char* name :
+       {"norm_map", "find_tau", "find_tau_for_error", "valid_counts", "error_bound", "multiply"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
+  }
+}
+#endif
+
+}  // namespace spamm

@@ -1,0 +1,156 @@
+// Argument checks shared by all ops. Each message is one line with what was expected and what came.
+#pragma once
+
+#include <ATen/ExpandUtils.h>
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+#include <cmath>
+#include <optional>
+
+namespace spamm {
+
+// (m, k, n): edges of the blocks of A (m x k), B (k x n) and C (m x n).
+struct Block {
+  int64_t m, k, n;
+};
+
+inline bool is_block_edge(int64_t edge) { return edge == 32 || edge == 64 || edge == 128; }
+
+inline Block check_block(at::IntArrayRef block) {
+  TORCH_CHECK_VALUE(block.size() == 3 && is_block_edge(block[0]) && is_block_edge(block[1]) &&
+                        is_block_edge(block[2]),
+                    "block must be 32, 64 or 128, or a triple (m, k, n) of these; got ", block);
+  return {block[0], block[1], block[2]};
+}
+
+inline void check_block_pair(at::IntArrayRef block) {
+  TORCH_CHECK_VALUE(block.size() == 2 && is_block_edge(block[0]) && is_block_edge(block[1]),
+                    "block must be 32, 64 or 128, or a pair (rows, columns) of these; got ", block);
+}
+
+inline bool is_operand_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 || dtype == at::kFloat ||
+         dtype == at::kDouble;
+}
+
+inline void check_operand_dtype(at::ScalarType dtype, const char* name) {
+  TORCH_CHECK_TYPE(is_operand_dtype(dtype), name,
+                   " must be float16, bfloat16, float32 or float64; got ", dtype);
+}
+
+// The type of an operand's norms: float32, or float64 for float64.
+inline at::ScalarType norm_dtype(at::ScalarType operand) {
+  return operand == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+inline void check_same_device(const at::Tensor& a, const at::Tensor& b, const char* name_a,
+                              const char* name_b) {
+  TORCH_CHECK(a.device() == b.device(), name_a, " and ", name_b,
+              " must be on the same device; got ", a.device(), " and ", b.device());
+}
+
+// Operands of a product: (M, K) x (K, N), or (batch, M, K) x (batch, K, N).
+inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
+  check_operand_dtype(a.scalar_type(), "a");
+  TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "a and b must have one dtype; got ",
+                   a.scalar_type(), " and ", b.scalar_type());
+  check_same_device(a, b, "a", "b");
+  TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && a.dim() == b.dim(),
+              "a and b must both be matrices (2-d) or batches of matrices (3-d); got shapes ",
+              a.sizes(), " and ", b.sizes());
+  TORCH_CHECK(a.size(-1) == b.size(-2) && (a.dim() == 2 || a.size(0) == b.size(0)),
+              "a's columns must match b's rows, and their batches each other; got shapes ",
+              a.sizes(), " and ", b.sizes());
+}
+
+inline int64_t blocks_of(int64_t length, int64_t edge) { return (length + edge - 1) / edge; }
+
+// The addend of a product of the operands `a` and b, whose result has `shape`.
+inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArrayRef shape) {
+  TORCH_CHECK_TYPE(input.scalar_type() == a.scalar_type(), "input must have the operands' dtype ",
+                   a.scalar_type(), "; got ", input.scalar_type());
+  check_same_device(input, a, "input", "a");
+  TORCH_CHECK(at::is_expandable_to(input.sizes(), shape),
+              "input must broadcast to the product's "
+              "shape ",
+              shape, "; got ", input.sizes());
+}
+
+// Norm maps of the operands of one product: (..., MB, KB) x (..., KB, NB).
+inline void check_norm_maps(const at::Tensor& norm_a, const at::Tensor& norm_b) {
+  TORCH_CHECK_TYPE(norm_a.scalar_type() == at::kFloat || norm_a.scalar_type() == at::kDouble,
+                   "norm_a must be float32 or float64; got ", norm_a.scalar_type());
+  TORCH_CHECK_TYPE(norm_a.scalar_type() == norm_b.scalar_type(),
+                   "norm_a and norm_b must have one dtype; got ", norm_a.scalar_type(), " and ",
+                   norm_b.scalar_type());
+  check_same_device(norm_a, norm_b, "norm_a", "norm_b");
+  TORCH_CHECK(
+      norm_a.dim() >= 2 && norm_a.dim() == norm_b.dim() &&
+          norm_a.sizes().slice(0, norm_a.dim() - 2) == norm_b.sizes().slice(0, norm_b.dim() - 2) &&
+          norm_a.size(-1) == norm_b.size(-2),
+      "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes ", norm_a.sizes(), " and ",
+      norm_b.sizes());
+}
+
+// A norm map the caller supplies must be the shape that norm_map would give.
+inline void check_norm_map_of(const at::Tensor& norm, const at::Tensor& operand, int64_t block_rows,
+                              int64_t block_columns, const char* name) {
+  auto shape = operand.sizes().vec();
+  shape[shape.size() - 2] = blocks_of(operand.size(-2), block_rows);
+  shape[shape.size() - 1] = blocks_of(operand.size(-1), block_columns);
+  TORCH_CHECK_TYPE(norm.scalar_type() == norm_dtype(operand.scalar_type()), name, " must be ",
+                   norm_dtype(operand.scalar_type()), " for ", operand.scalar_type(),
+                   " operands; got ", norm.scalar_type());
+  TORCH_CHECK(norm.sizes() == at::IntArrayRef(shape), name, " must have shape ",
+              at::IntArrayRef(shape), " for an operand of shape ", operand.sizes(), "; got ",
+              norm.sizes());
+  TORCH_CHECK(norm.device() == operand.device(), name, " must be on the operands' device ",
+              operand.device(), "; got ", norm.device());
+}
+
+// The map that decides what is skipped, where it is not norm_b itself.
+inline void check_judged_map(const std::optional<at::Tensor>& judged_b, const at::Tensor& norm_b) {
+  if (!judged_b) return;
+  TORCH_CHECK_TYPE(judged_b->scalar_type() == norm_b.scalar_type(),
+                   "judged_b must have norm_b's dtype ", norm_b.scalar_type(), "; got ",
+                   judged_b->scalar_type());
+  check_same_device(*judged_b, norm_b, "judged_b", "norm_b");
+  TORCH_CHECK(judged_b->sizes() == norm_b.sizes(), "judged_b must have norm_b's shape ",
+              norm_b.sizes(), "; got ", judged_b->sizes());
+}
+
+// A threshold is a 0-d floating tensor, on the norms' device or (a host scalar) on the CPU.
+inline void check_tau(const at::Tensor& tau, at::Device device) {
+  TORCH_CHECK_TYPE(at::isFloatingType(tau.scalar_type()),
+                   "tau must be a floating-point tensor; got ", tau.scalar_type());
+  TORCH_CHECK(tau.dim() == 0, "tau must be a 0-d tensor; got shape ", tau.sizes());
+  TORCH_CHECK(tau.device() == device || tau.is_cpu(), "tau must be on the operands' device ",
+              device, " or on the CPU; got ", tau.device());
+}
+
+inline void check_valid_ratio(double valid_ratio) {
+  TORCH_CHECK_VALUE(valid_ratio > 0 && valid_ratio <= 1, "valid_ratio must be in (0, 1]; got ",
+                    valid_ratio);
+}
+
+// Limits of the paper's search, which an exact selection meets whatever they are.
+inline void check_search(int64_t max_iterations, double tolerance) {
+  TORCH_CHECK_VALUE(max_iterations > 0, "max_iterations must be positive; got ", max_iterations);
+  TORCH_CHECK_VALUE(tolerance >= 0, "tolerance must be at least 0; got ", tolerance);
+}
+
+inline void check_max_error(double max_error) {
+  TORCH_CHECK_VALUE(max_error >= 0, "max_error must be at least 0; got ", max_error);
+}
+
+inline void check_knobs(const std::optional<at::Tensor>& tau, std::optional<double> valid_ratio,
+                        std::optional<double> max_error) {
+  int given = tau.has_value() + valid_ratio.has_value() + max_error.has_value();
+  TORCH_CHECK_VALUE(given == 1, "exactly one of tau, valid_ratio and max_error must be given; got ",
+                    given);
+  if (valid_ratio) check_valid_ratio(*valid_ratio);
+  if (max_error) check_max_error(*max_error);
+}
+
+}  // namespace spamm

@@ -1,0 +1,170 @@
+// Convolution as SpAMM: weight matrix (out_channels x K) times im2col matrix (K x pixels), groups
+// as batches, in the pipeline's order: norm map -> threshold -> multiply. Device-free: built of
+// ATen ops and of the stages, each dispatched on its own.
+//
+// The im2col matrix is explicit but never whole: it is built, judged and multiplied in pieces that
+// fit a budget. A given tau takes one pass over the pieces. A searched one needs all norms first,
+// so that pieces are built twice unless there is only one.
+//
+// What is multiplied is the transposed product, pixels x K times K x out_channels: im2col rows as
+// they are built and the output's channels as they lie in memory, with the same blocks skipped.
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <vector>
+
+#include "checks.h"
+#include "conv_shape.h"
+#include "im2col.h"
+#include "pixel_blocks.h"
+#include "spamm/spamm.h"
+#include "threshold.h"
+
+namespace spamm {
+namespace {
+
+using OptTensor = std::optional<Tensor>;
+
+// Bytes of im2col matrix held at a time (one pixel block at least, however large). On the CPU a
+// piece should still be in cache when it is multiplied; a GPU wants pieces that fill it.
+int64_t piece_budget(at::Device device) { return int64_t{device.is_cuda() ? 256 : 8} << 20; }
+
+// (groups, out_channels / groups, K): K in the im2col matrix's order.
+Tensor weight_matrix(const Tensor& weight, int64_t groups, int64_t block_k) {
+  const int64_t rows = weight.size(0) / groups, channels = weight.size(1);
+  const int64_t padding = blocks_of(channels, block_k) * block_k - channels;
+  const Tensor channels_last = weight.permute({0, 2, 3, 1});
+  const Tensor padded = padding ? at::constant_pad_nd(channels_last, {0, padding}) : channels_last;
+  return padded.reshape({groups, rows, weight.size(2) * weight.size(3) * (channels + padding)});
+}
+
+// Channels last if the input or the weight is, as in torch's own convolutions.
+at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
+  const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+// sqrt(n/c) for each pixel block, c being its pixels inside the grid; nothing where all are full.
+// Norms times this judge a block, so that the last images of a batch are not skipped for being few.
+// Each step is one rounding in the norms' type.
+OptTensor fullness_scale(const PixelBlocks& blocks, at::TensorOptions norm_options) {
+  if (blocks.all_full()) return std::nullopt;
+  const Box count = blocks.count();
+  const auto inside = [&](int d) {
+    const Tensor before = at::arange(count[d], norm_options.dtype(at::kLong)).mul(blocks.edge[d]);
+    return before.neg().add(blocks.grid[d]).clamp_max(blocks.edge[d]);
+  };
+  const Tensor pixels =
+      inside(0).view({-1, 1, 1}).mul(inside(1).view({-1, 1})).mul(inside(2)).flatten();
+  return at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
+}
+
+// Copies the piece's part of the product, (groups, pixels, out_channels / groups), into the output.
+void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
+           const Tensor& output) {
+  const auto& [c0, c1, c2] = piece.count;
+  const auto& [e0, e1, e2] = blocks.edge;
+  const Tensor boxes = product.view({product.size(0), c0, c1, c2, e0, e1, e2, product.size(2)})
+                           .permute({1, 4, 2, 5, 3, 6, 0, 7});
+  const Box covered = {c0 * e0, c1 * e1, c2 * e2};
+  Box inside;
+  Tensor target = output.permute({0, 2, 3, 1});
+  for (int d = 0; d < 3; ++d) {
+    const int64_t start = piece.first[d] * blocks.edge[d];
+    inside[d] = std::min(covered[d], blocks.grid[d] - start);
+    target = target.narrow(d, start, inside[d]);
+  }
+  if (inside == covered) {
+    target.view(boxes.sizes()).copy_(boxes);
+    return;
+  }
+  Tensor whole = boxes.reshape({covered[0], covered[1], covered[2], target.size(3)});
+  for (int d = 0; d < 3; ++d) whole = whole.narrow(d, 0, inside[d]);
+  target.copy_(whole);
+}
+
+// The stages in order, piece by piece, into `output`.
+void convolve(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+              const ConvShape& shape, const OptTensor& tau, std::optional<double> valid_ratio,
+              std::optional<double> max_error, const Block& block, const PixelBlocks& blocks,
+              const OptTensor& norm_weight, const Tensor& output) {
+  const Im2col im2col(input, shape, blocks, block.k);
+  const Tensor weights = weight_matrix(weight, shape.groups, block.k);
+  if (norm_weight) check_norm_map_of(*norm_weight, weights, block.m, block.k, "norm_weight");
+  const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
+
+  const int64_t block_bytes =
+      shape.groups * block.n * std::max<int64_t>(weights.size(2), 1) * input.element_size();
+  const auto pieces = cut(blocks.count(), piece_budget(input.device()) / block_bytes);
+  const auto norms_of = [&](const Tensor& transposed) {
+    return norm_map(transposed.mT(), {block.k, block.n});
+  };
+  const OptTensor scale = fullness_scale(blocks, norm_a.options());
+  const auto judged = [&](const Tensor& norms, int64_t first) {
+    return scale ? OptTensor(norms.mul(scale->narrow(0, first, norms.size(-1)))) : std::nullopt;
+  };
+  const auto threshold_for = [&](const Tensor& norms) {
+    return threshold_from_knob(norm_a, norms, tau, valid_ratio, max_error, judged(norms, 0));
+  };
+
+  OptTensor threshold = tau;
+  if (!tau && pieces.size() > 1) {
+    std::vector<Tensor> norms;
+    for (const Piece& piece : pieces) norms.push_back(norms_of(im2col.transposed(piece)));
+    threshold = threshold_for(at::cat(norms, -1));
+  }
+  const OptTensor bias_row =
+      bias ? OptTensor(bias->view({shape.groups, 1, shape.group_out_channels()})) : std::nullopt;
+  int64_t first = 0;  // pixel block of the piece
+  for (const Piece& piece : pieces) {
+    const Tensor pixels = im2col.transposed(piece);
+    const Tensor norms = norms_of(pixels);
+    if (!threshold) threshold = threshold_for(norms);  // the only piece
+    const Tensor norm_b = judged(norms, first).value_or(norms);
+    const Tensor product = multiply(pixels, weights.mT(), norm_b.mT(), norm_a.mT(), *threshold,
+                                    {block.n, block.k, block.m}, bias_row);
+    store(product, piece, blocks, output);
+    first += norms.size(-1);
+  }
+}
+
+Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                 const OptTensor& tau, std::optional<double> valid_ratio,
+                 std::optional<double> max_error, at::OptionalIntArrayRef block,
+                 at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+  check_knobs(tau, valid_ratio, max_error);
+  if (tau) check_tau(*tau, input.device());
+  const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
+  const Block edges =
+      conv_block(block, pixel_block, shape.group_out_channels(), shape.group_in_channels());
+  const PixelBlocks blocks = {.grid = {shape.images, shape.output.height, shape.output.width},
+                              .edge = pixel_block ? check_pixel_block(*pixel_block)
+                                                  : default_pixel_block(shape.images, edges.n)};
+  const Tensor batch = input.dim() == 4 ? input : input.unsqueeze(0);
+  const Tensor output =
+      at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
+                batch.options(), output_format(batch, weight));
+  if (output.numel() > 0) {
+    convolve(batch, weight, bias, shape, tau, valid_ratio, max_error, edges, blocks, norm_weight,
+             output);
+  }
+  return input.dim() == 4 ? output : output.squeeze(0);
+}
+
+Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
+                             at::OptionalIntArrayRef pixel_block) {
+  check_conv_weight(weight, groups);
+  const Block edges = conv_block(block, pixel_block, weight.size(0) / groups, weight.size(1));
+  return norm_map(weight_matrix(weight, groups, edges.k), {edges.m, edges.k});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("conv2d", &conv2d_op);
+  m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
+}
+
+}  // namespace spamm

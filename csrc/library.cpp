@@ -1,0 +1,38 @@
+// Every schema of the library, nothing else. Kernels register themselves in cpu/, cuda/ and in the
+// composites' own files; fake kernels are in Python.
+#include <torch/library.h>
+
+TORCH_LIBRARY(spamm_torch, m) {
+  // Stages.
+  m.def("norm_map(Tensor a, int[2] block) -> Tensor");
+  m.def(
+      "find_tau(Tensor norm_a, Tensor norm_b, float valid_ratio, *, int max_iterations=20, "
+      "float tolerance=0.01) -> Tensor");
+  m.def(
+      "find_tau_for_error(Tensor norm_a, Tensor norm_b, float max_error, *, "
+      "Tensor? judged_b=None) -> Tensor");
+  m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
+  m.def("valid_ratio(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
+  m.def(
+      "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? judged_b=None) -> Tensor");
+  m.def(
+      "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+
+  // Pipelines.
+  m.def(
+      "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? valid_ratio=None, "
+      "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+  m.def(
+      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, "
+      "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? valid_ratio=None, "
+      "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
+      "Tensor? norm_weight=None) -> Tensor");
+  // Norms (groups, MB, KB) of the weight matrix that conv2d multiplies with, for pinning them.
+  m.def(
+      "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
+      "int[3]? pixel_block=None) -> Tensor");
+
+  m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
+}

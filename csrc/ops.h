@@ -1,0 +1,41 @@
+// The pipelines' full signatures, called through the dispatcher. spamm/spamm.h offers the
+// friendlier forms; the stages' signatures are already there.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <optional>
+
+namespace spamm::ops {
+
+using at::IntArrayRef;
+using at::OptionalIntArrayRef;
+using at::Scalar;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+template <class Signature>
+auto find(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
+}
+
+inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
+                    std::optional<double> valid_ratio, std::optional<double> max_error,
+                    IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
+                    const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  static const auto op = find<decltype(ops::spamm)>("spamm_torch::spamm");
+  return op.call(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha);
+}
+
+inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                     IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                     const OptTensor& tau, std::optional<double> valid_ratio,
+                     std::optional<double> max_error, OptionalIntArrayRef block,
+                     OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+  static const auto op = find<decltype(ops::conv2d)>("spamm_torch::conv2d");
+  return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
+                 max_error, block, pixel_block, norm_weight);
+}
+
+}  // namespace spamm::ops

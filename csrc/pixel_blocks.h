@@ -1,0 +1,74 @@
+// Geometry of a convolution as SpAMM sees it: the output grid, how pixel blocks tile it, and the
+// documented rule that picks blocks. Plain integers, for every backend.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <optional>
+
+#include "checks.h"
+
+namespace spamm {
+
+// A count along each dimension of the output grid: images, rows, columns.
+using Box = std::array<int64_t, 3>;
+
+inline int64_t volume(const Box& box) { return box[0] * box[1] * box[2]; }
+
+// As many images as fit, the rest split evenly with columns >= rows: skipping then follows the
+// position in the picture, which costs the least accuracy.
+inline Box default_pixel_block(int64_t images, int64_t n) {
+  const int64_t most = std::clamp<int64_t>(images, 1, n);
+  const int64_t together = std::bit_floor(static_cast<uint64_t>(most));
+  const int rest = std::countr_zero(static_cast<uint64_t>(n / together));
+  return {together, int64_t{1} << (rest / 2), int64_t{1} << (rest - rest / 2)};
+}
+
+inline Box check_pixel_block(at::IntArrayRef pixel_block) {
+  const auto is_power_of_two = [](int64_t edge) { return edge > 0 && (edge & (edge - 1)) == 0; };
+  const bool powers = pixel_block.size() == 3 &&
+                      std::all_of(pixel_block.begin(), pixel_block.end(), is_power_of_two);
+  // Edges beyond the largest n are refused one by one, so that their product cannot overflow.
+  const bool fits = powers && *std::max_element(pixel_block.begin(), pixel_block.end()) <= 128;
+  TORCH_CHECK_VALUE(
+      fits && is_block_edge(pixel_block[0] * pixel_block[1] * pixel_block[2]),
+      "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 or 128; "
+      "got ",
+      pixel_block);
+  return {pixel_block[0], pixel_block[1], pixel_block[2]};
+}
+
+// The block of a convolution whose groups have `out_channels` and `in_channels` each. Where it is
+// not given: small layers get small blocks, so that padding does not dominate, and n follows the
+// pixel block.
+inline Block conv_block(at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                        int64_t out_channels, int64_t in_channels) {
+  const int64_t n = pixel_block ? volume(check_pixel_block(*pixel_block)) : 64;
+  if (!block) return {out_channels <= 32 ? 32 : 64, in_channels <= 32 ? 32 : 64, n};
+  const Block edges = check_block(*block);
+  TORCH_CHECK_VALUE(!pixel_block || edges.n == n, "pixel_block's product must be the block's n, ",
+                    edges.n, "; got pixel_block ", *pixel_block, ", whose product is ", n);
+  return edges;
+}
+
+// The output grid cut into pixel blocks. Blocks run in the order (image, row, column), and so do
+// the pixels within a block.
+struct PixelBlocks {
+  Box grid;  // pixels
+  Box edge;  // pixels of a block
+
+  Box count() const {
+    Box blocks;
+    for (int d = 0; d < 3; ++d) blocks[d] = blocks_of(grid[d], edge[d]);
+    return blocks;
+  }
+
+  bool all_full() const {
+    return grid[0] % edge[0] == 0 && grid[1] % edge[1] == 0 && grid[2] % edge[2] == 0;
+  }
+};
+
+}  // namespace spamm
