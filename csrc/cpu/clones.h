@@ -1,0 +1,13 @@
+// One source, several instruction sets: a function marked SPAMM_CPU_CLONES is compiled for AVX-512,
+// for AVX2 and for the baseline, and the loader picks the one for the machine. Its loops must be
+// plain enough for the compiler to vectorise; what it calls must be SPAMM_INLINE to be compiled
+// with it.
+#pragma once
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
+#define SPAMM_CPU_CLONES \
+  __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#else
+#define SPAMM_CPU_CLONES
+#endif
+#define SPAMM_INLINE [[gnu::always_inline]] inline
