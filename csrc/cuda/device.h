@@ -1,0 +1,37 @@
+// What every CUDA op does first: stand on the tensor's device, and refuse one that is too old.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/cuda/CUDAContextLight.h>
+#include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+namespace spamm::cuda {
+
+// Properties of a device that has the tensor-core instructions and copies of sm_80.
+inline const cudaDeviceProp& check_device(at::Device device) {
+  TORCH_CHECK(device.index() < c10::cuda::device_count(), "no such CUDA device: ", device,
+              "; found ", static_cast<int>(c10::cuda::device_count()), " CUDA devices");
+  const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
+  TORCH_CHECK(properties.major >= 8,
+              "spamm_torch needs a GPU of compute capability 8.0 or newer; got ", properties.name,
+              " (", properties.major, ".", properties.minor, ")");
+  return properties;
+}
+
+// For the life of one op: its device is the current one.
+class OnDevice {
+ public:
+  explicit OnDevice(const at::Tensor& tensor)
+      : guard_(tensor.device()), properties_(check_device(tensor.device())) {}
+
+  int multiprocessors() const { return properties_.multiProcessorCount; }
+  cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(); }
+
+ private:
+  c10::cuda::CUDAGuard guard_;
+  const cudaDeviceProp& properties_;
+};
+
+}  // namespace spamm::cuda

@@ -1,0 +1,114 @@
+// multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <bit>
+
+#include "backend.h"
+#include "checks.h"
+#include "device.h"
+#include "heuristics.h"
+#include "multiply_launch.h"
+#include "operand.h"
+#include "tau.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+// As PyTorch's own matrix products decide it.
+bool allow_tf32() {
+  return !at::NoTF32Guard::should_disable_tf32() &&
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+             at::Float32Precision::TF32;
+}
+
+int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }
+
+// A matrix as a batch of one.
+Tensor as_batch(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
+
+template <class Norm>
+void launch(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+            const Tensor& tau, const Block& block, const Tensor& input, const Scalar& beta,
+            const Scalar& alpha, const Tensor& c, MultiplyLauncher<Norm> launcher,
+            const OnDevice& device) {
+  const Tensor taken_a = readable(a), taken_b = readable(b);
+  const Tensor map_a = norm_a.contiguous(), map_b = norm_b.contiguous();
+  const Tensor threshold = tau_as(tau, map_a.scalar_type());
+  kernels::MultiplyParams<Norm> p{};
+  p.a = operand(taken_a, 2);
+  p.b = operand(taken_b, 1);
+  p.norm_a = map_a.const_data_ptr<Norm>();
+  p.norm_b = map_b.const_data_ptr<Norm>();
+  p.tau = tau_argument<Norm>(threshold);
+  p.batch = c.size(0), p.m = c.size(1), p.n = c.size(2), p.k = a.size(2);
+  p.log2_block_m = log2_edge(block.m);
+  p.log2_block_k = log2_edge(block.k);
+  p.log2_block_n = log2_edge(block.n);
+  p.alpha = alpha.to<Norm>();
+  if (input.defined()) {
+    p.beta = beta.to<Norm>();
+    p.input = input.const_data_ptr();
+    std::copy_n(input.strides().begin(), 3, p.input_strides);
+  }
+  p.c = c.mutable_data_ptr();
+  const Tile tile = choose_tile(p.batch, p.m, p.n, device.multiprocessors());
+  launcher(p, tile, device.multiprocessors(), device.stream());
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                const Tensor& tau, at::IntArrayRef block_edges, const std::optional<Tensor>& input,
+                const Scalar& beta, const Scalar& alpha) {
+  check_operands(a, b);
+  const Block block = check_block(block_edges);
+  check_norm_map_of(norm_a, a, block.m, block.k, "norm_a");
+  check_norm_map_of(norm_b, b, block.k, block.n, "norm_b");
+  check_tau(tau, a.device());
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  if (input) check_input(*input, a, shape);
+  const OnDevice device(a);
+
+  const Tensor c = at::empty(shape, a.options());
+  if (c.numel() == 0) return c;
+  const bool adds_input = input && beta.toDouble() != 0;
+  const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
+  const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
+    launch(as_batch(a), as_batch(b), norm_a, norm_b, tau, block, addend, beta, alpha, as_batch(c),
+           launcher, device);
+  };
+  switch (choose_kernel(a.scalar_type(), allow_tf32())) {
+    case Kernel::kMmaF16:
+      run(multiply_f16);
+      break;
+    case Kernel::kMmaBf16:
+      run(multiply_bf16);
+      break;
+    case Kernel::kMmaTf32:
+      run(multiply_tf32);
+      break;
+    case Kernel::kSimtF32:
+      run(multiply_f32);
+      break;
+    case Kernel::kDmmaF64:
+      run(multiply_f64);
+      break;
+  }
+  return c;
+}
+
+}  // namespace
+
+std::string backend_name(at::Device device, at::ScalarType dtype, const Block&) {
+  check_device(device);
+  return kernel_name(choose_kernel(dtype, allow_tf32()));
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }
+
+}  // namespace spamm::cuda

@@ -1,0 +1,14 @@
+// float64 on tensor cores.
+#include "kernels/engine_tensor_core.cuh"
+#include "multiply_launch.cuh"
+
+namespace spamm::cuda {
+
+void multiply_f64(const kernels::MultiplyParams<double>& params, Tile tile, int multiprocessors,
+                 cudaStream_t stream) {
+  using Large = kernels::TileShape<128, 128, 32, 32, 4, 1>;
+  using Small = kernels::TileShape<64, 64, 32, 32, 4, 2>;
+  launch_multiply<kernels::TensorCoreEngine<kernels::MmaF64>, Large, Small>(params, tile, multiprocessors, stream);
+}
+
+}  // namespace spamm::cuda

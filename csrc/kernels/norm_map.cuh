@@ -1,0 +1,320 @@
+// Frobenius norms of the blocks of a matrix: the paper's get-norm.
+//
+// A group of 1 to 8 warps sums the squares of one block, in loads of 16 bytes where the matrix allows
+// it, several in flight. Which entry lands in which lane does not matter to a sum of squares, so half
+// types go straight from memory into mma.sync with the same registers as A and as B: the diagonal of
+// X X^T holds sums of exact products, accumulated in float32. (The paper multiplies with ones and
+// sums in half, which rounds the squares and overflows.) Tensor cores truncate when they add, so a
+// chain of 2 * kChunks instructions is all that they sum before a float32 addition.
+// A block whose sum has left the range in which squares are right is redone with its entries scaled
+// by the power of two of the largest one.
+#pragma once
+
+#include <cstdint>
+
+#include "norm_map_params.h"
+#include "numeric.cuh"
+#include "ptx_sm80.cuh"
+
+namespace spamm::kernels {
+
+constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;
+constexpr int kChunks = 4;  // loads in flight in each lane
+
+// Warps for a block of 2^log2_entries entries, 4 KiB for each: the order of a block's sum depends on
+// nothing but its shape.
+template <class Element>
+__host__ __device__ constexpr int norm_warps(int log2_entries) {
+  const int warps = (static_cast<int>(sizeof(Element)) << log2_entries) / 4096;
+  return warps < 1 ? 1 : warps > kNormWarps ? kNormWarps : warps;
+}
+
+// Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
+template <class Norm>
+struct SafeSum;
+template <>
+struct SafeSum<float> {
+  static constexpr float kLeast = 0x1p-90f, kMost = 0x1p127f;
+};
+template <>
+struct SafeSum<double> {
+  static constexpr double kLeast = 0x1p-960, kMost = 0x1p1023;
+};
+
+template <class Element>
+struct BitsOf;
+template <>
+struct BitsOf<__half> {
+  using Type = uint16_t;
+};
+template <>
+struct BitsOf<__nv_bfloat16> {
+  using Type = uint16_t;
+};
+template <>
+struct BitsOf<float> {
+  using Type = uint32_t;
+};
+template <>
+struct BitsOf<double> {
+  using Type = uint64_t;
+};
+
+// 16 bytes of a line, always in registers: entries are taken out of whole words.
+template <class Element>
+struct Chunk {
+  using Bits = typename BitsOf<Element>::Type;
+  static constexpr int kEntries = 16 / sizeof(Element), kPerWord = 4 / sizeof(Element);
+  uint32_t words[4];
+
+  __device__ Element entry(int i) const {
+    Bits bits;
+    if constexpr (sizeof(Element) == 8) {
+      bits = static_cast<uint64_t>(words[2 * i + 1]) << 32 | words[2 * i];
+    } else {
+      bits = static_cast<Bits>(words[i / kPerWord] >> i % kPerWord * 16);
+    }
+    return __builtin_bit_cast(Element, bits);
+  }
+
+  // Sets an entry that is zero.
+  __device__ void set(int i, Element x) {
+    const auto bits = __builtin_bit_cast(Bits, x);
+    if constexpr (sizeof(Element) == 8) {
+      words[2 * i] = static_cast<uint32_t>(bits);
+      words[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
+    } else {
+      words[i / kPerWord] |= static_cast<uint32_t>(bits) << i % kPerWord * 16;
+    }
+  }
+
+  // From the bits: -0 is zero.
+  __device__ bool any_nonzero() const {
+    const uint32_t low = words[0] | words[2], high = words[1] | words[3];
+    if constexpr (sizeof(Element) == 8) return (low | (high & 0x7fffffff)) != 0;
+    return ((low | high) & (sizeof(Element) == 4 ? 0x7fffffff : 0x7fff7fff)) != 0;
+  }
+};
+
+// One block of the matrix, cut into chunks numbered line by line.
+template <class Element>
+struct NormBlock {
+  using Norm = NormOf<Element>;
+  static constexpr int kEntries = Chunk<Element>::kEntries;
+  static constexpr int kLog2Entries = kEntries == 8 ? 3 : kEntries == 4 ? 2 : 1;
+
+  const NormMapParams<Norm>& p;
+  const Element* data;  // the block's first entry
+  int64_t lines_left, length_left;
+
+  __device__ int chunks() const {
+    return 1 << (p.log2_block_lines + p.log2_block_length - kLog2Entries);
+  }
+
+  // Whether the matrix holds all of the block.
+  __device__ bool is_whole() const {
+    return lines_left >> p.log2_block_lines != 0 && length_left >> p.log2_block_length != 0;
+  }
+
+  // A chunk, by one load of 16 bytes (kVector, for whole blocks where alignment allows it) or entry
+  // by entry, with zeros for those that do not exist.
+  template <bool kVector>
+  __device__ Chunk<Element> load(int index) const {
+    const int log2_line_chunks = p.log2_block_length - kLog2Entries;
+    const int line = index >> log2_line_chunks;
+    const int position = (index & ((1 << log2_line_chunks) - 1)) << kLog2Entries;
+    if constexpr (kVector) {
+      const uint4 words =
+          __ldg(reinterpret_cast<const uint4*>(data + line * p.line_stride + position));
+      return {words.x, words.y, words.z, words.w};
+    }
+    Chunk<Element> chunk{};
+    if (line >= lines_left) return chunk;
+#pragma unroll
+    for (int i = 0; i < kEntries; ++i) {
+      if (position + i >= length_left) break;
+      chunk.set(i, data[line * p.line_stride + (position + i) * p.entry_stride]);
+    }
+    return chunk;
+  }
+};
+
+// Adds the squares of some chunks to a lane's sum.
+template <class Element>
+__device__ void add_squares(NormOf<Element>& sum, const Chunk<Element> (&chunks)[kChunks]) {
+  if constexpr (sizeof(Element) == 2) {
+    // With A two registers, rows 0 to 7 and 8 to 15, and B the one or the other of them, entries
+    // (g, g) of `top` and (g + 8, g) of `bottom` sum the squares of lanes 4g to 4g + 3.
+    float top[4] = {}, bottom[4] = {};
+#pragma unroll
+    for (const Chunk<Element>& chunk : chunks) {
+#pragma unroll
+      for (int i = 0; i < 4; i += 2) {
+        const uint32_t x0 = chunk.words[i], x1 = chunk.words[i + 1];
+        if constexpr (std::is_same_v<Element, __half>) {
+          mma_f16(top, x0, x1, x0);
+          mma_f16(bottom, x0, x1, x1);
+        } else {
+          mma_bf16(top, x0, x1, x0);
+          mma_bf16(bottom, x0, x1, x1);
+        }
+      }
+    }
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    const bool odd = row % 2;
+    if (lane % 4 == row / 2) sum += (odd ? top[1] : top[0]) + (odd ? bottom[3] : bottom[2]);
+  } else {
+    // As many chains as a chunk has entries keep each chain of roundings short.
+    NormOf<Element> sums[Chunk<Element>::kEntries] = {};
+#pragma unroll
+    for (const Chunk<Element>& chunk : chunks) {
+#pragma unroll
+      for (int i = 0; i < Chunk<Element>::kEntries; ++i) {
+        sums[i] = fma(chunk.entry(i), chunk.entry(i), sums[i]);
+      }
+    }
+#pragma unroll
+    for (const auto x : sums) sum += x;
+  }
+}
+
+// A thread's share of a block's sum of squares, and whether anything in it is not zero.
+template <bool kVector, class Element>
+__device__ void sum_squares(const NormBlock<Element>& block, int thread, int threads,
+                            NormOf<Element>& sum, bool& nonzero) {
+  const int chunks = block.chunks();
+  for (int first = thread; first < chunks; first += kChunks * threads) {
+    Chunk<Element> loaded[kChunks];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      loaded[i] = block.template load<kVector>(first + i * threads);
+    }
+    add_squares(sum, loaded);
+#pragma unroll
+    for (const Chunk<Element>& chunk : loaded) nonzero = nonzero || chunk.any_nonzero();
+  }
+}
+
+// Magnitudes ordered as integers: NaN above infinity above all numbers.
+__device__ inline unsigned long long magnitude_bits(float x) {
+  return __float_as_uint(x) & 0x7fffffff;
+}
+__device__ inline unsigned long long magnitude_bits(double x) {
+  return __double_as_longlong(x) & 0x7fffffffffffffff;
+}
+template <class Norm>
+__device__ Norm from_magnitude_bits(unsigned long long bits) {
+  if constexpr (sizeof(Norm) == 4) {
+    return __uint_as_float(static_cast<uint32_t>(bits));
+  } else {
+    return __longlong_as_double(bits);
+  }
+}
+
+template <class T, class Combine>
+__device__ T reduce_warp(T x, const Combine& combine) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    x = combine(x, __shfl_xor_sync(~0u, x, distance));
+  }
+  return x;
+}
+
+// The warps that share a block; all groups of a thread block call its functions together.
+struct NormGroup {
+  int warps, index, thread;
+
+  __device__ explicit NormGroup(int warps)
+      : warps(warps), index(threadIdx.x / (warps * 32)), thread(threadIdx.x % (warps * 32)) {}
+
+  __device__ int threads() const { return warps * 32; }
+
+  // Combines one value of each thread, in a fixed order; every thread of the group has the result.
+  template <class T, class Combine>
+  __device__ T reduce(T x, T (&shared)[kNormWarps], const Combine& combine) const {
+    x = reduce_warp(x, combine);
+    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    T total = shared[index * warps];
+    for (int w = 1; w < warps; ++w) total = combine(total, shared[index * warps + w]);
+    return total;
+  }
+};
+
+// The norm of a block from its entries times a power of two, by way of the largest of them. Called
+// by all groups of a thread block; those with `needed` false take part in the barriers only.
+template <class Element>
+__device__ NormOf<Element> scaled_norm(const NormBlock<Element>& block, const NormGroup& group,
+                                       bool needed) {
+  using Norm = NormOf<Element>;
+  __shared__ unsigned long long shared_bits[kNormWarps];
+  __shared__ Norm shared_sums[kNormWarps];
+  const auto for_each_entry = [&](bool wanted, const auto& visit) {
+    for (int i = group.thread; wanted && i < block.chunks(); i += group.threads()) {
+      const Chunk<Element> chunk = block.template load<false>(i);
+#pragma unroll
+      for (int e = 0; e < chunk.kEntries; ++e) visit(widen(chunk.entry(e)));
+    }
+  };
+
+  unsigned long long bits = 0;
+  for_each_entry(needed, [&](Norm x) { bits = max(bits, magnitude_bits(x)); });
+  bits = group.reduce(bits, shared_bits, [](auto x, auto y) { return max(x, y); });
+  const Norm largest = from_magnitude_bits<Norm>(bits);
+  const bool is_number = isfinite(largest) && largest > 0;
+  const int exponent = is_number ? ilogb(largest) : 0;
+  Norm sum = 0;
+  for_each_entry(needed && is_number, [&](Norm x) {
+    const Norm scaled = scalbn(x, -exponent);
+    sum = fma(scaled, scaled, sum);
+  });
+  sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
+  return is_number ? scalbn(sqrt(sum), exponent) : largest;
+}
+
+// `vector`: lines are contiguous, and they and the batches start at multiples of 16 bytes.
+template <class Element>
+__global__ void __launch_bounds__(kNormThreads)
+    norm_map(const __grid_constant__ NormMapParams<NormOf<Element>> p, bool vector) {
+  using Norm = NormOf<Element>;
+  __shared__ Norm shared_sums[kNormWarps];
+
+  const NormGroup group(norm_warps<Element>(p.log2_block_lines + p.log2_block_length));
+  // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
+  const uint32_t map_lines = ((p.lines - 1) >> p.log2_block_lines) + 1;
+  const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
+  const uint32_t number = blockIdx.x * (kNormWarps / group.warps) + group.index;
+  const uint32_t map_line = number / map_length;  // of all batches together
+  const int64_t position = number - map_line * map_length;
+  const int64_t batch = map_line / map_lines, line = map_line - batch * map_lines;
+  const bool exists = batch < p.batch;
+  const int64_t first_line = line << p.log2_block_lines;
+  const int64_t first_entry = position << p.log2_block_length;
+  const NormBlock<Element> block{p,
+                                 static_cast<const Element*>(p.data) + batch * p.batch_stride +
+                                     first_line * p.line_stride + first_entry * p.entry_stride,
+                                 p.lines - first_line, p.length - first_entry};
+
+  Norm sum = 0;
+  bool nonzero = false;
+  if (exists && vector && block.is_whole()) {
+    sum_squares<true>(block, group.thread, group.threads(), sum, nonzero);
+  } else if (exists) {
+    sum_squares<false>(block, group.thread, group.threads(), sum, nonzero);
+  }
+  sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
+  Norm norm = sqrt(sum);
+
+  // A thread that has met a number other than zero knows when the block's sum is no good.
+  const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
+  if (__syncthreads_or(nonzero && !safe)) {
+    const Norm scaled = scaled_norm(block, group, exists && !safe);
+    if (!safe) norm = scaled;
+  }
+  if (exists && group.thread == 0) {
+    p.norms[batch * p.norm_batch_stride + line * p.norm_line_stride +
+            position * p.norm_entry_stride] = norm;
+  }
+}
+
+}  // namespace spamm::kernels

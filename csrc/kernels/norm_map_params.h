@@ -1,0 +1,19 @@
+// What the norm kernel is told. Lines are what the kernel reads along: rows of a row-major matrix,
+// columns of a column-major one.
+#pragma once
+
+#include <cstdint>
+
+namespace spamm::kernels {
+
+template <class Norm>
+struct NormMapParams {
+  const void* data;
+  int64_t batch, lines, length;                          // length: entries of a line
+  int64_t batch_stride, line_stride, entry_stride;       // in elements
+  int log2_block_lines, log2_block_length;
+  Norm* norms;
+  int64_t norm_batch_stride, norm_line_stride, norm_entry_stride;
+};
+
+}  // namespace spamm::kernels

@@ -1,0 +1,32 @@
+// Conversions between operand types and the types that sums and norms are kept in.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+namespace spamm::kernels {
+
+// The type of norms and of sums: float, but double for double.
+template <class Element>
+using NormOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
+
+__device__ inline float widen(__half x) { return __half2float(x); }
+__device__ inline float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ inline float widen(float x) { return x; }
+__device__ inline double widen(double x) { return x; }
+
+// Rounds to nearest even.
+template <class Element>
+__device__ Element narrow(NormOf<Element> x) {
+  if constexpr (std::is_same_v<Element, __half>) {
+    return __float2half_rn(x);
+  } else if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+    return __float2bfloat16_rn(x);
+  } else {
+    return x;
+  }
+}
+
+}  // namespace spamm::kernels
