@@ -1,0 +1,43 @@
+"""Sparse approximate matrix multiplication (SpAMM) and convolution for PyTorch.
+
+Products and convolutions skip the block products that cannot matter: those whose blocks' Frobenius
+norms multiply to less than a threshold tau.
+"""
+
+from ._library import VERSION, build_info, include_path, library_path  # isort: skip  # loads the ops
+from . import _fake  # noqa: F401  shapes for torch.compile and FakeTensor
+from .functional import (
+    addmm,
+    backend_for,
+    bmm,
+    conv2d,
+    error_bound,
+    find_tau,
+    linear,
+    mm,
+    norm_map,
+    valid_counts,
+    valid_ratio,
+)
+from .nn import SpAMMConv2d, SpAMMLinear
+
+__version__ = VERSION
+
+__all__ = [
+    "SpAMMConv2d",
+    "SpAMMLinear",
+    "addmm",
+    "backend_for",
+    "bmm",
+    "build_info",
+    "conv2d",
+    "error_bound",
+    "find_tau",
+    "include_path",
+    "library_path",
+    "linear",
+    "mm",
+    "norm_map",
+    "valid_counts",
+    "valid_ratio",
+]

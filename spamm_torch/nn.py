@@ -1,0 +1,419 @@
+"""Convolution and linear layers that skip the block products that cannot matter.
+
+Both modules are torch's own with a setting: exactly one of the knobs ``tau``, ``valid_ratio`` and
+``max_error`` (see :mod:`spamm_torch.functional`), and the blocks it applies to. Parameters, their
+initialisation and state dicts are those of torch's modules, so that weights move freely between the
+dense and the approximate form. Training works: gradients are those of the dense layer.
+"""
+
+import math
+import numbers
+
+import torch
+from torch import nn
+
+from .functional import conv2d, linear, norm_map
+
+_ops = torch.ops.spamm_torch
+_EDGES = (32, 64, 128)
+
+
+# ---- Settings, checked before anything is allocated ---------------------------------------------
+
+
+def check_knobs(tau, valid_ratio, max_error):
+    """Raises unless exactly one knob is given, of the right type and within its range."""
+    knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+    given = {name: value for name, value in knobs.items() if value is not None}
+    if len(given) != 1:
+        raise ValueError(
+            "exactly one of tau, valid_ratio and max_error must be given; got "
+            + (", ".join(f"{name}={value}" for name, value in given.items()) or "none")
+        )
+    ((name, value),) = given.items()
+    if isinstance(value, torch.Tensor) and name == "tau":
+        if value.dim() != 0 or not value.is_floating_point():
+            raise TypeError(
+                "tau must be a float or a 0-d floating-point tensor; got a tensor of shape "
+                f"{tuple(value.shape)} and {value.dtype}"
+            )
+    elif not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a number; got {value!r}")
+    elif name == "tau" and math.isnan(value):
+        raise ValueError(f"tau must be a number; got {value}")
+    elif name == "valid_ratio" and not 0 < value <= 1:
+        raise ValueError(f"valid_ratio must be in (0, 1]; got {value}")
+    elif name == "max_error" and not value >= 0:
+        raise ValueError(f"max_error must be at least 0; got {value}")
+
+
+def check_block(block):
+    """Raises unless ``block`` is 32, 64 or 128, or a triple (m, k, n) of these."""
+    edges = (block,) * 3 if isinstance(block, int) else tuple(block)
+    if len(edges) != 3 or any(edge not in _EDGES for edge in edges):
+        raise ValueError(
+            f"block must be 32, 64 or 128, or a triple (m, k, n) of these; got {block}"
+        )
+    return edges
+
+
+def check_pixel_block(pixel_block, block=None):
+    """Raises unless ``pixel_block`` is three powers of two whose product is the block's n."""
+    edges = tuple(pixel_block)
+    powers = all(isinstance(edge, int) and edge > 0 and edge & (edge - 1) == 0 for edge in edges)
+    if len(edges) != 3 or not powers or math.prod(edges) not in _EDGES:
+        raise ValueError(
+            "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 "
+            f"or 128; got {pixel_block}"
+        )
+    if block is not None and math.prod(edges) != (n := check_block(block)[2]):
+        raise ValueError(
+            f"pixel_block's product must be the block's n, {n}; got {pixel_block}, whose product "
+            f"is {math.prod(edges)}"
+        )
+
+
+# ---- What the modules share ---------------------------------------------------------------------
+
+
+class _SpAMM:
+    """The setting of a module, its pinned weight norms, and the way to its dense twin and back.
+
+    Mixed in before a class of torch.nn. ``tau`` may be a 0-d tensor: it then moves with the module,
+    stays out of the state dict, and is never read on the host.
+    """
+
+    _dense: type[nn.Module]  # the class of torch.nn
+
+    def _set(self, *, tau, valid_ratio, max_error, **blocks):
+        self.tau = tau
+        self.valid_ratio = valid_ratio
+        self.max_error = max_error
+        for name, value in blocks.items():
+            setattr(self, name, value)
+        self._blocks = tuple(blocks)
+        self._norm_weight = None
+
+    def _knobs(self):
+        return {
+            "tau": self.tau,
+            "valid_ratio": self.valid_ratio,
+            "max_error": self.max_error,
+        }
+
+    @staticmethod
+    def _arguments(module):
+        """The constructor's arguments that make a module of the same shape."""
+        raise NotImplementedError
+
+    @classmethod
+    def _from_dense(cls, module, **setting):
+        _check_replaceable(module, cls._dense)
+        return _sharing(module, cls(**cls._arguments(module), device="meta", **setting))
+
+    def to_dense(self):
+        """torch's own module with the very same Parameters, in the same training mode."""
+        return _sharing(self, self._dense(**self._arguments(self), device="meta"))
+
+    def _weight_norms(self):
+        raise NotImplementedError
+
+    def freeze_(self):
+        """Pins the weight's norms, for serving: they are no longer taken anew in each call.
+
+        Moving, casting and loading the module pin them again. After any other change of the weight
+        call ``freeze_()`` once more. Undone by ``train()`` and :meth:`unfreeze_`. Under autocast to
+        another dtype the pinned norms rest, since the weight multiplied is not the one pinned.
+
+        Returns the module.
+        """
+        with torch.no_grad():
+            self._norm_weight = self._weight_norms()
+        return self
+
+    def unfreeze_(self):
+        """Undoes :meth:`freeze_`. Returns the module."""
+        self._norm_weight = None
+        return self
+
+    def _pinned_norms(self):
+        """The pinned norms where they are those of the weight as it will be multiplied."""
+        device, dtype = self.weight.device.type, self.weight.dtype
+        if self._norm_weight is None or not torch.is_autocast_enabled(device):
+            return self._norm_weight
+        return self._norm_weight if torch.get_autocast_dtype(device) == dtype else None
+
+    def _pin_again(self):
+        if self._norm_weight is not None:
+            self.freeze_()
+
+    def train(self, mode=True):
+        if mode:
+            self.unfreeze_()
+        return super().train(mode)
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        if isinstance(self.tau, torch.Tensor):
+            self.tau = self.tau.to(self.weight.device)
+        self._pin_again()
+        return self
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        self._pin_again()
+
+    def extra_repr(self):
+        shown = {**self._knobs(), **{name: getattr(self, name) for name in self._blocks}}
+        parts = [f"{name}={_shown(value)}" for name, value in shown.items() if value is not None]
+        frozen = ["frozen"] if self._norm_weight is not None else []
+        return ", ".join([super().extra_repr(), *parts, *frozen])
+
+
+def _shown(value):
+    is_scalar = isinstance(value, torch.Tensor) and not value.is_meta
+    return f"{value.item():.6g}" if is_scalar else f"{value}"
+
+
+def _check_replaceable(module, dense):
+    """Only what computes exactly as torch's own module may be replaced by ours."""
+    if not isinstance(module, dense):
+        raise TypeError(f"from_dense expects a torch.nn.{dense.__name__}; got {type(module)}")
+    methods = [name for name in ("forward", "_conv_forward") if hasattr(dense, name)]
+    changed = [name for name in methods if getattr(type(module), name) is not getattr(dense, name)]
+    if changed and not isinstance(module, _SpAMM):
+        raise TypeError(
+            f"from_dense expects a module that computes as torch.nn.{dense.__name__}; got "
+            f"{type(module)}, which has its own {changed[0]}"
+        )
+    for name in ("weight", "bias"):
+        tensor = getattr(module, name)
+        is_plain = isinstance(tensor, nn.Parameter) and not nn.parameter.is_lazy(tensor)
+        if not is_plain and not (name == "bias" and tensor is None):
+            raise TypeError(
+                f"from_dense expects an initialised Parameter as {name}; got {type(tensor)}"
+            )
+
+
+def _sharing(source, module):
+    """Gives `module` the Parameters and the training mode of `source`."""
+    module.weight = source.weight
+    module.bias = source.bias
+    module.training = source.training
+    return module
+
+
+# ---- The modules --------------------------------------------------------------------------------
+
+
+class SpAMMConv2d(_SpAMM, nn.Conv2d):
+    """``torch.nn.Conv2d`` that skips the block products that cannot matter.
+
+    The convolution is weight matrix (out_channels x K) times im2col matrix (K x output pixels of
+    all images); see :func:`spamm_torch.conv2d`, and there for ``block`` and ``pixel_block``.
+
+    Which pixels share a block decides how well skipping preserves accuracy. By default a block
+    holds as many images as fit, at one position (64 images from a batch of 64 on): skipping then
+    follows the position in the picture, which suits centred subjects. It has a price: what is
+    skipped for one image depends on the other images of its batch, and the default changes with the
+    batch size. With ``pixel_block=(1, rows, columns)`` each image's result under a ``tau`` is
+    bitwise independent of the others and of the batch size. A ``tau`` is tuned to one pixel_block:
+    keep the two together.
+
+    Args:
+        in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
+            padding_mode, device, dtype: as of ``torch.nn.Conv2d``.
+        tau: threshold, a float or a 0-d tensor; block products whose norms multiply to less are
+            skipped.
+        valid_ratio: share of block products to keep, in (0, 1]; the threshold is searched for in
+            each call.
+        max_error: bound >= 0 of the error from skipping, relative to norm(weight matrix) *
+            norm(im2col matrix); the threshold is searched for in each call.
+        block: (m, k, n), an int for three equal ones, or None for the rule of
+            :func:`spamm_torch.conv2d`.
+        pixel_block: (images, rows, columns), powers of two whose product is the block's n, or None
+            for the default.
+
+    Shape, memory format and dtype of input and output are those of ``torch.nn.Conv2d``.
+
+    Raises ValueError for a knob, block or pixel_block out of range, and where not exactly one knob
+    is given.
+    """
+
+    _dense = nn.Conv2d
+
+    def __init__(
+        self,
+        in_channels,
+        out_channels,
+        kernel_size,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        bias=True,
+        padding_mode="zeros",
+        device=None,
+        dtype=None,
+        *,
+        tau=None,
+        valid_ratio=None,
+        max_error=None,
+        block=None,
+        pixel_block=None,
+    ):
+        check_knobs(tau, valid_ratio, max_error)
+        if block is not None:
+            check_block(block)
+        if pixel_block is not None:
+            check_pixel_block(pixel_block, block)
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride,
+            padding,
+            dilation,
+            groups,
+            bias,
+            padding_mode,
+            device,
+            dtype,
+        )
+        self._set(
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            pixel_block=pixel_block,
+        )
+
+    @classmethod
+    def from_dense(
+        cls, module, *, tau=None, valid_ratio=None, max_error=None, block=None, pixel_block=None
+    ):
+        """A SpAMMConv2d that shares the very same Parameters with an ``nn.Conv2d``.
+
+        Training mode, device and dtype are the module's; its hooks are not copied. Raises
+        TypeError for a module that computes differently from ``nn.Conv2d`` or whose weight is not a
+        Parameter.
+        """
+        return cls._from_dense(
+            module,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            pixel_block=pixel_block,
+        )
+
+    @staticmethod
+    def _arguments(module):
+        return {
+            "in_channels": module.in_channels,
+            "out_channels": module.out_channels,
+            "kernel_size": module.kernel_size,
+            "stride": module.stride,
+            "padding": module.padding,
+            "dilation": module.dilation,
+            "groups": module.groups,
+            "bias": module.bias is not None,
+            "padding_mode": module.padding_mode,
+            "dtype": module.weight.dtype,
+        }
+
+    def _weight_norms(self):
+        return _ops.conv2d_weight_norm(
+            self.weight, self.groups, block=self.block, pixel_block=self.pixel_block
+        )
+
+    def _conv_forward(self, input, weight, bias):
+        padding = self.padding
+        if self.padding_mode != "zeros":
+            input = nn.functional.pad(
+                input, self._reversed_padding_repeated_twice, mode=self.padding_mode
+            )
+            padding = 0
+        return conv2d(
+            input,
+            weight,
+            bias,
+            self.stride,
+            padding,
+            self.dilation,
+            self.groups,
+            **self._knobs(),
+            block=self.block,
+            pixel_block=self.pixel_block,
+            norm_weight=self._pinned_norms(),
+        )
+
+
+class SpAMMLinear(_SpAMM, nn.Linear):
+    """``torch.nn.Linear`` that skips the block products that cannot matter.
+
+    The product is rows of the input (A) times weight.T (B); see :func:`spamm_torch.linear`. Rows of
+    one block are judged together: what is skipped for a row depends on its neighbours in the batch.
+
+    Args:
+        in_features, out_features, bias, device, dtype: as of ``torch.nn.Linear``.
+        tau, valid_ratio, max_error: exactly one, as of :class:`SpAMMConv2d`.
+        block: (m, k, n) for the rows, in_features and out_features, or an int for three equal ones.
+
+    Raises ValueError for a knob or block out of range, and where not exactly one knob is given.
+    """
+
+    _dense = nn.Linear
+
+    def __init__(
+        self,
+        in_features,
+        out_features,
+        bias=True,
+        device=None,
+        dtype=None,
+        *,
+        tau=None,
+        valid_ratio=None,
+        max_error=None,
+        block=64,
+    ):
+        check_knobs(tau, valid_ratio, max_error)
+        check_block(block)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._set(tau=tau, valid_ratio=valid_ratio, max_error=max_error, block=block)
+
+    @classmethod
+    def from_dense(cls, module, *, tau=None, valid_ratio=None, max_error=None, block=64):
+        """A SpAMMLinear that shares the very same Parameters with an ``nn.Linear``.
+
+        Training mode, device and dtype are the module's; its hooks are not copied. Raises
+        TypeError for a module that computes differently from ``nn.Linear`` or whose weight is not a
+        Parameter.
+        """
+        return cls._from_dense(
+            module, tau=tau, valid_ratio=valid_ratio, max_error=max_error, block=block
+        )
+
+    @staticmethod
+    def _arguments(module):
+        return {
+            "in_features": module.in_features,
+            "out_features": module.out_features,
+            "bias": module.bias is not None,
+            "dtype": module.weight.dtype,
+        }
+
+    def _weight_norms(self):
+        _, k, n = check_block(self.block)
+        return norm_map(self.weight.t(), (k, n))
+
+    def forward(self, input):
+        return linear(
+            input,
+            self.weight,
+            self.bias,
+            **self._knobs(),
+            block=self.block,
+            norm_weight=self._pinned_norms(),
+        )
