@@ -1,0 +1,24 @@
+"""What all tests share: the devices they run on and hypothesis's profiles."""
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+# No deadlines: an example's time says more about the machine than about the code. "ci" draws the
+# same examples every time; "dev" keeps looking for new ones.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def device(request):
+    """Runs a test on the CPU and, marked ``cuda``, on the first CUDA device."""
+    return torch.device(request.param)

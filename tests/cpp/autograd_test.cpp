@@ -1,0 +1,79 @@
+// Gradients through LibTorch's autograd: those of the operation without skipping.
+#include <ATen/core/grad_mode.h>
+
+#include "support.h"
+
+namespace spamm::testing {
+namespace {
+
+class Autograd : public OnDevice {
+ protected:
+  static Tensor leaf(const Tensor& t) { return t.detach().clone().requires_grad_(); }
+};
+SPAMM_TEST_ON_DEVICES(Autograd);
+
+TEST_P(Autograd, MmHasTheDenseGradient) {
+  const Tensor a = leaf(decaying(96, 80, at::kDouble)), b = leaf(decaying(80, 64, at::kDouble));
+  const Tensor grad = random({96, 64}, at::kDouble);
+  mm(a, b, Knob::with_valid_ratio(0.3), {32, 32, 32}).backward(grad);
+  EXPECT_LE(relative_error(a.grad(), grad.mm(b.t())), tolerance(at::kDouble));
+  EXPECT_LE(relative_error(b.grad(), a.t().mm(grad)), tolerance(at::kDouble));
+}
+
+TEST_P(Autograd, AddmmScalesTheGradients) {
+  const Tensor input = leaf(random({64}, at::kDouble)), a = leaf(random({96, 80}, at::kDouble));
+  const Tensor b = random({80, 64}, at::kDouble), grad = random({96, 64}, at::kDouble);
+  addmm(input, a, b, Knob::with_tau(0.0), {32, 32, 32}, /*beta=*/3, /*alpha=*/2).backward(grad);
+  EXPECT_LE(relative_error(input.grad(), grad.sum(0) * 3), tolerance(at::kDouble));
+  EXPECT_LE(relative_error(a.grad(), grad.mm(b.t()) * 2), tolerance(at::kDouble));
+  EXPECT_FALSE(b.grad().defined());
+}
+
+TEST_P(Autograd, BmmHasTheDenseGradient) {
+  const Tensor a = leaf(random({2, 40, 50}, at::kDouble)),
+               b = leaf(random({2, 50, 30}, at::kDouble));
+  const Tensor grad = random({2, 40, 30}, at::kDouble);
+  bmm(a, b, Knob::with_valid_ratio(0.5), {32, 32, 32}).backward(grad);
+  EXPECT_LE(relative_error(a.grad(), grad.bmm(b.mT())), tolerance(at::kDouble));
+  EXPECT_LE(relative_error(b.grad(), a.mT().bmm(grad)), tolerance(at::kDouble));
+}
+
+TEST_P(Autograd, LinearHasTheDenseGradient) {
+  const Tensor input = leaf(random({3, 5, 48}, at::kDouble)),
+               bias = leaf(random({24}, at::kDouble));
+  const Tensor weight = leaf(random({24, 48}, at::kDouble));
+  const Tensor grad = random({3, 5, 24}, at::kDouble);
+  linear(input, weight, bias, Knob::with_valid_ratio(0.5), {32, 32, 32}).backward(grad);
+  EXPECT_LE(relative_error(input.grad(), grad.matmul(weight)), tolerance(at::kDouble));
+  EXPECT_LE(relative_error(weight.grad(), grad.flatten(0, 1).t().mm(input.flatten(0, 1))),
+            tolerance(at::kDouble));
+  EXPECT_LE(relative_error(bias.grad(), grad.flatten(0, 1).sum(0)), tolerance(at::kDouble));
+}
+
+TEST_P(Autograd, Conv2dHasTheDenseGradient) {
+  const Tensor input = leaf(random({2, 8, 7, 7}, at::kDouble)),
+               bias = leaf(random({24}, at::kDouble));
+  const Tensor weight = leaf(random({24, 8, 3, 3}, at::kDouble));
+  const Tensor grad = random({2, 24, 4, 4}, at::kDouble);
+  conv2d(input, weight, bias, Knob::with_valid_ratio(0.5), {2, 2}, {1, 1}).backward(grad);
+  const Tensor dense_input = leaf(input), dense_weight = leaf(weight), dense_bias = leaf(bias);
+  at::conv2d(dense_input, dense_weight, dense_bias, 2, 1).backward(grad);
+  EXPECT_LE(relative_error(input.grad(), dense_input.grad()), tolerance(at::kDouble));
+  EXPECT_LE(relative_error(weight.grad(), dense_weight.grad()), tolerance(at::kDouble));
+  EXPECT_LE(relative_error(bias.grad(), dense_bias.grad()), tolerance(at::kDouble));
+}
+
+TEST_P(Autograd, NoGraphWithoutGradients) {
+  const Tensor a = leaf(random({32, 32})), b = random({32, 32});
+  EXPECT_TRUE(mm(a, b, Knob::with_tau(0.0)).requires_grad());
+  const at::NoGradGuard no_grad;
+  EXPECT_FALSE(mm(a, b, Knob::with_tau(0.0)).requires_grad());
+}
+
+TEST_P(Autograd, StagesAreConstants) {
+  const Tensor a = leaf(random({64, 64}));
+  EXPECT_FALSE(norm_map(a, {32, 32}).requires_grad());
+}
+
+}  // namespace
+}  // namespace spamm::testing

@@ -1,0 +1,79 @@
+// conv2d against at::conv2d where nothing is skipped, and within its promise where something is.
+#include "support.h"
+
+namespace spamm::testing {
+namespace {
+
+class Conv2d : public OnDevice {
+ protected:
+  // Images whose brightness falls from the middle, so that there is something to skip.
+  Tensor vignetted(at::IntArrayRef shape) const {
+    const Tensor window = at::exp(-at::linspace(-3, 3, shape.back(), options()).square());
+    return random(shape) * window.unsqueeze(1) * window;
+  }
+};
+SPAMM_TEST_ON_DEVICES(Conv2d);
+
+struct Geometry {
+  std::vector<int64_t> kernel, stride, padding, dilation;
+  int64_t groups;
+};
+
+TEST_P(Conv2d, WithTauZeroIsTheDenseConvolution) {
+  const Geometry geometries[] = {
+      {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}, {{1, 1}, {1, 1}, {0, 0}, {1, 1}, 1},
+      {{5, 3}, {2, 1}, {2, 0}, {1, 1}, 1}, {{3, 3}, {1, 2}, {2, 2}, {2, 2}, 1},
+      {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 2},
+  };
+  for (const auto& [kernel, stride, padding, dilation, groups] : geometries) {
+    const Tensor input = random({3, 12, 13, 11});
+    const Tensor weight = random({10, 12 / groups, kernel[0], kernel[1]}), bias = random({10});
+    const Tensor expected = at::conv2d(input, weight, bias, stride, padding, dilation, groups);
+    const Tensor output =
+        conv2d(input, weight, bias, Knob::with_tau(0.0), stride, padding, dilation, groups);
+    EXPECT_EQ(output.sizes(), expected.sizes());
+    EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat));
+  }
+}
+
+TEST_P(Conv2d, TakesOneImageWithoutABatch) {
+  const Tensor input = random({6, 9, 9}), weight = random({4, 6, 3, 3});
+  EXPECT_LE(relative_error(conv2d(input, weight, std::nullopt, Knob::with_tau(-1.0)),
+                           at::conv2d(input, weight)),
+            tolerance(at::kFloat));
+}
+
+TEST_P(Conv2d, KeepsChannelsLast) {
+  const Tensor input = random({2, 32, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor weight = random({16, 32, 3, 3});
+  const Tensor output = conv2d(input, weight, std::nullopt, Knob::with_tau(0.0));
+  EXPECT_TRUE(output.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_LE(relative_error(output, at::conv2d(input, weight)), tolerance(at::kFloat));
+}
+
+TEST_P(Conv2d, KeepsWithinMaxErrorAndUsesIt) {
+  const Tensor input = vignetted({64, 32, 16, 16});
+  const Tensor weight = random({32, 32, 3, 3});
+  const Tensor dense = at::conv2d(input, weight, {}, 1, 1);
+  const Tensor output =
+      conv2d(input, weight, std::nullopt, Knob::with_max_error(0.01), {1, 1}, {1, 1});
+  const double operands = weight.norm().item<double>() *
+                          at::im2col(input, {3, 3}, {1, 1}, {1, 1}, {1, 1}).norm().item<double>();
+  const double lost = (output - dense).norm().item<double>();
+  EXPECT_GT(lost, 1e-5 * dense.norm().item<double>());
+  EXPECT_LE(lost, 0.01 * operands);
+}
+
+TEST_P(Conv2d, ImagesByThemselvesDoNotDependOnTheirBatch) {
+  const Tensor input = vignetted({3, 32, 16, 16}), weight = random({32, 32, 3, 3});
+  const auto convolve = [&](const Tensor& images) {
+    return conv2d(images, weight, std::nullopt, Knob::with_tau(300.0), {1, 1}, {1, 1}, {1, 1}, 1,
+                  at::IntArrayRef({32, 32, 64}), at::IntArrayRef({1, 8, 8}));
+  };
+  const Tensor output = convolve(input);
+  EXPECT_TRUE(at::equal(output.narrow(0, 1, 1), convolve(input.narrow(0, 1, 1))));
+  EXPECT_GT(relative_error(output, at::conv2d(input, weight, {}, 1, 1)), tolerance(at::kFloat));
+}
+
+}  // namespace
+}  // namespace spamm::testing

@@ -1,0 +1,83 @@
+// Bad input: the type of the error, and one line that says what was expected and what came.
+#include <c10/util/Exception.h>
+
+#include <functional>
+
+#include "support.h"
+
+namespace spamm::testing {
+namespace {
+
+// The message of the error that a call raises; a failure where that is not an `Error`.
+template <class Error>
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    EXPECT_NE(dynamic_cast<const Error*>(&error), nullptr) << error.what_without_backtrace();
+    return error.what_without_backtrace();
+  }
+  ADD_FAILURE() << "no error";
+  return "";
+}
+
+void expect_line(const std::string& message, const std::vector<std::string>& parts) {
+  EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+  for (const auto& part : parts) EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+class Errors : public ::testing::Test {
+ protected:
+  Tensor a = at::ones({64, 64}), b = at::ones({64, 64});
+  Knob knob = Knob::with_tau(0.5);
+};
+
+TEST_F(Errors, ExactlyOneKnob) {
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, Knob{}); }), {"exactly one", "got 0"});
+  Knob two = Knob::with_valid_ratio(0.5);
+  two.max_error = 0.1;
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, two); }), {"exactly one", "got 2"});
+}
+
+TEST_F(Errors, KnobsHaveARange) {
+  const auto with = [&](const Knob& bad) {
+    return error_of<c10::ValueError>([&] { mm(a, b, bad); });
+  };
+  expect_line(with(Knob::with_valid_ratio(0)), {"valid_ratio", "got 0"});
+  expect_line(with(Knob::with_valid_ratio(1.5)), {"valid_ratio", "got 1.5"});
+  expect_line(with(Knob::with_max_error(-1)), {"max_error", "got -1"});
+}
+
+TEST_F(Errors, BlocksAre32Or64Or128) {
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, knob, {48, 64, 64}); }), {"block", "48"});
+  expect_line(error_of<c10::ValueError>([&] { norm_map(a, {64, 16}); }), {"block", "16"});
+}
+
+TEST_F(Errors, Dtypes) {
+  expect_line(error_of<c10::TypeError>([&] { mm(a.to(at::kLong), b.to(at::kLong), knob); }),
+              {"float32", "Long"});
+  expect_line(error_of<c10::TypeError>([&] { mm(a, b.to(at::kDouble), knob); }),
+              {"one dtype", "Float", "Double"});
+}
+
+TEST_F(Errors, Shapes) {
+  expect_line(error_of<c10::Error>([&] { mm(a, b.narrow(0, 0, 40), knob); }),
+              {"[64, 64]", "[40, 64]"});
+  expect_line(error_of<c10::Error>([&] { mm(a[0], b, knob); }), {"matrices", "[64]"});
+  expect_line(error_of<c10::Error>([&] { bmm(a, b, knob); }), {"3-d", "[64, 64]"});
+  expect_line(error_of<c10::Error>([&] { linear(a, b.narrow(1, 0, 9), std::nullopt, knob); }),
+              {"in_features", "[64, 9]"});
+}
+
+TEST_F(Errors, ThresholdsAreScalars) {
+  expect_line(error_of<c10::Error>([&] { mm(a, b, Knob::with_tau(at::ones({2}))); }),
+              {"0-d", "[2]"});
+}
+
+TEST_F(Errors, Devices) {
+  if (!no_cuda().empty()) GTEST_SKIP() << no_cuda();
+  expect_line(error_of<c10::Error>([&] { mm(a, b.cuda(), knob); }), {"same device", "cpu", "cuda"});
+}
+
+}  // namespace
+}  // namespace spamm::testing

@@ -1,0 +1,126 @@
+// mm, addmm, bmm and linear against at:: where nothing is skipped, against the definition where
+// something is.
+#include <limits>
+
+#include "support.h"
+
+namespace spamm::testing {
+namespace {
+
+constexpr at::ScalarType kDtypes[] = {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble};
+
+class Products : public OnDevice {};
+SPAMM_TEST_ON_DEVICES(Products);
+
+TEST_P(Products, MmWithTauZeroIsTheDenseProduct) {
+  for (const auto dtype : kDtypes) {
+    const Tensor a = random({100, 150}, dtype), b = random({150, 70}, dtype);
+    const Tensor c = mm(a, b, Knob::with_tau(0.0));
+    EXPECT_EQ(c.scalar_type(), dtype);
+    EXPECT_LE(relative_error(c, at::mm(a.to(at::kDouble), b.to(at::kDouble))), tolerance(dtype));
+  }
+}
+
+TEST_P(Products, MmSkipsByTheDefinitionForEveryBlock) {
+  for (const int64_t m : {32, 64, 128}) {
+    for (const int64_t k : {32, 64, 128}) {
+      for (const int64_t n : {32, 64, 128}) {
+        const Tensor a = decaying(300, 290), b = decaying(290, 310);
+        const Tensor norm_a = norm_map(a, {m, k}), norm_b = norm_map(b, {k, n});
+        const Tensor tau = find_tau(norm_a, norm_b, 0.4);
+        const Tensor expected = reference_mm(a, b, norm_a, norm_b, tau.item<double>(), {m, k, n});
+        EXPECT_LE(relative_error(mm(a, b, Knob::with_tau(tau), {m, k, n}), expected),
+                  tolerance(at::kFloat))
+            << "block " << m << ", " << k << ", " << n;
+      }
+    }
+  }
+}
+
+TEST_P(Products, MmSkipsByTheDefinitionForEveryType) {
+  for (const auto dtype : kDtypes) {
+    const Tensor a = decaying(200, 200, dtype), b = decaying(200, 200, dtype);
+    const Tensor norm_a = norm_map(a, {32, 32}), norm_b = norm_map(b, {32, 32});
+    const Tensor expected = reference_mm(a, b, norm_a, norm_b, 1e-2, {32, 32, 32});
+    const Tensor c = mm(a, b, Knob::with_tau(1e-2), {32, 32, 32});
+    EXPECT_LE(relative_error(c, expected), tolerance(dtype));
+    EXPECT_LT(valid_ratio(norm_a, norm_b, at::scalar_tensor(1e-2)).item<double>(), 0.9);
+  }
+}
+
+TEST_P(Products, TheKnobsAgree) {
+  const Tensor a = decaying(256, 256), b = decaying(256, 256);
+  const Tensor norm_a = norm_map(a, {64, 64}), norm_b = norm_map(b, {64, 64});
+  const Tensor by_ratio = mm(a, b, Knob::with_valid_ratio(0.5));
+  EXPECT_TRUE(at::equal(by_ratio, mm(a, b, Knob::with_tau(find_tau(norm_a, norm_b, 0.5)))));
+  EXPECT_TRUE(
+      at::equal(by_ratio, mm(a, b, Knob::with_valid_ratio(0.5), {64, 64, 64}, norm_a, norm_b)));
+  const Tensor by_error = mm(a, b, Knob::with_max_error(1e-3));
+  EXPECT_LE((by_error - at::mm(a, b)).norm().item<double>(),
+            1.1e-3 * a.norm().item<double>() * b.norm().item<double>());
+}
+
+TEST_P(Products, BlocksWithoutValidProductsAreZero) {
+  const Tensor a = random({96, 64}), b = random({64, 96});
+  const double all = std::numeric_limits<double>::infinity();
+  EXPECT_TRUE(at::equal(mm(a, b, Knob::with_tau(all)), at::zeros({96, 96}, options())));
+  EXPECT_TRUE(at::equal(mm(a.narrow(1, 0, 0), b.narrow(0, 0, 0), Knob::with_tau(0.0)),
+                        at::zeros({96, 96}, options())));
+}
+
+TEST_P(Products, NanIsNeverSkipped) {
+  Tensor a = random({64, 64});
+  a[40][3].fill_(std::numeric_limits<float>::quiet_NaN());
+  const double all = std::numeric_limits<double>::infinity();
+  const Tensor c = mm(a, random({64, 64}), Knob::with_tau(all), {32, 32, 32});
+  EXPECT_TRUE(c[40].isnan().all().item<bool>());
+  EXPECT_TRUE(at::equal(c.narrow(0, 0, 32), at::zeros({32, 64}, options())));
+}
+
+TEST_P(Products, StridesDoNotMatter) {
+  const Tensor a = random({150, 101}), b = random({140, 151}).narrow(1, 1, 150);
+  const Tensor expected =
+      mm(a.t().contiguous(), b.t().contiguous().narrow(0, 0, 150), Knob::with_tau(0.0));
+  EXPECT_LE(relative_error(expected, at::mm(a.t(), b.t())), tolerance(at::kFloat));
+  EXPECT_LE(relative_error(mm(a.t(), b.t(), Knob::with_tau(0.0)), expected), tolerance(at::kFloat));
+}
+
+TEST_P(Products, AddmmScalesAndIgnoresItsInputForBetaZero) {
+  const Tensor a = random({80, 90}), b = random({90, 50}), bias = random({50});
+  const Tensor expected = at::addmm(bias, a, b, 0.5, 2);
+  EXPECT_LE(relative_error(addmm(bias, a, b, Knob::with_tau(0.0), {32, 64, 32}, 0.5, 2), expected),
+            tolerance(at::kFloat));
+  const Tensor nan = at::full({50}, std::numeric_limits<float>::quiet_NaN(), options());
+  EXPECT_LE(relative_error(addmm(nan, a, b, Knob::with_tau(0.0), {64, 64, 64}, 0, 1), at::mm(a, b)),
+            tolerance(at::kFloat));
+}
+
+TEST_P(Products, BmmSharesOneThreshold) {
+  const Tensor a = random({3, 96, 64}) * at::tensor({1.0, 1e-3, 10.0}, options()).view({3, 1, 1});
+  const Tensor b = random({3, 64, 96});
+  const Tensor c = bmm(a, b, Knob::with_valid_ratio(2.0 / 3), {32, 32, 32});
+  EXPECT_TRUE(at::equal(c[1], at::zeros({96, 96}, options())));
+  EXPECT_LE(relative_error(c[0], at::mm(a[0], b[0])), tolerance(at::kFloat));
+  EXPECT_LE(relative_error(c[2], at::mm(a[2], b[2])), tolerance(at::kFloat));
+}
+
+TEST_P(Products, LinearTakesRowsOfAnyShape) {
+  const Tensor input = random({2, 5, 96}), weight = random({40, 96}), bias = random({40});
+  EXPECT_LE(relative_error(linear(input, weight, bias, Knob::with_tau(0.0)),
+                           at::linear(input, weight, bias)),
+            tolerance(at::kFloat));
+  EXPECT_LE(relative_error(linear(input[0][0], weight, std::nullopt, Knob::with_tau(0.0)),
+                           at::linear(input[0][0], weight)),
+            tolerance(at::kFloat));
+}
+
+TEST_P(Products, AreTheSameBitsEveryTime) {
+  const Tensor a = decaying(300, 300), b = decaying(300, 300);
+  const Tensor first = mm(a, b, Knob::with_valid_ratio(0.3));
+  for (int run = 0; run < 3; ++run) {
+    EXPECT_TRUE(at::equal(mm(a, b, Knob::with_valid_ratio(0.3)), first));
+  }
+}
+
+}  // namespace
+}  // namespace spamm::testing

@@ -1,0 +1,159 @@
+"""The oracle of convolution as SpAMM: the documented matrices, built slowly and obviously.
+
+A convolution is weight matrix (out_channels x K) times im2col matrix (K x pixels), one pair of
+matrices a group. Everything here follows the text of the contract word by word, one output pixel at
+a time, and knows nothing of how the library does it.
+"""
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+def blocks_of(length, edge):
+    return math.ceil(length / edge)
+
+
+def pair(value):
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def default_pixel_block(images, n):
+    """As many images as fit, the rest split evenly with columns >= rows."""
+    together = 1
+    while 2 * together <= min(images, n):
+        together *= 2
+    rows, columns = 1, n // together
+    while columns >= 4 * rows:
+        rows, columns = 2 * rows, columns // 2
+    return together, rows, columns
+
+
+def default_block(out_channels, in_channels, pixel_block):
+    """(m, k, n) for a group of so many channels."""
+    m = 32 if out_channels <= 32 else 64
+    k = 32 if in_channels <= 32 else 64
+    return m, k, 64 if pixel_block is None else math.prod(pixel_block)
+
+
+class Im2col:
+    """The matrices of a convolution, their norms and the products that are valid.
+
+    ``weights`` (groups, out_channels / groups, K) and ``columns`` (groups, K, pixels) are in the
+    operands' dtype. ``pixels`` says for each column which (image, row, column) of the output it is,
+    None for columns outside the grid, which are zero. ``existing`` counts for each pixel block the
+    columns inside the grid.
+    """
+
+    def __init__(
+        self,
+        input,
+        weight,
+        stride=1,
+        padding=0,
+        dilation=1,
+        groups=1,
+        block=None,
+        pixel_block=None,
+    ):
+        (sh, sw), (ph, pw), (dh, dw) = pair(stride), pair(padding), pair(dilation)
+        images, _, height, width = input.shape
+        out_channels, group_channels, kh, kw = weight.shape
+        if block is None:
+            block = default_block(out_channels // groups, group_channels, pixel_block)
+        self.block = (block,) * 3 if isinstance(block, int) else block
+        _, k, n = self.block
+        self.pixel_block = edges = pixel_block or default_pixel_block(images, n)
+        padded = F.pad(input, (pw, pw, ph, ph))
+        self.grid = (
+            images,
+            (height + 2 * ph - dh * (kh - 1) - 1) // sh + 1,
+            (width + 2 * pw - dw * (kw - 1) - 1) // sw + 1,
+        )
+        self.out_channels = out_channels
+
+        # K: (kernel row, kernel column, channel), each kernel position padded to a multiple of k.
+        depth = blocks_of(group_channels, k) * k
+        rows = out_channels // groups
+        self.weights = weight.new_zeros(groups, rows, kh * kw * depth)
+        for g, (y, x) in itertools.product(range(groups), positions(kh, kw)):
+            start = (y * kw + x) * depth
+            self.weights[g, :, start : start + group_channels] = weight[
+                g * rows : (g + 1) * rows, :, y, x
+            ]
+
+        # Columns: pixel block by pixel block, and in each block image by image, row by row.
+        self.pixels, self.existing = [], []
+        counts = [blocks_of(size, edge) for size, edge in zip(self.grid, edges, strict=True)]
+        for corner in itertools.product(*map(range, counts)):
+            inside = 0
+            for offset in itertools.product(*map(range, edges)):
+                pixel = tuple(c * e + o for c, e, o in zip(corner, edges, offset, strict=True))
+                exists = all(p < size for p, size in zip(pixel, self.grid, strict=True))
+                self.pixels.append(pixel if exists else None)
+                inside += exists
+            self.existing.append(inside)
+
+        self.columns = input.new_zeros(groups, kh * kw * depth, len(self.pixels))
+        for column, pixel in enumerate(self.pixels):
+            if pixel is None:
+                continue
+            image, row, col = pixel
+            for g, (y, x) in itertools.product(range(groups), positions(kh, kw)):
+                start = (y * kw + x) * depth
+                own = slice(g * group_channels, (g + 1) * group_channels)
+                self.columns[g, start : start + group_channels, column] = padded[
+                    image, own, row * sh + y * dh, col * sw + x * dw
+                ]
+
+    def judged(self, norm_b):
+        """Norms of pixel blocks times sqrt(n / c), c being their columns inside the grid."""
+        n = torch.tensor(float(self.block[2]), dtype=norm_b.dtype, device=norm_b.device)
+        return norm_b * torch.sqrt(n / torch.tensor(self.existing).to(norm_b))
+
+    def product(self, valid, bias=None):
+        """The convolution in float64 with the block products where ``valid`` holds.
+
+        ``valid`` is (groups, MB, KB, NB).
+        """
+        m, k, n = self.block
+        weights, columns = self.weights.double(), self.columns.double()
+        groups, rows, _ = weights.shape
+        result = weights.new_zeros(groups, rows, columns.shape[2])
+        for g, i, s, j in torch.nonzero(valid).tolist():
+            at_m, at_k, at_n = (
+                slice(index * edge, (index + 1) * edge) for index, edge in ((i, m), (s, k), (j, n))
+            )
+            result[g, at_m, at_n] += weights[g, at_m, at_k] @ columns[g, at_k, at_n]
+        matrix = result.reshape(self.out_channels, -1)
+        images, height, width = self.grid
+        output = matrix.new_zeros(images, self.out_channels, height, width)
+        for column, pixel in enumerate(self.pixels):
+            if pixel is not None:
+                output[pixel[0], :, pixel[1], pixel[2]] = matrix[:, column]
+        return output if bias is None else output + bias.double().view(1, -1, 1, 1)
+
+
+def positions(kh, kw):
+    return list(itertools.product(range(kh), range(kw)))
+
+
+def norm_products(norm_a, norm_b):
+    """(groups, MB, KB, NB): what is compared with tau, one rounding in the norms' type."""
+    return norm_a.unsqueeze(-1) * norm_b.unsqueeze(-3)
+
+
+def gap_near(products, share):
+    """A threshold that no rounding of a norm moves across: amid a gap between two products.
+
+    Of all gaps wider than the norms' promised accuracy, the one nearest to skipping ``share``.
+    """
+    ordered = products.double().flatten().sort().values
+    low, high = ordered[:-1], ordered[1:]
+    wide = torch.nonzero(high > low * (1 + 1e-4) + 1e-30).flatten()
+    if len(wide) == 0:
+        return 0.0
+    nearest = wide[(wide - share * len(ordered)).abs().argmin()]
+    return float((low[nearest] + high[nearest]) / 2)

@@ -1,0 +1,125 @@
+"""Matrices that tests share: with decay, exactly summable, and in every layout in memory."""
+
+import torch
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+EDGES = (32, 64, 128)
+
+
+def norm_dtype(dtype):
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# ---- Values -------------------------------------------------------------------------------------
+
+
+def _by_distance(values):
+    """The symmetric Toeplitz matrix of ``values`` by |i - j|, built in pieces of bounded memory."""
+    n = len(values)
+    index = torch.arange(n, device=values.device, dtype=torch.int32)
+    matrix = values.new_empty(n, n)
+    for rows in index.split(1024):
+        matrix[rows[0] : rows[-1] + 1] = values[(rows[:, None] - index).abs()]
+    return matrix
+
+
+def algebraic_decay(n, c=0.1, exponent=0.1, dtype=torch.float32, device="cpu"):
+    """c / (|i-j|^exponent + 1): the matrices of the paper's Table 1, rounded once from float64."""
+    distance = torch.arange(n, dtype=torch.float64, device=device)
+    return _by_distance((c / (distance**exponent + 1)).to(dtype))
+
+
+def exponential_decay(n, c=1.0, base=0.9, dtype=torch.float32, device="cpu"):
+    """c * base^|i-j|."""
+    distance = torch.arange(n, dtype=torch.float64, device=device)
+    return _by_distance((c * base**distance).to(dtype))
+
+
+def normal(*shape, dtype=torch.float32, device="cpu", seed=0):
+    """Normally distributed entries."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+def patchy(*shape, dtype=torch.float32, device="cpu", seed=0):
+    """Integers of -3 to 3, times 1, 1/2, 1/4, 1/8 or 0 in each patch of 32 x 32.
+
+    Products of two such matrices are multiples of 1/64: with K below 29,000 every partial sum is
+    exact in float32 in any order, and in TF32 as well, so that a right result has but one rounding.
+    The patches give the block products well-spread norms.
+    """
+    *batch, rows, columns = shape
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randint(-3, 4, shape, generator=generator).double()
+    patches = (*batch, -(-rows // 32), -(-columns // 32))
+    scales = torch.tensor([1, 1 / 2, 1 / 4, 1 / 8, 0], dtype=torch.float64)
+    scale = scales[torch.randint(0, len(scales), patches, generator=generator)]
+    scale = scale.repeat_interleave(32, -2).repeat_interleave(32, -1)
+    return (values * scale[..., :rows, :columns]).to(device, dtype)
+
+
+# ---- Layouts: (..., rows, columns) -> the same shape in other strides ---------------------------
+
+
+def _transposed(t):
+    return t.mT.contiguous().mT
+
+
+def _every_other_row(t):
+    return t.repeat_interleave(2, -2)[..., ::2, :]
+
+
+def _every_third_column(t):
+    return t.repeat_interleave(3, -1)[..., ::3]
+
+
+def _misaligned(t):
+    """A window in a larger matrix: odd leading dimension, one element past an aligned address."""
+    wide = torch.nn.functional.pad(t, (1, 2 + t.shape[-1] % 2, 1, 0))
+    return wide[..., 1:, 1 : 1 + t.shape[-1]]
+
+
+def _wide_rows(t):
+    """An aligned window in a larger matrix: rows of a multiple of 64 elements, the rest NaN."""
+    wide = torch.nn.functional.pad(t, (0, 64 + -t.shape[-1] % 64), value=float("nan"))
+    return wide[..., : t.shape[-1]]
+
+
+def _one_row(t):
+    return t[..., :1, :].expand(t.shape)
+
+
+def _one_column(t):
+    return t[..., :1].expand(t.shape)
+
+
+def _sliding(t):
+    """Overlapping rows: row i starts one element after row i - 1 does."""
+    rows, columns = t.shape[-2:]
+    line = t.reshape(-1)[: max(rows + columns - 1, 0)]
+    if line.numel() < rows + columns - 1 or t.dim() > 2 or t.numel() == 0:
+        return t
+    return line.as_strided((rows, columns), (1, 1))
+
+
+def _batch_last(t):
+    return t.movedim(0, -1).contiguous().movedim(-1, 0)
+
+
+# Those of stride 0 and overlapping rows repeat some of the values.
+LAYOUTS = {
+    "contiguous": lambda t: t,
+    "transposed": _transposed,
+    "every other row": _every_other_row,
+    "every third column": _every_third_column,
+    "misaligned": _misaligned,
+    "wide rows": _wide_rows,
+    "one row": _one_row,
+    "one column": _one_column,
+    "sliding": _sliding,
+}
+BATCH_LAYOUTS = {
+    **LAYOUTS,
+    "batch last": _batch_last,
+    "one matrix": lambda t: t[:1].expand(t.shape),
+}

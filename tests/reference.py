@@ -1,0 +1,228 @@
+"""The oracle: SpAMM written to be read, slowly, in float64 (the error bound in long double).
+
+The product is written twice, from the two forms of the method:
+
+* :func:`multiply`, the flat form of the cuSpAMM paper: every block product with
+  ``not (norm_a * norm_b < tau)`` is done, every other one counts as zero;
+* :func:`multiply_by_recursion`, the recursion it came from: a tree over the blocks that is pruned
+  at every node. A node's norms are at least its leaves', so both forms keep the same leaves.
+
+Operands are tensors of any dtype, device and stride; norm maps too. Everything returned is a NumPy
+array in float64, except norm products, thresholds and decisions, which are made in the maps' own
+type: one rounding for the product of norms, one for tau.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+
+
+def to_float64(tensor):
+    """The tensor's values, exactly (every operand dtype is a subset of float64)."""
+    return tensor.detach().cpu().double().numpy()
+
+
+def to_array(tensor):
+    """A norm map in its own type."""
+    return tensor.detach().cpu().numpy() if isinstance(tensor, torch.Tensor) else np.asarray(tensor)
+
+
+def rounded(tau, dtype):
+    """A threshold, rounded once to the norms' type."""
+    value = to_float64(tau) if isinstance(tau, torch.Tensor) else tau
+    with np.errstate(all="ignore"):
+        return dtype.type(value)
+
+
+def edges(block, count=3):
+    return (block,) * count if isinstance(block, int) else tuple(block)
+
+
+# ---- Norm maps ----------------------------------------------------------------------------------
+
+
+def norm_map(a, block):
+    """Frobenius norms of the blocks of ``a`` (..., M, K), scaled so that nothing leaves float64."""
+    rows, columns = edges(block, 2)
+    values = to_float64(a)
+    *batch, height, width = values.shape
+    norms = np.zeros((*batch, math.ceil(height / rows), math.ceil(width / columns)))
+    for index in np.ndindex(*norms.shape):
+        *b, i, j = index
+        row, column = i * rows, j * columns
+        norms[index] = _norm(values[(*b, slice(row, row + rows), slice(column, column + columns))])
+    return norms
+
+
+def _norm(values):
+    """sqrt(sum of squares), never below the largest magnitude; NaN and Inf pass through."""
+    peak = np.max(np.abs(values), initial=0.0)
+    if peak == 0 or not np.isfinite(peak):
+        return peak
+    with np.errstate(over="ignore"):
+        return max(peak, peak * np.sqrt(np.sum((values / peak) ** 2)))
+
+
+# ---- Thresholds ---------------------------------------------------------------------------------
+
+
+def products(norm_a, norm_b):
+    """norm_a[i,k] * norm_b[k,j] as (..., MB, KB, NB), rounded once, in the maps' type."""
+    norm_a, norm_b = to_array(norm_a), to_array(norm_b)
+    assert norm_a.dtype == norm_b.dtype
+    with np.errstate(all="ignore"):
+        return norm_a[..., :, :, None] * norm_b[..., None, :, :]
+
+
+def kept(norm_a, norm_b, tau):
+    """The decision for each block product, (..., MB, KB, NB)."""
+    product = products(norm_a, norm_b)
+    with np.errstate(all="ignore"):
+        return ~(product < rounded(tau, product.dtype))
+
+
+def valid_counts(norm_a, norm_b, tau):
+    return kept(norm_a, norm_b, tau).sum(axis=-2, dtype=np.int32)
+
+
+def valid_ratio(norm_a, norm_b, tau):
+    keep = kept(norm_a, norm_b, tau)
+    return np.count_nonzero(keep) / keep.size if keep.size else 1.0
+
+
+def error_bound(norm_a, norm_b, tau, judged_b=None):
+    """sqrt(sum over (i,j) of (sum over skipped k of norm_a * norm_b)^2), a long double."""
+    keep = kept(norm_a, norm_b if judged_b is None else judged_b, tau)
+    wide_a, wide_b = (to_array(norm).astype(np.longdouble) for norm in (norm_a, norm_b))
+    with np.errstate(all="ignore"):
+        product = wide_a[..., :, :, None] * wide_b[..., None, :, :]
+    lost = np.where(keep, np.longdouble(0), product).sum(axis=-2)
+    return np.sqrt(np.sum(lost**2))
+
+
+def thresholds(norm_a, norm_b):
+    """One threshold for each set of block products that can be kept, in ascending order.
+
+    Each but the last is the smallest product it keeps; +inf keeps only what is never skipped.
+    """
+    product = products(norm_a, norm_b)
+    return np.append(np.unique(product[np.isfinite(product)]), product.dtype.type(np.inf))
+
+
+def find_tau(norm_a, norm_b, ratio):
+    """The threshold whose count is nearest to ratio * total, the larger count in a tie."""
+    product = products(norm_a, norm_b)
+    if product.size == 0:
+        return product.dtype.type(0)
+
+    def distance(tau):
+        count = np.count_nonzero(~(product < tau))
+        return abs(count - ratio * product.size), -count
+
+    return min(thresholds(norm_a, norm_b), key=distance)
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+
+def multiply(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
+    """alpha * (A @ B over the kept block products) + beta * input, the flat form."""
+    product = _sum_of_block_products(a, b, kept(norm_a, norm_b, tau), block)
+    return _scaled(product, input, beta, alpha)
+
+
+def lost(a, b, norm_a, norm_b, tau, block):
+    """A @ B over the skipped block products: the error from skipping, with nothing else in it."""
+    return _sum_of_block_products(a, b, ~kept(norm_a, norm_b, tau), block)
+
+
+def _sum_of_block_products(a, b, chosen, block):
+    m, k, n = edges(block)
+    a, b = to_float64(a), to_float64(b)
+    result = np.zeros((*a.shape[:-1], b.shape[-1]))
+    with np.errstate(all="ignore"):
+        for *batch, i, l, j in np.argwhere(chosen):
+            rows = (*batch, slice(i * m, (i + 1) * m))
+            columns = slice(j * n, (j + 1) * n)
+            inner = slice(l * k, (l + 1) * k)
+            result[(*rows, columns)] += a[(*rows, inner)] @ b[(*batch, inner, columns)]
+    return result
+
+
+def multiply_by_recursion(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
+    """The same for matrices, as a recursion over halves of the blocks, pruned at every node."""
+    m, k, n = edges(block)
+    a, b, norm_a, norm_b = to_float64(a), to_float64(b), to_array(norm_a), to_array(norm_b)
+    tau = rounded(tau, norm_a.dtype)
+    result = np.zeros((a.shape[0], b.shape[1]))
+
+    def halves(blocks):
+        middle = (len(blocks) + 1) // 2
+        return [half for half in (blocks[:middle], blocks[middle:]) if half]
+
+    def cut(blocks, edge):
+        return slice(blocks.start * edge, blocks.stop * edge)
+
+    def node_norm(norms, rows, columns):
+        return norms.dtype.type(_norm(norms[cut(rows, 1), cut(columns, 1)].astype(np.float64)))
+
+    def visit(i, l, j):
+        if node_norm(norm_a, i, l) * node_norm(norm_b, l, j) < tau:
+            return
+        if len(i) == len(l) == len(j) == 1:
+            rows, inner, columns = cut(i, m), cut(l, k), cut(j, n)
+            result[rows, columns] += a[rows, inner] @ b[inner, columns]
+            return
+        for parts in itertools.product(halves(i), halves(l), halves(j)):
+            visit(*parts)
+
+    with np.errstate(all="ignore"):
+        whole = [range(length) for length in (*norm_a.shape, norm_b.shape[1])]
+        if all(whole):
+            visit(*whole)
+    return _scaled(result, input, beta, alpha)
+
+
+def _scaled(result, input, beta, alpha):
+    """beta = 0 ignores the input, NaN included."""
+    with np.errstate(all="ignore"):
+        result = alpha * result
+        return result + beta * to_float64(input) if input is not None and beta != 0 else result
+
+
+# ---- How far a right answer may be off ----------------------------------------------------------
+
+UNIT_ROUNDOFF = {
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+    torch.float32: 2.0**-24,
+    torch.float64: 2.0**-53,
+}
+TF32_ROUNDOFF = 2.0**-11
+
+
+def rounding_bound(a, b, norm_a, norm_b, tau, block, *, tf32=False, input=None, beta=1, alpha=1):
+    """Elementwise bound of the rounding error of a right product, for operands without NaN or Inf.
+
+    With u the unit roundoff of the accumulator (float32, or float64 for float64), the sum of K
+    products is off by at most lambda * sqrt(K) * u * (|A| |B|), lambda = 6, but for a chance below
+    1e-6 (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), where
+    |A| |B| runs over the kept products only. Tensor cores truncate instead of rounding, which is
+    a bias of up to 2 u for each of their steps of at least 8 products: + K / 4 * u. TF32 rounds
+    each operand: + 2 * 2^-11 of (|A| |B|). Scaling with alpha and adding beta * input costs three
+    more roundings, and the result is rounded to the operands' type at last. float64 is compared
+    with a float64 oracle whose own error doubles the sum's.
+    """
+    dtype, inner = a.dtype, a.shape[-1]
+    u = UNIT_ROUNDOFF[torch.float64 if dtype == torch.float64 else torch.float32]
+    steps = 6 * math.sqrt(inner) + (inner / 4 if a.is_cuda else 0)
+    sums = (2 if dtype == torch.float64 else 1) * steps * u + (2 * TF32_ROUNDOFF if tf32 else 0)
+    magnitude = multiply(a.abs(), b.abs(), norm_a, norm_b, tau, block, alpha=abs(alpha))
+    whole = magnitude
+    if input is not None and beta != 0:
+        whole = magnitude + abs(beta) * np.abs(to_float64(input))
+    exact = multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha)
+    last = UNIT_ROUNDOFF[dtype] * np.abs(exact) + float(torch.finfo(dtype).smallest_normal)
+    return sums * magnitude + 3 * u * whole + 1.01 * last

@@ -1,0 +1,333 @@
+"""What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
+
+import contextlib
+
+import matrices
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spamm_torch
+
+pytestmark = pytest.mark.cuda
+
+KNOBS = [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}]
+GIB = 2**30
+
+
+def operands(dtype=torch.float32, seed=0, m=300, k=400, n=200, device="cuda"):
+    a = matrices.normal(m, k, dtype=dtype, device=device, seed=seed)
+    return a, matrices.normal(k, n, dtype=dtype, device=device, seed=seed + 1)
+
+
+def norm_maps(a, b, block=64):
+    return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
+
+
+# ---- Streams, graphs, synchronisation -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_synchronisation():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_the_host_never_waits(dtype, knob):
+    a, b = operands(dtype)
+    spamm_torch.mm(a, b, **knob)
+    torch.cuda.synchronize()
+    with no_synchronisation():
+        spamm_torch.mm(a, b, **knob)
+        spamm_torch.bmm(a.expand(3, -1, -1), b.expand(3, -1, -1), **knob)
+        spamm_torch.linear(a, b.t(), b[0], **knob)
+
+
+def test_no_stage_waits():
+    a, b = operands()
+    tau = torch.tensor(60.0, device="cuda")
+    with no_synchronisation():
+        maps = norm_maps(a, b)
+        spamm_torch.find_tau(*maps, 0.4)
+        torch.ops.spamm_torch.find_tau_for_error(*maps, 0.1)
+        spamm_torch.valid_counts(*maps, tau)
+        spamm_torch.valid_ratio(*maps, tau)
+        spamm_torch.error_bound(*maps, tau)
+        spamm_torch.mm(a, b, tau=tau)
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_work_is_ordered_on_the_current_stream(knob):
+    """Operands are written on a side stream, after a long delay there, just before the product."""
+    a, b = operands()
+    expected = spamm_torch.mm(a, b, **knob)
+    late_a, late_b = torch.zeros_like(a), torch.zeros_like(b)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        late_a.copy_(a)
+        late_b.copy_(b)
+        actual = spamm_torch.mm(late_a, late_b, **knob)
+        late_a.zero_()  # ordered after the product as well
+    side.synchronize()
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", [*KNOBS, {"tau": "tensor"}])
+def test_a_graph_replays_with_new_data(dtype, knob):
+    a, b = (x.clone() for x in operands(dtype))
+    knob = {"tau": torch.tensor(60.0, device="cuda")} if knob == {"tau": "tensor"} else knob
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        spamm_torch.mm(a, b, **knob)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = spamm_torch.mm(a, b, **knob)
+    for seed in (0, 10, 20):
+        new_a, new_b = operands(dtype, seed)
+        a.copy_(new_a)
+        b.copy_(new_b)
+        if isinstance(knob.get("tau"), torch.Tensor):
+            knob["tau"].fill_(50.0 + seed)
+        graph.replay()
+        assert torch.equal(result, spamm_torch.mm(new_a, new_b, **knob))
+
+
+def test_every_stage_can_be_captured():
+    a, b = operands()
+    static_a, static_b = a.clone(), b.clone()
+
+    def stages(a, b):
+        maps = norm_maps(a, b)
+        tau = spamm_torch.find_tau(*maps, 0.4)
+        return (
+            *maps,
+            tau,
+            torch.ops.spamm_torch.find_tau_for_error(*maps, 0.1),
+            spamm_torch.valid_counts(*maps, tau),
+            spamm_torch.valid_ratio(*maps, tau),
+            spamm_torch.error_bound(*maps, tau),
+        )
+
+    stages(a, b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = stages(static_a, static_b)
+    new_a, new_b = operands(seed=7)
+    static_a.copy_(new_a)
+    static_b.copy_(new_b)
+    graph.replay()
+    assert all(map(torch.equal, results, stages(new_a, new_b)))
+
+
+# ---- The same decisions as on the CPU -----------------------------------------------------------
+
+
+@given(
+    edges=st.tuples(*[st.integers(1, 70)] * 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    ratio=st.floats(0.001, 1),
+    seed=st.integers(0, 1000),
+)
+def test_given_the_same_maps_the_same_blocks_are_skipped(edges, dtype, ratio, seed):
+    m, k, n = edges
+    maps = [
+        matrices.normal(*shape, dtype=dtype, seed=seed + i).abs()
+        for i, shape in enumerate(((m, k), (k, n)))
+    ]
+    there = [norm.cuda() for norm in maps]
+    tau = spamm_torch.find_tau(*maps, ratio)
+    assert torch.equal(spamm_torch.find_tau(*there, ratio).cpu(), tau)
+    for threshold in (tau, torch.nextafter(tau, tau + 1), tau * 0.7):
+        counts = spamm_torch.valid_counts(*there, threshold)
+        assert torch.equal(counts.cpu(), spamm_torch.valid_counts(*maps, threshold))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+def test_products_with_given_maps_equal_the_cpus(dtype, block):
+    """Exactly summable operands and the CPU's maps: no block more or less, so the same bits."""
+    a = matrices.patchy(500, 700, dtype=dtype)
+    b = matrices.patchy(700, 400, dtype=dtype, seed=1)
+    m, k, n = reference.edges(block)
+    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.4)
+    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    a, b, norm_a, norm_b = (x.cuda() for x in (a, b, norm_a, norm_b))
+    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual.cpu(), expected)
+
+
+# ---- float32 and TF32 ---------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[False, True], ids=["float32", "tf32"])
+def tf32(request):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+def test_float32_follows_the_setting_of_torch(tf32, ratio, block):
+    a, b = operands(m=500, k=800, n=300)
+    m, k, n = reference.edges(block)
+    maps = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(*maps, ratio)
+    actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=block))
+    error = np.abs(actual - reference.multiply(a, b, *maps, tau, block))
+    bound = reference.rounding_bound(a, b, *maps, tau, block, tf32=tf32)
+    assert (error <= bound).all()
+    if tf32:  # or TF32 was not used where torch allows it
+        strict = reference.rounding_bound(a, b, *maps, tau, block)
+        assert (error > strict).any()
+
+
+def frobenius_error(product, a, b):
+    dense = a.double() @ b.double()
+    return ((product.double() - dense).norm() / dense.norm()).item()
+
+
+def test_float32_is_as_accurate_as_cublas():
+    a, b = operands(m=1000, k=2000, n=1000)
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= frobenius_error(a @ b, a, b)
+
+
+def test_float32_of_badly_scaled_operands_is_near_cublas():
+    a, b = operands(m=500, k=1000, n=500)
+    scale = torch.logspace(-8, 8, 1000, device="cuda")
+    a, b = a * scale, b / scale[:, None]
+    a *= torch.logspace(-4, 4, 500, device="cuda")[:, None]
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= 4 * frobenius_error(a @ b, a, b)
+
+
+def test_the_setting_changes_no_norm(tf32):
+    a, _ = operands()
+    expected = reference.norm_map(a, 64)
+    np.testing.assert_allclose(spamm_torch.norm_map(a).cpu().numpy(), expected, rtol=1e-5)
+
+
+def test_the_setting_does_not_reach_the_cpu(tf32):
+    a, b = operands(device="cpu")
+    actual = spamm_torch.mm(a, b, tau=0.0)
+    torch.backends.cuda.matmul.allow_tf32 = not tf32
+    assert torch.equal(spamm_torch.mm(a, b, tau=0.0), actual)
+
+
+# ---- Beyond 2^31 elements -----------------------------------------------------------------------
+
+
+def needs_memory(gib):
+    free, _ = torch.cuda.mem_get_info()
+    if free < gib * GIB:
+        pytest.skip(f"needs {gib} GiB of GPU memory")
+
+
+def small_integers(rows, columns):
+    """Values of -1, 0 and 1 that depend on row and column, half of the 64-blocks zero."""
+    row = torch.arange(rows, device="cuda", dtype=torch.int32)[:, None]
+    column = torch.arange(columns, device="cuda", dtype=torch.int32)
+    matrix = torch.empty(rows, columns, dtype=torch.float16, device="cuda")
+    for part, r in zip(matrix.split(4096), row.split(4096), strict=True):
+        keep = ((r // 64) * 3 + column // 64) % 2
+        part.copy_(((r * 5 + column * 7) % 3 - 1) * keep)
+    return matrix
+
+
+def assert_dense_product(actual, a, b):
+    """Block by block of rows, in float32, where sums of small integers are exact."""
+    for rows, left in zip(actual.split(4096), a.split(4096), strict=True):
+        assert torch.equal(rows, (left.float() @ b.float()).to(actual.dtype))
+
+
+def test_a_huge_operand():
+    needs_memory(24)
+    a, b = small_integers(70_001, 31_000), small_integers(31_000, 65)
+    assert a.numel() > 2**31
+    assert_dense_product(spamm_torch.mm(a, b, tau=0.5), a, b)
+    norms = spamm_torch.norm_map(a)
+    last = spamm_torch.norm_map(a[70_001 // 64 * 64 :].clone())
+    assert torch.equal(norms[-1], last[-1])
+
+
+def test_a_huge_second_operand():
+    needs_memory(24)
+    a, b = small_integers(65, 31_000), small_integers(31_000, 70_001)
+    assert b.numel() > 2**31
+    assert_dense_product(spamm_torch.mm(a, b, tau=0.5), a, b)
+
+
+def test_a_huge_result():
+    needs_memory(24)
+    a, b = small_integers(46_500, 96), small_integers(96, 46_500)
+    result = spamm_torch.mm(a, b, tau=0.5)
+    assert result.numel() > 2**31
+    assert_dense_product(result, a, b)
+
+
+def test_a_huge_stride():
+    """Few elements, far apart."""
+    needs_memory(24)
+    wide = torch.empty(66, 2**26, dtype=torch.float16, device="cuda")
+    a = wide[:, :100]
+    a.copy_(matrices.patchy(66, 100, dtype=torch.float16))
+    b = matrices.patchy(100, 70, dtype=torch.float16, device="cuda", seed=1)
+    assert torch.equal(spamm_torch.mm(a, b, tau=1.0), spamm_torch.mm(a.clone(), b, tau=1.0))
+
+
+def test_more_batches_than_a_grid_dimension_holds():
+    a = matrices.patchy(70_000, 3, 5, dtype=torch.float16, device="cuda")
+    b = matrices.patchy(70_000, 5, 2, dtype=torch.float16, device="cuda", seed=1)
+    expected = (a.float() @ b.float()).half()
+    assert torch.equal(spamm_torch.bmm(a, b, tau=0.0), expected)
+
+
+def test_more_block_rows_than_a_grid_dimension_holds():
+    a = torch.ones(32 * 65_600, 2, dtype=torch.float16, device="cuda")
+    b = torch.ones(2, 3, dtype=torch.float16, device="cuda")
+    assert (spamm_torch.mm(a, b, tau=0.5, block=32) == 2).all()
+    assert (spamm_torch.mm(b.t(), a.t(), tau=0.5, block=32) == 2).all()
+
+
+# ---- Two devices --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    return torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_operands_on_another_than_the_current_device(second_device, dtype, knob):
+    a, b = operands(dtype)
+    expected = spamm_torch.mm(a, b, **knob)
+    actual = spamm_torch.mm(a.to(second_device), b.to(second_device), **knob)
+    assert actual.device == second_device
+    assert torch.equal(actual.to("cuda:0"), expected)
+    assert torch.cuda.current_device() == 0
+
+
+def test_operands_on_two_cuda_devices(second_device):
+    a, b = operands()
+    with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+        spamm_torch.mm(a, b.to(second_device), tau=1.0)

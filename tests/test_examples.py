@@ -1,0 +1,18 @@
+"""The README's Python code runs as it stands."""
+
+import re
+from pathlib import Path
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def test_readme_examples_run(tmp_path, monkeypatch):
+    """All ```python blocks in order, in one namespace, from an empty folder."""
+    text = README.read_text()
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    assert blocks, "README.md has no Python example"
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "readme"}
+    for block in blocks:
+        before = text.count("\n", 0, block.start(1))  # so that a traceback names README's own line
+        exec(compile("\n" * before + block[1], README, "exec"), namespace)

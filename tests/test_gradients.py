@@ -1,0 +1,191 @@
+"""Gradients are dense: those of the product without skipping, whatever the knob skips."""
+
+import itertools
+
+import matrices
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import spamm_torch
+
+KNOBS = [{"tau": 0.0}, {"valid_ratio": 1.0}, {"max_error": 0.0}]
+SKIP_ALL = {"tau": float("inf")}
+
+
+def leaf(*shape, seed=0, device="cpu", dtype=torch.float64, requires_grad=True):
+    values = matrices.normal(*shape, seed=seed, device=device, dtype=dtype)
+    return values.requires_grad_(requires_grad)
+
+
+# Each: (approximate, dense, shapes of the operands)
+FUNCTIONS = {
+    "mm": (spamm_torch.mm, torch.mm, [(5, 7), (7, 3)]),
+    "bmm": (spamm_torch.bmm, torch.bmm, [(2, 5, 7), (2, 7, 3)]),
+    "addmm": (
+        lambda *args, **knob: spamm_torch.addmm(*args, beta=0.5, alpha=-2, **knob),
+        lambda *args: torch.addmm(*args, beta=0.5, alpha=-2),
+        [(5, 3), (5, 7), (7, 3)],
+    ),
+    "addmm of a row": (spamm_torch.addmm, torch.addmm, [(3,), (5, 7), (7, 3)]),
+    "addmm of a column": (spamm_torch.addmm, torch.addmm, [(5, 1), (5, 7), (7, 3)]),
+    "addmm of a number": (spamm_torch.addmm, torch.addmm, [(), (5, 7), (7, 3)]),
+    "linear": (spamm_torch.linear, torch.nn.functional.linear, [(4, 2, 7), (3, 7), (3,)]),
+    "linear without bias": (spamm_torch.linear, torch.nn.functional.linear, [(7,), (3, 7)]),
+}
+all_functions = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+def operands(shapes, **options):
+    return [leaf(*shape, seed=i, **options) for i, shape in enumerate(shapes)]
+
+
+@all_functions
+@pytest.mark.parametrize("knob", KNOBS)
+def test_first_and_second_derivatives(device, name, knob):
+    """Against finite differences, where nothing is skipped and the function is smooth."""
+    approximate, _, shapes = FUNCTIONS[name]
+    inputs = operands(shapes, device=device)
+    assert gradcheck(lambda *args: approximate(*args, **knob), inputs)
+    assert gradgradcheck(lambda *args: approximate(*args, **knob), inputs)
+
+
+@all_functions
+@pytest.mark.parametrize("knob", [SKIP_ALL, {"tau": 30.0}, {"valid_ratio": 0.3}])
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_gradients_are_dense_where_products_are_skipped(device, name, knob, dtype):
+    """Integer operands: gradients of the dense product, exactly."""
+    approximate, dense, shapes = FUNCTIONS[name]
+
+    def gradients(function):
+        inputs = [
+            torch.randint(-3, 4, shape, generator=torch.Generator().manual_seed(i))
+            .to(device, dtype)
+            .requires_grad_()
+            for i, shape in enumerate(shapes)
+        ]
+        result = function(*inputs)
+        weights = torch.arange(result.numel(), device=device).remainder(5).reshape(result.shape)
+        return torch.autograd.grad((result * weights.to(dtype)).sum(), inputs)
+
+    actual = gradients(lambda *args: approximate(*args, **knob))
+    for ours, torchs in zip(actual, gradients(dense), strict=True):
+        assert ours.dtype == dtype
+        assert torch.equal(ours, torchs)
+
+
+@all_functions
+def test_every_choice_of_operands_that_require_gradients(device, name):
+    approximate, dense, shapes = FUNCTIONS[name]
+    for wanted in itertools.product([False, True], repeat=len(shapes)):
+        inputs = [
+            leaf(*shape, seed=i, device=device, requires_grad=want)
+            for i, (shape, want) in enumerate(zip(shapes, wanted, strict=True))
+        ]
+        result = approximate(*inputs, **SKIP_ALL)
+        assert result.requires_grad == any(wanted)
+        if not any(wanted):
+            continue
+        result.sum().backward()
+        expected = torch.autograd.grad(dense(*inputs).sum(), [x for x in inputs if x.requires_grad])
+        actual = [x.grad for x in inputs if x.requires_grad]
+        assert all(x.grad is None for x in inputs if not x.requires_grad)
+        for ours, torchs in zip(actual, expected, strict=True):
+            torch.testing.assert_close(ours, torchs)
+
+
+def test_of_the_stage_multiply(device):
+    """The stage alone has the same gradients; maps and threshold have none."""
+    a, b, input = operands([(40, 50), (50, 30), (40, 30)], device=device)
+    norm_a, norm_b = spamm_torch.norm_map(a, 32), spamm_torch.norm_map(b, 32)
+    tau = torch.tensor(1e9, device=device)
+    result = torch.ops.spamm_torch.multiply(
+        a, b, norm_a, norm_b, tau, (32, 32, 32), input=input, beta=2, alpha=3
+    )
+    assert torch.equal(result, 2 * input)
+    result.sum().backward()
+    ones = torch.ones_like(result)
+    torch.testing.assert_close(a.grad, 3 * ones @ b.detach().t())
+    torch.testing.assert_close(b.grad, 3 * a.detach().t() @ ones)
+    torch.testing.assert_close(input.grad, 2 * ones)
+
+
+def test_norms_thresholds_and_bounds_have_no_gradient(device):
+    a = leaf(40, 40, device=device)
+    norms = spamm_torch.norm_map(a, 32)
+    tau = spamm_torch.find_tau(norms, norms, 0.5)
+    results = [
+        norms,
+        tau,
+        torch.ops.spamm_torch.find_tau_for_error(norms, norms, 0.5),
+        spamm_torch.valid_ratio(norms, norms, tau),
+        spamm_torch.error_bound(norms, norms, tau),
+    ]
+    assert not any(result.requires_grad for result in results)
+    watched = norms.clone().requires_grad_()
+    assert not spamm_torch.error_bound(watched, watched, 1.0).requires_grad
+    assert not spamm_torch.find_tau(watched, watched, 0.5).requires_grad
+
+
+def test_a_threshold_that_requires_gradients_gets_none(device):
+    a = leaf(40, 40, device=device)
+    tau = torch.tensor(1.0, device=device, requires_grad=True)
+    spamm_torch.mm(a, a, tau=tau).sum().backward()
+    assert a.grad is not None
+    assert tau.grad is None
+
+
+def test_beta_zero_gives_the_input_a_zero_gradient(device):
+    input, a, b = operands([(5, 3), (5, 7), (7, 3)], device=device)
+    spamm_torch.addmm(input, a, b, beta=0, tau=0.0).sum().backward()
+    assert not input.grad.any()
+
+
+def test_one_tensor_as_both_operands(device):
+    a = leaf(6, 6, device=device)
+    assert gradcheck(lambda x: spamm_torch.mm(x, x.t(), tau=0.0), [a])
+
+
+@pytest.mark.parametrize("layout", sorted(matrices.LAYOUTS))
+def test_strided_operands(device, layout):
+    change = matrices.LAYOUTS[layout]
+    a, b = operands([(6, 5), (5, 4)], device=device)
+    assert gradcheck(lambda x, y: spamm_torch.mm(change(x), change(y), tau=0.0), [a, b])
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 3), (5, 0, 3), (5, 4, 0)])
+def test_empty_operands(device, shape):
+    m, k, n = shape
+    a, b = operands([(m, k), (k, n)], device=device)
+    spamm_torch.mm(a, b, valid_ratio=0.5).sum().backward()
+    torch.testing.assert_close(a.grad, torch.ones(m, n, device=device).double() @ b.detach().t())
+    torch.testing.assert_close(b.grad, a.detach().t() @ torch.ones(m, n, device=device).double())
+
+
+def test_functional_jacobian_and_vector_products(device):
+    a, b = operands([(4, 5), (5, 3)], device=device, requires_grad=False)
+    approximate = lambda x: spamm_torch.mm(x, b, **SKIP_ALL)  # noqa: E731
+    torch.testing.assert_close(
+        torch.autograd.functional.jacobian(approximate, a),
+        torch.autograd.functional.jacobian(lambda x: x @ b, a),
+    )
+    v = matrices.normal(4, 3, dtype=torch.float64, device=device, seed=5)
+    _, product = torch.autograd.functional.vjp(approximate, a, v)
+    torch.testing.assert_close(product, v @ b.t())
+
+
+def test_without_grad_mode_no_graph_is_built(device):
+    a = leaf(40, 40, device=device)
+    with torch.no_grad():
+        assert not spamm_torch.mm(a, a, tau=0.0).requires_grad
+    with torch.inference_mode():
+        assert spamm_torch.mm(a, a, tau=0.0).is_inference()
+
+
+def test_an_operand_changed_in_place_is_noticed(device):
+    a, b = operands([(5, 4), (4, 3)], device=device)
+    saved = a * 1
+    result = spamm_torch.mm(saved, b, tau=0.0).sum()
+    saved.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()

@@ -1,0 +1,579 @@
+"""mm, addmm, bmm and linear against the oracle.
+
+Most operands here are ``matrices.patchy``, whose products sum exactly in float32 and in TF32: a
+right result then has one rounding, to the operands' type, and is compared bit for bit. Normally
+distributed operands are compared within ``reference.rounding_bound``.
+"""
+
+import itertools
+
+import matrices
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spamm_torch
+
+INF, NAN = float("inf"), float("nan")
+TRIPLES = list(itertools.product(matrices.EDGES, repeat=3))
+
+
+def norm_maps(a, b, block):
+    m, k, n = reference.edges(block)
+    return spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+
+
+def middle_tau(a, b, block, quantile=0.6):
+    """A threshold that is the norm product of some block products, so that ties are decided too."""
+    candidates = reference.thresholds(*norm_maps(a, b, block))
+    return float(candidates[int(quantile * (len(candidates) - 1))])
+
+
+def exact(a, b, tau, block, **scaling):
+    """The oracle's product, by the decisions that the library's norm maps make, rounded once."""
+    maps = norm_maps(a, b, block)
+    return torch.from_numpy(reference.multiply(a, b, *maps, tau, block, **scaling)).to(a.dtype)
+
+
+def assert_exact(actual, a, b, tau, block, **scaling):
+    assert actual.device == a.device
+    expected = exact(a, b, tau, block, **scaling)
+    torch.testing.assert_close(actual.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+
+
+@st.composite
+def products(draw, max_edge=300, max_batch=None):
+    """Operands of any shape, layout, dtype and block, and a threshold: (a, b, tau, block)."""
+    edge = st.one_of(st.integers(0, max_edge), st.sampled_from([1, 32, 63, 64, 65, 128, 129, 256]))
+    m, k, n = (min(draw(edge), max_edge) for _ in range(3))
+    k *= draw(st.sampled_from([1, 1, 1, 4]))
+    batch = () if max_batch is None else (draw(st.integers(0, max_batch)),)
+    dtype = draw(st.sampled_from(matrices.DTYPES))
+    seed = draw(st.integers(0, 1000))
+    layouts = matrices.LAYOUTS if max_batch is None else matrices.BATCH_LAYOUTS
+    a, b = (
+        layouts[draw(st.sampled_from(sorted(layouts)))](
+            matrices.patchy(*batch, *shape, dtype=dtype, seed=seed + i)
+        )
+        for i, shape in enumerate(((m, k), (k, n)))
+    )
+    block = draw(st.one_of(st.sampled_from(matrices.EDGES), st.sampled_from(TRIPLES)))
+    maps = norm_maps(a, b, block)
+    candidates = reference.thresholds(*maps)
+    tau = candidates[int(draw(st.floats(0, 1)) * (len(candidates) - 1))]
+    nudge = draw(st.sampled_from([-INF, None, INF]))
+    return a, b, float(tau if nudge is None else np.nextafter(tau, tau.dtype.type(nudge))), block
+
+
+def on(device, *tensors):
+    """The tensors on the device, in the very strides they have."""
+    return tuple(t if device.type == "cpu" else _moved(t, device) for t in tensors)
+
+
+def _moved(t, device):
+    extent = sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1
+    if t.numel() == 0:
+        return t.to(device)
+    storage = t.as_strided((extent,), (1,)).to(device)
+    offset = t.storage_offset() % 16
+    storage = torch.cat([storage.new_zeros(offset), storage])
+    return storage.as_strided(t.shape, t.stride(), offset)
+
+
+# ---- mm -----------------------------------------------------------------------------------------
+
+
+@given(case=products())
+def test_mm_of_anything(device, case):
+    a, b, tau, block = case
+    a, b = on(device, a, b)
+    assert_exact(spamm_torch.mm(a, b, tau=tau, block=block), a, b, tau, block)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", TRIPLES)
+def test_every_block(device, dtype, block):
+    """Shapes that no block edge divides, and ones that each does."""
+    for m, k, n in ((150, 200, 170), (128, 256, 128)):
+        a = matrices.patchy(m, k, dtype=dtype, device=device)
+        b = matrices.patchy(k, n, dtype=dtype, device=device, seed=1)
+        tau = middle_tau(a, b, block)
+        assert_exact(spamm_torch.mm(a, b, tau=tau, block=block), a, b, tau, block)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("layouts", list(itertools.product(matrices.LAYOUTS, repeat=2)))
+def test_every_layout(device, dtype, layouts):
+    a, b = (
+        matrices.LAYOUTS[layout](matrices.patchy(*shape, dtype=dtype, device=device, seed=i))
+        for i, (layout, shape) in enumerate(zip(layouts, ((100, 150), (150, 90)), strict=True))
+    )
+    tau = middle_tau(a, b, 32)
+    assert_exact(spamm_torch.mm(a, b, tau=tau, block=32), a, b, tau, 32)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("shape", [(70, 3000, 6000), (6000, 3000, 70), (1100, 70, 1300)])
+def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
+    m, k, n = shape
+    a = matrices.patchy(m, k, dtype=dtype, device=device)
+    b = matrices.patchy(k, n, dtype=dtype, device=device, seed=1)
+    tau = middle_tau(a, b, 128)
+    assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("shape", list(itertools.product((0, 1, 40), repeat=3)))
+def test_empty_and_tiny_shapes(device, dtype, shape):
+    m, k, n = shape
+    a = torch.ones(m, k, dtype=dtype, device=device)
+    b = torch.ones(k, n, dtype=dtype, device=device)
+    for knob in ({"tau": 0.0}, {"valid_ratio": 1.0}, {"max_error": 0.0}):
+        result = spamm_torch.mm(a, b, **knob)
+        assert result.dtype == dtype
+        assert torch.equal(result, torch.full((m, n), k, dtype=dtype, device=device))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.95])
+@pytest.mark.parametrize("shape", [(64, 64, 64), (300, 1000, 200), (70, 4000, 40)])
+def test_rounding_is_the_types_own(device, dtype, quantile, shape):
+    """Normally distributed operands: float32 sums for half types, float64 for float64."""
+    m, k, n = shape
+    a = matrices.normal(m, k, dtype=dtype, device=device)
+    b = matrices.normal(k, n, dtype=dtype, device=device, seed=1)
+    tau = middle_tau(a, b, 64, quantile)
+    actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau))
+    maps = norm_maps(a, b, 64)
+    error = np.abs(actual - reference.multiply(a, b, *maps, tau, 64))
+    assert (error <= reference.rounding_bound(a, b, *maps, tau, 64)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_decay_matrices(device, dtype):
+    """The paper's operands: most of a decay matrix's products are small."""
+    a = matrices.algebraic_decay(512, dtype=dtype, device=device)
+    b = matrices.exponential_decay(512, dtype=dtype, device=device)
+    maps = norm_maps(a, b, 32)
+    for ratio in (0.3, 0.05):
+        tau = spamm_torch.find_tau(*maps, ratio)
+        actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=32))
+        error = np.abs(actual - reference.multiply(a, b, *maps, tau, 32))
+        assert (error <= reference.rounding_bound(a, b, *maps, tau, 32)).all()
+
+
+def test_badly_scaled_operands(device):
+    """Entries of 1e30 meet entries of 1e-30: nothing overflows on the way."""
+    a = matrices.patchy(100, 100, device=device, dtype=torch.float64).mul(2.0**100).float()
+    b = matrices.patchy(100, 100, device=device, dtype=torch.float64, seed=1).mul(2.0**-100).float()
+    tau = middle_tau(a, b, 32)
+    assert_exact(spamm_torch.mm(a, b, tau=tau, block=32), a, b, tau, 32)
+
+
+def test_default_block_is_64(device):
+    a = matrices.patchy(200, 200, device=device)
+    tau = middle_tau(a, a, 64)
+    assert_exact(spamm_torch.mm(a, a, tau=tau), a, a, tau, 64)
+
+
+def test_operands_are_left_alone(device):
+    a = matrices.patchy(100, 90, device=device)
+    b = matrices.patchy(90, 80, device=device, seed=1)
+    copies = a.clone(), b.clone()
+    spamm_torch.mm(a, b, valid_ratio=0.5)
+    assert torch.equal(a, copies[0])
+    assert torch.equal(b, copies[1])
+
+
+def test_one_tensor_as_both_operands(device):
+    a = matrices.patchy(130, 130, device=device)
+    tau = middle_tau(a, a.t(), 32)
+    assert_exact(spamm_torch.mm(a, a.t(), tau=tau, block=32), a, a.t(), tau, 32)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_results_beyond_the_type_are_inf(device, dtype):
+    """As in a dense product: the sum is rounded to the type once, where it may overflow."""
+    largest = torch.finfo(dtype).max
+    a = torch.tensor([[largest, 0.0], [largest, -largest]], dtype=dtype, device=device)
+    b = torch.tensor([[2.0, 1.0], [2.0, 1.0]], dtype=dtype, device=device)
+    result = spamm_torch.mm(a, b, tau=0.0).cpu()
+    assert result[0].tolist() == [INF, largest]
+    if dtype == torch.float16:  # its sums, in float32, do not overflow on the way
+        assert result[1].tolist() == [0, 0]
+
+
+# ---- Thresholds ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize(
+    ("form", "tau"),
+    [
+        *itertools.product(["float", "host tensor", "device tensor"], [0.0, -0.0, -3.5, -INF]),
+        ("host tensor", NAN),
+        ("device tensor", NAN),
+    ],
+)
+def test_no_positive_tau_is_the_dense_product(device, dtype, form, tau):
+    a = matrices.patchy(100, 150, dtype=dtype, device=device)
+    b = matrices.patchy(150, 70, dtype=dtype, device=device, seed=1)
+    place = {"host tensor": "cpu", "device tensor": device}
+    threshold = tau if form == "float" else torch.tensor(tau, device=place[form])
+    dense = (a.double() @ b.double()).to(dtype)
+    assert torch.equal(spamm_torch.mm(a, b, tau=threshold), dense)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_at_tau_is_kept(device, dtype):
+    """Block k = 0 of norm product exactly tau stays; the next representable tau drops it."""
+    a = torch.zeros(32, 64, dtype=dtype, device=device)
+    b = torch.zeros(64, 32, dtype=dtype, device=device)
+    a[0, 0], b[0, 0] = 3.0, 5.0
+    a[0, 32], b[32, 0] = 7.0, 4.0
+    tau = torch.tensor(15.0, dtype=dtype, device=device)
+    above = torch.nextafter(tau, torch.full_like(tau, INF))
+    assert spamm_torch.mm(a, b, tau=tau, block=32)[0, 0].item() == 15 + 28
+    assert spamm_torch.mm(a, b, tau=above, block=32)[0, 0].item() == 28
+    assert spamm_torch.mm(a, b, tau=28.0, block=32)[0, 0].item() == 28
+    assert spamm_torch.mm(a, b, tau=28.5, block=32)[0, 0].item() == 0
+
+
+@pytest.mark.parametrize("tau_dtype", matrices.DTYPES)
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("on_host", [False, True])
+def test_tau_tensors_of_any_floating_type(device, dtype, tau_dtype, on_host):
+    a = matrices.patchy(100, 100, dtype=dtype, device=device)
+    value = torch.tensor(middle_tau(a, a, 32)).to(tau_dtype).item()
+    tau = torch.tensor(value, dtype=tau_dtype, device="cpu" if on_host else device)
+    assert_exact(spamm_torch.mm(a, a, tau=tau, block=32), a, a, value, 32)
+
+
+def test_tau_as_an_integer_number(device):
+    a = matrices.patchy(100, 100, device=device)
+    assert torch.equal(spamm_torch.mm(a, a, tau=3), spamm_torch.mm(a, a, tau=3.0))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_blocks_without_valid_products_are_zero(device, dtype):
+    a = matrices.patchy(150, 100, dtype=dtype, device=device)
+    a[:64] = 0
+    result = spamm_torch.mm(a, a.t(), tau=1e-3)
+    assert not result[:64].any()
+    assert not result[:, :64].any()
+    assert result[64:, 64:].any()
+    assert not spamm_torch.mm(a, a.t(), tau=INF).any()
+
+
+def test_given_norm_maps_decide(device):
+    """Maps that the caller supplies stand for the operands' own."""
+    a = matrices.patchy(100, 130, device=device)
+    b = matrices.patchy(130, 70, device=device, seed=1)
+    norm_a = torch.ones(4, 5, device=device)
+    norm_b = torch.tensor([1.0, 0.0, 1.0, 0.0, 1.0], device=device)[:, None].expand(5, 3)
+    actual = spamm_torch.mm(a, b, tau=0.5, block=32, norm_a=norm_a, norm_b=norm_b)
+    keep = (torch.arange(130, device=device) // 32) % 2 == 0
+    assert torch.equal(actual, a[:, keep] @ b[keep])
+    only_a = spamm_torch.mm(a, b, tau=INF, block=32, norm_a=norm_a * NAN)
+    assert torch.equal(only_a, a @ b)
+
+
+@given(case=products(max_edge=200))
+def test_maps_given_or_taken_make_no_difference(device, case):
+    a, b, tau, block = case
+    a, b = on(device, a, b)
+    norm_a, norm_b = norm_maps(a, b, block)
+    expected = spamm_torch.mm(a, b, tau=tau, block=block)
+    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual, expected)
+    host_tau = torch.tensor(tau, dtype=torch.float64)
+    stage = torch.ops.spamm_torch.multiply(a, b, norm_a, norm_b, host_tau, reference.edges(block))
+    assert torch.equal(stage, expected)
+
+
+# ---- NaN and Inf --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("special", [INF, -INF, NAN])
+@pytest.mark.parametrize("tau", [0.0, 1.0, INF])
+@pytest.mark.parametrize("operand", ["a", "b"])
+def test_nan_and_inf_are_never_skipped(device, dtype, special, tau, operand):
+    a = matrices.patchy(100, 100, dtype=dtype, device=device)
+    b = matrices.patchy(100, 100, dtype=dtype, device=device, seed=1)
+    (a if operand == "a" else b)[40, 70] = special
+    actual = spamm_torch.mm(a, b, tau=tau, block=32)
+    assert_exact(actual, a, b, tau, 32)
+    line = actual[40] if operand == "a" else actual[:, 70]
+    assert not torch.isfinite(line).all()
+
+
+def test_inf_meets_a_block_of_zeros(device):
+    """inf * 0 = NaN for the norms as for the entries: not skipped, as in the dense product."""
+    a = torch.zeros(64, 64, device=device)
+    a[3, 4] = INF
+    b = torch.zeros(64, 64, device=device)
+    result = spamm_torch.mm(a, b, tau=1.0)
+    assert torch.isnan(result[3]).all()
+    assert not result[4:].any()
+
+
+def test_what_is_skipped_is_not_read_into_the_result(device):
+    """By supplied maps: a skipped block's NaN stays out."""
+    a = matrices.patchy(64, 96, device=device)
+    b = matrices.patchy(96, 64, device=device, seed=1)
+    expected = a[:, :64] @ b[:64]
+    a[:, 64:] = NAN
+    norm_a = torch.tensor([[1.0, 1.0, 0.0]] * 2, device=device)
+    norm_b = torch.ones(3, 2, device=device)
+    actual = spamm_torch.mm(a, b, tau=0.5, block=32, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual, expected)
+
+
+# ---- addmm --------------------------------------------------------------------------------------
+
+SCALARS = st.sampled_from([0, 1, 2, -1, 0.5, -0.25])
+
+
+@given(
+    case=products(max_edge=150),
+    alpha=SCALARS,
+    beta=SCALARS,
+    drop=st.sampled_from(["", "rows", "columns", "both", "row", "scalar"]),
+    layout=st.sampled_from(sorted(matrices.LAYOUTS)),
+)
+def test_addmm(device, case, alpha, beta, drop, layout):
+    """alpha * product + beta * input, all of it exact until the one rounding to the type."""
+    a, b, tau, block = case
+    a, b = on(device, a, b)
+    m, n = a.shape[0], b.shape[1]
+    shape = {
+        "": (m, n),
+        "rows": (1, n),
+        "columns": (m, 1),
+        "both": (1, 1),
+        "row": (n,),
+        "scalar": (),
+    }[drop]
+    input = matrices.patchy(*((1, 1) if len(shape) < 2 else shape), dtype=a.dtype, device=device)
+    if drop == "row":
+        input = matrices.patchy(1, n, dtype=a.dtype, device=device)[0]
+    elif drop == "scalar":
+        input = torch.tensor(2.5, dtype=a.dtype, device=device)
+    else:
+        input = matrices.LAYOUTS[layout](input)
+    actual = spamm_torch.addmm(input, a, b, beta=beta, alpha=alpha, tau=tau, block=block)
+    assert actual.shape == (m, n)
+    assert_exact(actual, a, b, tau, block, input=input, beta=beta, alpha=alpha)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_addmm_rounding(device, dtype):
+    a = matrices.normal(150, 300, dtype=dtype, device=device)
+    b = matrices.normal(300, 100, dtype=dtype, device=device, seed=1)
+    input = matrices.normal(150, 100, dtype=dtype, device=device, seed=2)
+    tau, maps = middle_tau(a, b, 64), norm_maps(a, b, 64)
+    scaling = {"input": input, "beta": 0.7, "alpha": 1.3}
+    actual = spamm_torch.addmm(input, a, b, beta=0.7, alpha=1.3, tau=tau)
+    error = reference.to_float64(actual) - reference.multiply(a, b, *maps, tau, 64, **scaling)
+    assert (np.abs(error) <= reference.rounding_bound(a, b, *maps, tau, 64, **scaling)).all()
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("unread", [NAN, INF])
+def test_addmm_beta_zero_ignores_the_input(device, dtype, unread):
+    a = matrices.patchy(100, 100, dtype=dtype, device=device)
+    input = torch.full((100, 100), unread, dtype=dtype, device=device)
+    for tau in (0.0, 1.0, INF):
+        actual = spamm_torch.addmm(input, a, a, beta=0, tau=tau)
+        assert torch.equal(actual, spamm_torch.mm(a, a, tau=tau))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_addmm_alpha_zero_is_the_scaled_input(device, dtype):
+    a = matrices.patchy(70, 100, dtype=dtype, device=device)
+    input = matrices.patchy(70, 70, dtype=dtype, device=device)
+    actual = spamm_torch.addmm(input, a, a.t(), beta=2, alpha=0, tau=0.0)
+    assert torch.equal(actual, 2 * input)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_addmm_where_all_is_skipped_is_the_scaled_input(device, dtype):
+    a = matrices.patchy(100, 100, dtype=dtype, device=device)
+    input = matrices.patchy(100, 100, dtype=dtype, device=device, seed=1)
+    actual = spamm_torch.addmm(input, a, a, beta=-0.5, tau=INF)
+    assert torch.equal(actual, -0.5 * input)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_addmm_without_inner_dimension_is_the_scaled_input(device, dtype):
+    a = torch.zeros(70, 0, dtype=dtype, device=device)
+    input = matrices.patchy(70, 70, dtype=dtype, device=device)
+    actual = spamm_torch.addmm(input, a, a.t(), beta=2, valid_ratio=0.5)
+    assert torch.equal(actual, 2 * input)
+
+
+# ---- bmm ----------------------------------------------------------------------------------------
+
+
+@given(case=products(max_edge=130, max_batch=4))
+def test_bmm_of_anything(device, case):
+    a, b, tau, block = case
+    a, b = on(device, a, b)
+    assert_exact(spamm_torch.bmm(a, b, tau=tau, block=block), a, b, tau, block)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_bmm_is_mm_of_each(device, dtype):
+    a = matrices.normal(3, 100, 150, dtype=dtype, device=device)
+    b = matrices.normal(3, 150, 70, dtype=dtype, device=device, seed=1)
+    tau = middle_tau(a, b, 32)
+    batched = spamm_torch.bmm(a, b, tau=tau, block=32)
+    for index in range(3):
+        single = spamm_torch.mm(a[index], b[index], tau=tau, block=32)
+        maps = norm_maps(a[index], b[index], 32)
+        bound = 2 * reference.rounding_bound(a[index], b[index], *maps, tau, 32)
+        error = reference.to_float64(batched[index]) - reference.to_float64(single)
+        assert (np.abs(error) <= bound).all()
+
+
+def test_bmm_knobs_speak_for_all_batches(device):
+    """One batch ten times the other: a ratio of one half keeps the large one and drops the rest."""
+    large = matrices.normal(1, 96, 96, device=device).abs() + 1
+    a = torch.cat([large, large / 10])
+    result = spamm_torch.bmm(a, a, valid_ratio=0.5, block=32)
+    assert not result[1].any()
+    maps = norm_maps(a, a, 32)
+    tau = spamm_torch.find_tau(*maps, 0.5)
+    assert spamm_torch.valid_counts(*maps, tau).sum((1, 2)).tolist() == [27, 0]
+    assert torch.equal(result, spamm_torch.bmm(a, a, tau=tau, block=32))
+    tau = torch.ops.spamm_torch.find_tau_for_error(*maps, 0.05)
+    assert torch.equal(
+        spamm_torch.bmm(a, a, max_error=0.05, block=32), spamm_torch.bmm(a, a, tau=tau, block=32)
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 70, 90), (70, 90), (1, 90), (90,), (3, 1, 90), (1, 1, 1)])
+def test_batched_product_with_input(device, shape):
+    """The operator takes batches with an input, as torch.baddbmm does."""
+    a = matrices.patchy(3, 70, 100, device=device)
+    b = matrices.patchy(3, 100, 90, device=device, seed=1)
+    tau = middle_tau(a, b, 32)
+    input = matrices.patchy(*(shape if len(shape) > 1 else (1, 90)), device=device).reshape(shape)
+    actual = torch.ops.spamm_torch.spamm(
+        a, b, tau=torch.tensor(tau), block=32, input=input, beta=2, alpha=-1
+    )
+    assert_exact(actual, a, b, tau, 32, input=input, beta=2, alpha=-1)
+
+
+# ---- linear -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("leading", [(), (1,), (70,), (3, 50), (2, 3, 20), (0,), (2, 0)])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_linear(device, dtype, leading, with_bias):
+    rows = int(np.prod(leading))
+    flat = matrices.patchy(rows, 100, dtype=dtype, device=device)
+    weight = matrices.patchy(150, 100, dtype=dtype, device=device, seed=1)
+    bias = matrices.patchy(1, 150, dtype=dtype, device=device)[0] if with_bias else None
+    tau = middle_tau(flat, weight.t(), 32)
+    actual = spamm_torch.linear(flat.reshape(*leading, 100), weight, bias, tau=tau, block=32)
+    assert actual.shape == (*leading, 150)
+    assert_exact(actual.reshape(rows, 150), flat, weight.t(), tau, 32, input=bias)
+
+
+def test_linear_of_a_strided_input(device):
+    input = matrices.patchy(3, 80, 100, device=device).transpose(0, 1)
+    weight = matrices.patchy(60, 100, device=device, seed=1)
+    flat = input.reshape(-1, 100)
+    actual = spamm_torch.linear(input, weight, valid_ratio=0.5, block=32)
+    tau = spamm_torch.find_tau(*norm_maps(flat, weight.t(), 32), 0.5)
+    assert_exact(actual.reshape(-1, 60), flat, weight.t(), tau, 32)
+
+
+# ---- The knobs valid_ratio and max_error --------------------------------------------------------
+
+
+@given(case=products(max_edge=200), ratio=st.floats(0, 1, exclude_min=True))
+def test_valid_ratio_is_the_threshold_found_for_it(device, case, ratio):
+    a, b, _, block = case
+    a, b = on(device, a, b)
+    tau = spamm_torch.find_tau(*norm_maps(a, b, block), ratio)
+    actual = spamm_torch.mm(a, b, valid_ratio=ratio, block=block)
+    assert torch.equal(actual, spamm_torch.mm(a, b, tau=tau, block=block))
+    if ratio == 1:
+        assert torch.equal(actual, (a.double() @ b.double()).to(a.dtype))
+
+
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.3, 0.75, 1.0])
+def test_valid_ratio_of_a_decay_matrix_is_reached(device, ratio):
+    a = matrices.algebraic_decay(800, device=device) * matrices.normal(800, 800, device=device)
+    maps = norm_maps(a, a, 32)
+    reached = spamm_torch.valid_ratio(*maps, spamm_torch.find_tau(*maps, ratio)).item()
+    assert reached == pytest.approx(ratio, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("kind", ["normal", "algebraic", "exponential", "patchy"])
+def test_max_error_is_kept(device, dtype, kind):
+    """The error from skipping, summed in float64 by itself, is within the promise."""
+    make = {
+        "normal": lambda: matrices.normal(300, 300, dtype=dtype, device=device),
+        "algebraic": lambda: matrices.algebraic_decay(300, 1, 1, dtype=dtype, device=device),
+        "exponential": lambda: matrices.exponential_decay(300, dtype=dtype, device=device),
+        "patchy": lambda: matrices.patchy(300, 300, dtype=dtype, device=device),
+    }
+    a = make[kind]()
+    norm = np.linalg.norm(reference.to_float64(a))
+    maps = norm_maps(a, a, 32)
+    for max_error in (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.01):
+        tau = torch.ops.spamm_torch.find_tau_for_error(*maps, max_error)
+        lost = reference.lost(a, a, *maps, tau, 32)
+        assert np.linalg.norm(lost) <= max_error * norm * norm
+        actual = spamm_torch.mm(a, a, max_error=max_error, block=32)
+        assert torch.equal(actual, spamm_torch.mm(a, a, tau=tau, block=32))
+    assert spamm_torch.valid_ratio(*maps, tau).item() == 0  # any product is less than norm * norm
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_max_error_zero_loses_nothing(device, dtype):
+    a = matrices.patchy(200, 200, dtype=dtype, device=device)
+    dense = (a.double() @ a.double()).to(dtype)
+    assert torch.equal(spamm_torch.mm(a, a, max_error=0.0, block=32), dense)
+
+
+@given(max_error=st.floats(1e-8, 1), seed=st.integers(0, 100), decay=st.floats(0.5, 0.999))
+def test_max_error_of_float64_matrices(device, max_error, seed, decay):
+    """In float64 rounding is far below the promise: the result itself keeps it."""
+    shape = {"dtype": torch.float64, "device": device}
+    a = matrices.exponential_decay(160, base=decay, **shape)
+    b = matrices.normal(160, 160, **shape, seed=seed)
+    error = spamm_torch.mm(a, b, max_error=max_error, block=32) - a @ b
+    rounding = 1e-14 * a.norm() * b.norm()
+    assert error.norm() <= max_error * a.norm() * b.norm() + rounding
+
+
+# ---- Same bits, and what runs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}])
+def test_same_bits_every_time(device, dtype, knob):
+    a = matrices.normal(400, 500, dtype=dtype, device=device)
+    b = matrices.normal(500, 300, dtype=dtype, device=device, seed=1)
+    first = spamm_torch.mm(a, b, **knob)
+    for _ in range(5):
+        assert torch.equal(spamm_torch.mm(a.clone(), b.clone(), **knob), first)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+def test_backend_for_names_a_kernel(device, dtype, block):
+    name = spamm_torch.backend_for(device, dtype, block)
+    assert isinstance(name, str)
+    assert name
+    assert spamm_torch.backend_for(str(device), dtype, block) == name

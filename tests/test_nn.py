@@ -1,0 +1,427 @@
+"""SpAMMConv2d and SpAMMLinear: torch's modules with a setting, and the way there and back."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import spamm_torch
+from spamm_torch import SpAMMConv2d, SpAMMLinear
+
+# (class, dense class, shape arguments, setting that skips a part, input shape)
+CONV = (SpAMMConv2d, nn.Conv2d, (4, 40, 3), {"tau": 18.0, "pixel_block": (1, 8, 8)}, (3, 4, 9, 9))
+LINEAR = (SpAMMLinear, nn.Linear, (96, 40), {"tau": 100.0, "block": 32}, (40, 96))
+each_module = pytest.mark.parametrize("case", [CONV, LINEAR], ids=["conv2d", "linear"])
+
+
+def uneven(shape, device="cpu", dtype=torch.float32):
+    """Input whose rows and images differ in size, so that a threshold skips some of them."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    values *= torch.linspace(0.1, 4, shape[0]).view(-1, *(1,) * (len(shape) - 1))
+    return values.to(device, dtype)
+
+
+def make(case, device="cpu", **changes):
+    """A module with known weights, and an input of which it skips a part."""
+    module_class, _, arguments, setting, shape = case
+    torch.manual_seed(0)
+    module = module_class(*arguments, device=device, **(changes or setting))
+    return module, uneven(shape, device)
+
+
+def functional(module, input):
+    """The module's product by the functional form, with its weights as they are now."""
+    knobs = {name: getattr(module, name) for name in ("tau", "valid_ratio", "max_error")}
+    if isinstance(module, nn.Linear):
+        return spamm_torch.linear(input, module.weight, module.bias, block=module.block, **knobs)
+    return spamm_torch.conv2d(
+        input,
+        module.weight,
+        module.bias,
+        module.stride,
+        module.padding,
+        module.dilation,
+        module.groups,
+        block=module.block,
+        pixel_block=module.pixel_block,
+        **knobs,
+    )
+
+
+def dense_result(module, input):
+    return module.to_dense()(input)
+
+
+def skips_a_part(module, input):
+    """Whether the result is neither the dense one, rounding apart, nor nothing but bias."""
+    dense = dense_result(module, input)
+    error = (module(input) - dense).norm() / dense.norm()
+    return 1e-4 < error < 0.5
+
+
+# ---- The layers compute what the functions do ---------------------------------------------------
+
+
+@each_module
+def test_forward_is_the_function(device, case):
+    module, input = make(case, device)
+    output = module(input)
+    assert torch.equal(output, functional(module, input))
+    assert skips_a_part(module, input)
+
+
+@each_module
+@pytest.mark.parametrize("setting", [{"valid_ratio": 0.6}, {"max_error": 0.3}])
+def test_other_knobs(device, case, setting):
+    module, input = make(case, device, **setting, block=32)
+    output = module(input)
+    assert torch.equal(output, functional(module, input))
+    assert skips_a_part(module, input)
+
+
+@each_module
+def test_initialisation_is_torchs(case):
+    module_class, dense_class, arguments, setting, _ = case
+    torch.manual_seed(3)
+    module = module_class(*arguments, **setting)
+    torch.manual_seed(3)
+    dense = dense_class(*arguments)
+    for name, value in dense.state_dict().items():
+        assert torch.equal(module.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
+@pytest.mark.parametrize("padding", [0, (2, 1), "same", "valid"])
+@pytest.mark.parametrize("batched", [True, False])
+def test_padding_modes(device, padding_mode, padding, batched):
+    dense = nn.Conv2d(
+        4, 6, (2, 3), padding=padding, padding_mode=padding_mode, dilation=(1, 2), device=device
+    ).double()
+    input = torch.randn(2, 4, 8, 9, device=device, dtype=torch.float64)
+    input = input if batched else input[0]
+    module = SpAMMConv2d.from_dense(dense, tau=0.0)
+    torch.testing.assert_close(module(input), dense(input))
+
+
+def test_every_argument_of_conv2d(device):
+    arguments = (6, 9, (3, 2), (2, 1), (1, 2), (1, 2), 3, False, "circular", device, torch.float64)
+    module = SpAMMConv2d(*arguments, tau=0.0)
+    assert module.bias is None
+    input = torch.randn(2, 6, 9, 8, device=device, dtype=torch.float64)
+    torch.testing.assert_close(module(input), module.to_dense()(input))
+
+
+def test_every_argument_of_linear(device):
+    module = SpAMMLinear(7, 5, False, device, torch.float64, tau=0.0)
+    assert module.bias is None
+    for shape in [(7,), (3, 7), (2, 3, 7), (0, 7)]:
+        input = torch.randn(shape, device=device, dtype=torch.float64)
+        torch.testing.assert_close(module(input), module.to_dense()(input))
+
+
+@each_module
+def test_gradients_are_those_of_the_dense_layer(device, case):
+    module, input = make(case, device)
+    dense = copy.deepcopy(module).to_dense()
+    gradients = []
+    for layer in (module, dense):
+        leaf = input.clone().requires_grad_()
+        layer(leaf).backward(torch.ones_like(layer(input)))
+        gradients.append([leaf.grad, layer.weight.grad, layer.bias.grad])
+    torch.testing.assert_close(*gradients)
+
+
+@each_module
+def test_weight_norms_are_never_stale(device, case):
+    module, input = make(case, device)
+    module(input)
+    module.weight.data *= 0.5
+    assert torch.equal(module(input), functional(module, input))
+
+
+@each_module
+def test_compiles_without_graph_breaks(device, case):
+    module, input = make(case, device)
+    for layer in (module, copy.deepcopy(module).eval().freeze_()):
+        compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(input), layer(input))
+        compiled(input).sum().backward()
+    module.tau = torch.tensor(0.0, device=device)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(input), dense_result(module, input), rtol=1e-4, atol=1e-4)
+
+
+@each_module
+def test_autocast(device, case):
+    module, input = make(case, device)
+    with torch.autocast(device.type, torch.bfloat16):
+        output = module(input)
+    assert output.dtype == torch.bfloat16
+    assert torch.equal(output, copy.deepcopy(module).bfloat16()(input.bfloat16()))
+
+
+# ---- From dense and back ------------------------------------------------------------------------
+
+
+@each_module
+def test_from_dense_and_back_share_the_parameters(device, case):
+    module_class, dense_class, arguments, setting, shape = case
+    dense = dense_class(*arguments, device=device, dtype=torch.float64).eval()
+    dense.weight.requires_grad_(False)
+    dense.register_forward_hook(lambda *_: pytest.fail("hooks are not copied"))
+    module = module_class.from_dense(dense, **setting)
+    back = module.to_dense()
+    for twin in (module, back):
+        assert twin.weight is dense.weight
+        assert twin.bias is dense.bias
+        assert not twin.training
+        assert twin(uneven(shape, device, torch.float64)).dtype == torch.float64
+    assert type(back) is dense_class
+    assert module_class.from_dense(dense.train(), **setting).training
+    assert module.to_dense().extra_repr() == dense.extra_repr()
+
+
+@each_module
+def test_from_dense_leaves_the_random_state_alone(case):
+    module_class, dense_class, arguments, setting, _ = case
+    dense = dense_class(*arguments)
+    state = torch.get_rng_state()
+    module_class.from_dense(dense, **setting).to_dense()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@each_module
+def test_from_dense_gives_a_spamm_module_another_setting(case):
+    module, input = make(case)
+    other = type(module).from_dense(module, tau=0.0)
+    assert other.weight is module.weight
+    torch.testing.assert_close(other(input), dense_result(module, input), rtol=1e-4, atol=1e-4)
+
+
+@each_module
+def test_state_dicts_load_strictly_both_ways(case):
+    module_class, dense_class, arguments, setting, _ = case
+    dense = dense_class(*arguments)
+    module = module_class(*arguments, **{**setting, "tau": torch.tensor(2.0)}).freeze_()
+    assert list(module.state_dict()) == list(dense.state_dict()) == ["weight", "bias"]
+    dense.load_state_dict(module.state_dict(), strict=True)
+    assert torch.equal(dense.weight, module.weight)
+    with torch.no_grad():
+        dense.weight.add_(1)
+    module.load_state_dict(dense.state_dict(), strict=True)
+    assert torch.equal(dense.weight, module.weight)
+
+
+class Scaled(nn.Conv2d):
+    """Computes differently from nn.Conv2d."""
+
+    def forward(self, input):
+        return super().forward(input) * 2
+
+
+@pytest.mark.parametrize(
+    ("module_class", "module", "message"),
+    [
+        (SpAMMConv2d, nn.Linear(3, 4), r"expects a torch.nn.Conv2d; got .*Linear"),
+        (SpAMMLinear, nn.Conv2d(3, 4, 1), r"expects a torch.nn.Linear; got .*Conv2d"),
+        (SpAMMConv2d, nn.Conv1d(3, 4, 1), r"expects a torch.nn.Conv2d; got .*Conv1d"),
+        (SpAMMConv2d, Scaled(3, 4, 1), r"computes as torch.nn.Conv2d; got .*Scaled.* own forward"),
+        (SpAMMConv2d, weight_norm(nn.Conv2d(3, 4, 1)), r"Parameter as weight; got .*Tensor"),
+        (SpAMMLinear, weight_norm(nn.Linear(3, 4)), r"Parameter as weight; got .*Tensor"),
+        (SpAMMConv2d, nn.LazyConv2d(4, 1), r"initialised Parameter as weight; got .*Uninit"),
+    ],
+)
+def test_from_dense_refuses_what_it_would_change(module_class, module, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        module_class.from_dense(module, tau=1.0)
+    assert "\n" not in str(caught.value)
+
+
+# ---- Copies, casts, moves -----------------------------------------------------------------------
+
+
+@each_module
+@pytest.mark.parametrize("tau", ["float", "tensor"])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_copies_are_whole_and_independent(device, case, tau, duplicate, frozen):
+    module, input = make(case, device)
+    if tau == "tensor":
+        module.tau = torch.tensor(module.tau, device=device)
+    if frozen:
+        module.eval().freeze_()
+    expected = module(input)
+    twin = duplicate(module)
+    assert torch.equal(twin(input), expected)
+    assert twin.extra_repr() == module.extra_repr()
+    with torch.no_grad():
+        module.weight.zero_()
+    module.tau = 0.0
+    assert torch.equal(twin(input), expected)
+
+
+@each_module
+def test_a_tensor_tau_keeps_its_dtype_and_moves_with_the_module(case):
+    module, input = make(case)
+    tau = torch.tensor(1.23456789, dtype=torch.float64)
+    module.tau = tau
+    expected = functional(module.half(), input.half())
+    assert torch.equal(module(input.half()), expected)
+    assert torch.equal(module.tau, tau)
+    assert module.to("meta").tau.is_meta
+
+
+@pytest.mark.cuda
+@each_module
+def test_moving_to_cuda_takes_tau_and_pinned_norms_along(case):
+    module, input = make(case)
+    module.tau = torch.tensor(module.tau)
+    module.eval().freeze_().cuda()
+    assert module.tau.is_cuda
+    output = module(input.cuda())
+    assert torch.equal(output, functional(module, input.cuda()))
+
+
+def test_repr_shows_the_setting():
+    conv = SpAMMConv2d(3, 8, 3, tau=torch.tensor(0.25), block=32, pixel_block=(1, 4, 8))
+    assert repr(conv) == (
+        "SpAMMConv2d(3, 8, kernel_size=(3, 3), stride=(1, 1), "
+        "tau=0.25, block=32, pixel_block=(1, 4, 8))"
+    )
+    assert repr(conv.freeze_()).endswith("pixel_block=(1, 4, 8), frozen)")
+    linear = SpAMMLinear(4, 5, valid_ratio=0.5)
+    assert repr(linear) == (
+        "SpAMMLinear(in_features=4, out_features=5, bias=True, valid_ratio=0.5, block=64)"
+    )
+    assert "max_error=0.1" in repr(SpAMMConv2d(3, 8, 3, max_error=0.1))
+    assert "tau=tensor" in repr(SpAMMLinear(4, 5, tau=torch.tensor(1.0)).to("meta"))
+
+
+# ---- Pinned weight norms ------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[CONV, LINEAR], ids=["conv2d", "linear"])
+def pinned(request, device):
+    """A frozen module in evaluation mode, and an input."""
+    module, input = make(request.param, device)
+    return module.eval().freeze_(), input
+
+
+def is_pinned(module, input):
+    """Whether norms of an earlier weight are used: a weight grown since is then still skipped."""
+    tau, module.tau = module.tau, 1e5
+    with torch.no_grad():
+        module.weight *= 1e6
+        skipped = functional(module, input * 0)  # the bias alone
+        pinned = torch.equal(module(input), skipped)
+        assert not torch.equal(functional(module, input), skipped)
+        module.weight /= 1e6
+    module.tau = tau
+    return pinned
+
+
+def test_freezing_pins_the_norms(pinned):
+    module, input = pinned
+    assert torch.equal(module(input), functional(module, input))
+    assert is_pinned(module, input)
+    assert module.eval() is module
+    assert is_pinned(module, input)
+
+
+def test_pinned_norms_rest_where_autocast_casts_the_weight(device, pinned):
+    module, input = pinned
+    with torch.autocast(device.type, torch.bfloat16):
+        assert not is_pinned(module, input)
+    module.bfloat16()
+    with torch.autocast(device.type, torch.bfloat16):
+        assert is_pinned(module, input.bfloat16())
+
+
+@pytest.mark.parametrize("undo", [lambda m: m.train(), lambda m: m.unfreeze_()])
+def test_training_and_unfreezing_undo_it(pinned, undo):
+    module, input = pinned
+    assert undo(module) is module
+    assert not is_pinned(module, input)
+
+
+def test_a_module_deep_in_a_model_is_unpinned_by_training(pinned):
+    module, input = pinned
+    nn.Sequential(nn.Sequential(module)).train()
+    assert not is_pinned(module, input)
+
+
+def test_loading_pins_again(pinned):
+    module, input = pinned
+    state = {name: value * 0.5 for name, value in module.state_dict().items()}
+    for options in ({}, {"assign": True}):
+        module.load_state_dict(state, **options)
+        assert torch.equal(module(input), functional(module, input))
+        state = {name: value * 0.7 for name, value in state.items()}
+    model = nn.Sequential(module)
+    model.load_state_dict({f"0.{name}": value for name, value in state.items()})
+    assert torch.equal(module(input), functional(module, input))
+    assert is_pinned(module, input)
+
+
+def test_casting_pins_again(pinned):
+    module, input = pinned
+    for dtype in (torch.bfloat16, torch.float64, torch.float32):
+        module.to(dtype)
+        assert torch.equal(module(input.to(dtype)), functional(module, input.to(dtype)))
+    assert is_pinned(module, input)
+
+
+# ---- Bad settings -------------------------------------------------------------------------------
+
+
+@each_module
+@pytest.mark.parametrize(
+    ("setting", "error", "message"),
+    [
+        ({}, ValueError, r"exactly one of tau, valid_ratio and max_error must be given; got none"),
+        ({"tau": 1.0, "valid_ratio": 0.5}, ValueError, r"exactly one .* got tau=1.0, valid_ratio"),
+        ({"tau": float("nan")}, ValueError, r"tau must be a number; got nan"),
+        ({"tau": "1"}, TypeError, r"tau must be a number; got '1'"),
+        ({"tau": torch.zeros(2)}, TypeError, r"0-d floating-point tensor; got .* \(2,\)"),
+        ({"tau": torch.tensor(1)}, TypeError, r"0-d floating-point tensor; got .* torch.int64"),
+        ({"valid_ratio": 0}, ValueError, r"valid_ratio must be in \(0, 1\]; got 0"),
+        ({"valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
+        ({"valid_ratio": float("nan")}, ValueError, r"valid_ratio must be in \(0, 1\]; got nan"),
+        ({"valid_ratio": torch.tensor(0.5)}, TypeError, r"valid_ratio must be a number; got tens"),
+        ({"max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
+        ({"max_error": float("nan")}, ValueError, r"max_error must be at least 0; got nan"),
+        ({"tau": 1.0, "block": 48}, ValueError, r"block must be 32, 64 or 128.*; got 48"),
+        ({"tau": 1.0, "block": (32, 64)}, ValueError, r"block must be .*; got \(32, 64\)"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(case, setting, error, message):
+    module_class, dense_class, arguments, _, _ = case
+    dense = dense_class(*arguments)
+    for build in (
+        lambda: module_class(*arguments, **setting),
+        lambda: module_class.from_dense(dense, **setting),
+    ):
+        with pytest.raises(error, match=message) as caught:
+            build()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"pixel_block": (1, 3, 8)}, r"powers of two .*; got \(1, 3, 8\)"),
+        ({"pixel_block": (4, 8)}, r"pixel_block must be \(images, rows, columns\).*; got \(4, 8\)"),
+        ({"pixel_block": (1, 4, 4)}, r"product is 32, 64 or 128; got \(1, 4, 4\)"),
+        (
+            {"pixel_block": (1, 4, 8), "block": 64},
+            r"the block's n, 64; got .*, whose product is 32",
+        ),
+    ],
+)
+def test_bad_pixel_blocks_are_refused_in_one_line(setting, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        SpAMMConv2d(3, 8, 3, tau=1.0, **setting)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,214 @@
+"""norm_map: Frobenius norms of blocks, right over the whole range of each type."""
+
+import itertools
+
+import matrices
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spamm_torch
+
+RELATIVE = 1e-5
+
+
+def assert_norms(actual, a, block):
+    """Right to 1e-5; where the norm itself is subnormal, to its last bit. Beyond the type: Inf."""
+    dtype = matrices.norm_dtype(a.dtype)
+    assert actual.dtype == dtype
+    assert actual.device == a.device
+    exact = reference.norm_map(a, block)
+    assert actual.shape == exact.shape
+    with np.errstate(over="ignore"):
+        expected = torch.from_numpy(exact).to(dtype).double()
+    info = torch.finfo(dtype)
+    torch.testing.assert_close(
+        actual.cpu().double(),
+        expected,
+        rtol=RELATIVE,
+        atol=info.smallest_normal * info.eps,
+        equal_nan=True,
+    )
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", list(itertools.product(matrices.EDGES, repeat=2)))
+def test_every_block(device, dtype, block):
+    a = matrices.normal(150, 270, dtype=dtype, device=device)
+    assert_norms(spamm_torch.norm_map(a, block), a, block)
+
+
+@given(
+    shape=st.tuples(st.integers(0, 300), st.integers(0, 300)),
+    block=st.tuples(st.sampled_from(matrices.EDGES), st.sampled_from(matrices.EDGES)),
+    dtype=st.sampled_from(matrices.DTYPES),
+    layout=st.sampled_from(sorted(matrices.LAYOUTS)),
+    exponent=st.integers(-10, 10),
+    seed=st.integers(0, 100),
+)
+def test_any_matrix(device, shape, block, dtype, layout, exponent, seed):
+    values = matrices.normal(*shape, dtype=dtype, device=device, seed=seed) * 2.0**exponent
+    a = matrices.LAYOUTS[layout](values)
+    assert_norms(spamm_torch.norm_map(a, block), a, block)
+
+
+@given(
+    shape=st.tuples(*[st.integers(0, 3)] * 2, *[st.integers(0, 140)] * 2),
+    block=st.sampled_from(matrices.EDGES),
+    dtype=st.sampled_from(matrices.DTYPES),
+    layout=st.sampled_from(sorted(matrices.BATCH_LAYOUTS)),
+)
+def test_leading_batch_dimensions(device, shape, block, dtype, layout):
+    a = matrices.BATCH_LAYOUTS[layout](matrices.normal(*shape, dtype=dtype, device=device))
+    norms = spamm_torch.norm_map(a, block)
+    assert_norms(norms, a, block)
+    for index in itertools.product(*map(range, shape[:2])):
+        assert torch.equal(norms[index], spamm_torch.norm_map(a[index], block))
+
+
+def test_default_block_is_64(device):
+    a = matrices.normal(130, 70, device=device)
+    assert torch.equal(spamm_torch.norm_map(a), spamm_torch.norm_map(a, (64, 64)))
+
+
+# ---- Exact where sum and root are representable -------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("edge", matrices.EDGES)
+def test_exact_for_constant_blocks(device, dtype, edge):
+    """Every block of x has the norm x * edge, edge being the root of its size."""
+    a = torch.full((2 * edge, edge), 3.0, dtype=dtype, device=device)
+    a[edge:] = 0.375
+    norms = spamm_torch.norm_map(a, edge).cpu().flatten()
+    assert norms.tolist() == [3.0 * edge, 0.375 * edge]
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("position", [(0, 0), (17, 63), (63, 5), (63, 63)])
+def test_exact_for_pythagorean_entries(device, dtype, position):
+    a = torch.zeros(64, 64, dtype=dtype, device=device)
+    a[30, 31] = -20
+    a[position] = 21
+    assert spamm_torch.norm_map(a, 64).item() == 29
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_zeros_have_norm_zero(device, dtype):
+    a = torch.zeros(100, 70, dtype=dtype, device=device)
+    assert torch.equal(spamm_torch.norm_map(a, 32), spamm_torch.norm_map(a, 32) * 0)
+
+
+# ---- The whole range of each type ---------------------------------------------------------------
+
+RANGES = [
+    (torch.float16, 65504.0),
+    (torch.float16, 2.0**-14),  # the smallest normal number
+    (torch.float16, 2.0**-24),  # the smallest subnormal one
+    (torch.bfloat16, 3.3e38),
+    (torch.bfloat16, 1e30),
+    (torch.bfloat16, 1e-30),
+    (torch.bfloat16, 1e-38),
+    (torch.bfloat16, 9.2e-41),
+    (torch.float32, 3.4e38),
+    (torch.float32, 1e30),
+    (torch.float32, 1e19),
+    (torch.float32, 1e-19),
+    (torch.float32, 1e-30),
+    (torch.float32, 1e-40),
+    (torch.float32, 1e-45),
+    (torch.float64, 1.7e308),
+    (torch.float64, 1e200),
+    (torch.float64, 1e-200),
+    (torch.float64, 1e-310),
+    (torch.float64, 5e-324),
+]
+
+
+@pytest.mark.parametrize(("dtype", "magnitude"), RANGES)
+@pytest.mark.parametrize("block", matrices.EDGES)
+def test_neither_vanishes_nor_overflows(device, dtype, magnitude, block):
+    """Full blocks, sparse ones and single entries of one magnitude; Inf only where the norm is."""
+    a = torch.zeros(4 * block, block, dtype=dtype)
+    a[:block] = magnitude
+    a[block : 2 * block : 7, ::5] = -magnitude
+    a[2 * block + 3, 4] = magnitude
+    a[3 * block + 3, 4] = magnitude
+    a[3 * block + 4, 3] = magnitude
+    a = a.to(device)
+    norms = spamm_torch.norm_map(a, block)
+    assert_norms(norms, a, block)
+    assert (norms > 0).all()
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_random_entries_over_the_whole_range(device, dtype):
+    """Each block at its own magnitude, from the smallest subnormal numbers to the largest ones."""
+    info = torch.finfo(dtype)
+    low = np.log2(float(info.smallest_normal)) + np.log2(float(info.eps))
+    exponents = torch.linspace(float(low) + 2, float(np.log2(float(info.max))) - 3, 36)
+    scale = (2.0 ** exponents.double()).reshape(6, 6)
+    scale = scale.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    values = matrices.normal(192, 192, dtype=torch.float64).clamp(-4, 4) * scale
+    a = values.to(device, dtype)
+    for block in (32, 64, (32, 64)):
+        assert_norms(spamm_torch.norm_map(a, block), a, block)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large", "small"),
+    [(torch.bfloat16, 1e30, 1e-30), (torch.float32, 1e30, 1e-30), (torch.float64, 1e200, 1e-200)],
+)
+def test_large_and_small_entries_side_by_side(device, dtype, large, small):
+    """In one block the large one rules; a small block is not harmed by its large neighbours."""
+    a = torch.full((96, 96), small, dtype=dtype, device=device)
+    a[::2, :32] = large
+    a[64:, 64:] = large
+    assert_norms(spamm_torch.norm_map(a, 32), a, 32)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
+def test_inf_and_nan_stay_in_their_block(device, dtype, special):
+    a = matrices.normal(96, 96, dtype=dtype, device=device)
+    a[40, 70] = special
+    norms = spamm_torch.norm_map(a, 32)
+    assert_norms(norms, a, 32)
+    finite = torch.isfinite(norms).flatten().tolist()
+    assert finite == [True] * 5 + [False] + [True] * 3
+
+
+def test_a_norm_beyond_the_type_is_inf(device):
+    a = torch.full((64, 64), 3e38, device=device)
+    assert torch.isinf(spamm_torch.norm_map(a, 64)).all()
+
+
+# ---- Edges, repetition --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_edges_count_as_zeros_whatever_lies_beyond(device, dtype):
+    """A window in a matrix of NaN: nothing outside the window is read as part of it."""
+    whole = torch.full((200, 200), float("nan"), dtype=dtype, device=device)
+    window = whole[3:103, 5:78]
+    window.fill_(1)
+    norms = spamm_torch.norm_map(window, 64)
+    assert_norms(norms, window, 64)
+    assert norms[1, 1].item() == pytest.approx((36 * 9) ** 0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 5), (5, 0), (0, 3, 4), (2, 0, 4), (2, 3, 0)])
+def test_empty_matrices_have_empty_maps(device, shape):
+    norms = spamm_torch.norm_map(torch.zeros(shape, device=device), 32)
+    assert norms.shape == (*shape[:-2], -(-shape[-2] // 32), -(-shape[-1] // 32))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_same_bits_every_time(device, dtype):
+    a = matrices.normal(515, 389, dtype=dtype, device=device)
+    first = spamm_torch.norm_map(a, (64, 32))
+    for _ in range(5):
+        assert torch.equal(first, spamm_torch.norm_map(a.clone(), (64, 32)))
