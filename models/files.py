@@ -1,0 +1,46 @@
+"""Files that are there in full or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from models.errors import StudyError
+
+
+def write_atomically(path, write):
+    """Replaces the file at ``path`` by what ``write`` puts into the binary file it is given.
+
+    The content goes to a file beside it, to the disk, and takes the name at last: whoever reads the
+    name, even after a crash, gets the old content or the new.
+
+    Raises:
+        StudyError: the folder or file cannot be written.
+    """
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(unfinished, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise StudyError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def require_writable(folder):
+    """Makes the folder, and a file in it that is gone at once: a long job fails before it starts.
+
+    Raises:
+        StudyError: neither can be done.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise StudyError(
+            f"expected a folder that can be written; got {folder}: {error.strerror}"
+        ) from error

@@ -1,0 +1,79 @@
+"""What the scripts show: bars and tables on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from models.errors import StudyError
+
+_PLAIN_WIDTH = 140  # where there is no terminal to ask, tables must not break
+_PLAIN_EVERY_S = 15
+
+
+def make_console():
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
+
+
+class Steps:
+    """Progress of one job: a bar on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, console, title):
+        self._console, self._title = console, title
+        self._bar = self._task = None
+        self._printed = time.monotonic()
+
+    def __enter__(self):
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+                transient=True,
+            )
+            self._task = self._bar.add_task(self._title, total=None)
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_):
+        if self._bar is not None:
+            self._bar.stop()
+
+    def at(self, step, total, message=None, *, what=""):
+        """Says that ``step`` steps of ``total`` are done, the last being ``what``.
+
+        A ``message`` stands on a line of its own, on a terminal too.
+        """
+        if self._bar is not None:
+            description = f"{self._title}: {what}" if what else self._title
+            self._bar.update(self._task, completed=step, total=total, description=description)
+        elif message is None and time.monotonic() - self._printed > _PLAIN_EVERY_S:
+            message = f"{step} of {total}" + (f" ({what})" if what else "")
+        if message is not None:
+            self._console.print(f"{self._title}: {message}")
+            self._printed = time.monotonic()
+
+
+def exit_code(main):
+    """Runs ``main()``: 0, or 1 with one line for bad input, or 130 for an interrupt."""
+    try:
+        main()
+    except StudyError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return 0

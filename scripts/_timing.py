@@ -1,0 +1,105 @@
+"""Times of competing calls, measured so that their ratios mean something.
+
+All candidates take turns, round after round, so that they meet the same clocks and the same
+neighbours on the machine; the median over the rounds counts. On CUDA a candidate is a CUDA graph,
+timed with events: what the device needs, not how fast Python launches.
+"""
+
+import statistics
+import time
+from dataclasses import dataclass
+
+import torch
+
+_CALLS_A_GRAPH = 10
+_FLUSH_BYTES = 256 << 20  # more than any L2 cache
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a call: the median over the rounds, and the quartiles' distance."""
+
+    median: float
+    spread: float
+
+
+def interleaved(candidates, device, repeats, *, cold=False):
+    """Times {name: call} in turns; gives {name: Timing}.
+
+    Args:
+        candidates: calls without arguments.
+        device: where they run.
+        repeats: number of rounds, at least 2.
+        cold: empty the L2 cache before each call (CUDA only).
+    """
+    timers_of = _wall_clock if device.type == "cpu" else _cold_events if cold else _events
+    timers = dict(zip(candidates, timers_of(candidates.values()), strict=True))
+    times = {name: [] for name in candidates}
+    for _ in range(repeats):
+        for name, timer in timers.items():
+            times[name].append(timer())
+    return {name: _summary(measured) for name, measured in times.items()}
+
+
+def _summary(times):
+    low, _, high = statistics.quantiles(times, n=4)
+    return Timing(statistics.median(times), high - low)
+
+
+def _wall_clock(calls):
+    """For each call a function that makes it and gives the milliseconds it took; warmed up."""
+
+    def timer_of(call):
+        def timer():
+            start = time.perf_counter()
+            call()
+            return 1e3 * (time.perf_counter() - start)
+
+        return timer
+
+    for call in calls:
+        call()
+    return [timer_of(call) for call in calls]
+
+
+def _events(calls):
+    """As above on CUDA, per call of a graph; the graphs take turns and share their memory."""
+    pool = torch.cuda.graph_pool_handle()
+    return [_event_timer(_captured(call, pool, _CALLS_A_GRAPH), _CALLS_A_GRAPH) for call in calls]
+
+
+def _cold_events(calls):
+    """As above with one call a graph, and the L2 cache overwritten before each."""
+    pool = torch.cuda.graph_pool_handle()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    return [_event_timer(_captured(call, pool, 1), 1, before=flush.zero_) for call in calls]
+
+
+def _event_timer(graph, calls, before=lambda: None):
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def timer():
+        before()
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / calls
+
+    return timer
+
+
+def _captured(call, pool, calls):
+    """A graph of several calls, replayed once."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):  # cuDNN picks its algorithm and libraries initialise before the capture
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    return graph

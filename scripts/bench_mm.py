@@ -1,0 +1,290 @@
+"""mm against torch.mm (cuBLAS, oneDNN or MKL) by size, valid ratio, dtype and block.
+
+Verifies every case against float64 before it is timed. Writes NAME.md, NAME.json and NAME.png.
+
+    python scripts/bench_mm.py --out docs/results --name mm_h200
+"""
+
+import argparse
+import io
+import itertools
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+import spamm_torch
+from models.errors import StudyError
+from models.files import require_writable, write_atomically
+from scripts._console import Steps, exit_code, make_console
+from scripts._machine import describe_machine
+from scripts._timing import interleaved
+
+# name -> (dtype, whether CUDA may multiply float32 in TF32)
+PRECISIONS = {
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "float64": (torch.float64, False),
+}
+# Frobenius error against float64 that rounding explains, relative.
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
+RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
+DEFAULTS = {  # sizes, precisions, rounds
+    "cpu": ((2048, 4096), ("float32", "bfloat16"), 7),
+    "cuda": ((1024, 2048, 4096, 8192, 16384), tuple(PRECISIONS), 15),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    data: str
+    precision: str
+    block: int
+    n: int
+    valid_ratio: float
+    backend: str
+    dense_ms: float
+    multiply_ms: float
+    mm_ms: float  # norms and multiply, tau held
+    spread: float  # of mm_ms, quartile distance over median
+    speedup: float  # of mm over dense
+    speedup_multiply: float
+    share_of_floor: float
+    error: float  # relative Frobenius error against float64
+
+
+@dataclass(frozen=True)
+class StageRow:
+    data: str
+    precision: str
+    block: int
+    n: int
+    norms_ms: float
+    norms_share_of_copy: float  # of the bandwidth of a copy in the same run
+    search_ms: float
+
+
+def operands(data, n, dtype, device):
+    """The paper's decay matrix for both operands, or two of N(0, 1)."""
+    if data == "decay":
+        i = torch.arange(n, device=device, dtype=torch.float32)
+        a = (0.1 / ((i[:, None] - i).abs().pow_(0.1).add_(1))).to(dtype)
+        return a, a.clone()
+    generator = torch.Generator(device).manual_seed(0)
+    make = lambda: torch.randn(n, n, device=device, generator=generator).to(dtype)  # noqa: E731
+    return make(), make()
+
+
+def relative_error(product, a, b, norm_a, norm_b, tau, block):
+    """Error of the block rows at a third and at the end, against float64 with the same skips."""
+    rows = norm_a.shape[0]
+    error = norm = 0.0
+    for i in {rows // 3, rows - 1}:
+        valid = ~(norm_a[i][:, None] * norm_b < tau)
+        mask = valid.repeat_interleave(block, 0).repeat_interleave(block, 1)
+        kept = b.double() * mask[: b.shape[0], : b.shape[1]]
+        part = slice(i * block, (i + 1) * block)
+        expected = a[part].double() @ kept
+        error += (product[part].double() - expected).square().sum().item()
+        norm += expected.square().sum().item()
+    return (error / norm) ** 0.5 if norm else error**0.5
+
+
+def copy_bandwidth(device, repeats):
+    """Bytes read plus written in a millisecond by a large copy."""
+    elements = (1 << 28) if device.type == "cuda" else (1 << 26)
+    source = torch.ones(elements, device=device)
+    target = torch.empty_like(source)
+    timing = interleaved({"copy": lambda: target.copy_(source)}, device, repeats)["copy"]
+    return 8 * elements / timing.median
+
+
+def bench_operands(case, ratios, bandwidth, device, options):
+    """All ratios of one case; the dense product takes turns with all of them."""
+    data, precision, block, n = case
+    dtype, allow_tf32 = PRECISIONS[precision]
+    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    a, b = operands(data, n, dtype, device)
+    norm_a, norm_b = (spamm_torch.norm_map(x, block) for x in (a, b))
+    taus = {}
+    errors = {}
+    candidates = {
+        "dense": lambda: torch.mm(a, b),
+        "norms": lambda: (spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)),
+        "search": lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3),
+    }
+    for ratio in ratios:
+        tau = torch.zeros_like(norm_a[0, 0])
+        if ratio < 1:
+            tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+        product = spamm_torch.mm(a, b, tau=tau, block=block)
+        errors[ratio] = relative_error(product, a, b, norm_a, norm_b, tau, block)
+        if not errors[ratio] <= TOLERANCE[precision]:
+            raise StudyError(
+                f"wrong result for {case} at ratio {ratio}: expected an error of at most "
+                f"{TOLERANCE[precision]}; got {errors[ratio]}"
+            )
+        taus[ratio] = tau
+        candidates[f"mm {ratio}"] = lambda tau=tau: spamm_torch.mm(a, b, tau=tau, block=block)
+        candidates[f"multiply {ratio}"] = lambda tau=tau: torch.ops.spamm_torch.multiply(
+            a, b, norm_a, norm_b, tau, block
+        )
+    times = interleaved(candidates, device, options.repeats, cold=options.cold)
+    dense = times["dense"].median
+    operand_ms = 2 * n * n * a.element_size() / bandwidth
+    backend = spamm_torch.backend_for(device, dtype, block)
+
+    def row(ratio):
+        valid = spamm_torch.valid_ratio(norm_a, norm_b, taus[ratio]).item()
+        mm, multiply = times[f"mm {ratio}"], times[f"multiply {ratio}"]
+        floor = operand_ms + max(valid * dense, 1.5 * operand_ms)
+        return Row(
+            *case,
+            valid_ratio=valid,
+            backend=backend,
+            dense_ms=dense,
+            multiply_ms=multiply.median,
+            mm_ms=mm.median,
+            spread=mm.spread / mm.median,
+            speedup=dense / mm.median,
+            speedup_multiply=dense / multiply.median,
+            share_of_floor=floor / mm.median,
+            error=errors[ratio],
+        )
+
+    norms = times["norms"].median
+    stage = StageRow(*case, norms, operand_ms / norms, times["search"].median)
+    return [row(ratio) for ratio in ratios], stage
+
+
+def markdown(header, rows, stages, picture):
+    lines = ["# mm against torch.mm", "", "| | |", "| --- | --- |"]
+    lines += [f"| {key} | {value} |" for key, value in header.items()]
+    lines += [
+        "",
+        "Times are medians in ms, all candidates in turns. mm includes the norm maps of both",
+        "operands; tau is held. Speedups are over torch.mm. Floor: the operands read once at copy",
+        "bandwidth, plus the larger of valid ratio x torch.mm and all three matrices at copy",
+        "bandwidth.",
+        "",
+        f"![speedup and share of the floor]({picture})",
+        "",
+        "| data | type | block | N | valid | torch.mm | multiply | mm | speedup | multiply alone | "
+        "x valid | of floor | spread | error |",
+        "| --- | --- " + "| ---: " * 12 + "|",
+    ]
+    for r in rows:
+        lines.append(
+            f"| {r.data} | {r.precision} | {r.block} | {r.n} | {r.valid_ratio:.1%} | "
+            f"{r.dense_ms:.4g} | {r.multiply_ms:.4g} | {r.mm_ms:.4g} | {r.speedup:.2f} | "
+            f"{r.speedup_multiply:.2f} | {r.speedup * r.valid_ratio:.2f} | "
+            f"{r.share_of_floor:.0%} | {r.spread:.0%} | {r.error:.1e} |"
+        )
+    lines += [
+        "",
+        "x valid is speedup times valid ratio: 1 would be no overhead at all.",
+        "",
+        "## Norm maps (both operands) and exact threshold search",
+        "",
+        "| data | type | block | N | norms | of copy bandwidth | search |",
+        "| --- | --- " + "| ---: " * 5 + "|",
+    ]
+    for s in stages:
+        lines.append(
+            f"| {s.data} | {s.precision} | {s.block} | {s.n} | {s.norms_ms:.4g} | "
+            f"{s.norms_share_of_copy:.0%} | {s.search_ms:.4g} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def picture(header, rows):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
+    key = lambda r: (r.precision, r.block, r.n, r.data)  # noqa: E731
+    for color, (name, group) in enumerate(itertools.groupby(sorted(rows, key=key), key=key)):
+        group = sorted(group, key=lambda r: r.valid_ratio)
+        ratios = [100 * r.valid_ratio for r in group]
+        label = f"{name[0]}, {name[1]}, N={name[2]}, {name[3]}"
+        style = {"marker": ".", "color": f"C{color}", "label": label}
+        left.loglog(ratios, [r.speedup for r in group], **style)
+        right.plot(ratios, [100 * r.share_of_floor for r in group], **style)
+    left.set(title="speedup over torch.mm, norms included", xlabel="valid ratio (%)")
+    right.set(title="share of the floor (%)", xlabel="valid ratio (%)", ylim=(0, 110))
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    right.legend(fontsize=6)
+    figure.suptitle(header["device"])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sizes", type=int, nargs="+")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
+    parser.add_argument("--blocks", type=int, nargs="+", default=[64], choices=(32, 64, 128))
+    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
+    parser.add_argument("--data", nargs="+", default=["decay"], choices=("decay", "normal"))
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--name", default="mm")
+    options = parser.parse_args(arguments)
+    sizes, precisions, repeats = DEFAULTS[torch.device(options.device).type]
+    options.sizes = options.sizes or sizes
+    options.precisions = options.precisions or precisions
+    options.repeats = options.repeats or repeats
+    return options
+
+
+@torch.inference_mode()
+def main(arguments=None):
+    options = parse(arguments)
+    console = make_console()
+    device = torch.device(options.device)
+    require_writable(options.out)
+    command = f"python {shlex.join(['scripts/bench_mm.py', *(arguments or sys.argv[1:])])}"
+    header = describe_machine(device) | {"command": f"`{command}`"}
+    bandwidth = copy_bandwidth(device, options.repeats)
+    header["copy bandwidth"] = f"{bandwidth / 1e6:.0f} GB/s"
+    header["L2 cache"] = "emptied before each call" if options.cold else "warm"
+    cases = list(itertools.product(options.data, options.precisions, options.blocks, options.sizes))
+    rows, stages = [], []
+    with Steps(console, "mm") as steps:
+        for done, case in enumerate(cases):
+            of_case, stage = bench_operands(case, options.ratios, bandwidth, device, options)
+            rows += of_case
+            stages.append(stage)
+            best = ", ".join(f"{r.valid_ratio:.0%}: {r.speedup:.2f}x" for r in of_case)
+            steps.at(done + 1, len(cases), f"{' '.join(map(str, case))}: {best}")
+    results = {
+        "header": header,
+        "rows": [asdict(row) for row in rows],
+        "stages": [asdict(stage) for stage in stages],
+    }
+    contents = {
+        "png": picture(header, rows),
+        "json": (json.dumps(results, indent=1) + "\n").encode(),
+        "md": markdown(header, rows, stages, f"{options.name}.png").encode(),
+    }
+    for suffix, content in contents.items():
+        path = options.out / f"{options.name}.{suffix}"
+        write_atomically(path, lambda file, content=content: file.write(content))
+        console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

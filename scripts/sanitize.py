@@ -1,0 +1,73 @@
+"""Runs every CUDA kernel once at small, odd sizes: the program to put under compute-sanitizer.
+
+    compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
+
+It checks nothing by itself (the tests do); it only makes each kernel touch memory, ragged edges,
+transposed and misaligned operands included.
+"""
+
+import itertools
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+import spamm_torch
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+BLOCKS = (32, 64, 128, (128, 64, 128), (32, 128, 64))
+SHAPES = ((1, 1, 1), (65, 33, 130), (128, 256, 128), (200, 264, 72))
+
+
+def operands(m, k, n, dtype):
+    """The layouts the kernels tell apart: row-major, column-major, misaligned."""
+
+    def make(rows, columns):
+        return torch.randn(rows, columns, device="cuda", dtype=torch.float64).to(dtype)
+
+    yield make(m, k), make(k, n)
+    yield make(k, m).t(), make(n, k).t()
+    yield make(m, k + 1)[:, 1:], make(k, n + 1)[:, 1:]
+
+
+def products():
+    for dtype, block, shape in itertools.product(DTYPES, BLOCKS, SHAPES):
+        for a, b in operands(*shape, dtype):
+            spamm_torch.mm(a, b, tau=1.0, block=block)
+            spamm_torch.mm(a, b, valid_ratio=0.5, block=block)
+            spamm_torch.addmm(b[0].clone(), a, b, max_error=0.1, block=block, beta=0.5, alpha=2)
+
+
+def batches_and_convolutions():
+    for dtype in DTYPES:
+        a = torch.randn(3, 70, 100, device="cuda").to(dtype)
+        spamm_torch.bmm(a, a.mT, valid_ratio=0.5)
+        x = torch.randn(3, 40, 9, 7, device="cuda").to(dtype)
+        weight = torch.randn(36, 20, 3, 3, device="cuda").to(dtype)
+        spamm_torch.conv2d(x, weight, stride=2, padding=1, groups=2, valid_ratio=0.5)
+
+
+def extremes():
+    """Blocks that the norm kernels sum a second time, scaled."""
+    for dtype in DTYPES:
+        info = torch.finfo(dtype)
+        for value in (info.max, info.tiny, info.smallest_normal / 4, float("inf"), float("nan")):
+            spamm_torch.norm_map(torch.full((40, 70), value, device="cuda", dtype=dtype))
+
+
+def main():
+    if not torch.cuda.is_available():
+        sys.exit("sanitize.py needs a CUDA device; found none")
+    for allow_tf32 in (False, True):
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        products()
+    batches_and_convolutions()
+    extremes()
+    torch.cuda.synchronize()
+    print("every kernel ran")
+
+
+if __name__ == "__main__":
+    main()
