@@ -5,7 +5,6 @@ where there is one, results in results/ as Markdown, JSON and PNG.
 """
 
 import argparse
-import platform
 import shlex
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from models.errors import StudyError
 from models.files import require_writable
 from models.vgg13 import fold_batch_norm
 from scripts._console import Steps, exit_code, make_console
+from scripts._machine import describe_machine
 from scripts._study_groups import steps_of, study_group
 from scripts._study_layouts import LAYOUTS
 from scripts._study_plan import GROUPS
@@ -128,28 +128,12 @@ def _header(device, digits, config, precisions, arguments):
     if config.model == "vgg13_bn":
         training += "; batch norm folded into the convolutions for the study"
     return {
-        "device": _device_name(device),
-        "torch": f"{torch.__version__}, Python {platform.python_version()}",
-        "spamm_torch": f"{spamm_torch.__version__}, kernels {', '.join(kernels)}",
+        **describe_machine(device),
+        "kernels": ", ".join(kernels),
         "data": f"{digits.description}; 80% training, 20% validation",
         "model": training,
         "command": shlex.join(["python", "scripts/study_vgg13.py", *arguments]),
     }
-
-
-def _device_name(device):
-    if device.type == "cuda":
-        return (
-            f"{torch.cuda.get_device_name(device)} (CUDA {torch.version.cuda}, "
-            f"cuDNN {torch.backends.cudnn.version()})"
-        )
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    name = models[0] if models else platform.machine()
-    return f"{name}, {torch.get_num_threads()} threads ({torch.backends.cpu.get_cpu_capability()})"
 
 
 if __name__ == "__main__":
