@@ -45,20 +45,33 @@ at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
-// sqrt(n/c) for each pixel block, c being its pixels inside the grid; nothing where all are full.
-// Norms times this judge a block, so that the last images of a batch are not skipped for being few.
-// Each step is one rounding in the norms' type.
-OptTensor fullness_scale(const PixelBlocks& blocks, at::TensorOptions norm_options) {
-  if (blocks.all_full()) return std::nullopt;
-  const Box count = blocks.count();
-  const auto inside = [&](int d) {
-    const Tensor before = at::arange(count[d], norm_options.dtype(at::kLong)).mul(blocks.edge[d]);
-    return before.neg().add(blocks.grid[d]).clamp_max(blocks.edge[d]);
-  };
-  const Tensor pixels =
-      inside(0).view({-1, 1, 1}).mul(inside(1).view({-1, 1})).mul(inside(2)).flatten();
-  return at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
-}
+// How pixel blocks are judged: a norm times sqrt(n/c), c being the block's pixels inside the grid,
+// so that the last images of a batch are not skipped for being few.
+class Judge {
+ public:
+  // Each step is one rounding in the norms' type; c itself is exact in it.
+  Judge(const PixelBlocks& blocks, at::TensorOptions norm_options) {
+    if (blocks.all_full()) return;
+    const Box count = blocks.count();
+    const auto inside = [&](int d) {
+      const Tensor start = at::arange(count[d], norm_options.dtype(at::kLong)).mul(blocks.edge[d]);
+      return start.neg().add(blocks.grid[d]).clamp_max(blocks.edge[d]);
+    };
+    const Tensor pixels =
+        inside(0).view({-1, 1, 1}).mul(inside(1).view({-1, 1})).mul(inside(2)).flatten();
+    scale_ = at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
+  }
+
+  // The judged norms of consecutive blocks, `first` being the number of the first; nothing where
+  // they are the norms themselves.
+  OptTensor operator()(const Tensor& norms, int64_t first) const {
+    if (!scale_) return std::nullopt;
+    return norms.mul(scale_->narrow(0, first, norms.size(-1)));
+  }
+
+ private:
+  OptTensor scale_;
+};
 
 // Copies the piece's part of the product, (groups, pixels, out_channels / groups), into the output.
 void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
@@ -86,46 +99,42 @@ void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
 
 // The stages in order, piece by piece, into `output`.
 void convolve(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-              const ConvShape& shape, const OptTensor& tau, std::optional<double> valid_ratio,
-              std::optional<double> max_error, const Block& block, const PixelBlocks& blocks,
-              const OptTensor& norm_weight, const Tensor& output) {
+              const ConvShape& shape, const Knob& knob, const Block& block,
+              const PixelBlocks& blocks, const OptTensor& norm_weight, const Tensor& output) {
   const Im2col im2col(input, shape, blocks, block.k);
   const Tensor weights = weight_matrix(weight, shape.groups, block.k);
   if (norm_weight) check_norm_map_of(*norm_weight, weights, block.m, block.k, "norm_weight");
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
+  const Judge judged(blocks, norm_a.options());
+  const auto norms_of = [&](const Tensor& pixels) {
+    return norm_map(pixels.mT(), {block.k, block.n});
+  };
+  const auto threshold_for = [&](const Tensor& norm_b) {
+    return threshold_from_knob(norm_a, norm_b, knob.tau, knob.valid_ratio, knob.max_error,
+                               judged(norm_b, 0));
+  };
 
   const int64_t block_bytes =
       shape.groups * block.n * std::max<int64_t>(weights.size(2), 1) * input.element_size();
   const auto pieces = cut(blocks.count(), piece_budget(input.device()) / block_bytes);
-  const auto norms_of = [&](const Tensor& transposed) {
-    return norm_map(transposed.mT(), {block.k, block.n});
-  };
-  const OptTensor scale = fullness_scale(blocks, norm_a.options());
-  const auto judged = [&](const Tensor& norms, int64_t first) {
-    return scale ? OptTensor(norms.mul(scale->narrow(0, first, norms.size(-1)))) : std::nullopt;
-  };
-  const auto threshold_for = [&](const Tensor& norms) {
-    return threshold_from_knob(norm_a, norms, tau, valid_ratio, max_error, judged(norms, 0));
-  };
-
-  OptTensor threshold = tau;
-  if (!tau && pieces.size() > 1) {
-    std::vector<Tensor> norms;
+  OptTensor threshold = knob.tau;
+  std::vector<Tensor> norms;  // of all pieces, where the threshold depends on them all
+  if (!threshold && pieces.size() > 1) {
     for (const Piece& piece : pieces) norms.push_back(norms_of(im2col.transposed(piece)));
     threshold = threshold_for(at::cat(norms, -1));
   }
   const OptTensor bias_row =
       bias ? OptTensor(bias->view({shape.groups, 1, shape.group_out_channels()})) : std::nullopt;
   int64_t first = 0;  // pixel block of the piece
-  for (const Piece& piece : pieces) {
-    const Tensor pixels = im2col.transposed(piece);
-    const Tensor norms = norms_of(pixels);
-    if (!threshold) threshold = threshold_for(norms);  // the only piece
-    const Tensor norm_b = judged(norms, first).value_or(norms);
-    const Tensor product = multiply(pixels, weights.mT(), norm_b.mT(), norm_a.mT(), *threshold,
-                                    {block.n, block.k, block.m}, bias_row);
-    store(product, piece, blocks, output);
-    first += norms.size(-1);
+  for (size_t p = 0; p < pieces.size(); ++p) {
+    const Tensor pixels = im2col.transposed(pieces[p]);
+    const Tensor norm_b = norms.empty() ? norms_of(pixels) : norms[p];
+    if (!threshold) threshold = threshold_for(norm_b);  // of the only piece
+    const Tensor product =
+        multiply(pixels, weights.mT(), judged(norm_b, first).value_or(norm_b).mT(), norm_a.mT(),
+                 *threshold, {block.n, block.k, block.m}, bias_row);
+    store(product, pieces[p], blocks, output);
+    first += norm_b.size(-1);
   }
 }
 
@@ -147,7 +156,7 @@ Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bia
       at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
                 batch.options(), output_format(batch, weight));
   if (output.numel() > 0) {
-    convolve(batch, weight, bias, shape, tau, valid_ratio, max_error, edges, blocks, norm_weight,
+    convolve(batch, weight, bias, shape, {tau, valid_ratio, max_error}, edges, blocks, norm_weight,
              output);
   }
   return input.dim() == 4 ? output : output.squeeze(0);

@@ -34,10 +34,11 @@ at::Tensor with_margins(const at::Tensor& input, const ConvShape& shape,
 }  // namespace
 
 std::vector<Piece> cut(const Box& blocks, int64_t most) {
-  Box step;  // blocks of a piece: a dimension is cut only where the inner ones come one at a time
+  Box step;  // blocks of a piece: a dimension is cut only where the outer ones go one by one
   for (int d = 2; d >= 0; --d) {
-    step[d] = std::clamp<int64_t>(most, 1, blocks[d]);
-    most = step[d] == blocks[d] ? most / blocks[d] : 1;
+    most = std::max<int64_t>(most, 1);
+    step[d] = std::min(most, blocks[d]);
+    most /= blocks[d];
   }
   std::vector<Piece> pieces;
   for (int64_t image = 0; image < blocks[0]; image += step[0]) {

@@ -8,6 +8,7 @@ dense and the approximate form. Training works: gradients are those of the dense
 
 import math
 import numbers
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -49,7 +50,7 @@ def check_knobs(tau, valid_ratio, max_error):
 
 def check_block(block):
     """Raises unless ``block`` is 32, 64 or 128, or a triple (m, k, n) of these."""
-    edges = (block,) * 3 if isinstance(block, int) else tuple(block)
+    edges = tuple(block) if isinstance(block, Iterable) else (block,) * 3
     if len(edges) != 3 or any(edge not in _EDGES for edge in edges):
         raise ValueError(
             f"block must be 32, 64 or 128, or a triple (m, k, n) of these; got {block}"
@@ -59,7 +60,7 @@ def check_block(block):
 
 def check_pixel_block(pixel_block, block=None):
     """Raises unless ``pixel_block`` is three powers of two whose product is the block's n."""
-    edges = tuple(pixel_block)
+    edges = tuple(pixel_block) if isinstance(pixel_block, Iterable) else (pixel_block,)
     powers = all(isinstance(edge, int) and edge > 0 and edge & (edge - 1) == 0 for edge in edges)
     if len(edges) != 3 or not powers or math.prod(edges) not in _EDGES:
         raise ValueError(
@@ -139,9 +140,10 @@ class _SpAMM:
     def _pinned_norms(self):
         """The pinned norms where they are those of the weight as it will be multiplied."""
         device, dtype = self.weight.device.type, self.weight.dtype
-        if self._norm_weight is None or not torch.is_autocast_enabled(device):
+        if self._norm_weight is None or self.weight.is_meta:  # there is no autocast on meta
             return self._norm_weight
-        return self._norm_weight if torch.get_autocast_dtype(device) == dtype else None
+        is_cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != dtype
+        return None if is_cast else self._norm_weight
 
     def _pin_again(self):
         if self._norm_weight is not None:

@@ -532,8 +532,9 @@ def test_max_error_is_kept(device, dtype, kind):
     maps = norm_maps(a, a, 32)
     for max_error in (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.01):
         tau = torch.ops.spamm_torch.find_tau_for_error(*maps, max_error)
-        lost = reference.lost(a, a, *maps, tau, 32)
-        assert np.linalg.norm(lost) <= max_error * norm * norm
+        lost = np.linalg.norm(reference.lost(a, a, *maps, tau, 32))
+        assert lost <= max_error * norm * norm
+        assert lost <= spamm_torch.error_bound(*maps, tau).item()
         actual = spamm_torch.mm(a, a, max_error=max_error, block=32)
         assert torch.equal(actual, spamm_torch.mm(a, a, tau=tau, block=32))
     assert spamm_torch.valid_ratio(*maps, tau).item() == 0  # any product is less than norm * norm

@@ -93,6 +93,7 @@ def test_initialisation_is_torchs(case):
         assert torch.equal(module.state_dict()[name], value)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, about a copy it makes
 @pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate", "circular"])
 @pytest.mark.parametrize("padding", [0, (2, 1), "same", "valid"])
 @pytest.mark.parametrize("batched", [True, False])
@@ -283,6 +284,14 @@ def test_moving_to_cuda_takes_tau_and_pinned_norms_along(case):
     assert module.tau.is_cuda
     output = module(input.cuda())
     assert torch.equal(output, functional(module, input.cuda()))
+
+
+@each_module
+def test_the_meta_device_gives_shapes(case):
+    module, input = make(case)
+    module.eval().freeze_()
+    expected = module(input).shape
+    assert module.to("meta")(input.to("meta")).shape == expected
 
 
 def test_repr_shows_the_setting():

@@ -216,7 +216,15 @@ def test_a_run_trains_where_there_is_no_checkpoint_and_writes_three_files(finish
 
 def test_json_holds_every_setting(finished):
     found = json.loads((finished[0] / "study_cpu.json").read_text())
-    assert set(found["header"]) == {"device", "torch", "spamm_torch", "data", "model", "command"}
+    assert set(found["header"]) == {
+        "device",
+        "torch",
+        "spamm_torch",
+        "kernels",
+        "data",
+        "model",
+        "command",
+    }
     assert "150 images" in found["header"]["data"]
     assert torch.__version__ in found["header"]["torch"]
     assert [group["title"] for group in found["groups"]] == [group.title for group in GROUPS]
