@@ -7,6 +7,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <type_traits>
 
 #include "cpu/clones.h"
 
@@ -32,14 +33,22 @@ SPAMM_INLINE float widen(c10::Half value) {
 SPAMM_INLINE float widen(float value) { return value; }
 SPAMM_INLINE double widen(double value) { return value; }
 
-SPAMM_INLINE void narrow(float value, c10::BFloat16& result) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
-  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
-  result.x = static_cast<uint16_t>(is_nan ? 0x7fc0u : rounded >> 16);
+template <class T, class From>
+SPAMM_INLINE T narrow(From value) {
+  static_assert(std::is_same_v<T, From>);
+  return value;
 }
 
-SPAMM_INLINE void narrow(float value, c10::Half& result) {
+template <>
+SPAMM_INLINE c10::BFloat16 narrow<c10::BFloat16>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t result = value != value ? 0x7fc0u : rounded;
+  return {static_cast<uint16_t>(result), c10::BFloat16::from_bits()};
+}
+
+template <>
+SPAMM_INLINE c10::Half narrow<c10::Half>(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 16) & 0x8000u;
   const uint32_t magnitude = bits & 0x7fffffffu;
@@ -51,10 +60,8 @@ SPAMM_INLINE void narrow(float value, c10::Half& result) {
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
                              std::bit_cast<uint32_t>(0.5f);
   const uint32_t finite = magnitude < kLeastNormal ? subnormal : normal;
-  result.x = static_cast<uint16_t>(sign | (magnitude >= kOverflow ? special : finite));
+  const uint32_t result = sign | (magnitude >= kOverflow ? special : finite);
+  return {static_cast<uint16_t>(result), c10::Half::from_bits()};
 }
-
-SPAMM_INLINE void narrow(float value, float& result) { result = value; }
-SPAMM_INLINE void narrow(double value, double& result) { result = value; }
 
 }  // namespace spamm::cpu

@@ -9,27 +9,29 @@
 
 namespace spamm::cpu {
 
-constexpr int64_t kMaxBlockEdge = 128;
-
-// Writes one block of C, as large as `input` where there is one. Without sums (no valid product) the
-// block is beta * input; without input it is alpha * sums.
+// Writes alpha * sums + beta * input for some rows and columns of C. Sums may be null (no product
+// was valid), and so may `input`.
 template <class T, class Sum>
-SPAMM_CPU_CLONES static void write_block(const Sum* sums, int64_t ld_sums, Sum alpha,
-                                         const View<T>* input, Sum beta, T* __restrict out,
-                                         int64_t ld_out, int64_t rows, int64_t columns) {
-  alignas(64) Sum line[kMaxBlockEdge] = {};
-  for (int64_t r = 0; r < rows; ++r, out += ld_out) {
-    if (sums) {
-      for (int64_t c = 0; c < columns; ++c) line[c] = alpha * sums[r * ld_sums + c];
-    }
-    if (input) {
-      const T* from = input->data + r * input->row_stride;
-      for (int64_t c = 0; c < columns; ++c) {
-        const Sum addend = beta * static_cast<Sum>(widen(from[c * input->column_stride]));
-        line[c] = sums ? line[c] + addend : addend;
-      }
-    }
-    for (int64_t c = 0; c < columns; ++c) narrow(line[c], out[c]);
+SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_sums, Sum alpha,
+                                        const View<T>* input, Sum beta, T* __restrict out,
+                                        int64_t ld_out, int64_t rows, int64_t columns) {
+  const auto fill = [&](const auto& element) {
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) out[r * ld_out + c] = narrow<T>(element(r, c));
+  };
+  const auto product = [&](int64_t r, int64_t c) { return alpha * sums[r * ld_sums + c]; };
+  const auto addend = [&](int64_t r, int64_t c) {
+    const T value = input->data[r * input->row_stride + c * input->column_stride];
+    return beta * static_cast<Sum>(widen(value));
+  };
+  if (sums && input) {
+    fill([&](int64_t r, int64_t c) { return product(r, c) + addend(r, c); });
+  } else if (sums) {
+    fill(product);
+  } else if (input) {
+    fill(addend);
+  } else {
+    fill([](int64_t, int64_t) { return Sum(0); });
   }
 }
 

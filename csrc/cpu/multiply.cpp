@@ -20,10 +20,11 @@
 
 #include "backend.h"
 #include "checks.h"
-#include "cpu/clones.h"
-#include "cpu/convert.h"
+#include "cpu/epilogue.h"
+#include "cpu/large_pages.h"
 #include "cpu/microkernel.h"
 #include "cpu/panels.h"
+#include "cpu/valid_masks.h"
 
 namespace spamm::cpu {
 namespace {
@@ -39,62 +40,10 @@ constexpr int64_t kTileEdge = 512;      // rows and columns of a tile of C, at m
 constexpr int64_t kTilesPerThread = 4;  // at least, where C has as many blocks
 constexpr int64_t kPackedBytes = 32 * 1024 * 1024;  // of B, at a time
 
-// ---- Which products are valid ------------------------------------------------------------------
-
-// Norm maps of one product of the batch.
-template <class N>
-struct Norms {
-  const N *a, *b;  // (mb, kb) and (kb, nb)
-  int64_t kb, nb;
-  N tau;
-
-  static bool is_valid(N norm_a, N norm_b, N tau) { return !(norm_a * norm_b < tau); }
-};
-
-// A range of blocks of C and of K.
-struct Range {
-  int64_t begin, size;
-  int64_t end() const { return begin + size; }
-};
-
-// masks[i][j]: bit k is set where product (i, k, j) of these ranges is valid.
-template <class N>
-SPAMM_CPU_CLONES void valid_masks(const Norms<N>& norms, Range i, Range k, Range j,
-                                  uint32_t* __restrict masks) {
-  std::fill_n(masks, i.size * j.size, 0u);
-  for (int64_t row = 0; row < i.size; ++row, masks += j.size) {
-    for (int64_t depth = 0; depth < k.size; ++depth) {
-      const N norm_a = norms.a[(i.begin + row) * norms.kb + k.begin + depth];
-      const N* norm_b = norms.b + (k.begin + depth) * norms.nb + j.begin;
-      for (int64_t column = 0; column < j.size; ++column)
-        masks[column] |= static_cast<uint32_t>(!(norm_a * norm_b[column] < norms.tau)) << depth;
-    }
-  }
-}
-
 // The larger norm; NaN, which makes every product valid, is larger than all.
 template <class N>
 N larger(N x, N y) {
   return y > x || std::isnan(y) ? y : x;
-}
-
-// ---- Writing C ---------------------------------------------------------------------------------
-
-// Writes alpha * sums + beta * input, rounded once; without sums (no valid product) beta * input.
-// `input` may be null.
-template <class T, class Sum>
-SPAMM_CPU_CLONES void write_block(const Sum* sums, int64_t ld_sums, Sum alpha, const View<T>* input,
-                                  Sum beta, T* out, int64_t ld_out, int64_t rows, int64_t columns) {
-  Sum line[128] = {};  // the largest block edge
-  for (int64_t r = 0; r < rows; ++r, out += ld_out) {
-    for (int64_t c = 0; c < columns; ++c) line[c] = sums ? alpha * sums[r * ld_sums + c] : Sum(0);
-    if (input) {
-      const T* from = input->data + r * input->row_stride;
-      for (int64_t c = 0; c < columns; ++c)
-        line[c] += beta * static_cast<Sum>(widen(from[c * input->column_stride]));
-    }
-    for (int64_t c = 0; c < columns; ++c) narrow(line[c], out[c]);
-  }
 }
 
 // ---- The product -------------------------------------------------------------------------------
@@ -139,7 +88,7 @@ class Product {
     const int64_t groups = batches_ * groups_per_batch_;
     const int64_t bytes = group_size() * static_cast<int64_t>(sizeof(P));
     const int64_t step = std::clamp<int64_t>(kPackedBytes / std::max<int64_t>(1, bytes), 1, groups);
-    packed_b_ = at::empty({step * bytes}, at::kByte);
+    packed_b_ = with_large_pages(at::empty({step * bytes}, at::kByte));
     sums_ = at::empty({at::get_num_threads() * sums_size() * static_cast<int64_t>(sizeof(Sum))},
                       at::kByte);
     for (int64_t first = 0; first < groups; first += step) {
@@ -226,8 +175,8 @@ class Product {
     }
     lda_ = padded_depth();
     batch_stride_a_ = rows_ * lda_;
-    packed_a_ =
-        at::empty({batches_ * batch_stride_a_ * static_cast<int64_t>(sizeof(P))}, at::kByte);
+    packed_a_ = with_large_pages(
+        at::empty({batches_ * batch_stride_a_ * static_cast<int64_t>(sizeof(P))}, at::kByte));
     P* target = reinterpret_cast<P*>(packed_a_.mutable_data_ptr());
     a_ = target;
     at::parallel_for(0, batches_ * mb_, 1, [&](int64_t from, int64_t to) {
@@ -301,16 +250,16 @@ class Product {
     const Norms<N> maps = norms(group.batch);
     const Range j = group.j;
     const int64_t blocks = i.size * j.size, block_size = block_.m * block_.n;
-    std::vector<uint32_t> masks(blocks);
+    std::vector<uint64_t> masks(blocks);
     std::vector<char> started(blocks, 0);
     const int64_t slice = kSliceDepth / block_.k;
     for (int64_t k = 0; k < kb_; k += slice) {
       const Range ks{k, std::min(slice, kb_ - k)};
-      valid_masks(maps, i, ks, j, masks.data());
+      find_valid(maps, i, ks, j, masks.data());
       for (int64_t column = 0; column < j.size; ++column) {
         for (int64_t row = 0; row < i.size; ++row) {
           const int64_t c = row * j.size + column;
-          uint32_t mask = masks[c];
+          uint64_t mask = masks[c];
           if (mask == 0) continue;
           Sum* block_sums = sums + c * block_size;
           if (!started[c]) std::fill_n(block_sums, block_size, Sum(0));
@@ -318,7 +267,7 @@ class Product {
           while (mask) {
             const int begin = std::countr_zero(mask);
             const int size = std::countr_one(mask >> begin);
-            mask &= begin + size == 32 ? 0u : ~0u << (begin + size);
+            mask &= begin + size == kMaskBits ? 0 : ~uint64_t{0} << (begin + size);
             multiply_run(group.batch, i.begin + row, {k + begin, size}, j.begin + column,
                          b + column * panel_size(), block_sums);
           }
@@ -352,9 +301,9 @@ class Product {
                   columns = std::min(block_.n, columns_ - column);
     if (arguments_.input.defined()) {
       const View<T> input = view<T>(arguments_.input, batch).block(row, column, rows, columns);
-      write_block(sums, block_.n, alpha_, &input, beta_, out, columns_, rows, columns);
+      write_rows(sums, block_.n, alpha_, &input, beta_, out, columns_, rows, columns);
     } else {
-      write_block<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, columns_, rows, columns);
+      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, columns_, rows, columns);
     }
   }
 
@@ -394,7 +343,7 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   auto shape = a.sizes().vec();
   shape.back() = b.size(-1);
   const Tensor addend = expanded_input(input, a, shape, beta);
-  const Tensor result = at::empty(shape, a.options());
+  const Tensor result = with_large_pages(at::empty(shape, a.options()));
   if (result.numel() == 0) return result;
 
   const auto as_batch = [](const Tensor& t) {

@@ -1,9 +1,9 @@
 // Norm maps: Frobenius norms of all blocks of a matrix, in one pass at memory speed.
 //
 // Rows are read in strips of some blocks' width, a block row high; each group of 32 columns has
-// eight sums of its own. Squares of float16, bfloat16 and float32 are exact in the sums' float64
-// and can neither overflow nor vanish there; a float64 block whose sum leaves the safe range is
-// summed again, scaled by a power of two.
+// eight float64 sums of its own. Squares of float32 are exact there and can neither overflow nor
+// vanish. Squares of float16 and bfloat16 are exact in float32, where those of a few rows are added
+// first. A block whose sum leaves the safe range is summed again, scaled by a power of two.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -12,7 +12,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
 #include <numeric>
+#include <type_traits>
 
 #include "checks.h"
 #include "cpu/clones.h"
@@ -24,72 +27,95 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kLanes = 8;                    // partial sums of a group of columns
+constexpr int64_t kLanes = 8;                    // sums of a group of columns
 constexpr int64_t kGroup = 4 * kLanes;           // divides every block edge
-constexpr int64_t kStrip = 32 * kGroup;          // columns; a multiple of every block edge
+constexpr int64_t kStrip = 64 * kGroup;          // columns; a multiple of every block edge
 constexpr int64_t kElementsPerTask = 32 * 1024;  // below that, threads cost more than they bring
 
-// One block row of a matrix, or a strip of it; element (r, c) at data[r * row_stride + c].
+// One block row of a matrix, or a part of it; element (r, c) at data[r * row_stride + c].
 template <class T>
 struct Strip {
   const T* data;
   int64_t row_stride, rows, columns;
 };
 
-// sums[g][lane] += squares of lane's columns in group g of one row. The row is `groups` groups
-// long.
+// Rows whose squares are added before they go to a group's sums, and the type in which they are:
+// one where the squares are exact.
+constexpr int64_t kRowsAtOnce = 4;
 template <class T>
-SPAMM_INLINE void add_squares(const T* __restrict row, int64_t groups, double* __restrict sums) {
-  for (int64_t g = 0; g < groups; ++g, row += kGroup, sums += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) {
-      const double x0 = row[lane], x1 = row[lane + kLanes];
-      const double x2 = row[lane + 2 * kLanes], x3 = row[lane + 3 * kLanes];
-      sums[lane] += (x0 * x0 + x1 * x1) + (x2 * x2 + x3 * x3);
-    }
-  }
-}
+using Square = std::conditional_t<sizeof(T) == 2, float, double>;
 
-template <class T>
-SPAMM_INLINE void sum_squares_of(const Strip<T>& strip, double* sums) {
-  using Wide = decltype(widen(T()));
-  const int64_t groups = blocks_of(strip.columns, kGroup);
-  const bool in_place = std::is_same_v<T, Wide> && strip.columns % kGroup == 0;
-  alignas(64) Wide buffer[kStrip] = {};  // one row, widened and padded with zeros
-  for (int64_t r = 0; r < strip.rows; ++r) {
-    const T* row = strip.data + r * strip.row_stride;
-    if constexpr (std::is_same_v<T, Wide>) {
-      if (in_place) {
-        add_squares(row, groups, sums);
-        continue;
+// sums[g][lane] += squares of the lane's columns in group g, over some rows.
+template <class T, int64_t rows, class Stored>
+SPAMM_INLINE void add_squares(const Stored* __restrict data, int64_t row_stride, int64_t groups,
+                              double* __restrict sums) {
+  for (int64_t g = 0; g < groups; ++g, data += kGroup, sums += kLanes) {
+    Square<T> squares[kLanes] = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < kGroup; c += kLanes) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const Square<T> x = widen(data[r * row_stride + c + lane]);
+          squares[lane] += x * x;
+        }
       }
     }
-    for (int64_t c = 0; c < strip.columns; ++c) buffer[c] = widen(row[c]);
-    add_squares(buffer, groups, sums);
+    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += squares[lane];
   }
 }
 
-SPAMM_CPU_CLONES void sum_squares(const Strip<c10::Half>& strip, double* sums) {
-  sum_squares_of(strip, sums);
-}
-SPAMM_CPU_CLONES void sum_squares(const Strip<c10::BFloat16>& strip, double* sums) {
-  sum_squares_of(strip, sums);
-}
-SPAMM_CPU_CLONES void sum_squares(const Strip<float>& strip, double* sums) {
-  sum_squares_of(strip, sums);
-}
-SPAMM_CPU_CLONES void sum_squares(const Strip<double>& strip, double* sums) {
-  sum_squares_of(strip, sums);
+template <class T, int64_t rows>
+SPAMM_INLINE void add_squares_of_rows(const Strip<T>& strip, int64_t first, double* sums) {
+  const T* data = strip.data + first * strip.row_stride;
+  const int64_t groups = strip.columns / kGroup, rest = strip.columns % kGroup;
+  add_squares<T, rows>(data, strip.row_stride, groups, sums);
+  if (rest == 0) return;
+  T padded[rows * kGroup] = {};
+  for (int64_t r = 0; r < rows; ++r)
+    std::copy_n(data + r * strip.row_stride + groups * kGroup, rest, padded + r * kGroup);
+  add_squares<T, rows>(padded, kGroup, 1, sums + groups * kLanes);
 }
 
-double norm_of(double sum, const auto&) { return std::sqrt(sum); }
+template <class T>
+SPAMM_CPU_CLONES void sum_squares(const Strip<T>& strip, double* sums) {
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= strip.rows; r += kRowsAtOnce)
+    add_squares_of_rows<T, kRowsAtOnce>(strip, r, sums);
+  for (; r < strip.rows; ++r) add_squares_of_rows<T, 1>(strip, r, sums);
+}
 
-// A sum of float64 squares may have overflowed, or lost squares that fell below the normal range.
-double norm_of(double sum, const Strip<double>& block) {
-  constexpr double kSafe = 0x1p-900;
-  if (sum >= kSafe && std::isfinite(sum)) return std::sqrt(sum);
-  return scaled_norm([&](auto&& visit) {
+// Sums of squares from here to infinity are right: what has been lost below is too small to matter.
+template <class T>
+constexpr double kSafe = std::is_same_v<T, double>          ? 0x1p-900
+                         : std::is_same_v<T, c10::BFloat16> ? 0x1p-80
+                                                            : 0;
+
+// The largest magnitude in a block. Magnitudes are ordered as their bit patterns are, with infinity
+// above all numbers and NaN above infinity.
+template <class T>
+SPAMM_CPU_CLONES T largest_magnitude(const Strip<T>& block) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
+                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  Bits largest = 0;
+  for (int64_t r = 0; r < block.rows; ++r) {
+    for (int64_t c = 0; c < block.columns; ++c) {
+      Bits bits;
+      std::memcpy(&bits, block.data + r * block.row_stride + c, sizeof(T));
+      largest =
+          std::max<Bits>(largest, bits & std::numeric_limits<std::make_signed_t<Bits>>::max());
+    }
+  }
+  T result;
+  std::memcpy(&result, &largest, sizeof(T));
+  return result;
+}
+
+template <class T>
+double norm_of(double sum, const Strip<T>& block) {
+  if (sum >= kSafe<T> && std::isfinite(sum)) return std::sqrt(sum);
+  return scaled_norm(widen(largest_magnitude(block)), [&](const auto& visit) {
     for (int64_t r = 0; r < block.rows; ++r)
-      std::for_each_n(block.data + r * block.row_stride, block.columns, visit);
+      for (int64_t c = 0; c < block.columns; ++c)
+        visit(widen(block.data[r * block.row_stride + c]));
   });
 }
 

@@ -3,23 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace spamm::cpu {
 
-// sqrt of the sum of x^2 over the numbers x that `each` shows its visitor; it is called twice. The
-// numbers are scaled by a power of two, which changes no digit. NaN if one is NaN, else infinite if
-// one is infinite.
+// sqrt of the sum of x^2 over the numbers that `each` shows its visitor. `largest` is the largest
+// magnitude among them; it is also the result where it is zero, infinite or NaN. The numbers are
+// scaled by a power of two, which changes no digit.
 template <class Each>
-double scaled_norm(const Each& each) {
-  double largest = 0;
-  bool has_nan = false;
-  each([&](double x) {
-    largest = std::max(largest, std::abs(x));
-    has_nan |= std::isnan(x);
-  });
-  if (has_nan) return std::numeric_limits<double>::quiet_NaN();
-  if (largest == 0 || std::isinf(largest)) return largest;
+double scaled_norm(double largest, const Each& each) {
+  if (largest == 0 || !std::isfinite(largest)) return largest;
   // 2^1000 brings even the least subnormal, 2^-1074, to where its square is normal.
   const int exponent = std::max(std::ilogb(largest), -1000);
   const double scale = std::ldexp(1.0, -exponent);

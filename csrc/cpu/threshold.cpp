@@ -154,27 +154,18 @@ N find_tau_of(const Maps<N>& maps, double valid_ratio) {
 }
 
 template <class N>
-SPAMM_INLINE void count_row_of(const N* a, const N* b, int64_t kb, int64_t nb, N tau,
-                               int32_t* __restrict counts) {
+SPAMM_CPU_CLONES void count_row(const N* a, const N* b, int64_t kb, int64_t nb, N tau,
+                                int32_t* __restrict counts) {
   for (int64_t k = 0; k < kb; ++k, b += nb)
     for (int64_t j = 0; j < nb; ++j) counts[j] += !(a[k] * b[j] < tau);
-}
-
-SPAMM_CPU_CLONES void count_row(const float* a, const float* b, int64_t kb, int64_t nb, float tau,
-                                int32_t* counts) {
-  count_row_of(a, b, kb, nb, tau, counts);
-}
-SPAMM_CPU_CLONES void count_row(const double* a, const double* b, int64_t kb, int64_t nb,
-                                double tau, int32_t* counts) {
-  count_row_of(a, b, kb, nb, tau, counts);
 }
 
 // ---- Error bound -------------------------------------------------------------------------------
 
 // losses[j] += norm products of the k that are skipped in column j.
 template <class N>
-SPAMM_INLINE void add_losses_of(const N* a, const N* b, const N* judged_b, int64_t kb, int64_t nb,
-                                N tau, double* __restrict losses) {
+SPAMM_CPU_CLONES void add_losses(const N* a, const N* b, const N* judged_b, int64_t kb, int64_t nb,
+                                 N tau, double* __restrict losses) {
   for (int64_t k = 0; k < kb; ++k, b += nb, judged_b += nb) {
     const double wide_a = a[k];
     for (int64_t j = 0; j < nb; ++j) {
@@ -184,18 +175,13 @@ SPAMM_INLINE void add_losses_of(const N* a, const N* b, const N* judged_b, int64
   }
 }
 
-SPAMM_CPU_CLONES void add_losses(const float* a, const float* b, const float* judged_b, int64_t kb,
-                                 int64_t nb, float tau, double* losses) {
-  add_losses_of(a, b, judged_b, kb, nb, tau, losses);
-}
-SPAMM_CPU_CLONES void add_losses(const double* a, const double* b, const double* judged_b,
-                                 int64_t kb, int64_t nb, double tau, double* losses) {
-  add_losses_of(a, b, judged_b, kb, nb, tau, losses);
-}
-
+// Of numbers that are not negative.
 template <class N>
 double norm_of(const N* numbers, int64_t size) {
-  return scaled_norm([&](auto&& visit) { std::for_each_n(numbers, size, visit); });
+  double largest = 0;
+  for (int64_t n = 0; n < size && !std::isnan(largest); ++n)
+    largest = numbers[n] <= largest ? largest : numbers[n];
+  return scaled_norm(largest, [&](const auto& visit) { std::for_each_n(numbers, size, visit); });
 }
 
 // How far a norm product, relative to itself, may be from the true one.

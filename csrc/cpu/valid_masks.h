@@ -23,8 +23,8 @@ struct Norms {
 
 constexpr int64_t kMaskBits = 64;
 
-// Bit k of masks[i * j.size + j] tells whether product (i, k, j), counted from the ranges' begins, is
-// valid. `k` spans at most kMaskBits.
+// Bit k of masks[i * j.size + j] tells whether product (i, k, j), counted from the ranges' begins,
+// is valid. `k` spans at most kMaskBits.
 template <class N>
 SPAMM_CPU_CLONES static void find_valid(const Norms<N>& norms, Range i, Range k, Range j,
                                         uint64_t* __restrict masks) {

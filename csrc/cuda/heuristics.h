@@ -43,12 +43,13 @@ inline const char* kernel_name(Kernel kernel) {
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
 }
 
-enum class Tile { k64x64, k128x128 };
+// Which of a kernel's two tiles: the shapes stand with their instances, in multiply_*.cu.
+enum class Tile { kSmall, kLarge };
 
 // Large tiles read each operand less often; they pay once every multiprocessor has one.
 inline Tile choose_tile(int64_t batch, int64_t m, int64_t n, int multiprocessors) {
   const int64_t large_tiles = batch * ((m + 127) / 128) * ((n + 127) / 128);
-  return large_tiles >= multiprocessors ? Tile::k128x128 : Tile::k64x64;
+  return large_tiles >= multiprocessors ? Tile::kLarge : Tile::kSmall;
 }
 
 }  // namespace spamm::cuda

@@ -5,7 +5,7 @@
 namespace spamm::cuda {
 
 void multiply_f32(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
-                 cudaStream_t stream) {
+                  cudaStream_t stream) {
   using Large = kernels::TileShape<64, 128, 32, 64, 4, 2>;
   using Small = kernels::TileShape<64, 64, 32, 32, 4, 2>;
   launch_multiply<kernels::SimtF32Engine, Large, Small>(params, tile, multiprocessors, stream);

@@ -17,8 +17,8 @@ void launch_multiply(const typename Config::Params& params, int multiprocessors,
   const auto kernel = kernels::multiply_sm80<Config>;
   C10_CUDA_CHECK(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  const int64_t tiles = params.batch * ((params.m - 1) / Config::kTileM + 1) *
-                        ((params.n - 1) / Config::kTileN + 1);
+  const int64_t tiles =
+      params.batch * ((params.m - 1) / Config::kTileM + 1) * ((params.n - 1) / Config::kTileN + 1);
   const int64_t resident = static_cast<int64_t>(multiprocessors) * Config::kBlocksPerSm;
   kernel<<<std::min(tiles, resident), Config::kThreads, kSharedBytes, stream>>>(params);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
@@ -28,19 +28,19 @@ template <class Engine, class Shape>
 void launch_multiply(const kernels::MultiplyParams<typename Engine::Sum>& params,
                      int multiprocessors, cudaStream_t stream) {
   using kernels::MultiplyConfig;
-  const auto launch = params.a.k_major
-                          ? (params.b.k_major ? launch_multiply<MultiplyConfig<Engine, Shape, 1, 1>>
-                                              : launch_multiply<MultiplyConfig<Engine, Shape, 1, 0>>)
-                          : (params.b.k_major ? launch_multiply<MultiplyConfig<Engine, Shape, 0, 1>>
-                                              : launch_multiply<MultiplyConfig<Engine, Shape, 0, 0>>);
+  const auto launch =
+      params.a.k_major ? (params.b.k_major ? launch_multiply<MultiplyConfig<Engine, Shape, 1, 1>>
+                                           : launch_multiply<MultiplyConfig<Engine, Shape, 1, 0>>)
+                       : (params.b.k_major ? launch_multiply<MultiplyConfig<Engine, Shape, 0, 1>>
+                                           : launch_multiply<MultiplyConfig<Engine, Shape, 0, 0>>);
   launch(params, multiprocessors, stream);
 }
 
-// Large: the shape for tiles of 128 x 128. Small: that for 64 x 64.
+// With the shape that `tile` stands for.
 template <class Engine, class Large, class Small>
 void launch_multiply(const kernels::MultiplyParams<typename Engine::Sum>& params, Tile tile,
                      int multiprocessors, cudaStream_t stream) {
-  if (tile == Tile::k128x128) {
+  if (tile == Tile::kLarge) {
     launch_multiply<Engine, Large>(params, multiprocessors, stream);
   } else {
     launch_multiply<Engine, Small>(params, multiprocessors, stream);

@@ -5,10 +5,11 @@
 namespace spamm::cuda {
 
 void multiply_tf32(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
-                 cudaStream_t stream) {
+                   cudaStream_t stream) {
   using Large = kernels::TileShape<128, 128, 64, 64, 4, 2>;
   using Small = kernels::TileShape<64, 64, 32, 32, 4, 4>;
-  launch_multiply<kernels::TensorCoreEngine<kernels::MmaTf32>, Large, Small>(params, tile, multiprocessors, stream);
+  launch_multiply<kernels::TensorCoreEngine<kernels::MmaTf32>, Large, Small>(
+      params, tile, multiprocessors, stream);
 }
 
 }  // namespace spamm::cuda

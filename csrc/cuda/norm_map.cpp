@@ -21,9 +21,7 @@ void launch(const Tensor& a, int64_t block_rows, int64_t block_columns, const Te
   // The kernel reads along the direction with the shorter stride.
   const bool by_rows = a.size(2) == 1 || a.stride(2) <= a.stride(1) || a.size(1) == 1;
   const int64_t line = by_rows ? 1 : 2, entry = by_rows ? 2 : 1;
-  const auto log2_edge = [](int64_t edge) {
-    return std::countr_zero(static_cast<uint64_t>(edge));
-  };
+  const auto log2_edge = [](int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); };
   kernels::NormMapParams<Norm> p{};
   p.data = a.const_data_ptr();
   p.batch = a.size(0), p.lines = a.size(line), p.length = a.size(entry);

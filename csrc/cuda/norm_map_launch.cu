@@ -1,8 +1,7 @@
-#include "norm_map_launch.h"
-
 #include <c10/cuda/CUDAException.h>
 
 #include "kernels/norm_map.cuh"
+#include "norm_map_launch.h"
 
 namespace spamm::cuda {
 namespace {

@@ -1,7 +1,7 @@
-// Operands as the multiply kernels take them: contiguous along one of their two dimensions, with the
-// address and all other strides in multiples of 16 bytes. Row- and column-major matrices are taken
-// as they lie, batches of any such stride too. Anything else (a slice that starts or steps off the
-// 16-byte grid, two strides above 1) is copied once into an aligned row-major buffer.
+// Operands as the multiply kernels take them: contiguous along one of their two dimensions, with
+// the address and all other strides in multiples of 16 bytes. Row- and column-major matrices are
+// taken as they lie, batches of any such stride too. Anything else (a slice that starts or steps
+// off the 16-byte grid, two strides above 1) is copied once into an aligned row-major buffer.
 #pragma once
 
 #include <ATen/core/Tensor.h>

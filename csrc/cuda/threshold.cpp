@@ -28,12 +28,9 @@ struct Maps {
 
   template <class Norm>
   NormMaps<Norm> pointers() const {
-    return {a.const_data_ptr<Norm>(),
-            b.const_data_ptr<Norm>(),
-            judged_b.const_data_ptr<Norm>(),
-            a.size(0),
-            static_cast<int>(a.size(1)),
-            static_cast<int>(a.size(2)),
+    return {a.const_data_ptr<Norm>(),        b.const_data_ptr<Norm>(),
+            judged_b.const_data_ptr<Norm>(), a.size(0),
+            static_cast<int>(a.size(1)),     static_cast<int>(a.size(2)),
             static_cast<int>(b.size(2))};
   }
 
@@ -90,8 +87,8 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   const Tensor counts = at::empty(shape, norm_a.options().dtype(at::kInt));
   const Tensor threshold = tau_as(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    launch_valid_counts(pointers, tau_argument<Norm>(threshold),
-                        counts.mutable_data_ptr<int32_t>(), device.stream());
+    launch_valid_counts(pointers, tau_argument<Norm>(threshold), counts.mutable_data_ptr<int32_t>(),
+                        device.stream());
   });
   return counts;
 }
@@ -99,8 +96,8 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
 // The error kernels' workspace, its state zeroed.
 template <class Norm>
 Tensor workspace_for_errors(const NormMaps<Norm>& maps, const at::TensorOptions& options) {
-  const Tensor workspace = at::empty({static_cast<int64_t>(error_workspace(maps))},
-                                     options.dtype(at::kByte));
+  const Tensor workspace =
+      at::empty({static_cast<int64_t>(error_workspace(maps))}, options.dtype(at::kByte));
   workspace.narrow(0, 0, kErrorStateBytes).zero_();
   return workspace;
 }

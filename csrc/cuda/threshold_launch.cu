@@ -1,5 +1,3 @@
-#include "threshold_launch.h"
-
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include "kernels/error_bound.cuh"
 #include "kernels/select_tau.cuh"
 #include "kernels/valid_counts.cuh"
+#include "threshold_launch.h"
 
 namespace spamm::cuda {
 
@@ -54,30 +53,29 @@ size_t find_tau_workspace() {
 template <class Norm>
 void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
                      int multiprocessors, cudaStream_t stream) {
-  auto* const selection = static_cast<kernels::Selection<Norm>*>(workspace);
   const double target = valid_ratio * static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
-  const auto rank = static_cast<unsigned long long>(std::ceil(target));
-  const auto tiles = [](int64_t size, int64_t tile) { return (size - 1) / tile + 1; };
-  const int64_t work = maps.batch * tiles(maps.mb, kernels::kSelectRows) * tiles(maps.nb, kernels::kPatchColumns) *
-                       tiles(maps.kb, kernels::kSelectDepth);
-  constexpr int kBlocksPerSm = 4;
-  const auto blocks = static_cast<unsigned>(
-      std::min(work, static_cast<int64_t>(multiprocessors) * kBlocksPerSm));
-  for (int unsettled = kernels::Bits<Norm>::kCount; unsettled > 0;) {
-    const int bits = std::min(unsettled, kernels::kDigitBits);
-    unsettled -= bits;
-    kernels::select_digit<<<blocks, kThreads, 0, stream>>>(maps, selection, unsettled, bits, rank,
-                                                           target, tau);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-  kernels::select_successor<<<blocks, kThreads, 0, stream>>>(maps, selection, tau);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  const auto rank = static_cast<unsigned long long>(std::max(1.0, std::floor(target + 0.5)));
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = static_cast<unsigned>(
+      std::min<int64_t>((kernels::select_items(maps) - 1) / kernels::kProductWarps + 1,
+                        multiprocessors * kernels::kSelectBlocksPerSm));
+  launch.blockDim = kThreads;
+  launch.stream = stream;
+  launch.attrs = &cooperative;
+  launch.numAttrs = 1;
+  C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernels::select_tau<Norm>, maps,
+                                    static_cast<kernels::Selection<Norm>*>(workspace), rank, target,
+                                    tau));
 }
 
 template <class Norm>
 size_t error_workspace(const NormMaps<Norm>& maps) {
-  return kErrorStateBytes + grid_of(maps) * kernels::SearchStep<Norm>::kThresholds *
-                                sizeof(kernels::SumOfSquares<Norm>);
+  // A sweep has a sum for each thread block and threshold, the search's start two for each warp.
+  constexpr int kSums = std::max(kernels::SearchStep<Norm>::kThresholds, 2 * kThreads / 32);
+  return kErrorStateBytes + grid_of(maps) * kSums * sizeof(kernels::SumOfSquares<Norm>);
 }
 
 template <class Norm>

@@ -1,6 +1,6 @@
-// Products of 32 x 32 sub-tiles of float32 by plain FFMA: each lane owns 8 x 4 entries of a sub-tile,
-// the lanes of a warp being 4 x 8. Sums over a stretch of K are added into totals of their own: two
-// short chains of roundings in place of one as long as K.
+// Products of 32 x 32 sub-tiles of float32 by plain FFMA: each lane owns 8 x 4 entries of a
+// sub-tile, the lanes of a warp being 4 x 8. Sums over a stretch of K are added into totals of
+// their own: two short chains of roundings in place of one as long as K.
 #pragma once
 
 #include <cstdint>

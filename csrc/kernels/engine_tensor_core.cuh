@@ -1,7 +1,7 @@
 // Products of 32 x 32 sub-tiles on tensor cores, by mma.sync. All four instructions used here see
 // their operands alike, in units of one register along K: 16 rows of A are four registers, (g, t),
-// (g+8, t), (g, t+4), (g+8, t+4); 8 columns of B are two, (g, t) and (g, t+4) of B transposed, and 16
-// columns four. But for the order of the four, one fragment load serves A and B and all types.
+// (g+8, t), (g, t+4), (g+8, t+4); 8 columns of B are two, (g, t) and (g, t+4) of B transposed, and
+// 16 columns four. But for the order of the four, one fragment load serves A and B and all types.
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,8 @@ struct MmaF64 {
   __device__ static Register prepare(Register r) { return r; }
   __device__ static void multiply(double (&d)[4], const Register (&a)[4], Register b0,
                                   Register b1) {
-    mma_f64(d, a[0], a[1], a[2], a[3], b0, b1);
+    mma_f64(d, a[0], a[1], b0);
+    mma_f64(d, a[2], a[3], b1);
   }
 };
 
@@ -140,8 +141,8 @@ struct TensorCoreEngine {
   template <class Tile>
   static constexpr bool kTransposed = !Tile::kKMajor && sizeof(Element) == 2;
 
-  // Where register i of a 16-row fragment lies, in halves: of its rows (or columns) and of its depth.
-  // The instruction wants the two registers of 8 columns of B side by side.
+  // Where register i of a 16-row fragment lies, in halves: of its rows (or columns) and of its
+  // depth. The instruction wants the two registers of 8 columns of B side by side.
   __device__ static constexpr int row_half(Role role, int i) {
     return role == Role::kA ? i % 2 : i / 2;
   }

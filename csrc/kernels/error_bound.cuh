@@ -20,9 +20,13 @@ constexpr double kNormSlack = sizeof(Norm) == 4 ? 0x1p-18 : 0x1p-44;
 // a double.
 template <class Norm>
 struct SumOfSquares {
-  double sum;  // no initializer here or below: arrays of these lie in shared memory
+  double sum;
   __device__ void add(double x) { sum = __fma_ru(x, x, sum); }
   __device__ void add(const SumOfSquares& other) { sum = __dadd_ru(sum, other.sum); }
+  // What the lane whose number differs by XOR has.
+  __device__ SumOfSquares of_lane(int distance) const {
+    return {__shfl_xor_sync(~0u, sum, distance)};
+  }
   __device__ double root() const { return __dsqrt_ru(sum); }
 };
 
@@ -47,6 +51,10 @@ struct SumOfSquares<double> {
     middle = __dadd_ru(middle, other.middle);
     large = __dadd_ru(large, other.large);
   }
+  __device__ SumOfSquares of_lane(int distance) const {
+    return {__shfl_xor_sync(~0u, small, distance), __shfl_xor_sync(~0u, middle, distance),
+            __shfl_xor_sync(~0u, large, distance)};
+  }
   __device__ double root() const {
     if (large != 0) {
       const double rest = __dmul_ru(__dmul_ru(__dadd_ru(middle, small), kDown), kDown);
@@ -69,25 +77,20 @@ __device__ Norm round_up(double x) {
   }
 }
 
-// Sum over the thread block, in a fixed order; right in thread 0.
+// Sum over a warp, in a fixed order; right in all lanes.
 template <class Norm>
-__device__ SumOfSquares<Norm> sum_block(SumOfSquares<Norm> own) {
-  __shared__ SumOfSquares<Norm> threads[kProductThreads];
-  __syncthreads();
-  threads[threadIdx.x] = own;
-  for (int distance = kProductThreads / 2; distance > 0; distance /= 2) {
-    __syncthreads();
-    if (threadIdx.x < distance) threads[threadIdx.x].add(threads[threadIdx.x + distance]);
-  }
-  return threads[threadIdx.x];
+__device__ SumOfSquares<Norm> sum_warp(SumOfSquares<Norm> own) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) own.add(own.of_lane(distance));
+  return own;
 }
 
-// The sum of what the thread blocks of this launch have left in `partial`; right in thread 0.
+// Sum of `count` numbers, over a warp.
 template <class Norm>
-__device__ SumOfSquares<Norm> sum_blocks(const SumOfSquares<Norm>* partial) {
+__device__ SumOfSquares<Norm> sum_array(const SumOfSquares<Norm>* sums, int64_t count) {
   SumOfSquares<Norm> own{};
-  for (unsigned i = threadIdx.x; i < gridDim.x; i += kProductThreads) own.add(partial[i]);
-  return sum_block(own);
+  for (int64_t i = threadIdx.x % 32; i < count; i += 32) own.add(sums[i]);
+  return sum_warp(own);
 }
 
 // A sweep for one given threshold.
@@ -140,70 +143,76 @@ __global__ void __launch_bounds__(kProductThreads)
     bound_errors(const NormMaps<Norm> maps, const Sweep sweep, SumOfSquares<Norm>* partial,
                  unsigned* arrived) {
   constexpr int kThresholds = Sweep::kThresholds;
-  __shared__ double warp_lost[kProductWarps][kPatchRows][32];
+  static_assert(kThresholds <= kProductWarps, "each threshold has a warp to end with");
+  __shared__ double patch_lost[kThresholds][kPatchRows][32];
+  __shared__ Norm bounds[kThresholds];
   const Patch patch(maps, blockIdx.x);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 
   Norm tau[kThresholds];
+#pragma unroll
   for (int i = 0; i < kThresholds; ++i) tau[i] = sweep.threshold(i);
-  double lost[kPatchRows][kThresholds] = {};
+  double lost[kThresholds][kPatchRows] = {};
   for_each_product(maps, patch, warp, maps.kb, kProductWarps,
                    [&](int r, Norm a, Norm b, Norm judged_b) {
                      const Norm judged = norm_product(a, judged_b);
                      const double product = __dmul_ru(a, b);
 #pragma unroll
                      for (int i = 0; i < kThresholds; ++i) {
-                       if (!is_valid(judged, tau[i])) lost[r][i] = __dadd_ru(lost[r][i], product);
+                       if (!is_valid(judged, tau[i])) lost[i][r] = __dadd_ru(lost[i][r], product);
                      }
                    });
-
+  for (int turn = 0; turn < kProductWarps; ++turn) {
+    if (warp == turn) {
 #pragma unroll
-  for (int i = 0; i < kThresholds; ++i) {
-    __syncthreads();
+      for (int i = 0; i < kThresholds; ++i) {
 #pragma unroll
-    for (int r = 0; r < kPatchRows; ++r) warp_lost[warp][r][lane] = lost[r][i];
-    __syncthreads();
-    SumOfSquares<Norm> squares{};
-    if (warp < kPatchRows) {
-      double block_lost = 0;
-      for (int w = 0; w < kProductWarps; ++w) {
-        block_lost = __dadd_ru(block_lost, warp_lost[w][warp][lane]);
+        for (int r = 0; r < kPatchRows; ++r) {
+          double& sum = patch_lost[i][r][lane];
+          sum = turn == 0 ? lost[i][r] : __dadd_ru(sum, lost[i][r]);
+        }
       }
-      squares.add(block_lost);
     }
-    squares = sum_block(squares);
-    if (threadIdx.x == 0) partial[static_cast<int64_t>(i) * gridDim.x + blockIdx.x] = squares;
+    __syncthreads();
+  }
+  if (warp < kThresholds) {
+    SumOfSquares<Norm> squares{};
+    for (int r = 0; r < kPatchRows; ++r) squares.add(patch_lost[warp][r][lane]);
+    squares = sum_warp(squares);
+    if (lane == 0) partial[static_cast<int64_t>(warp) * gridDim.x + blockIdx.x] = squares;
   }
   if (!is_last_block(arrived)) return;
 
-  Norm bounds[kThresholds];
-  for (int i = 0; i < kThresholds; ++i) {
-    const double root = sum_blocks(partial + static_cast<int64_t>(i) * gridDim.x).root();
-    bounds[i] = round_up<Norm>(__dmul_ru(root, 1 + kNormSlack<Norm>));
+  if (warp < kThresholds) {
+    const double root =
+        sum_array(partial + static_cast<int64_t>(warp) * gridDim.x, gridDim.x).root();
+    if (lane == 0) bounds[warp] = round_up<Norm>(__dmul_ru(root, 1 + kNormSlack<Norm>));
   }
+  __syncthreads();
   if (threadIdx.x == 0) sweep.finish(bounds);
 }
 
 // Starts the search: limit = max_error * norm(A) * norm(B), less what the norms' own errors may
-// have added. Any grid; `partial` holds 2 * gridDim.x sums.
+// have added. Any grid; `partial` holds a sum of both maps for each warp of the grid.
 template <class Norm>
 __global__ void __launch_bounds__(kProductThreads)
     start_error_search(const NormMaps<Norm> maps, double max_error, ErrorSearch<Norm>* search,
                        SumOfSquares<Norm>* partial, Norm* tau) {
   const int64_t sizes[2] = {maps.batch * maps.mb * maps.kb, maps.batch * maps.kb * maps.nb};
-  const Norm* norms[2] = {maps.a, maps.b};
+  const Norm* const norms[2] = {maps.a, maps.b};
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kProductThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kProductThreads + threadIdx.x;
+  const int64_t warps = threads / 32;
   for (int map = 0; map < 2; ++map) {
     SumOfSquares<Norm> own{};
-    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kProductThreads + threadIdx.x;
-         i < sizes[map]; i += static_cast<int64_t>(gridDim.x) * kProductThreads) {
-      own.add(norms[map][i]);
-    }
-    own = sum_block(own);
-    if (threadIdx.x == 0) partial[map * gridDim.x + blockIdx.x] = own;
+    for (int64_t i = thread; i < sizes[map]; i += threads) own.add(norms[map][i]);
+    own = sum_warp(own);
+    if (threadIdx.x % 32 == 0) partial[map * warps + thread / 32] = own;
   }
   if (!is_last_block(&search->arrived)) return;
-  const double norm_a = sum_blocks(partial).root();
-  const double norm_b = sum_blocks(partial + gridDim.x).root();
+  if (threadIdx.x >= 32) return;
+  const double norm_a = sum_array(partial, warps).root();
+  const double norm_b = sum_array(partial + warps, warps).root();
   if (threadIdx.x != 0) return;
   const double limit = max_error * norm_a * norm_b * (1 - 2 * kNormSlack<Norm>);
   search->limit = isfinite(limit) ? limit : nan("");

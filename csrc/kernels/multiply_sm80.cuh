@@ -117,7 +117,7 @@ class WarpProduct {
     const uint32_t mask = own_part(tile_mask);
     if (mask == kAll) {
       multiply<true>(stage, mask);
-    } else if (mask != 0) {
+    } else if (kAll > 1 && mask != 0) {
       multiply<false>(stage, mask);
     }
   }
@@ -178,11 +178,11 @@ class WarpProduct {
 
 // Adds the products of the `count` steps that are listed.
 template <class Config>
-__device__ void multiply_list(
-    const typename Config::List& list, int count, typename Config::Storage& storage,
-    const OperandStream<typename Config::TileA, Config::kThreads>& a,
-    const OperandStream<typename Config::TileB, Config::kThreads>& b,
-    WarpProduct<Config>& product) {
+__device__ void multiply_list(const typename Config::List& list, int count,
+                              typename Config::Storage& storage,
+                              const OperandStream<typename Config::TileA, Config::kThreads>& a,
+                              const OperandStream<typename Config::TileB, Config::kThreads>& b,
+                              WarpProduct<Config>& product) {
   constexpr int kStageDepth = Config::TileA::kDepth, kStagesPerStep = 32 / kStageDepth;
   constexpr int kAhead = Config::kStages - 1;
   const int stages = count * kStagesPerStep;

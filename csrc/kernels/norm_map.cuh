@@ -1,13 +1,13 @@
 // Frobenius norms of the blocks of a matrix: the paper's get-norm.
 //
-// A group of 1 to 8 warps sums the squares of one block, in loads of 16 bytes where the matrix allows
-// it, several in flight. Which entry lands in which lane does not matter to a sum of squares, so half
-// types go straight from memory into mma.sync with the same registers as A and as B: the diagonal of
-// X X^T holds sums of exact products, accumulated in float32. (The paper multiplies with ones and
-// sums in half, which rounds the squares and overflows.) Tensor cores truncate when they add, so a
-// chain of 2 * kChunks instructions is all that they sum before a float32 addition.
-// A block whose sum has left the range in which squares are right is redone with its entries scaled
-// by the power of two of the largest one.
+// A group of 1 to 8 warps sums the squares of one block, in loads of 16 bytes where the matrix
+// allows it, several in flight. Which entry lands in which lane does not matter to a sum of
+// squares, so half types go straight from memory into mma.sync with the same registers as A and as
+// B: the diagonal of X X^T holds sums of exact products, accumulated in float32. (The paper
+// multiplies with ones and sums in half, which rounds the squares and overflows.) Tensor cores
+// truncate when they add, so a chain of 2 * kChunks instructions is all that they sum before a
+// float32 addition. A block whose sum has left the range in which squares are right is redone with
+// its entries scaled by the power of two of the largest one.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ namespace spamm::kernels {
 constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;
 constexpr int kChunks = 4;  // loads in flight in each lane
 
-// Warps for a block of 2^log2_entries entries, 4 KiB for each: the order of a block's sum depends on
-// nothing but its shape.
+// Warps for a block of 2^log2_entries entries, 4 KiB for each: the order of a block's sum depends
+// on nothing but its shape.
 template <class Element>
 __host__ __device__ constexpr int norm_warps(int log2_entries) {
   const int warps = (static_cast<int>(sizeof(Element)) << log2_entries) / 4096;

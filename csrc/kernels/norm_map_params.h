@@ -9,8 +9,8 @@ namespace spamm::kernels {
 template <class Norm>
 struct NormMapParams {
   const void* data;
-  int64_t batch, lines, length;                          // length: entries of a line
-  int64_t batch_stride, line_stride, entry_stride;       // in elements
+  int64_t batch, lines, length;                     // length: entries of a line
+  int64_t batch_stride, line_stride, entry_stride;  // in elements
   int log2_block_lines, log2_block_length;
   Norm* norms;
   int64_t norm_batch_stride, norm_line_stride, norm_entry_stride;

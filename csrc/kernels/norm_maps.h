@@ -9,8 +9,8 @@
 
 namespace spamm::kernels {
 
-// Contiguous maps: a (batch, mb, kb), b (batch, kb, nb). `judged_b` decides what is skipped; it is b
-// itself where nothing else was given.
+// Contiguous maps: a (batch, mb, kb), b (batch, kb, nb). `judged_b` decides what is skipped; it is
+// b itself where nothing else was given.
 template <class Norm>
 struct NormMaps {
   const Norm *a, *b, *judged_b;

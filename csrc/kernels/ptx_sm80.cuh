@@ -16,10 +16,10 @@ __device__ inline uint32_t shared_address(const void* pointer) {
 
 // Copies the first `bytes` of 16 and writes zeros for the rest; reads nothing where bytes is 0.
 __device__ inline void copy_async(void* to_shared, const void* from_global, int bytes) {
-  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                   shared_address(to_shared)),
-               "l"(from_global), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)),
+      "l"(from_global), "r"(bytes)
+      : "memory");
 }
 
 // Closes the group of copies that this thread has begun since the last group.
@@ -95,28 +95,20 @@ __device__ inline uint32_t round_to_tf32(uint32_t bits) {
   return rounded;
 }
 
-#if __CUDA_ARCH__ < 900
-// 8 x 4 times 4 x 8: the one double-precision shape that sm_80 has.
-__device__ inline void mma_f64_8x8x4(double& d0, double& d1, double a, double b) {
-  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
-      : "+d"(d0), "+d"(d1)
-      : "d"(a), "d"(b));
-}
-#endif
-
-// d += a b, 16 x 8 times 8 x 8, in double precision.
-__device__ inline void mma_f64(double (&d)[4], double a0, double a1, double a2, double a3,
-                               double b0, double b1) {
+// d += a b, 16 x 4 times 4 x 8, in double precision. sm_80 has but 8 x 8 results.
+__device__ inline void mma_f64(double (&d)[4], double a0, double a1, double b0) {
 #if __CUDA_ARCH__ >= 900
-  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
+  asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-      : "d"(a0), "d"(a1), "d"(a2), "d"(a3), "d"(b0), "d"(b1));
+      : "d"(a0), "d"(a1), "d"(b0));
 #else
-  mma_f64_8x8x4(d[0], d[1], a0, b0);
-  mma_f64_8x8x4(d[2], d[3], a1, b0);
-  mma_f64_8x8x4(d[0], d[1], a2, b1);
-  mma_f64_8x8x4(d[2], d[3], a3, b1);
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(d[0]), "+d"(d[1])
+      : "d"(a0), "d"(b0));
+  asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
+      : "+d"(d[2]), "+d"(d[3])
+      : "d"(a1), "d"(b0));
 #endif
 }
 

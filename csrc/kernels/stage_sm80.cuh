@@ -32,8 +32,8 @@ struct StageTile {
     return line * kLineBytes + (chunk ^ swizzle(line)) * kChunkBytes;
   }
 
-  // A lane's place in the tile, to which constants are added later. Where lane's and constant parts of
-  // the line, and of the chunk, have no bit in common, the swizzle of the sum is the XOR of both
+  // A lane's place in the tile, to which constants are added later. Where lane's and constant parts
+  // of the line, and of the chunk, have no bit in common, the swizzle of the sum is the XOR of both
   // swizzles: all of a lane's fragments then share a few offsets, where computing each offset by
   // itself takes more registers than there are.
   struct Place {
@@ -83,8 +83,8 @@ class OperandStream {
     offset_ = Tile::offset(line, chunk);
   }
 
-  // Begins the copies of depth k, k + 1, ... into `stage`; of the tile's bands of 32 rows only those
-  // whose bit is set in `bands` are read, and the others' old contents stay.
+  // Begins the copies of depth k, k + 1, ... into `stage`; of the tile's bands of 32 rows only
+  // those whose bit is set in `bands` are read, and the others' old contents stay.
   __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
     const Element* source = source_ + (Tile::kKMajor ? k : k * operand_.leading);
     const int64_t depth_left = depth_ - k;
@@ -95,9 +95,8 @@ class OperandStream {
     const int depth = static_cast<int>(max(min(depth_left, int64_t{Tile::kDepth}), int64_t{0}));
     const int lines = Tile::kKMajor ? extent_ : depth, length = Tile::kKMajor ? depth : extent_;
     const int bytes = (length - position()) * static_cast<int>(sizeof(Element));
-    copy_passes(stage, source, bands, [&](int line) {
-      return line < lines ? min(max(bytes, 0), kChunkBytes) : 0;
-    });
+    copy_passes(stage, source, bands,
+                [&](int line) { return line < lines ? min(max(bytes, 0), kChunkBytes) : 0; });
   }
 
  private:

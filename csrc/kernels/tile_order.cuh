@@ -10,8 +10,8 @@ struct TileIndex {
 };
 
 // Tiles run down groups of kGroupRows tile rows, one column after the other, so that the tiles in
-// flight together share rows of A and columns of B in the L2 cache. There are fewer than 2^31 tiles:
-// no memory holds that many.
+// flight together share rows of A and columns of B in the L2 cache. There are fewer than 2^31
+// tiles: no memory holds that many.
 template <int kGroupRows>
 struct TileOrder {
   int rows, columns;  // of one batch, in tiles

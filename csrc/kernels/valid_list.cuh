@@ -1,9 +1,10 @@
-// The paper's bitmap and map_offset: which k-steps of a tile of C hold something valid, found by all
-// threads in parallel and compacted, in order, into a list in shared memory.
+// The paper's bitmap and map_offset: which k-steps of a tile of C hold something valid, found by
+// all threads in parallel and compacted, in order, into a list in shared memory.
 //
-// A tile of C is made of kRows x kColumns sub-tiles of 32 x 32, and K is cut into steps of 32. Every
-// block edge is a multiple of 32, so a sub-tile's step lies in one block product, and one bit says
-// whether it counts. A list of fixed length serves any K: it is filled, walked, and filled again.
+// A tile of C is made of kRows x kColumns sub-tiles of 32 x 32, and K is cut into steps of 32.
+// Every block edge is a multiple of 32, so a sub-tile's step lies in one block product, and one bit
+// says whether it counts. A list of fixed length serves any K: it is filled, walked, and filled
+// again.
 #pragma once
 
 #include <cstdint>
