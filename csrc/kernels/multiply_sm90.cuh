@@ -1,0 +1,229 @@
+// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a): float16 and bfloat16
+// operands, float32 sums.
+//
+// Tile: a thread block makes kRows x kColumns blocks (64 x 64 each) of C; 128 x 256 at best, since
+// the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
+// Pipeline, for the life of a persistent thread block:
+//   list warp     claims a tile and lists the steps that hold something valid, each with one bit
+//   for
+//                 every block of C (list_sm90.cuh);
+//   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
+//                 of kStages stages, the operand blocks that some bit needs;
+//   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
+//                 them is four wide wgmma, any other is four narrow ones for each valid block. Four
+//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. The
+//                 tile leaves by TMA as well (epilogue_sm90.cuh).
+// Skipping is exact for each block product. Sums run in the order of K: same bits every time.
+// Limits: operands as in multiply_params.h; M, N, K and the number of tiles below 2^31; block edges
+// of 64 or 128 (a block of 128 is made of 64s that share its norm).
+// Source: the list is cuSpAMM's map_offset ("Accelerating Sparse Approximate Matrix Multiplication
+// on GPUs"), but never in memory; warp specialisation with TMA and wgmma is CUTLASS's for Hopper.
+#pragma once
+
+#include <cute/arch/copy_sm90_desc.hpp>
+
+#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
+#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
+#endif
+#include "cutlass/arch/grid_dependency_control.h"
+#include "epilogue_sm90.cuh"
+#include "list_sm90.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// Fetches the operand block at `line` of M or N and `depth` of K.
+template <Major kMajor>
+__device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int depth, int batch,
+                                           Barrier& barrier, OperandBlock& block) {
+  constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&barrier), kHint, &block,
+                               kMajor == Major::K ? depth : line, kMajor == Major::K ? line : depth,
+                               batch);
+}
+
+// Loads one operand's blocks.
+template <class Config, bool kIsA>
+class Loader {
+  static constexpr int kBlocks = kIsA ? Config::kRows : Config::kColumns;
+
+ public:
+  __device__ Loader(const Params& params, Storage<Config>& storage)
+      : params_(params), storage_(storage) {}
+
+  __device__ void load(Tile tile, Step step, bool ends_tile) {
+    const uint32_t needed = needed_blocks(step.mask);
+    announce(step.mask | (ends_tile ? kEndsTile : 0), tile, __popc(needed) * sizeof(OperandBlock));
+    auto& stage = storage_.stages[at_.slot];
+    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if ((needed >> i & 1) == 0) continue;
+      if constexpr (kIsA) {
+        load_block<Config::kMajorA>(params_.map_a, (tile.row + i) * kBlock, step.index * kBlock,
+                                    batch, storage_.full[at_.slot], stage.a[i]);
+      } else {
+        load_block<Config::kMajorB>(params_.map_b, (tile.column + i) * kBlock, step.index * kBlock,
+                                    batch, storage_.full[at_.slot], stage.b[i]);
+      }
+    }
+    at_.advance();
+  }
+
+  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
+  __device__ void end_tile(Tile tile) {
+    announce(kEndsTile, tile, 0);
+    at_.advance();
+  }
+
+  __device__ void end_work() { announce(kEndsWork, {}, 0); }
+
+ private:
+  // The rows, or the columns, of the tile in which the mask has a bit.
+  __device__ static uint32_t needed_blocks(uint32_t mask) {
+    uint32_t needed = 0;
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+      const uint32_t columns = mask >> (row * Config::kColumns) & ((1u << Config::kColumns) - 1);
+      needed |= kIsA ? static_cast<uint32_t>(columns != 0) << row : columns;
+    }
+    return needed;
+  }
+
+  // Waits for the next stage and tells what comes into it.
+  __device__ void announce(uint32_t notice, Tile tile, uint32_t bytes) {
+    storage_.empty[at_.slot].wait(at_.phase ^ 1);
+    if constexpr (kIsA) {
+      storage_.notices[at_.slot] = notice;
+      if (notice & kEndsTile) storage_.tiles[at_.slot] = tile;
+    }
+    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
+  }
+
+  const Params& params_;
+  Storage<Config>& storage_;
+  RingPosition<Config::kStages> at_;
+};
+
+// The thread that loads one operand.
+template <class Config, bool kIsA>
+__device__ void load_lists(const Params& params, Storage<Config>& storage) {
+  Loader<Config, kIsA> loader(params, storage);
+  RingPosition<Config::kLists> from;
+  while (true) {
+    storage.list_full[from.slot].wait(from.phase);
+    const auto& list = storage.lists[from.slot];
+    if (list.ends_work) break;
+    const Tile tile = list.tile;
+    const int count = list.count;
+    const bool ends_tile = list.ends_tile;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
+    }
+    if (ends_tile && count == 0) loader.end_tile(tile);
+    storage.list_empty[from.slot].arrive();
+    from.advance();
+  }
+  loader.end_work();
+}
+
+// The same, block by block. ptxas serialises wgmma that it sees in flight across branches, so each
+// block is waited for.
+template <class Config, int kColumn = 0, int kSize>
+__device__ __forceinline__ void multiply_single(uint32_t bits, uint64_t a, uint64_t b,
+                                                float (&acc)[kSize]) {
+  if constexpr (kColumn < Config::kOwn) {
+    if (bits >> kColumn & 1) {
+      cute::warpgroup_arrive();
+      multiply_blocks<typename Config::Element, Config::kMajorA, Config::kMajorB, kColumn, 1>(a, b,
+                                                                                              acc);
+      cute::warpgroup_commit_batch();
+      cute::warpgroup_wait<0>();
+    }
+    multiply_single<Config, kColumn + 1>(bits, a, b, acc);
+  }
+}
+
+// acc += a block of A times those of the kOwn blocks of B whose bits are set.
+template <class Config, int kSize>
+__device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_t b,
+                                              float (&acc)[kSize]) {
+  if (bits == (1u << Config::kOwn) - 1) {
+    float wide[kSize];
+    hand_over(acc, wide);
+    cute::warpgroup_arrive();
+    multiply_blocks<typename Config::Element, Config::kMajorA, Config::kMajorB, 0, Config::kOwn>(
+        a, b, wide);
+    cute::warpgroup_commit_batch();
+    cute::warpgroup_wait<0>();
+    hand_over(wide, acc);
+  } else {
+    multiply_single<Config>(bits, a, b, acc);
+  }
+}
+
+// Warpgroup number `warpgroup` of those that multiply.
+template <class Config>
+__device__ void multiply_stages(const Params& params, int warpgroup, Storage<Config>& storage) {
+  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / kDescriptorUnit;
+  const int row = warpgroup * Config::kOwn / Config::kColumns;
+  const int column = warpgroup * Config::kOwn % Config::kColumns;
+  uint64_t a = descriptor<Config::kMajorA>(storage.stages[0].a[row]);
+  uint64_t b = descriptor<Config::kMajorB>(storage.stages[0].b[column]);
+  float acc[Config::kOwn * kThreadValues] = {};
+  RingPosition<Config::kStages> at;
+  while (true) {
+    storage.full[at.slot].wait(at.phase);
+    const uint32_t notice = storage.notices[at.slot];
+    if (notice & kEndsWork) break;
+    const uint32_t bits = notice >> (warpgroup * Config::kOwn) & ((1u << Config::kOwn) - 1);
+    multiply_step<Config>(bits, a, b, acc);
+    const bool ends_tile = notice & kEndsTile;
+    const Tile tile = ends_tile ? storage.tiles[at.slot] : Tile{};
+    // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
+    at.advance();
+    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
+    a = advance(a, onwards);
+    b = advance(b, onwards);
+    if (ends_tile) {
+      store<Config>(params, {tile.batch, tile.row + row, tile.column + column},
+                    storage.output[warpgroup], acc);
+#pragma unroll
+      for (float& value : acc) value = 0;
+    }
+  }
+  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // they read shared memory
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_sm90(const __grid_constant__ Params params) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  if (warp == 0 && elected) storage.initialize();
+  if (warp == 1 && elected) {
+    cute::prefetch_tma_descriptor(&params.map_a);
+    cute::prefetch_tma_descriptor(&params.map_b);
+    if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
+  }
+  __syncthreads();
+  cutlass::arch::launch_dependent_grids();
+
+  if (warp >= 4) {
+    multiply_stages<Config>(params, warp / 4 - 1, storage);
+  } else if (warp == 2) {
+    // Nothing is loaded or stored before it is listed, so this warp waits for all of them.
+    cutlass::arch::wait_on_dependent_grids();
+    list_steps<Config>(params, storage);
+  } else if (warp == 1 && elected) {
+    load_lists<Config, false>(params, storage);
+  } else if (warp == 0 && elected) {
+    load_lists<Config, true>(params, storage);
+  }
+}
+
+}  // namespace spamm::kernels::sm90

@@ -1,0 +1,136 @@
+// Starts the Hopper multiply: tensor maps, instance and grid from run-time pointers, sizes and
+// memory orders.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "multiply_sm90.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// The driver's tensor map encoder, found at run time so that nothing links libcuda; null if the
+// driver has none.
+inline auto find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found);
+  const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+  return usable ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
+}
+
+// A batch of matrices of 16-bit entries, `lines` of `length` contiguous ones. Strides in elements.
+struct MatrixLayout {
+  const void* data;
+  int64_t length, lines, line_stride, batch, batch_stride;
+};
+
+// Maps the matrices in boxes that fill an operand block.
+template <class Element>
+cudaError_t encode(CUtensorMap& map, const MatrixLayout& x) {
+  static const auto encoder = find_encoder();
+  if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
+  // Strides that nothing steps over may hold anything, but the encoder checks them.
+  const auto bytes = [](int64_t size, int64_t stride) {
+    return static_cast<cuuint64_t>(size > 1 ? stride * sizeof(Element) : 16);
+  };
+  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(x.length), static_cast<cuuint64_t>(x.lines),
+                              static_cast<cuuint64_t>(x.batch)};
+  const cuuint64_t strides[] = {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)};
+  const cuuint32_t box[] = {kLineBytes / sizeof(Element), kBlock, 1}, every[] = {1, 1, 1};
+  constexpr auto kType = std::is_same_v<Element, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult result =
+      encoder(&map, kType, 3, const_cast<void*>(x.data), sizes, strides, box, every,
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// `extent` is M for A and N for B.
+inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t batch) {
+  const bool has_batch = x.batch_stride != 0;
+  return {x.data,    x.k_major ? k : extent, x.k_major ? extent : k,
+          x.leading, has_batch ? batch : 1,  x.batch_stride};
+}
+
+template <class Config>
+cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* next_tile,
+                   bool overlap_previous, cudaStream_t stream) {
+  using Element = typename Config::Element;
+  const auto tiles_along = [](int64_t size, int blocks) {
+    return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
+  };
+  Params params{};
+  params.product = p;
+  params.order = {tiles_along(p.m, Config::kRows), tiles_along(p.n, Config::kColumns)};
+  params.tiles = static_cast<int>(params.order.rows * params.order.columns * p.batch);
+  params.a_has_batch = p.a.batch_stride != 0;
+  params.b_has_batch = p.b.batch_stride != 0;
+  params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
+  const int blocks = std::min(params.tiles, multiprocessors);
+  params.next_tile = blocks < params.tiles ? next_tile : nullptr;
+
+  cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch));
+  if (error == cudaSuccess) {
+    error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch));
+  }
+  if (error == cudaSuccess && params.c_by_tma) {
+    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n});
+  }
+  if (error != cudaSuccess) return error;
+
+  const auto kernel = multiply_sm90<Config>;
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= 227 * 1024);
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = Config::kThreads;
+  launch.dynamicSmemBytes = kSharedBytes;
+  launch.stream = stream;
+  launch.attrs = &overlap;
+  launch.numAttrs = overlap_previous;
+  return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
+template <class Element, Major kMajorA, Major kMajorB>
+using SmallTile = Config<Element, kMajorA, kMajorB, 2, 1, 1, 6>;
+template <class Element, Major kMajorA, Major kMajorB>
+using LargeTile = Config<Element, kMajorA, kMajorB, 2, 4, 2, 4>;
+
+// Large tiles read the operands least often; small ones serve products that have too few of them.
+enum class TileSize { k128x64, k128x256 };
+
+template <class Element, Major kMajorA, Major kMajorB>
+cudaError_t launch(const MultiplyParams<float>& p, TileSize tile, int multiprocessors,
+                   int* next_tile, bool overlap_previous, cudaStream_t stream) {
+  const auto instance = tile == TileSize::k128x64 ? launch<SmallTile<Element, kMajorA, kMajorB>>
+                                                  : launch<LargeTile<Element, kMajorA, kMajorB>>;
+  return instance(p, multiprocessors, next_tile, overlap_previous, stream);
+}
+
+// Computes p on `stream`. next_tile: one int in device memory, zero, and zero again when the kernel
+// is done; no other kernel in flight may use it. overlap_previous: programmatic dependent launch,
+// the kernel may start while the one before it on the stream ends (it waits before it reads).
+// Returns what the driver or the launch says.
+template <class Element>
+cudaError_t multiply(const MultiplyParams<float>& p, TileSize tile, int multiprocessors,
+                     int* next_tile, bool overlap_previous, cudaStream_t stream) {
+  constexpr auto kK = Major::K, kMN = Major::MN;
+  const auto instance = p.a.k_major
+                            ? (p.b.k_major ? launch<Element, kK, kK> : launch<Element, kK, kMN>)
+                            : (p.b.k_major ? launch<Element, kMN, kK> : launch<Element, kMN, kMN>);
+  return instance(p, tile, multiprocessors, next_tile, overlap_previous, stream);
+}
+
+}  // namespace spamm::kernels::sm90
