@@ -32,13 +32,14 @@ struct Microkernel {
   static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;
   using Sum = std::conditional_t<std::is_same_v<P, double>, double, float>;
 
-  // C (M x N) += A (M x K) @ B (K x N). N is a multiple of 32; with VNNI, K is even.
-  static void multiply_add(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
-                           int64_t ldb, Sum* C, int64_t ldc) {
+  // C (M x N) = A (M x K) @ B (K x N), added to C where `add`. N is a multiple of 32; with VNNI, K
+  // is even.
+  static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
+                       int64_t ldb, Sum* C, int64_t ldc, bool add) {
     if constexpr (std::is_same_v<P, double>) {
-      gemm_double(M, N, K, A, lda, B, ldb, C, ldc);
+      gemm_double(M, N, K, A, lda, B, ldb, C, ldc, add);
     } else {
-      at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, /*add_C=*/true, A, B, C, kVnni);
+      at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C, kVnni);
     }
   }
 

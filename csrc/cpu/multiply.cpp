@@ -16,6 +16,7 @@
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "backend.h"
@@ -36,9 +37,8 @@ using OptTensor = std::optional<Tensor>;
 
 constexpr int64_t kSliceDepth = 512;    // of K, multiplied before a tile moves on
 constexpr int64_t kPanelWidth = 64;     // as wide as packing for matrix instructions goes
-constexpr int64_t kTileEdge = 512;      // rows and columns of a tile of C, at most
+constexpr int64_t kTileColumns = 512;   // of C, at most
 constexpr int64_t kTilesPerThread = 4;  // at least, where C has as many blocks
-constexpr int64_t kPackedBytes = 32 * 1024 * 1024;  // of B, at a time
 
 // The larger norm; NaN, which makes every product valid, is larger than all.
 template <class N>
@@ -64,6 +64,8 @@ class Product {
   using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
   using Sum = typename Microkernel<P>::Sum;
   static constexpr bool kVnni = Microkernel<P>::kVnni;
+  // Measured: packing B once more costs matrix instructions less than sums that leave the cache.
+  static constexpr int64_t kTileRows = kVnni ? 256 : 512;
 
  public:
   explicit Product(const Arguments& arguments)
@@ -80,40 +82,57 @@ class Product {
         alpha_(arguments.alpha.to<Sum>()),
         beta_(arguments.beta.to<Sum>()) {
     choose_tiles();
-    find_largest_norms();
     place_a();
   }
 
-  void run() {
-    const int64_t groups = batches_ * groups_per_batch_;
-    const int64_t bytes = group_size() * static_cast<int64_t>(sizeof(P));
-    const int64_t step = std::clamp<int64_t>(kPackedBytes / std::max<int64_t>(1, bytes), 1, groups);
-    packed_b_ = with_large_pages(at::empty({step * bytes}, at::kByte));
-    sums_ = at::empty({at::get_num_threads() * sums_size() * static_cast<int64_t>(sizeof(Sum))},
-                      at::kByte);
-    for (int64_t first = 0; first < groups; first += step) {
-      const Range groups_now{first, std::min(step, groups - first)};
-      pack_b(groups_now);
-      multiply(groups_now);
-    }
+  // Threads take the tiles of all batches in turn, down the rows first.
+  void run() const {
+    const int64_t row_tiles = blocks_of(mb_, tile_rows_),
+                  column_tiles = blocks_of(nb_, tile_columns_);
+    std::atomic<int64_t> next{0};
+    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+      Workspace workspace(*this);
+      while (true) {
+        const int64_t number = next++;
+        if (number >= batches_ * column_tiles * row_tiles) break;
+        const int64_t i = number % row_tiles * tile_rows_;
+        const int64_t j = number / row_tiles % column_tiles * tile_columns_;
+        multiply_tile({number / row_tiles / column_tiles,
+                       {i, std::min(tile_rows_, mb_ - i)},
+                       {j, std::min(tile_columns_, nb_ - j)}},
+                      workspace);
+      }
+      Microkernel<P>::release();
+    });
   }
 
  private:
-  // A group is the blocks of B's columns that a tile covers; groups are numbered through all
-  // batches.
-  struct Group {
+  // Blocks of C in one batch.
+  struct Tile {
     int64_t batch;
-    Range j;
+    Range i, j;
   };
 
-  Group group(int64_t number) const {
-    const int64_t first = number % groups_per_batch_ * tile_columns_;
-    return {number / groups_per_batch_, {first, std::min(tile_columns_, nb_ - first)}};
-  }
+  // What a thread needs for a tile, small enough to stay in its cache.
+  struct Workspace {
+    explicit Workspace(const Product& p)
+        : masks(p.tile_rows_ * p.tile_columns_),
+          started(masks.size()),
+          buffer(at::empty({p.sums_size() * static_cast<int64_t>(sizeof(Sum)) +
+                            p.panel_size() * static_cast<int64_t>(sizeof(P))},
+                           at::kByte)),
+          sums(static_cast<Sum*>(buffer.mutable_data_ptr())),
+          panel(reinterpret_cast<P*>(sums + p.sums_size())) {}
+
+    std::vector<uint64_t> masks;  // of a slice's products
+    std::vector<char> started;    // whether a block has had a product
+    Tensor buffer;
+    Sum* sums;
+    P* panel;  // of B: a slice of one block column
+  };
 
   int64_t padded_depth() const { return kb_ * block_.k; }
-  int64_t panel_size() const { return padded_depth() * block_.n; }  // of one block column of B
-  int64_t group_size() const { return tile_columns_ * panel_size(); }
+  int64_t panel_size() const { return kSliceDepth * block_.n; }
   int64_t sums_size() const { return tile_rows_ * block_.m * tile_columns_ * block_.n; }
 
   Norms<N> norms(int64_t batch) const {
@@ -129,8 +148,8 @@ class Product {
   }
 
   void choose_tiles() {
-    tile_rows_ = std::min(kTileEdge / block_.m, mb_);
-    tile_columns_ = std::min(kTileEdge / block_.n, nb_);
+    tile_rows_ = std::min(kTileRows / block_.m, mb_);
+    tile_columns_ = std::min(kTileColumns / block_.n, nb_);
     const auto tiles = [&] {
       return batches_ * blocks_of(mb_, tile_rows_) * blocks_of(nb_, tile_columns_);
     };
@@ -143,22 +162,17 @@ class Product {
         tile_columns_ = blocks_of(tile_columns_, 2);
       }
     }
-    groups_per_batch_ = blocks_of(nb_, tile_columns_);
   }
 
-  // For each k of each batch, the largest norm in A's column k and in B's row k: a block that is
-  // not valid with the largest on the other side is not needed at all.
-  void find_largest_norms() {
-    largest_a_.assign(batches_ * kb_, N(0));
-    largest_b_.assign(batches_ * kb_, N(0));
-    for (int64_t batch = 0; batch < batches_; ++batch) {
-      const Norms<N> maps = norms(batch);
-      N *of_a = &largest_a_[batch * kb_], *of_b = &largest_b_[batch * kb_];
-      for (int64_t i = 0; i < mb_; ++i)
-        for (int64_t k = 0; k < kb_; ++k) of_a[k] = larger(of_a[k], maps.a[i * kb_ + k]);
-      for (int64_t k = 0; k < kb_; ++k)
-        for (int64_t j = 0; j < nb_; ++j) of_b[k] = larger(of_b[k], maps.b[k * nb_ + j]);
+  // For each k of each batch, the largest norm in B's row k: a block of A that is not valid with it
+  // is not needed at all.
+  std::vector<N> largest_norms() const {
+    std::vector<N> largest(batches_ * kb_, N(0));
+    for (int64_t row = 0; row < batches_ * kb_; ++row) {
+      const N* norm_b = arguments_.norm_b.const_data_ptr<N>() + row * nb_;
+      largest[row] = std::accumulate(norm_b, norm_b + nb_, N(0), larger<N>);
     }
+    return largest;
   }
 
   void place_a() {
@@ -173,6 +187,7 @@ class Product {
         return;
       }
     }
+    const std::vector<N> largest_b = largest_norms();
     lda_ = padded_depth();
     batch_stride_a_ = rows_ * lda_;
     packed_a_ = with_large_pages(
@@ -186,7 +201,7 @@ class Product {
         const Norms<N> maps = norms(batch);
         P* rows = target + batch * batch_stride_a_ + i * block_.m * lda_;
         for (int64_t k = 0; k < kb_; ++k) {
-          if (maps.a[i * kb_ + k] * largest_b_[batch * kb_ + k] < maps.tau) continue;
+          if (maps.a[i * kb_ + k] * largest_b[batch * kb_ + k] < maps.tau) continue;
           copy_rows(source.block(i * block_.m, k * block_.k, block_.m, block_.k),
                     rows + k * block_.k, lda_, block_.k);
         }
@@ -194,103 +209,77 @@ class Product {
     });
   }
 
-  // Block column j of B within the packed groups.
-  P* panel(Range groups_now, int64_t number, int64_t column) const {
-    P* packed = reinterpret_cast<P*>(packed_b_.mutable_data_ptr());
-    return packed + (number - groups_now.begin) * group_size() + column * panel_size();
-  }
-
-  void pack_b(Range groups_now) {
-    at::parallel_for(0, groups_now.size * kb_, 1, [&](int64_t from, int64_t to) {
-      for (int64_t task = from; task < to; ++task) {
-        const int64_t number = groups_now.begin + task / kb_, k = task % kb_;
-        const auto [batch, j] = group(number);
-        const Norms<N> maps = norms(batch);
-        const View<T> source = view<T>(arguments_.b, batch);
-        for (int64_t column = 0; column < j.size; ++column) {
-          if (largest_a_[batch * kb_ + k] * maps.b[k * nb_ + j.begin + column] < maps.tau) continue;
-          pack_block(source.block(k * block_.k, (j.begin + column) * block_.n, block_.k, block_.n),
-                     panel(groups_now, number, column), k);
-        }
-      }
-    });
-  }
-
-  // A panel of B is [n / width][K][width]: columns no wider than the microkernel's packing goes.
-  void pack_block(const View<T>& block, P* panel, int64_t k) const {
-    for (int64_t c = 0; c < block.columns; c += width_) {
-      P* target = panel + c * padded_depth() + k * block_.k * width_;
-      const View<T> part = block.block(0, c, block.rows, width_);
-      if constexpr (kVnni) {
-        copy_vnni(part, target, width_);
-      } else {
-        copy_rows(part, target, width_, width_);
-      }
-    }
-  }
-
-  void multiply(Range groups_now) const {
-    const int64_t row_tiles = blocks_of(mb_, tile_rows_);
-    std::atomic<int64_t> next{0};
-    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t thread, int64_t) {
-      Sum* sums = reinterpret_cast<Sum*>(sums_.mutable_data_ptr()) + thread * sums_size();
-      while (true) {
-        const int64_t tile = next++;
-        if (tile >= groups_now.size * row_tiles) break;
-        const int64_t number = groups_now.begin + tile / row_tiles;
-        const int64_t first = tile % row_tiles * tile_rows_;
-        multiply_tile(group(number), {first, std::min(tile_rows_, mb_ - first)},
-                      panel(groups_now, number, 0), sums);
-      }
-      Microkernel<P>::release();
-    });
-  }
-
-  void multiply_tile(const Group& group, Range i, const P* b, Sum* sums) const {
-    const Norms<N> maps = norms(group.batch);
-    const Range j = group.j;
-    const int64_t blocks = i.size * j.size, block_size = block_.m * block_.n;
-    std::vector<uint64_t> masks(blocks);
-    std::vector<char> started(blocks, 0);
+  void multiply_tile(const Tile& tile, Workspace& workspace) const {
+    const Norms<N> maps = norms(tile.batch);
+    std::fill(workspace.started.begin(), workspace.started.end(), 0);
     const int64_t slice = kSliceDepth / block_.k;
     for (int64_t k = 0; k < kb_; k += slice) {
       const Range ks{k, std::min(slice, kb_ - k)};
-      find_valid(maps, i, ks, j, masks.data());
-      for (int64_t column = 0; column < j.size; ++column) {
-        for (int64_t row = 0; row < i.size; ++row) {
-          const int64_t c = row * j.size + column;
-          uint64_t mask = masks[c];
-          if (mask == 0) continue;
-          Sum* block_sums = sums + c * block_size;
-          if (!started[c]) std::fill_n(block_sums, block_size, Sum(0));
-          started[c] = 1;
-          while (mask) {
-            const int begin = std::countr_zero(mask);
-            const int size = std::countr_one(mask >> begin);
-            mask &= begin + size == kMaskBits ? 0 : ~uint64_t{0} << (begin + size);
-            multiply_run(group.batch, i.begin + row, {k + begin, size}, j.begin + column,
-                         b + column * panel_size(), block_sums);
-          }
-        }
-      }
+      find_valid(maps, tile.i, ks, tile.j, workspace.masks.data());
+      for (int64_t column = 0; column < tile.j.size; ++column)
+        multiply_column(tile, k, column, workspace);
     }
-    for (int64_t row = 0; row < i.size; ++row)
-      for (int64_t column = 0; column < j.size; ++column) {
-        const int64_t c = row * j.size + column;
-        write(group.batch, i.begin + row, j.begin + column,
-              started[c] ? sums + c * block_size : nullptr);
+    for (int64_t row = 0; row < tile.i.size; ++row)
+      for (int64_t column = 0; column < tile.j.size; ++column) {
+        const int64_t c = row * tile.j.size + column;
+        write(tile.batch, tile.i.begin + row, tile.j.begin + column,
+              workspace.started[c] ? workspace.sums + c * block_.m * block_.n : nullptr);
       }
   }
 
-  void multiply_run(int64_t batch, int64_t i, Range k, int64_t j, const P* panel, Sum* sums) const {
+  // One block column of a tile, for the slice of K that begins at block k.
+  void multiply_column(const Tile& tile, int64_t k, int64_t column, Workspace& workspace) const {
+    uint64_t needed = 0;
+    for (int64_t row = 0; row < tile.i.size; ++row)
+      needed |= workspace.masks[row * tile.j.size + column];
+    if (needed == 0) return;
+    pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
+    for (int64_t row = 0; row < tile.i.size; ++row) {
+      const int64_t c = row * tile.j.size + column;
+      uint64_t mask = workspace.masks[c];
+      while (mask) {
+        const int begin = std::countr_zero(mask);
+        const int size = std::countr_one(mask >> begin);
+        mask &= begin + size == kMaskBits ? 0 : ~uint64_t{0} << (begin + size);
+        multiply_run(tile.batch, tile.i.begin + row, k, {begin, size}, tile.j.begin + column,
+                     workspace.panel, workspace.sums + c * block_.m * block_.n,
+                     workspace.started[c]);
+        workspace.started[c] = 1;
+      }
+    }
+  }
+
+  // Copies the needed blocks of block column j of B, from block k on. A panel is
+  // [n / width][K][width]: columns no wider than the microkernel's packing goes.
+  void pack(int64_t batch, int64_t k, int64_t j, uint64_t needed, P* panel) const {
+    const View<T> source = view<T>(arguments_.b, batch);
+    for (; needed; needed &= needed - 1) {
+      const int64_t depth = std::countr_zero(needed);
+      const View<T> block = source.block((k + depth) * block_.k, j * block_.n, block_.k, block_.n);
+      for (int64_t c = 0; c < block.columns; c += width_) {
+        P* target = panel + c * kSliceDepth + depth * block_.k * width_;
+        const View<T> part = block.block(0, c, block.rows, width_);
+        if constexpr (kVnni) {
+          copy_vnni(part, target, width_);
+        } else {
+          copy_rows(part, target, width_, width_);
+        }
+      }
+    }
+  }
+
+  // Block row i of A times `run` of the panel's blocks, which are B's from block k on.
+  void multiply_run(int64_t batch, int64_t i, int64_t k, Range run, int64_t j, const P* panel,
+                    Sum* sums, bool add) const {
     const int64_t rows = std::min(block_.m, rows_ - i * block_.m);
     const int64_t columns = std::min(block_.n, columns_ - j * block_.n);
-    int64_t depth = std::min(k.size * block_.k, depth_ - k.begin * block_.k);
+    const int64_t first = (k + run.begin) * block_.k;
+    int64_t depth = std::min(run.size * block_.k, depth_ - first);
     if (kVnni) depth += depth % 2;
-    const P* a = a_ + batch * batch_stride_a_ + i * block_.m * lda_ + k.begin * block_.k;
+    const P* a = a_ + batch * batch_stride_a_ + i * block_.m * lda_ + first;
     for (int64_t c = 0; c < columns; c += width_) {
-      const P* b = panel + c * padded_depth() + k.begin * block_.k * width_;
-      Microkernel<P>::multiply_add(rows, width_, depth, a, lda_, b, width_, sums + c, block_.n);
+      const P* b = panel + c * kSliceDepth + run.begin * block_.k * width_;
+      Microkernel<P>::multiply(rows, width_, depth, a, lda_, b, width_, sums + c, block_.n, add);
     }
   }
 
@@ -312,11 +301,10 @@ class Product {
   int64_t width_;  // of a panel of B
   int64_t batches_, rows_, depth_, columns_, mb_, kb_, nb_;
   Sum alpha_, beta_;
-  int64_t tile_rows_, tile_columns_, groups_per_batch_;
-  std::vector<N> largest_a_, largest_b_;
+  int64_t tile_rows_, tile_columns_;
   const P* a_;
   int64_t lda_, batch_stride_a_;
-  Tensor packed_a_, packed_b_, sums_;
+  Tensor packed_a_;
 };
 
 // The input, seen in the product's shape; undefined where it does not matter.
