@@ -90,11 +90,10 @@ def train(config, digits, path, device, report):
         epoch, within = divmod(run.step, run.epoch_steps)
         message = None
         if within == 0:
+            message = f"epoch {epoch} of {config.epochs}: loss {loss.item():.3f}"
+        if run.step == run.steps:
             percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
-            message = (
-                f"epoch {epoch} of {config.epochs}: loss {loss.item():.3f}, "
-                f"validation accuracy {percent:.2f}%"
-            )
+            message += f", validation accuracy {percent:.2f}%"
         report(run.step, run.steps, message)
         if within == 0 or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
             run.save()
@@ -109,7 +108,7 @@ class _Run:
         self._config, self._digits, self._fingerprint = config, digits, fingerprint
         self._path = path
         self.model = config.build().to(device)
-        self._optimizer = torch.optim.Adam(self.model.parameters())
+        self._optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.epoch_steps = max(1, len(digits) // config.batch)
         self.steps = config.epochs * self.epoch_steps
         self.step = self._restore()
@@ -119,7 +118,8 @@ class _Run:
         pictures, labels = self._batch(*divmod(self.step, self.epoch_steps))
         for group in self._optimizer.param_groups:
             group["lr"] = _learning_rate(self.step / self.steps)
-        loss = cross_entropy(self.model.train()(pictures), labels)
+        with torch.autocast(pictures.device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
+            loss = cross_entropy(self.model.train()(pictures), labels)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()
@@ -181,6 +181,14 @@ def accuracy(model, batches):
         right += (model(inputs).argmax(1) == labels).sum()
         total += len(labels)
     return 100 * int(right) / total
+
+
+def _has_fast_bfloat16(tensor):
+    """Whether the tensor's device is a processor with matrix instructions for bfloat16.
+
+    There a step takes a third of its time in float32; a GPU needs no such help.
+    """
+    return tensor.device.type == "cpu" and torch.cpu.get_capabilities().get("amx_bf16", False)
 
 
 def _generator(*numbers):

@@ -33,12 +33,14 @@ class HeldRatio(nn.Module):
         self.valid = self.total = 0
 
     def forward(self, x):
-        norm_a, norm_b = self._layout.norm_maps(self._conv, x)
+        return self._layout.run(self._conv, x, self._choose_tau)
+
+    def _choose_tau(self, norm_a, norm_b):
         tau = spamm_torch.find_tau(norm_a, norm_b, self._ratio)
         self.taus.append(tau)
         self.valid += spamm_torch.valid_counts(norm_a, norm_b, tau).sum()
         self.total += norm_a.numel() * norm_b.shape[1]
-        return self._layout.module(self._conv, tau)(x)
+        return tau
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
 """The three ways in which the study cuts a convolution into blocks.
 
-Each layout makes, from an ``nn.Conv2d``, a module that computes it with SpAMM at a given ``tau``,
-and tells the norm maps that the module judges by, to find a threshold and to count with it.
+Each layout makes, from an ``nn.Conv2d``, a module that computes it with SpAMM at a given ``tau``;
+tells the norm maps that the module judges by; and ``run``s both in one go, for a ``tau`` that is
+chosen by the norm maps of the input at hand.
 """
 
 from dataclasses import dataclass
@@ -20,17 +21,22 @@ class ImageMajor:
     label: str
     block: int
 
-    @property
-    def blocks(self):
-        return (self.block,) * 3
-
     def module(self, conv, tau):
         return Im2colConv2d(conv, lambda a, b: spamm_torch.mm(a, b, tau=tau, block=self.block))
 
     def norm_maps(self, conv, x):
-        return tuple(
-            spamm_torch.norm_map(matrix, self.block) for matrix in im2col_operands(conv, x)
-        )
+        return self._norms(*im2col_operands(conv, x))
+
+    def run(self, conv, x, choose_tau):
+        def product(a, b):
+            norm_a, norm_b = self._norms(a, b)
+            tau = choose_tau(norm_a, norm_b)
+            return spamm_torch.mm(a, b, tau=tau, block=self.block, norm_a=norm_a, norm_b=norm_b)
+
+        return Im2colConv2d(conv, product)(x)
+
+    def _norms(self, a, b):
+        return spamm_torch.norm_map(a, self.block), spamm_torch.norm_map(b, self.block)
 
 
 @dataclass(frozen=True)
@@ -41,10 +47,6 @@ class PixelBlocks:
     block: int
     pixel_block: tuple[int, int, int]
 
-    @property
-    def blocks(self):
-        return (self.block,) * 3
-
     def module(self, conv, tau):
         return spamm_torch.SpAMMConv2d.from_dense(
             conv, tau=tau, block=self.block, pixel_block=self.pixel_block
@@ -52,9 +54,12 @@ class PixelBlocks:
 
     def norm_maps(self, conv, x):
         norm_a = torch.ops.spamm_torch.conv2d_weight_norm(
-            conv.weight, block=self.blocks, pixel_block=self.pixel_block
+            conv.weight, block=(self.block,) * 3, pixel_block=self.pixel_block
         )
         return norm_a[0], _input_norms(conv, x, self.block, self.pixel_block)
+
+    def run(self, conv, x, choose_tau):
+        return self.module(conv, choose_tau(*self.norm_maps(conv, x)))(x)
 
 
 LAYOUTS = (

@@ -51,6 +51,6 @@ def _papers_ratios(layer):
 GROUPS = (
     Group("conv21", ("conv21",), "conv21", (*_papers_ratios("conv21"), 0.45, 0.30)),
     Group("conv31", ("conv31",), "conv31", (*_papers_ratios("conv31"), 0.30)),
-    Group("conv12 to conv52", CONVOLUTIONS[1:], "conv11", (0.95, 0.85, 0.70, 0.50, 0.30)),
+    Group("conv12 to conv52", CONVOLUTIONS[1:], "conv11", (0.85, 0.70, 0.50, 0.30)),
     Group("conv31, images shifted", ("conv31",), "conv31", (0.7436, 0.4338, 0.30), shifted=True),
 )
