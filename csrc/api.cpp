@@ -6,12 +6,9 @@
 #include "spamm/spamm.h"
 
 namespace spamm {
-namespace {
 
 using ops::find;
 using ops::OptTensor;
-
-}  // namespace
 
 Knob Knob::with_tau(double tau) { return with_tau(at::scalar_tensor(tau, at::kDouble)); }
 
@@ -112,6 +109,9 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
               "linear expects input (..., in_features) and weight (out_features, in_features); got "
               "shapes ",
               input.sizes(), " and ", weight.sizes());
+  TORCH_CHECK(!bias || (bias->dim() == 1 && bias->size(0) == weight.size(0)),
+              "bias must have shape [", weight.size(0), "] for a weight of shape ", weight.sizes(),
+              "; got shape ", bias->sizes());
   auto shape = input.sizes().vec();
   shape.back() = weight.size(0);
   const Tensor rows = input.dim() == 1 ? input.unsqueeze(0) : input.flatten(0, -2);

@@ -6,6 +6,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "ops.h"
 #include "spamm/spamm.h"
 
@@ -16,8 +18,15 @@ using ops::OptTensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool needs_grad(const Tensor& t) { return t.requires_grad(); }
-bool needs_grad(const OptTensor& t) { return t && t->requires_grad(); }
+bool needs_grad(const Tensor& t) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !t._fw_grad(/*level=*/0).defined(),
+      "spamm_torch's gradients are of reverse mode; got a forward-mode dual "
+      "tensor of shape ",
+      t.sizes());
+  return t.requires_grad();
+}
+bool needs_grad(const OptTensor& t) { return t && needs_grad(*t); }
 
 // Runs `op` below autograd, through `Function` only where a gradient is asked for: inference then
 // builds no graph and saves nothing.

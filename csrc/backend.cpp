@@ -1,5 +1,4 @@
-// Which kernel would run: asks the device's own table. Also the one-line answer of a build without
-// CUDA to CUDA tensors.
+// Which kernel would run: asks the device's own table.
 #include "backend.h"
 
 #include <c10/core/Device.h>
@@ -26,23 +25,5 @@ std::string backend_for_op(at::Device device, at::ScalarType dtype, IntArrayRef 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
   m.impl("backend_for", &backend_for_op);
 }
-
-#ifndef SPAMM_WITH_CUDA
-namespace {
-
-void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_CHECK(false, op.schema().name(),
-              ": spamm_torch was built without CUDA (no nvcc at build time); got a CUDA tensor");
-}
-
-}  // namespace
-
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  for (const char* name :
-       {"norm_map", "find_tau", "find_tau_for_error", "valid_counts", "error_bound", "multiply"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
-  }
-}
-#endif
 
 }  // namespace spamm

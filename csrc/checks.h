@@ -7,6 +7,8 @@
 
 #include <cmath>
 #include <optional>
+#include <string>
+#include <utility>
 
 namespace spamm {
 
@@ -64,6 +66,11 @@ inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
               a.sizes(), " and ", b.sizes());
 }
 
+// A matrix or any number of them.
+inline void check_matrices(const at::Tensor& a) {
+  TORCH_CHECK(a.dim() >= 2, "a must be (..., M, K); got shape ", a.sizes());
+}
+
 inline int64_t blocks_of(int64_t length, int64_t edge) { return (length + edge - 1) / edge; }
 
 // The addend of a product of the operands `a` and b, whose result has `shape`.
@@ -72,9 +79,7 @@ inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArr
                    a.scalar_type(), "; got ", input.scalar_type());
   check_same_device(input, a, "input", "a");
   TORCH_CHECK(at::is_expandable_to(input.sizes(), shape),
-              "input must broadcast to the product's "
-              "shape ",
-              shape, "; got ", input.sizes());
+              "input must broadcast to the product's shape ", shape, "; got ", input.sizes());
 }
 
 // Norm maps of the operands of one product: (..., MB, KB) x (..., KB, NB).
@@ -146,9 +151,15 @@ inline void check_max_error(double max_error) {
 
 inline void check_knobs(const std::optional<at::Tensor>& tau, std::optional<double> valid_ratio,
                         std::optional<double> max_error) {
-  int given = tau.has_value() + valid_ratio.has_value() + max_error.has_value();
-  TORCH_CHECK_VALUE(given == 1, "exactly one of tau, valid_ratio and max_error must be given; got ",
-                    given);
+  std::string given;
+  for (const auto& [name, is_given] :
+       {std::pair{"tau", tau.has_value()}, std::pair{"valid_ratio", valid_ratio.has_value()},
+        std::pair{"max_error", max_error.has_value()}}) {
+    if (is_given) given += (given.empty() ? "" : " and ") + std::string(name);
+  }
+  TORCH_CHECK_VALUE(tau.has_value() + valid_ratio.has_value() + max_error.has_value() == 1,
+                    "exactly one of tau, valid_ratio and max_error must be given; got ",
+                    given.empty() ? "none" : given);
   if (valid_ratio) check_valid_ratio(*valid_ratio);
   if (max_error) check_max_error(*max_error);
 }

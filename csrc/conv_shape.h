@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
+#include <limits>
 #include <optional>
 
 #include "checks.h"
@@ -25,11 +27,14 @@ struct ConvShape {
   }
 };
 
-// One number for both dimensions or one for each, none below `least`.
+// One number for both dimensions or one for each, none below `least`, and none so large that sizes
+// overflow.
 inline Size2 check_pair(at::IntArrayRef pair, int64_t least, const char* name) {
-  TORCH_CHECK(
-      (pair.size() == 1 || pair.size() == 2) && pair.front() >= least && pair.back() >= least, name,
-      " must be one or two integers of at least ", least, "; got ", pair);
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK((pair.size() == 1 || pair.size() == 2) &&
+                  std::min(pair.front(), pair.back()) >= least &&
+                  std::max(pair.front(), pair.back()) <= kMost,
+              name, " must be one or two integers from ", least, " to ", kMost, "; got ", pair);
   return {pair.front(), pair.back()};
 }
 

@@ -8,6 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <vector>
 
 #include "conv_shape.h"
@@ -34,12 +35,19 @@ class Im2col {
   at::Tensor transposed(const Piece& piece) const;
 
  private:
-  void clear_outside(const at::Tensor& boxes, const Piece& piece) const;
+  // Blocks of a piece along one dimension, and how many pixels of each.
+  struct Part {
+    int64_t first, count, edge;
+  };
+
+  std::vector<Part> parts(const Piece& piece, int d, const at::Tensor& boxes) const;
+  void copy_windows(const Piece& piece, const std::array<Part, 3>& part,
+                    const at::Tensor& boxes) const;
 
   ConvShape shape_;
   PixelBlocks blocks_;
   int64_t block_k_;
-  at::Tensor source_;  // (images, height, width, channels), with all that whole blocks read
+  at::Tensor source_;  // (images, height, width, channels), padded
 };
 
 }  // namespace spamm

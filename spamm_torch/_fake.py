@@ -4,6 +4,8 @@ They refuse what the kernels refuse, as far as shapes, types, devices and number
 mistake surfaces while tracing and not in a result of the wrong shape.
 """
 
+import math
+
 import torch
 from torch._prims_common import suggest_memory_format
 from torch.library import register_fake
@@ -28,6 +30,23 @@ def _check_block(block):
     torch._check_value(
         all(edge in (32, 64, 128) for edge in block),
         lambda: f"block edges must be 32, 64 or 128; got {tuple(block)}",
+    )
+
+
+def _check_dtype(x, dtype, name):
+    torch._check_type(x.dtype == dtype, lambda: f"{name} must be {dtype}; got {x.dtype}")
+
+
+def _check_device(x, device, name):
+    torch._check(
+        x.device == device, lambda: f"{name} must be on the device {device}; got {x.device}"
+    )
+
+
+def _check_shape(x, shape, name):
+    torch._check(
+        tuple(x.shape) == tuple(shape),
+        lambda: f"{name} must have shape {tuple(shape)}; got {tuple(x.shape)}",
     )
 
 
@@ -70,60 +89,137 @@ def _check_norm_maps(norm_a, norm_b):
     _check_product(norm_a, norm_b, "norm_a and norm_b", range(2, 64))
 
 
-def _check_knobs(tau, valid_ratio, max_error):
-    given = sum(knob is not None for knob in (tau, valid_ratio, max_error))
-    torch._check_value(
-        given == 1,
-        lambda: f"exactly one of tau, valid_ratio and max_error must be given; got {given}",
+def _check_norm_map_of(norm, operand, block, name):
+    """A map that the caller gives is what norm_map would give."""
+    if norm is None:
+        return
+    _check_dtype(norm, _norm_dtype(operand), name)
+    _check_device(norm, operand.device, name)
+    _check_shape(norm, _map_shape(operand, block), name)
+
+
+def _map_shape(operand, block):
+    rows, columns = _blocks(operand.shape[-2], block[0]), _blocks(operand.shape[-1], block[1])
+    return (*operand.shape[:-2], rows, columns)
+
+
+def _check_judged(judged_b, norm_b):
+    if judged_b is not None:
+        _check_alike(judged_b, norm_b, "judged_b and norm_b")
+        _check_shape(judged_b, norm_b.shape, "judged_b")
+
+
+def _check_tau(tau, device):
+    torch._check_type(
+        tau.is_floating_point(), lambda: f"tau must be a floating-point tensor; got {tau.dtype}"
     )
+    torch._check(tau.dim() == 0, lambda: f"tau must be a 0-d tensor; got shape {tuple(tau.shape)}")
+    torch._check(
+        tau.device == device or tau.device.type == "cpu",
+        lambda: f"tau must be on the operands' device {device} or on the CPU; got {tau.device}",
+    )
+
+
+def _check_valid_ratio(valid_ratio):
+    torch._check_value(
+        0 < valid_ratio <= 1, lambda: f"valid_ratio must be in (0, 1]; got {valid_ratio}"
+    )
+
+
+def _check_max_error(max_error):
+    torch._check_value(max_error >= 0, lambda: f"max_error must be at least 0; got {max_error}")
+
+
+def _check_knobs(tau, valid_ratio, max_error, device):
+    knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+    given = [name for name, value in knobs.items() if value is not None]
+    torch._check_value(
+        len(given) == 1,
+        lambda: (
+            "exactly one of tau, valid_ratio and max_error must be given; got "
+            + (" and ".join(given) or "none")
+        ),
+    )
+    if tau is not None:
+        _check_tau(tau, device)
+    elif valid_ratio is not None:
+        _check_valid_ratio(valid_ratio)
+    else:
+        _check_max_error(max_error)
+
+
+def _product(a, b, block, norm_a, norm_b, input):
+    """The result of a product of checked operands."""
+    _check_norm_map_of(norm_a, a, block[:2], "norm_a")
+    _check_norm_map_of(norm_b, b, block[1:], "norm_b")
+    shape = (*a.shape[:-1], b.shape[-1])
+    if input is not None:
+        _check_alike(input, a, "input and the operands")
+        torch._check(
+            input.dim() <= len(shape)
+            and all(
+                given in (1, wanted)
+                for given, wanted in zip(input.shape[::-1], shape[::-1], strict=False)
+            ),
+            lambda: f"input must broadcast to shape {shape}; got shape {tuple(input.shape)}",
+        )
+    return a.new_empty(shape)
 
 
 @register_fake("spamm_torch::norm_map")
 def _(a, block):
     _check_operand_dtype(a, "a")
-    torch._check(
-        a.dim() >= 2, lambda: f"a must have at least 2 dimensions; got shape {tuple(a.shape)}"
-    )
+    torch._check(a.dim() >= 2, lambda: f"a must be (..., M, K); got shape {tuple(a.shape)}")
     _check_block(block)
-    rows, columns = _blocks(a.shape[-2], block[0]), _blocks(a.shape[-1], block[1])
-    return a.new_empty((*a.shape[:-2], rows, columns), dtype=_norm_dtype(a))
+    return a.new_empty(_map_shape(a, block), dtype=_norm_dtype(a))
 
 
 @register_fake("spamm_torch::find_tau")
 def _(norm_a, norm_b, valid_ratio, max_iterations=20, tolerance=0.01):
     _check_norm_maps(norm_a, norm_b)
+    _check_valid_ratio(valid_ratio)
+    torch._check_value(
+        max_iterations > 0, lambda: f"max_iterations must be positive; got {max_iterations}"
+    )
+    torch._check_value(tolerance >= 0, lambda: f"tolerance must be at least 0; got {tolerance}")
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::find_tau_for_error")
 def _(norm_a, norm_b, max_error, judged_b=None):
     _check_norm_maps(norm_a, norm_b)
+    _check_judged(judged_b, norm_b)
+    _check_max_error(max_error)
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::valid_counts")
 def _(norm_a, norm_b, tau):
     _check_norm_maps(norm_a, norm_b)
+    _check_tau(tau, norm_a.device)
     return norm_a.new_empty((*norm_a.shape[:-1], norm_b.shape[-1]), dtype=torch.int32)
 
 
 @register_fake("spamm_torch::valid_ratio")
 def _(norm_a, norm_b, tau):
     _check_norm_maps(norm_a, norm_b)
+    _check_tau(tau, norm_a.device)
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::error_bound")
 def _(norm_a, norm_b, tau, judged_b=None):
     _check_norm_maps(norm_a, norm_b)
+    _check_judged(judged_b, norm_b)
+    _check_tau(tau, norm_a.device)
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::multiply")
 def _(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
     _check_operands(a, b, block)
-    _check_norm_maps(norm_a, norm_b)
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+    _check_tau(tau, a.device)
+    return _product(a, b, block, norm_a, norm_b, input)
 
 
 @register_fake("spamm_torch::spamm")
@@ -141,8 +237,95 @@ def _(
     alpha=1,
 ):
     _check_operands(a, b, block)
-    _check_knobs(tau, valid_ratio, max_error)
-    return a.new_empty((*a.shape[:-1], b.shape[-1]))
+    _check_knobs(tau, valid_ratio, max_error, a.device)
+    return _product(a, b, block, norm_a, norm_b, input)
+
+
+def _check_conv_weight(weight, groups):
+    _check_operand_dtype(weight, "weight")
+    torch._check(
+        weight.dim() == 4 and weight.shape[2] > 0 and weight.shape[3] > 0,
+        lambda: (
+            "weight must be (out_channels, in_channels / groups, height, width) with a kernel of "
+            f"at least 1 x 1; got shape {tuple(weight.shape)}"
+        ),
+    )
+    torch._check(
+        groups > 0 and weight.shape[0] % groups == 0,
+        lambda: (
+            "groups must be positive and divide weight's out_channels, "
+            f"{weight.shape[0]}; got {groups}"
+        ),
+    )
+
+
+def _check_pair(pair, least, name):
+    """One integer for both dimensions or one for each."""
+    torch._check(
+        len(pair) in (1, 2) and all(least <= number < 2**31 for number in pair),
+        lambda: f"{name} must be one or two integers from {least} to {2**31 - 1}; got {pair}",
+    )
+    return (pair[0], pair[-1])
+
+
+def _check_conv_operands(input, weight, bias, groups):
+    torch._check(
+        input.dim() in (3, 4),
+        lambda: (
+            "input must be (images, channels, height, width) or (channels, height, width); got "
+            f"shape {tuple(input.shape)}"
+        ),
+    )
+    _check_alike(input, weight, "input and weight")
+    channels = weight.shape[1] * groups
+    torch._check(
+        input.shape[-3] == channels,
+        lambda: (
+            f"input must have {channels} channels for a weight of shape {tuple(weight.shape)} and "
+            f"groups {groups}; got shape {tuple(input.shape)}"
+        ),
+    )
+    if bias is not None:
+        _check_alike(bias, weight, "bias and weight")
+        _check_shape(bias, weight.shape[:1], "bias")
+
+
+def _conv_blocks(weight, groups, block, pixel_block):
+    """The block's (m, k), given or by the documented rule."""
+    torch._check_value(
+        pixel_block is None
+        or (
+            len(pixel_block) == 3
+            and all(edge > 0 and edge & (edge - 1) == 0 for edge in pixel_block)
+            and math.prod(pixel_block) in (32, 64, 128)
+        ),
+        lambda: (
+            "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 "
+            f"or 128; got {tuple(pixel_block)}"
+        ),
+    )
+    if not block:
+        return (
+            32 if weight.shape[0] // groups <= 32 else 64,
+            32 if weight.shape[1] <= 32 else 64,
+        )
+    _check_block(block)
+    torch._check_value(
+        pixel_block is None or math.prod(pixel_block) == block[2],
+        lambda: (
+            f"pixel_block's product must be the block's n, {block[2]}; got pixel_block "
+            f"{tuple(pixel_block)}, whose product is {math.prod(pixel_block)}"
+        ),
+    )
+    return tuple(block[:2])
+
+
+def _weight_map_shape(weight, groups, blocks):
+    """(groups, MB, KB) with each kernel position in blocks of its own."""
+    out_channels, in_channels, *kernel = weight.shape
+    m, k = blocks
+    positions = kernel[0] * kernel[1]
+    return (groups, _blocks(out_channels // groups, m), positions * _blocks(in_channels, k))
 
 
 @register_fake("spamm_torch::conv2d")
@@ -161,13 +344,28 @@ def _(
     pixel_block=None,
     norm_weight=None,
 ):
+    _check_knobs(tau, valid_ratio, max_error, input.device)
+    _check_conv_weight(weight, groups)
+    _check_conv_operands(input, weight, bias, groups)
+    blocks = _conv_blocks(weight, groups, block, pixel_block)
+    if norm_weight is not None:
+        _check_dtype(norm_weight, _norm_dtype(weight), "norm_weight")
+        _check_device(norm_weight, weight.device, "norm_weight")
+        _check_shape(norm_weight, _weight_map_shape(weight, groups, blocks), "norm_weight")
     batch = input if input.dim() == 4 else input.unsqueeze(0)
-    sides = [
-        (size + 2 * p - d * (kernel - 1) - 1) // s + 1
-        for size, kernel, s, p, d in zip(
-            batch.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
-        )
-    ]
+    stride = _check_pair(stride, 1, "stride")
+    padding = _check_pair(padding, 0, "padding")
+    dilation = _check_pair(dilation, 1, "dilation")
+    windows = [d * (kernel - 1) + 1 for d, kernel in zip(dilation, weight.shape[2:], strict=True)]
+    padded = [size + 2 * p for size, p in zip(batch.shape[2:], padding, strict=True)]
+    torch._check(
+        windows[0] <= padded[0] and windows[1] <= padded[1],
+        lambda: (
+            f"the dilated kernel, {windows[0]} x {windows[1]}, must fit into the padded input; got "
+            f"{padded[0]} x {padded[1]}"
+        ),
+    )
+    sides = [(p - w) // s + 1 for p, w, s in zip(padded, windows, stride, strict=True)]
     channels_last = torch.channels_last in map(suggest_memory_format, (batch, weight))
     output = torch.empty(
         (batch.shape[0], weight.shape[0], *sides),
@@ -180,9 +378,6 @@ def _(
 
 @register_fake("spamm_torch::conv2d_weight_norm")
 def _(weight, groups=1, block=None, pixel_block=None):
-    out_channels, in_channels, *kernel = weight.shape
-    rows = out_channels // groups
-    m, k = block[:2] if block else (32 if rows <= 32 else 64, 32 if in_channels <= 32 else 64)
-    positions = kernel[0] * kernel[1]
-    shape = (groups, _blocks(rows, m), positions * _blocks(in_channels, k))
-    return weight.new_empty(shape, dtype=_norm_dtype(weight))
+    _check_conv_weight(weight, groups)
+    blocks = _conv_blocks(weight, groups, block, pixel_block)
+    return weight.new_empty(_weight_map_shape(weight, groups, blocks), dtype=_norm_dtype(weight))

@@ -15,7 +15,10 @@ Common to all functions:
   device, which is never read on the host), ``valid_ratio`` in (0, 1] (the share of block products
   kept) or ``max_error`` >= 0 (bound of the error from skipping, relative to norm(A) * norm(B)).
 * ``block`` is an int b for (b, b, b) or a triple (m, k, n), each 32, 64 or 128.
-* Gradients are dense: those of the product without skipping.
+* A ratio is met as nearly as whole block products and ties allow: with few blocks the nearest may
+  be none of them, and the result zero.
+* Gradients are dense: those of the product without skipping. They are of reverse mode and can be
+  differentiated again; forward mode and ``torch.func.grad`` are refused.
 * Errors: ValueError for knobs and blocks out of range, TypeError for dtypes, RuntimeError for
   shapes and devices; one line, with what was expected and the value got.
 """
@@ -24,19 +27,21 @@ import torch
 from torch.nn.functional import pad as _pad
 from torch.nn.modules.utils import _pair
 
+from .settings import (
+    as_knobs,
+    as_tau,
+    check_block,
+    check_block_pair,
+    check_optional_tensors,
+    check_pixel_block,
+    check_tensors,
+)
+
 _ops = torch.ops.spamm_torch
 
 
-def _as_tau(tau):
-    """The op's form of the knob: a float becomes a host scalar, passed to kernels by value."""
-    if tau is None or isinstance(tau, torch.Tensor):
-        return tau
-    if tau != tau:  # NaN; torch.compile cannot trace math.isnan of a changing float
-        raise ValueError(f"tau must be a number; got {tau}")
-    return torch.tensor(tau, dtype=torch.float64, device="cpu")
-
-
-def _matrices(name, a, b, dim, expected):
+def _check_matrices(name, a, b, dim, expected):
+    check_tensors(a=a, b=b)
     for operand in (a, b):
         if operand.dim() != dim:
             raise RuntimeError(
@@ -55,7 +60,8 @@ def norm_map(a, block=64):
         (..., ceil(M / rows), ceil(K / columns)) norms, right to 1e-5 relative over the whole range
         of the dtype: nothing vanishes, nothing overflows before the norm itself does.
     """
-    return _ops.norm_map(a, block)
+    check_tensors(a=a)
+    return _ops.norm_map(a, check_block_pair(block))
 
 
 def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01):
@@ -74,30 +80,57 @@ def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01):
         nearest that ties allow, the larger at equal distance), which satisfies every limit and
         tolerance. One threshold serves all batches.
     """
+    check_tensors(norm_a=norm_a, norm_b=norm_b)
     return _ops.find_tau(
         norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance
     )
 
 
 def valid_counts(norm_a, norm_b, tau):
-    """The paper's V: the number of valid k of each block of C, int32 of shape (..., MB, NB)."""
-    return _ops.valid_counts(norm_a, norm_b, _as_tau(tau))
+    """The paper's V: for each block of C, the number of k whose product is valid.
+
+    Args:
+        norm_a: (..., MB, KB) norm map. norm_b: (..., KB, NB) norm map of the same dtype, device and
+            batch dimensions.
+        tau: threshold, a float or a 0-d tensor on the maps' device.
+
+    Returns:
+        int32, (..., MB, NB).
+    """
+    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    return _ops.valid_counts(norm_a, norm_b, as_tau(tau))
 
 
 def valid_ratio(norm_a, norm_b, tau):
-    """sum(V) / number of block products, a 0-d tensor of the norms' dtype; 1 for empty maps."""
-    return _ops.valid_ratio(norm_a, norm_b, _as_tau(tau))
+    """The share of block products that are valid: sum(V) / number of block products.
+
+    Args:
+        norm_a: (..., MB, KB) norm map. norm_b: (..., KB, NB) norm map of the same dtype, device and
+            batch dimensions.
+        tau: threshold, a float or a 0-d tensor on the maps' device.
+
+    Returns:
+        0-d tensor of the norms' dtype; 1 for empty maps.
+    """
+    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    return _ops.valid_ratio(norm_a, norm_b, as_tau(tau))
 
 
 def error_bound(norm_a, norm_b, tau):
     """A proven bound of the Frobenius norm of what skipping loses.
+
+    Args:
+        norm_a: (..., MB, KB) norm map. norm_b: (..., KB, NB) norm map of the same dtype, device and
+            batch dimensions.
+        tau: threshold, a float or a 0-d tensor on the maps' device.
 
     Returns:
         0-d tensor of the norms' dtype: sqrt(sum over (i,j) of (sum over skipped k of norm_a[i,k] *
         norm_b[k,j])^2), rounded up. Follows from the triangle inequality in each block of C and the
         submultiplicativity of the Frobenius norm.
     """
-    return _ops.error_bound(norm_a, norm_b, _as_tau(tau))
+    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    return _ops.error_bound(norm_a, norm_b, as_tau(tau))
 
 
 def mm(
@@ -122,14 +155,13 @@ def mm(
     Returns:
         (M, N), of the operands' dtype.
     """
-    _matrices("mm", a, b, 2, "two matrices (2-d)")
+    _check_matrices("mm", a, b, 2, "two matrices (2-d)")
+    check_optional_tensors(norm_a=norm_a, norm_b=norm_b)
     return _ops.spamm(
         a,
         b,
-        tau=_as_tau(tau),
-        valid_ratio=valid_ratio,
-        max_error=max_error,
-        block=block,
+        **as_knobs(tau, valid_ratio, max_error),
+        block=check_block(block),
         norm_a=norm_a,
         norm_b=norm_b,
     )
@@ -142,15 +174,17 @@ def addmm(input, a, b, *, beta=1, alpha=1, tau=None, valid_ratio=None, max_error
         input: broadcastable to (M, N), of the operands' dtype; ignored, NaN included, if beta is 0.
         a: (M, K). b: (K, N).
         tau, valid_ratio, max_error, block: see the module's head.
+
+    Returns:
+        (M, N), of the operands' dtype.
     """
-    _matrices("addmm", a, b, 2, "two matrices (2-d)")
+    _check_matrices("addmm", a, b, 2, "two matrices (2-d)")
+    check_tensors(input=input)
     return _ops.spamm(
         a,
         b,
-        tau=_as_tau(tau),
-        valid_ratio=valid_ratio,
-        max_error=max_error,
-        block=block,
+        **as_knobs(tau, valid_ratio, max_error),
+        block=check_block(block),
         input=input,
         beta=beta,
         alpha=alpha,
@@ -161,15 +195,20 @@ def bmm(a, b, *, tau=None, valid_ratio=None, max_error=None, block=64):
     """Approximate ``torch.bmm``: (batch, M, K) x (batch, K, N) in one launch.
 
     The knob speaks for all batches together: one threshold, one ratio, one error bound.
+
+    Args:
+        a: (batch, M, K). b: (batch, K, N), of the same dtype and device.
+        tau, valid_ratio, max_error, block: see the module's head.
+
+    Returns:
+        (batch, M, N), of the operands' dtype.
     """
-    _matrices("bmm", a, b, 3, "two batches of matrices (3-d)")
+    _check_matrices("bmm", a, b, 3, "two batches of matrices (3-d)")
     return _ops.spamm(
         a,
         b,
-        tau=_as_tau(tau),
-        valid_ratio=valid_ratio,
-        max_error=max_error,
-        block=block,
+        **as_knobs(tau, valid_ratio, max_error),
+        block=check_block(block),
     )
 
 
@@ -195,23 +234,34 @@ def linear(
     Returns:
         (..., out_features).
     """
+    check_tensors(input=input, weight=weight)
+    check_optional_tensors(bias=bias, norm_weight=norm_weight)
     if input.dim() < 1 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         raise RuntimeError(
             "linear expects input (..., in_features) and weight (out_features, in_features); got "
             f"shapes {tuple(input.shape)} and {tuple(weight.shape)}"
         )
+    if bias is not None and tuple(bias.shape) != (weight.shape[0],):
+        raise RuntimeError(
+            f"bias must have shape ({weight.shape[0]},) for a weight of shape "
+            f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
+        )
     rows = input.unsqueeze(0) if input.dim() == 1 else input.flatten(0, -2)
     product = _ops.spamm(
         rows,
         weight.t(),
-        tau=_as_tau(tau),
-        valid_ratio=valid_ratio,
-        max_error=max_error,
-        block=block,
+        **as_knobs(tau, valid_ratio, max_error),
+        block=check_block(block),
         norm_b=norm_weight,
         input=bias,
     )
     return product.reshape(*input.shape[:-1], weight.shape[0])
+
+
+def _both(setting):
+    """One number, alone or in a tuple, as a pair."""
+    pair = _pair(setting)
+    return pair * 2 if len(pair) == 1 else pair
 
 
 def _explicit_padding(input, weight, stride, padding, dilation):
@@ -268,8 +318,10 @@ def conv2d(
     Returns:
         The output of the convolution, in the input's memory format. The backward pass is dense.
     """
+    check_tensors(input=input, weight=weight)
+    check_optional_tensors(bias=bias, norm_weight=norm_weight)
     if isinstance(padding, str):
-        input, padding = _explicit_padding(input, weight, _pair(stride), padding, _pair(dilation))
+        input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     return _ops.conv2d(
         input,
         weight,
@@ -278,11 +330,9 @@ def conv2d(
         padding,
         dilation,
         groups,
-        tau=_as_tau(tau),
-        valid_ratio=valid_ratio,
-        max_error=max_error,
-        block=block,
-        pixel_block=pixel_block,
+        **as_knobs(tau, valid_ratio, max_error),
+        block=None if block is None else check_block(block),
+        pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
         norm_weight=norm_weight,
     )
 
@@ -293,4 +343,6 @@ def backend_for(device, dtype, block=64):
     Args:
         device: a torch.device or its name. dtype: the operands'. block: an int or a triple.
     """
-    return _ops.backend_for(torch.device(device), dtype, block)
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"dtype must be a torch.dtype; got {dtype!r}")
+    return _ops.backend_for(torch.device(device), dtype, check_block(block))

@@ -6,72 +6,13 @@ initialisation and state dicts are those of torch's modules, so that weights mov
 dense and the approximate form. Training works: gradients are those of the dense layer.
 """
 
-import math
-import numbers
-from collections.abc import Iterable
-
 import torch
 from torch import nn
 
 from .functional import conv2d, linear, norm_map
+from .settings import check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
-_EDGES = (32, 64, 128)
-
-
-# ---- Settings, checked before anything is allocated ---------------------------------------------
-
-
-def check_knobs(tau, valid_ratio, max_error):
-    """Raises unless exactly one knob is given, of the right type and within its range."""
-    knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-    given = {name: value for name, value in knobs.items() if value is not None}
-    if len(given) != 1:
-        raise ValueError(
-            "exactly one of tau, valid_ratio and max_error must be given; got "
-            + (", ".join(f"{name}={value}" for name, value in given.items()) or "none")
-        )
-    ((name, value),) = given.items()
-    if isinstance(value, torch.Tensor) and name == "tau":
-        if value.dim() != 0 or not value.is_floating_point():
-            raise TypeError(
-                "tau must be a float or a 0-d floating-point tensor; got a tensor of shape "
-                f"{tuple(value.shape)} and {value.dtype}"
-            )
-    elif not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number; got {value!r}")
-    elif name == "tau" and math.isnan(value):
-        raise ValueError(f"tau must be a number; got {value}")
-    elif name == "valid_ratio" and not 0 < value <= 1:
-        raise ValueError(f"valid_ratio must be in (0, 1]; got {value}")
-    elif name == "max_error" and not value >= 0:
-        raise ValueError(f"max_error must be at least 0; got {value}")
-
-
-def check_block(block):
-    """Raises unless ``block`` is 32, 64 or 128, or a triple (m, k, n) of these."""
-    edges = tuple(block) if isinstance(block, Iterable) else (block,) * 3
-    if len(edges) != 3 or any(edge not in _EDGES for edge in edges):
-        raise ValueError(
-            f"block must be 32, 64 or 128, or a triple (m, k, n) of these; got {block}"
-        )
-    return edges
-
-
-def check_pixel_block(pixel_block, block=None):
-    """Raises unless ``pixel_block`` is three powers of two whose product is the block's n."""
-    edges = tuple(pixel_block) if isinstance(pixel_block, Iterable) else (pixel_block,)
-    powers = all(isinstance(edge, int) and edge > 0 and edge & (edge - 1) == 0 for edge in edges)
-    if len(edges) != 3 or not powers or math.prod(edges) not in _EDGES:
-        raise ValueError(
-            "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 "
-            f"or 128; got {pixel_block}"
-        )
-    if block is not None and math.prod(edges) != (n := check_block(block)[2]):
-        raise ValueError(
-            f"pixel_block's product must be the block's n, {n}; got {pixel_block}, whose product "
-            f"is {math.prod(edges)}"
-        )
 
 
 # ---- What the modules share ---------------------------------------------------------------------
@@ -157,7 +98,8 @@ class _SpAMM:
     def _apply(self, fn, recurse=True):
         super()._apply(fn, recurse)
         if isinstance(self.tau, torch.Tensor):
-            self.tau = self.tau.to(self.weight.device)
+            # On the CPU a threshold serves any device, and keeps the value that meta would lose.
+            self.tau = self.tau.to("cpu" if self.weight.is_meta else self.weight.device)
         self._pin_again()
         return self
 
@@ -173,7 +115,7 @@ class _SpAMM:
 
 
 def _shown(value):
-    is_scalar = isinstance(value, torch.Tensor) and not value.is_meta
+    is_scalar = isinstance(value, torch.Tensor)
     return f"{value.item():.6g}" if is_scalar else f"{value}"
 
 

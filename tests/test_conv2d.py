@@ -541,14 +541,14 @@ GOOD = {
     "tau": 1.0,
 }
 BAD = [
-    ({"tau": None}, ValueError, r"exactly one of .* must be given; got 0"),
-    ({"valid_ratio": 0.5}, ValueError, r"exactly one of .* must be given; got 2"),
+    ({"tau": None}, ValueError, r"exactly one of .* must be given; got none"),
+    ({"valid_ratio": 0.5}, ValueError, r"exactly one of .* must be given; got tau and valid_ratio"),
     ({"tau": float("nan")}, ValueError, r"tau must be a number; got nan"),
     ({"tau": None, "valid_ratio": 0.0}, ValueError, r"valid_ratio must be in \(0, 1\]; got 0"),
     ({"tau": None, "valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
     ({"tau": None, "max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
     ({"tau": torch.zeros(2)}, RuntimeError, r"tau must be a 0-d tensor; got shape \[2\]"),
-    ({"tau": torch.tensor(1)}, TypeError, r"tau must be a floating-point tensor; got Long"),
+    ({"tau": torch.tensor(1)}, TypeError, r"tau must be a floating-point tensor; got torch.int64"),
     ({"block": 48}, ValueError, r"block must be 32, 64 or 128.*got \[48, 48, 48\]"),
     ({"pixel_block": (1, 3, 8)}, ValueError, r"powers of two .* got \[1, 3, 8\]"),
     ({"pixel_block": (2, 2, 4)}, ValueError, r"product is 32, 64 or 128; got \[2, 2, 4\]"),
@@ -570,10 +570,10 @@ BAD = [
     ({"bias": torch.zeros(6).half()}, TypeError, r"bias and weight must have one dtype; got Half"),
     ({"input": torch.zeros(2, 4, 8, 8).half()}, TypeError, r"input and weight .* got Half and Fl"),
     ({"weight": torch.zeros(6, 4, 3, 3).int()}, TypeError, r"weight must be float16.*; got Int"),
-    ({"stride": 0}, RuntimeError, r"stride must be .* at least 1; got \[0, 0\]"),
-    ({"stride": (1, -1)}, RuntimeError, r"stride must be .* at least 1; got \[1, -1\]"),
-    ({"padding": (0, -1)}, RuntimeError, r"padding must be .* at least 0; got \[0, -1\]"),
-    ({"dilation": 0}, RuntimeError, r"dilation must be .* at least 1; got \[0, 0\]"),
+    ({"stride": 0}, RuntimeError, r"stride must be .* from 1 to 2147483647; got \[0, 0\]"),
+    ({"stride": (1, -1)}, RuntimeError, r"stride must be .* from 1 to 2147483647; got \[1, -1\]"),
+    ({"padding": (0, -1)}, RuntimeError, r"padding must be .* from 0 to 2147483647; got \[0, -1\]"),
+    ({"dilation": 0}, RuntimeError, r"dilation must be .* from 1 to 2147483647; got \[0, 0\]"),
     ({"dilation": 4}, RuntimeError, r"kernel, 9 x 9, must fit into the padded input; got 8 x 8"),
     ({"padding": "full"}, ValueError, r"padding must be .*; got 'full'"),
     ({"padding": "same", "stride": 2}, RuntimeError, r"needs stride 1; got stride \(2, 2\)"),
@@ -588,13 +588,46 @@ BAD = [
 
 @pytest.mark.parametrize(("change", "error", "message"), BAD)
 def test_bad_input_is_refused_in_one_line(device, change, error, message):
-    arguments = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in {**GOOD, **change}.items()
-    }
     with pytest.raises(error, match=message) as caught:
+        spamm_torch.conv2d(**on(device, {**GOOD, **change}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_bad_input_is_refused_while_tracing(change, error, message):
+    with pytest.raises(error, match=message.partition(" ")[0]) as caught:
+        spamm_torch.conv2d(**on("meta", {**GOOD, **change}))
+    assert "\n" not in str(caught.value)
+
+
+def on(device, arguments):
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["input", "weight", "bias", "norm_weight", "tau"])
+def test_one_meta_tensor_among_real_ones_is_refused(name):
+    arguments = {**GOOD, "bias": torch.zeros(6), "tau": torch.tensor(1.0)}
+    arguments["norm_weight"] = torch.ops.spamm_torch.conv2d_weight_norm(GOOD["weight"])
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(RuntimeError, match="device") as caught:
         spamm_torch.conv2d(**arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_in_tuples_of_one_are_pairs(device):
+    x, weight = randn(2, 4, 9, 9, device=device), randn(6, 4, 3, 3, seed=1, device=device)
+    found = spamm_torch.conv2d(x, weight, None, (1,), "same", (2,), tau=0.0)
+    assert_near(found, F.conv2d(x.double(), weight.double(), None, (1,), "same", (2,)))
+
+
+@pytest.mark.parametrize("stride", [1000, 2**20, 2**31 - 1])
+def test_a_stride_beyond_the_input_reads_only_the_input(device, stride):
+    x, weight = randn(2, 4, 8, 8, device=device), randn(6, 4, 3, 3, seed=1, device=device)
+    found = spamm_torch.conv2d(x, weight, stride=stride, tau=0.0)
+    assert_near(found, F.conv2d(x.double(), weight.double(), stride=stride))
 
 
 @pytest.mark.cuda

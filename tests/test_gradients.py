@@ -5,7 +5,7 @@ import itertools
 import matrices
 import pytest
 import torch
-from torch.autograd import gradcheck, gradgradcheck
+from torch.autograd import forward_ad, gradcheck, gradgradcheck
 
 import spamm_torch
 
@@ -189,3 +189,16 @@ def test_an_operand_changed_in_place_is_noticed(device):
     saved.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.backward()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: spamm_torch.mm(x, torch.ones(40, 30), tau=0.0),
+        lambda x: spamm_torch.conv2d(x.view(1, 1, 40, 40), torch.ones(2, 1, 3, 3), tau=0.0),
+    ],
+)
+def test_forward_mode_is_refused(call):
+    x = torch.ones(40, 40)
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="reverse mode"):
+        call(forward_ad.make_dual(x, x))

@@ -6,7 +6,6 @@
 // out, rounded once. Slices keep what a tile reads of A and B in cache and bound the number of
 // kernel shapes.
 #include <ATen/Dispatch.h>
-#include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -17,6 +16,7 @@
 #include <bit>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include "backend.h"
@@ -311,11 +311,7 @@ class Product {
 Tensor expanded_input(const OptTensor& input, const Tensor& a, IntArrayRef shape,
                       const Scalar& beta) {
   if (!input) return {};
-  TORCH_CHECK_TYPE(input->scalar_type() == a.scalar_type(), "input must be ", a.scalar_type(),
-                   " as the operands are; got ", input->scalar_type());
-  check_same_device(*input, a, "input", "the operands");
-  TORCH_CHECK(at::is_expandable_to(input->sizes(), shape), "input must broadcast to shape ", shape,
-              "; got shape ", input->sizes());
+  check_input(*input, a, shape);
   if (beta.toDouble() == 0) return {};
   return input->expand(shape);
 }

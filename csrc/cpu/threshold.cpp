@@ -229,8 +229,7 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
                 int64_t max_iterations, double tolerance) {
   check_norm_maps(norm_a, norm_b);
   check_valid_ratio(valid_ratio);
-  TORCH_CHECK_VALUE(max_iterations > 0, "max_iterations must be at least 1; got ", max_iterations);
-  TORCH_CHECK_VALUE(tolerance >= 0, "tolerance must be at least 0; got ", tolerance);
+  check_search(max_iterations, tolerance);
   return dispatch_norms(norm_a, [&](auto type) {
     const Maps<decltype(type)> maps(norm_a, norm_b);
     return at::scalar_tensor(find_tau_of(maps, valid_ratio), norm_a.options());
@@ -260,13 +259,8 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
 
 // The map that decides what is skipped; checked to fit the one that measures.
 Tensor judging_map(const Tensor& norm_b, const OptTensor& judged_b) {
-  if (!judged_b) return norm_b.contiguous();
-  TORCH_CHECK_TYPE(judged_b->scalar_type() == norm_b.scalar_type(), "judged_b must be ",
-                   norm_b.scalar_type(), " as norm_b is; got ", judged_b->scalar_type());
-  check_same_device(norm_b, *judged_b, "norm_b", "judged_b");
-  TORCH_CHECK(judged_b->sizes() == norm_b.sizes(), "judged_b must have norm_b's shape ",
-              norm_b.sizes(), "; got ", judged_b->sizes());
-  return judged_b->contiguous();
+  check_judged_map(judged_b, norm_b);
+  return judged_b.value_or(norm_b).contiguous();
 }
 
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,

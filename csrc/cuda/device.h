@@ -11,8 +11,9 @@ namespace spamm::cuda {
 
 // Properties of a device that has the tensor-core instructions and copies of sm_80.
 inline const cudaDeviceProp& check_device(at::Device device) {
-  TORCH_CHECK(device.index() < c10::cuda::device_count(), "no such CUDA device: ", device,
-              "; found ", static_cast<int>(c10::cuda::device_count()), " CUDA devices");
+  const int found = c10::cuda::device_count();
+  TORCH_CHECK(found > 0 && device.index() < found, "no such CUDA device: ", device, "; found ",
+              found, " CUDA devices");
   const cudaDeviceProp& properties = *at::cuda::getDeviceProperties(device.index());
   TORCH_CHECK(properties.major >= 8,
               "spamm_torch needs a GPU of compute capability 8.0 or newer; got ", properties.name,

@@ -44,8 +44,7 @@ void launch(const Tensor& a, int64_t block_rows, int64_t block_columns, const Te
 Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   check_operand_dtype(a.scalar_type(), "a");
   check_block_pair(block);
-  TORCH_CHECK(a.dim() >= 2, "a must have at least two dimensions (..., M, K); got shape ",
-              a.sizes());
+  check_matrices(a);
   const OnDevice device(a);
   auto shape = a.sizes().vec();
   shape[a.dim() - 2] = blocks_of(a.size(-2), block[0]);

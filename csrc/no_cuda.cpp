@@ -1,0 +1,23 @@
+// A build without CUDA: the one-line answer of every stage to CUDA tensors.
+#ifndef SPAMM_WITH_CUDA
+#include <torch/library.h>
+
+namespace spamm {
+namespace {
+
+void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(false, op.schema().name(),
+              ": spamm_torch was built without CUDA (no nvcc at build time); got a CUDA tensor");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  for (const char* name :
+       {"norm_map", "find_tau", "find_tau_for_error", "valid_counts", "error_bound", "multiply"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&no_cuda>());
+  }
+}
+
+}  // namespace spamm
+#endif

@@ -1,0 +1,37 @@
+// Thresholds and what they keep, above the stages of a device.
+#include "threshold.h"
+
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include "checks.h"
+#include "spamm/spamm.h"
+
+namespace spamm {
+namespace {
+
+// The share of valid block products, from the counts; the division is the only rounding.
+Tensor valid_ratio_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  check_norm_maps(norm_a, norm_b);
+  const int64_t products = norm_a.numel() * norm_b.size(-1);
+  if (products == 0) return at::ones({}, norm_a.options());
+  const Tensor valid = valid_counts(norm_a, norm_b, tau).sum(at::kLong).to(at::kDouble);
+  // By a tensor: CUDA would multiply by a number's rounded inverse.
+  return valid.div(at::full({}, products, valid.options())).to(norm_a.scalar_type());
+}
+
+}  // namespace
+
+Tensor threshold_from_knob(const Tensor& norm_a, const Tensor& norm_b,
+                           const std::optional<Tensor>& tau, std::optional<double> valid_ratio,
+                           std::optional<double> max_error, const std::optional<Tensor>& judged_b) {
+  if (tau) return *tau;
+  if (valid_ratio) return find_tau(norm_a, judged_b.value_or(norm_b), *valid_ratio);
+  return find_tau_for_error(norm_a, norm_b, *max_error, judged_b);
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("valid_ratio", &valid_ratio_op);
+}
+
+}  // namespace spamm
