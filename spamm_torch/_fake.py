@@ -89,6 +89,13 @@ def _(a, block):
     return a.new_empty((*a.shape[:-2], rows, columns), dtype=_norm_dtype(a))
 
 
+@register_fake("spamm_torch::norm_maps")
+def _(a, b, block):
+    m, k, n = block
+    norm_map = torch.ops.spamm_torch.norm_map
+    return norm_map(a, (m, k)), norm_map(b, (k, n))
+
+
 @register_fake("spamm_torch::find_tau")
 def _(norm_a, norm_b, valid_ratio, max_iterations=20, tolerance=0.01):
     _check_norm_maps(norm_a, norm_b)
