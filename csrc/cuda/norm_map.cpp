@@ -81,8 +81,7 @@ void launch(at::ArrayRef<const Job*> jobs, const OnDevice& device) {
     if (job->map.numel() != 0) params.push_back(job->params<Norm>());
   }
   if (params.empty()) return;
-  launch_norm_maps(params.data(), static_cast<int>(params.size()),
-                   jobs[0]->dtype, device.stream());
+  launch_norm_maps(params.data(), static_cast<int>(params.size()), jobs[0]->dtype, device.stream());
 }
 
 void compute(at::ArrayRef<const Job*> jobs, const OnDevice& device) {

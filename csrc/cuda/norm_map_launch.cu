@@ -26,8 +26,8 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t 
     blocks += thread_blocks<Element>(params[1]);
   }
   // Two maps of the most blocks, each a thread block of its own, would be one grid too large.
-  TORCH_CHECK(blocks <= 0x7fffffffu, "the norm maps of a and b need at most 2^31 - 1 thread blocks; ",
-              "got ", blocks);
+  TORCH_CHECK(blocks <= 0x7fffffffu,
+              "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
   kernels::norm_map<Element><<<blocks, kernels::kNormThreads, 0, stream>>>(pair);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }

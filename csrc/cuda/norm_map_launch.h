@@ -8,8 +8,8 @@
 
 namespace spamm::cuda {
 
-// Serves `count` matrices, one or two, in one launch. `dtype` is one of those that have norms of type
-// Norm; each map holds 1 to 2^31 - 1 blocks.
+// Serves `count` matrices, one or two, in one launch. `dtype` is one of those that have norms of
+// type Norm; each map holds 1 to 2^31 - 1 blocks.
 template <class Norm>
 void launch_norm_maps(const kernels::NormMapParams<Norm>* params, int count, c10::ScalarType dtype,
                       cudaStream_t stream);

@@ -113,15 +113,15 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   }
 }
 
-#define SPAMM_INSTANTIATE(Norm)                                                                  \
-  template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,           \
-                                    cudaStream_t);                                               \
-  template size_t find_tau_workspace<Norm>();                                                    \
-  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*, int, bool,          \
-                                cudaStream_t);                                                   \
-  template size_t error_workspace(const NormMaps<Norm>&);                                        \
-  template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*,        \
-                                   cudaStream_t);                                                \
+#define SPAMM_INSTANTIATE(Norm)                                                           \
+  template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,    \
+                                    cudaStream_t);                                        \
+  template size_t find_tau_workspace<Norm>();                                             \
+  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*, int, bool,   \
+                                cudaStream_t);                                            \
+  template size_t error_workspace(const NormMaps<Norm>&);                                 \
+  template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
+                                   cudaStream_t);                                         \
   template void launch_find_tau_for_error(const NormMaps<Norm>&, double, void*, Norm*, cudaStream_t)
 
 SPAMM_INSTANTIATE(float);

@@ -15,8 +15,8 @@ template <class Norm>
 void launch_valid_counts(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
                          int32_t* counts, cudaStream_t stream);
 
-// `workspace` holds find_tau_workspace<Norm>() bytes. `overlap_previous`: the kernel may start while
-// the one before it on the stream ends, as devices from sm_90 on can.
+// `workspace` holds find_tau_workspace<Norm>() bytes. `overlap_previous`: the kernel may start
+// while the one before it on the stream ends, as devices from sm_90 on can.
 template <class Norm>
 size_t find_tau_workspace();
 template <class Norm>

@@ -278,8 +278,8 @@ struct NormGroup {
 // by all groups of a thread block; those with `needed` false take part in the barriers only. Not
 // inlined: it is rare, and its registers would cost those of the loads in flight.
 template <class Element>
-__device__ __noinline__ NormOf<Element> scaled_norm(const NormBlock<Element>& block, const NormGroup& group,
-                                       bool needed) {
+__device__ __noinline__ NormOf<Element> scaled_norm(const NormBlock<Element>& block,
+                                                    const NormGroup& group, bool needed) {
   using Norm = NormOf<Element>;
   __shared__ unsigned long long shared_bits[kNormWarps];
   __shared__ Norm shared_sums[kNormWarps];

@@ -82,7 +82,7 @@ struct KeyGroup {
   static constexpr int kKeys = kBatch * kPatchRows;
   static constexpr Key kNone = ~Key{0};  // above all keys, in every digit
 
-  Norm norm_a[kBatch][kPatchRows], norm_b[kBatch];
+  Norm norm_a, norm_b[kBatch];  // of A one norm in each lane, for shuffles
   int rows, columns, depth;
   Key low, high;  // bounds of the keys of all lanes
 
@@ -101,20 +101,18 @@ struct KeyGroup {
 
     // What lies past an edge is the last norm before it once more, which leaves the range as it is.
     const int lane = threadIdx.x % 32;
-    const Norm* const a = maps.a + (batch * maps.mb + row) * maps.kb + k;
+    const int a_row = row + min(lane / kBatch % kPatchRows, rows - 1);
+    norm_a = maps.a[(batch * maps.mb + a_row) * maps.kb + k + min(lane % kBatch, depth - 1)];
     const Norm* const b =
         maps.b + (batch * maps.kb + k) * maps.nb + column + min(lane, columns - 1);
     NormRange<Norm> range_a, range_b;
+    range_a.add(norm_a);
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       norm_b[i] = b[static_cast<int64_t>(min(i, depth - 1)) * maps.nb];
       range_b.add(norm_b[i]);
-#pragma unroll
-      for (int r = 0; r < kPatchRows; ++r) {
-        norm_a[i][r] = a[static_cast<int64_t>(min(r, rows - 1)) * maps.kb + min(i, depth - 1)];
-        range_a.add(norm_a[i][r]);
-      }
     }
+    range_a.join_lanes();
     range_b.join_lanes();
     const auto key_of = [](Key x, Key y) {
       return product_key(Bits<Norm>::to(x), Bits<Norm>::to(y));
@@ -125,11 +123,12 @@ struct KeyGroup {
 
   __device__ int products() const { return rows * columns * depth; }
 
-  // One of this lane's keys, kNone past an edge.
+  // One of this lane's keys, kNone past an edge. All lanes call it together.
   __device__ Key key(int number) const {
     const int i = number / kPatchRows, r = number % kPatchRows;
     const bool exists = i < depth && r < rows && threadIdx.x % 32 < columns;
-    return exists ? product_key(norm_a[i][r], norm_b[i]) : kNone;
+    const Norm a = __shfl_sync(~0u, norm_a, r * kBatch + i);
+    return exists ? product_key(a, norm_b[i]) : kNone;
   }
 };
 
