@@ -67,8 +67,8 @@ inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
 }
 
 // A matrix or any number of them.
-inline void check_matrices(const at::Tensor& a) {
-  TORCH_CHECK(a.dim() >= 2, "a must be (..., M, K); got shape ", a.sizes());
+inline void check_matrices(const at::Tensor& x, const char* name) {
+  TORCH_CHECK(x.dim() >= 2, name, " must be (..., rows, columns); got shape ", x.sizes());
 }
 
 inline int64_t blocks_of(int64_t length, int64_t edge) { return (length + edge - 1) / edge; }

@@ -5,6 +5,7 @@
 TORCH_LIBRARY(spamm_torch, m) {
   // Stages.
   m.def("norm_map(Tensor a, int[2] block) -> Tensor");
+  m.def("norm_maps(Tensor a, Tensor b, int[3] block) -> (Tensor, Tensor)");
   m.def(
       "find_tau(Tensor norm_a, Tensor norm_b, float valid_ratio, *, int max_iterations=20, "
       "float tolerance=0.01) -> Tensor");

@@ -2,7 +2,10 @@
 // dispatched on its own.
 #include <torch/library.h>
 
+#include <tuple>
+
 #include "checks.h"
+#include "ops.h"
 #include "spamm/spamm.h"
 #include "threshold.h"
 
@@ -17,14 +20,31 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const std::optional<Tensor>& t
   check_operands(a, b);
   check_knobs(tau, valid_ratio, max_error);
   const auto [m, k, n] = check_block(block);
-  const Tensor map_a = norm_a ? *norm_a : norm_map(a, {m, k});
-  const Tensor map_b = norm_b ? *norm_b : norm_map(b, {k, n});
+  Tensor map_a, map_b;
+  if (norm_a || norm_b) {
+    map_a = norm_a ? *norm_a : norm_map(a, {m, k});
+    map_b = norm_b ? *norm_b : norm_map(b, {k, n});
+  } else {
+    using Maps = std::tuple<Tensor, Tensor>;
+    static const auto op =
+        ops::find<Maps(const Tensor&, const Tensor&, IntArrayRef)>("spamm_torch::norm_maps");
+    std::tie(map_a, map_b) = op.call(a, b, block);
+  }
   const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
   return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
 }
 
+// Both operands' maps, one after the other; CUDA has a kernel that takes them together.
+std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
+  const auto [m, k, n] = check_block(block);
+  return {norm_map(a, {m, k}), norm_map(b, {k, n})};
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("spamm", &spamm_op); }
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("norm_maps", &norm_maps_op);
+  m.impl("spamm", &spamm_op);
+}
 
 }  // namespace spamm

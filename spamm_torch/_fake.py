@@ -169,9 +169,16 @@ def _product(a, b, block, norm_a, norm_b, input):
 @register_fake("spamm_torch::norm_map")
 def _(a, block):
     _check_operand_dtype(a, "a")
-    torch._check(a.dim() >= 2, lambda: f"a must be (..., M, K); got shape {tuple(a.shape)}")
+    torch._check(a.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(a.shape)}")
     _check_block(block)
     return a.new_empty(_map_shape(a, block), dtype=_norm_dtype(a))
+
+
+@register_fake("spamm_torch::norm_maps")
+def _(a, b, block):
+    m, k, n = block
+    norm_map = torch.ops.spamm_torch.norm_map
+    return norm_map(a, (m, k)), norm_map(b, (k, n))
 
 
 @register_fake("spamm_torch::find_tau")

@@ -69,6 +69,22 @@ def test_leading_batch_dimensions(device, shape, block, dtype, layout):
         assert torch.equal(norms[index], spamm_torch.norm_map(a[index], block))
 
 
+@given(
+    edges=st.tuples(*[st.integers(0, 300)] * 3),
+    block=st.tuples(*[st.sampled_from(matrices.EDGES)] * 3),
+    dtype=st.sampled_from(matrices.DTYPES),
+    layouts=st.tuples(*[st.sampled_from(sorted(matrices.LAYOUTS))] * 2),
+)
+def test_both_operands_at_once_have_the_very_same_norms(device, edges, block, dtype, layouts):
+    (m, k, n), (block_m, block_k, block_n) = edges, block
+    a = matrices.LAYOUTS[layouts[0]](matrices.normal(m, k, dtype=dtype, device=device))
+    b = matrices.LAYOUTS[layouts[1]](matrices.normal(k, n, dtype=dtype, device=device, seed=1))
+    b = b * (2.0**-20 if dtype == torch.float16 else 2.0**-100)  # squares underflow: redone
+    norm_a, norm_b = torch.ops.spamm_torch.norm_maps(a, b, block)
+    assert torch.equal(norm_a, spamm_torch.norm_map(a, (block_m, block_k)))
+    assert torch.equal(norm_b, spamm_torch.norm_map(b, (block_k, block_n)))
+
+
 def test_default_block_is_64(device):
     a = matrices.normal(130, 70, device=device)
     assert torch.equal(spamm_torch.norm_map(a), spamm_torch.norm_map(a, (64, 64)))

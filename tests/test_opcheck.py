@@ -28,6 +28,11 @@ def test_norm_map(device, dtype, requires_grad):
     opcheck(ops.norm_map.default, (a[0].t(), (128, 32)))
 
 
+def test_norm_maps(device):
+    a, b = operand(device, 70, 100), operand(device, 100, 40)
+    opcheck(ops.norm_maps.default, (a, b, (32, 64, 128)))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("batch", [(), (2,)])
 class TestStagesOnMaps:

@@ -434,6 +434,19 @@ def test_cpu_and_cuda_find_the_same_tau(pair, ratio):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(16, 16, 16), (128, 128, 128), (150, 170, 190)])
+def test_one_thread_block_or_many_find_the_same_tau(shape, dtype):
+    """Maps that warps keep in registers, and maps that they read in every pass."""
+    m, k, n = shape
+    norm_a = matrices.normal(m, k, dtype=dtype).abs()
+    norm_b = matrices.normal(k, n, dtype=dtype, seed=1).abs()
+    for ratio in (0.05, 0.3, 0.95):
+        there = spamm_torch.find_tau(norm_a.cuda(), norm_b.cuda(), ratio)
+        assert torch.equal(there.cpu(), spamm_torch.find_tau(norm_a, norm_b, ratio))
+
+
+@pytest.mark.cuda
 def test_counts_beyond_32_bits():
     """2048^3 = 8.6e9 products of four values: sum and selection must not wrap around."""
     norm_a = torch.arange(2048, device="cuda").remainder(4).add(1.0)[:, None].expand(2048, 2048)

@@ -166,7 +166,7 @@ bool has_unit_stride(const Tensor& a, int64_t dim) {
 
 Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   check_operand_dtype(a.scalar_type(), "a");
-  check_matrices(a);
+  check_matrices(a, "a");
   check_block_pair(block);
   auto shape = a.sizes().vec();
   shape[shape.size() - 2] = blocks_of(a.size(-2), block[0]);

@@ -3,8 +3,11 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <array>
 #include <bit>
 #include <limits>
+#include <tuple>
+#include <vector>
 
 #include "checks.h"
 #include "device.h"
@@ -15,9 +18,10 @@ namespace {
 
 using at::Tensor;
 
+// What the kernel is told of a (batch, rows, columns), whose map is `norms`.
 template <class Norm>
-void launch(const Tensor& a, int64_t block_rows, int64_t block_columns, const Tensor& norms,
-            const OnDevice& device) {
+kernels::NormMapParams<Norm> params_of(const Tensor& a, int64_t block_rows, int64_t block_columns,
+                                       const Tensor& norms) {
   // The kernel reads along the direction with the shorter stride.
   const bool by_rows = a.size(2) == 1 || a.stride(2) <= a.stride(1) || a.size(1) == 1;
   const int64_t line = by_rows ? 1 : 2, entry = by_rows ? 2 : 1;
@@ -35,37 +39,79 @@ void launch(const Tensor& a, int64_t block_rows, int64_t block_columns, const Te
   const auto aligned = [&](int64_t size, int64_t stride) {
     return size == 1 || stride * a.element_size() % 16 == 0;
   };
-  const bool vector = p.entry_stride == 1 && aligned(p.lines, p.line_stride) &&
-                      aligned(p.batch, p.batch_stride) &&
-                      reinterpret_cast<uintptr_t>(p.data) % 16 == 0;
-  launch_norm_map<Norm>(p, a.scalar_type(), vector, device.stream());
+  p.vector = p.entry_stride == 1 && aligned(p.lines, p.line_stride) &&
+             aligned(p.batch, p.batch_stride) && reinterpret_cast<uintptr_t>(p.data) % 16 == 0;
+  return p;
+}
+
+// A matrix or a batch of them, cut into blocks, and its map, not yet computed.
+struct Job {
+  at::ScalarType dtype;
+  Tensor matrices, map;
+  std::array<int64_t, 2> block;
+
+  Job(const Tensor& a, at::IntArrayRef block, const char* name)
+      : dtype(a.scalar_type()), block{block[0], block[1]} {
+    check_operand_dtype(a.scalar_type(), name);
+    check_block_pair(block);
+    check_matrices(a, name);
+    auto shape = a.sizes().vec();
+    shape[a.dim() - 2] = blocks_of(a.size(-2), block[0]);
+    shape[a.dim() - 1] = blocks_of(a.size(-1), block[1]);
+    map = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
+    TORCH_CHECK(map.numel() <= std::numeric_limits<int32_t>::max(), name,
+                " must have at most 2^31 - 1 blocks; got ", map.numel(), " for shape ", a.sizes());
+    // One batch dimension in place of any number; copies only where no stride describes them.
+    if (map.numel() != 0) matrices = a.reshape({-1, a.size(-2), a.size(-1)});
+  }
+
+  template <class Norm>
+  kernels::NormMapParams<Norm> params() const {
+    return params_of<Norm>(matrices, block[0], block[1],
+                           map.view({-1, map.size(-2), map.size(-1)}));
+  }
+};
+
+// Computes the maps of one or two matrices of one dtype in one launch.
+template <class Norm>
+void launch(at::ArrayRef<const Job*> jobs, const OnDevice& device) {
+  std::vector<kernels::NormMapParams<Norm>> params;
+  for (const Job* job : jobs) {
+    if (job->map.numel() != 0) params.push_back(job->params<Norm>());
+  }
+  if (params.empty()) return;
+  launch_norm_maps(params.data(), static_cast<int>(params.size()), jobs[0]->dtype, device.stream());
+}
+
+void compute(at::ArrayRef<const Job*> jobs, const OnDevice& device) {
+  if (jobs[0]->map.scalar_type() == at::kDouble) {
+    launch<double>(jobs, device);
+  } else {
+    launch<float>(jobs, device);
+  }
 }
 
 Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
-  check_operand_dtype(a.scalar_type(), "a");
-  check_block_pair(block);
-  check_matrices(a);
   const OnDevice device(a);
-  auto shape = a.sizes().vec();
-  shape[a.dim() - 2] = blocks_of(a.size(-2), block[0]);
-  shape[a.dim() - 1] = blocks_of(a.size(-1), block[1]);
-  const Tensor norms = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
-  if (norms.numel() == 0) return norms;
-  TORCH_CHECK(norms.numel() <= std::numeric_limits<int32_t>::max(),
-              "a must have at most 2^31 - 1 blocks; got ", norms.numel(), " for shape ", a.sizes());
-  // One batch dimension in place of any number; copies only where no stride describes them.
-  const Tensor matrices = a.reshape({-1, a.size(-2), a.size(-1)});
-  const Tensor map = norms.view({-1, norms.size(-2), norms.size(-1)});
-  if (a.scalar_type() == at::kDouble) {
-    launch<double>(matrices, block[0], block[1], map, device);
-  } else {
-    launch<float>(matrices, block[0], block[1], map, device);
-  }
-  return norms;
+  const Job job(a, block, "a");
+  compute({&job}, device);
+  return job.map;
+}
+
+std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
+  const auto [m, k, n] = check_block(block);
+  check_operands(a, b);
+  const OnDevice device(a);
+  const Job job_a(a, {m, k}, "a"), job_b(b, {k, n}, "b");
+  compute({&job_a, &job_b}, device);
+  return {job_a.map, job_b.map};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("norm_map", &norm_map); }
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  m.impl("norm_map", &norm_map);
+  m.impl("norm_maps", &norm_maps);
+}
 
 }  // namespace spamm::cuda

@@ -6,36 +6,51 @@
 namespace spamm::cuda {
 namespace {
 
+// Thread blocks that one matrix takes.
 template <class Element>
-void launch(const kernels::NormMapParams<kernels::NormOf<Element>>& p, bool vector,
-            cudaStream_t stream) {
+unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p) {
   const int64_t norms = p.batch * (((p.lines - 1) >> p.log2_block_lines) + 1) *
                         (((p.length - 1) >> p.log2_block_length) + 1);
   const int warps = kernels::norm_warps<Element>(p.log2_block_lines + p.log2_block_length);
-  const auto blocks = static_cast<unsigned>((norms - 1) / (kernels::kNormWarps / warps) + 1);
-  kernels::norm_map<Element><<<blocks, kernels::kNormThreads, 0, stream>>>(p, vector);
+  return static_cast<unsigned>((norms - 1) / (kernels::kNormWarps / warps) + 1);
+}
+
+template <class Element, class Norm>
+void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t stream) {
+  kernels::NormMapPair<Norm> pair{};
+  pair.matrices[0] = params[0];
+  pair.second_begins = thread_blocks<Element>(params[0]);
+  unsigned blocks = pair.second_begins;
+  if (count == 2) {
+    pair.matrices[1] = params[1];
+    blocks += thread_blocks<Element>(params[1]);
+  }
+  // Two maps of the most blocks, each a thread block of its own, would be one grid too large.
+  TORCH_CHECK(blocks <= 0x7fffffffu,
+              "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
+  kernels::norm_map<Element><<<blocks, kernels::kNormThreads, 0, stream>>>(pair);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 }  // namespace
 
 template <>
-void launch_norm_map(const kernels::NormMapParams<float>& params, c10::ScalarType dtype,
-                     bool vector, cudaStream_t stream) {
+void launch_norm_maps(const kernels::NormMapParams<float>* params, int count, c10::ScalarType dtype,
+                      cudaStream_t stream) {
   switch (dtype) {
     case c10::ScalarType::Half:
-      return launch<__half>(params, vector, stream);
+      return launch<__half>(params, count, stream);
     case c10::ScalarType::BFloat16:
-      return launch<__nv_bfloat16>(params, vector, stream);
+      return launch<__nv_bfloat16>(params, count, stream);
     default:
-      return launch<float>(params, vector, stream);
+      return launch<float>(params, count, stream);
   }
 }
 
 template <>
-void launch_norm_map(const kernels::NormMapParams<double>& params, c10::ScalarType, bool vector,
-                     cudaStream_t stream) {
-  launch<double>(params, vector, stream);
+void launch_norm_maps(const kernels::NormMapParams<double>* params, int count, c10::ScalarType,
+                      cudaStream_t stream) {
+  launch<double>(params, count, stream);
 }
 
 }  // namespace spamm::cuda

@@ -8,10 +8,10 @@
 
 namespace spamm::cuda {
 
-// `vector`: address and strides allow loads of 16 bytes along the lines. `dtype` is one of those
-// that have norms of type Norm; the map holds at most 2^31 - 1 blocks.
+// Serves `count` matrices, one or two, in one launch. `dtype` is one of those that have norms of
+// type Norm; each map holds 1 to 2^31 - 1 blocks.
 template <class Norm>
-void launch_norm_map(const kernels::NormMapParams<Norm>& params, c10::ScalarType dtype, bool vector,
-                     cudaStream_t stream);
+void launch_norm_maps(const kernels::NormMapParams<Norm>* params, int count, c10::ScalarType dtype,
+                      cudaStream_t stream);
 
 }  // namespace spamm::cuda

@@ -69,9 +69,10 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
   const Tensor tau = at::empty({}, norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
     const auto bytes = static_cast<int64_t>(find_tau_workspace<Norm>());
-    const Tensor workspace = at::zeros({bytes}, norm_a.options().dtype(at::kByte));
+    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
     launch_find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
-                    tau.mutable_data_ptr<Norm>(), device.multiprocessors(), device.stream());
+                    tau.mutable_data_ptr<Norm>(), device.multiprocessors(), device.can_overlap(),
+                    device.stream());
   });
   return tau;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/error_bound.cuh"
 #include "kernels/select_tau.cuh"
@@ -52,20 +53,27 @@ size_t find_tau_workspace() {
 
 template <class Norm>
 void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
-                     int multiprocessors, cudaStream_t stream) {
+                     int multiprocessors, bool overlap_previous, cudaStream_t stream) {
   const double target = valid_ratio * static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
   const auto rank = static_cast<unsigned long long>(std::max(1.0, std::floor(target + 0.5)));
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
+  const int64_t groups = kernels::select_groups(maps);
+  TORCH_CHECK(groups <= std::numeric_limits<int32_t>::max(),
+              "find_tau takes fewer products of norms; got ", maps.batch, " x ", maps.mb, " x ",
+              maps.kb, " x ", maps.nb);
+  // Fewer thread blocks than fill the device where a group for each warp is all.
+  const int64_t blocks =
+      std::min<int64_t>((groups - 1) / (kernels::kSelectThreads<Norm> / 32) + 1, multiprocessors);
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = blocks > 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>(
-      std::min<int64_t>((kernels::select_items(maps) - 1) / kernels::kProductWarps + 1,
-                        multiprocessors * kernels::kSelectBlocksPerSm));
-  launch.blockDim = kThreads;
+  launch.gridDim = static_cast<unsigned>(blocks);
+  launch.blockDim = kernels::kSelectThreads<Norm>;
   launch.stream = stream;
-  launch.attrs = &cooperative;
-  launch.numAttrs = 1;
+  launch.attrs = attributes;
+  launch.numAttrs = overlap_previous ? 2 : 1;
   C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernels::select_tau<Norm>, maps,
                                     static_cast<kernels::Selection<Norm>*>(workspace), rank, target,
                                     tau));
@@ -105,14 +113,15 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   }
 }
 
-#define SPAMM_INSTANTIATE(Norm)                                                                  \
-  template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,           \
-                                    cudaStream_t);                                               \
-  template size_t find_tau_workspace<Norm>();                                                    \
-  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*, int, cudaStream_t); \
-  template size_t error_workspace(const NormMaps<Norm>&);                                        \
-  template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*,        \
-                                   cudaStream_t);                                                \
+#define SPAMM_INSTANTIATE(Norm)                                                           \
+  template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,    \
+                                    cudaStream_t);                                        \
+  template size_t find_tau_workspace<Norm>();                                             \
+  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*, int, bool,   \
+                                cudaStream_t);                                            \
+  template size_t error_workspace(const NormMaps<Norm>&);                                 \
+  template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
+                                   cudaStream_t);                                         \
   template void launch_find_tau_for_error(const NormMaps<Norm>&, double, void*, Norm*, cudaStream_t)
 
 SPAMM_INSTANTIATE(float);

@@ -1,31 +1,34 @@
 // Frobenius norms of the blocks of a matrix: the paper's get-norm.
 //
 // A group of 1 to 8 warps sums the squares of one block, in loads of 16 bytes where the matrix
-// allows it, several in flight. Which entry lands in which lane does not matter to a sum of
-// squares, so half types go straight from memory into mma.sync with the same registers as A and as
-// B: the diagonal of X X^T holds sums of exact products, accumulated in float32. (The paper
-// multiplies with ones and sums in half, which rounds the squares and overflows.) Tensor cores
-// truncate when they add, so a chain of 2 * kChunks instructions is all that they sum before a
-// float32 addition. A block whose sum has left the range in which squares are right is redone with
-// its entries scaled by the power of two of the largest one.
+// allows it, up to 16 of them in flight in each lane: what is in flight is what fills the memory
+// bus. Which entry lands in which lane does not matter to a sum of squares, so half types go
+// straight from memory into mma.sync with the same registers as A and as B: the diagonal of X X^T
+// holds sums of exact products, accumulated in float32. (The paper multiplies with ones and sums in
+// half, which rounds the squares and overflows.) Tensor cores truncate when they add, so a chain of
+// kChain instructions is all that they sum before a float32 addition. A block whose sum has left
+// the range in which squares are right is redone with its entries scaled by the power of two of the
+// largest one. One launch serves one matrix or both operands of a product.
 #pragma once
 
 #include <cstdint>
 
 #include "norm_map_params.h"
 #include "numeric.cuh"
+#include "overlap.cuh"
 #include "ptx_sm80.cuh"
 
 namespace spamm::kernels {
 
 constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;
-constexpr int kChunks = 4;  // loads in flight in each lane
+constexpr int kChunks = 16;  // most loads in flight in each lane
+constexpr int kChain = 4;    // chunks whose squares are summed before they join a lane's sum
 
-// Warps for a block of 2^log2_entries entries, 4 KiB for each: the order of a block's sum depends
-// on nothing but its shape.
+// Warps for a block of 2^log2_entries entries, all kChunks loads for each: the order of a block's
+// sum depends on nothing but its shape.
 template <class Element>
 __host__ __device__ constexpr int norm_warps(int log2_entries) {
-  const int warps = (static_cast<int>(sizeof(Element)) << log2_entries) / 4096;
+  const int warps = (static_cast<int>(sizeof(Element)) << log2_entries) / (kChunks * 32 * 16);
   return warps < 1 ? 1 : warps > kNormWarps ? kNormWarps : warps;
 }
 
@@ -87,16 +90,25 @@ struct Chunk {
       words[i / kPerWord] |= static_cast<uint32_t>(bits) << i % kPerWord * 16;
     }
   }
+};
 
-  // From the bits: -0 is zero.
-  __device__ bool any_nonzero() const {
-    const uint32_t low = words[0] | words[2], high = words[1] | words[3];
-    if constexpr (sizeof(Element) == 8) return (low | (high & 0x7fffffff)) != 0;
-    return ((low | high) & (sizeof(Element) == 4 ? 0x7fffffff : 0x7fff7fff)) != 0;
+// Whether any entry of some chunks is not zero, from the bits: -0 is zero.
+template <class Element>
+struct AnyNonzero {
+  uint32_t even = 0, odd = 0;
+
+  __device__ void add(const Chunk<Element>& chunk) {
+    even |= chunk.words[0] | chunk.words[2];
+    odd |= chunk.words[1] | chunk.words[3];
+  }
+
+  __device__ bool found() const {
+    if constexpr (sizeof(Element) == 8) return (even | (odd & 0x7fffffff)) != 0;
+    return ((even | odd) & (sizeof(Element) == 4 ? 0x7fffffff : 0x7fff7fff)) != 0;
   }
 };
 
-// One block of the matrix, cut into chunks numbered line by line.
+// One block of the matrix, cut into chunks.
 template <class Element>
 struct NormBlock {
   using Norm = NormOf<Element>;
@@ -116,83 +128,97 @@ struct NormBlock {
     return lines_left >> p.log2_block_lines != 0 && length_left >> p.log2_block_length != 0;
   }
 
-  // A chunk, by one load of 16 bytes (kVector, for whole blocks where alignment allows it) or entry
-  // by entry, with zeros for those that do not exist.
-  template <bool kVector>
-  __device__ Chunk<Element> load(int index) const {
+  // Chunks first, first + step, ... of the block, line by line, by one load of 16 bytes each: for
+  // whole blocks where alignment allows it. `step` is a multiple of the chunks of a line.
+  template <int kLoads>
+  __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
     const int log2_line_chunks = p.log2_block_length - kLog2Entries;
-    const int line = index >> log2_line_chunks;
-    const int position = (index & ((1 << log2_line_chunks) - 1)) << kLog2Entries;
-    if constexpr (kVector) {
-      const uint4 words =
-          __ldg(reinterpret_cast<const uint4*>(data + line * p.line_stride + position));
-      return {words.x, words.y, words.z, words.w};
+    const int line = first >> log2_line_chunks;
+    const int position = (first & ((1 << log2_line_chunks) - 1)) << kLog2Entries;
+    const Element* from = data + line * p.line_stride + position;
+    const int64_t stride = (step >> log2_line_chunks) * p.line_stride;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const uint4 words = __ldg(reinterpret_cast<const uint4*>(from + i * stride));
+      chunks[i] = {words.x, words.y, words.z, words.w};
     }
+  }
+
+  // Entries index, index + chunks(), ... of the block, so that neighbouring lanes read neighbouring
+  // entries; zeros for those that do not exist.
+  __device__ Chunk<Element> gather(int index) const {
     Chunk<Element> chunk{};
-    if (line >= lines_left) return chunk;
 #pragma unroll
     for (int i = 0; i < kEntries; ++i) {
-      if (position + i >= length_left) break;
-      chunk.set(i, data[line * p.line_stride + (position + i) * p.entry_stride]);
+      const int number = index + i * chunks();
+      const int line = number >> p.log2_block_length;
+      const int position = number & ((1 << p.log2_block_length) - 1);
+      if (line < lines_left && position < length_left) {
+        chunk.set(i, data[line * p.line_stride + position * p.entry_stride]);
+      }
     }
     return chunk;
   }
 };
 
-// Adds the squares of some chunks to a lane's sum.
+// The sum of the squares of kChain chunks of each lane, spread over the warp.
 template <class Element>
-__device__ void add_squares(NormOf<Element>& sum, const Chunk<Element> (&chunks)[kChunks]) {
+__device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
   if constexpr (sizeof(Element) == 2) {
-    // With A two registers, rows 0 to 7 and 8 to 15, and B the one or the other of them, entries
-    // (g, g) of `top` and (g + 8, g) of `bottom` sum the squares of lanes 4g to 4g + 3.
+    // As A a chunk is 16 x 16, rows 0 to 7 in its even words and 8 to 15 in its odd ones; with the
+    // ones or the others as B too, entries (g, g) of `top` and (g + 8, g) of `bottom` sum the
+    // squares of lanes 4g to 4g + 3.
     float top[4] = {}, bottom[4] = {};
 #pragma unroll
-    for (const Chunk<Element>& chunk : chunks) {
-#pragma unroll
-      for (int i = 0; i < 4; i += 2) {
-        const uint32_t x0 = chunk.words[i], x1 = chunk.words[i + 1];
-        if constexpr (std::is_same_v<Element, __half>) {
-          mma_f16(top, x0, x1, x0);
-          mma_f16(bottom, x0, x1, x1);
-        } else {
-          mma_bf16(top, x0, x1, x0);
-          mma_bf16(bottom, x0, x1, x1);
-        }
+    for (int i = 0; i < kChain; ++i) {
+      const auto& [x0, x1, x2, x3] = chunks[i].words;
+      if constexpr (std::is_same_v<Element, __half>) {
+        mma_f16(top, x0, x1, x2, x3, x0, x2);
+        mma_f16(bottom, x0, x1, x2, x3, x1, x3);
+      } else {
+        mma_bf16(top, x0, x1, x2, x3, x0, x2);
+        mma_bf16(bottom, x0, x1, x2, x3, x1, x3);
       }
     }
     const int lane = threadIdx.x % 32, row = lane / 4;
     const bool odd = row % 2;
-    if (lane % 4 == row / 2) sum += (odd ? top[1] : top[0]) + (odd ? bottom[3] : bottom[2]);
+    return lane % 4 == row / 2 ? (odd ? top[1] : top[0]) + (odd ? bottom[3] : bottom[2]) : 0.0f;
   } else {
     // As many chains as a chunk has entries keep each chain of roundings short.
-    NormOf<Element> sums[Chunk<Element>::kEntries] = {};
+    NormOf<Element> sums[Chunk<Element>::kEntries] = {}, sum = 0;
 #pragma unroll
-    for (const Chunk<Element>& chunk : chunks) {
+    for (int i = 0; i < kChain; ++i) {
 #pragma unroll
-      for (int i = 0; i < Chunk<Element>::kEntries; ++i) {
-        sums[i] = fma(chunk.entry(i), chunk.entry(i), sums[i]);
+      for (int e = 0; e < Chunk<Element>::kEntries; ++e) {
+        sums[e] = fma(chunks[i].entry(e), chunks[i].entry(e), sums[e]);
       }
     }
 #pragma unroll
     for (const auto x : sums) sum += x;
+    return sum;
   }
 }
 
-// A thread's share of a block's sum of squares, and whether anything in it is not zero.
-template <bool kVector, class Element>
+// A thread's share of a block's sum of squares, and whether anything in it is not zero. kVector:
+// see load_vectors(). A thread has a multiple of kLoads chunks.
+template <bool kVector, int kLoads, class Element>
 __device__ void sum_squares(const NormBlock<Element>& block, int thread, int threads,
                             NormOf<Element>& sum, bool& nonzero) {
-  const int chunks = block.chunks();
-  for (int first = thread; first < chunks; first += kChunks * threads) {
-    Chunk<Element> loaded[kChunks];
+  AnyNonzero<Element> any;
+  for (int first = thread; first < block.chunks(); first += kLoads * threads) {
+    Chunk<Element> loaded[kLoads];
+    if constexpr (kVector) {
+      block.load_vectors(first, threads, loaded);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kChunks; ++i) {
-      loaded[i] = block.template load<kVector>(first + i * threads);
+      for (int i = 0; i < kLoads; ++i) loaded[i] = block.gather(first + i * threads);
     }
-    add_squares(sum, loaded);
 #pragma unroll
-    for (const Chunk<Element>& chunk : loaded) nonzero = nonzero || chunk.any_nonzero();
+    for (int i = 0; i < kLoads; i += kChain) sum += chain_of_squares(loaded + i);
+#pragma unroll
+    for (const Chunk<Element>& chunk : loaded) any.add(chunk);
   }
+  nonzero = any.found();
 }
 
 // Magnitudes ordered as integers: NaN above infinity above all numbers.
@@ -220,7 +246,8 @@ __device__ T reduce_warp(T x, const Combine& combine) {
   return x;
 }
 
-// The warps that share a block; all groups of a thread block call its functions together.
+// The warps that share a block. All groups of a thread block call its functions together; a group
+// that is one warp needs no other.
 struct NormGroup {
   int warps, index, thread;
 
@@ -233,25 +260,32 @@ struct NormGroup {
   template <class T, class Combine>
   __device__ T reduce(T x, T (&shared)[kNormWarps], const Combine& combine) const {
     x = reduce_warp(x, combine);
+    if (warps == 1) return x;
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
     T total = shared[index * warps];
     for (int w = 1; w < warps; ++w) total = combine(total, shared[index * warps + w]);
     return total;
   }
+
+  // Whether `x` holds in any thread of the group, or of the groups that must go along with it.
+  __device__ bool any(bool x) const {
+    return warps == 1 ? __any_sync(~0u, x) : __syncthreads_or(x);
+  }
 };
 
 // The norm of a block from its entries times a power of two, by way of the largest of them. Called
-// by all groups of a thread block; those with `needed` false take part in the barriers only.
+// by all groups of a thread block; those with `needed` false take part in the barriers only. Not
+// inlined: it is rare, and its registers would cost those of the loads in flight.
 template <class Element>
-__device__ NormOf<Element> scaled_norm(const NormBlock<Element>& block, const NormGroup& group,
-                                       bool needed) {
+__device__ __noinline__ NormOf<Element> scaled_norm(const NormBlock<Element>& block,
+                                                    const NormGroup& group, bool needed) {
   using Norm = NormOf<Element>;
   __shared__ unsigned long long shared_bits[kNormWarps];
   __shared__ Norm shared_sums[kNormWarps];
   const auto for_each_entry = [&](bool wanted, const auto& visit) {
     for (int i = group.thread; wanted && i < block.chunks(); i += group.threads()) {
-      const Chunk<Element> chunk = block.template load<false>(i);
+      const Chunk<Element> chunk = block.gather(i);
 #pragma unroll
       for (int e = 0; e < chunk.kEntries; ++e) visit(widen(chunk.entry(e)));
     }
@@ -272,18 +306,28 @@ __device__ NormOf<Element> scaled_norm(const NormBlock<Element>& block, const No
   return is_number ? scalbn(sqrt(sum), exponent) : largest;
 }
 
-// `vector`: lines are contiguous, and they and the batches start at multiples of 16 bytes.
+// The matrices of one launch: thread blocks from `second_begins` on serve the second one.
+template <class Norm>
+struct NormMapPair {
+  NormMapParams<Norm> matrices[2];
+  unsigned second_begins;
+};
+
 template <class Element>
-__global__ void __launch_bounds__(kNormThreads)
-    norm_map(const __grid_constant__ NormMapParams<NormOf<Element>> p, bool vector) {
+__global__ void __launch_bounds__(kNormThreads, 2)
+    norm_map(const __grid_constant__ NormMapPair<NormOf<Element>> pair) {
   using Norm = NormOf<Element>;
   __shared__ Norm shared_sums[kNormWarps];
+  let_next_kernel_start();
 
+  const bool is_second = blockIdx.x >= pair.second_begins;
+  const NormMapParams<Norm>& p = pair.matrices[is_second];
   const NormGroup group(norm_warps<Element>(p.log2_block_lines + p.log2_block_length));
   // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
   const uint32_t map_lines = ((p.lines - 1) >> p.log2_block_lines) + 1;
   const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
-  const uint32_t number = blockIdx.x * (kNormWarps / group.warps) + group.index;
+  const uint32_t thread_block = blockIdx.x - (is_second ? pair.second_begins : 0);
+  const uint32_t number = thread_block * (kNormWarps / group.warps) + group.index;
   const uint32_t map_line = number / map_length;  // of all batches together
   const int64_t position = number - map_line * map_length;
   const int64_t batch = map_line / map_lines, line = map_line - batch * map_lines;
@@ -297,17 +341,24 @@ __global__ void __launch_bounds__(kNormThreads)
 
   Norm sum = 0;
   bool nonzero = false;
-  if (exists && vector && block.is_whole()) {
-    sum_squares<true>(block, group.thread, group.threads(), sum, nonzero);
+  if (exists && p.vector && block.is_whole()) {
+    const int loads = block.chunks() / group.threads();
+    if (loads >= 16) {
+      sum_squares<true, 16>(block, group.thread, group.threads(), sum, nonzero);
+    } else if (loads == 8) {
+      sum_squares<true, 8>(block, group.thread, group.threads(), sum, nonzero);
+    } else {
+      sum_squares<true, 4>(block, group.thread, group.threads(), sum, nonzero);
+    }
   } else if (exists) {
-    sum_squares<false>(block, group.thread, group.threads(), sum, nonzero);
+    sum_squares<false, 4>(block, group.thread, group.threads(), sum, nonzero);
   }
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
   Norm norm = sqrt(sum);
 
   // A thread that has met a number other than zero knows when the block's sum is no good.
   const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
-  if (__syncthreads_or(nonzero && !safe)) {
+  if (group.any(nonzero && !safe)) {
     const Norm scaled = scaled_norm(block, group, exists && !safe);
     if (!safe) norm = scaled;
   }

@@ -12,6 +12,7 @@ struct NormMapParams {
   int64_t batch, lines, length;                     // length: entries of a line
   int64_t batch_stride, line_stride, entry_stride;  // in elements
   int log2_block_lines, log2_block_length;
+  bool vector;  // address and strides allow loads of 16 bytes along the lines
   Norm* norms;
   int64_t norm_batch_stride, norm_line_stride, norm_entry_stride;
 };
