@@ -26,6 +26,7 @@ class OnDevice {
   explicit OnDevice(const at::Tensor& tensor)
       : guard_(tensor.device()), properties_(check_device(tensor.device())) {}
 
+  const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }
   cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(); }
 

@@ -123,27 +123,28 @@ class ListWriter {
   int count_ = 0;
 };
 
-// A tile that nobody has. Every thread block asks until it is refused once, so the last answer is
-// known in advance, and who gets it winds the counter back for the next launch.
+// A tile that nobody has, or a number past the last one.
 __device__ inline int claim_tile(const Params& p) {
   if (p.next_tile == nullptr) return p.tiles;
   int claimed = 0;
-  if (threadIdx.x % 32 == 0) {
-    claimed = atomicAdd(p.next_tile, 1);
-    if (claimed == p.tiles - 1) *p.next_tile = 0;
-  }
+  if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.next_tile, 1);
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
-// Within a group of tile rows the columns begin half a turn away from the diagonal, so that a decay
-// matrix's heaviest tiles come in the middle and its lightest are left to fill the end.
+// Tiles run down groups of tile rows, one column after the other, so that the tiles in flight share
+// rows of A and columns of B in L2. A group's first column lies half a turn away from the diagonal:
+// a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
 template <class Config>
 __device__ Tile tile_at(const Params& p, int number) {
-  const auto [batch, row, column] = p.order[number];
-  const int group = row - row % Params::kGroupRows;
-  const int diagonal = group * p.order.columns / p.order.rows;
-  const int turned = (column + diagonal + p.order.columns / 2) % p.order.columns;
-  return {static_cast<int>(batch), row * Config::kRows, turned * Config::kColumns};
+  const int batch = number / (p.tile_rows * p.tile_columns);
+  const int in_batch = number - batch * p.tile_rows * p.tile_columns;
+  const int first_row = in_batch / (p.group_rows * p.tile_columns) * p.group_rows;
+  const int in_group = in_batch - first_row * p.tile_columns;
+  const int rows = min(p.group_rows, p.tile_rows - first_row);
+  const int column = in_group / rows, row = first_row + in_group - column * rows;
+  const int diagonal = static_cast<int64_t>(first_row) * p.tile_columns / p.tile_rows;
+  const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
+  return {batch, row * Config::kRows, turned * Config::kColumns};
 }
 
 template <class Config>

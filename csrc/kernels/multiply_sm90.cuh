@@ -5,8 +5,7 @@
 // the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
 // Pipeline, for the life of a persistent thread block:
 //   list warp     claims a tile and lists the steps that hold something valid, each with one bit
-//   for
-//                 every block of C (list_sm90.cuh);
+//                 for every block of C (list_sm90.cuh);
 //   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
 //                 of kStages stages, the operand blocks that some bit needs;
 //   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
@@ -200,6 +199,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_sm90(const __grid_constant__ Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -224,6 +224,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   } else if (warp == 0 && elected) {
     load_lists<Config, true>(params, storage);
   }
+#endif
 }
 
 }  // namespace spamm::kernels::sm90
