@@ -188,7 +188,7 @@ def hopper_kernels_run():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_hopper_has_kernels_of_its_own(dtype):
     expected = "sm90-wgmma-" if hopper_kernels_run() else "sm80-mma-"
-    for block in (64, 128, (128, 64, 128)):
+    for block in (32, 64, 128, (128, 64, 128), (64, 128, 32)):
         assert spamm_torch.backend_for("cuda", dtype, block).startswith(expected)
 
 
@@ -209,7 +209,7 @@ def test_the_portable_kernels_can_be_forced(value, answer):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("block", [64, 128, (128, 64, 128)])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 64, 128), (64, 32, 32)])
 def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
     """Kernels do what is valid for a whole tile in one go, and anything else piece by piece."""
     m, k, n = reference.edges(block)
@@ -228,6 +228,29 @@ def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
             rows, columns = slice(i * m, (i + 1) * m), slice(j * n, (j + 1) * n)
             assert torch.equal(actual[rows, columns], dense[rows, columns])
     assert not torch.equal(actual, dense)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block", [32, 64, (32, 64, 128), (128, 32, 64)])
+@pytest.mark.parametrize("poisoned", ["a", "b"])
+def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
+    """Given maps, entries that are not finite can be skipped; they must not reach any result."""
+    m, k, n = reference.edges(block)
+    a = matrices.patchy(300, 520, dtype=dtype, device="cuda")
+    b = matrices.patchy(520, 400, dtype=dtype, device="cuda", seed=1)
+    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+    norm_a[-1, :], norm_b[:, -1] = 0.0, 0.0  # whole lines of blocks of C
+    norm_a[1, 2] = norm_b[3, 1] = 0.0
+    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    if poisoned == "a":
+        a[m : 2 * m, 2 * k : 3 * k] = float("nan")
+        a[a.shape[0] // m * m :] = float("inf")
+    else:
+        b[3 * k : 4 * k, n : 2 * n] = float("nan")
+        b[:, b.shape[1] // n * n :] = float("inf")
+    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual, expected)
 
 
 # ---- The same decisions as on the CPU -----------------------------------------------------------

@@ -28,14 +28,12 @@ inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
 
 // `hopper`: the two functions above are true, and the library holds these kernels. float32 goes
 // through tensor cores only where PyTorch's setting allows their TF32.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
-                            bool hopper) {
-  const bool wgmma = hopper && std::min({block.m, block.k, block.n}) >= 64;
+inline Kernel choose_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
-      return wgmma ? Kernel::kWgmmaF16 : Kernel::kMmaF16;
+      return hopper ? Kernel::kWgmmaF16 : Kernel::kMmaF16;
     case c10::ScalarType::BFloat16:
-      return wgmma ? Kernel::kWgmmaBf16 : Kernel::kMmaBf16;
+      return hopper ? Kernel::kWgmmaBf16 : Kernel::kMmaBf16;
     case c10::ScalarType::Float:
       return allow_tf32 ? Kernel::kMmaTf32 : Kernel::kSimtF32;
     case c10::ScalarType::Double:

@@ -101,7 +101,7 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
   const bool hopper = has_hopper_kernels(device.properties()) &&
                       tensor_maps_take(a.size(-2), b.size(-1), a.size(-1));
-  const Kernel kernel = choose_kernel(a.scalar_type(), block, allow_tf32(), hopper);
+  const Kernel kernel = choose_kernel(a.scalar_type(), allow_tf32(), hopper);
   const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
     launch(as_batch(a), as_batch(b), norm_a, norm_b, tau, block, addend, beta, alpha, as_batch(c),
            kernel, launcher, device);
@@ -134,9 +134,9 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 
 }  // namespace
 
-std::string backend_name(at::Device device, at::ScalarType dtype, const Block& block) {
+std::string backend_name(at::Device device, at::ScalarType dtype, const Block&) {
   const bool hopper = has_hopper_kernels(check_device(device));
-  return kernel_name(choose_kernel(dtype, block, allow_tf32(), hopper));
+  return kernel_name(choose_kernel(dtype, allow_tf32(), hopper));
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }

@@ -115,20 +115,28 @@ cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* nex
   return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
-template <class Element, Major kMajorA, Major kMajorB>
-using SmallTile = Config<Element, kMajorA, kMajorB, 2, 1, 1, 6>;
-template <class Element, Major kMajorA, Major kMajorB>
-using LargeTile = Config<Element, kMajorA, kMajorB, 2, 4, 2, 4>;
+template <class Element, Major kMajorA, Major kMajorB, int kGranule>
+using SmallTile = Config<Element, kMajorA, kMajorB, kGranule, 2, 1, 1, 6>;
+template <class Element, Major kMajorA, Major kMajorB, int kGranule>
+using LargeTile = Config<Element, kMajorA, kMajorB, kGranule, 2, 4, 2, 4>;
 
 // Large tiles read the operands least often; small ones serve products that have too few of them.
 enum class TileSize { k128x64, k128x256 };
 
+using Launch = cudaError_t (*)(const MultiplyParams<float>& p, int multiprocessors, int* next_tile,
+                               cudaStream_t stream);
+
+template <class Element, Major kMajorA, Major kMajorB, int kGranule>
+Launch choose_launch(TileSize tile) {
+  return tile == TileSize::k128x64 ? launch<SmallTile<Element, kMajorA, kMajorB, kGranule>>
+                                   : launch<LargeTile<Element, kMajorA, kMajorB, kGranule>>;
+}
+
 template <class Element, Major kMajorA, Major kMajorB>
-cudaError_t launch(const MultiplyParams<float>& p, TileSize tile, int multiprocessors,
-                   int* next_tile, cudaStream_t stream) {
-  const auto instance = tile == TileSize::k128x64 ? launch<SmallTile<Element, kMajorA, kMajorB>>
-                                                  : launch<LargeTile<Element, kMajorA, kMajorB>>;
-  return instance(p, multiprocessors, next_tile, stream);
+Launch choose_launch(const MultiplyParams<float>& p, TileSize tile) {
+  const bool blocks_of_32 = std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
+  return blocks_of_32 ? choose_launch<Element, kMajorA, kMajorB, 32>(tile)
+                      : choose_launch<Element, kMajorA, kMajorB, 64>(tile);
 }
 
 // Computes p on `stream`. next_tile: one int in device memory, this launch's own until it is done.
@@ -137,10 +145,11 @@ template <class Element>
 cudaError_t multiply(const MultiplyParams<float>& p, TileSize tile, int multiprocessors,
                      int* next_tile, cudaStream_t stream) {
   constexpr auto kK = Major::K, kMN = Major::MN;
-  const auto instance = p.a.k_major
-                            ? (p.b.k_major ? launch<Element, kK, kK> : launch<Element, kK, kMN>)
-                            : (p.b.k_major ? launch<Element, kMN, kK> : launch<Element, kMN, kMN>);
-  return instance(p, tile, multiprocessors, next_tile, stream);
+  const auto choose =
+      p.a.k_major
+          ? (p.b.k_major ? choose_launch<Element, kK, kK> : choose_launch<Element, kK, kMN>)
+          : (p.b.k_major ? choose_launch<Element, kMN, kK> : choose_launch<Element, kMN, kMN>);
+  return choose(p, tile)(p, multiprocessors, next_tile, stream);
 }
 
 }  // namespace spamm::kernels::sm90

@@ -10,10 +10,6 @@ namespace {
 
 constexpr int64_t kHopperShared = 227 * 1024;
 
-std::string name(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper) {
-  return kernel_name(choose_kernel(dtype, block, allow_tf32, hopper));
-}
-
 TEST(Heuristics, HopperKernelsRunOnHopperAlone) {
   EXPECT_TRUE(runs_hopper_kernels(90, kHopperShared));
   EXPECT_FALSE(runs_hopper_kernels(90, kHopperShared - 1));
@@ -32,22 +28,20 @@ TEST(Heuristics, TensorMapsTakeWhat32BitCoordinatesReach) {
   EXPECT_FALSE(tensor_maps_take(64, 64, 0));
 }
 
-TEST(Heuristics, KernelsByTypeBlockAndChip) {
-  const Block wide{64, 64, 64}, mixed{128, 64, 128}, narrow{64, 32, 64};
-  for (const Block& block : {wide, mixed}) {
-    EXPECT_EQ(name(at::kHalf, block, false, true), "sm90-wgmma-f16");
-    EXPECT_EQ(name(at::kBFloat16, block, false, true), "sm90-wgmma-bf16");
-    EXPECT_EQ(name(at::kHalf, block, false, false), "sm80-mma-f16");
-    EXPECT_EQ(name(at::kBFloat16, block, false, false), "sm80-mma-bf16");
-  }
-  EXPECT_EQ(name(at::kHalf, narrow, false, true), "sm80-mma-f16");
-  EXPECT_EQ(name(at::kBFloat16, narrow, false, true), "sm80-mma-bf16");
+TEST(Heuristics, KernelsByTypeAndChip) {
+  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(dtype, allow_tf32, hopper));
+  };
+  EXPECT_EQ(name(at::kHalf, false, true), "sm90-wgmma-f16");
+  EXPECT_EQ(name(at::kBFloat16, false, true), "sm90-wgmma-bf16");
+  EXPECT_EQ(name(at::kHalf, false, false), "sm80-mma-f16");
+  EXPECT_EQ(name(at::kBFloat16, false, false), "sm80-mma-bf16");
   for (const bool hopper : {false, true}) {
-    EXPECT_EQ(name(at::kFloat, wide, false, hopper), "sm80-simt-f32");
-    EXPECT_EQ(name(at::kFloat, wide, true, hopper), "sm80-mma-tf32");
-    EXPECT_EQ(name(at::kDouble, wide, true, hopper), "sm80-dmma-f64");
+    EXPECT_EQ(name(at::kFloat, false, hopper), "sm80-simt-f32");
+    EXPECT_EQ(name(at::kFloat, true, hopper), "sm80-mma-tf32");
+    EXPECT_EQ(name(at::kDouble, true, hopper), "sm80-dmma-f64");
   }
-  EXPECT_THROW(choose_kernel(at::kInt, wide, false, false), c10::TypeError);
+  EXPECT_THROW(choose_kernel(at::kInt, false, false), c10::TypeError);
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
