@@ -148,19 +148,26 @@ __device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64
                                                float (&acc)[kSize]) {
   constexpr int kParts = Config::kParts, kColumns = Config::kOwn * kParts;
   if constexpr (kPart < kColumns * kParts) {
+    constexpr int kGranule = Config::kGranule, kValues = kGranule / 2;
     constexpr int kColumn = kPart % kColumns, kK = kPart / kColumns;
     constexpr int kBit =
         kColumn / kParts * Config::kBlockBits + (kK * kParts + kColumn % kParts) * kParts;
-    const uint32_t rows = bits >> kBit & ((1u << kParts) - 1);
-    if (rows != 0) {
-      constexpr int kGranule = Config::kGranule, kValues = kGranule / 2;
-      const bool takes_back = kParts > 1 && (rows >> threadIdx.x % 128 / kBlock & 1) == 0;
-      float before[kValues];
-      if constexpr (kParts > 1) hand_over<kValues>(acc + kColumn * kValues, before);
+    constexpr uint32_t kAllRows = (1u << kParts) - 1;
+    const auto multiply = [&] {
       multiply_part<Config, kColumn * kGranule, kGranule, kK * kGranule, kGranule>(a, b, acc);
-      if (takes_back) {
+    };
+    const uint32_t rows = bits >> kBit & kAllRows;
+    if (rows == kAllRows) {
+      multiply();
+    } else if (rows != 0) {
+      float* const sums = acc + kColumn * kValues;
+      float before[kValues];
+      hand_over<kValues>(sums, before);
+      multiply();
+      const bool valid = rows >> (threadIdx.x % 128 / 64) & 1;
 #pragma unroll
-        for (int i = 0; i < kValues; ++i) acc[kColumn * kValues + i] = before[i];
+      for (int i = 0; i < kValues; ++i) {
+        if (!valid) sums[i] = before[i];
       }
     }
     multiply_parts<Config, kPart + 1>(bits, a, b, acc);
