@@ -32,8 +32,8 @@ help:
 
 # $(call need,TEST,WHAT,PACKAGE): fails with one line where a command that tests for WHAT fails.
 need = $(1) >/dev/null 2>&1 || { echo "make: $(2) is missing; on Debian: apt-get install $(3)" >&2; exit 1; }
-# $(call pip,FILE): installs a requirements file; one line where that fails.
-pip = .venv/bin/python -m pip install -r $(1) >.venv/pip.log 2>&1 || \
+# $(call pip,FILE,OPTIONS): installs a requirements file; one line where that fails.
+pip = .venv/bin/python -m pip install $(2) -r $(1) >.venv/pip.log 2>&1 || \
 	{ echo "make: pip could not install $(1), which needs the network; see .venv/pip.log" >&2; exit 1; }
 
 .venv/bin/python:
@@ -44,9 +44,10 @@ pip = .venv/bin/python -m pip install -r $(1) >.venv/pip.log 2>&1 || \
 	@echo "make: environment in .venv from $$($(PYTHON) --version)"
 	@rm -rf .venv && $(PYTHON) -m venv .venv
 
-.venv/ready: requirements.txt | .venv/bin/python
+.venv/ready: requirements.txt requirements-headers.txt | .venv/bin/python
 	@echo "make: installing requirements.txt (torch with CUDA is a download of about 3 GB); log in .venv/pip.log"
 	@$(call pip,requirements.txt)
+	@$(call pip,requirements-headers.txt,--no-deps)
 	@touch $@
 
 .venv/lint-ready: requirements-lint.txt | .venv/bin/python

@@ -5,11 +5,13 @@ LibTorch programs link it. Everything else about the package is in pyproject.tom
 
 Environment variables
   FORCE_CUDA            1: fail rather than build without CUDA; 0: build without CUDA
-  TORCH_CUDA_ARCH_LIST  CUDA targets (default "8.0+PTX 9.0a")
+  TORCH_CUDA_ARCH_LIST  CUDA targets (default "8.0+PTX 9.0a"); without 9.0a, the kernels for Hopper
+                        are left out, and with them the need for CUTLASS's headers
   MAX_JOBS              compilers at a time (default: by cores and free memory)
   CUDA_HOME, CC, CXX    as torch.utils.cpp_extension reads them
 """
 
+import importlib.util
 import json
 import logging
 import os
@@ -35,6 +37,7 @@ ROOT = Path(__file__).resolve().parent
 LIBRARY = "libspamm_torch"
 INTROSPECTION = "_build_info"
 DEFAULT_CUDA_TARGETS = "8.0+PTX 9.0a"
+CUTLASS = "nvidia-cutlass==4.2.0.0"
 GIB_PER_JOB = 3  # what one compiler may need at its peak, with room to spare
 
 CXX_FLAGS = ["-std=c++20", "-O3", "-g0", "-fopenmp", "-Wall", "-Wextra"]
@@ -97,6 +100,27 @@ def check_cuda_matches_torch() -> None:
         )
 
 
+def cuda_targets() -> list[str]:
+    """The CUDA architectures to build for, as in "9.0a"."""
+    return re.split(r"[\s;]+", os.environ["TORCH_CUDA_ARCH_LIST"].strip())
+
+
+def builds_for_hopper() -> bool:
+    """Whether the CUDA targets hold sm_90a, which Hopper's own instructions need."""
+    return any(target.removesuffix("+PTX") == "9.0a" for target in cuda_targets())
+
+
+def cutlass_include() -> str:
+    """Where CUTLASS's headers lie: its Python package brings them."""
+    package = importlib.util.find_spec("cutlass_library")
+    if package is None:
+        sys.exit(
+            f"spamm_torch: building for 9.0a (Hopper) needs CUTLASS's headers in this environment "
+            f"(pip install --no-deps {CUTLASS}); found no package cutlass_library"
+        )
+    return str(Path(package.origin).parent / "source" / "include")
+
+
 def cuda_runtime() -> str:
     """Where torch's CUDA runtime lies in site-packages."""
     major = (torch.version.cuda or "13").split(".")[0]
@@ -126,15 +150,25 @@ def sources(*patterns: str) -> list[str]:
 def operators(cuda: bool) -> Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    patterns = ["*.cpp", "cpu/*.cpp"] + (["cuda/*.cu", "cuda/*.cpp"] if cuda else [])
+    files = sources("*.cpp", "cpu/*.cpp")
+    macros, headers = [], []
+    if cuda:
+        files += sources("cuda/*.cu", "cuda/*.cpp")
+        macros += [("SPAMM_WITH_CUDA", None)]
+    if cuda and builds_for_hopper():
+        macros += [("SPAMM_WITH_SM90A", None)]
+        headers += [cutlass_include()]
+    else:
+        files = [file for file in files if "sm90" not in file]
     extension = kind(
         f"spamm_torch.{LIBRARY}",
-        sources(*patterns),
-        define_macros=[("SPAMM_WITH_CUDA", None)] if cuda else [],
+        files,
+        define_macros=macros,
         py_limited_api=True,  # so that torch's Python library is not linked
         extra_link_args=["-fopenmp", "-Wl,--no-undefined"],
     )
-    system = [flag for path in extension.include_dirs for flag in ("-isystem", path)]
+    headers += extension.include_dirs
+    system = [flag for path in headers for flag in ("-isystem", path)]
     extension.include_dirs = [str(ROOT / "csrc"), str(ROOT / "csrc" / "include")]
     extension.extra_compile_args = {"cxx": CXX_FLAGS + system, "nvcc": NVCC_FLAGS + system}
     return extension
@@ -195,6 +229,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
             "version": self.distribution.get_version(),
             "torch": torch.__version__,
             "cuda": None if reason else nvcc_version(nvcc_path()),
+            "cuda_targets": [] if reason else cuda_targets(),
         }
         for package in packages:
             (package / "_built.json").write_text(json.dumps(built) + "\n")

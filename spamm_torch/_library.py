@@ -59,7 +59,7 @@ def _load() -> dict:
     """Loads the library, after making sure that it was built for this torch.
 
     Returns what the build left beside it: the versions of spamm_torch ("version"), torch ("torch")
-    and CUDA ("cuda", None in a CPU-only build).
+    and CUDA ("cuda", None in a CPU-only build), and what CUDA code it holds ("cuda_targets").
     """
     library, built_file = library_path(), _PACKAGE / "_built.json"
     if not library.exists() or not built_file.exists():

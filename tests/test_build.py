@@ -206,6 +206,30 @@ def test_default_max_jobs(setup_module, cores, gib, jobs):
     assert setup_module.default_max_jobs(cores, gib) == jobs
 
 
+@pytest.mark.parametrize(
+    ("targets", "hopper"),
+    [("8.0+PTX 9.0a", True), ("8.0;9.0a+PTX", True), ("9.0", False), ("8.0+PTX", False)],
+)
+def test_hopper_kernels_are_built_for_their_target_alone(
+    setup_module, monkeypatch, targets, hopper
+):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
+    assert setup_module.builds_for_hopper() == hopper
+
+
+def test_missing_cutlass_is_one_line(setup_module, monkeypatch):
+    monkeypatch.setattr(setup_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as error:
+        setup_module.cutlass_include()
+    [line] = str(error.value).splitlines()
+    assert "pip install --no-deps nvidia-cutlass==" in line
+
+
+def test_one_version_of_cutlass(setup_module):
+    for file in ("pyproject.toml", "requirements-headers.txt"):
+        assert setup_module.CUTLASS in (ROOT / file).read_text()
+
+
 def test_every_source_has_an_object_of_its_own(setup_module):
     """Objects are named after sources without their suffix: a .cu beside a .cpp would hide it."""
     sources = setup_module.sources("*.cpp", "cpu/*.cpp", "cuda/*.cpp", "cuda/*.cu")

@@ -1,6 +1,9 @@
 """What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
 
 import contextlib
+import os
+import subprocess
+import sys
 
 import matrices
 import numpy as np
@@ -11,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spamm_torch
+from spamm_torch import _library
 
 pytestmark = pytest.mark.cuda
 
@@ -131,6 +135,122 @@ def test_every_stage_can_be_captured():
     static_b.copy_(new_b)
     graph.replay()
     assert all(map(torch.equal, results, stages(new_a, new_b)))
+
+
+# Large enough for thread blocks to claim tiles from each other, which takes a counter.
+SIDE = 2560
+
+
+def test_concurrent_streams_do_not_meet():
+    a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
+    b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)
+    expected = [spamm_torch.mm(a, b, tau=tau) for tau in (0.0, 40.0, 90.0)]
+    streams = [torch.cuda.Stream() for _ in expected]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for stream, tau in zip(streams, (0.0, 40.0, 90.0), strict=True):
+            with torch.cuda.stream(stream):
+                results.append(spamm_torch.mm(a, b, tau=tau))
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, results, expected * 20))
+
+
+def test_graphs_side_by_side_do_not_meet():
+    a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
+    b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)
+    expected = spamm_torch.mm(a, b, tau=40.0)
+    captured = []
+    for _ in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = [spamm_torch.mm(a, b, tau=40.0) for _ in range(3)]
+        captured.append((graph, torch.cuda.Stream(), results))
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for graph, stream, _results in captured:
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for _graph, _stream, results in captured:
+        assert all(torch.equal(result, expected) for result in results)
+
+
+# ---- Which kernel runs --------------------------------------------------------------------------
+
+
+def hopper_kernels_run():
+    built = {"9.0a", "9.0a+PTX"} & set(_library.BUILT["cuda_targets"])
+    forced = os.environ.get("SPAMM_TORCH_FORCE_SM80") == "1"
+    return bool(built) and not forced and torch.cuda.get_device_capability() == (9, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_hopper_has_kernels_of_its_own(dtype):
+    expected = "sm90-wgmma-" if hopper_kernels_run() else "sm80-mma-"
+    for block in (32, 64, 128, (128, 64, 128), (64, 128, 32)):
+        assert spamm_torch.backend_for("cuda", dtype, block).startswith(expected)
+
+
+@pytest.mark.parametrize(("value", "answer"), [("1", "sm80-mma-f16"), ("yes", "0 or 1; got yes")])
+def test_the_portable_kernels_can_be_forced(value, answer):
+    program = "import torch, spamm_torch; print(spamm_torch.backend_for('cuda', torch.half))"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "SPAMM_TORCH_FORCE_SM80": value,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert answer in (result.stdout + result.stderr).splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 64, 128), (64, 32, 32)])
+def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
+    """Kernels do what is valid for a whole tile in one go, and anything else piece by piece."""
+    m, k, n = reference.edges(block)
+    a, b = operands(dtype, m=640, k=2000, n=768)
+    norm_a = torch.ones_like(spamm_torch.norm_map(a, (m, k)))
+    norm_b = torch.ones_like(spamm_torch.norm_map(b, (k, n)))
+    dense = spamm_torch.mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
+    generator = torch.Generator().manual_seed(0)
+    kept_rows = torch.rand(norm_a.shape[0], generator=generator) < 0.5
+    kept_columns = torch.rand(norm_b.shape[1], generator=generator) < 0.5
+    norm_a[~kept_rows.cuda()] = torch.rand(norm_a.shape[1], generator=generator).cuda()
+    norm_b[:, ~kept_columns.cuda()] = torch.rand(norm_b.shape[0], 1, generator=generator).cuda()
+    actual = spamm_torch.mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
+    for i in kept_rows.nonzero().flatten().tolist():
+        for j in kept_columns.nonzero().flatten().tolist():
+            rows, columns = slice(i * m, (i + 1) * m), slice(j * n, (j + 1) * n)
+            assert torch.equal(actual[rows, columns], dense[rows, columns])
+    assert not torch.equal(actual, dense)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block", [32, 64, (32, 64, 128), (128, 32, 64)])
+@pytest.mark.parametrize("poisoned", ["a", "b"])
+def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
+    """Given maps, entries that are not finite can be skipped; they must not reach any result."""
+    m, k, n = reference.edges(block)
+    a = matrices.patchy(300, 520, dtype=dtype, device="cuda")
+    b = matrices.patchy(520, 400, dtype=dtype, device="cuda", seed=1)
+    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+    norm_a[-1, :], norm_b[:, -1] = 0.0, 0.0  # whole lines of blocks of C
+    norm_a[1, 2] = norm_b[3, 1] = 0.0
+    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    if poisoned == "a":
+        a[m : 2 * m, 2 * k : 3 * k] = float("nan")
+        a[a.shape[0] // m * m :] = float("inf")
+    else:
+        b[3 * k : 4 * k, n : 2 * n] = float("nan")
+        b[:, b.shape[1] // n * n :] = float("inf")
+    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual, expected)
 
 
 # ---- The same decisions as on the CPU -----------------------------------------------------------

@@ -27,6 +27,7 @@ class OnDevice {
   explicit OnDevice(const at::Tensor& tensor)
       : guard_(tensor.device()), properties_(check_device(tensor.device())) {}
 
+  const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }
   // Whether a kernel may be launched to start before the one ahead of it on the stream has ended.
   bool can_overlap() const { return properties_.major >= 9; }

@@ -1,10 +1,15 @@
 // multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
+//
+// Environment variable SPAMM_TORCH_FORCE_SM80: 1 keeps the kernels for newer chips out, so that
+// tests can run the portable ones anywhere. Read once.
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <bit>
+#include <cstdlib>
+#include <string>
 
 #include "backend.h"
 #include "checks.h"
@@ -27,6 +32,22 @@ bool allow_tf32() {
              at::Float32Precision::TF32;
 }
 
+bool force_sm80() {
+  static const bool forced = [] {
+    const char* variable = std::getenv("SPAMM_TORCH_FORCE_SM80");
+    const std::string value = variable == nullptr ? "" : variable;
+    TORCH_CHECK_VALUE(value.empty() || value == "0" || value == "1",
+                      "SPAMM_TORCH_FORCE_SM80 must be 0 or 1; got ", value);
+    return value == "1";
+  }();
+  return forced;
+}
+
+bool has_hopper_kernels(const cudaDeviceProp& chip) {
+  return kHasHopperKernels && !force_sm80() &&
+         runs_hopper_kernels(10 * chip.major + chip.minor, chip.sharedMemPerBlockOptin);
+}
+
 int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }
 
 // A matrix as a batch of one.
@@ -35,7 +56,7 @@ Tensor as_batch(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 template <class Norm>
 void launch(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
             const Tensor& tau, const Block& block, const Tensor& input, const Scalar& beta,
-            const Scalar& alpha, const Tensor& c, MultiplyLauncher<Norm> launcher,
+            const Scalar& alpha, const Tensor& c, Kernel kernel, MultiplyLauncher<Norm> launcher,
             const OnDevice& device) {
   const Tensor taken_a = readable(a), taken_b = readable(b);
   const Tensor map_a = norm_a.contiguous(), map_b = norm_b.contiguous();
@@ -57,7 +78,7 @@ void launch(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor
     std::copy_n(input.strides().begin(), 3, p.input_strides);
   }
   p.c = c.mutable_data_ptr();
-  const Tile tile = choose_tile(p.batch, p.m, p.n, device.multiprocessors());
+  const Tile tile = choose_tile(kernel, p.batch, p.m, p.n, device.multiprocessors());
   launcher(p, tile, device.multiprocessors(), device.stream());
 }
 
@@ -78,11 +99,20 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   if (c.numel() == 0) return c;
   const bool adds_input = input && beta.toDouble() != 0;
   const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
+  const bool hopper = has_hopper_kernels(device.properties()) &&
+                      tensor_maps_take(a.size(-2), b.size(-1), a.size(-1));
+  const Kernel kernel = choose_kernel(a.scalar_type(), allow_tf32(), hopper);
   const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
     launch(as_batch(a), as_batch(b), norm_a, norm_b, tau, block, addend, beta, alpha, as_batch(c),
-           launcher, device);
+           kernel, launcher, device);
   };
-  switch (choose_kernel(a.scalar_type(), allow_tf32())) {
+  switch (kernel) {
+    case Kernel::kWgmmaF16:
+      run(MultiplyLauncher<float>(multiply_sm90_f16));
+      break;
+    case Kernel::kWgmmaBf16:
+      run(MultiplyLauncher<float>(multiply_sm90_bf16));
+      break;
     case Kernel::kMmaF16:
       run(multiply_f16);
       break;
@@ -105,8 +135,8 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 }  // namespace
 
 std::string backend_name(at::Device device, at::ScalarType dtype, const Block&) {
-  check_device(device);
-  return kernel_name(choose_kernel(dtype, allow_tf32()));
+  const bool hopper = has_hopper_kernels(check_device(device));
+  return kernel_name(choose_kernel(dtype, allow_tf32(), hopper));
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }

@@ -1,4 +1,5 @@
-// Starts the multiply kernels: one function a file, because each is slow to compile.
+// Starts the multiply kernels: one function a file, because each is slow to compile. `stream` is
+// the current one.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -22,5 +23,16 @@ void multiply_f32(const kernels::MultiplyParams<float>& params, Tile tile, int m
                   cudaStream_t stream);
 void multiply_f64(const kernels::MultiplyParams<double>& params, Tile tile, int multiprocessors,
                   cudaStream_t stream);
+
+#ifdef SPAMM_WITH_SM90A
+constexpr bool kHasHopperKernels = true;
+void multiply_sm90_f16(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
+                       cudaStream_t stream);
+void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
+                        int multiprocessors, cudaStream_t stream);
+#else  // heuristics.h chooses none of them
+constexpr bool kHasHopperKernels = false;
+constexpr MultiplyLauncher<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
+#endif
 
 }  // namespace spamm::cuda

@@ -8,68 +8,83 @@
 
 namespace spamm::kernels::sm90 {
 
-// The norms that decide one step of a tile.
+// The norms that decide one step of a tile, granule by granule.
 template <class Config>
 struct StepNorms {
-  float a[Config::kRows], b[Config::kColumns];
+  static constexpr int kParts = Config::kParts;
+  static constexpr int kRows = Config::kRows * kParts, kColumns = Config::kColumns * kParts;
+  float a[kParts][kRows], b[kParts][kColumns];
 
-  __device__ uint32_t mask(float tau) const {
-    uint32_t bits = 0;
+  __device__ Mask<Config> mask(float tau) const {
+    Mask<Config> mask{};
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
-#pragma unroll
-      for (int column = 0; column < Config::kColumns; ++column) {
-        const bool valid = is_valid(norm_product(a[row], b[column]), tau);
-        bits |= static_cast<uint32_t>(valid) << (row * Config::kColumns + column);
-      }
+    for (int i = 0; i < kRows * kColumns * kParts; ++i) {
+      const int row = i % kRows, column = i / kRows % kColumns, k = i / kRows / kColumns;
+      const int block = row / kParts * Config::kColumns + column / kParts;
+      const int in_block = (k * kParts + column % kParts) * kParts + row % kParts;
+      mask.set(block * Config::kBlockBits + in_block,
+               is_valid(norm_product(a[k][row], b[k][column]), tau));
     }
-    return bits;
+    return mask;
   }
 };
 
 // The rows of A's norm map and the columns of B's that a tile needs.
+//
+// A granule beyond the end of A or B is taken to be as valid as the one before it: it holds zeros,
+// and its block can then be multiplied as a whole. Blocks beyond the end of C are not valid.
 template <class Config>
 class TileNorms {
+  static constexpr int kRows = StepNorms<Config>::kRows, kColumns = StepNorms<Config>::kColumns;
+
  public:
-  uint32_t inside = 0;  // the mask's bits that lie in C
+  Mask<Config> inside{};  // the bits of blocks that lie in C
 
   __device__ TileNorms(const MultiplyParams<float>& p, Tile tile)
-      : log2_block_k_(p.log2_block_k - 6), b_columns_(((p.n - 1) >> p.log2_block_n) + 1) {
+      : log2_block_k_(p.log2_block_k),
+        depth_(((p.k - 1) >> p.log2_block_k) + 1),
+        b_columns_(((p.n - 1) >> p.log2_block_n) + 1) {
     const int a_rows = ((p.m - 1) >> p.log2_block_m) + 1;
-    const int depth = ((p.k - 1) >> p.log2_block_k) + 1;
-    b_ = p.norm_b + static_cast<int64_t>(tile.batch) * depth * b_columns_;
-    uint32_t columns_inside = 0;
+    b_ = p.norm_b + static_cast<int64_t>(tile.batch) * depth_ * b_columns_;
 #pragma unroll
-    for (int column = 0; column < Config::kColumns; ++column) {
-      const int first = (tile.column + column) * kBlock;
-      columns_inside |= static_cast<uint32_t>(first < p.n) << column;
+    for (int column = 0; column < kColumns; ++column) {
+      const int first = tile.column * kBlock + column * Config::kGranule;
       b_column_[column] = min(first >> p.log2_block_n, b_columns_ - 1);
     }
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
-      const int first = (tile.row + row) * kBlock;
-      if (first < p.m) inside |= columns_inside << (row * Config::kColumns);
+    for (int row = 0; row < kRows; ++row) {
+      const int first = tile.row * kBlock + row * Config::kGranule;
       const int a_row = min(first >> p.log2_block_m, a_rows - 1);
-      a_[row] = p.norm_a + (static_cast<int64_t>(tile.batch) * a_rows + a_row) * depth;
+      a_[row] = p.norm_a + (static_cast<int64_t>(tile.batch) * a_rows + a_row) * depth_;
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kMaskBits; ++i) {
+      const int block = i / Config::kBlockBits;
+      const int row = block / Config::kColumns, column = block % Config::kColumns;
+      inside.set(i, (tile.row + row) * kBlock < p.m && (tile.column + column) * kBlock < p.n);
     }
   }
 
   __device__ StepNorms<Config> at(int step) const {
     StepNorms<Config> norms;
-    const int k = step >> log2_block_k_;
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) norms.a[row] = a_[row][k];
+    for (int part = 0; part < Config::kParts; ++part) {
+      const int first = step * kBlock + part * Config::kGranule;
+      const int k = min(first >> log2_block_k_, depth_ - 1);
 #pragma unroll
-    for (int column = 0; column < Config::kColumns; ++column) {
-      norms.b[column] = b_[static_cast<int64_t>(k) * b_columns_ + b_column_[column]];
+      for (int row = 0; row < kRows; ++row) norms.a[part][row] = a_[row][k];
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        norms.b[part][column] = b_[static_cast<int64_t>(k) * b_columns_ + b_column_[column]];
+      }
     }
     return norms;
   }
 
  private:
-  const float* a_[Config::kRows];
+  const float* a_[kRows];
   const float* b_;
-  int log2_block_k_, b_columns_, b_column_[Config::kColumns];
+  int log2_block_k_, depth_, b_columns_, b_column_[kColumns];
 };
 
 // Fills lists; all lanes of the warp call it together.
@@ -83,14 +98,15 @@ class ListWriter {
   __device__ void wait_for_room() { storage_.list_empty[at_.slot].wait(at_.phase ^ 1); }
 
   // Each lane brings one step.
-  __device__ void append(Tile tile, Step step) {
+  __device__ void append(Tile tile, const Step<Config>& step) {
     if (count_ > Config::kListCapacity - 32) {
       publish({tile, count_, false, false});
       wait_for_room();
     }
-    const uint32_t valid = __ballot_sync(~0u, step.mask != 0);
+    const bool any = step.mask.any();
+    const uint32_t valid = __ballot_sync(~0u, any);
     const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
-    if (step.mask != 0) storage_.lists[at_.slot].steps[count_ + __popc(before)] = step;
+    if (any) storage_.lists[at_.slot].steps[count_ + __popc(before)] = step;
     count_ += __popc(valid);
   }
 
@@ -105,15 +121,14 @@ class ListWriter {
   };
 
   __device__ void publish(Head head) {
-    __syncwarp();
     if (threadIdx.x % 32 == 0) {
       auto& list = storage_.lists[at_.slot];
       list.tile = head.tile;
       list.count = head.count;
       list.ends_tile = head.ends_tile;
       list.ends_work = head.ends_work;
-      storage_.list_full[at_.slot].arrive();
     }
+    storage_.list_full[at_.slot].arrive();
     at_.advance();
     count_ = 0;
   }
@@ -123,32 +138,33 @@ class ListWriter {
   int count_ = 0;
 };
 
-// A tile that nobody has. Every thread block asks until it is refused once, so the last answer is
-// known in advance, and who gets it winds the counter back for the next launch.
+// A tile that nobody has, or a number past the last one.
 __device__ inline int claim_tile(const Params& p) {
   if (p.next_tile == nullptr) return p.tiles;
   int claimed = 0;
-  if (threadIdx.x % 32 == 0) {
-    claimed = atomicAdd(p.next_tile, 1);
-    if (claimed == p.tiles - 1) *p.next_tile = 0;
-  }
+  if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.next_tile, 1);
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
-// Within a group of tile rows the columns begin half a turn away from the diagonal, so that a decay
-// matrix's heaviest tiles come in the middle and its lightest are left to fill the end.
+// Tiles run down groups of tile rows, one column after the other, so that the tiles in flight share
+// rows of A and columns of B in L2. A group's first column lies half a turn away from the diagonal:
+// a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
 template <class Config>
 __device__ Tile tile_at(const Params& p, int number) {
-  const auto [batch, row, column] = p.order[number];
-  const int group = row - row % Params::kGroupRows;
-  const int diagonal = group * p.order.columns / p.order.rows;
-  const int turned = (column + diagonal + p.order.columns / 2) % p.order.columns;
-  return {static_cast<int>(batch), row * Config::kRows, turned * Config::kColumns};
+  const int batch = number / (p.tile_rows * p.tile_columns);
+  const int in_batch = number - batch * p.tile_rows * p.tile_columns;
+  const int first_row = in_batch / (p.group_rows * p.tile_columns) * p.group_rows;
+  const int in_group = in_batch - first_row * p.tile_columns;
+  const int rows = min(p.group_rows, p.tile_rows - first_row);
+  const int column = in_group / rows, row = first_row + in_group - column * rows;
+  const int diagonal = static_cast<int64_t>(first_row) * p.tile_columns / p.tile_rows;
+  const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
+  return {batch, row * Config::kRows, turned * Config::kColumns};
 }
 
 template <class Config>
 __device__ void list_steps(const Params& p, Storage<Config>& storage) {
-  constexpr int kUnroll = 2;  // norms of 64 steps are in flight at a time
+  constexpr int kUnroll = 2 / Config::kParts;  // norms of up to 64 steps are in flight at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;
   const float tau = p.product.tau.value();
@@ -165,7 +181,8 @@ __device__ void list_steps(const Params& p, Storage<Config>& storage) {
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const int step = first + 32 * i;
-        writer.append(tile, {step, step < steps ? step_norms[i].mask(tau) & norms.inside : 0});
+        const auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
+        writer.append(tile, {step, mask});
       }
     }
     writer.end_tile(tile);

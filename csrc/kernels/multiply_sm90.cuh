@@ -5,19 +5,18 @@
 // the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
 // Pipeline, for the life of a persistent thread block:
 //   list warp     claims a tile and lists the steps that hold something valid, each with one bit
-//   for
-//                 every block of C (list_sm90.cuh);
+//                 for every block of C, or eight where blocks are of 32 (list_sm90.cuh);
 //   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
 //                 of kStages stages, the operand blocks that some bit needs;
 //   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
-//                 them is four wide wgmma, any other is four narrow ones for each valid block. Four
+//                 them is four wide wgmma, any other a few narrow ones for each valid part. Four
 //                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. The
 //                 tile leaves by TMA as well (epilogue_sm90.cuh).
 // Skipping is exact for each block product. Sums run in the order of K: same bits every time.
-// Limits: operands as in multiply_params.h; M, N, K and the number of tiles below 2^31; block edges
-// of 64 or 128 (a block of 128 is made of 64s that share its norm).
-// Source: the list is cuSpAMM's map_offset ("Accelerating Sparse Approximate Matrix Multiplication
-// on GPUs"), but never in memory; warp specialisation with TMA and wgmma is CUTLASS's for Hopper.
+// Limits: operands as in multiply_params.h; M, N, K and the number of tiles below 2^31. Larger
+// blocks are made of granules that share a norm. Source: the list is cuSpAMM's map_offset
+// ("Accelerating Sparse Approximate Matrix Multiplication on GPUs"), but never in memory; warp
+// specialisation with TMA and wgmma is CUTLASS's for Hopper.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -50,9 +49,10 @@ class Loader {
   __device__ Loader(const Params& params, Storage<Config>& storage)
       : params_(params), storage_(storage) {}
 
-  __device__ void load(Tile tile, Step step, bool ends_tile) {
+  __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
     const uint32_t needed = needed_blocks(step.mask);
-    announce(step.mask | (ends_tile ? kEndsTile : 0), tile, __popc(needed) * sizeof(OperandBlock));
+    announce({step.mask, ends_tile ? End::kTile : End::kNothing}, tile,
+             __popc(needed) * sizeof(OperandBlock));
     auto& stage = storage_.stages[at_.slot];
     const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
 #pragma unroll
@@ -71,30 +71,31 @@ class Loader {
 
   // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
   __device__ void end_tile(Tile tile) {
-    announce(kEndsTile, tile, 0);
+    announce({{}, End::kTile}, tile, 0);
     at_.advance();
   }
 
-  __device__ void end_work() { announce(kEndsWork, {}, 0); }
+  __device__ void end_work() { announce({{}, End::kWork}, {}, 0); }
 
  private:
   // The rows, or the columns, of the tile in which the mask has a bit.
-  __device__ static uint32_t needed_blocks(uint32_t mask) {
+  __device__ static uint32_t needed_blocks(const Mask<Config>& mask) {
     uint32_t needed = 0;
 #pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) {
-      const uint32_t columns = mask >> (row * Config::kColumns) & ((1u << Config::kColumns) - 1);
-      needed |= kIsA ? static_cast<uint32_t>(columns != 0) << row : columns;
+    for (int block = 0; block < Config::kRows * Config::kColumns; ++block) {
+      const bool any = mask.bits(block * Config::kBlockBits, Config::kBlockBits) != 0;
+      const int line = kIsA ? block / Config::kColumns : block % Config::kColumns;
+      needed |= static_cast<uint32_t>(any) << line;
     }
     return needed;
   }
 
   // Waits for the next stage and tells what comes into it.
-  __device__ void announce(uint32_t notice, Tile tile, uint32_t bytes) {
+  __device__ void announce(const Notice<Config>& notice, Tile tile, uint32_t bytes) {
     storage_.empty[at_.slot].wait(at_.phase ^ 1);
     if constexpr (kIsA) {
       storage_.notices[at_.slot] = notice;
-      if (notice & kEndsTile) storage_.tiles[at_.slot] = tile;
+      if (notice.ends == End::kTile) storage_.tiles[at_.slot] = tile;
     }
     storage_.full[at_.slot].arrive_and_expect_tx(bytes);
   }
@@ -127,38 +128,63 @@ __device__ void load_lists(const Params& params, Storage<Config>& storage) {
   loader.end_work();
 }
 
-// The same, block by block. ptxas serialises wgmma that it sees in flight across branches, so each
-// block is waited for.
-template <class Config, int kColumn = 0, int kSize>
-__device__ __forceinline__ void multiply_single(uint32_t bits, uint64_t a, uint64_t b,
-                                                float (&acc)[kSize]) {
-  if constexpr (kColumn < Config::kOwn) {
-    if (bits >> kColumn & 1) {
-      cute::warpgroup_arrive();
-      multiply_blocks<typename Config::Element, Config::kMajorA, Config::kMajorB, kColumn, 1>(a, b,
-                                                                                              acc);
-      cute::warpgroup_commit_batch();
-      cute::warpgroup_wait<0>();
+// acc += a block of A times the kOwn blocks of B, in the columns [kColumn, kColumn + kWidth) and
+// the depths [kDepth, kDepth + kDepths) of these.
+template <class Config, int kColumn, int kWidth, int kDepth, int kDepths, int kSize>
+__device__ __forceinline__ void multiply_part(uint64_t a, uint64_t b, float (&acc)[kSize]) {
+  cute::warpgroup_arrive();
+  multiply_columns<typename Config::Element, Config::kMajorA, Config::kMajorB, kColumn, kWidth,
+                   kDepth, kDepths>(a, b, acc);
+  cute::warpgroup_commit_batch();
+  cute::warpgroup_wait<0>();
+}
+
+// The parts of acc += a block of A times the kOwn blocks of B whose bits are set, one by one. ptxas
+// serialises wgmma that it sees in flight across branches, so each part is waited for. An
+// instruction makes 64 rows, of which only 32 may be valid: warps in the others, 16 rows each, take
+// their sums back.
+template <class Config, int kPart = 0, int kSize>
+__device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64_t b,
+                                               float (&acc)[kSize]) {
+  constexpr int kParts = Config::kParts, kColumns = Config::kOwn * kParts;
+  if constexpr (kPart < kColumns * kParts) {
+    constexpr int kGranule = Config::kGranule, kValues = kGranule / 2;
+    constexpr int kColumn = kPart % kColumns, kK = kPart / kColumns;
+    constexpr int kBit =
+        kColumn / kParts * Config::kBlockBits + (kK * kParts + kColumn % kParts) * kParts;
+    constexpr uint32_t kAllRows = (1u << kParts) - 1;
+    const auto multiply = [&] {
+      multiply_part<Config, kColumn * kGranule, kGranule, kK * kGranule, kGranule>(a, b, acc);
+    };
+    const uint32_t rows = bits >> kBit & kAllRows;
+    if (rows == kAllRows) {
+      multiply();
+    } else if (rows != 0) {
+      float* const sums = acc + kColumn * kValues;
+      float before[kValues];
+      hand_over<kValues>(sums, before);
+      multiply();
+      const bool valid = rows >> (threadIdx.x % 128 / 64) & 1;
+#pragma unroll
+      for (int i = 0; i < kValues; ++i) {
+        if (!valid) sums[i] = before[i];
+      }
     }
-    multiply_single<Config, kColumn + 1>(bits, a, b, acc);
+    multiply_parts<Config, kPart + 1>(bits, a, b, acc);
   }
 }
 
-// acc += a block of A times those of the kOwn blocks of B whose bits are set.
+// acc += the valid parts of a block of A times the kOwn blocks of B.
 template <class Config, int kSize>
 __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_t b,
                                               float (&acc)[kSize]) {
-  if (bits == (1u << Config::kOwn) - 1) {
+  if (bits == (1u << Config::kOwn * Config::kBlockBits) - 1) {
     float wide[kSize];
-    hand_over(acc, wide);
-    cute::warpgroup_arrive();
-    multiply_blocks<typename Config::Element, Config::kMajorA, Config::kMajorB, 0, Config::kOwn>(
-        a, b, wide);
-    cute::warpgroup_commit_batch();
-    cute::warpgroup_wait<0>();
-    hand_over(wide, acc);
+    hand_over<kSize>(acc, wide);
+    multiply_part<Config, 0, Config::kOwn * kBlock, 0, kBlock>(a, b, wide);
+    hand_over<kSize>(wide, acc);
   } else {
-    multiply_single<Config>(bits, a, b, acc);
+    multiply_parts<Config>(bits, a, b, acc);
   }
 }
 
@@ -166,6 +192,7 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_
 template <class Config>
 __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Config>& storage) {
   constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / kDescriptorUnit;
+  constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
   const int row = warpgroup * Config::kOwn / Config::kColumns;
   const int column = warpgroup * Config::kOwn % Config::kColumns;
   uint64_t a = descriptor<Config::kMajorA>(storage.stages[0].a[row]);
@@ -174,11 +201,11 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
   RingPosition<Config::kStages> at;
   while (true) {
     storage.full[at.slot].wait(at.phase);
-    const uint32_t notice = storage.notices[at.slot];
-    if (notice & kEndsWork) break;
-    const uint32_t bits = notice >> (warpgroup * Config::kOwn) & ((1u << Config::kOwn) - 1);
-    multiply_step<Config>(bits, a, b, acc);
-    const bool ends_tile = notice & kEndsTile;
+    const auto& notice = storage.notices[at.slot];
+    const End ends = notice.ends;
+    if (ends == End::kWork) break;
+    multiply_step<Config>(notice.mask.bits(warpgroup * kOwnBits, kOwnBits), a, b, acc);
+    const bool ends_tile = ends == End::kTile;
     const Tile tile = ends_tile ? storage.tiles[at.slot] : Tile{};
     // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
     __syncwarp();
@@ -200,6 +227,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_sm90(const __grid_constant__ Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -224,6 +252,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   } else if (warp == 0 && elected) {
     load_lists<Config, true>(params, storage);
   }
+#endif
 }
 
 }  // namespace spamm::kernels::sm90

@@ -4,20 +4,17 @@
 #include <cuda.h>
 
 #include "multiply_params.h"
-#include "tile_order.cuh"
 
 namespace spamm::kernels::sm90 {
 
 struct Params {
-  static constexpr int kGroupRows =
-      16;  // measured: 8 and 32 are slower where half or less is valid
   CUtensorMap map_a, map_b, map_c;
   MultiplyParams<float> product;
-  TileOrder<kGroupRows> order;
-  int tiles;
-  bool a_has_batch, b_has_batch;  // else all batches share the operand
-  bool c_by_tma;                  // else map_c is void, because C's rows are not in 16 bytes
-  int* next_tile;  // zero before and after; null where every tile has a thread block of its own
+  int tiles, tile_rows, tile_columns;  // of all batches; of one
+  int group_rows;                      // tile rows that are walked together
+  bool a_has_batch, b_has_batch;       // else all batches share the operand
+  bool c_by_tma;                       // else map_c is void, because C's rows are not in 16 bytes
+  int* next_tile;  // tiles claimed so far; null where every tile has a thread block of its own
 };
 
 }  // namespace spamm::kernels::sm90

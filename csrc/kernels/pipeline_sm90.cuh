@@ -9,16 +9,21 @@
 
 namespace spamm::kernels::sm90 {
 
-// A tile of kRows x kColumns blocks of C; each warpgroup makes kOwn neighbours of a row.
-template <class Element_, Major kMajorA_, Major kMajorB_, int kRows_, int kColumns_, int kOwn_,
-          int kStages_>
+// A tile of kRows x kColumns blocks of C; each warpgroup makes kOwn neighbours of a row. Products
+// are skipped by cubes with edges of kGranule: 64, or 32 where one of SpAMM's block edges is 32.
+template <class Element_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRows_, int kColumns_,
+          int kOwn_, int kStages_>
 struct Config {
   using Element = Element_;
   static constexpr Major kMajorA = kMajorA_, kMajorB = kMajorB_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kOwn = kOwn_, kStages = kStages_;
   static constexpr int kWarpgroups = kRows * kColumns / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kLists = 2, kListCapacity = 128;
+  static constexpr int kGranule = kGranule_;
+  static constexpr int kParts = kBlock / kGranule;  // along each edge of an operand block
+  static constexpr int kBlockBits = kParts * kParts * kParts;  // of a mask, for each block of C
+  static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
+  static constexpr int kLists = 2, kListCapacity = 96;
   // Tiles with few sums leave room on the multiprocessor for the kernel before or after.
   static constexpr int kBlocksPerSm = kOwn == 1 ? 2 : 1;
 };
@@ -28,16 +33,52 @@ struct Tile {
   int batch, row, column;
 };
 
-// A step of K, 64 deep, and the blocks of C for which it is valid: bit row * kColumns + column.
+// Which granules of a step of K, 64 deep, are valid. The kBlockBits of a block of C lie together,
+// the blocks in row-major order; within a block the order is k, column, row, with k slowest.
+template <class Config>
+struct Mask {
+  uint32_t words[(Config::kMaskBits + 31) / 32];
+
+  // `count` divides both 32 and `first`.
+  __device__ uint32_t bits(int first, int count) const {
+    return words[first / 32] >> first % 32 & ~0u >> (32 - count);
+  }
+
+  __device__ void set(int index, bool value) {
+    words[index / 32] |= static_cast<uint32_t>(value) << index % 32;
+  }
+
+  __device__ bool any() const {
+    uint32_t any = 0;
+    for (const uint32_t word : words) any |= word;
+    return any != 0;
+  }
+
+  __device__ Mask operator&(const Mask& other) const {
+    Mask both;
+#pragma unroll
+    for (int i = 0; i < sizeof(words) / sizeof(words[0]); ++i)
+      both.words[i] = words[i] & other.words[i];
+    return both;
+  }
+};
+
+template <class Config>
 struct Step {
   int index;
-  uint32_t mask;
+  Mask<Config> mask;
 };
 
 using Barrier = cutlass::arch::ClusterTransactionBarrier;
 
-// Above a step's mask.
-constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
+// What the warpgroups must know of a stage beside its operands.
+enum class End : uint32_t { kNothing, kTile, kWork };
+
+template <class Config>
+struct Notice {
+  Mask<Config> mask;
+  End ends;
+};
 
 template <class Config>
 struct Storage {
@@ -49,16 +90,14 @@ struct Storage {
     Tile tile;
     int count;
     bool ends_tile, ends_work;
-    Step steps[Config::kListCapacity];
+    Step<Config> steps[Config::kListCapacity];
   };
 
   Stage stages[Config::kStages];
   OperandBlock output[Config::kWarpgroups];  // where C is put together
   List lists[Config::kLists];
-  // What the warpgroups must know of a stage beside its operands: a step's mask and the flags
-  // below, and the tile where it ends.
-  uint32_t notices[Config::kStages];
-  Tile tiles[Config::kStages];
+  Notice<Config> notices[Config::kStages];
+  Tile tiles[Config::kStages];  // where one ends
   alignas(8) Barrier full[Config::kStages], empty[Config::kStages];
   Barrier list_full[Config::kLists], list_empty[Config::kLists];
 
@@ -68,7 +107,7 @@ struct Storage {
       empty[i].init(4 * Config::kWarpgroups);  // every warp that multiplies
     }
     for (int i = 0; i < Config::kLists; ++i) {
-      list_full[i].init(1);
+      list_full[i].init(32);  // all lanes of the warp that writes it
       list_empty[i].init(2);  // both loads
     }
     cutlass::arch::fence_barrier_init();

@@ -1,5 +1,5 @@
-// Warpgroup products of a 64-row block of A with one or several blocks of 64 columns of B, all in
-// shared memory, 64 deep, float32 sums.
+// Warpgroup products of a 64-row block of A with parts of one or several blocks of 64 columns of B,
+// all in shared memory, float32 sums.
 //
 // An operand block is 64 lines of 128 bytes, swizzled as TMA's 128-byte mode writes them. Where K
 // is the contiguous dimension a line is a row of A or a column of B; where M or N is, a line is one
@@ -35,8 +35,10 @@ struct Atom;
   struct Atom<Element, kN, kMajorA, kMajorB> {                                     \
     using Type = cute::SM90::GMMA::MMA_64x##kN##x16_##Name##_SS<kMajorA, kMajorB>; \
   };
+SPAMM_ATOM(__half, 32, F32F16F16)
 SPAMM_ATOM(__half, 64, F32F16F16)
 SPAMM_ATOM(__half, 128, F32F16F16)
+SPAMM_ATOM(__nv_bfloat16, 32, F32BF16BF16)
 SPAMM_ATOM(__nv_bfloat16, 64, F32BF16BF16)
 SPAMM_ATOM(__nv_bfloat16, 128, F32BF16BF16)
 #undef SPAMM_ATOM
@@ -54,6 +56,14 @@ __device__ __forceinline__ uint64_t descriptor(const OperandBlock& block) {
       kMajor == Major::MN ? sizeof(OperandBlock) / kDescriptorUnit : 1;
   result.bitfield.start_address_ = cute::cast_smem_ptr_to_uint(&block) / kDescriptorUnit;
   return result;
+}
+
+// From the first column of a row of blocks of B to another: whole blocks, then 128 bytes or one
+// entry a column.
+template <Major kMajor>
+constexpr uint32_t column_offset(int column) {
+  const int within = column % kBlock * (kMajor == Major::K ? kLineBytes : kLineBytes / kBlock);
+  return (column / kBlock * sizeof(OperandBlock) + within) / kDescriptorUnit;
 }
 
 // From one 16-deep slice of a block to the next: 32 bytes of each line, or 16 lines.
@@ -74,27 +84,30 @@ __device__ __forceinline__ uint64_t advance(cute::GmmaDescriptor descriptor, uin
   return descriptor;
 }
 
-// acc, blocks kFirst to kFirst + kCount, += the block of A at `a` times these blocks of the row of
-// blocks of B at `b`. Asynchronous: the caller fences before, commits and waits after.
-template <class Element, Major kMajorA, Major kMajorB, int kFirst, int kCount, int kSize>
-__device__ __forceinline__ void multiply_blocks(uint64_t a, uint64_t b, float (&acc)[kSize]) {
-  using AtomType = typename Atom<Element, kCount * kBlock, kMajorA, kMajorB>::Type;
-  constexpr uint32_t kOffset = kFirst * (sizeof(OperandBlock) / kDescriptorUnit);
+// acc, columns kColumn to kColumn + kWidth, += the block of A at `a` times these columns of the row
+// of blocks of B at `b`, in the depths kDepth to kDepth + kDepths of both. Asynchronous: the caller
+// fences before, commits and waits after.
+template <class Element, Major kMajorA, Major kMajorB, int kColumn, int kWidth, int kDepth,
+          int kDepths, int kSize>
+__device__ __forceinline__ void multiply_columns(uint64_t a, uint64_t b, float (&acc)[kSize]) {
+  using AtomType = typename Atom<Element, kWidth, kMajorA, kMajorB>::Type;
+  constexpr int kColumnValues = kBlock / kThreadValues;  // columns that share a value of a thread
+  constexpr uint32_t kOffset = column_offset<kMajorB>(kColumn);
 #pragma unroll
-  for (int slice = 0; slice < kBlock / 16; ++slice) {
-    fma<AtomType, kFirst * kThreadValues>(
+  for (int slice = kDepth / 16; slice < (kDepth + kDepths) / 16; ++slice) {
+    fma<AtomType, kColumn / kColumnValues>(
         advance(a, slice * kSliceStep<kMajorA>), advance(b, kOffset + slice * kSliceStep<kMajorB>),
-        acc, std::make_integer_sequence<int, kCount * kThreadValues>{});
+        acc, std::make_integer_sequence<int, kWidth / kColumnValues>{});
   }
 }
 
 // ptxas serialises all wgmma of a kernel (C7511) in which instructions of different widths share
 // accumulators. Moves that it cannot look through make them different values in its eyes; it then
 // gives both the same registers, and no move is left in the code.
-template <int kSize>
-__device__ __forceinline__ void hand_over(const float (&from)[kSize], float (&to)[kSize]) {
+template <int kCount>
+__device__ __forceinline__ void hand_over(const float* from, float* to) {
 #pragma unroll
-  for (int i = 0; i < kSize; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
+  for (int i = 0; i < kCount; ++i) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
 }
 
 }  // namespace spamm::kernels::sm90

@@ -1,0 +1,61 @@
+// The table that decides which CUDA kernel and tile serve a product: plain numbers, no device.
+#include "cuda/heuristics.h"
+
+#include <string>
+
+#include "support.h"
+
+namespace spamm::cuda {
+namespace {
+
+constexpr int64_t kHopperShared = 227 * 1024;
+
+TEST(Heuristics, HopperKernelsRunOnHopperAlone) {
+  EXPECT_TRUE(runs_hopper_kernels(90, kHopperShared));
+  EXPECT_FALSE(runs_hopper_kernels(90, kHopperShared - 1));
+  for (const int other : {80, 86, 89, 100, 120}) {
+    EXPECT_FALSE(runs_hopper_kernels(other, kHopperShared)) << other;
+  }
+}
+
+TEST(Heuristics, TensorMapsTakeWhat32BitCoordinatesReach) {
+  constexpr int64_t kTooLong = int64_t{1} << 31;
+  EXPECT_TRUE(tensor_maps_take(1, 1, 1));
+  EXPECT_TRUE(tensor_maps_take(100'000, 100'000, 100'000));
+  EXPECT_FALSE(tensor_maps_take(kTooLong, 1, 1));
+  EXPECT_FALSE(tensor_maps_take(1, kTooLong, 1));
+  EXPECT_FALSE(tensor_maps_take(1, 1, kTooLong));
+  EXPECT_FALSE(tensor_maps_take(64, 64, 0));
+}
+
+TEST(Heuristics, KernelsByTypeAndChip) {
+  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(dtype, allow_tf32, hopper));
+  };
+  EXPECT_EQ(name(at::kHalf, false, true), "sm90-wgmma-f16");
+  EXPECT_EQ(name(at::kBFloat16, false, true), "sm90-wgmma-bf16");
+  EXPECT_EQ(name(at::kHalf, false, false), "sm80-mma-f16");
+  EXPECT_EQ(name(at::kBFloat16, false, false), "sm80-mma-bf16");
+  for (const bool hopper : {false, true}) {
+    EXPECT_EQ(name(at::kFloat, false, hopper), "sm80-simt-f32");
+    EXPECT_EQ(name(at::kFloat, true, hopper), "sm80-mma-tf32");
+    EXPECT_EQ(name(at::kDouble, true, hopper), "sm80-dmma-f64");
+  }
+  EXPECT_THROW(choose_kernel(at::kInt, false, false), c10::TypeError);
+}
+
+TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
+  constexpr int kMultiprocessors = 132;
+  const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
+    return choose_tile(kernel, batch, m, n, kMultiprocessors);
+  };
+  EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1024, 1024), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1536, 1408), Tile::kLarge);  // 132 tiles of 128 x 128
+  EXPECT_EQ(tile(Kernel::kMmaF16, 132, 1, 1), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1024, 1024), Tile::kSmall);  // 128 tiles of 128 x 64
+  EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1025, 1024), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kWgmmaBf16, 133, 1, 1), Tile::kLarge);
+}
+
+}  // namespace
+}  // namespace spamm::cuda
