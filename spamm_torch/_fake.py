@@ -169,7 +169,9 @@ def _product(a, b, block, norm_a, norm_b, input):
 @register_fake("spamm_torch::norm_map")
 def _(a, block):
     _check_operand_dtype(a, "a")
-    torch._check(a.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(a.shape)}")
+    torch._check(
+        a.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(a.shape)}"
+    )
     _check_block(block)
     return a.new_empty(_map_shape(a, block), dtype=_norm_dtype(a))
 
