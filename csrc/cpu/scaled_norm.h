@@ -15,8 +15,15 @@ double scaled_norm(double largest, const Each& each) {
   // 2^1000 brings even the least subnormal, 2^-1074, to where its square is normal.
   const int exponent = std::max(std::ilogb(largest), -1000);
   const double scale = std::ldexp(1.0, -exponent);
-  double sum = 0;
-  each([&](double x) { sum += (x * scale) * (x * scale); });
+  // Compensated: equal squares would all be rounded the same way, and a long sum lose digits that
+  // the error bound counts on.
+  double sum = 0, excess = 0;
+  each([&](double x) {
+    const double square = (x * scale) * (x * scale) - excess;
+    const double next = sum + square;
+    excess = (next - sum) - square;
+    sum = next;
+  });
   return std::ldexp(std::sqrt(sum), exponent);
 }
 

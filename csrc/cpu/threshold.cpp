@@ -21,6 +21,7 @@
 #include "checks.h"
 #include "cpu/clones.h"
 #include "cpu/scaled_norm.h"
+#include "kernels/norm_slack.h"
 
 namespace spamm::cpu {
 namespace {
@@ -184,10 +185,6 @@ double norm_of(const N* numbers, int64_t size) {
   return scaled_norm(largest, [&](const auto& visit) { std::for_each_n(numbers, size, visit); });
 }
 
-// How far a norm product, relative to itself, may be from the true one.
-template <class N>
-constexpr double kNormSlack = std::is_same_v<N, float> ? 0x1p-18 : 0x1p-44;
-
 // The bound of the error at a threshold, slack for the norms and for these very sums included.
 template <class N>
 N bound_at(const Maps<N>& maps, const N* judged_b, N tau) {
@@ -203,7 +200,7 @@ N bound_at(const Maps<N>& maps, const N* judged_b, N tau) {
     }
   });
   const double additions = maps.kb + maps.nb + row_bounds.size();
-  const double slack = kNormSlack<N> + additions * std::numeric_limits<double>::epsilon();
+  const double slack = kernels::kNormSlack<N> + additions * std::numeric_limits<double>::epsilon();
   const double bound = norm_of(row_bounds.data(), row_bounds.size()) * (1 + slack);
   const N rounded = static_cast<N>(bound);
   return rounded < bound ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
@@ -213,7 +210,7 @@ template <class N>
 N find_tau_for_error_of(const Maps<N>& maps, const N* judged_b, double max_error) {
   const double norm_a = norm_of(maps.a, maps.batches * maps.mb * maps.kb);
   const double norm_b = norm_of(maps.b, maps.batches * maps.kb * maps.nb);
-  const double limit = max_error * norm_a * norm_b * (1 - kNormSlack<N>);
+  const double limit = kernels::largest_bound<N>(max_error, norm_a, norm_b);
   if (!std::isfinite(limit)) return 0;
   return largest_threshold<N>([&](N tau) { return bound_at(maps, judged_b, tau) <= limit; });
 }

@@ -2,7 +2,7 @@
 // the search for the largest threshold that keeps it within a limit.
 //
 // All sums are double, rounded upwards, and taken in a fixed order. What is left to cover is that
-// each norm itself is only right to 2^-19 (float) or 2^-45 (double): kNormSlack. The bound grows
+// each norm itself is only right to some bits: kNormSlack. The bound grows
 // with tau, so the search fixes the bits of tau from the top, three in a sweep: each sweep sums for
 // seven thresholds at once.
 #pragma once
@@ -10,11 +10,9 @@
 #include <cstdint>
 
 #include "norm_products.cuh"
+#include "norm_slack.h"
 
 namespace spamm::kernels {
-
-template <class Norm>
-constexpr double kNormSlack = sizeof(Norm) == 4 ? 0x1p-18 : 0x1p-44;
 
 // Sum of squares of non-negative numbers, rounded upwards. Squares of products of float norms fit
 // a double.
@@ -214,7 +212,7 @@ __global__ void __launch_bounds__(kProductThreads)
   const double norm_a = sum_array(partial, warps).root();
   const double norm_b = sum_array(partial + warps, warps).root();
   if (threadIdx.x != 0) return;
-  const double limit = max_error * norm_a * norm_b * (1 - 2 * kNormSlack<Norm>);
+  const double limit = largest_bound<Norm>(max_error, norm_a, norm_b);
   search->limit = isfinite(limit) ? limit : nan("");
   search->found = 0;
   *tau = 0;
