@@ -338,7 +338,10 @@ def conv2d(
 
 
 def backend_for(device, dtype, block=64):
-    """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm80-mma-f16".
+    """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
+
+    On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
+    portable kernel ("sm80-...") all the same.
 
     Args:
         device: a torch.device or its name. dtype: the operands'. block: an int or a triple.
