@@ -20,15 +20,10 @@ def pytest_runtest_setup(item):
 
 def pytest_collection_finish(session):
     """A run of nothing but tests for CUDA must not pass by skipping them all."""
-    chosen = session.config.option.markexpr and session.items
-    if (
-        chosen
-        and all(item.get_closest_marker("cuda") for item in session.items)
-        and not torch.cuda.is_available()
-    ):
-        raise pytest.UsageError(
-            f"expected a CUDA device for -m {session.config.option.markexpr!r}; torch finds none"
-        )
+    asked = session.config.option.markexpr
+    alone = all(item.get_closest_marker("cuda") for item in session.items)
+    if asked and session.items and alone and not torch.cuda.is_available():
+        raise pytest.UsageError(f"expected a CUDA device for -m {asked!r}; torch finds none")
 
 
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])

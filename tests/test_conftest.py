@@ -42,8 +42,8 @@ def run(tmp_path):
 def test_only_tests_for_cuda_without_a_gpu_fail(run):
     result = run("-m", "cuda")
     assert result.returncode != 0
-    [line] = result.stderr.split("\n\n")[0].splitlines()
-    assert line == "ERROR: expected a CUDA device for -m 'cuda'; torch finds none"
+    line = "ERROR: expected a CUDA device for -m 'cuda'; torch finds none"
+    assert line in result.stderr.splitlines()
 
 
 @pytest.mark.parametrize("options", [(), ("-m", "cuda or not cuda")])
