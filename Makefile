@@ -1,6 +1,7 @@
-# Sets up an environment of its own in .venv, builds, tests, checks, and runs the study. Every step
-# is done once and again only when something it depends on has changed. Paths are relative
-# throughout, so the path of this folder may hold spaces.
+# Sets up an environment of its own in .venv, builds, tests, checks, and runs the study. What is
+# installed and built is done again only when something it depends on has changed, and a finished
+# training is kept; tests and measurements run each time. Paths are relative throughout, so the path
+# of this folder may hold spaces.
 #
 #   PYTHON=python3.12   the Python that .venv is made from (default python3)
 #   PY=python3          use an environment of your own instead of .venv; nothing is installed in it

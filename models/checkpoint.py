@@ -4,7 +4,7 @@ import zipfile
 
 import torch
 
-from models.errors import StudyError
+from models.errors import StudyError, first_line
 from models.files import write_atomically
 
 _FORMAT = "spamm_torch training 1"
@@ -29,11 +29,17 @@ def load_checkpoint(path):
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise StudyError(f"expected a checkpoint; got {path}: {error.strerror}") from error
     except Exception as error:  # damaged bytes make the unpickler raise almost anything
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise StudyError(
-            f"expected a checkpoint; got {path}, which is damaged: {reason}"
+            f"expected a checkpoint; got {path}, which is damaged: {first_line(error)}"
         ) from error
-    if not isinstance(content, dict) or content.keys() != _KEYS or content["format"] != _FORMAT:
+    if (
+        not isinstance(content, dict)
+        or content.keys() != _KEYS
+        or content["format"] != _FORMAT
+        or not isinstance(content["config"], dict)
+    ):
         raise StudyError(f"expected a checkpoint of train_vgg13.py; got something else in {path}")
     return content

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import pad
 
-from models.errors import StudyError
+from models.errors import StudyError, first_line
 
 ROOT_VARIABLE = "SPAMM_MNIST_ROOT"
 _REPOSITORY = Path(__file__).resolve().parent.parent
@@ -174,10 +174,9 @@ def _download(root):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             MNIST(root, download=True)
     except (RuntimeError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise StudyError(
             f"expected the four MNIST files in {root / 'MNIST' / 'raw'}; some are missing and "
-            f"could not be downloaded: {reason}"
+            f"could not be downloaded: {first_line(error)}"
         ) from error
     finally:
         socket.setdefaulttimeout(timeout)

@@ -47,12 +47,13 @@ def resolve_config(path, given):
     """The configuration to train or load: the options given, else the checkpoint's, else defaults.
 
     Raises:
-        StudyError: the checkpoint at ``path`` was made with other options than those given.
+        StudyError: the checkpoint at ``path`` was made with other options than those given, or
+            holds options that a TrainConfig has not.
     """
     checkpoint = load_checkpoint(path)
     if checkpoint is None:
         return TrainConfig(**given)
-    stored = TrainConfig(**checkpoint["config"])
+    stored = _stored_config(checkpoint["config"], path)
     for option, value in given.items():
         if getattr(stored, option) != value:
             raise StudyError(
@@ -60,6 +61,19 @@ def resolve_config(path, given):
                 f"{getattr(stored, option)} in {path}: name another file with --checkpoint"
             )
     return stored
+
+
+def _stored_config(values, path):
+    """The TrainConfig in a checkpoint, which another version of this file may have written."""
+    expected = {name: type(value) for name, value in asdict(TrainConfig()).items()}
+    found = {name: type(value) for name, value in values.items()}
+    if found != expected:
+        differing = sorted({str(name) for name, _ in found.items() ^ expected.items()})
+        raise StudyError(
+            f"expected a checkpoint with the options {', '.join(expected)}; got one that differs "
+            f"in {', '.join(differing)}: {path}"
+        )
+    return TrainConfig(**values)
 
 
 def train(config, digits, path, device, report):

@@ -1,5 +1,6 @@
 """What the scripts show: bars and tables on a terminal, plain lines elsewhere."""
 
+import os
 import sys
 import time
 
@@ -67,13 +68,26 @@ class Steps:
 
 
 def exit_code(main):
-    """Runs ``main()``: 0, or 1 with one line for bad input, or 130 for an interrupt."""
+    """Runs ``main()``: 0; 1 with one line if input or output is bad; 130 if it is interrupted."""
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()  # what does not fit must be known here, not at the interpreter's end
     except StudyError as error:
         print(f"error: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        _drop_output()
+        where = error.filename or "standard output"
+        print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _drop_output():
+    """Sends what stdout still holds nowhere: the interpreter's end would fail to write it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -12,6 +12,7 @@ from models.training import MODELS, TrainConfig, resolve_config, train
 from scripts._console import Steps
 
 DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")
+_MAX_WIDTH = 1024  # sixteen times VGG's own: 2.4 GB for the largest layer
 
 
 def add_training_options(parser):
@@ -43,8 +44,12 @@ def add_training_options(parser):
     option("--model", "plain, or with batch norm", choices=MODELS)
     option("--epochs", "passes over the training images", type=positive_integer)
     option("--batch", "images a batch", type=positive_integer)
-    option("--width", "channels of the first stage", type=positive_integer)
-    option("--seed", "decides parameters, split, order and shifts", type=int)
+    option("--width", "channels of the first stage", type=_width)
+    option("--seed", "decides parameters, split, order and shifts", type=_seed)
+    add_device_option(parser)
+
+
+def add_device_option(parser):
     parser.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
@@ -53,11 +58,27 @@ def add_training_options(parser):
     )
 
 
-def positive_integer(text):
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected an integer of 1 or more; got {text}")
-    return value
+def number(kind, fits, expected):
+    """A type for argparse: a number of Python's type ``kind`` for which ``fits`` is true.
+
+    Anything else is refused with what was ``expected`` and the text got.
+    """
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not fits(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}; got {text}")
+        return value
+
+    return parse
+
+
+positive_integer = number(int, lambda value: value >= 1, "an integer of 1 or more")
+_width = number(int, lambda value: 1 <= value <= _MAX_WIDTH, f"an integer from 1 to {_MAX_WIDTH}")
+_seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
 
 
 def choose_device(name):

@@ -24,6 +24,12 @@ from models.files import require_writable, write_atomically
 from scripts._console import Steps, exit_code, make_console
 from scripts._machine import describe_machine
 from scripts._timing import interleaved
+from scripts._training_options import (
+    add_device_option,
+    choose_device,
+    number,
+    positive_integer,
+)
 
 # name -> (dtype, whether CUDA may multiply float32 in TF32)
 PRECISIONS = {
@@ -233,20 +239,24 @@ def picture(header, rows):
     return buffer.getvalue()
 
 
+ratio_type = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sizes", type=int, nargs="+")
+    add_device_option(parser)
+    parser.add_argument("--sizes", type=positive_integer, nargs="+")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
     parser.add_argument("--blocks", type=int, nargs="+", default=[64], choices=(32, 64, 128))
-    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
+    parser.add_argument("--ratios", type=ratio_type, nargs="+", default=RATIOS)
     parser.add_argument("--data", nargs="+", default=["decay"], choices=("decay", "normal"))
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--repeats", type=positive_integer)
     parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--name", default="mm")
     options = parser.parse_args(arguments)
-    sizes, precisions, repeats = DEFAULTS[torch.device(options.device).type]
+    options.device = choose_device(options.device)
+    sizes, precisions, repeats = DEFAULTS[options.device.type]
     options.sizes = options.sizes or sizes
     options.precisions = options.precisions or precisions
     options.repeats = options.repeats or repeats
@@ -257,7 +267,7 @@ def parse(arguments):
 def main(arguments=None):
     options = parse(arguments)
     console = make_console()
-    device = torch.device(options.device)
+    device = options.device
     require_writable(options.out)
     command = f"python {shlex.join(['scripts/bench_mm.py', *(arguments or sys.argv[1:])])}"
     header = describe_machine(device) | {"command": f"`{command}`"}

@@ -18,6 +18,14 @@ def pytest_runtest_setup(item):
         pytest.skip("needs a CUDA device")
 
 
+def pytest_collection_finish(session):
+    """A run of nothing but tests for CUDA must not pass by skipping them all."""
+    asked = session.config.option.markexpr
+    alone = all(item.get_closest_marker("cuda") for item in session.items)
+    if asked and session.items and alone and not torch.cuda.is_available():
+        raise pytest.UsageError(f"expected a CUDA device for -m {asked!r}; torch finds none")
+
+
 @pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request):
     """Runs a test on the CPU and, marked ``cuda``, on the first CUDA device."""

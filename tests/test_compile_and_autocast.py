@@ -203,12 +203,13 @@ def test_autocast_leaves_float64_and_norms_alone(device):
 
 def test_autocast_switched_off_inside(device):
     a, b = operands(device)
-    with (
-        torch.autocast(device.type, dtype=torch.bfloat16),
-        torch.autocast(device.type, enabled=False),
-    ):
-        assert torch.equal(spamm_torch.mm(a, b, tau=60.0), spamm_torch.mm(a, b, tau=60.0))
-        assert spamm_torch.mm(a, b, tau=60.0).dtype == torch.float32
+    expected = spamm_torch.mm(a, b, tau=60.0)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        with torch.autocast(device.type, enabled=False):
+            inside = spamm_torch.mm(a, b, tau=60.0)
+        assert spamm_torch.mm(a, b, tau=60.0).dtype == torch.bfloat16
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, expected)
 
 
 def test_autocast_gradients_have_the_parameters_type(device):

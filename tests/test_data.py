@@ -144,6 +144,15 @@ def test_a_failed_download_says_what_is_missing(tmp_path, monkeypatch):
     assert_one_line(caught)
 
 
+def test_a_failed_download_without_a_word(tmp_path, monkeypatch):
+    def download(root, download):
+        raise TimeoutError
+
+    monkeypatch.setattr("torchvision.datasets.MNIST", download)
+    with pytest.raises(StudyError, match=r"MNIST.raw.*: TimeoutError$"):
+        data.load_digits(tmp_path, full=True)
+
+
 def test_fingerprints_tell_data_apart():
     images, labels = digits(10)
     digest = data.Digits(images, labels, "a").fingerprint()

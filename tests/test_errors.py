@@ -1,4 +1,4 @@
-"""Every check of the contract: the exception's type, one line, and the value that was refused."""
+"""Every check of arguments: the exception's type, one line, and the value that was refused."""
 
 import matrices
 import numpy

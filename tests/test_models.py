@@ -276,6 +276,32 @@ def test_a_damaged_checkpoint(capsys, trained, damage):
     assert_refused(capsys, trained, words=("expected a checkpoint",))
 
 
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"depth": 13}, "differs in depth:"),
+        ({"width": 2.0}, "differs in width:"),
+        ({"seed": None, "model": 1}, "differs in model, seed:"),
+    ],
+)
+def test_a_checkpoint_with_options_of_another_kind(capsys, trained, change, words):
+    content = torch.load(trained)
+    content["config"].update(change)
+    torch.save(content, trained)
+    assert_refused(capsys, trained, words=(words,))
+
+
+def test_a_checkpoint_without_options(capsys, trained):
+    torch.save({**torch.load(trained), "config": None}, trained)
+    assert_refused(capsys, trained, words=("expected a checkpoint",))
+
+
+def test_a_folder_as_checkpoint(capsys, tmp_path):
+    code, lines = run(capsys, "--checkpoint", tmp_path)
+    assert code == 1
+    assert lines == [f"error: expected a checkpoint; got {tmp_path}: Is a directory"]
+
+
 def test_a_checkpoint_that_would_run_code_is_refused(capsys, trained):
     class Harmful:
         def __reduce__(self):
@@ -302,9 +328,23 @@ def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("arguments", [("--epochs", "0"), ("--batch", "-1"), ("--model", "vgg16")])
-def test_options_out_of_range(capsys, arguments):
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--epochs", "0", "an integer of 1 or more"),
+        ("--epochs", "x", "an integer of 1 or more"),
+        ("--batch", "-1", "an integer of 1 or more"),
+        ("--width", "1000000000", "an integer from 1 to 1024"),
+        ("--seed", "-1", "an integer from 0"),
+        ("--seed", "99999999999999999999999", "an integer from 0"),
+        ("--model", "vgg16", "choose from"),
+    ],
+)
+def test_options_out_of_range(capsys, option, value, words):
     with pytest.raises(SystemExit) as caught:
-        train_vgg13.main(list(arguments))
+        train_vgg13.main([option, value])
     assert caught.value.code == 2
-    assert arguments[1] in capsys.readouterr().err.splitlines()[-1]
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert option in line
+    assert value in line
+    assert words in line

@@ -43,7 +43,7 @@ def x():
 # ---- Layouts ------------------------------------------------------------------------------------
 
 
-def test_layouts_are_those_of_the_contract():
+def test_layouts_are_the_papers_and_the_two_that_the_study_sets_against_it():
     assert [layout.block for layout in LAYOUTS] == [32, 64, 64]
     assert [layout.pixel_block for layout in LAYOUTS[1:]] == [(1, 8, 8), (64, 1, 1)]
 

@@ -1,0 +1,130 @@
+"""The benchmark of products: a small real run, and what it refuses."""
+
+import json
+
+import pytest
+from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+
+from scripts import bench_mm
+from scripts._console import exit_code
+
+RATIOS = (1.0, 0.5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run over two data sets, two precisions and two sizes, one of them ragged."""
+    folder = tmp_path_factory.mktemp("bench")
+    arguments = (
+        *("--device", "cpu", "--sizes", 128, 100, "--precisions", "float32", "bfloat16"),
+        *("--blocks", 32, "--ratios", *RATIOS, "--data", "decay", "normal"),
+        *("--repeats", 2, "--out", folder, "--name", "small"),
+    )
+    with pytest.MonkeyPatch.context() as patch:  # a copy of the usual size would take the most time
+        patch.setattr(bench_mm, "copy_bandwidth", lambda device, repeats: 1e7)
+        bench_mm.main([str(argument) for argument in arguments])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return json.loads((folder / "small.json").read_text())
+
+
+def test_three_files(folder):
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["small.json", "small.md", "small.png"]
+    assert (folder / "small.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_every_case_is_there_once(results):
+    cases = [(data, p, 32, n) for data in ("decay", "normal") for p in ("float32", "bfloat16")
+             for n in (128, 100)]  # fmt: skip
+    key = lambda row: (row["data"], row["precision"], row["block"], row["n"])  # noqa: E731
+    assert [key(row) for row in results["rows"]] == [case for case in cases for _ in RATIOS]
+    assert [key(stage) for stage in results["stages"]] == cases
+
+
+def test_rows_agree_with_themselves(results):
+    for row in results["rows"]:
+        assert min(row["dense_ms"], row["multiply_ms"], row["mm_ms"]) > 0
+        assert row["speedup"] == pytest.approx(row["dense_ms"] / row["mm_ms"])
+        assert row["speedup_multiply"] == pytest.approx(row["dense_ms"] / row["multiply_ms"])
+        assert row["spread"] >= 0
+        assert row["backend"].startswith("cpu-")
+        assert 0 <= row["error"] <= bench_mm.TOLERANCE[row["precision"]]
+        operands_ms = 2 * row["n"] ** 2 * {"float32": 4, "bfloat16": 2}[row["precision"]] / 1e7
+        floor = operands_ms + max(row["valid_ratio"] * row["dense_ms"], 1.5 * operands_ms)
+        assert row["share_of_floor"] == pytest.approx(floor / row["mm_ms"])
+    for stage in results["stages"]:
+        assert min(stage["norms_ms"], stage["search_ms"]) > 0
+
+
+def test_valid_ratios_are_those_asked_for(results):
+    """Of 64 products, as near as ties allow: those of decay matrices come in few sizes."""
+    for row, asked in zip(results["rows"], RATIOS * 8, strict=True):
+        if asked == 1:
+            assert row["valid_ratio"] == 1
+        else:
+            assert row["valid_ratio"] == pytest.approx(asked, abs=0.15)
+
+
+def test_the_header_tells_how_to_repeat_it(results):
+    assert "scripts/bench_mm.py --device cpu --sizes 128 100" in results["header"]["command"]
+    assert results["header"]["L2 cache"] == "warm"
+
+
+def test_the_markdown_shows_the_same_rows(folder, results):
+    text = (folder / "small.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith(("| decay", "| normal"))]
+    assert len(rows) == len(results["rows"]) + len(results["stages"])
+    for line, row in zip(rows, results["rows"], strict=False):
+        assert f"| {row['n']} | {row['valid_ratio']:.1%} | {row['dense_ms']:.4g} |" in line
+    assert "(small.png)" in text
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "foo"), "'foo' (choose from"),
+        (("--device", "meta"), "'meta' (choose from"),
+        (("--sizes", "0"), "an integer of 1 or more; got 0"),
+        (("--sizes", "64", "x"), "an integer of 1 or more; got x"),
+        (("--repeats", "0"), "an integer of 1 or more; got 0"),
+        (("--repeats", "-3"), "an integer of 1 or more; got -3"),
+        (("--ratios", "1.5"), "a valid ratio in (0, 1]; got 1.5"),
+        (("--ratios", "0.5", "0"), "a valid ratio in (0, 1]; got 0"),
+        (("--ratios", "nan"), "a valid ratio in (0, 1]; got nan"),
+        (("--ratios", "half"), "a valid ratio in (0, 1]; got half"),
+        (("--blocks", "48"), "48 (choose from"),
+        (("--precisions", "int8"), "'int8' (choose from"),
+    ],
+)
+def test_options_out_of_range(capsys, tmp_path, arguments, words):
+    with pytest.raises(SystemExit) as caught:
+        bench_mm.main([*arguments, "--out", str(tmp_path / "out")])
+    assert caught.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert arguments[0] in line
+    assert words in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_cuda_where_there_is_none(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    arguments = ["--device", "cuda", "--out", str(tmp_path / "out")]
+    assert exit_code(lambda: bench_mm.main(arguments)) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "--device cuda" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    out = tmp_path / "file" / "out"
+    assert exit_code(lambda: bench_mm.main(["--device", "cpu", "--out", str(out)])) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(out) in line
