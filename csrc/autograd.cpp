@@ -149,8 +149,8 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
-  for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error", "valid_counts",
-                           "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
+  for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
+                           "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }
