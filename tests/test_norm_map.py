@@ -17,7 +17,7 @@ RELATIVE = {torch.float32: 2.0**-19, torch.float64: 2.0**-45}
 
 
 def assert_norms(actual, a, block):
-    """Right to a few bits; where the norm itself is subnormal, to its last bit. Beyond the type: Inf."""
+    """Right to a few bits; a subnormal norm to its last bit. Beyond the type: Inf."""
     dtype = matrices.norm_dtype(a.dtype)
     assert actual.dtype == dtype
     assert actual.device == a.device
