@@ -66,16 +66,23 @@ inline const char* kernel_name(Kernel kernel) {
 // Which of a kernel's two tiles: the shapes stand with their instances, in multiply_*.cu.
 enum class Tile { kSmall, kLarge };
 
-// Large tiles read each operand less often. On Hopper (128 x 256 against 128 x 64) they always pay,
-// but where a single wave of small tiles makes all of C; elsewhere (128 x 128 against 64 x 64) once
-// every multiprocessor has one.
+// From how many 128 x 128 tiles of C for each multiprocessor on the large tile pays: it reads each
+// operand less often, but leaves multiprocessors idle where C is small. scripts/tune.py measures
+// these numbers.
+inline double large_tile_from(Kernel kernel) {
+  switch (kernel) {
+    case Kernel::kWgmmaF16:
+    case Kernel::kWgmmaBf16:
+      return 0.5;  // beyond one wave of small tiles, which are half as large
+    default:
+      return 1;
+  }
+}
+
 inline Tile choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors) {
-  const auto tiles = [&](int64_t rows, int64_t columns) {
-    return batch * blocks_of(m, rows) * blocks_of(n, columns);
-  };
-  const bool hopper = kernel == Kernel::kWgmmaF16 || kernel == Kernel::kWgmmaBf16;
-  const bool large = hopper ? tiles(128, 64) > multiprocessors : tiles(128, 128) >= multiprocessors;
-  return large ? Tile::kLarge : Tile::kSmall;
+  const int64_t tiles = batch * blocks_of(m, 128) * blocks_of(n, 128);
+  return static_cast<double>(tiles) >= large_tile_from(kernel) * multiprocessors ? Tile::kLarge
+                                                                                 : Tile::kSmall;
 }
 
 }  // namespace spamm::cuda

@@ -1,7 +1,10 @@
 // multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
 //
-// Environment variable SPAMM_TORCH_FORCE_SM80: 1 keeps the kernels for newer chips out, so that
-// tests can run the portable ones anywhere. Read once.
+// Environment variables, each read once:
+//   SPAMM_TORCH_FORCE_SM80  1 keeps the kernels for newer chips out, so that tests can run the
+//                           portable ones anywhere
+//   SPAMM_TORCH_TILE        small or large takes that tile everywhere, so that scripts/tune.py can
+//                           time both
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -9,6 +12,7 @@
 
 #include <bit>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "backend.h"
@@ -32,13 +36,28 @@ bool allow_tf32() {
              at::Float32Precision::TF32;
 }
 
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
 bool force_sm80() {
   static const bool forced = [] {
-    const char* variable = std::getenv("SPAMM_TORCH_FORCE_SM80");
-    const std::string value = variable == nullptr ? "" : variable;
+    const std::string value = environment("SPAMM_TORCH_FORCE_SM80");
     TORCH_CHECK_VALUE(value.empty() || value == "0" || value == "1",
                       "SPAMM_TORCH_FORCE_SM80 must be 0 or 1; got ", value);
     return value == "1";
+  }();
+  return forced;
+}
+
+std::optional<Tile> forced_tile() {
+  static const std::optional<Tile> forced = []() -> std::optional<Tile> {
+    const std::string value = environment("SPAMM_TORCH_TILE");
+    TORCH_CHECK_VALUE(value.empty() || value == "small" || value == "large",
+                      "SPAMM_TORCH_TILE must be small or large; got ", value);
+    if (value.empty()) return std::nullopt;
+    return value == "small" ? Tile::kSmall : Tile::kLarge;
   }();
   return forced;
 }
@@ -78,7 +97,8 @@ void launch(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor
     std::copy_n(input.strides().begin(), 3, p.input_strides);
   }
   p.c = c.mutable_data_ptr();
-  const Tile tile = choose_tile(kernel, p.batch, p.m, p.n, device.multiprocessors());
+  const Tile tile =
+      forced_tile().value_or(choose_tile(kernel, p.batch, p.m, p.n, device.multiprocessors()));
   launcher(p, tile, device.multiprocessors(), device.stream());
 }
 
