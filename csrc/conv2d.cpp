@@ -1,5 +1,6 @@
 // Convolution as SpAMM: weight matrix (out_channels x K) times im2col matrix (K x pixels), groups
-// as batches, in the pipeline's order: norm map -> threshold -> multiply. Device-free: built of
+// as batches, in the pipeline's order: norm map -> threshold -> multiply. A device may have a way
+// of its own that needs no im2col matrix; what follows is for all others, and device-free: built of
 // ATen ops and of the stages, each dispatched on its own.
 //
 // The im2col matrix is explicit but never whole: it is built, judged and multiplied in pieces that
@@ -16,6 +17,8 @@
 #include "checks.h"
 #include "conv_shape.h"
 #include "im2col.h"
+#include "implicit_conv.h"
+#include "judge.h"
 #include "pixel_blocks.h"
 #include "spamm/spamm.h"
 #include "threshold.h"
@@ -45,34 +48,6 @@ at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
-// How pixel blocks are judged: a norm times sqrt(n/c), c being the block's pixels inside the grid,
-// so that the last images of a batch are not skipped for being few.
-class Judge {
- public:
-  // Each step is one rounding in the norms' type; c itself is exact in it.
-  Judge(const PixelBlocks& blocks, at::TensorOptions norm_options) {
-    if (blocks.all_full()) return;
-    const Box count = blocks.count();
-    const auto inside = [&](int d) {
-      const Tensor start = at::arange(count[d], norm_options.dtype(at::kLong)).mul(blocks.edge[d]);
-      return start.neg().add(blocks.grid[d]).clamp_max(blocks.edge[d]);
-    };
-    const Tensor pixels =
-        inside(0).view({-1, 1, 1}).mul(inside(1).view({-1, 1})).mul(inside(2)).flatten();
-    scale_ = at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
-  }
-
-  // The judged norms of consecutive blocks, `first` being the number of the first; nothing where
-  // they are the norms themselves.
-  OptTensor operator()(const Tensor& norms, int64_t first) const {
-    if (!scale_) return std::nullopt;
-    return norms.mul(scale_->narrow(0, first, norms.size(-1)));
-  }
-
- private:
-  OptTensor scale_;
-};
-
 // Copies the piece's part of the product, (groups, pixels, out_channels / groups), into the output.
 void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
            const Tensor& output) {
@@ -98,13 +73,16 @@ void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
 }
 
 // The stages in order, piece by piece, into `output`.
-void convolve(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-              const ConvShape& shape, const Knob& knob, const Block& block,
-              const PixelBlocks& blocks, const OptTensor& norm_weight, const Tensor& output) {
-  const Im2col im2col(input, shape, blocks, block.k);
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
+  const auto& [input, weight, bias, shape, block, blocks, norm_weight] = conv;
   const Tensor weights = weight_matrix(weight, shape.groups, block.k);
   if (norm_weight) check_norm_map_of(*norm_weight, weights, block.m, block.k, "norm_weight");
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
+  if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
+    cpu::implicit_conv(conv, knob, norm_a, output);
+    return;
+  }
+  const Im2col im2col(input, shape, blocks, block.k);
   const Judge judged(blocks, norm_a.options());
   const auto norms_of = [&](const Tensor& pixels) {
     return norm_map(pixels.mT(), {block.k, block.n});
@@ -156,8 +134,8 @@ Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bia
       at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
                 batch.options(), output_format(batch, weight));
   if (output.numel() > 0) {
-    convolve(batch, weight, bias, shape, {tau, valid_ratio, max_error}, edges, blocks, norm_weight,
-             output);
+    convolve({batch, weight, bias, shape, edges, blocks, norm_weight},
+             {tau, valid_ratio, max_error}, output);
   }
   return input.dim() == 4 ? output : output.squeeze(0);
 }

@@ -25,6 +25,16 @@ struct ConvShape {
   Size2 window() const {
     return {(kernel.height - 1) * dilation.height + 1, (kernel.width - 1) * dilation.width + 1};
   }
+  // Kernel positions, which are numbered row by row.
+  int64_t taps() const { return kernel.height * kernel.width; }
+  // The (row, column) of the input that an output pixel sees at a kernel position; nothing where
+  // that is padding.
+  std::optional<Size2> seen_by(int64_t row, int64_t column, int64_t tap) const {
+    const int64_t y = row * stride.height - padding.height + tap / kernel.width * dilation.height;
+    const int64_t x = column * stride.width - padding.width + tap % kernel.width * dilation.width;
+    if (y < 0 || y >= input.height || x < 0 || x >= input.width) return std::nullopt;
+    return Size2{y, x};
+  }
 };
 
 // One number for both dimensions or one for each, none below `least`, and none so large that sizes

@@ -1,0 +1,62 @@
+// Convolution without an im2col matrix, for pixel blocks of several images: one pass over the input
+// copies it position by position and takes its norms; the im2col matrix's norms are looked up
+// there; then comes the product, reading the same copy.
+#include "implicit_conv.h"
+
+#include <ATen/Dispatch.h>
+
+#include "cpu/column_norms.h"
+#include "cpu/implicit_product.h"
+#include "cpu/positions.h"
+#include "cpu/weight_panels.h"
+#include "judge.h"
+#include "threshold.h"
+
+namespace spamm::cpu {
+namespace {
+
+using at::Tensor;
+
+// Below that, the images of a pixel block at one position are too few rows for one call of the
+// microkernel: gathering the block's rows costs less.
+constexpr int64_t kLeastImages = 8;
+
+constexpr int64_t kPanelWidth = 64;  // as wide as packing for matrix instructions goes
+
+// The stages in order. T: type of the tensors; P: of what is multiplied.
+template <class T, class P>
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+              const Tensor& output) {
+  const Positions<T, P> positions(conv.input, conv.shape, conv.blocks.edge[0], conv.block.k);
+  const Tensor norm_columns = column_norms(conv, positions).mT();
+  const auto judged = Judge(conv.blocks, norm_columns.options())(norm_columns, 0);
+  const Tensor tau = threshold_from_knob(norm_weight, norm_columns, knob.tau, knob.valid_ratio,
+                                         knob.max_error, judged);
+  const WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
+                                  positions.depth());
+  const ConvNorms norms{norm_weight.contiguous(), judged.value_or(norm_columns).mT().contiguous(),
+                        tau.item<double>()};
+  ImplicitProduct<T, P>(conv, positions, panels, norms, output).run();
+}
+
+}  // namespace
+
+bool has_implicit_conv(const Convolution& conv) {
+  return conv.blocks.edge[0] >= kLeastImages && conv.shape.in_channels > 0;
+}
+
+void implicit_conv(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+                   const Tensor& output) {
+  const auto dtype = output.scalar_type();
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "conv2d", [&] {
+    if constexpr (sizeof(scalar_t) == 2) {
+      if (!multiplies_natively(dtype)) {
+        convolve<scalar_t, float>(conv, knob, norm_weight, output);
+        return;
+      }
+    }
+    convolve<scalar_t, scalar_t>(conv, knob, norm_weight, output);
+  });
+}
+
+}  // namespace spamm::cpu

@@ -1,0 +1,66 @@
+// The weight of a convolution as the microkernel wants it: panels of some output channels, each of
+// them [kernel position][input channel][output channel], in VNNI layout for matrix instructions.
+#pragma once
+
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <cstdint>
+
+#include "conv_shape.h"
+#include "cpu/large_pages.h"
+#include "cpu/microkernel.h"
+#include "cpu/panels.h"
+
+namespace spamm::cpu {
+
+// T: type of the weight; P: of the panels.
+template <class T, class P>
+class WeightPanels {
+ public:
+  // `depth` is how many input channels a group has in the panels; those it has not are zero.
+  WeightPanels(const at::Tensor& weight, const ConvShape& shape, int64_t width, int64_t depth)
+      : width_(width),
+        depth_(depth),
+        taps_(shape.taps()),
+        panels_(blocks_of(shape.group_out_channels(), width)) {
+    const int64_t count = shape.groups * panels_ * taps_;
+    data_ = with_large_pages(
+        at::empty({count * depth * width * static_cast<int64_t>(sizeof(P))}, at::kByte));
+    const auto strides = weight.strides();
+    P* first = static_cast<P*>(data_.mutable_data_ptr());
+    at::parallel_for(0, count, 1, [&](int64_t from, int64_t to) {
+      for (int64_t task = from; task < to; ++task) {
+        const int64_t tap = task % taps_, panel = task / taps_ % panels_;
+        const int64_t group = task / taps_ / panels_;
+        const int64_t channel = group * shape.group_out_channels() + panel * width;
+        const int64_t columns = std::min(width, shape.group_out_channels() - panel * width);
+        const View<T> source{weight.const_data_ptr<T>() + channel * strides[0] +
+                                 tap / shape.kernel.width * strides[2] +
+                                 tap % shape.kernel.width * strides[3],
+                             strides[1], strides[0], shape.group_in_channels(), columns};
+        P* target = first + task * depth * width;
+        if constexpr (Microkernel<P>::kVnni) {
+          copy_vnni(source, target, width);
+        } else {
+          copy_rows(source, target, width, width);
+        }
+      }
+    });
+  }
+
+  // The rows of the panel from `channel`, even for matrix instructions, on.
+  const P* rows(int64_t group, int64_t panel, int64_t tap, int64_t channel) const {
+    return static_cast<const P*>(data_.const_data_ptr()) +
+           (((group * panels_ + panel) * taps_ + tap) * depth_ + channel) * width_;
+  }
+
+  int64_t width() const { return width_; }
+
+ private:
+  int64_t width_, depth_, taps_, panels_;
+  at::Tensor data_;
+};
+
+}  // namespace spamm::cpu
