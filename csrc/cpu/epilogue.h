@@ -6,34 +6,19 @@
 #include "cpu/clones.h"
 #include "cpu/convert.h"
 #include "cpu/panels.h"
+#include "cpu/transpose.h"
 
 namespace spamm::cpu {
-
-// Where elements of C go; element (r, c) at data[r * row_stride + c * column_stride].
-template <class T>
-struct Target {
-  T* data;
-  int64_t row_stride, column_stride;
-};
 
 // Writes alpha * sums + beta * input for some rows and columns of C. Sums may be null (no product
 // was valid), and so may `input`.
 template <class T, class Sum>
 SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_sums, Sum alpha,
-                                        const View<T>* input, Sum beta, const Target<T>& target,
-                                        int64_t rows, int64_t columns) {
-  const auto fill_stepping = [&](int64_t step, const auto& element) {
-    T* __restrict out = target.data;
-    for (int64_t r = 0; r < rows; ++r, out += target.row_stride)
-      for (int64_t c = 0; c < columns; ++c) out[c * step] = narrow<T>(element(r, c));
-  };
-  // Known to the compiler, a step of one is vectorised.
+                                        const View<T>* input, Sum beta, T* __restrict out,
+                                        int64_t ld_out, int64_t rows, int64_t columns) {
   const auto fill = [&](const auto& element) {
-    if (target.column_stride == 1) {
-      fill_stepping(1, element);
-    } else {
-      fill_stepping(target.column_stride, element);
-    }
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) out[r * ld_out + c] = narrow<T>(element(r, c));
   };
   const auto product = [&](int64_t r, int64_t c) { return alpha * sums[r * ld_sums + c]; };
   const auto addend = [&](int64_t r, int64_t c) {
@@ -48,6 +33,22 @@ SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_s
     fill(addend);
   } else {
     fill([](int64_t, int64_t) { return Sum(0); });
+  }
+}
+
+// Writes sums + bias transposed, each column of them to a row of `out`; `bias` has one element a
+// column, or is null.
+template <class T, class Sum>
+SPAMM_CPU_CLONES static void write_columns(const Sum* __restrict sums, int64_t ld_sums,
+                                           const View<T>* bias, T* __restrict out, int64_t ld_out,
+                                           int64_t rows, int64_t columns) {
+  if (bias) {
+    transpose(sums, ld_sums, out, ld_out, rows, columns, [&](Sum sum, int64_t c) {
+      return narrow<T>(sum + static_cast<Sum>(widen(bias->data[c * bias->column_stride])));
+    });
+  } else {
+    transpose(sums, ld_sums, out, ld_out, rows, columns,
+              [](Sum sum, int64_t) { return narrow<T>(sum); });
   }
 }
 

@@ -13,10 +13,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
+#include <optional>
 #include <vector>
 
 #include "cpu/epilogue.h"
@@ -38,70 +39,61 @@ struct ConvNorms {
 // T: type of the tensors; P: of what is multiplied.
 template <class T, class P>
 class ImplicitProduct {
-  using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  using N = typename Positions<T, P>::N;
   using Sum = typename Microkernel<P>::Sum;
 
  public:
+  // `output` is contiguous or channels last.
   ImplicitProduct(const Convolution& conv, const Positions<T, P>& positions,
                   const WeightPanels<T, P>& panels, const ConvNorms& norms,
                   const at::Tensor& output)
-      : conv_(conv),
-        shape_(conv.shape),
-        edge_(conv.blocks.edge),
+      : shape_(conv.shape),
+        block_(conv.block),
+        blocks_(conv.blocks),
         count_(conv.blocks.count()),
         positions_(positions),
         panels_(panels),
-        norms_(norms),
+        norm_a_(norms.weight.const_data_ptr<N>()),
+        norm_b_(norms.columns.const_data_ptr<N>()),
         tau_(static_cast<N>(norms.tau)),
-        output_(output),
-        row_blocks_(blocks_of(shape_.group_out_channels(), conv.block.m)),
-        taps_(shape_.taps()),
-        zeros_(at::zeros({edge_[0], kRunDepth}, c10::CppTypeToScalarType<P>::value)) {
+        zeros_(at::zeros({blocks_.edge[0], kRunDepth}, c10::CppTypeToScalarType<P>::value)),
+        output_(output.mutable_data_ptr<T>()),
+        to_next_({output.stride(0), output.stride(1), output.stride(2), output.stride(3)}),
+        writes_lines_(to_next_[1] != 1),
+        channel_blocks_(blocks_of(shape_.group_out_channels(), block_.m)) {
+    if (conv.bias) bias_ = {conv.bias->const_data_ptr<T>(), conv.bias->stride(0)};
     choose_tiles();
   }
 
   void run() const {
-    const int64_t row_tiles = blocks_of(count_[1], tile_rows_);
-    const int64_t column_tiles = blocks_of(count_[2], tile_columns_);
-    const int64_t channel_tiles = blocks_of(row_blocks_, tile_channels_);
     std::atomic<int64_t> next{0};
     at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
-      Workspace workspace(edge_[0] * conv_.block.m);
-      while (true) {
-        int64_t number = next++;
-        if (number >= tiles()) break;
-        const auto take = [&](int64_t count) {
-          const int64_t index = number % count;
-          number /= count;
-          return index;
-        };
-        const auto range = [&](int64_t index, int64_t size, int64_t all) {
-          return Range{index * size, std::min(size, all - index * size)};
-        };
-        Tile tile;
-        tile.channels = range(take(channel_tiles), tile_channels_, row_blocks_);
-        tile.columns = range(take(column_tiles), tile_columns_, count_[2]);
-        tile.rows = range(take(row_tiles), tile_rows_, count_[1]);
-        tile.images = take(count_[0]);
-        tile.group = number;
-        multiply_tile(tile, workspace);
-      }
+      Workspace workspace(line_pixels() * pixel_sums());
+      for (int64_t number = next++; number < tiles(); number = next++)
+        multiply_tile(tile(number), workspace);
       Microkernel<P>::release();
     });
   }
 
  private:
   static constexpr int64_t kWindowBytes = 768 * 1024;  // of positions that a tile reads
+  static constexpr int64_t kLineBytes = 512 * 1024;    // of sums that wait to be written together
   static constexpr int64_t kTilesPerThread = 8;        // at least, where there are as many blocks
-  static constexpr int64_t kRunDepth = 256;            // of K in one call, so that calls are alike
+  static constexpr int64_t kRunDepth = 256;            // of K in one call: few kinds of calls
 
-  // In blocks.
+  // A block of images; blocks of output rows, output columns and output channels.
   struct Tile {
     int64_t group, images;
     Range rows, columns, channels;
   };
 
-  // Valid neighbouring channel blocks at one kernel position.
+  // What is worked on at a time: a block of images, a block of output channels, and the first pixel
+  // of the line of pixel blocks.
+  struct Line {
+    int64_t group, image_block, images, channel_block, channels, row, column;
+  };
+
+  // Valid neighbouring blocks of input channels at one kernel position.
   struct Run {
     int64_t tap, first, size;
   };
@@ -112,73 +104,122 @@ class ImplicitProduct {
           sums(buffer.mutable_data_ptr<Sum>()) {}
 
     at::Tensor buffer;
-    Sum* sums;  // of the images of one pixel, a block of output channels
+    Sum* sums;  // (pixels, images, output channels): of one pixel, or of a line
     std::vector<Run> runs;
   };
 
+  struct Bias {
+    const T* data = nullptr;
+    int64_t stride = 0;
+  };
+
+  // ---- Tiles -----------------------------------------------------------------------------------
+
   int64_t tiles() const {
     return shape_.groups * count_[0] * blocks_of(count_[1], tile_rows_) *
-           blocks_of(count_[2], tile_columns_) * blocks_of(row_blocks_, tile_channels_);
+           blocks_of(count_[2], tile_columns_) * blocks_of(channel_blocks_, tile_channels_);
   }
 
-  // Tiles grow as long as what they read stays in cache, and shrink where there are too few.
+  Tile tile(int64_t number) const {
+    const auto take = [&](int64_t count) {
+      const int64_t index = number % count;
+      number /= count;
+      return index;
+    };
+    const auto take_range = [&](int64_t size, int64_t all) {
+      const int64_t begin = take(blocks_of(all, size)) * size;
+      return Range{begin, std::min(size, all - begin)};
+    };
+    const Range channels = take_range(tile_channels_, channel_blocks_);
+    const Range columns = take_range(tile_columns_, count_[2]);
+    const Range rows = take_range(tile_rows_, count_[1]);
+    const int64_t images = take(count_[0]);
+    return {number, images, rows, columns, channels};
+  }
+
+  // Tiles grow, along the rows first, as long as what they read stays in cache.
   void choose_tiles() {
-    const auto reach = [](int64_t pixels, int64_t stride, int64_t window, int64_t input) {
-      return std::min((pixels - 1) * stride + window, input);
-    };
-    const auto window_bytes = [&] {
-      const Size2 window = shape_.window();
-      return reach(tile_rows_ * edge_[1], shape_.stride.height, window.height,
-                   shape_.input.height) *
-             reach(tile_columns_ * edge_[2], shape_.stride.width, window.width,
-                   shape_.input.width) *
-             edge_[0] * positions_.depth() * static_cast<int64_t>(sizeof(P));
-    };
     const int64_t enough = kTilesPerThread * at::get_num_threads();
-    tile_channels_ = row_blocks_;
-    while (tile_rows_ < count_[1] || tile_columns_ < count_[2]) {
-      const bool grow_columns =
-          tile_rows_ == count_[1] || (tile_columns_ < count_[2] && tile_columns_ <= tile_rows_);
-      int64_t& grown = grow_columns ? tile_columns_ : tile_rows_;
-      const int64_t before = grown;
-      grown = std::min(2 * grown, count_[grow_columns ? 2 : 1]);
-      if (window_bytes() <= kWindowBytes && tiles() >= enough) continue;
-      grown = before;
-      break;
-    }
+    tile_channels_ = channel_blocks_;
+    const auto grow = [&](int64_t& size, int64_t most) {
+      while (size < most) {
+        const int64_t before = size;
+        size = std::min(2 * size, most);
+        if (fits_in_cache() && tiles() >= enough) continue;
+        size = before;
+        break;
+      }
+    };
+    grow(tile_columns_, count_[2]);
+    grow(tile_rows_, count_[1]);
     while (tiles() < enough && tile_channels_ > 1) tile_channels_ = blocks_of(tile_channels_, 2);
   }
 
-  void multiply_tile(const Tile& tile, Workspace& workspace) const {
-    for (int64_t j = 0; j < tile.channels.size; ++j)
-      for (int64_t r = 0; r < tile.rows.size; ++r)
-        for (int64_t c = 0; c < tile.columns.size; ++c)
-          multiply_block(tile.group, {tile.images, tile.rows.begin + r, tile.columns.begin + c},
-                         tile.channels.begin + j, workspace);
+  bool fits_in_cache() const {
+    const auto reach = [](int64_t pixels, int64_t stride, int64_t window, int64_t input) {
+      return std::min((pixels - 1) * stride + window, input);
+    };
+    const auto [images, rows, columns] = blocks_.edge;
+    const int64_t height =
+        reach(tile_rows_ * rows, shape_.stride.height, shape_.window().height, shape_.input.height);
+    const int64_t width = reach(tile_columns_ * columns, shape_.stride.width, shape_.window().width,
+                                shape_.input.width);
+    return height * width * images * positions_.depth() * sizeof(P) <= kWindowBytes &&
+           (!writes_lines_ || line_pixels() * pixel_sums() * sizeof(Sum) <= kLineBytes);
   }
 
-  // One pixel block, for the output channels of block j.
-  void multiply_block(int64_t group, const Box& block, int64_t j, Workspace& workspace) const {
-    const int64_t depth = taps_ * positions_.channel_blocks();
-    const int64_t number = (block[0] * count_[1] + block[1]) * count_[2] + block[2];
-    const N* norm_a = norms_.weight.const_data_ptr<N>() + (group * row_blocks_ + j) * depth;
-    const N* norm_b =
-        norms_.columns.const_data_ptr<N>() + (group * volume(count_) + number) * depth;
-    find_runs(norm_a, norm_b, workspace.runs);
-    Box first, last;
-    for (int d = 0; d < 3; ++d) {
-      first[d] = block[d] * edge_[d];
-      last[d] = std::min(first[d] + edge_[d], conv_.blocks.grid[d]);
+  int64_t pixel_sums() const { return blocks_.edge[0] * block_.m; }
+  int64_t line_columns() const { return tile_columns_ * blocks_.edge[2]; }
+  int64_t line_pixels() const { return writes_lines_ ? blocks_.edge[1] * line_columns() : 1; }
+
+  void multiply_tile(const Tile& tile, Workspace& workspace) const {
+    for (int64_t j = tile.channels.begin; j < tile.channels.end(); ++j) {
+      for (int64_t r = tile.rows.begin; r < tile.rows.end(); ++r) {
+        const Line line{tile.group,
+                        tile.images,
+                        std::min(blocks_.edge[0], shape_.images - tile.images * blocks_.edge[0]),
+                        j,
+                        std::min(block_.m, shape_.group_out_channels() - j * block_.m),
+                        r * blocks_.edge[1],
+                        tile.columns.begin * blocks_.edge[2]};
+        for (int64_t c = tile.columns.begin; c < tile.columns.end(); ++c)
+          multiply_block(line, {tile.images, r, c}, workspace);
+        if (writes_lines_) write_line(line, workspace.sums);
+      }
     }
-    for (int64_t row = first[1]; row < last[1]; ++row)
-      for (int64_t column = first[2]; column < last[2]; ++column)
-        multiply_pixel(group, block[0], last[0] - first[0], row, column, j, norm_a, workspace);
+  }
+
+  // ---- Products --------------------------------------------------------------------------------
+
+  void multiply_block(const Line& line, const Box& block, Workspace& workspace) const {
+    const int64_t depth = shape_.taps() * positions_.channel_blocks();
+    const int64_t number = (block[0] * count_[1] + block[1]) * count_[2] + block[2];
+    const N* norm_a = norm_a_ + (line.group * channel_blocks_ + line.channel_block) * depth;
+    const N* norm_b = norm_b_ + (line.group * volume(count_) + number) * depth;
+    find_runs(norm_a, norm_b, workspace.runs);
+    const auto& [grid, edge] = blocks_;
+    const int64_t last_row = std::min((block[1] + 1) * edge[1], grid[1]);
+    const int64_t last_column = std::min((block[2] + 1) * edge[2], grid[2]);
+    for (int64_t row = block[1] * edge[1]; row < last_row; ++row) {
+      for (int64_t column = block[2] * edge[2]; column < last_column; ++column) {
+        Sum* sums = workspace.sums;
+        if (writes_lines_) {
+          sums += ((row - line.row) * line_columns() + column - line.column) * pixel_sums();
+        }
+        const bool any = multiply_pixel(line, row, column, norm_a, workspace.runs, sums);
+        if (!writes_lines_) {
+          write_pixel(line, row, column, any ? sums : nullptr);
+        } else if (!any) {
+          std::fill_n(sums, pixel_sums(), Sum(0));
+        }
+      }
+    }
   }
 
   void find_runs(const N* norm_a, const N* norm_b, std::vector<Run>& runs) const {
-    const int64_t blocks = positions_.channel_blocks(), most = kRunDepth / conv_.block.k;
+    const int64_t blocks = positions_.channel_blocks(), most = kRunDepth / block_.k;
     runs.clear();
-    for (int64_t tap = 0; tap < taps_; ++tap, norm_a += blocks, norm_b += blocks) {
+    for (int64_t tap = 0; tap < shape_.taps(); ++tap, norm_a += blocks, norm_b += blocks) {
       int64_t size = 0;  // of the run that block c would extend
       for (int64_t c = 0; c < blocks; ++c) {
         if (norm_a[c] * norm_b[c] < tau_) {
@@ -192,30 +233,27 @@ class ImplicitProduct {
     }
   }
 
-  // Some images of one output pixel.
-  void multiply_pixel(int64_t group, int64_t image_block, int64_t images, int64_t row,
-                      int64_t column, int64_t j, const N* norm_a, Workspace& workspace) const {
-    const auto [m, k, n] = conv_.block;
+  // The images of one output pixel; whether anything was multiplied at all.
+  bool multiply_pixel(const Line& line, int64_t row, int64_t column, const N* norm_a,
+                      const std::vector<Run>& runs, Sum* sums) const {
+    const auto [m, k, n] = block_;
     const int64_t width = panels_.width();
-    const int64_t channels = std::min(m, shape_.group_out_channels() - j * m);
-    bool started = false;
-    for (const Run& run : workspace.runs) {
+    bool any = false;
+    for (const Run& run : runs) {
       const auto seen = shape_.seen_by(row, column, run.tap);
       if (!seen && all_finite(norm_a, run)) continue;
       const int64_t first = run.first * k;
       const int64_t depth = std::min(run.size * k, positions_.depth() - first);
-      const P* a =
-          seen ? positions_.rows(*seen, image_block, group) + first : zeros_.const_data_ptr<P>();
-      const int64_t lda = seen ? positions_.row_stride() : zeros_.size(1);
-      for (int64_t c = 0; c < channels; c += width) {
-        Microkernel<P>::multiply(images, width, depth, a, lda,
-                                 panels_.rows(group, (j * m + c) / width, run.tap, first), width,
-                                 workspace.sums + c, m, started);
+      const P* a = seen ? positions_.rows(*seen, line.image_block, line.group) + first
+                        : zeros_.const_data_ptr<P>();
+      const int64_t lda = seen ? positions_.row_stride() : kRunDepth;
+      for (int64_t c = 0; c < line.channels; c += width) {
+        const P* b = panels_.rows(line.group, (line.channel_block * m + c) / width, run.tap, first);
+        Microkernel<P>::multiply(line.images, width, depth, a, lda, b, width, sums + c, m, any);
       }
-      started = true;
+      any = true;
     }
-    write(group, image_block, images, row, column, j * m, channels,
-          started ? workspace.sums : nullptr);
+    return any;
   }
 
   // Padding times finite weights is zero, and left out; times others it is NaN.
@@ -224,33 +262,59 @@ class ImplicitProduct {
     return std::all_of(norms, norms + run.size, [](N norm) { return std::isfinite(norm); });
   }
 
-  void write(int64_t group, int64_t image_block, int64_t images, int64_t row, int64_t column,
-             int64_t channel, int64_t channels, const Sum* sums) const {
-    const int64_t first = group * shape_.group_out_channels() + channel;
-    const auto strides = output_.strides();
-    const Target<T> target{output_.mutable_data_ptr<T>() + image_block * edge_[0] * strides[0] +
-                               first * strides[1] + row * strides[2] + column * strides[3],
-                           strides[0], strides[1]};
-    std::optional<View<T>> bias;
-    if (conv_.bias) {
-      const int64_t stride = conv_.bias->stride(0);
-      bias = View<T>{conv_.bias->const_data_ptr<T>() + first * stride, 0, stride, images, channels};
-    }
-    write_rows<T, Sum>(sums, conv_.block.m, Sum(1), bias ? &*bias : nullptr, Sum(1), target, images,
-                       channels);
+  // ---- Output ----------------------------------------------------------------------------------
+
+  int64_t first_channel(const Line& line) const {
+    return line.group * shape_.group_out_channels() + line.channel_block * block_.m;
   }
 
-  const Convolution& conv_;
+  // Of the line's first image and channel.
+  T* target(const Line& line, int64_t row, int64_t column) const {
+    return output_ + line.image_block * blocks_.edge[0] * to_next_[0] +
+           first_channel(line) * to_next_[1] + row * to_next_[2] + column * to_next_[3];
+  }
+
+  std::optional<View<T>> bias(const Line& line) const {
+    if (!bias_.data) return std::nullopt;
+    return View<T>{bias_.data + first_channel(line) * bias_.stride, 0, bias_.stride, line.images,
+                   line.channels};
+  }
+
+  void write_pixel(const Line& line, int64_t row, int64_t column, const Sum* sums) const {
+    const auto addend = bias(line);
+    write_rows<T, Sum>(sums, block_.m, Sum(1), addend ? &*addend : nullptr, Sum(1),
+                       target(line, row, column), to_next_[0], line.images, line.channels);
+  }
+
+  // Where channels lie apart: a line's pixels, which are neighbours, together.
+  void write_line(const Line& line, const Sum* sums) const {
+    const auto addend = bias(line);
+    const auto& [grid, edge] = blocks_;
+    const int64_t columns = std::min(line_columns(), grid[2] - line.column);
+    for (int64_t i = 0; i < line.images; ++i) {
+      for (int64_t row = line.row; row < std::min(line.row + edge[1], grid[1]); ++row) {
+        write_columns<T, Sum>(
+            sums + (row - line.row) * line_columns() * pixel_sums() + i * block_.m, pixel_sums(),
+            addend ? &*addend : nullptr, target(line, row, line.column) + i * to_next_[0],
+            to_next_[1], columns, line.channels);
+      }
+    }
+  }
+
   const ConvShape& shape_;
-  Box edge_, count_;
+  const Block& block_;
+  const PixelBlocks& blocks_;
+  Box count_;
   const Positions<T, P>& positions_;
   const WeightPanels<T, P>& panels_;
-  const ConvNorms& norms_;
+  const N *norm_a_, *norm_b_;
   N tau_;
-  const at::Tensor& output_;
-  int64_t row_blocks_;  // of the weight matrix: blocks of output channels
-  int64_t taps_;
   at::Tensor zeros_;  // what padding looks like
+  T* output_;
+  std::array<int64_t, 4> to_next_;  // image, channel, row, column of the output
+  bool writes_lines_;
+  int64_t channel_blocks_;  // of the output, in a group
+  Bias bias_;
   int64_t tile_rows_ = 1, tile_columns_ = 1, tile_channels_ = 1;
 };
 

@@ -285,16 +285,14 @@ class Product {
 
   void write(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
     const int64_t row = i * block_.m, column = j * block_.n;
-    const Target<T> target{
-        arguments_.result.mutable_data_ptr<T>() + (batch * rows_ + row) * columns_ + column,
-        columns_, 1};
+    T* out = arguments_.result.mutable_data_ptr<T>() + (batch * rows_ + row) * columns_ + column;
     const int64_t rows = std::min(block_.m, rows_ - row),
                   columns = std::min(block_.n, columns_ - column);
     if (arguments_.input.defined()) {
       const View<T> input = view<T>(arguments_.input, batch).block(row, column, rows, columns);
-      write_rows(sums, block_.n, alpha_, &input, beta_, target, rows, columns);
+      write_rows(sums, block_.n, alpha_, &input, beta_, out, columns_, rows, columns);
     } else {
-      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, target, rows, columns);
+      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, columns_, rows, columns);
     }
   }
 

@@ -43,6 +43,7 @@ class Positions {
     first_ = static_cast<P*>(data_.mutable_data_ptr());
     norms_ = at::empty({pixels, image_blocks_, shape.groups, channel_blocks_},
                        input.options().dtype(norm_dtype(input.scalar_type())));
+    first_norm_ = norms_.template mutable_data_ptr<N>();
     copy(input);
   }
 
@@ -57,7 +58,7 @@ class Positions {
 
   // The norms there, one for each channel block of the group.
   const N* norms(Size2 at, int64_t image_block, int64_t group) const {
-    return norms_.const_data_ptr<N>() + norm_index(at, image_block, group);
+    return first_norm_ + norm_index(at, image_block, group);
   }
 
   // Channels of a group as they are in memory: an even number for matrix instructions.
@@ -93,23 +94,32 @@ class Positions {
                      });
   }
 
+  // The images' rows are read as they lie in memory.
   void copy_columns(const at::Tensor& input, int64_t row, int64_t first, int64_t last,
                     int64_t image_block) {
     // Groups without padding between them are copied as one.
-    const bool as_one = depth_ == shape_.group_in_channels();
-    const int64_t groups = as_one ? 1 : shape_.groups, channels = shape_.in_channels / groups;
+    const int64_t groups = depth_ == shape_.group_in_channels() ? 1 : shape_.groups;
+    const int64_t channels = shape_.in_channels / groups;
     const auto strides = input.strides();
-    const int64_t to_column = shape_.images * row_stride();
-    const int64_t image = image_block * block_images_;
+    const T* source = input.const_data_ptr<T>() + image_block * block_images_ * strides[0] +
+                      row * strides[2] + first * strides[3];
     P* target = first_ + (rows({row, first}, image_block, 0) - first_);
     for (int64_t i = 0; i < images(image_block); ++i) {
       for (int64_t g = 0; g < groups; ++g) {
-        const View<T> source{input.const_data_ptr<T>() + (image + i) * strides[0] +
-                                 g * channels * strides[1] + row * strides[2] + first * strides[3],
-                             strides[3], strides[1], last - first, channels};
-        copy_rows(source, target + i * row_stride() + g * depth_, to_column,
-                  as_one ? channels : depth_);
+        copy_image({source + i * strides[0] + g * channels * strides[1], strides[3], strides[1],
+                    last - first, channels},
+                   target + i * row_stride() + g * depth_, row_stride() / groups);
       }
+    }
+  }
+
+  // Columns x channels of one image, to rows of `depth` channels.
+  void copy_image(const View<T>& source, P* target, int64_t depth) {
+    const int64_t to_column = shape_.images * row_stride();
+    if (source.row_stride == 1 && source.column_stride != 1) {
+      copy_transposed(source, target, to_column, depth);
+    } else {
+      copy_rows(source, target, to_column, depth);
     }
   }
 
@@ -117,7 +127,7 @@ class Positions {
     static_assert(kStrip % 128 == 0, "a strip holds whole blocks");
     for (int64_t g = 0; g < shape_.groups; ++g) {
       const P* first = rows(at, image_block, g);
-      N* norms = norms_.mutable_data_ptr<N>() + norm_index(at, image_block, g);
+      N* norms = first_norm_ + norm_index(at, image_block, g);
       for (int64_t c = 0; c < shape_.group_in_channels(); c += kStrip) {
         const int64_t channels = std::min(kStrip, shape_.group_in_channels() - c);
         strip_norms(Strip<P>{first + c, row_stride(), images(image_block), channels},
@@ -132,9 +142,10 @@ class Positions {
 
   ConvShape shape_;
   int64_t block_images_, block_channels_, image_blocks_, channel_blocks_, depth_;
-  at::Tensor data_;  // bytes of P: (height, width, images, groups, depth)
-  P* first_;
+  at::Tensor data_;   // bytes of P: (height, width, images, groups, depth)
   at::Tensor norms_;  // (height * width, image blocks, groups, channel blocks)
+  P* first_;
+  N* first_norm_;
 };
 
 }  // namespace spamm::cpu

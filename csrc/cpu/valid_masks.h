@@ -11,6 +11,8 @@ namespace spamm::cpu {
 // Blocks begin, begin + 1, ...
 struct Range {
   int64_t begin, size;
+
+  int64_t end() const { return begin + size; }
 };
 
 // Norm maps of one product, (MB, KB) and (KB, NB), and the threshold.

@@ -29,7 +29,7 @@ class WeightPanels {
     data_ = with_large_pages(
         at::empty({count * depth * width * static_cast<int64_t>(sizeof(P))}, at::kByte));
     const auto strides = weight.strides();
-    P* first = static_cast<P*>(data_.mutable_data_ptr());
+    first_ = static_cast<P*>(data_.mutable_data_ptr());
     at::parallel_for(0, count, 1, [&](int64_t from, int64_t to) {
       for (int64_t task = from; task < to; ++task) {
         const int64_t tap = task % taps_, panel = task / taps_ % panels_;
@@ -40,7 +40,7 @@ class WeightPanels {
                                  tap / shape.kernel.width * strides[2] +
                                  tap % shape.kernel.width * strides[3],
                              strides[1], strides[0], shape.group_in_channels(), columns};
-        P* target = first + task * depth * width;
+        P* target = first_ + task * depth * width;
         if constexpr (Microkernel<P>::kVnni) {
           copy_vnni(source, target, width);
         } else {
@@ -52,8 +52,7 @@ class WeightPanels {
 
   // The rows of the panel from `channel`, even for matrix instructions, on.
   const P* rows(int64_t group, int64_t panel, int64_t tap, int64_t channel) const {
-    return static_cast<const P*>(data_.const_data_ptr()) +
-           (((group * panels_ + panel) * taps_ + tap) * depth_ + channel) * width_;
+    return first_ + (((group * panels_ + panel) * taps_ + tap) * depth_ + channel) * width_;
   }
 
   int64_t width() const { return width_; }
@@ -61,6 +60,7 @@ class WeightPanels {
  private:
   int64_t width_, depth_, taps_, panels_;
   at::Tensor data_;
+  P* first_;
 };
 
 }  // namespace spamm::cpu
