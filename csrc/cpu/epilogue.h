@@ -6,7 +6,6 @@
 #include "cpu/clones.h"
 #include "cpu/convert.h"
 #include "cpu/panels.h"
-#include "cpu/transpose.h"
 
 namespace spamm::cpu {
 
@@ -33,22 +32,6 @@ SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_s
     fill(addend);
   } else {
     fill([](int64_t, int64_t) { return Sum(0); });
-  }
-}
-
-// Writes sums + bias transposed, each column of them to a row of `out`; `bias` has one element a
-// column, or is null.
-template <class T, class Sum>
-SPAMM_CPU_CLONES static void write_columns(const Sum* __restrict sums, int64_t ld_sums,
-                                           const View<T>* bias, T* __restrict out, int64_t ld_out,
-                                           int64_t rows, int64_t columns) {
-  if (bias) {
-    transpose(sums, ld_sums, out, ld_out, rows, columns, [&](Sum sum, int64_t c) {
-      return narrow<T>(sum + static_cast<Sum>(widen(bias->data[c * bias->column_stride])));
-    });
-  } else {
-    transpose(sums, ld_sums, out, ld_out, rows, columns,
-              [](Sum sum, int64_t) { return narrow<T>(sum); });
   }
 }
 

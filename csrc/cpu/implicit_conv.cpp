@@ -4,10 +4,12 @@
 #include "implicit_conv.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/ops/empty_like.h>
 
 #include "cpu/column_norms.h"
 #include "cpu/implicit_product.h"
 #include "cpu/positions.h"
+#include "cpu/transpose.h"
 #include "cpu/weight_panels.h"
 #include "judge.h"
 #include "threshold.h"
@@ -23,7 +25,8 @@ constexpr int64_t kLeastImages = 8;
 
 constexpr int64_t kPanelWidth = 64;  // as wide as packing for matrix instructions goes
 
-// The stages in order. T: type of the tensors; P: of what is multiplied.
+// The stages in order, for an input of any strides and a channels-last output. T: type of the
+// tensors; P: of what is multiplied.
 template <class T, class P>
 void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
               const Tensor& output) {
@@ -39,6 +42,27 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weig
   ImplicitProduct<T, P>(conv, positions, panels, norms, output).run();
 }
 
+template <class T>
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+              const Tensor& output) {
+  if constexpr (sizeof(T) == 2) {
+    if (!multiplies_natively(output.scalar_type())) {
+      convolve<T, float>(conv, knob, norm_weight, output);
+      return;
+    }
+  }
+  convolve<T, T>(conv, knob, norm_weight, output);
+}
+
+bool is_channels_last(const Tensor& images) {
+  return images.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+// A fresh channels-last tensor like `images`.
+Tensor channels_last_like(const Tensor& images) {
+  return with_large_pages(at::empty_like(images, images.options(), at::MemoryFormat::ChannelsLast));
+}
+
 }  // namespace
 
 bool has_implicit_conv(const Convolution& conv) {
@@ -47,15 +71,23 @@ bool has_implicit_conv(const Convolution& conv) {
 
 void implicit_conv(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
                    const Tensor& output) {
-  const auto dtype = output.scalar_type();
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "conv2d", [&] {
-    if constexpr (sizeof(scalar_t) == 2) {
-      if (!multiplies_natively(dtype)) {
-        convolve<scalar_t, float>(conv, knob, norm_weight, output);
-        return;
-      }
+  const auto& [images, in_channels, out_channels, groups, in, kernel, s, p, d, out] = conv.shape;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, output.scalar_type(), "conv2d", [&] {
+    Convolution pixels_first = conv;
+    if (conv.input.is_contiguous() && !is_channels_last(conv.input)) {
+      pixels_first.input = channels_last_like(conv.input);
+      transpose_matrices(conv.input.const_data_ptr<scalar_t>(),
+                         pixels_first.input.mutable_data_ptr<scalar_t>(), images, in_channels,
+                         in.height * in.width);
     }
-    convolve<scalar_t, scalar_t>(conv, knob, norm_weight, output);
+    if (is_channels_last(output)) {
+      convolve<scalar_t>(pixels_first, knob, norm_weight, output);
+      return;
+    }
+    const Tensor result = channels_last_like(output);
+    convolve<scalar_t>(pixels_first, knob, norm_weight, result);
+    transpose_matrices(result.const_data_ptr<scalar_t>(), output.mutable_data_ptr<scalar_t>(),
+                       images, out.height * out.width, out_channels);
   });
 }
 

@@ -13,7 +13,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cmath>
 #include <cstdint>
@@ -43,7 +42,7 @@ class ImplicitProduct {
   using Sum = typename Microkernel<P>::Sum;
 
  public:
-  // `output` is contiguous or channels last.
+  // `output` is channels last.
   ImplicitProduct(const Convolution& conv, const Positions<T, P>& positions,
                   const WeightPanels<T, P>& panels, const ConvNorms& norms,
                   const at::Tensor& output)
@@ -58,17 +57,18 @@ class ImplicitProduct {
         tau_(static_cast<N>(norms.tau)),
         zeros_(at::zeros({blocks_.edge[0], kRunDepth}, c10::CppTypeToScalarType<P>::value)),
         output_(output.mutable_data_ptr<T>()),
-        to_next_({output.stride(0), output.stride(1), output.stride(2), output.stride(3)}),
-        writes_lines_(to_next_[1] != 1),
         channel_blocks_(blocks_of(shape_.group_out_channels(), block_.m)) {
-    if (conv.bias) bias_ = {conv.bias->const_data_ptr<T>(), conv.bias->stride(0)};
+    if (conv.bias) {
+      bias_ = View<T>{conv.bias->const_data_ptr<T>(), 0, conv.bias->stride(0), shape_.images,
+                      shape_.out_channels};
+    }
     choose_tiles();
   }
 
   void run() const {
     std::atomic<int64_t> next{0};
     at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
-      Workspace workspace(line_pixels() * pixel_sums());
+      Workspace workspace(blocks_.edge[0] * block_.m);
       for (int64_t number = next++; number < tiles(); number = next++)
         multiply_tile(tile(number), workspace);
       Microkernel<P>::release();
@@ -77,7 +77,6 @@ class ImplicitProduct {
 
  private:
   static constexpr int64_t kWindowBytes = 768 * 1024;  // of positions that a tile reads
-  static constexpr int64_t kLineBytes = 512 * 1024;    // of sums that wait to be written together
   static constexpr int64_t kTilesPerThread = 8;        // at least, where there are as many blocks
   static constexpr int64_t kRunDepth = 256;            // of K in one call: few kinds of calls
 
@@ -87,10 +86,9 @@ class ImplicitProduct {
     Range rows, columns, channels;
   };
 
-  // What is worked on at a time: a block of images, a block of output channels, and the first pixel
-  // of the line of pixel blocks.
-  struct Line {
-    int64_t group, image_block, images, channel_block, channels, row, column;
+  // What is worked on at a time: some images, one block of output channels.
+  struct Share {
+    int64_t group, image_block, images, channel_block, channels;
   };
 
   // Valid neighbouring blocks of input channels at one kernel position.
@@ -104,13 +102,8 @@ class ImplicitProduct {
           sums(buffer.mutable_data_ptr<Sum>()) {}
 
     at::Tensor buffer;
-    Sum* sums;  // (pixels, images, output channels): of one pixel, or of a line
+    Sum* sums;  // of one pixel: images x a block of output channels
     std::vector<Run> runs;
-  };
-
-  struct Bias {
-    const T* data = nullptr;
-    int64_t stride = 0;
   };
 
   // ---- Tiles -----------------------------------------------------------------------------------
@@ -164,56 +157,37 @@ class ImplicitProduct {
         reach(tile_rows_ * rows, shape_.stride.height, shape_.window().height, shape_.input.height);
     const int64_t width = reach(tile_columns_ * columns, shape_.stride.width, shape_.window().width,
                                 shape_.input.width);
-    return height * width * images * positions_.depth() * sizeof(P) <= kWindowBytes &&
-           (!writes_lines_ || line_pixels() * pixel_sums() * sizeof(Sum) <= kLineBytes);
+    return height * width * images * positions_.depth() * sizeof(P) <= kWindowBytes;
   }
 
-  int64_t pixel_sums() const { return blocks_.edge[0] * block_.m; }
-  int64_t line_columns() const { return tile_columns_ * blocks_.edge[2]; }
-  int64_t line_pixels() const { return writes_lines_ ? blocks_.edge[1] * line_columns() : 1; }
-
   void multiply_tile(const Tile& tile, Workspace& workspace) const {
+    const int64_t images = std::min(blocks_.edge[0], shape_.images - tile.images * blocks_.edge[0]);
     for (int64_t j = tile.channels.begin; j < tile.channels.end(); ++j) {
-      for (int64_t r = tile.rows.begin; r < tile.rows.end(); ++r) {
-        const Line line{tile.group,
-                        tile.images,
-                        std::min(blocks_.edge[0], shape_.images - tile.images * blocks_.edge[0]),
-                        j,
-                        std::min(block_.m, shape_.group_out_channels() - j * block_.m),
-                        r * blocks_.edge[1],
-                        tile.columns.begin * blocks_.edge[2]};
+      const int64_t channels = std::min(block_.m, shape_.group_out_channels() - j * block_.m);
+      const Share share{tile.group, tile.images, images, j, channels};
+      for (int64_t r = tile.rows.begin; r < tile.rows.end(); ++r)
         for (int64_t c = tile.columns.begin; c < tile.columns.end(); ++c)
-          multiply_block(line, {tile.images, r, c}, workspace);
-        if (writes_lines_) write_line(line, workspace.sums);
-      }
+          multiply_block(share, r, c, workspace);
     }
   }
 
   // ---- Products --------------------------------------------------------------------------------
 
-  void multiply_block(const Line& line, const Box& block, Workspace& workspace) const {
+  // The pixel block in row r, column c of blocks.
+  void multiply_block(const Share& share, int64_t r, int64_t c, Workspace& workspace) const {
     const int64_t depth = shape_.taps() * positions_.channel_blocks();
-    const int64_t number = (block[0] * count_[1] + block[1]) * count_[2] + block[2];
-    const N* norm_a = norm_a_ + (line.group * channel_blocks_ + line.channel_block) * depth;
-    const N* norm_b = norm_b_ + (line.group * volume(count_) + number) * depth;
+    const int64_t block = (share.image_block * count_[1] + r) * count_[2] + c;
+    const N* norm_a = norm_a_ + (share.group * channel_blocks_ + share.channel_block) * depth;
+    const N* norm_b = norm_b_ + (share.group * volume(count_) + block) * depth;
     find_runs(norm_a, norm_b, workspace.runs);
     const auto& [grid, edge] = blocks_;
-    const int64_t last_row = std::min((block[1] + 1) * edge[1], grid[1]);
-    const int64_t last_column = std::min((block[2] + 1) * edge[2], grid[2]);
-    for (int64_t row = block[1] * edge[1]; row < last_row; ++row) {
-      for (int64_t column = block[2] * edge[2]; column < last_column; ++column) {
-        Sum* sums = workspace.sums;
-        if (writes_lines_) {
-          sums += ((row - line.row) * line_columns() + column - line.column) * pixel_sums();
-        }
-        const bool any = multiply_pixel(line, row, column, norm_a, workspace.runs, sums);
-        if (!writes_lines_) {
-          write_pixel(line, row, column, any ? sums : nullptr);
-        } else if (!any) {
-          std::fill_n(sums, pixel_sums(), Sum(0));
-        }
+    const int64_t last_row = std::min((r + 1) * edge[1], grid[1]);
+    const int64_t last_column = std::min((c + 1) * edge[2], grid[2]);
+    for (int64_t row = r * edge[1]; row < last_row; ++row)
+      for (int64_t column = c * edge[2]; column < last_column; ++column) {
+        const bool any = multiply_pixel(share, row, column, norm_a, workspace);
+        write(share, row, column, any ? workspace.sums : nullptr);
       }
-    }
   }
 
   void find_runs(const N* norm_a, const N* norm_b, std::vector<Run>& runs) const {
@@ -234,22 +208,24 @@ class ImplicitProduct {
   }
 
   // The images of one output pixel; whether anything was multiplied at all.
-  bool multiply_pixel(const Line& line, int64_t row, int64_t column, const N* norm_a,
-                      const std::vector<Run>& runs, Sum* sums) const {
+  bool multiply_pixel(const Share& share, int64_t row, int64_t column, const N* norm_a,
+                      Workspace& workspace) const {
     const auto [m, k, n] = block_;
     const int64_t width = panels_.width();
     bool any = false;
-    for (const Run& run : runs) {
+    for (const Run& run : workspace.runs) {
       const auto seen = shape_.seen_by(row, column, run.tap);
       if (!seen && all_finite(norm_a, run)) continue;
       const int64_t first = run.first * k;
       const int64_t depth = std::min(run.size * k, positions_.depth() - first);
-      const P* a = seen ? positions_.rows(*seen, line.image_block, line.group) + first
+      const P* a = seen ? positions_.rows(*seen, share.image_block, share.group) + first
                         : zeros_.const_data_ptr<P>();
       const int64_t lda = seen ? positions_.row_stride() : kRunDepth;
-      for (int64_t c = 0; c < line.channels; c += width) {
-        const P* b = panels_.rows(line.group, (line.channel_block * m + c) / width, run.tap, first);
-        Microkernel<P>::multiply(line.images, width, depth, a, lda, b, width, sums + c, m, any);
+      for (int64_t c = 0; c < share.channels; c += width) {
+        const P* b =
+            panels_.rows(share.group, (share.channel_block * m + c) / width, run.tap, first);
+        Microkernel<P>::multiply(share.images, width, depth, a, lda, b, width, workspace.sums + c,
+                                 m, any);
       }
       any = true;
     }
@@ -262,43 +238,19 @@ class ImplicitProduct {
     return std::all_of(norms, norms + run.size, [](N norm) { return std::isfinite(norm); });
   }
 
-  // ---- Output ----------------------------------------------------------------------------------
-
-  int64_t first_channel(const Line& line) const {
-    return line.group * shape_.group_out_channels() + line.channel_block * block_.m;
-  }
-
-  // Of the line's first image and channel.
-  T* target(const Line& line, int64_t row, int64_t column) const {
-    return output_ + line.image_block * blocks_.edge[0] * to_next_[0] +
-           first_channel(line) * to_next_[1] + row * to_next_[2] + column * to_next_[3];
-  }
-
-  std::optional<View<T>> bias(const Line& line) const {
-    if (!bias_.data) return std::nullopt;
-    return View<T>{bias_.data + first_channel(line) * bias_.stride, 0, bias_.stride, line.images,
-                   line.channels};
-  }
-
-  void write_pixel(const Line& line, int64_t row, int64_t column, const Sum* sums) const {
-    const auto addend = bias(line);
-    write_rows<T, Sum>(sums, block_.m, Sum(1), addend ? &*addend : nullptr, Sum(1),
-                       target(line, row, column), to_next_[0], line.images, line.channels);
-  }
-
-  // Where channels lie apart: a line's pixels, which are neighbours, together.
-  void write_line(const Line& line, const Sum* sums) const {
-    const auto addend = bias(line);
-    const auto& [grid, edge] = blocks_;
-    const int64_t columns = std::min(line_columns(), grid[2] - line.column);
-    for (int64_t i = 0; i < line.images; ++i) {
-      for (int64_t row = line.row; row < std::min(line.row + edge[1], grid[1]); ++row) {
-        write_columns<T, Sum>(
-            sums + (row - line.row) * line_columns() * pixel_sums() + i * block_.m, pixel_sums(),
-            addend ? &*addend : nullptr, target(line, row, line.column) + i * to_next_[0],
-            to_next_[1], columns, line.channels);
-      }
+  void write(const Share& share, int64_t row, int64_t column, const Sum* sums) const {
+    const int64_t channel =
+        share.group * shape_.group_out_channels() + share.channel_block * block_.m;
+    const int64_t pixel = row * shape_.output.width + column;
+    const int64_t to_image = shape_.output.height * shape_.output.width * shape_.out_channels;
+    T* out = output_ + share.image_block * blocks_.edge[0] * to_image +
+             pixel * shape_.out_channels + channel;
+    std::optional<View<T>> bias;
+    if (bias_) {
+      bias = bias_->block(0, channel, share.images, share.channels);
     }
+    write_rows<T, Sum>(sums, block_.m, Sum(1), bias ? &*bias : nullptr, Sum(1), out, to_image,
+                       share.images, share.channels);
   }
 
   const ConvShape& shape_;
@@ -311,10 +263,8 @@ class ImplicitProduct {
   N tau_;
   at::Tensor zeros_;  // what padding looks like
   T* output_;
-  std::array<int64_t, 4> to_next_;  // image, channel, row, column of the output
-  bool writes_lines_;
-  int64_t channel_blocks_;  // of the output, in a group
-  Bias bias_;
+  int64_t channel_blocks_;       // of the output, in a group
+  std::optional<View<T>> bias_;  // images x output channels
   int64_t tile_rows_ = 1, tile_columns_ = 1, tile_channels_ = 1;
 };
 

@@ -14,7 +14,6 @@
 
 #include "cpu/clones.h"
 #include "cpu/convert.h"
-#include "cpu/transpose.h"
 
 namespace spamm::cpu {
 
@@ -56,33 +55,17 @@ SPAMM_INLINE void each_element(const View<T>& view, const Visit& visit) {
   }
 }
 
-// An element as panels of P hold it.
-template <class P, class T>
-SPAMM_INLINE P as_panel(T element) {
-  if constexpr (std::is_same_v<P, T>) {
-    return element;
-  } else {
-    return widen(element);
-  }
-}
-
 // Copies a block into rows of stride `ld`, with zeros from the block's last column to `width`.
 template <class T, class P>
 SPAMM_CPU_CLONES static void copy_rows(const View<T>& block, P* __restrict target, int64_t ld,
                                        int64_t width) {
   each_element(block, [&](int64_t r, int64_t c, const T* element) {
-    target[r * ld + c] = as_panel<P>(*element);
+    if constexpr (std::is_same_v<P, T>) {
+      target[r * ld + c] = *element;
+    } else {
+      target[r * ld + c] = widen(*element);
+    }
   });
-  for (int64_t r = 0; r < block.rows; ++r)
-    std::fill(target + r * ld + block.columns, target + r * ld + width, P(0));
-}
-
-// As above for a block whose columns are contiguous and whose rows go far apart.
-template <class T, class P>
-SPAMM_CPU_CLONES static void copy_transposed(const View<T>& block, P* __restrict target, int64_t ld,
-                                             int64_t width) {
-  transpose(block.data, block.column_stride, target, ld, block.columns, block.rows,
-            [](T element, int64_t) { return as_panel<P>(element); });
   for (int64_t r = 0; r < block.rows; ++r)
     std::fill(target + r * ld + block.columns, target + r * ld + width, P(0));
 }

@@ -99,27 +99,18 @@ class Positions {
                     int64_t image_block) {
     // Groups without padding between them are copied as one.
     const int64_t groups = depth_ == shape_.group_in_channels() ? 1 : shape_.groups;
-    const int64_t channels = shape_.in_channels / groups;
+    const int64_t channels = shape_.in_channels / groups, depth = row_stride() / groups;
     const auto strides = input.strides();
     const T* source = input.const_data_ptr<T>() + image_block * block_images_ * strides[0] +
                       row * strides[2] + first * strides[3];
     P* target = first_ + (rows({row, first}, image_block, 0) - first_);
     for (int64_t i = 0; i < images(image_block); ++i) {
       for (int64_t g = 0; g < groups; ++g) {
-        copy_image({source + i * strides[0] + g * channels * strides[1], strides[3], strides[1],
-                    last - first, channels},
-                   target + i * row_stride() + g * depth_, row_stride() / groups);
+        const View<T> pixels{source + i * strides[0] + g * channels * strides[1], strides[3],
+                             strides[1], last - first, channels};
+        copy_rows(pixels, target + i * row_stride() + g * depth, shape_.images * row_stride(),
+                  depth);
       }
-    }
-  }
-
-  // Columns x channels of one image, to rows of `depth` channels.
-  void copy_image(const View<T>& source, P* target, int64_t depth) {
-    const int64_t to_column = shape_.images * row_stride();
-    if (source.row_stride == 1 && source.column_stride != 1) {
-      copy_transposed(source, target, to_column, depth);
-    } else {
-      copy_rows(source, target, to_column, depth);
     }
   }
 
