@@ -77,7 +77,7 @@ class ImplicitProduct {
 
  private:
   static constexpr int64_t kWindowBytes = 768 * 1024;  // of positions that a tile reads
-  static constexpr int64_t kTilesPerThread = 8;        // at least, where there are as many blocks
+  static constexpr int64_t kTilesPerThread = 32;       // at least, where there are as many blocks
   static constexpr int64_t kRunDepth = 256;            // of K in one call: few kinds of calls
 
   // A block of images; blocks of output rows, output columns and output channels.
