@@ -95,8 +95,56 @@ def prod(edges):
     return images * rows * columns
 
 
-@settings(max_examples=60)
-@given(convolutions(), st.floats(0, 1))
+@st.composite
+def convolutions_of_batches(draw):
+    """Arguments of a convolution of many images or channels; pixel blocks hold several images.
+
+    The output is small, so that the oracle takes its time elsewhere.
+    """
+    images, groups = draw(st.integers(1, 300)), draw(st.integers(1, 3))
+    pixel_block = draw(
+        st.sampled_from([None, (64, 1, 1), (32, 1, 2), (16, 2, 2), (8, 4, 2), (32, 1, 1)])
+        | st.sampled_from([(128, 1, 1), (8, 1, 8), (32, 2, 2), (16, 1, 2)])
+    )
+    kernel = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
+    # Several pixels only of some images, and many channels only where the im2col matrix is narrow.
+    output = [draw(st.integers(1, 3 if images < 100 else 1)) for _ in range(2)]
+    columns = (images + 127) // 128 * 128 * (16 if max(output) > 1 else 1)
+    most = max(2_000_000 // (columns * kernel[0] * kernel[1] * groups), 1)
+    channels = draw(st.integers(1, min(600, most)))
+    out_channels = draw(st.integers(1, 140))
+    shape = {
+        name: draw(st.tuples(st.integers(least, 3), st.integers(least, 3)))
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1))
+    }
+    sizes = []
+    for d, size in enumerate(output):
+        window = (kernel[d] - 1) * shape["dilation"][d] + 1
+        sizes.append((size - 1) * shape["stride"][d] + window - 2 * shape["padding"][d])
+    assume(min(sizes) > 0)
+    edges = st.sampled_from([32, 64, 128])
+    n = edges if pixel_block is None else st.just(prod(pixel_block))
+    block = draw(st.none() | st.tuples(edges, edges, n))
+    dtype = draw(st.sampled_from(list(TOLERANCE)))
+    seed = draw(st.integers(0, 1000))
+    input = decaying(images, groups * channels, *sizes, seed=seed, dtype=dtype)
+    weight = decaying(groups * out_channels, channels, *kernel, seed=seed + 1, dtype=dtype)
+    bias = randn(groups * out_channels, seed=seed + 2, dtype=dtype) if draw(st.booleans()) else None
+    if draw(st.booleans()):
+        input = input.to(memory_format=torch.channels_last)
+    if draw(st.booleans()):
+        weight = weight.to(memory_format=torch.channels_last)
+    return (
+        input,
+        weight,
+        bias,
+        shape | {"groups": groups},
+        {"block": block, "pixel_block": pixel_block},
+    )
+
+
+@settings(max_examples=120)
+@given(convolutions() | convolutions_of_batches(), st.floats(0, 1))
 def test_equals_spamm_on_the_documented_matrices(device, convolution, share):
     input, weight, bias, shape, blocks = convolution
     reference = Im2col(input, weight, **shape, **blocks)
@@ -209,6 +257,29 @@ def test_infinities_and_nans_are_never_skipped(device):
     assert output[0, 0, 3, 12].isnan()
 
 
+@pytest.mark.parametrize("pixel_block", [(1, 4, 8), (32, 1, 1), (8, 2, 2)])
+def test_padding_times_infinity_is_no_number(device, pixel_block):
+    # As in the product of the documented matrices, whatever the threshold: the norms' product is
+    # NaN or infinite there.
+    input, weight = randn(35, 40, 3, 4), randn(33, 40, 3, 3, seed=1)
+    weight[1, 2, 0, 0] = float("inf")
+    weight[0, 39, 2, 1] = float("nan")
+    reference = Im2col(input, weight, padding=1, block=(32, 32, 32), pixel_block=pixel_block)
+    expected = reference.product(torch.ones(1, 2, 9 * 2, len(reference.existing)))
+    for tau in (0.0, 1e-30):
+        got = spamm_torch.conv2d(
+            input.to(device),
+            weight.to(device),
+            padding=1,
+            tau=tau,
+            block=(32, 32, 32),
+            pixel_block=pixel_block,
+        )
+        torch.testing.assert_close(
+            got.cpu(), expected.float(), rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+
+
 def test_given_weight_norms_replace_the_weights_own(device):
     input, weight = randn(2, 3, 8, 8, device=device), randn(4, 3, 3, 3, device=device)
     bias = randn(4, seed=1, device=device)
@@ -226,12 +297,13 @@ def test_given_weight_norms_replace_the_weights_own(device):
 # ---- The knobs that search ----------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def searched():
+@pytest.fixture(scope="module", params=[(5, (2, 4, 8)), (70, (64, 1, 1)), (19, (8, 2, 4))])
+def searched(request):
     """A convolution in float64 whose pixel blocks stick out of the grid, and its oracle."""
-    input = decaying(5, 34, 7, 9, seed=5, dtype=torch.float64)
+    images, pixel_block = request.param
+    input = decaying(images, 34, 7, 9, seed=5, dtype=torch.float64)
     weight = decaying(40, 34, 3, 3, seed=6, dtype=torch.float64)
-    setting = {"padding": 1, "block": (32, 32, 64), "pixel_block": (2, 4, 8)}
+    setting = {"padding": 1, "block": (32, 32, 64), "pixel_block": pixel_block}
     return input, weight, setting, Im2col(input, weight, **setting)
 
 
@@ -347,12 +419,28 @@ def test_same_inputs_give_same_bits(device):
         assert torch.equal(first, spamm_torch.conv2d(input, weight, **knob))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pixel_block", [(32, 1, 1), (8, 2, 2), (1, 4, 8)])
+def test_threads_change_no_bit(dtype, pixel_block):
+    input, weight = decaying(39, 70, 6, 7, dtype=dtype), decaying(80, 70, 3, 3, seed=1, dtype=dtype)
+    setting = {"padding": 1, "valid_ratio": 0.6, "pixel_block": pixel_block}
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(spamm_torch.conv2d(input, weight, **setting))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
 # ---- Layout and shapes --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("input_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8), (4, 4, 4)])
+@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8), (4, 4, 4), (8, 2, 4)])
 def test_memory_format_is_torchs(device, input_format, weight_format, pixel_block):
     input = randn(4, 5, 8, 8, device=device).to(memory_format=input_format)
     weight = randn(6, 5, 3, 3, device=device).to(memory_format=weight_format)
@@ -367,8 +455,9 @@ def test_channels_last_stays_channels_last(device, dtype):
     assert got.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_input_of_any_strides(device):
-    whole = randn(6, 12, 20, 18, device=device)
+@pytest.mark.parametrize("images", [6, 40])
+def test_input_of_any_strides(device, images):
+    whole = randn(images, 12, 20, 18, device=device)
     input = whole[1::2, ::3, 2:-1:2].flip(3).transpose(2, 3)
     weight = randn(3, 6, 8, 5, device=device)[:, ::2, :, ::3].permute(2, 1, 0, 3)
     input = input[:, 1:]
