@@ -1,6 +1,9 @@
 // Convolution without an im2col matrix, for pixel blocks of several images: one pass over the input
 // copies it position by position and takes its norms; the im2col matrix's norms are looked up
 // there; then comes the product, reading the same copy.
+//
+// Both ends are channels last. Contiguous images are brought there and back, image by image, which
+// costs a copy of input and output but less time than elements that lie far apart.
 #include "implicit_conv.h"
 
 #include <ATen/Dispatch.h>
@@ -71,23 +74,23 @@ bool has_implicit_conv(const Convolution& conv) {
 
 void implicit_conv(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
                    const Tensor& output) {
-  const auto& [images, in_channels, out_channels, groups, in, kernel, s, p, d, out] = conv.shape;
+  const ConvShape& shape = conv.shape;
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, output.scalar_type(), "conv2d", [&] {
-    Convolution pixels_first = conv;
+    Convolution channels_last = conv;
     if (conv.input.is_contiguous() && !is_channels_last(conv.input)) {
-      pixels_first.input = channels_last_like(conv.input);
+      channels_last.input = channels_last_like(conv.input);
       transpose_matrices(conv.input.const_data_ptr<scalar_t>(),
-                         pixels_first.input.mutable_data_ptr<scalar_t>(), images, in_channels,
-                         in.height * in.width);
+                         channels_last.input.mutable_data_ptr<scalar_t>(), shape.images,
+                         shape.in_channels, shape.input.height * shape.input.width);
     }
     if (is_channels_last(output)) {
-      convolve<scalar_t>(pixels_first, knob, norm_weight, output);
+      convolve<scalar_t>(channels_last, knob, norm_weight, output);
       return;
     }
     const Tensor result = channels_last_like(output);
-    convolve<scalar_t>(pixels_first, knob, norm_weight, result);
+    convolve<scalar_t>(channels_last, knob, norm_weight, result);
     transpose_matrices(result.const_data_ptr<scalar_t>(), output.mutable_data_ptr<scalar_t>(),
-                       images, out.height * out.width, out_channels);
+                       shape.images, shape.output.height * shape.output.width, shape.out_channels);
   });
 }
 

@@ -52,8 +52,7 @@ class Positions {
 
   // The images of a block at a position: the first one's first channel of the group.
   const P* rows(Size2 at, int64_t image_block, int64_t group) const {
-    return first_ + (pixel(at) * shape_.images + image_block * block_images_) * row_stride() +
-           group * depth_;
+    return first_ + index(at, image_block, group);
   }
 
   // The norms there, one for each channel block of the group.
@@ -70,6 +69,11 @@ class Positions {
   static constexpr int64_t kTaskBytes = 256 * 1024;
 
   int64_t pixel(Size2 at) const { return at.height * shape_.input.width + at.width; }
+
+  int64_t index(Size2 at, int64_t image_block, int64_t group) const {
+    return (pixel(at) * shape_.images + image_block * block_images_) * row_stride() +
+           group * depth_;
+  }
 
   int64_t norm_index(Size2 at, int64_t image_block, int64_t group) const {
     return ((pixel(at) * image_blocks_ + image_block) * shape_.groups + group) * channel_blocks_;
@@ -103,7 +107,7 @@ class Positions {
     const auto strides = input.strides();
     const T* source = input.const_data_ptr<T>() + image_block * block_images_ * strides[0] +
                       row * strides[2] + first * strides[3];
-    P* target = first_ + (rows({row, first}, image_block, 0) - first_);
+    P* target = first_ + index({row, first}, image_block, 0);
     for (int64_t i = 0; i < images(image_block); ++i) {
       for (int64_t g = 0; g < groups; ++g) {
         const View<T> pixels{source + i * strides[0] + g * channels * strides[1], strides[3],
