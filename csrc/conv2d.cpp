@@ -74,8 +74,12 @@ void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
 
 // The stages in order, piece by piece, into `output`.
 void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
-  const auto& [input, weight, bias, shape, block, blocks, norm_weight] = conv;
-  const Tensor weights = weight_matrix(weight, shape.groups, block.k);
+  const Tensor& input = conv.input;
+  const ConvShape& shape = conv.shape;
+  const Block& block = conv.block;
+  const PixelBlocks& blocks = conv.blocks;
+  const OptTensor& norm_weight = conv.norm_weight;
+  const Tensor weights = weight_matrix(conv.weight, shape.groups, block.k);
   if (norm_weight) check_norm_map_of(*norm_weight, weights, block.m, block.k, "norm_weight");
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
   if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
@@ -102,7 +106,8 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
     threshold = threshold_for(at::cat(norms, -1));
   }
   const OptTensor bias_row =
-      bias ? OptTensor(bias->view({shape.groups, 1, shape.group_out_channels()})) : std::nullopt;
+      conv.bias ? OptTensor(conv.bias->view({shape.groups, 1, shape.group_out_channels()}))
+                : std::nullopt;
   int64_t first = 0;  // pixel block of the piece
   for (size_t p = 0; p < pieces.size(); ++p) {
     const Tensor pixels = im2col.transposed(pieces[p]);

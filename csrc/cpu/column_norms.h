@@ -21,7 +21,7 @@ template <class T, class P>
 at::Tensor column_norms(const Convolution& conv, const Positions<T, P>& positions) {
   using N = typename Positions<T, P>::N;
   const ConvShape& shape = conv.shape;
-  const auto& [grid, edge] = conv.blocks;
+  const Box &grid = conv.blocks.grid, &edge = conv.blocks.edge;
   const Box count = conv.blocks.count();
   const int64_t channel_blocks = positions.channel_blocks();
 

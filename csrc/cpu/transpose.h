@@ -23,17 +23,27 @@ using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
 template <class T>
 using SquareRow [[gnu::vector_size(kSquare * sizeof(T))]] = Bits<T>;
 
+// Elements of two rows, those of `b` being numbered from kSquare on.
+template <class Row, size_t... index>
+SPAMM_INLINE void pick(const Row& a, const Row& b, Row& result) {
+#if defined(__clang__)
+  result = __builtin_shufflevector(a, b, index...);
+#else
+  result = __builtin_shuffle(a, b, Row{index...});
+#endif
+}
+
 // One step of a transposition: swaps the upper right with the lower left quarter of each square of
 // 2 * distance.
 template <class T, int64_t distance, size_t... lane>
 SPAMM_INLINE void swap_quarters(SquareRow<T> (&rows)[kSquare], std::index_sequence<lane...>) {
+  using Row = SquareRow<T>;
   for (int64_t r = 0; r < kSquare; ++r) {
     if (r & distance) continue;
-    const SquareRow<T> upper = rows[r], lower = rows[r + distance];
-    rows[r] = __builtin_shuffle(
-        upper, lower, SquareRow<T>{(lane & distance ? lane - distance + kSquare : lane)...});
-    rows[r + distance] = __builtin_shuffle(
-        upper, lower, SquareRow<T>{(lane & distance ? lane + kSquare : lane + distance)...});
+    const Row upper = rows[r], lower = rows[r + distance];
+    pick<Row, (lane & distance ? lane - distance + kSquare : lane)...>(upper, lower, rows[r]);
+    pick<Row, (lane & distance ? lane + kSquare : lane + distance)...>(upper, lower,
+                                                                       rows[r + distance]);
   }
 }
 
