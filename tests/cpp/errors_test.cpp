@@ -36,7 +36,8 @@ TEST_F(Errors, ExactlyOneKnob) {
   expect_line(error_of<c10::ValueError>([&] { mm(a, b, Knob{}); }), {"exactly one", "got none"});
   Knob two = Knob::with_valid_ratio(0.5);
   two.max_error = 0.1;
-  expect_line(error_of<c10::ValueError>([&] { mm(a, b, two); }), {"exactly one", "got valid_ratio and max_error"});
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, two); }),
+              {"exactly one", "got valid_ratio and max_error"});
 }
 
 TEST_F(Errors, KnobsHaveARange) {
