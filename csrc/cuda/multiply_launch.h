@@ -25,13 +25,11 @@ void multiply_f64(const kernels::MultiplyParams<double>& params, Tile tile, int 
                   cudaStream_t stream);
 
 #ifdef SPAMM_WITH_SM90A
-constexpr bool kHasHopperKernels = true;
 void multiply_sm90_f16(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
                        cudaStream_t stream);
 void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
                         int multiprocessors, cudaStream_t stream);
 #else  // heuristics.h chooses none of them
-constexpr bool kHasHopperKernels = false;
 constexpr MultiplyLauncher<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
 #endif
 
