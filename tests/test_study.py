@@ -16,13 +16,17 @@ from scripts import _study_report as report
 from scripts import study_vgg13
 from scripts._console import Steps, exit_code, make_console
 from scripts._study_accuracy import HeldRatio, cached_inputs, dense_accuracy, spamm_accuracy
-from scripts._study_layouts import LAYOUTS, Im2colConv2d, ImageMajor, im2col_operands
+from scripts._study_layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
 from scripts._study_plan import GROUPS, PAPER
 from scripts._study_results import GroupResult, Results, Setting
 from scripts._study_timing import layer_inputs, time_layer
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
-pixel_layouts = pytest.mark.parametrize("layout", LAYOUTS[1:], ids=lambda layout: layout.label)
+pixel_layouts = pytest.mark.parametrize(
+    "layout",
+    [*LAYOUTS[1:], PixelBlocks("in between", 64, (16, 2, 2))],
+    ids=lambda layout: layout.label,
+)
 
 
 @pytest.fixture
