@@ -1,5 +1,7 @@
 """Norm maps -> threshold: the search, the decisions, the counts and the error bound."""
 
+from fractions import Fraction
+
 import matrices
 import numpy as np
 import pytest
@@ -300,6 +302,16 @@ def test_error_bound_is_above_the_exact_value_and_close(device, case):
     smallest = torch.finfo(norm_a.dtype).smallest_normal * torch.finfo(norm_a.dtype).eps
     assert bound.item() >= exact
     assert bound.item() <= exact * (1 + slack) + smallest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_error_bound_covers_the_rounding_of_the_norms(device, dtype):
+    """A row times itself loses exactly the product of the true norms, which rounded norms miss."""
+    for seed in range(50):
+        row = matrices.normal(1, 3, dtype=dtype, device=device, seed=seed)
+        norms = spamm_torch.norm_map(row), spamm_torch.norm_map(row.t())
+        bound = spamm_torch.error_bound(*norms, tau=float("inf")).item()
+        assert Fraction(bound) >= sum(Fraction(x) ** 2 for x in row.flatten().tolist())
 
 
 def test_error_bound_by_hand(device):
