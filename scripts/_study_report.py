@@ -1,11 +1,10 @@
 """The study's results as Markdown, JSON, a picture, and tables on the terminal."""
 
 import io
-import json
 
 from rich.table import Table
 
-from models.files import write_atomically
+from scripts._report_files import write_results
 
 # title -> what stands in it for a Setting; columns that are empty throughout a table are left out.
 _COLUMNS = {
@@ -46,15 +45,13 @@ FP32, weights of its own).
 
 def write_report(results, folder, name):
     """Writes name.md, name.json and name.png into the folder; gives their paths."""
-    contents = {
-        "png": _picture(results),
-        "json": (json.dumps(results.as_dict(), indent=1) + "\n").encode(),
-        "md": _markdown(results, f"{name}.png").encode(),
-    }
-    paths = [folder / f"{name}.{suffix}" for suffix in contents]
-    for path, content in zip(paths, contents.values(), strict=True):
-        write_atomically(path, lambda file, content=content: file.write(content))
-    return paths
+    return write_results(
+        folder,
+        name,
+        data=results.as_dict(),
+        markdown=_markdown(results, f"{name}.png"),
+        picture=_picture(results),
+    )
 
 
 def print_tables(results, console):

@@ -8,7 +8,6 @@ Verifies every case against float64 before it is timed. Writes NAME.md, NAME.jso
 import argparse
 import io
 import itertools
-import json
 import shlex
 import sys
 from dataclasses import asdict, dataclass
@@ -20,9 +19,10 @@ import torch
 
 import spamm_torch
 from models.errors import StudyError
-from models.files import require_writable, write_atomically
+from models.files import require_writable
 from scripts._console import Steps, exit_code, make_console
 from scripts._machine import describe_machine
+from scripts._report_files import write_results
 from scripts._timing import interleaved
 from scripts._training_options import (
     add_device_option,
@@ -288,14 +288,14 @@ def main(arguments=None):
         "rows": [asdict(row) for row in rows],
         "stages": [asdict(stage) for stage in stages],
     }
-    contents = {
-        "png": picture(header, rows),
-        "json": (json.dumps(results, indent=1) + "\n").encode(),
-        "md": markdown(header, rows, stages, f"{options.name}.png").encode(),
-    }
-    for suffix, content in contents.items():
-        path = options.out / f"{options.name}.{suffix}"
-        write_atomically(path, lambda file, content=content: file.write(content))
+    paths = write_results(
+        options.out,
+        options.name,
+        data=results,
+        markdown=markdown(header, rows, stages, f"{options.name}.png"),
+        picture=picture(header, rows),
+    )
+    for path in paths:
         console.print(f"wrote {path}")
 
 

@@ -10,7 +10,6 @@ come, and once with every image shifted at random. Uses the network that train_v
 
 import argparse
 import io
-import json
 import shlex
 import sys
 from pathlib import Path
@@ -20,11 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from models.data import draw_shifts
-from models.files import require_writable, write_atomically
+from models.files import require_writable
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from scripts._console import Steps, exit_code, make_console
 from scripts._machine import describe_machine
+from scripts._report_files import write_results
 from scripts._study_accuracy import cached_inputs, dense_accuracy, spamm_accuracy
 from scripts._study_layouts import PixelBlocks
 from scripts._study_plan import Group
@@ -170,14 +170,14 @@ def main(arguments=None):
                 shifted=shifted,
                 progress=progress,
             )
-    contents = {
-        "png": picture_of(header, cases),
-        "json": (json.dumps({"header": header, "cases": cases}, indent=1) + "\n").encode(),
-        "md": markdown(header, cases, "pixel_blocks.png").encode(),
-    }
-    for suffix, content in contents.items():
-        path = options.out / f"pixel_blocks.{suffix}"
-        write_atomically(path, lambda file, content=content: file.write(content))
+    paths = write_results(
+        options.out,
+        "pixel_blocks",
+        data={"header": header, "cases": cases},
+        markdown=markdown(header, cases, "pixel_blocks.png"),
+        picture=picture_of(header, cases),
+    )
+    for path in paths:
         console.print(f"wrote {path}")
 
 

@@ -23,9 +23,10 @@ import torch
 
 import spamm_torch
 from models.errors import StudyError
-from models.files import require_writable, write_atomically
+from models.files import require_writable
 from scripts._console import exit_code, make_console
 from scripts._machine import describe_machine
+from scripts._report_files import write_results
 from scripts._timing import interleaved
 from scripts._training_options import choose_device, positive_integer
 from scripts.bench_mm import PRECISIONS, operands
@@ -171,13 +172,8 @@ def main(arguments=None):
     command = f"python {shlex.join(['scripts/tune.py', *(arguments or sys.argv[1:])])}"
     header = describe_machine(device) | {"command": f"`{command}`"}
     results = study(by_tile, options, multiprocessors)
-    contents = {
-        "json": json.dumps({"header": header, "results": results}, indent=1) + "\n",
-        "md": markdown(header, results),
-    }
-    for suffix, content in contents.items():
-        path = options.out / f"tune.{suffix}"
-        write_atomically(path, lambda file, content=content: file.write(content.encode()))
+    data = {"header": header, "results": results}
+    for path in write_results(options.out, "tune", data=data, markdown=markdown(header, results)):
         console.print(f"wrote {path}")
 
 
