@@ -1,5 +1,6 @@
 """Files that are there in full or not at all, whatever interrupts their writing."""
 
+import contextlib
 import resource
 import signal
 
@@ -11,15 +12,19 @@ from models.errors import StudyError
 from models.files import write_atomically
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def small_disk():
-    """No file grows beyond 1,000 bytes, as if the disk were full."""
+    """No file grows beyond 1,000 bytes, as if the disk were full: pytest's own log neither, so that
+    this must be over before a test is.
+    """
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # an error, then, not a dead process
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def assert_only_the_old_content(path):
@@ -68,17 +73,17 @@ def test_whatever_else_interrupts_a_write_passes_and_leaves_nothing(path, error)
     assert_only_the_old_content(path)
 
 
-def test_a_full_disk(path, small_disk):
-    with pytest.raises(StudyError) as caught:
+def test_a_full_disk(path):
+    with pytest.raises(StudyError) as caught, small_disk():
         write_atomically(path, lambda file: file.write(bytes(5000)))
     assert str(caught.value) == f"cannot write {path}: File too large"
     assert_only_the_old_content(path)
 
 
-def test_a_full_disk_under_a_checkpoint(path, small_disk):
+def test_a_full_disk_under_a_checkpoint(path):
     """torch.save then raises a RuntimeError about positions in its archive."""
     content = {"config": {}, "data": "", "step": 0, "model": {"w": torch.zeros(5000)}}
-    with pytest.raises(StudyError, match="File too large") as caught:
+    with pytest.raises(StudyError, match="File too large") as caught, small_disk():
         save_checkpoint(path, {**content, "optimizer": {}})
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
