@@ -1,5 +1,7 @@
 // The whole of SpAMM as one op: norm map -> threshold -> multiply. Device-free: every stage is
 // dispatched on its own.
+#include "pipeline.h"
+
 #include <torch/library.h>
 
 #include <tuple>
@@ -10,13 +12,11 @@
 #include "threshold.h"
 
 namespace spamm {
-namespace {
-
-Tensor spamm_op(const Tensor& a, const Tensor& b, const std::optional<Tensor>& tau,
-                std::optional<double> valid_ratio, std::optional<double> max_error,
-                IntArrayRef block, const std::optional<Tensor>& norm_a,
-                const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
-                const Scalar& beta, const Scalar& alpha) {
+Tensor spamm_by_stages(const Tensor& a, const Tensor& b, const std::optional<Tensor>& tau,
+                       std::optional<double> valid_ratio, std::optional<double> max_error,
+                       IntArrayRef block, const std::optional<Tensor>& norm_a,
+                       const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
+                       const Scalar& beta, const Scalar& alpha) {
   check_operands(a, b);
   check_knobs(tau, valid_ratio, max_error);
   const auto [m, k, n] = check_block(block);
@@ -34,6 +34,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const std::optional<Tensor>& t
   return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
 }
 
+namespace {
+
 // Both operands' maps, one after the other; CUDA has a kernel that takes them together.
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
   const auto [m, k, n] = check_block(block);
@@ -44,7 +46,7 @@ std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArr
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("norm_maps", &norm_maps_op);
-  m.impl("spamm", &spamm_op);
+  m.impl("spamm", &spamm_by_stages);
 }
 
 }  // namespace spamm

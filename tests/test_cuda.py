@@ -338,6 +338,106 @@ def test_float32_of_badly_scaled_operands_is_near_cublas():
     assert ours <= 4 * frobenius_error(a @ b, a, b)
 
 
+def test_float32_backend_by_block_and_setting(tf32):
+    if not hopper_kernels_run():
+        pytest.skip("float32 in halves is Hopper's")
+    expected = "sm80-mma-tf32" if tf32 else "sm90-wgmma-f32x3"
+    assert spamm_torch.backend_for("cuda", torch.float32) == expected
+    expected = "sm80-mma-tf32" if tf32 else "sm80-simt-f32"
+    assert spamm_torch.backend_for("cuda", torch.float32, 32) == expected
+
+
+SCALINGS = {
+    "rows and columns": lambda a, b, s: (a * s(a, 0, 8)[:, None], b * s(b, 1, 8)),
+    "along K": lambda a, b, s: (a * s(a, 1, 3), b / s(a, 1, 3)[:, None]),
+    "far along K": lambda a, b, s: (a * s(a, 1, 8), b / s(a, 1, 8)[:, None]),
+    "blocks along K": lambda a, b, s: (a * s(a, 1, 9, 64), b / s(a, 1, 9, 64)[:, None]),
+    "one operand along K": lambda a, b, s: (a * s(a, 1, 8), b),
+    "entries": lambda a, b, s: (a * s(a, None, 6), b * s(b, None, 6)),
+    "tiny": lambda a, b, s: (a * 1e-38, b * 1e6),
+    "subnormal": lambda a, b, s: (a * 1e-41, b * 1e37),
+    "huge": lambda a, b, s: (a * 1e36, b * 1e-37),
+}
+
+
+def powers_of_ten(x, dim, most, repeats=1):
+    """Random powers 10^-most to 10^most for each line of x along `dim`, or for each entry; a value
+    serves `repeats` neighbours. Of one x and dim they are always the same."""
+    shape = x.shape if dim is None else (-(-x.shape[dim] // repeats),)
+    generator = torch.Generator().manual_seed(sum(x.shape))
+    exponents = torch.randint(-most, most + 1, shape, generator=generator).double()
+    scales = (10.0**exponents).float().cuda()
+    return scales if dim is None else scales.repeat_interleave(repeats)[: x.shape[dim]]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column"])
+def test_float32_of_any_scaling_is_near_cublas(scaling, layout):
+    a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=500, k=1000, n=400))
+    a, b = SCALINGS[scaling](a, b, powers_of_ten)
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= 4 * frobenius_error(a @ b, a, b)
+
+
+@pytest.mark.parametrize("block", [64, (128, 64, 128)])
+def test_float32_keeps_infinities_and_nan(block):
+    a, b = operands(m=300, k=500, n=260)
+    a[10, 100], a[70, 450], b[200, 130], b[300, 200] = torch.inf, -torch.inf, torch.nan, torch.inf
+    a[150, 300] = 0  # times infinity
+    expected = (a.double() @ b.double()).float()
+    actual = spamm_torch.mm(a, b, tau=torch.inf, block=block)
+    skipped = spamm_torch.mm(a, b, tau=0.0, block=block)
+    assert not torch.equal(actual, skipped)  # finite products are skipped, others never
+    wrong = ~torch.isclose(skipped, expected, rtol=1e-4, atol=1e-3, equal_nan=True)
+    assert not wrong.any()
+    assert torch.equal(actual.isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_a_block_of_float32_does_not_depend_on_others(block):
+    """Whatever shares a tile, a batch or K with it, and whether that is skipped."""
+    a, b = operands(m=512, k=2048, n=640)
+    a[100] *= 1e-9
+    b[:, 300:] *= 1e12
+    rows, columns = slice(128, 256), slice(256, 384)
+    whole = spamm_torch.mm(a, b, tau=0.0, block=block)
+    part = spamm_torch.mm(a[rows].clone(), b[:, columns].clone(), tau=0.0, block=block)
+    assert torch.equal(whole[rows, columns], part)
+    batch = spamm_torch.bmm(torch.stack([-a, a]), b.expand(2, -1, -1), tau=0.0, block=block)
+    assert torch.equal(batch[1], whole)
+    maps = norm_maps(a, b, block)
+    a_zeros = a.clone()
+    a_zeros[:, 512:1024] = 0
+    maps[0][:, 512 // block : 1024 // block] = 0
+    skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=maps[0], norm_b=maps[1])
+    assert torch.equal(skipped, spamm_torch.mm(a_zeros, b, tau=0.0, block=block))
+
+
+@pytest.mark.parametrize("layout", matrices.LAYOUTS)
+def test_norms_taken_with_the_halves_are_those_of_norm_map(layout):
+    a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=330, k=450, n=270))
+    maps = norm_maps(a, b)
+    products = (maps[0][:, :, None] * maps[1][None]).flatten().sort().values
+    for tau in products[:: products.numel() // 7]:  # each the norm of one product, kept by it alone
+        expected = spamm_torch.mm(a, b, tau=tau, norm_a=maps[0], norm_b=maps[1])
+        assert torch.equal(spamm_torch.mm(a, b, tau=tau), expected)
+
+
+def test_float32_says_how_much_memory_its_halves_need():
+    if not hopper_kernels_run():
+        pytest.skip("float32 in halves is Hopper's")
+    a = torch.ones(16384, 16384, device="cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    room = torch.cuda.memory_reserved() + 1.2 * a.numel() * 4
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match=r"need \d+ bytes .* \[1, 16384, 16384\]"):
+            spamm_torch.mm(a, a, tau=0.0)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
 def test_the_setting_changes_no_norm(tf32):
     a, _ = operands()
     expected = reference.norm_map(a, 64)

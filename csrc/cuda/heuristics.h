@@ -12,7 +12,17 @@
 
 namespace spamm::cuda {
 
-enum class Kernel { kWgmmaF16, kWgmmaBf16, kMmaF16, kMmaBf16, kMmaTf32, kSimtF32, kDmmaF64 };
+enum class Kernel {
+  kWgmmaF16,
+  kWgmmaBf16,
+  kWgmmaF32x3,
+  kHopperDmmaF64,
+  kMmaF16,
+  kMmaBf16,
+  kMmaTf32,
+  kSimtF32,
+  kDmmaF64
+};
 
 // Whether a chip runs the kernels for Hopper: they are built for sm_90a, which is compute
 // capability 9.0 (90) and no other, and a thread block takes all the shared memory it has.
@@ -26,18 +36,22 @@ inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
   return k > 0 && std::max({m, n, k}) <= kLongest;
 }
 
-// `hopper`: the two functions above are true, and the library holds these kernels. float32 goes
-// through tensor cores only where PyTorch's setting allows their TF32.
-inline Kernel choose_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper) {
+// `hopper`: the two functions above are true, and the library holds these kernels. float32 is
+// rounded to TF32 only where PyTorch's setting allows it; else Hopper's tensor cores serve it in
+// three products of halves. Blocks of 32 would share these halves' scales with their neighbours.
+inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
+                            bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
       return hopper ? Kernel::kWgmmaF16 : Kernel::kMmaF16;
     case c10::ScalarType::BFloat16:
       return hopper ? Kernel::kWgmmaBf16 : Kernel::kMmaBf16;
     case c10::ScalarType::Float:
-      return allow_tf32 ? Kernel::kMmaTf32 : Kernel::kSimtF32;
+      if (allow_tf32) return Kernel::kMmaTf32;
+      return hopper && std::min({block.m, block.k, block.n}) >= 64 ? Kernel::kWgmmaF32x3
+                                                                   : Kernel::kSimtF32;
     case c10::ScalarType::Double:
-      return Kernel::kDmmaF64;
+      return hopper ? Kernel::kHopperDmmaF64 : Kernel::kDmmaF64;
     default:
       TORCH_CHECK_TYPE(false, "no CUDA kernel for ", dtype, " operands");
   }
@@ -49,6 +63,10 @@ inline const char* kernel_name(Kernel kernel) {
       return "sm90-wgmma-f16";
     case Kernel::kWgmmaBf16:
       return "sm90-wgmma-bf16";
+    case Kernel::kWgmmaF32x3:
+      return "sm90-wgmma-f32x3";
+    case Kernel::kHopperDmmaF64:
+      return "sm90-dmma-f64";
     case Kernel::kMmaF16:
       return "sm80-mma-f16";
     case Kernel::kMmaBf16:

@@ -21,6 +21,7 @@
 #include "heuristics.h"
 #include "multiply_launch.h"
 #include "operand.h"
+#include "product.h"
 #include "tau.h"
 
 namespace spamm::cuda {
@@ -72,39 +73,73 @@ int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge
 // A matrix as a batch of one.
 Tensor as_batch(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
+// A product but for its operands. Holds what the parameters point to.
 template <class Norm>
-void launch(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-            const Tensor& tau, const Block& block, const Tensor& input, const Scalar& beta,
-            const Scalar& alpha, const Tensor& c, Kernel kernel, MultiplyLauncher<Norm> launcher,
-            const OnDevice& device) {
+struct Arguments {
+  Tensor map_a, map_b, threshold, addend, c;
+  kernels::MultiplyParams<Norm> params{};
+
+  // `input` (batch, M, N) is undefined where nothing is added.
+  Arguments(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau, const Block& block,
+            const Tensor& input, const Scalar& beta, const Scalar& alpha, int64_t k,
+            const Tensor& result)
+      : map_a(norm_a.contiguous()),
+        map_b(norm_b.contiguous()),
+        threshold(tau_as(tau, map_a.scalar_type())),
+        addend(input),
+        c(result) {
+    kernels::MultiplyParams<Norm>& p = params;
+    p.norm_a = map_a.const_data_ptr<Norm>();
+    p.norm_b = map_b.const_data_ptr<Norm>();
+    p.tau = tau_argument<Norm>(threshold);
+    p.batch = c.size(0), p.m = c.size(1), p.n = c.size(2), p.k = k;
+    p.log2_block_m = log2_edge(block.m);
+    p.log2_block_k = log2_edge(block.k);
+    p.log2_block_n = log2_edge(block.n);
+    p.alpha = alpha.to<Norm>();
+    if (addend.defined()) {
+      p.beta = beta.to<Norm>();
+      p.input = addend.const_data_ptr();
+      std::copy_n(addend.strides().begin(), 3, p.input_strides);
+    }
+    p.c = c.mutable_data_ptr();
+  }
+};
+
+template <class Norm>
+void launch(kernels::MultiplyParams<Norm> p, const Tensor& a, const Tensor& b, Tile tile,
+            MultiplyLauncher<Norm> launcher, const OnDevice& device) {
   const Tensor taken_a = readable(a), taken_b = readable(b);
-  const Tensor map_a = norm_a.contiguous(), map_b = norm_b.contiguous();
-  const Tensor threshold = tau_as(tau, map_a.scalar_type());
-  kernels::MultiplyParams<Norm> p{};
   p.a = operand(taken_a, 2);
   p.b = operand(taken_b, 1);
-  p.norm_a = map_a.const_data_ptr<Norm>();
-  p.norm_b = map_b.const_data_ptr<Norm>();
-  p.tau = tau_argument<Norm>(threshold);
-  p.batch = c.size(0), p.m = c.size(1), p.n = c.size(2), p.k = a.size(2);
-  p.log2_block_m = log2_edge(block.m);
-  p.log2_block_k = log2_edge(block.k);
-  p.log2_block_n = log2_edge(block.n);
-  p.alpha = alpha.to<Norm>();
-  if (input.defined()) {
-    p.beta = beta.to<Norm>();
-    p.input = input.const_data_ptr();
-    std::copy_n(input.strides().begin(), 3, p.input_strides);
-  }
-  p.c = c.mutable_data_ptr();
-  const Tile tile =
-      forced_tile().value_or(choose_tile(kernel, p.batch, p.m, p.n, device.multiprocessors()));
   launcher(p, tile, device.multiprocessors(), device.stream());
 }
 
+void launch(kernels::MultiplyParams<float> p, const SplitOperands& halves, Tile tile,
+            const OnDevice& device) {
+  p.a = halves.a.operand();
+  p.b = halves.b.operand();
+  multiply_sm90_f32x3(p, halves.a.source(), halves.b.source(), tile, device.multiprocessors(),
+                      device.stream());
+}
+
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                const Tensor& tau, at::IntArrayRef block_edges, const std::optional<Tensor>& input,
+                const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
                 const Scalar& beta, const Scalar& alpha) {
+  return product(a, b, nullptr, norm_a, norm_b, tau, block, input, beta, alpha);
+}
+
+}  // namespace
+
+Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
+  const bool hopper = has_hopper_kernels(device.properties()) &&
+                      tensor_maps_take(a.size(-2), b.size(-1), a.size(-1));
+  return choose_kernel(a.scalar_type(), block, allow_tf32(), hopper);
+}
+
+Tensor product(const Tensor& a, const Tensor& b, const SplitOperands* halves, const Tensor& norm_a,
+               const Tensor& norm_b, const Tensor& tau, at::IntArrayRef block_edges,
+               const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
   check_operands(a, b);
   const Block block = check_block(block_edges);
   check_norm_map_of(norm_a, a, block.m, block.k, "norm_a");
@@ -119,12 +154,15 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   if (c.numel() == 0) return c;
   const bool adds_input = input && beta.toDouble() != 0;
   const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
-  const bool hopper = has_hopper_kernels(device.properties()) &&
-                      tensor_maps_take(a.size(-2), b.size(-1), a.size(-1));
-  const Kernel kernel = choose_kernel(a.scalar_type(), allow_tf32(), hopper);
+  const Kernel kernel = kernel_for(a, b, block, device);
+  const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
+  const Tile tile = forced_tile().value_or(choose_tile(kernel, batch_c.size(0), batch_c.size(1),
+                                                       batch_c.size(2), device.multiprocessors()));
+  const auto arguments = [&]<class Norm>(Norm) {
+    return Arguments<Norm>(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
+  };
   const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
-    launch(as_batch(a), as_batch(b), norm_a, norm_b, tau, block, addend, beta, alpha, as_batch(c),
-           kernel, launcher, device);
+    launch<Norm>(arguments(Norm{}).params, batch_a, batch_b, tile, launcher, device);
   };
   switch (kernel) {
     case Kernel::kWgmmaF16:
@@ -132,6 +170,15 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
       break;
     case Kernel::kWgmmaBf16:
       run(MultiplyLauncher<float>(multiply_sm90_bf16));
+      break;
+    case Kernel::kWgmmaF32x3:
+      launch(
+          arguments(float{}).params,
+          halves ? *halves : SplitOperands(batch_a, batch_b, Tensor(), Tensor(), device.stream()),
+          tile, device);
+      break;
+    case Kernel::kHopperDmmaF64:
+      run(MultiplyLauncher<double>(multiply_sm90_f64));
       break;
     case Kernel::kMmaF16:
       run(multiply_f16);
@@ -152,11 +199,9 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   return c;
 }
 
-}  // namespace
-
-std::string backend_name(at::Device device, at::ScalarType dtype, const Block&) {
+std::string backend_name(at::Device device, at::ScalarType dtype, const Block& block) {
   const bool hopper = has_hopper_kernels(check_device(device));
-  return kernel_name(choose_kernel(dtype, allow_tf32(), hopper));
+  return kernel_name(choose_kernel(dtype, block, allow_tf32(), hopper));
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }

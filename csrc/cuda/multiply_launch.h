@@ -6,6 +6,7 @@
 
 #include "heuristics.h"
 #include "kernels/multiply_params.h"
+#include "kernels/split_params.h"
 
 namespace spamm::cuda {
 
@@ -24,15 +25,31 @@ void multiply_f32(const kernels::MultiplyParams<float>& params, Tile tile, int m
 void multiply_f64(const kernels::MultiplyParams<double>& params, Tile tile, int multiprocessors,
                   cudaStream_t stream);
 
+// The product of two operands that launch_split has split, k_major as in `params`.
+using SplitMultiplyLauncher = void (*)(const kernels::MultiplyParams<float>& params,
+                                       const kernels::SplitSource& a, const kernels::SplitSource& b,
+                                       Tile tile, int multiprocessors, cudaStream_t stream);
+// Splits `count` operands, one or two, in one launch.
+using SplitLauncher = void (*)(const kernels::SplitParams* params, int count, cudaStream_t stream);
+
 #ifdef SPAMM_WITH_SM90A
 constexpr bool kHasHopperKernels = true;
 void multiply_sm90_f16(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
                        cudaStream_t stream);
 void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
                         int multiprocessors, cudaStream_t stream);
+void multiply_sm90_f32x3(const kernels::MultiplyParams<float>& params,
+                         const kernels::SplitSource& a, const kernels::SplitSource& b, Tile tile,
+                         int multiprocessors, cudaStream_t stream);
+void multiply_sm90_f64(const kernels::MultiplyParams<double>& params, Tile tile,
+                       int multiprocessors, cudaStream_t stream);
+void launch_split(const kernels::SplitParams* params, int count, cudaStream_t stream);
 #else  // heuristics.h chooses none of them
 constexpr bool kHasHopperKernels = false;
 constexpr MultiplyLauncher<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
+constexpr SplitMultiplyLauncher multiply_sm90_f32x3 = nullptr;
+constexpr MultiplyLauncher<double> multiply_sm90_f64 = nullptr;
+constexpr SplitLauncher launch_split = nullptr;
 #endif
 
 }  // namespace spamm::cuda

@@ -9,15 +9,24 @@
 
 namespace spamm::cuda {
 
+// The counter of claimed tiles, from the allocator's blocks of the current stream, so that no other
+// launch has it meanwhile.
+class TileCounter {
+ public:
+  int* get() const { return static_cast<int*>(memory_.get()); }
+
+ private:
+  c10::DataPtr memory_ = c10::cuda::CUDACachingAllocator::get()->allocate(sizeof(int));
+};
+
 template <class Element>
 void launch_multiply_sm90(const kernels::MultiplyParams<float>& params, Tile tile,
                           int multiprocessors, cudaStream_t stream) {
   using kernels::sm90::TileSize;
-  // From the allocator's blocks of the current stream, so no other launch has it meanwhile.
-  const c10::DataPtr next_tile = c10::cuda::CUDACachingAllocator::get()->allocate(sizeof(int));
+  const TileCounter next_tile;
   const auto size = tile == Tile::kLarge ? TileSize::k128x256 : TileSize::k128x64;
-  C10_CUDA_CHECK(kernels::sm90::multiply<Element>(params, size, multiprocessors,
-                                                  static_cast<int*>(next_tile.get()), stream));
+  C10_CUDA_CHECK(
+      kernels::sm90::multiply<Element>(params, size, multiprocessors, next_tile.get(), stream));
 }
 
 }  // namespace spamm::cuda

@@ -4,7 +4,6 @@
 #include <torch/library.h>
 
 #include <array>
-#include <bit>
 #include <limits>
 #include <tuple>
 #include <vector>
@@ -12,37 +11,12 @@
 #include "checks.h"
 #include "device.h"
 #include "norm_map_launch.h"
+#include "norm_map_layout.h"
 
 namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-
-// What the kernel is told of a (batch, rows, columns), whose map is `norms`.
-template <class Norm>
-kernels::NormMapParams<Norm> params_of(const Tensor& a, int64_t block_rows, int64_t block_columns,
-                                       const Tensor& norms) {
-  // The kernel reads along the direction with the shorter stride.
-  const bool by_rows = a.size(2) == 1 || a.stride(2) <= a.stride(1) || a.size(1) == 1;
-  const int64_t line = by_rows ? 1 : 2, entry = by_rows ? 2 : 1;
-  const auto log2_edge = [](int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); };
-  kernels::NormMapParams<Norm> p{};
-  p.data = a.const_data_ptr();
-  p.batch = a.size(0), p.lines = a.size(line), p.length = a.size(entry);
-  p.batch_stride = a.stride(0), p.line_stride = a.stride(line), p.entry_stride = a.stride(entry);
-  p.log2_block_lines = log2_edge(by_rows ? block_rows : block_columns);
-  p.log2_block_length = log2_edge(by_rows ? block_columns : block_rows);
-  p.norms = norms.mutable_data_ptr<Norm>();
-  p.norm_batch_stride = norms.stride(0);
-  p.norm_line_stride = norms.stride(line), p.norm_entry_stride = norms.stride(entry);
-
-  const auto aligned = [&](int64_t size, int64_t stride) {
-    return size == 1 || stride * a.element_size() % 16 == 0;
-  };
-  p.vector = p.entry_stride == 1 && aligned(p.lines, p.line_stride) &&
-             aligned(p.batch, p.batch_stride) && reinterpret_cast<uintptr_t>(p.data) % 16 == 0;
-  return p;
-}
 
 // A matrix or a batch of them, cut into blocks, and its map, not yet computed.
 struct Job {
@@ -67,8 +41,8 @@ struct Job {
 
   template <class Norm>
   kernels::NormMapParams<Norm> params() const {
-    return params_of<Norm>(matrices, block[0], block[1],
-                           map.view({-1, map.size(-2), map.size(-1)}));
+    return norm_map_params<Norm>(matrices, block[0], block[1],
+                                 map.view({-1, map.size(-2), map.size(-1)}));
   }
 };
 

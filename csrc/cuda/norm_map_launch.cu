@@ -17,7 +17,7 @@ unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p
 
 template <class Element, class Norm>
 void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t stream) {
-  kernels::NormMapPair<Norm> pair{};
+  kernels::MatrixPair<kernels::NormMapParams<Norm>> pair{};
   pair.matrices[0] = params[0];
   pair.second_begins = thread_blocks<Element>(params[0]);
   unsigned blocks = pair.second_begins;

@@ -2,6 +2,10 @@
 // ahead of the loads, so that neither norms nor divisions hold these up.
 #pragma once
 
+#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
+#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
+#endif
+#include "cutlass/arch/grid_dependency_control.h"
 #include "multiply_sm90_params.h"
 #include "pipeline_sm90.cuh"
 #include "skip_test.cuh"
@@ -139,7 +143,7 @@ class ListWriter {
 };
 
 // A tile that nobody has, or a number past the last one.
-__device__ inline int claim_tile(const Params& p) {
+__device__ inline int claim_tile(const TiledProduct& p) {
   if (p.next_tile == nullptr) return p.tiles;
   int claimed = 0;
   if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.next_tile, 1);
@@ -150,7 +154,7 @@ __device__ inline int claim_tile(const Params& p) {
 // rows of A and columns of B in L2. A group's first column lies half a turn away from the diagonal:
 // a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
 template <class Config>
-__device__ Tile tile_at(const Params& p, int number) {
+__device__ Tile tile_at(const TiledProduct& p, int number) {
   const int batch = number / (p.tile_rows * p.tile_columns);
   const int in_batch = number - batch * p.tile_rows * p.tile_columns;
   const int first_row = in_batch / (p.group_rows * p.tile_columns) * p.group_rows;
@@ -163,7 +167,9 @@ __device__ Tile tile_at(const Params& p, int number) {
 }
 
 template <class Config>
-__device__ void list_steps(const Params& p, Storage<Config>& storage) {
+__device__ void list_steps(const TiledProduct& p, Storage<Config>& storage) {
+  // Nothing is loaded or stored before it is listed, so this warp waits for all of them.
+  cutlass::arch::wait_on_dependent_grids();
   constexpr int kUnroll = 2 / Config::kParts;  // norms of up to 64 steps are in flight at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;

@@ -211,11 +211,12 @@ __device__ void multiply_list(const typename Config::List& list, int count,
   __syncthreads();
 }
 
-template <class Config>
-__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    multiply_sm80(const __grid_constant__ typename Config::Params p) {
-  extern __shared__ __align__(128) char shared[];
-  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
+// The life of a thread block: calls multiply(list, count, a, b, product) for all lists of its tiles
+// and stores these.
+template <class Config, class Multiply>
+__device__ void for_each_tile(const typename Config::Params& p,
+                              typename Config::List::Storage& list_storage,
+                              const Multiply& multiply) {
   const typename Config::Sum tau = p.tau.value();
   const TileOrder<16> order{static_cast<int>((p.m - 1) / Config::kTileM + 1),
                             static_cast<int>((p.n - 1) / Config::kTileN + 1)};
@@ -229,13 +230,25 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     const OperandStream<typename Config::TileB, Config::kThreads> b(p.b, batch, column, p.n, p.k);
 
     WarpProduct<Config> product;
-    typename Config::List list(p, storage.list);
+    typename Config::List list(p, list_storage);
     constexpr int kRows = Config::kTileM / 32, kColumns = Config::kTileN / 32;
     while (const int count = list.fill(p, tau, batch, tile_row * kRows, tile_column * kColumns)) {
-      multiply_list<Config>(list, count, storage, a, b, product);
+      multiply(list, count, a, b, product);
     }
     product.store(Epilogue<Config>(p, batch, row, column));
   }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_sm80(const __grid_constant__ typename Config::Params p) {
+  extern __shared__ __align__(128) char shared[];
+  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
+  for_each_tile<Config>(
+      p, storage.list,
+      [&](const auto& list, int count, const auto& a, const auto& b, auto& product) {
+        multiply_list<Config>(list, count, storage, a, b, product);
+      });
 }
 
 }  // namespace spamm::kernels

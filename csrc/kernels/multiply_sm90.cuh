@@ -21,12 +21,9 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
-#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
-#endif
-#include "cutlass/arch/grid_dependency_control.h"
 #include "epilogue_sm90.cuh"
 #include "list_sm90.cuh"
+#include "load_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
 
@@ -40,92 +37,17 @@ __device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int
                                batch);
 }
 
-// Loads one operand's blocks.
+// What the loader calls for block `i` of its side of a tile.
 template <class Config, bool kIsA>
-class Loader {
-  static constexpr int kBlocks = kIsA ? Config::kRows : Config::kColumns;
-
- public:
-  __device__ Loader(const Params& params, Storage<Config>& storage)
-      : params_(params), storage_(storage) {}
-
-  __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
-    const uint32_t needed = needed_blocks(step.mask);
-    announce({step.mask, ends_tile ? End::kTile : End::kNothing}, tile,
-             __popc(needed) * sizeof(OperandBlock));
-    auto& stage = storage_.stages[at_.slot];
-    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      if ((needed >> i & 1) == 0) continue;
-      if constexpr (kIsA) {
-        load_block<Config::kMajorA>(params_.map_a, (tile.row + i) * kBlock, step.index * kBlock,
-                                    batch, storage_.full[at_.slot], stage.a[i]);
-      } else {
-        load_block<Config::kMajorB>(params_.map_b, (tile.column + i) * kBlock, step.index * kBlock,
-                                    batch, storage_.full[at_.slot], stage.b[i]);
-      }
-    }
-    at_.advance();
+__device__ __forceinline__ void fetch(const Params& params, int batch, int block, int step, int i,
+                                      Barrier& barrier, typename Config::Stage& stage) {
+  if constexpr (kIsA) {
+    load_block<Config::kMajorA>(params.map_a, block * kBlock, step * kBlock, batch, barrier,
+                                stage.a[i]);
+  } else {
+    load_block<Config::kMajorB>(params.map_b, block * kBlock, step * kBlock, batch, barrier,
+                                stage.b[i]);
   }
-
-  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
-  __device__ void end_tile(Tile tile) {
-    announce({{}, End::kTile}, tile, 0);
-    at_.advance();
-  }
-
-  __device__ void end_work() { announce({{}, End::kWork}, {}, 0); }
-
- private:
-  // The rows, or the columns, of the tile in which the mask has a bit.
-  __device__ static uint32_t needed_blocks(const Mask<Config>& mask) {
-    uint32_t needed = 0;
-#pragma unroll
-    for (int block = 0; block < Config::kRows * Config::kColumns; ++block) {
-      const bool any = mask.bits(block * Config::kBlockBits, Config::kBlockBits) != 0;
-      const int line = kIsA ? block / Config::kColumns : block % Config::kColumns;
-      needed |= static_cast<uint32_t>(any) << line;
-    }
-    return needed;
-  }
-
-  // Waits for the next stage and tells what comes into it.
-  __device__ void announce(const Notice<Config>& notice, Tile tile, uint32_t bytes) {
-    storage_.empty[at_.slot].wait(at_.phase ^ 1);
-    if constexpr (kIsA) {
-      storage_.notices[at_.slot] = notice;
-      if (notice.ends == End::kTile) storage_.tiles[at_.slot] = tile;
-    }
-    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
-  }
-
-  const Params& params_;
-  Storage<Config>& storage_;
-  RingPosition<Config::kStages> at_;
-};
-
-// The thread that loads one operand.
-template <class Config, bool kIsA>
-__device__ void load_lists(const Params& params, Storage<Config>& storage) {
-  Loader<Config, kIsA> loader(params, storage);
-  RingPosition<Config::kLists> from;
-  while (true) {
-    storage.list_full[from.slot].wait(from.phase);
-    const auto& list = storage.lists[from.slot];
-    if (list.ends_work) break;
-    const Tile tile = list.tile;
-    const int count = list.count;
-    const bool ends_tile = list.ends_tile;
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
-    }
-    if (ends_tile && count == 0) loader.end_tile(tile);
-    storage.list_empty[from.slot].arrive();
-    from.advance();
-  }
-  loader.end_work();
 }
 
 // acc += a block of A times the kOwn blocks of B, in the columns [kColumn, kColumn + kWidth) and
@@ -216,7 +138,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
     b = advance(b, onwards);
     if (ends_tile) {
       store<Config>(params, {tile.batch, tile.row + row, tile.column + column},
-                    storage.output[warpgroup], acc);
+                    storage.output.blocks[warpgroup], acc);
 #pragma unroll
       for (float& value : acc) value = 0;
     }
@@ -244,8 +166,6 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   if (warp >= 4) {
     multiply_stages<Config>(params, warp / 4 - 1, storage);
   } else if (warp == 2) {
-    // Nothing is loaded or stored before it is listed, so this warp waits for all of them.
-    cutlass::arch::wait_on_dependent_grids();
     list_steps<Config>(params, storage);
   } else if (warp == 1 && elected) {
     load_lists<Config, false>(params, storage);

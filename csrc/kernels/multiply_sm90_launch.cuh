@@ -62,14 +62,13 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
 // and 6% faster; with more, 16 is up to 1% faster.
 inline int group_rows(int tile_columns) { return tile_columns <= 16 ? 8 : 16; }
 
+// Returns the number of thread blocks to start.
 template <class Config>
-cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* next_tile,
-                   cudaStream_t stream) {
-  using Element = typename Config::Element;
+int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int multiprocessors,
+                   int* next_tile) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };
-  Params params{};
   params.product = p;
   params.tile_rows = tiles_along(p.m, Config::kRows);
   params.tile_columns = tiles_along(p.n, Config::kColumns);
@@ -77,27 +76,22 @@ cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* nex
   params.group_rows = group_rows(params.tile_columns);
   params.a_has_batch = p.a.batch_stride != 0;
   params.b_has_batch = p.b.batch_stride != 0;
-  params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
   const int blocks = std::min(params.tiles, multiprocessors);
-  const bool claims_tiles = blocks < params.tiles;
-  params.next_tile = claims_tiles ? next_tile : nullptr;
+  params.next_tile = blocks < params.tiles ? next_tile : nullptr;
+  return blocks;
+}
 
-  cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch));
-  if (error == cudaSuccess) {
-    error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch));
-  }
-  if (error == cudaSuccess && params.c_by_tma) {
-    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n});
-  }
-  if (error != cudaSuccess) return error;
-
-  const auto kernel = multiply_sm90<Config>;
+// Starts a kernel that has the pipeline's warps.
+template <class Config, class Params>
+cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= 227 * 1024);
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error != cudaSuccess) return error;
-
-  if (claims_tiles) error = cudaMemsetAsync(next_tile, 0, sizeof(int), stream);
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const bool claims_tiles = params.next_tile != nullptr;
+  if (error == cudaSuccess && claims_tiles) {
+    error = cudaMemsetAsync(params.next_tile, 0, sizeof(int), stream);
+  }
   if (error != cudaSuccess) return error;
 
   // Programmatic dependent launch: the kernel may start while the one before it on the stream ends;
@@ -113,6 +107,25 @@ cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* nex
   launch.attrs = &overlap;
   launch.numAttrs = !claims_tiles;  // the memset is no kernel
   return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
+template <class Config>
+cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* next_tile,
+                   cudaStream_t stream) {
+  using Element = typename Config::Element;
+  Params params{};
+  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors, next_tile);
+  params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
+
+  cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch));
+  if (error == cudaSuccess) {
+    error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch));
+  }
+  if (error == cudaSuccess && params.c_by_tma) {
+    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n});
+  }
+  if (error != cudaSuccess) return error;
+  return start<Config>(multiply_sm90<Config>, params, blocks, stream);
 }
 
 template <class Element, Major kMajorA, Major kMajorB, int kGranule>

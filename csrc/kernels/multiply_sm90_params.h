@@ -7,14 +7,18 @@
 
 namespace spamm::kernels::sm90 {
 
-struct Params {
-  CUtensorMap map_a, map_b, map_c;
+// The product and its cut into tiles.
+struct TiledProduct {
   MultiplyParams<float> product;
   int tiles, tile_rows, tile_columns;  // of all batches; of one
   int group_rows;                      // tile rows that are walked together
   bool a_has_batch, b_has_batch;       // else all batches share the operand
-  bool c_by_tma;                       // else map_c is void, because C's rows are not in 16 bytes
   int* next_tile;  // tiles claimed so far; null where every tile has a thread block of its own
+};
+
+struct Params : TiledProduct {
+  CUtensorMap map_a, map_b, map_c;
+  bool c_by_tma;  // else map_c is void, because C's rows are not in 16 bytes
 };
 
 }  // namespace spamm::kernels::sm90

@@ -306,42 +306,83 @@ __device__ __noinline__ NormOf<Element> scaled_norm(const NormBlock<Element>& bl
   return is_number ? scalbn(sqrt(sum), exponent) : largest;
 }
 
+// Which block of the batch of matrices a group has.
+struct NormPlace {
+  int64_t batch, line, position;  // in the map
+  bool exists;
+
+  // `thread_block` counts those that serve the matrix.
+  template <class Norm>
+  __device__ NormPlace(const NormMapParams<Norm>& p, const NormGroup& group,
+                       uint32_t thread_block) {
+    // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
+    const uint32_t map_lines = ((p.lines - 1) >> p.log2_block_lines) + 1;
+    const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
+    const uint32_t number = thread_block * (kNormWarps / group.warps) + group.index;
+    const uint32_t map_line = number / map_length;  // of all batches together
+    position = number - map_line * map_length;
+    batch = map_line / map_lines, line = map_line - batch * map_lines;
+    exists = batch < p.batch;
+  }
+
+  template <class Element>
+  __device__ NormBlock<Element> block(const NormMapParams<NormOf<Element>>& p) const {
+    const int64_t first_line = line << p.log2_block_lines;
+    const int64_t first_entry = position << p.log2_block_length;
+    return {p,
+            static_cast<const Element*>(p.data) + batch * p.batch_stride +
+                first_line * p.line_stride + first_entry * p.entry_stride,
+            p.lines - first_line, p.length - first_entry};
+  }
+};
+
+// Makes a block's norm of the threads' shares of its sum and writes it to the map. Called by all
+// groups of a thread block.
+template <class Element>
+__device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
+                           const NormGroup& group, NormOf<Element> sum, bool nonzero) {
+  using Norm = NormOf<Element>;
+  __shared__ Norm shared_sums[kNormWarps];
+  sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
+  Norm norm = sqrt(sum);
+
+  // A thread that has met a number other than zero knows when the block's sum is no good.
+  const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
+  if (group.any(nonzero && !safe)) {
+    const Norm scaled = scaled_norm(block, group, place.exists && !safe);
+    if (!safe) norm = scaled;
+  }
+  if (place.exists && group.thread == 0) {
+    const NormMapParams<Norm>& p = block.p;
+    p.norms[place.batch * p.norm_batch_stride + place.line * p.norm_line_stride +
+            place.position * p.norm_entry_stride] = norm;
+  }
+}
+
 // The matrices of one launch: thread blocks from `second_begins` on serve the second one.
-template <class Norm>
-struct NormMapPair {
-  NormMapParams<Norm> matrices[2];
+template <class Params>
+struct MatrixPair {
+  Params matrices[2];
   unsigned second_begins;
+
+  __device__ bool is_second() const { return blockIdx.x >= second_begins; }
+  __device__ const Params& own() const { return matrices[is_second()]; }
+  __device__ uint32_t thread_block() const {
+    return blockIdx.x - (is_second() ? second_begins : 0);
+  }
 };
 
 template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
-    norm_map(const __grid_constant__ NormMapPair<NormOf<Element>> pair) {
-  using Norm = NormOf<Element>;
-  __shared__ Norm shared_sums[kNormWarps];
+    norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair) {
   let_next_kernel_start();
-
-  const bool is_second = blockIdx.x >= pair.second_begins;
-  const NormMapParams<Norm>& p = pair.matrices[is_second];
+  const auto& p = pair.own();
   const NormGroup group(norm_warps<Element>(p.log2_block_lines + p.log2_block_length));
-  // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
-  const uint32_t map_lines = ((p.lines - 1) >> p.log2_block_lines) + 1;
-  const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
-  const uint32_t thread_block = blockIdx.x - (is_second ? pair.second_begins : 0);
-  const uint32_t number = thread_block * (kNormWarps / group.warps) + group.index;
-  const uint32_t map_line = number / map_length;  // of all batches together
-  const int64_t position = number - map_line * map_length;
-  const int64_t batch = map_line / map_lines, line = map_line - batch * map_lines;
-  const bool exists = batch < p.batch;
-  const int64_t first_line = line << p.log2_block_lines;
-  const int64_t first_entry = position << p.log2_block_length;
-  const NormBlock<Element> block{p,
-                                 static_cast<const Element*>(p.data) + batch * p.batch_stride +
-                                     first_line * p.line_stride + first_entry * p.entry_stride,
-                                 p.lines - first_line, p.length - first_entry};
-
-  Norm sum = 0;
+  const NormPlace place(p, group, pair.thread_block());
+  const NormBlock<Element> block = place.block<Element>(p);
+  NormOf<Element> sum = 0;
   bool nonzero = false;
-  if (exists && p.vector && block.is_whole()) {
+  if (place.exists && p.vector && block.is_whole()) {
     const int loads = block.chunks() / group.threads();
     if (loads >= 16) {
       sum_squares<true, 16>(block, group.thread, group.threads(), sum, nonzero);
@@ -350,22 +391,10 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     } else {
       sum_squares<true, 4>(block, group.thread, group.threads(), sum, nonzero);
     }
-  } else if (exists) {
+  } else if (place.exists) {
     sum_squares<false, 4>(block, group.thread, group.threads(), sum, nonzero);
   }
-  sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
-  Norm norm = sqrt(sum);
-
-  // A thread that has met a number other than zero knows when the block's sum is no good.
-  const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
-  if (group.any(nonzero && !safe)) {
-    const Norm scaled = scaled_norm(block, group, exists && !safe);
-    if (!safe) norm = scaled;
-  }
-  if (exists && group.thread == 0) {
-    p.norms[batch * p.norm_batch_stride + line * p.norm_line_stride +
-            position * p.norm_entry_stride] = norm;
-  }
+  write_norm(place, block, group, sum, nonzero);
 }
 
 }  // namespace spamm::kernels

@@ -29,4 +29,9 @@ __device__ Element narrow(NormOf<Element> x) {
   }
 }
 
+// Of an exponent from -126 to 127.
+__device__ inline float power_of_two(int exponent) {
+  return __int_as_float((exponent + 127) << 23);
+}
+
 }  // namespace spamm::kernels

@@ -24,6 +24,15 @@ struct Config {
   static constexpr int kBlockBits = kParts * kParts * kParts;  // of a mask, for each block of C
   static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
   static constexpr int kLists = 2, kListCapacity = 96;
+
+  struct Stage {
+    OperandBlock a[kRows], b[kColumns];
+  };
+  static constexpr int kBytesPerBlock = sizeof(OperandBlock);  // that one fetch brings
+  struct Output {
+    OperandBlock blocks[kWarpgroups];  // where each warpgroup puts C together
+  };
+
   // Tiles with few sums leave room on the multiprocessor for the kernel before or after.
   static constexpr int kBlocksPerSm = kOwn == 1 ? 2 : 1;
 };
@@ -82,9 +91,6 @@ struct Notice {
 
 template <class Config>
 struct Storage {
-  struct Stage {
-    OperandBlock a[Config::kRows], b[Config::kColumns];
-  };
   // The valid steps of a tile, or of a part of it.
   struct List {
     Tile tile;
@@ -93,8 +99,8 @@ struct Storage {
     Step<Config> steps[Config::kListCapacity];
   };
 
-  Stage stages[Config::kStages];
-  OperandBlock output[Config::kWarpgroups];  // where C is put together
+  typename Config::Stage stages[Config::kStages];
+  typename Config::Output output;
   List lists[Config::kLists];
   Notice<Config> notices[Config::kStages];
   Tile tiles[Config::kStages];  // where one ends

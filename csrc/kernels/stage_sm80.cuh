@@ -27,11 +27,6 @@ struct StageTile {
   static constexpr int kChunkElements = kChunkBytes / sizeof(Element);
   static constexpr int kBytes = kExtent * kStageDepthBytes;
 
-  // Where a chunk lies, in bytes.
-  __device__ static int offset(int line, int chunk) {
-    return line * kLineBytes + (chunk ^ swizzle(line)) * kChunkBytes;
-  }
-
   // A lane's place in the tile, to which constants are added later. Where lane's and constant parts
   // of the line, and of the chunk, have no bit in common, the swizzle of the sum is the XOR of both
   // swizzles: all of a lane's fragments then share a few offsets, where computing each offset by
@@ -75,12 +70,12 @@ class OperandStream {
                            int64_t depth)
       : operand_(operand),
         depth_(depth),
-        extent_(static_cast<int>(min(size - first, int64_t{Tile::kExtent}))) {
+        extent_(static_cast<int>(min(size - first, int64_t{Tile::kExtent}))),
+        place_(threadIdx.x / Tile::kLineChunks, threadIdx.x % Tile::kLineChunks) {
     const int line = threadIdx.x / Tile::kLineChunks, chunk = threadIdx.x % Tile::kLineChunks;
     source_ = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
               first * (Tile::kKMajor ? operand.leading : 1) + line * operand.leading +
               chunk * Tile::kChunkElements;
-    offset_ = Tile::offset(line, chunk);
   }
 
   // Begins the copies of depth k, k + 1, ... into `stage`; of the tile's bands of 32 rows only
@@ -114,9 +109,7 @@ class OperandStream {
       const int line = first_line + pass * kPassLines;
       const int band = (Tile::kKMajor ? line : position()) / 32;
       if ((bands >> band & 1) == 0) continue;
-      // Passes are whole periods of the swizzle apart.
-      static_assert(Tile::swizzle(kPassLines) == 0);
-      char* const target = stage + offset_ + pass * kPassLines * Tile::kLineBytes;
+      char* const target = stage + place_.offset(pass * kPassLines, 0);
       const int bytes = bytes_of(line);
       copy_async(target, bytes > 0 ? source : operand_.data, bytes);
     }
@@ -125,8 +118,8 @@ class OperandStream {
   const Operand& operand_;
   const Element* source_;  // this thread's chunk of the first pass, at k = 0
   int64_t depth_;
-  int extent_;  // rows (or columns) of the tile that exist
-  int offset_;  // where the first pass's chunk goes in a stage
+  int extent_;                  // rows (or columns) of the tile that exist
+  typename Tile::Place place_;  // where the first pass's chunk goes in a stage
 };
 
 }  // namespace spamm::kernels

@@ -19,6 +19,7 @@
 namespace spamm::kernels::sm90 {
 
 using cute::SM90::GMMA::Major;
+using cute::SM90::GMMA::ScaleOut;
 
 constexpr int kBlock = 64;  // rows, columns and depth of an operand block
 constexpr int kLineBytes = 128;
@@ -73,9 +74,9 @@ constexpr uint32_t kSliceStep = (kMajor == Major::K ? 32 : 16 * kLineBytes) / kD
 constexpr int kThreadValues = 32;  // of a 64 x 64 block of C, in each thread of the warpgroup
 
 template <class AtomType, int kFirst, int kSize, int... kIndex>
-__device__ __forceinline__ void fma(uint64_t a, uint64_t b, float (&acc)[kSize],
+__device__ __forceinline__ void fma(uint64_t a, uint64_t b, float (&acc)[kSize], ScaleOut scale,
                                     std::integer_sequence<int, kIndex...>) {
-  AtomType::fma(a, b, acc[kFirst + kIndex]...);
+  AtomType::fma(a, b, acc[kFirst + kIndex]..., scale);
 }
 
 // The descriptor of what lies `units` further. Only the low word holds the address.
@@ -85,11 +86,12 @@ __device__ __forceinline__ uint64_t advance(cute::GmmaDescriptor descriptor, uin
 }
 
 // acc, columns kColumn to kColumn + kWidth, += the block of A at `a` times these columns of the row
-// of blocks of B at `b`, in the depths kDepth to kDepth + kDepths of both. Asynchronous: the caller
-// fences before, commits and waits after.
+// of blocks of B at `b`, in the depths kDepth to kDepth + kDepths of both; = instead of += if
+// `start` is Zero. Asynchronous: the caller fences before, commits and waits after.
 template <class Element, Major kMajorA, Major kMajorB, int kColumn, int kWidth, int kDepth,
           int kDepths, int kSize>
-__device__ __forceinline__ void multiply_columns(uint64_t a, uint64_t b, float (&acc)[kSize]) {
+__device__ __forceinline__ void multiply_columns(uint64_t a, uint64_t b, float (&acc)[kSize],
+                                                 ScaleOut start = ScaleOut::One) {
   using AtomType = typename Atom<Element, kWidth, kMajorA, kMajorB>::Type;
   constexpr int kColumnValues = kBlock / kThreadValues;  // columns that share a value of a thread
   constexpr uint32_t kOffset = column_offset<kMajorB>(kColumn);
@@ -97,7 +99,8 @@ __device__ __forceinline__ void multiply_columns(uint64_t a, uint64_t b, float (
   for (int slice = kDepth / 16; slice < (kDepth + kDepths) / 16; ++slice) {
     fma<AtomType, kColumn / kColumnValues>(
         advance(a, slice * kSliceStep<kMajorA>), advance(b, kOffset + slice * kSliceStep<kMajorB>),
-        acc, std::make_integer_sequence<int, kWidth / kColumnValues>{});
+        acc, slice == kDepth / 16 ? start : ScaleOut::One,
+        std::make_integer_sequence<int, kWidth / kColumnValues>{});
   }
 }
 

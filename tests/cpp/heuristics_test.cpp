@@ -29,19 +29,31 @@ TEST(Heuristics, TensorMapsTakeWhat32BitCoordinatesReach) {
 }
 
 TEST(Heuristics, KernelsByTypeAndChip) {
-  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(dtype, allow_tf32, hopper));
+  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper,
+                       Block block = {64, 64, 64}) -> std::string {
+    return kernel_name(choose_kernel(dtype, block, allow_tf32, hopper));
   };
   EXPECT_EQ(name(at::kHalf, false, true), "sm90-wgmma-f16");
   EXPECT_EQ(name(at::kBFloat16, false, true), "sm90-wgmma-bf16");
   EXPECT_EQ(name(at::kHalf, false, false), "sm80-mma-f16");
   EXPECT_EQ(name(at::kBFloat16, false, false), "sm80-mma-bf16");
   for (const bool hopper : {false, true}) {
-    EXPECT_EQ(name(at::kFloat, false, hopper), "sm80-simt-f32");
     EXPECT_EQ(name(at::kFloat, true, hopper), "sm80-mma-tf32");
-    EXPECT_EQ(name(at::kDouble, true, hopper), "sm80-dmma-f64");
+    EXPECT_EQ(name(at::kDouble, true, hopper), hopper ? "sm90-dmma-f64" : "sm80-dmma-f64");
   }
-  EXPECT_THROW(choose_kernel(at::kInt, false, false), c10::TypeError);
+  EXPECT_THROW(choose_kernel(at::kInt, {64, 64, 64}, false, false), c10::TypeError);
+}
+
+TEST(Heuristics, Float32InHalvesServesBlocksOf64AndMore) {
+  const auto name = [](Block block, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(at::kFloat, block, false, hopper));
+  };
+  EXPECT_EQ(name({64, 64, 64}, true), "sm90-wgmma-f32x3");
+  EXPECT_EQ(name({128, 64, 128}, true), "sm90-wgmma-f32x3");
+  EXPECT_EQ(name({64, 64, 64}, false), "sm80-simt-f32");
+  for (const Block& block : {Block{32, 64, 64}, Block{64, 32, 64}, Block{128, 128, 32}}) {
+    EXPECT_EQ(name(block, true), "sm80-simt-f32");
+  }
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
@@ -52,6 +64,8 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1024, 1024), Tile::kSmall);
   EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1536, 1408), Tile::kLarge);  // 132 tiles of 128 x 128
   EXPECT_EQ(tile(Kernel::kMmaF16, 132, 1, 1), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1024, 1024), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1536, 1408), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1024, 1024), Tile::kSmall);  // 128 tiles of 128 x 64
   EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1025, 1024), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaBf16, 133, 1, 1), Tile::kLarge);

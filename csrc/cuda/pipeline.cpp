@@ -1,0 +1,67 @@
+// SpAMM on CUDA where stages join: float32 in halves takes norms and halves in one pass over an
+// operand.
+#include "pipeline.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "checks.h"
+#include "product.h"
+#include "spamm/spamm.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+Tensor as_batch(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
+
+// Room for x's norm map.
+Tensor empty_map(const Tensor& x) {
+  auto shape = x.sizes().vec();
+  for (int64_t i = x.dim() - 2; i < x.dim(); ++i) {
+    shape[i] = blocks_of(shape[i], kernels::kSplitBlock);
+  }
+  return at::empty(shape, x.options());
+}
+
+// Whether one pass serves an operand: not where its batches are one matrix, which is split once.
+bool takes_norms_with_halves(const Tensor& x) {
+  return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
+}
+
+Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
+                std::optional<double> valid_ratio, std::optional<double> max_error,
+                at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
+                const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  check_operands(a, b);
+  check_knobs(tau, valid_ratio, max_error);
+  const Block block = check_block(block_edges);
+  const OnDevice device(a);
+  constexpr int64_t kEdge = kernels::kSplitBlock;
+  const bool joins = block.m == kEdge && block.k == kEdge && block.n == kEdge && a.numel() > 0 &&
+                     b.numel() > 0 && kernel_for(a, b, block, device) == Kernel::kWgmmaF32x3 &&
+                     takes_norms_with_halves(a) && takes_norms_with_halves(b);
+  if (!joins) {
+    return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
+                           beta, alpha);
+  }
+  const auto batch_of_map = [](const Tensor& map, const OptTensor& given) {
+    return given ? Tensor() : as_batch(map);
+  };
+  const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
+  const SplitOperands halves(as_batch(a), as_batch(b), batch_of_map(map_a, norm_a),
+                             batch_of_map(map_b, norm_b), device.stream());
+  const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+  return product(a, b, &halves, map_a, map_b, threshold, block_edges, input, beta, alpha);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("spamm", &spamm_op); }
+
+}  // namespace spamm::cuda

@@ -1,0 +1,26 @@
+// The product on CUDA, as its ops share it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+#include "checks.h"
+#include "device.h"
+#include "heuristics.h"
+#include "split.h"
+
+namespace spamm::cuda {
+
+// The kernel for the product of `a` and `b`, whose device is the current one.
+Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
+                  const OnDevice& device);
+
+// What multiply computes; arguments as there. `halves`, where the caller has them already, are of
+// the very operands, and kernel_for() was kWgmmaF32x3.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const SplitOperands* halves,
+                   const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
+                   at::IntArrayRef block, const std::optional<at::Tensor>& input,
+                   const at::Scalar& beta, const at::Scalar& alpha);
+
+}  // namespace spamm::cuda

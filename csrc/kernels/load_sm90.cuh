@@ -1,0 +1,92 @@
+// The load warps of the Hopper multiply: a thread for each operand walks the lists and has its
+// blocks fetched into the next stage, by the overload of fetch() for the kernel's parameters.
+#pragma once
+
+#include "multiply_sm90_params.h"
+#include "pipeline_sm90.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// Loads one operand's blocks.
+template <class Config, bool kIsA, class Params>
+class Loader {
+  static constexpr int kBlocks = kIsA ? Config::kRows : Config::kColumns;
+
+ public:
+  __device__ Loader(const Params& params, Storage<Config>& storage)
+      : params_(params), storage_(storage) {}
+
+  __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
+    const uint32_t needed = needed_blocks(step.mask);
+    announce({step.mask, ends_tile ? End::kTile : End::kNothing}, tile,
+             __popc(needed) * Config::kBytesPerBlock);
+    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if ((needed >> i & 1) == 0) continue;
+      fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, step.index, i,
+                          storage_.full[at_.slot], storage_.stages[at_.slot]);
+    }
+    at_.advance();
+  }
+
+  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
+  __device__ void end_tile(Tile tile) {
+    announce({{}, End::kTile}, tile, 0);
+    at_.advance();
+  }
+
+  __device__ void end_work() { announce({{}, End::kWork}, {}, 0); }
+
+ private:
+  // The rows, or the columns, of the tile in which the mask has a bit.
+  __device__ static uint32_t needed_blocks(const Mask<Config>& mask) {
+    uint32_t needed = 0;
+#pragma unroll
+    for (int block = 0; block < Config::kRows * Config::kColumns; ++block) {
+      const bool any = mask.bits(block * Config::kBlockBits, Config::kBlockBits) != 0;
+      const int line = kIsA ? block / Config::kColumns : block % Config::kColumns;
+      needed |= static_cast<uint32_t>(any) << line;
+    }
+    return needed;
+  }
+
+  // Waits for the next stage and tells what comes into it.
+  __device__ void announce(const Notice<Config>& notice, Tile tile, uint32_t bytes) {
+    storage_.empty[at_.slot].wait(at_.phase ^ 1);
+    if constexpr (kIsA) {
+      storage_.notices[at_.slot] = notice;
+      if (notice.ends == End::kTile) storage_.tiles[at_.slot] = tile;
+    }
+    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
+  }
+
+  const Params& params_;
+  Storage<Config>& storage_;
+  RingPosition<Config::kStages> at_;
+};
+
+// The thread that loads one operand.
+template <class Config, bool kIsA, class Params>
+__device__ void load_lists(const Params& params, Storage<Config>& storage) {
+  Loader<Config, kIsA, Params> loader(params, storage);
+  RingPosition<Config::kLists> from;
+  while (true) {
+    storage.list_full[from.slot].wait(from.phase);
+    const auto& list = storage.lists[from.slot];
+    if (list.ends_work) break;
+    const Tile tile = list.tile;
+    const int count = list.count;
+    const bool ends_tile = list.ends_tile;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
+    }
+    if (ends_tile && count == 0) loader.end_tile(tile);
+    storage.list_empty[from.slot].arrive();
+    from.advance();
+  }
+  loader.end_work();
+}
+
+}  // namespace spamm::kernels::sm90

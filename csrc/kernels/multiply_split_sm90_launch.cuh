@@ -1,0 +1,72 @@
+// Starts the split and the multiply of split operands.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "multiply_sm90_launch.cuh"
+#include "multiply_split_sm90.cuh"
+#include "split.cuh"
+
+namespace spamm::kernels {
+
+// Splits one matrix, or two, each of at most 2^31 - 1 blocks, and makes the norm maps of those
+// whose matrix.norms is not null.
+inline cudaError_t launch_split(const SplitParams* params, int count, cudaStream_t stream) {
+  const auto thread_blocks = [](const SplitParams& p) {
+    const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
+    return static_cast<unsigned>((blocks - 1) / kSplitGroups + 1);
+  };
+  MatrixPair<SplitParams> pair{};
+  pair.matrices[0] = params[0];
+  pair.second_begins = thread_blocks(params[0]);
+  unsigned blocks = pair.second_begins;
+  if (count == 2) {
+    pair.matrices[1] = params[1];
+    blocks += thread_blocks(params[1]);
+  }
+  split<<<blocks, kNormThreads, 0, stream>>>(pair);
+  return cudaGetLastError();
+}
+
+namespace sm90 {
+
+template <class Config>
+cudaError_t launch_split_multiply(const MultiplyParams<float>& p, const SplitSource& a,
+                                  const SplitSource& b, int multiprocessors, int* next_tile,
+                                  cudaStream_t stream) {
+  SplitProduct params{};
+  params.a = a;
+  params.b = b;
+  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors, next_tile);
+  return start<Config>(multiply_split_sm90<Config>, params, blocks, stream);
+}
+
+// Tiles of 128 x 128, or of 64 x 128 for products that have too few of these.
+enum class SplitTileSize { k64x128, k128x128 };
+
+using SplitLaunch = cudaError_t (*)(const MultiplyParams<float>& p, const SplitSource& a,
+                                    const SplitSource& b, int multiprocessors, int* next_tile,
+                                    cudaStream_t stream);
+
+template <Major kMajorA, Major kMajorB>
+SplitLaunch choose_split_launch(SplitTileSize tile) {
+  using Small = SplitConfig<kMajorA, kMajorB, 1, 2, 1, 4>;
+  using Large = SplitConfig<kMajorA, kMajorB, 2, 2, 2, 3>;
+  return tile == SplitTileSize::k64x128 ? launch_split_multiply<Small>
+                                        : launch_split_multiply<Large>;
+}
+
+// Computes p of split operands on `stream`; next_tile as for multiply(). Of p.a and p.b only
+// k_major, the order of the split, and whether there is a batch stride are used.
+inline cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
+                                  const SplitSource& b, SplitTileSize tile, int multiprocessors,
+                                  int* next_tile, cudaStream_t stream) {
+  constexpr auto kK = Major::K, kMN = Major::MN;
+  const auto choose =
+      p.a.k_major ? (p.b.k_major ? choose_split_launch<kK, kK> : choose_split_launch<kK, kMN>)
+                  : (p.b.k_major ? choose_split_launch<kMN, kK> : choose_split_launch<kMN, kMN>);
+  return choose(tile)(p, a, b, multiprocessors, next_tile, stream);
+}
+
+}  // namespace sm90
+}  // namespace spamm::kernels

@@ -1,0 +1,176 @@
+// Splits float32 blocks of 64 x 64 into halves for multiply_split_sm90.cuh, and takes their norms
+// in the same pass, with the very bits of norm_map.cuh. One launch serves one matrix or both
+// operands.
+//
+// x = 2^exponent * (high + low), with the power of two that brings the block's largest magnitude
+// into [2^14, 2^15): high is x rounded to half, low the rest rounded to half. Where high is 1 or
+// more, both together are right to 2^-23; below, low runs into half's smallest number and the error
+// stays under 2^-40 of the block's largest entry. That is as good in a product, as long as the
+// other factor does not favour the small entries along K: a block in which some k has nothing
+// within 2^-15 of the largest entry is marked as wide, and two wide blocks are multiplied without
+// their halves. So is every block with an infinity or a NaN, of which halves would make NaN alone.
+#pragma once
+
+#include "norm_map.cuh"
+#include "split_params.h"
+
+namespace spamm::kernels {
+
+constexpr int kSplitGroupWarps = norm_warps<float>(12);
+constexpr int kSplitGroups = kNormWarps / kSplitGroupWarps;
+constexpr int kSplitThreads = 32 * kSplitGroupWarps;  // for a block
+constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
+constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
+static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
+constexpr int kHighBits = 14;  // the largest entry's exponent in halves
+
+// A thread's chunks of a block, line by line: index(i, thread) in the block.
+struct SplitShare {
+  Chunk<float> chunks[kSplitLoads];
+
+  __device__ static int index(int i, int thread) { return thread + i * kSplitThreads; }
+
+  // Entry by entry, for what has no vectors.
+  __device__ void load_entries(const NormBlock<float>& block, int thread) {
+#pragma unroll
+    for (int i = 0; i < kSplitLoads; ++i) {
+      const int line = index(i, thread) / kSplitLineChunks;
+      const int first = index(i, thread) % kSplitLineChunks * 4;
+      chunks[i] = {};
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        if (line < block.lines_left && first + e < block.length_left) {
+          chunks[i].set(
+              e, block.data[line * block.p.line_stride + (first + e) * block.p.entry_stride]);
+        }
+      }
+    }
+  }
+};
+
+// norm_map's sum of a block whose chunks came as vectors.
+__device__ inline void sum_squares(const SplitShare& share, float& sum, bool& nonzero) {
+  AnyNonzero<float> any;
+#pragma unroll
+  for (int i = 0; i < kSplitLoads; i += kChain) sum += chain_of_squares(share.chunks + i);
+#pragma unroll
+  for (const Chunk<float>& chunk : share.chunks) any.add(chunk);
+  nonzero = any.found();
+}
+
+// Of magnitude bits that are a number other than zero.
+__device__ inline int exponent_of(uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 23);
+  return exponent > 0 ? exponent - 127 : 31 - 149 - __clz(static_cast<int>(bits));
+}
+
+// The largest magnitude for each k of a block, whose threads call it together. `largest` is zero
+// before.
+__device__ inline void find_largest(const SplitShare& share, bool lines_along_k, int thread,
+                                    uint32_t (&largest)[kSplitBlock]) {
+  constexpr uint32_t kMagnitude = 0x7fffffff;
+  if (lines_along_k) {
+    // A thread has the same four k in all its chunks.
+    uint32_t most[4] = {};
+#pragma unroll
+    for (const Chunk<float>& chunk : share.chunks) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      most[e] = max(most[e], __shfl_xor_sync(~0u, most[e], kSplitLineChunks));
+      if (thread % 32 < kSplitLineChunks) {
+        atomicMax(&largest[thread % kSplitLineChunks * 4 + e], most[e]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSplitLoads; ++i) {
+      const uint32_t(&w)[4] = share.chunks[i].words;
+      uint32_t most =
+          max(max(w[0] & kMagnitude, w[1] & kMagnitude), max(w[2] & kMagnitude, w[3] & kMagnitude));
+#pragma unroll
+      for (int distance = kSplitLineChunks / 2; distance > 0; distance /= 2) {
+        most = max(most, __shfl_xor_sync(~0u, most, distance));
+      }
+      if (thread % kSplitLineChunks == 0) {
+        largest[SplitShare::index(i, thread) / kSplitLineChunks] = most;
+      }
+    }
+  }
+}
+
+// Writes a thread's chunks as halves of 2^shift times their entries.
+__device__ inline void write_halves(const SplitShare& share, int thread, int shift,
+                                    SplitBlock& to) {
+  const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
+#pragma unroll
+  for (int i = 0; i < kSplitLoads; ++i) {
+    const int index = SplitShare::index(i, thread);
+    const int line = index / kSplitLineChunks, chunk = index % kSplitLineChunks;
+    __half2 high[2], low[2];
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      const float2 x = {share.chunks[i].entry(e) * first * second,
+                        share.chunks[i].entry(e + 1) * first * second};
+      high[e / 2] = __float22half2_rn(x);
+      const float2 rounded = __half22float2(high[e / 2]);
+      low[e / 2] = __floats2half2_rn(x.x - rounded.x, x.y - rounded.y);
+    }
+    const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
+    *reinterpret_cast<uint2*>(to.high + at) = reinterpret_cast<const uint2&>(high);
+    *reinterpret_cast<uint2*>(to.low + at) = reinterpret_cast<const uint2&>(low);
+  }
+}
+
+__global__ void __launch_bounds__(kNormThreads, 2)
+    split(const __grid_constant__ MatrixPair<SplitParams> pair) {
+  __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
+  let_next_kernel_start();
+  const SplitParams& p = pair.own();
+  const NormGroup group(kSplitGroupWarps);
+  const NormPlace place(p.matrix, group, pair.thread_block());
+  const NormBlock<float> block = place.block<float>(p.matrix);
+  largest[threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
+  static_assert(kSplitGroups * kSplitBlock == kNormThreads);
+  __syncthreads();
+
+  SplitShare share{};
+  float sum = 0;
+  bool nonzero = false;
+  if (place.exists && p.matrix.vector && block.is_whole()) {
+    block.load_vectors(group.thread, kSplitThreads, share.chunks);
+    sum_squares(share, sum, nonzero);
+  } else if (place.exists) {
+    share.load_entries(block, group.thread);
+    sum_squares<false, 4>(block, group.thread, kSplitThreads, sum, nonzero);
+  }
+  find_largest(share, p.lines_along_k, group.thread, largest[group.index]);
+  __syncthreads();
+  if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);
+  if (!place.exists) return;
+
+  const int lane = threadIdx.x % 32;
+  const uint32_t here[2] = {largest[group.index][lane], largest[group.index][lane + 32]};
+  const uint32_t most = __reduce_max_sync(~0u, max(here[0], here[1]));
+  const uint32_t least = __reduce_min_sync(~0u, min(here[0] - 1, here[1] - 1)) + 1;  // but 0
+  const bool special = most >= 0x7f800000;
+  const int exponent = most == 0 || special ? 0 : exponent_of(most) - kHighBits;
+  const bool wide = most != 0 && !special && exponent_of(least) < exponent;
+
+  const int64_t i = p.lines_along_k ? place.line : place.position;
+  const int64_t k = p.lines_along_k ? place.position : place.line;
+  const int64_t number = (place.batch * p.split.extent + i) * p.split.depth + k;
+  write_halves(share, group.thread, -exponent, p.split.blocks[number]);
+  if (group.thread == 0) {
+    const auto edge = [](int64_t left) {
+      return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
+    };
+    p.split.headers[number] = {block.data, static_cast<int16_t>(exponent),
+                               static_cast<uint8_t>(special ? kSplitSpecial : wide * kSplitWide),
+                               edge(block.lines_left), edge(block.length_left)};
+  }
+}
+
+}  // namespace spamm::kernels

@@ -1,0 +1,55 @@
+// A float32 operand split into halves, for products of float32 accuracy on tensor cores.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "norm_map_params.h"
+
+namespace spamm::kernels {
+
+constexpr int kSplitBlock = 64;  // lines of a block, and entries of a line
+
+// A block x as 2^exponent * (high + low): both in lines of 128 bytes, 16-byte chunks permuted as by
+// TMA's 128-byte swizzle, zeros where the matrix has ended.
+struct alignas(128) SplitBlock {
+  uint8_t high[kSplitBlock * 128], low[kSplitBlock * 128];
+};
+
+// Blocks that halves do not hold.
+enum SplitKind : uint8_t {
+  kSplitWide = 1,     // magnitudes differ too much along K
+  kSplitSpecial = 2,  // infinities or NaN
+};
+
+// What else must be known of a block; copied in bulk, hence its size.
+struct alignas(16) SplitHeader {
+  const float* source;  // the block in the operand itself
+  int16_t exponent;
+  uint8_t kind;
+  uint8_t lines, length;  // of the block in the matrix, 1 to 64
+};
+
+// Block (batch, i, k) is number (batch * extent + i) * depth + k, i counting blocks of M or N.
+struct SplitOperand {
+  SplitBlock* blocks;
+  SplitHeader* headers;
+  int extent, depth;  // in blocks
+};
+
+struct SplitParams {
+  NormMapParams<float> matrix;  // in blocks of 64 x 64; norms may be null
+  SplitOperand split;
+  bool lines_along_k;  // a line's entries are neighbours along K
+};
+
+// What the multiply is told of an operand: its halves, and the steps between neighbours of M or N,
+// and of K, in the original.
+struct SplitSource {
+  SplitOperand split;
+  int64_t extent_stride, k_stride;
+};
+
+constexpr size_t kSplitBytesPerBlock = sizeof(SplitBlock) + sizeof(SplitHeader);
+
+}  // namespace spamm::kernels
