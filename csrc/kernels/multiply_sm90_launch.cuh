@@ -6,22 +6,11 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <type_traits>
 
 #include "multiply_sm90.cuh"
+#include "tensor_map_sm90.h"
 
 namespace spamm::kernels::sm90 {
-
-// The driver's tensor map encoder, found at run time so that nothing links libcuda; null if the
-// driver has none.
-inline auto find_encoder() {
-  void* function = nullptr;
-  cudaDriverEntryPointQueryResult found{};
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &found);
-  const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-  return usable ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
-}
 
 // A batch of matrices of 16-bit entries, `lines` of `length` contiguous ones. Strides in elements.
 struct MatrixLayout {
@@ -32,23 +21,16 @@ struct MatrixLayout {
 // Maps the matrices in boxes that fill an operand block.
 template <class Element>
 cudaError_t encode(CUtensorMap& map, const MatrixLayout& x) {
-  static const auto encoder = find_encoder();
-  if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
   // Strides that nothing steps over may hold anything, but the encoder checks them.
   const auto bytes = [](int64_t size, int64_t stride) {
-    return static_cast<cuuint64_t>(size > 1 ? stride * sizeof(Element) : 16);
+    return static_cast<uint64_t>(size > 1 ? stride * sizeof(Element) : 16);
   };
-  const cuuint64_t sizes[] = {static_cast<cuuint64_t>(x.length), static_cast<cuuint64_t>(x.lines),
-                              static_cast<cuuint64_t>(x.batch)};
-  const cuuint64_t strides[] = {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)};
-  const cuuint32_t box[] = {kLineBytes / sizeof(Element), kBlock, 1}, every[] = {1, 1, 1};
-  constexpr auto kType = std::is_same_v<Element, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                                         : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult result =
-      encoder(&map, kType, 3, const_cast<void*>(x.data), sizes, strides, box, every,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return encode_tensor_map<Element, 3>(
+      map, x.data,
+      {static_cast<uint64_t>(x.length), static_cast<uint64_t>(x.lines),
+       static_cast<uint64_t>(x.batch)},
+      {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)},
+      {kLineBytes / sizeof(Element), kBlock, 1}, {1, 1, 1});
 }
 
 // `extent` is M for A and N for B.

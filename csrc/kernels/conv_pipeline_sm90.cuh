@@ -1,0 +1,95 @@
+// The shared memory of the Hopper convolution: what its warps hand to each other, and through which
+// barriers.
+#pragma once
+
+#include <type_traits>
+
+#include "conv_params_sm90.h"
+#include "pipeline_sm90.cuh"
+
+namespace spamm::kernels::conv {
+
+using sm90::Barrier;
+using sm90::kBlock;
+using sm90::kLineBytes;
+using sm90::OperandBlock;
+using sm90::RingPosition;
+
+// A tile of kRows x 64 output channels and kBoxes x 64 pixels. Each warpgroup makes 64 channels of
+// two neighbouring boxes, the second of which fills only its first kLastWidth columns.
+template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
+struct Config {
+  using Element = Element_;
+  static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kWarpgroups = kRows * kBoxes / 2;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kLists = 2, kListCapacity = 128;
+  static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums of a thread
+};
+
+// First pixel of a box, in the output.
+struct Box {
+  int image, row, column;
+};
+
+template <class Config>
+struct Tile {
+  int channel;  // the first
+  Box boxes[Config::kBoxes];
+};
+
+// A kernel position and 64 channels there, and the blocks of the output for which their product is
+// valid: bit row * kBoxes + box.
+struct Step {
+  uint16_t mask, group;
+  uint8_t kernel_row, kernel_column;
+  uint16_t position;
+};
+
+// Squares of bfloat16 numbers need more range than float has.
+template <class Element>
+using SquareSum = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, double, float>;
+
+// Above a step's mask.
+constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
+
+template <class Config>
+struct Storage {
+  struct Stage {
+    OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
+  };
+  // The valid steps of a tile, or of a part of it.
+  struct List {
+    Tile<Config> tile;
+    int count;
+    bool ends_tile, ends_work;
+    Step steps[Config::kListCapacity];
+  };
+
+  Stage stages[Config::kStages];
+  OperandBlock output[Config::kWarpgroups];  // on its way out
+  // Sums of a stored block, warp by warp.
+  SquareSum<typename Config::Element> squares[Config::kWarpgroups][4];
+  List lists[Config::kLists];
+  // What the warpgroups must know of a stage beside its operands: a step's mask and the flags
+  // above, and the tile where it ends.
+  uint32_t notices[Config::kStages];
+  Tile<Config> tiles[Config::kStages];
+  alignas(8) Barrier full[Config::kStages], empty[Config::kStages];
+  Barrier list_full[Config::kLists], list_empty[Config::kLists];
+
+  __device__ void initialize() {
+    for (int i = 0; i < Config::kStages; ++i) {
+      full[i].init(2);                         // both loads
+      empty[i].init(4 * Config::kWarpgroups);  // every warp that multiplies
+    }
+    for (int i = 0; i < Config::kLists; ++i) {
+      list_full[i].init(32);  // the lanes that wrote it
+      list_empty[i].init(2);  // both loads
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+}  // namespace spamm::kernels::conv

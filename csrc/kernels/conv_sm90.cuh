@@ -1,0 +1,225 @@
+// A convolution as SpAMM for Hopper (sm_90a), its im2col matrix never in memory: float16 and
+// bfloat16, channels last, float32 sums.
+//
+// The product is weight matrix times im2col matrix. A step of K is one kernel position and 64
+// channels; what it needs of the im2col matrix is a box of the input (64 channels, columns, rows,
+// images), shifted by that position, which one TMA load brings, zeros for the padding included.
+// Skipping is exact for each pair of a weight block and a pixel block.
+// Tile: a thread block makes kRows x 64 output channels of kBoxes boxes of 64 pixels.
+// Pipeline, for the life of a persistent thread block:
+//   list warp     claims a tile and lists the steps that hold something valid, each with one bit
+//                 for every block of the output (conv_list_sm90.cuh);
+//   load warps    one for the weights and one for the pixels: a thread walks the list and has TMA
+//                 fetch, into the next of kStages stages, the blocks that some bit needs;
+//   warpgroups    each has 64 channels of two boxes, its sums in registers. The tile leaves by TMA
+//                 as well (conv_epilogue_sm90.cuh).
+// A batch of 65 to 127 fills the second box of a pair only in part: kLastWidth, a multiple of 8, is
+// as wide as the instructions then are.
+// Sums run in the order of K: same bits every time.
+// Limits: those of ConvShape; all counts of pixels, blocks and tiles below 2^31; block edges of 64
+// or 128, or 32 where there is only one such block.
+#pragma once
+
+#include "conv_wgmma_sm90.cuh"
+
+#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
+#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
+#endif
+#include <cute/arch/copy_sm90_desc.hpp>
+
+#include "conv_epilogue_sm90.cuh"
+#include "conv_list_sm90.cuh"
+#include "cutlass/arch/grid_dependency_control.h"
+
+namespace spamm::kernels::conv {
+
+constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+
+// Loads the weights, or the pixels.
+template <class Config, bool kWeights>
+class Loader {
+ public:
+  __device__ Loader(const ConvParams& p, Storage<Config>& storage) : p_(p), storage_(storage) {}
+
+  __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+    const uint32_t needed = needed_boxes(step.mask);
+    const uint32_t bytes = (kWeights ? Config::kRows : __popc(needed)) * sizeof(OperandBlock);
+    announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
+    auto* barrier = reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]);
+    auto& stage = storage_.stages[at_.slot];
+    if constexpr (kWeights) {
+      cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight,
+                                   step.group * kBlock, step.position, tile.channel);
+    } else {
+      const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
+      const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;
+#pragma unroll
+      for (int i = 0; i < Config::kBoxes; ++i) {
+        if ((needed >> i & 1) == 0) continue;
+        const Box& box = tile.boxes[i];
+        cute::SM90_TMA_LOAD_4D::copy(&p_.map_input, barrier, kCacheHint, &stage.pixels[i],
+                                     step.group * kBlock,
+                                     box.column * p_.shape.stride.columns + column,
+                                     box.row * p_.shape.stride.rows + row, box.image);
+      }
+    }
+    at_.advance();
+  }
+
+  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
+  __device__ void end_tile(const Tile<Config>& tile) {
+    announce(kEndsTile, tile, 0);
+    at_.advance();
+  }
+
+  __device__ void end_work() { announce(kEndsWork, {}, 0); }
+
+ private:
+  // The boxes for which some row of the tile has a bit.
+  __device__ static uint32_t needed_boxes(uint32_t mask) {
+    uint32_t needed = 0;
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) needed |= mask >> (row * Config::kBoxes);
+    return needed & ((1u << Config::kBoxes) - 1);
+  }
+
+  // Waits for the next stage and tells what comes into it.
+  __device__ void announce(uint32_t notice, const Tile<Config>& tile, uint32_t bytes) {
+    storage_.empty[at_.slot].wait(at_.phase ^ 1);
+    if constexpr (kWeights) {
+      storage_.notices[at_.slot] = notice;
+      if (notice & kEndsTile) storage_.tiles[at_.slot] = tile;
+    }
+    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
+  }
+
+  const ConvParams& p_;
+  Storage<Config>& storage_;
+  RingPosition<Config::kStages> at_;
+};
+
+// The thread that loads one operand.
+template <class Config, bool kWeights>
+__device__ void load_lists(const ConvParams& p, Storage<Config>& storage) {
+  Loader<Config, kWeights> loader(p, storage);
+  RingPosition<Config::kLists> from;
+  while (true) {
+    storage.list_full[from.slot].wait(from.phase);
+    const auto& list = storage.lists[from.slot];
+    if (list.ends_work) break;
+    const Tile<Config> tile = list.tile;
+    const int count = list.count;
+    const bool ends_tile = list.ends_tile;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
+    }
+    if (ends_tile && count == 0) loader.end_tile(tile);
+    storage.list_empty[from.slot].arrive();
+    from.advance();
+  }
+  loader.end_work();
+}
+
+// acc, columns kColumn to kColumn + kWidth, += 64 output channels times these columns; and waits,
+// since ptxas serialises wgmma that it sees in flight across branches.
+template <class Element, int kColumn, int kWidth, int kSize>
+__device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels,
+                                             float (&acc)[kSize]) {
+  constexpr auto kK = sm90::Major::K;
+  cute::warpgroup_arrive();
+  sm90::multiply_columns<Element, kK, kK, kColumn, kWidth, 0, kBlock>(weight, pixels, acc);
+  cute::warpgroup_commit_batch();
+  cute::warpgroup_wait<0>();
+}
+
+// acc += 64 output channels times those of the two boxes whose bits are set.
+template <class Config>
+__device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, uint64_t pixels,
+                                              float (&acc)[Config::kValues]) {
+  using Element = typename Config::Element;
+  constexpr int kLastWidth = Config::kLastWidth;
+  if (bits == 3) {
+    float wide[Config::kValues];
+    sm90::hand_over<Config::kValues>(acc, wide);
+    multiply_now<Element, 0, kBlock + kLastWidth>(weight, pixels, wide);
+    sm90::hand_over<Config::kValues>(wide, acc);
+  } else if (bits == 1) {
+    multiply_now<Element, 0, kBlock>(weight, pixels, acc);
+  } else if (bits == 2) {
+    multiply_now<Element, kBlock, kLastWidth>(weight, pixels, acc);
+  }
+}
+
+// Warpgroup number `warpgroup` of those that multiply.
+template <class Config>
+__device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Config>& storage) {
+  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / sm90::kDescriptorUnit;
+  const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
+  uint64_t weight = sm90::descriptor<sm90::Major::K>(storage.stages[0].weight[row]);
+  uint64_t pixels = sm90::descriptor<sm90::Major::K>(storage.stages[0].pixels[first_box]);
+  float acc[Config::kValues] = {};
+  RingPosition<Config::kStages> at;
+  while (true) {
+    storage.full[at.slot].wait(at.phase);
+    const uint32_t notice = storage.notices[at.slot];
+    if (notice & kEndsWork) break;
+    multiply_step<Config>(notice >> (warpgroup * 2) & 3, weight, pixels, acc);
+    const bool ends_tile = notice & kEndsTile;
+    Box boxes[2] = {};
+    int channel = 0;
+    if (ends_tile) {
+      const Tile<Config>& tile = storage.tiles[at.slot];
+      channel = tile.channel + row * kBlock;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) boxes[i] = tile.boxes[first_box + i];
+    }
+    // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
+    at.advance();
+    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
+    weight = sm90::advance(weight, onwards);
+    pixels = sm90::advance(pixels, onwards);
+    if (ends_tile) {
+      ChannelBias bias;
+      bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
+      store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup], bias,
+                    acc);
+#pragma unroll
+      for (float& value : acc) value = 0;
+    }
+  }
+  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // they read shared memory
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    conv_sm90(const __grid_constant__ ConvParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  if (warp == 0 && elected) storage.initialize();
+  if (warp == 1 && elected) {
+    cute::prefetch_tma_descriptor(&p.map_input);
+    cute::prefetch_tma_descriptor(&p.map_weight);
+    cute::prefetch_tma_descriptor(&p.map_output);
+  }
+  __syncthreads();
+  cutlass::arch::launch_dependent_grids();
+
+  if (warp >= 4) {
+    multiply_stages<Config>(p, warp / 4 - 1, storage);
+  } else if (warp == 2) {
+    list_steps<Config>(p, storage);
+  } else if (warp == 1 && elected) {
+    load_lists<Config, false>(p, storage);
+  } else if (warp == 0 && elected) {
+    load_lists<Config, true>(p, storage);
+  }
+#endif
+}
+
+}  // namespace spamm::kernels::conv

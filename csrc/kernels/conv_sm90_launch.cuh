@@ -1,0 +1,161 @@
+// Starts the Hopper convolution and its norms: tensor maps, instance and grid from run-time sizes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "conv_norms.cuh"
+#include "conv_sm90.cuh"
+#include "tensor_map_sm90.h"
+
+namespace spamm::kernels::conv {
+
+// Launches on `stream`, and, with `overlap_previous`, while the kernel before on the stream ends:
+// what is launched waits for it before it reads.
+template <class Kernel, class Params>
+cudaError_t launch(Kernel kernel, unsigned grid, int threads, int shared_bytes,
+                   bool overlap_previous, cudaStream_t stream, const Params& params) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlap_previous;
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+template <class Element>
+cudaError_t pixel_norms(const PixelNormsParams& p, bool overlap_previous, cudaStream_t stream) {
+  const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
+  using Kernel = void (*)(PixelNormsParams);
+  static constexpr Kernel kKernels[2][4] = {
+      {pixel_norms<Element, 0, 3>, pixel_norms<Element, 1, 3>, pixel_norms<Element, 2, 3>,
+       pixel_norms<Element, 3, 3>},
+      {pixel_norms<Element, 0, 4>, pixel_norms<Element, 1, 4>, pixel_norms<Element, 2, 4>,
+       pixel_norms<Element, 3, 4>}};
+  const PixelNormsJob& job = p.jobs[0];
+  const Kernel kernel =
+      kKernels[p.jobs[1].log2_group == 7 || job.log2_group == 7][log2_slices(job.log2_images)];
+  return launch(kernel, blocks, kNormThreads, 0, overlap_previous, stream, p);
+}
+
+// Maps channels-last images in boxes of 64 channels and `box` pixels, `step` apart.
+template <class Element>
+cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
+                          const Log2Block& box, Step2 step) {
+  const auto edge = [](int log2, int step) {
+    return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
+  };
+  const auto taken = [](int log2, int step) { return static_cast<uint32_t>(log2 == 0 ? 1 : step); };
+  const uint64_t line = channels * sizeof(Element);
+  return sm90::encode_tensor_map<Element, 4>(
+      map, data,
+      {static_cast<uint64_t>(channels), static_cast<uint64_t>(extent.columns),
+       static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
+      {line, line * extent.columns, line * extent.columns * extent.rows},
+      {kBlock, edge(box.columns, step.columns), edge(box.rows, step.rows), edge(box.images, 1)},
+      {1, taken(box.columns, step.columns), taken(box.rows, step.rows), 1});
+}
+
+template <class Element>
+cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& shape, int rows) {
+  const uint64_t line = shape.channels * sizeof(Element);
+  const auto positions = static_cast<uint64_t>(shape.kernel.rows) * shape.kernel.columns;
+  return sm90::encode_tensor_map<Element, 3>(
+      map, data,
+      {static_cast<uint64_t>(shape.channels), positions, static_cast<uint64_t>(shape.out_channels)},
+      {line, line * positions}, {kBlock, 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
+}
+
+template <class Config>
+cudaError_t launch_conv(ConvParams p, const void* input, const void* weight, int multiprocessors,
+                        bool overlap_previous, cudaStream_t stream) {
+  using Element = typename Config::Element;
+  const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  const int blocks = std::min(p.tiles, multiprocessors);
+  if (blocks == p.tiles) p.next_tile = nullptr;
+
+  cudaError_t error = encode_pixels<Element>(p.map_input, input, p.shape.input, p.shape.channels,
+                                             p.box, p.shape.stride);
+  if (error == cudaSuccess) {
+    error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
+                                   p.box, {1, 1});
+  }
+  if (error == cudaSuccess) {
+    error = encode_weight<Element>(p.map_weight, weight, p.shape, Config::kRows);
+  }
+  if (error != cudaSuccess) return error;
+
+  const auto kernel = conv_sm90<Config>;
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= 227 * 1024);
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  return launch(kernel, blocks, Config::kThreads, kSharedBytes, overlap_previous, stream, p);
+}
+
+template <class Element, int kLastWidth>
+using SmallTile = Config<Element, 2, 2, kLastWidth, 6>;
+template <class Element, int kLastWidth>
+using LargeTile = Config<Element, 2, 4, kLastWidth, 4>;
+
+// Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
+// next_tile are given, the rest follows.
+// next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
+// kernel in flight may use it.
+template <class Element>
+cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize tile,
+                   int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+  p.box = box_of(p.block);
+  p.blocks = count(p.shape.output, p.block);
+  p.boxes = count(p.shape.output, p.box);
+  const int norm_group = 1 << std::max(p.log2_block_k, 6);
+  p.norm_groups = ceil_div(p.shape.channels, norm_group);
+  p.box_groups = ceil_div(p.shape.channels, kBlock);
+  p.steps = p.shape.kernel.rows * p.shape.kernel.columns * p.box_groups;
+  p.by_box_images = Divisor(p.boxes.images);
+  p.by_box_rows = Divisor(p.boxes.rows);
+  p.by_box_columns = Divisor(p.boxes.columns);
+  p.by_box_groups = Divisor(p.box_groups);
+  p.by_kernel_columns = Divisor(p.shape.kernel.columns);
+  // Two boxes of images: the second of each pair is the last one, which may be filled in part.
+  p.images_fastest = p.boxes.images == 2;
+  const bool one_pixel = p.box.images == 6;
+  const int last = p.shape.output.images - kBlock;
+  const int width = p.images_fastest && one_pixel ? ceil_div(last, 8) * 8 : kBlock;
+  const auto with_width = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    const auto instance = tile == TileSize::k128x128 ? launch_conv<SmallTile<Element, kWidth>>
+                                                     : launch_conv<LargeTile<Element, kWidth>>;
+    return instance(p, input, weight, multiprocessors, overlap_previous, stream);
+  };
+  switch (width) {
+    case 8:
+      return with_width(std::integral_constant<int, 8>{});
+    case 16:
+      return with_width(std::integral_constant<int, 16>{});
+    case 24:
+      return with_width(std::integral_constant<int, 24>{});
+    case 32:
+      return with_width(std::integral_constant<int, 32>{});
+    case 40:
+      return with_width(std::integral_constant<int, 40>{});
+    case 48:
+      return with_width(std::integral_constant<int, 48>{});
+    case 56:
+      return with_width(std::integral_constant<int, 56>{});
+    default:
+      return with_width(std::integral_constant<int, 64>{});
+  }
+}
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,34 @@
+// Warpgroup products of more widths than matrices need: all multiples of 8 columns, for batches
+// that fill a block in part. Both operands run along the channels.
+#pragma once
+
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // else CUTLASS has no such widths
+#include "wgmma_sm90.cuh"
+
+namespace spamm::kernels::sm90 {
+
+#define SPAMM_CONV_ATOMS(kN)                                                            \
+  template <>                                                                           \
+  struct Atom<__half, kN, Major::K, Major::K> {                                         \
+    using Type = cute::SM90::GMMA::MMA_64x##kN##x16_F32F16F16_SS<Major::K, Major::K>;   \
+  };                                                                                    \
+  template <>                                                                           \
+  struct Atom<__nv_bfloat16, kN, Major::K, Major::K> {                                  \
+    using Type = cute::SM90::GMMA::MMA_64x##kN##x16_F32BF16BF16_SS<Major::K, Major::K>; \
+  };
+SPAMM_CONV_ATOMS(8)
+SPAMM_CONV_ATOMS(16)
+SPAMM_CONV_ATOMS(24)
+SPAMM_CONV_ATOMS(40)
+SPAMM_CONV_ATOMS(48)
+SPAMM_CONV_ATOMS(56)
+SPAMM_CONV_ATOMS(72)
+SPAMM_CONV_ATOMS(80)
+SPAMM_CONV_ATOMS(88)
+SPAMM_CONV_ATOMS(96)
+SPAMM_CONV_ATOMS(104)
+SPAMM_CONV_ATOMS(112)
+SPAMM_CONV_ATOMS(120)
+#undef SPAMM_CONV_ATOMS
+
+}  // namespace spamm::kernels::sm90
