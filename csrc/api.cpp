@@ -122,9 +122,10 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
               IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-              at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block) {
+              at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
   return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, knob.tau,
-                     knob.valid_ratio, knob.max_error, block, pixel_block, std::nullopt);
+                     knob.valid_ratio, knob.max_error, block, pixel_block, std::nullopt,
+                     std::nullopt, relu);
 }
 
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {

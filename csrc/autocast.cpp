@@ -36,16 +36,32 @@ struct Autocast {
                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                        int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
                        std::optional<double> max_error, at::OptionalIntArrayRef block,
-                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
+                       const OptTensor& norm_input, bool relu) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     return ops::conv2d(cast(input), cast(weight), cast(bias), stride, padding, dilation, groups,
-                       tau, valid_ratio, max_error, block, pixel_block, norm_weight);
+                       tau, valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
+                       relu);
+  }
+
+  static std::tuple<Tensor, Tensor> conv2d_with_norms(
+      const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
+      IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+      std::optional<double> valid_ratio, std::optional<double> max_error,
+      at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+      const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::conv2d_with_norms(cast(input), cast(weight), cast(bias), stride, padding, dilation,
+                                  groups, tau, valid_ratio, max_error, block, pixel_block,
+                                  norm_weight, norm_input, relu);
   }
 
   static void register_ops(torch::Library& m) {
     m.impl("spamm", &spamm);
     m.impl("conv2d", &conv2d);
+    m.impl("conv2d_with_norms", &conv2d_with_norms);
   }
 };
 

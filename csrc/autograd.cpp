@@ -90,15 +90,18 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
   template <class Op>
   static Tensor forward(AutogradContext* ctx, const Op& op, const Tensor& input,
                         const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
-                        IntArrayRef padding, IntArrayRef dilation, int64_t groups) {
+                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, bool relu) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ctx->save_for_backward({input, weight});
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["padding"] = padding;
     ctx->saved_data["dilation"] = dilation;
     ctx->saved_data["groups"] = groups;
     if (bias) ctx->saved_data["bias_shape"] = bias->sym_sizes();
-    return op();
+    const Tensor output = op();
+    // Behind a relu, the gradient passes where the output is positive.
+    ctx->save_for_backward(relu ? variable_list{input, weight, output}
+                                : variable_list{input, weight});
+    return output;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -107,11 +110,13 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     const bool with_bias = ctx->saved_data.count("bias_shape") > 0;
     const bool batched = saved[0].dim() == 4;
     const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
+    const Tensor grad =
+        saved.size() == 3 ? at::threshold_backward(grads[0], saved[2], 0) : grads[0];
     const c10::SymInt zero(0);
     const auto bias_shape =
         with_bias ? ctx->saved_data["bias_shape"].toSymIntVector() : std::vector<c10::SymInt>{};
     auto [grad_input, grad_weight, grad_bias] = at::convolution_backward_symint(
-        as_batch(grads[0]), as_batch(saved[0]), saved[1],
+        as_batch(grad), as_batch(saved[0]), saved[1],
         with_bias ? at::OptionalSymIntArrayRef(bias_shape) : at::OptionalSymIntArrayRef(),
         c10::fromIntArrayRefSlow(ints("stride")), c10::fromIntArrayRefSlow(ints("padding")),
         c10::fromIntArrayRefSlow(ints("dilation")), /*transposed=*/false, {zero, zero},
@@ -119,7 +124,8 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
         {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
          with_bias && ctx->needs_input_grad(2)});
     if (!batched && grad_input.defined()) grad_input = grad_input.squeeze(0);
-    return {Tensor(), grad_input, grad_weight, grad_bias, Tensor(), Tensor(), Tensor(), Tensor()};
+    return {Tensor(), grad_input, grad_weight, grad_bias, Tensor(),
+            Tensor(), Tensor(),   Tensor(),    Tensor()};
   }
 };
 
@@ -127,14 +133,33 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                        int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
                        std::optional<double> max_error, at::OptionalIntArrayRef block,
-                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
+                       const OptTensor& norm_input, bool relu) {
   const auto op = [&] {
     return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                       max_error, block, pixel_block, norm_weight);
+                       max_error, block, pixel_block, norm_weight, norm_input, relu);
   };
   return with_dense_gradient<Conv2dFunction>(
       op, {needs_grad(input), needs_grad(weight), needs_grad(bias)}, input, weight, bias, stride,
-      padding, dilation, groups);
+      padding, dilation, groups, relu);
+}
+
+// Its norms only decide what is skipped; that its output's gradient is asked for would be a
+// mistake.
+std::tuple<Tensor, Tensor> conv2d_with_norms_autograd(
+    const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
+    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+    std::optional<double> valid_ratio, std::optional<double> max_error,
+    at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
+  const bool wanted = needs_grad(input) || needs_grad(weight) || needs_grad(bias);
+  TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
+              "conv2d_with_norms is for inference and has no gradient: expected no_grad or "
+              "inference_mode; got arguments that require one");
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return ops::conv2d_with_norms(input, weight, bias, stride, padding, dilation, groups, tau,
+                                valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
+                                relu);
 }
 
 // For ops without a gradient: their outputs are constants to autograd.
@@ -149,6 +174,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
+  m.impl("conv2d_with_norms", &conv2d_with_norms_autograd);
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
                            "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());

@@ -98,20 +98,26 @@ inline void check_norm_maps(const at::Tensor& norm_a, const at::Tensor& norm_b) 
       norm_b.sizes());
 }
 
-// A norm map the caller supplies must be the shape that norm_map would give.
+// A norm map the caller supplies must be of the `shape` that norm_map would give for an operand of
+// shape `operand_shape`, of the type and on the device of `operand`.
+inline void check_given_norm_map(const at::Tensor& norm, at::IntArrayRef shape,
+                                 const at::Tensor& operand, at::IntArrayRef operand_shape,
+                                 const char* name) {
+  TORCH_CHECK_TYPE(norm.scalar_type() == norm_dtype(operand.scalar_type()), name, " must be ",
+                   norm_dtype(operand.scalar_type()), " for ", operand.scalar_type(),
+                   " operands; got ", norm.scalar_type());
+  TORCH_CHECK(norm.sizes() == shape, name, " must have shape ", shape, " for an operand of shape ",
+              operand_shape, "; got ", norm.sizes());
+  TORCH_CHECK(norm.device() == operand.device(), name, " must be on the operands' device ",
+              operand.device(), "; got ", norm.device());
+}
+
 inline void check_norm_map_of(const at::Tensor& norm, const at::Tensor& operand, int64_t block_rows,
                               int64_t block_columns, const char* name) {
   auto shape = operand.sizes().vec();
   shape[shape.size() - 2] = blocks_of(operand.size(-2), block_rows);
   shape[shape.size() - 1] = blocks_of(operand.size(-1), block_columns);
-  TORCH_CHECK_TYPE(norm.scalar_type() == norm_dtype(operand.scalar_type()), name, " must be ",
-                   norm_dtype(operand.scalar_type()), " for ", operand.scalar_type(),
-                   " operands; got ", norm.scalar_type());
-  TORCH_CHECK(norm.sizes() == at::IntArrayRef(shape), name, " must have shape ",
-              at::IntArrayRef(shape), " for an operand of shape ", operand.sizes(), "; got ",
-              norm.sizes());
-  TORCH_CHECK(norm.device() == operand.device(), name, " must be on the operands' device ",
-              operand.device(), "; got ", norm.device());
+  check_given_norm_map(norm, shape, operand, operand.sizes(), name);
 }
 
 // The map that decides what is skipped, where it is not norm_b itself.

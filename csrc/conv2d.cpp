@@ -1,7 +1,9 @@
 // Convolution as SpAMM: weight matrix (out_channels x K) times im2col matrix (K x pixels), groups
-// as batches, in the pipeline's order: norm map -> threshold -> multiply. A device may have a way
-// of its own that needs no im2col matrix; what follows is for all others, and device-free: built of
-// ATen ops and of the stages, each dispatched on its own.
+// as batches, in the pipeline's order: norm map -> threshold -> multiply.
+//
+// Where a device has a convolution without an im2col matrix (implicit_conv.h), that is taken. What
+// follows here serves everything else, device-free: built of ATen ops and of the stages, each
+// dispatched on its own.
 //
 // The im2col matrix is explicit but never whole: it is built, judged and multiplied in pieces that
 // fit a budget. A given tau takes one pass over the pieces. A searched one needs all norms first,
@@ -72,15 +74,27 @@ void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
   target.copy_(whole);
 }
 
+// The norms of the weight matrix that the caller supplies must be what norm_map would give.
+void check_norm_weight(const Convolution& conv) {
+  if (!conv.norm_weight) return;
+  const Tensor& norm = *conv.norm_weight;
+  const auto [m, k, n] = conv.block;
+  const ConvShape& shape = conv.shape;
+  const int64_t positions = shape.kernel.height * shape.kernel.width;
+  const int64_t depth = positions * blocks_of(shape.group_in_channels(), k);
+  check_given_norm_map(norm, {shape.groups, blocks_of(shape.group_out_channels(), m), depth},
+                       conv.weight, {shape.groups, shape.group_out_channels(), depth * k},
+                       "norm_weight");
+}
+
 // The stages in order, piece by piece, into `output`.
 void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   const Tensor& input = conv.input;
   const ConvShape& shape = conv.shape;
   const Block& block = conv.block;
   const PixelBlocks& blocks = conv.blocks;
-  const OptTensor& norm_weight = conv.norm_weight;
+  const OptTensor &bias = conv.bias, &norm_weight = conv.norm_weight;
   const Tensor weights = weight_matrix(conv.weight, shape.groups, block.k);
-  if (norm_weight) check_norm_map_of(*norm_weight, weights, block.m, block.k, "norm_weight");
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
   if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
     cpu::implicit_conv(conv, knob, norm_a, output);
@@ -106,8 +120,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
     threshold = threshold_for(at::cat(norms, -1));
   }
   const OptTensor bias_row =
-      conv.bias ? OptTensor(conv.bias->view({shape.groups, 1, shape.group_out_channels()}))
-                : std::nullopt;
+      bias ? OptTensor(bias->view({shape.groups, 1, shape.group_out_channels()})) : std::nullopt;
   int64_t first = 0;  // pixel block of the piece
   for (size_t p = 0; p < pieces.size(); ++p) {
     const Tensor pixels = im2col.transposed(pieces[p]);
@@ -121,11 +134,39 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   }
 }
 
-Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                 const OptTensor& tau, std::optional<double> valid_ratio,
-                 std::optional<double> max_error, at::OptionalIntArrayRef block,
-                 at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+// The norms that an output leaves for the next layer.
+Tensor layer_norms(const Tensor& output) {
+  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
+  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
+}
+
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+  const ConvShape& shape = conv.shape;
+  const auto format = output_format(conv.input, conv.weight);
+  const std::array<int64_t, 4> sizes = {shape.images, shape.out_channels, shape.output.height,
+                                        shape.output.width};
+  const bool empty = c10::multiply_integers(sizes) == 0;
+#ifdef SPAMM_WITH_SM90A
+  if (!empty && cuda::has_implicit_conv(conv)) {
+    const auto [output, norms] = cuda::implicit_conv(conv, knob);
+    return {output.contiguous(format), norms};
+  }
+#endif
+  const Tensor output = at::empty(sizes, conv.input.options(), format);
+  if (!empty) convolve(conv, knob, output);
+  if (conv.relu) output.relu_();
+  return {output, conv.leave_norms ? layer_norms(output) : Tensor()};
+}
+
+// Of the arguments that conv2d and conv2d_with_norms share.
+ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
+                                     const OptTensor& bias, IntArrayRef stride, IntArrayRef padding,
+                                     IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+                                     std::optional<double> valid_ratio,
+                                     std::optional<double> max_error, at::OptionalIntArrayRef block,
+                                     at::OptionalIntArrayRef pixel_block,
+                                     const OptTensor& norm_weight, const OptTensor& norm_input,
+                                     bool relu, bool leave_norms) {
   check_knobs(tau, valid_ratio, max_error);
   if (tau) check_tau(*tau, input.device());
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
@@ -135,20 +176,51 @@ Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bia
                               .edge = pixel_block ? check_pixel_block(*pixel_block)
                                                   : default_pixel_block(shape.images, edges.n)};
   const Tensor batch = input.dim() == 4 ? input : input.unsqueeze(0);
-  const Tensor output =
-      at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
-                batch.options(), output_format(batch, weight));
-  if (output.numel() > 0) {
-    convolve({batch, weight, bias, shape, edges, blocks, norm_weight},
-             {tau, valid_ratio, max_error}, output);
+  const Convolution conv = {batch, weight, bias,        relu,       shape,
+                            edges, blocks, norm_weight, norm_input, leave_norms};
+  check_norm_weight(conv);
+  if (norm_input) {
+    check_given_norm_map(*norm_input,
+                         layer_norms_shape(shape.images, shape.input, shape.in_channels), batch,
+                         batch.sizes(), "norm_input");
   }
-  return input.dim() == 4 ? output : output.squeeze(0);
+  auto [output, norms] = convolve(conv, {tau, valid_ratio, max_error});
+  return {input.dim() == 4 ? output : output.squeeze(0), norms};
+}
+
+Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                 const OptTensor& tau, std::optional<double> valid_ratio,
+                 std::optional<double> max_error, at::OptionalIntArrayRef block,
+                 at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
+                 const OptTensor& norm_input, bool relu) {
+  return check_and_convolve(input, weight, bias, stride, padding, dilation, groups, tau,
+                            valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
+                            relu, /*leave_norms=*/false)
+      .output;
+}
+
+std::tuple<Tensor, Tensor> conv2d_with_norms_op(
+    const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
+    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+    std::optional<double> valid_ratio, std::optional<double> max_error,
+    at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
+  auto [output, norms] = check_and_convolve(input, weight, bias, stride, padding, dilation, groups,
+                                            tau, valid_ratio, max_error, block, pixel_block,
+                                            norm_weight, norm_input, relu, /*leave_norms=*/true);
+  return {output, norms};
 }
 
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
                              at::OptionalIntArrayRef pixel_block) {
   check_conv_weight(weight, groups);
   const Block edges = conv_block(block, pixel_block, weight.size(0) / groups, weight.size(1));
+#ifdef SPAMM_WITH_SM90A
+  if (cuda::has_implicit_weight_norm(weight, groups, edges)) {
+    return cuda::implicit_weight_norm(weight, edges);
+  }
+#endif
   return norm_map(weight_matrix(weight, groups, edges.k), {edges.m, edges.k});
 }
 
@@ -156,6 +228,7 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", &conv2d_op);
+  m.impl("conv2d_with_norms", &conv2d_with_norms_op);
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

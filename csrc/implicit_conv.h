@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <optional>
 
 #include "conv_shape.h"
@@ -15,10 +16,28 @@ namespace spamm {
 struct Convolution {
   at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
   std::optional<at::Tensor> bias;
+  bool relu;
   ConvShape shape;
   Block block;
   PixelBlocks blocks;
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
+  std::optional<at::Tensor> norm_input;   // as layer_norms' of the input
+  bool leave_norms;                       // the output's, too
+};
+
+// Norms that one layer leaves for the next: of every (block of 64 images, pixel, block of 64
+// channels), float32. They are the norms of the next layer's im2col blocks, shifted by the kernel
+// position, where its pixel block is (64, 1, 1) and its k is 64.
+constexpr int64_t kLayerNormBlock = 64;
+
+inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& size,
+                                                int64_t channels) {
+  return {blocks_of(images, kLayerNormBlock), size.height, size.width,
+          blocks_of(channels, kLayerNormBlock)};
+}
+
+struct ConvolutionResult {
+  at::Tensor output, norms;  // the second undefined where it is not asked for
 };
 
 namespace cpu {
@@ -27,9 +46,26 @@ namespace cpu {
 bool has_implicit_conv(const Convolution& conv);
 
 // Writes the convolution, whose weight has the norms `norm_weight`, into `output`, which is
-// contiguous or channels last.
+// contiguous or channels last; without what follows it (relu, norms for the next layer).
 void implicit_conv(const Convolution& conv, const Knob& knob, const at::Tensor& norm_weight,
                    const at::Tensor& output);
 
 }  // namespace cpu
+
+#ifdef SPAMM_WITH_SM90A
+namespace cuda {
+
+// Whether implicit_conv takes it.
+bool has_implicit_conv(const Convolution& conv);
+
+// The output is in channels-last memory.
+ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
+
+// The norms (1, MB, KB) of a weight that implicit_conv would take itself, bit for bit.
+bool has_implicit_weight_norm(const at::Tensor& weight, int64_t groups, const Block& block);
+at::Tensor implicit_weight_norm(const at::Tensor& weight, const Block& block);
+
+}  // namespace cuda
+#endif
+
 }  // namespace spamm

@@ -29,7 +29,14 @@ TORCH_LIBRARY(spamm_torch, m) {
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, "
       "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
-      "Tensor? norm_weight=None) -> Tensor");
+      "Tensor? norm_weight=None, Tensor? norm_input=None, bool relu=False) -> Tensor");
+  // The same, and the output's norms as norm_input of a layer that follows. Without a gradient.
+  m.def(
+      "conv2d_with_norms(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
+      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, "
+      "bool relu=False) -> (Tensor, Tensor)");
   // Norms (groups, MB, KB) of the weight matrix that conv2d multiplies with, for pinning them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "

@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
+#include <tuple>
 
 namespace spamm::ops {
 
@@ -32,10 +33,22 @@ inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor&
                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
                      const OptTensor& tau, std::optional<double> valid_ratio,
                      std::optional<double> max_error, OptionalIntArrayRef block,
-                     OptionalIntArrayRef pixel_block, const OptTensor& norm_weight) {
+                     OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
+                     const OptTensor& norm_input, bool relu) {
   static const auto op = find<decltype(ops::conv2d)>("spamm_torch::conv2d");
   return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                 max_error, block, pixel_block, norm_weight);
+                 max_error, block, pixel_block, norm_weight, norm_input, relu);
+}
+
+inline std::tuple<Tensor, Tensor> conv2d_with_norms(
+    const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
+    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+    std::optional<double> valid_ratio, std::optional<double> max_error, OptionalIntArrayRef block,
+    OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, const OptTensor& norm_input,
+    bool relu) {
+  static const auto op = find<decltype(ops::conv2d_with_norms)>("spamm_torch::conv2d_with_norms");
+  return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
+                 max_error, block, pixel_block, norm_weight, norm_input, relu);
 }
 
 }  // namespace spamm::ops

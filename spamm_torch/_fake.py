@@ -337,8 +337,7 @@ def _weight_map_shape(weight, groups, blocks):
     return (groups, _blocks(out_channels // groups, m), positions * _blocks(in_channels, k))
 
 
-@register_fake("spamm_torch::conv2d")
-def _(
+def _fake_conv2d(
     input,
     weight,
     bias=None,
@@ -352,6 +351,8 @@ def _(
     block=None,
     pixel_block=None,
     norm_weight=None,
+    norm_input=None,
+    relu=False,
 ):
     _check_knobs(tau, valid_ratio, max_error, input.device)
     _check_conv_weight(weight, groups)
@@ -383,6 +384,18 @@ def _(
         memory_format=torch.channels_last if channels_last else torch.contiguous_format,
     )
     return output if input.dim() == 4 else output.squeeze(0)
+
+
+register_fake("spamm_torch::conv2d")(_fake_conv2d)
+
+
+@register_fake("spamm_torch::conv2d_with_norms")
+def _(*args, **kwargs):
+    output = _fake_conv2d(*args, **kwargs)
+    images = output.shape[0] if output.dim() == 4 else 1
+    channels, height, width = output.shape[-3:]
+    shape = (_blocks(images, 64), height, width, _blocks(channels, 64))
+    return output, output.new_empty(shape, dtype=_norm_dtype(output))
 
 
 @register_fake("spamm_torch::conv2d_weight_norm")

@@ -295,6 +295,9 @@ def conv2d(
     block=None,
     pixel_block=None,
     norm_weight=None,
+    norm_input=None,
+    relu=False,
+    return_norms=False,
 ):
     """Approximate ``torch.nn.functional.conv2d``, as weight matrix (A) times im2col matrix (B).
 
@@ -314,15 +317,29 @@ def conv2d(
             independent of the others.
         norm_weight: norms of the weight matrix to use instead of computing them, as from
             ``torch.ops.spamm_torch.conv2d_weight_norm``.
+        norm_input: the input's norms where the layer before has left them (``return_norms``, and
+            nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
+            a convolution that needs no im2col matrix; elsewhere norms are taken anew.
+        relu: rectify the result; on Hopper in the convolution's own kernel.
+        return_norms: return a pair, the output and its norms as norm_input of the next layer, of
+            shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
+            gradient.
 
     Returns:
         The output of the convolution, in the input's memory format. The backward pass is dense.
+
+    On Hopper, float16 and bfloat16 convolutions without groups need no im2col matrix in memory:
+    blocks of 64 or 128 (32 where one block holds all channels), out_channels a multiple of 8, a
+    pixel_block whose edges times the stride stay within 256 pixels. Input and weight are read as
+    they lie where they are channels-last and have a multiple of 8 channels; otherwise each call
+    copies them into that form first, and the output back where the input is not channels-last.
     """
     check_tensors(input=input, weight=weight)
     check_optional_tensors(bias=bias, norm_weight=norm_weight)
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
-    return _ops.conv2d(
+    op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
+    return op(
         input,
         weight,
         bias,
@@ -334,6 +351,8 @@ def conv2d(
         block=None if block is None else check_block(block),
         pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
         norm_weight=norm_weight,
+        norm_input=norm_input,
+        relu=relu,
     )
 
 

@@ -177,6 +177,8 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             :func:`spamm_torch.conv2d`.
         pixel_block: (images, rows, columns), powers of two whose product is the block's n, or None
             for the default.
+        relu: rectify the result, in the same kernel where the device has one for it: for layers
+            that a ReLU follows. The dense twin has no such option, so that ``to_dense`` refuses.
 
     Shape, memory format and dtype of input and output are those of ``torch.nn.Conv2d``.
 
@@ -205,6 +207,7 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         max_error=None,
         block=None,
         pixel_block=None,
+        relu=False,
     ):
         check_knobs(tau, valid_ratio, max_error)
         if block is not None:
@@ -231,16 +234,25 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             block=block,
             pixel_block=pixel_block,
         )
+        self.relu = relu
 
     @classmethod
     def from_dense(
-        cls, module, *, tau=None, valid_ratio=None, max_error=None, block=None, pixel_block=None
+        cls,
+        module,
+        *,
+        tau=None,
+        valid_ratio=None,
+        max_error=None,
+        block=None,
+        pixel_block=None,
+        relu=None,
     ):
         """A SpAMMConv2d that shares the very same Parameters with an ``nn.Conv2d``.
 
-        Training mode, device and dtype are the module's; its hooks are not copied. Raises
-        TypeError for a module that computes differently from ``nn.Conv2d`` or whose weight is not a
-        Parameter.
+        ``relu=None`` keeps what the module does: False, but for a SpAMMConv2d its own. Training
+        mode, device and dtype are the module's; its hooks are not copied. Raises TypeError for a
+        module that computes differently from ``nn.Conv2d`` or whose weight is not a Parameter.
         """
         return cls._from_dense(
             module,
@@ -249,7 +261,23 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             max_error=max_error,
             block=block,
             pixel_block=pixel_block,
+            relu=getattr(module, "relu", False) if relu is None else relu,
         )
+
+    def to_dense(self):
+        """torch's own module with the very same Parameters, in the same training mode.
+
+        Raises ValueError where ``relu`` is set: ``nn.Conv2d`` cannot do the same.
+        """
+        if self.relu:
+            raise ValueError(
+                "to_dense expects relu=False, since nn.Conv2d does not rectify; got relu=True "
+                "(clear it and put an nn.ReLU behind the module)"
+            )
+        return super().to_dense()
+
+    def extra_repr(self):
+        return super().extra_repr() + (", relu=True" if self.relu else "")
 
     @staticmethod
     def _arguments(module):
@@ -290,6 +318,7 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             block=self.block,
             pixel_block=self.pixel_block,
             norm_weight=self._pinned_norms(),
+            relu=self.relu,
         )
 
 

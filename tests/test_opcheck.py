@@ -105,3 +105,32 @@ def test_spamm_of_strided_operands(device, layout):
     change = matrices.LAYOUTS[layout]
     a, b = change(operand(device, 40, 70)), change(operand(device, 70, 50, seed=1))
     opcheck(ops.spamm.default, (a, b), {"valid_ratio": 0.5})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_rectified_conv2d(device, dtype, requires_grad):
+    input = operand(device, 2, 8, 5, 6, dtype=dtype, requires_grad=requires_grad)
+    weight = operand(device, 16, 8, 3, 3, dtype=dtype, seed=1)
+    bias = operand(device, 16, dtype=dtype, seed=2)
+    opcheck(
+        ops.conv2d.default,
+        (input, weight, bias, [2, 1], [1, 1]),
+        {"valid_ratio": 0.5, "relu": True},
+        rtol=2e-2 if dtype == torch.float16 else None,
+        atol=2e-2 if dtype == torch.float16 else None,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_conv2d_with_norms(device, dtype, layout):
+    input = operand(device, 2, 8, 5, 6, dtype=dtype).to(memory_format=layout)
+    weight = operand(device, 16, 8, 3, 3, dtype=dtype, seed=1)
+    norms = torch.ones(1, 5, 6, 1, device=device)
+    opcheck(ops.conv2d_with_norms.default, (input, weight), {"valid_ratio": 0.5})
+    opcheck(
+        ops.conv2d_with_norms.default,
+        (input[0], weight, None, 2),
+        {"valid_ratio": 0.5, "norm_input": norms, "relu": True},
+    )

@@ -1,17 +1,13 @@
 // multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
 //
-// Environment variables, each read once:
-//   SPAMM_TORCH_FORCE_SM80  1 keeps the kernels for newer chips out, so that tests can run the
-//                           portable ones anywhere
-//   SPAMM_TORCH_TILE        small or large takes that tile everywhere, so that scripts/tune.py can
-//                           time both
+// Environment variable SPAMM_TORCH_TILE: small or large takes that tile everywhere, so that
+// scripts/tune.py can time both. Read once. (And see hopper.h.)
 #include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
 #include <bit>
-#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -19,6 +15,7 @@
 #include "checks.h"
 #include "device.h"
 #include "heuristics.h"
+#include "hopper.h"
 #include "multiply_launch.h"
 #include "operand.h"
 #include "product.h"
@@ -37,21 +34,6 @@ bool allow_tf32() {
              at::Float32Precision::TF32;
 }
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-bool force_sm80() {
-  static const bool forced = [] {
-    const std::string value = environment("SPAMM_TORCH_FORCE_SM80");
-    TORCH_CHECK_VALUE(value.empty() || value == "0" || value == "1",
-                      "SPAMM_TORCH_FORCE_SM80 must be 0 or 1; got ", value);
-    return value == "1";
-  }();
-  return forced;
-}
-
 std::optional<Tile> forced_tile() {
   static const std::optional<Tile> forced = []() -> std::optional<Tile> {
     const std::string value = environment("SPAMM_TORCH_TILE");
@@ -61,11 +43,6 @@ std::optional<Tile> forced_tile() {
     return value == "small" ? Tile::kSmall : Tile::kLarge;
   }();
   return forced;
-}
-
-bool has_hopper_kernels(const cudaDeviceProp& chip) {
-  return kHasHopperKernels && !force_sm80() &&
-         runs_hopper_kernels(10 * chip.major + chip.minor, chip.sharedMemPerBlockOptin);
 }
 
 int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }

@@ -33,7 +33,6 @@ using SplitMultiplyLauncher = void (*)(const kernels::MultiplyParams<float>& par
 using SplitLauncher = void (*)(const kernels::SplitParams* params, int count, cudaStream_t stream);
 
 #ifdef SPAMM_WITH_SM90A
-constexpr bool kHasHopperKernels = true;
 void multiply_sm90_f16(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
                        cudaStream_t stream);
 void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
@@ -45,7 +44,6 @@ void multiply_sm90_f64(const kernels::MultiplyParams<double>& params, Tile tile,
                        int multiprocessors, cudaStream_t stream);
 void launch_split(const kernels::SplitParams* params, int count, cudaStream_t stream);
 #else  // heuristics.h chooses none of them
-constexpr bool kHasHopperKernels = false;
 constexpr MultiplyLauncher<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
 constexpr SplitMultiplyLauncher multiply_sm90_f32x3 = nullptr;
 constexpr MultiplyLauncher<double> multiply_sm90_f64 = nullptr;

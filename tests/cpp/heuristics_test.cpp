@@ -71,5 +71,12 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   EXPECT_EQ(tile(Kernel::kWgmmaBf16, 133, 1, 1), Tile::kLarge);
 }
 
+TEST(Heuristics, LargeConvolutionTilesFromTwoWavesOn) {
+  constexpr int kMultiprocessors = 132;
+  EXPECT_EQ(choose_conv_tile(128, 512, kMultiprocessors), Tile::kSmall);
+  EXPECT_EQ(choose_conv_tile(256, 528, kMultiprocessors), Tile::kSmall);  // 264 tiles of 128 x 256
+  EXPECT_EQ(choose_conv_tile(256, 529, kMultiprocessors), Tile::kLarge);
+}
+
 }  // namespace
 }  // namespace spamm::cuda

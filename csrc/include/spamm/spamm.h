@@ -98,12 +98,13 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
               const Knob& knob, IntArrayRef block = {64, 64, 64});
 
 // 2-D convolution as weight matrix times im2col matrix; arguments as at::conv2d. `block` and
-// `pixel_block` default to the documented rule. Groups share one knob.
+// `pixel_block` default to the documented rule. Groups share one knob. `relu` rectifies the result,
+// in the same kernel where the device has one for it.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
               const Knob& knob, IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
               IntArrayRef dilation = {1, 1}, int64_t groups = 1,
               at::OptionalIntArrayRef block = std::nullopt,
-              at::OptionalIntArrayRef pixel_block = std::nullopt);
+              at::OptionalIntArrayRef pixel_block = std::nullopt, bool relu = false);
 
 // Name of the kernel that multiply would run for these operands on this device, as in
 // "cpu-brgemm" or "sm80-mma-f16".
