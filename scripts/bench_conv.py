@@ -1,0 +1,379 @@
+"""conv2d against torch's (cuDNN or oneDNN, channels last) by layer, batch and valid ratio.
+
+Layers: the ten convolutions of VGG13 on 32 x 32 pictures, the 3 x 3 and 1 x 1 convolutions of
+ResNet-50 on 224 x 224, and two large ones. The weight's norms are pinned and tau is held, as in
+serving. Verifies every case against float64 before it is timed. Writes NAME.md, NAME.json and
+NAME.png.
+
+    python scripts/bench_conv.py --out docs/results --name conv_h200
+"""
+
+import argparse
+import io
+import itertools
+import json
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+import torch.nn.functional as F
+
+import spamm_torch
+from models.errors import StudyError
+from models.files import require_writable, write_atomically
+from scripts._console import Steps, exit_code, make_console
+from scripts._machine import describe_machine
+from scripts._timing import interleaved
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    in_channels: int
+    out_channels: int
+    size: int  # height and width of the input
+    kernel: int = 3
+    stride: int = 1
+
+    @property
+    def padding(self):
+        return self.kernel // 2
+
+    @property
+    def output_size(self):
+        return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
+
+
+def _vgg13():
+    channels = 3
+    for stage, width in enumerate((64, 128, 256, 512, 512), start=1):
+        for i in (1, 2):
+            yield Layer(f"conv{stage}{i}", channels, width, 64 >> stage)
+            channels = width
+
+
+def _resnet50():
+    for width, size in ((64, 56), (128, 28), (256, 14), (512, 7)):
+        yield Layer(f"res{size}-3x3", width, width, size)
+        yield Layer(f"res{size}-reduce", 4 * width, width, size, kernel=1)
+        yield Layer(f"res{size}-expand", width, 4 * width, size, kernel=1)
+        if size < 56:
+            yield Layer(f"res{size}-stride", width, width, 2 * size, stride=2)
+
+
+GROUPS = {
+    "vgg13": tuple(_vgg13()),
+    "resnet50": tuple(_resnet50()),
+    "large": (Layer("large56", 256, 256, 56), Layer("large28", 512, 512, 28)),
+}
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}  # Frobenius, from rounding
+RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
+DEFAULTS = {  # groups, batches, dtypes, rounds
+    "cpu": (("vgg13",), (128,), ("float32",), 5),
+    "cuda": (tuple(GROUPS), (100, 128), ("float16",), 15),
+}
+LARGE_BATCHES = (64,)  # of the group of large layers
+
+
+@dataclass(frozen=True)
+class Row:
+    layer: str
+    batch: int
+    dtype: str
+    data: str
+    block: tuple
+    valid_ratio: float  # of the products that reach a pixel of the input
+    dense_ms: float
+    conv2d_ms: float  # with its pass over the input for norms
+    left_ms: float | None  # its input's norms left by the layer before, leaving the output's
+    spread: float  # of conv2d_ms, quartile distance over median
+    speedup: float
+    speedup_left: float | None
+    extra_memory: float | None  # peak above input, weight and output, over these
+    error: float  # relative Frobenius error against float64
+
+
+class Case:
+    """A layer's operands, the norms of their blocks and what is skipped under a threshold."""
+
+    def __init__(self, layer, batch, dtype, data, block, device):
+        self.layer, self.block = layer, block
+        generator = torch.Generator(device).manual_seed(0)
+
+        def randn(*shape):
+            return torch.randn(shape, generator=generator, device=device)
+
+        input = randn(batch, layer.in_channels, layer.size, layer.size).relu_()
+        input *= self.scale(data, batch, generator, device)
+        weight = randn(layer.out_channels, layer.in_channels, layer.kernel, layer.kernel)
+        weight /= (layer.in_channels * layer.kernel**2) ** 0.5
+        self.input = input.to(dtype).to(memory_format=torch.channels_last)
+        self.weight = weight.to(dtype).to(memory_format=torch.channels_last)
+        self.shape = {"stride": layer.stride, "padding": layer.padding}
+        self.setting = {"block": block, "pixel_block": (block[2], 1, 1)}
+        self.norm_weight = torch.ops.spamm_torch.conv2d_weight_norm(self.weight, **self.setting)
+        self.norm_pixels, self.norm_columns = self.norms()
+
+    def scale(self, data, batch, generator, device):
+        """Sizes by place: "even" differs at random, "centred" falls off from the middle."""
+        layer = self.layer
+        if data == "even":
+            shape = (-(-batch // 64), -(-layer.in_channels // 64), layer.size, layer.size)
+            scale = torch.rand(shape, generator=generator, device=device) + 0.5
+            blocks = scale.repeat_interleave(64, 0).repeat_interleave(64, 1)
+            return blocks[:batch, : layer.in_channels]
+        along = torch.linspace(-1, 1, layer.size, device=device)
+        return torch.exp(-3 * (along[:, None].square() + along.square()).sqrt())
+
+    def norms(self):
+        """Of (image block, channel block, row, column), and of (K, pixel block): judged ones."""
+        _, k, n = self.block
+        images, channels, height, width = self.input.shape
+        squares = F.pad(self.input.float().square(), (0, 0, 0, 0, 0, -channels % k, 0, -images % n))
+        blocks = squares.view(-(-images // n), n, -(-channels // k), k, height, width).sum((1, 3))
+        columns = F.unfold(blocks, self.layer.kernel, **self.shape)  # (channel block, position)
+        columns = columns.view(len(blocks), blocks.shape[1], self.layer.kernel**2, -1)
+        columns = columns.transpose(1, 2).flatten(1, 2).sqrt()
+        columns[-1] *= (n / (images - (len(blocks) - 1) * n)) ** 0.5
+        return blocks.sqrt(), columns.transpose(0, 1).flatten(1)
+
+    def threshold(self, ratio):
+        """A tau that keeps this share of the products in the picture, and the share it keeps."""
+        inside = self.norm_columns > 0
+        products = (self.norm_weight[0][:, :, None] * self.norm_columns)[:, inside]
+        ordered = products.flatten().sort().values
+        skipped = round((1 - ratio) * len(ordered))
+        # Away from the product itself, for norms are right to a few last bits.
+        tau = ordered[skipped] * (1 - 1e-5) if skipped else torch.zeros_like(ordered[0])
+        return tau, (ordered >= tau).double().mean().item()
+
+    def error(self, output, tau):
+        """Of one row of the picture in the first block of images, against float64."""
+        layer, (m, k, n) = self.layer, self.block
+        row = layer.output_size // 2
+        images = min(n, len(self.input))
+        padding = (layer.padding,) * 4
+        padded = F.pad(self.input[:images], padding).double()
+        columns = self.norm_columns.view(len(self.norm_columns), -1, *output.shape[2:])[:, 0, row]
+        valid = ~(self.norm_weight[0][:, :, None] * columns < tau)
+        expected = torch.zeros_like(output[:images, :, row], dtype=torch.float64)
+        steps = itertools.product(
+            range(layer.kernel), range(layer.kernel), range(0, layer.in_channels, k)
+        )
+        reach = (layer.output_size - 1) * layer.stride + 1
+        for step, (y, x, c) in enumerate(steps):
+            pixels = padded[:, c : c + k, row * layer.stride + y, x : x + reach : layer.stride]
+            product = torch.einsum("oc,ncw->now", self.weight[:, c : c + k, y, x].double(), pixels)
+            kept = valid[:, step].repeat_interleave(m, 0)[: layer.out_channels]
+            expected += product * kept
+        error = (output[:images, :, row].double() - expected).norm()
+        return (error / expected.norm().clamp(min=1e-30)).item()
+
+
+def extra_memory(call, *tensors):
+    """Peak memory of a call above its tensors and its result, over the size of these."""
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    result = call()
+    peak = torch.cuda.max_memory_allocated() - before
+    size = lambda tensor: tensor.numel() * tensor.element_size()  # noqa: E731
+    return (peak - size(result)) / sum(map(size, (*tensors, result)))
+
+
+def bench_case(case, layer, batch, dtype, data, options, device):
+    """All ratios of one case; the dense convolution takes turns with all of them."""
+    input, weight = case.input, case.weight
+    candidates = {"dense": lambda: F.conv2d(input, weight, **case.shape)}
+    found = {}
+    can_leave = device.type == "cuda" and case.block[1:] == (64, 64)
+    norm_input = case.norm_pixels.permute(0, 2, 3, 1).contiguous() if can_leave else None
+    for ratio in options.ratios:
+        tau, valid = case.threshold(ratio)
+
+        def call(tau=tau, **more):
+            return spamm_torch.conv2d(
+                input,
+                weight,
+                **case.shape,
+                **case.setting,
+                tau=tau,
+                norm_weight=case.norm_weight,
+                **more,
+            )
+
+        error = case.error(call(), tau)
+        if not error <= TOLERANCE[dtype]:
+            raise StudyError(
+                f"wrong result for {layer.name}, batch {batch}, at ratio {ratio}: expected an "
+                f"error of at most {TOLERANCE[dtype]}; got {error}"
+            )
+        memory = extra_memory(call, input, weight) if device.type == "cuda" else None
+        found[ratio] = valid, error, memory
+        candidates[f"conv2d {ratio}"] = call
+        if can_leave:
+            candidates[f"left {ratio}"] = lambda call=call: call(
+                norm_input=norm_input, return_norms=True
+            )
+    times = interleaved(candidates, device, options.repeats, cold=options.cold)
+    dense = times["dense"].median
+
+    def row(ratio):
+        valid, error, memory = found[ratio]
+        own = times[f"conv2d {ratio}"]
+        left = times[f"left {ratio}"].median if can_leave else None
+        return Row(
+            layer.name,
+            batch,
+            dtype,
+            data,
+            case.block,
+            valid_ratio=valid,
+            dense_ms=dense,
+            conv2d_ms=own.median,
+            left_ms=left,
+            spread=own.spread / own.median,
+            speedup=dense / own.median,
+            speedup_left=dense / left if left else None,
+            extra_memory=memory,
+            error=error,
+        )
+
+    return [row(ratio) for ratio in options.ratios]
+
+
+def markdown(header, rows, picture):
+    lines = ["# conv2d against torch.nn.functional.conv2d", "", "| | |", "| --- | --- |"]
+    lines += [f"| {key} | {value} |" for key, value in header.items()]
+    lines += [
+        "",
+        "Times are medians in us, all candidates in turns. Valid: the share of block products",
+        "kept, of those that reach a pixel of the input. conv2d includes its pass over the input",
+        "for norms; norms left: they come from the layer before, and the output's are left for",
+        "the next. Memory: the peak above input, weight and output, over the size of these.",
+        "",
+        f"![speedup by valid ratio]({picture})",
+        "",
+        "| layer | batch | type | data | block | valid | dense | conv2d | speedup | norms left | "
+        "speedup | memory | error |",
+        "| --- | ---: | --- | --- | --- " + "| ---: " * 8 + "|",
+    ]
+
+    def shown(value, form):
+        return "" if value is None else format(value, form)
+
+    for r in rows:
+        lines.append(
+            f"| {r.layer} | {r.batch} | {r.dtype} | {r.data} | {'x'.join(map(str, r.block))} | "
+            f"{r.valid_ratio:.0%} | {1e3 * r.dense_ms:.4g} | {1e3 * r.conv2d_ms:.4g} | "
+            f"{r.speedup:.2f} | {shown(r.left_ms and 1e3 * r.left_ms, '.4g')} | "
+            f"{shown(r.speedup_left, '.2f')} | {shown(r.extra_memory, '.1%')} | {r.error:.1e} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def picture(header, rows):
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (own, left) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained", sharey=True)
+    key = lambda r: (r.layer, r.batch, r.dtype, r.data, r.block)  # noqa: E731
+    for color, (name, group) in enumerate(itertools.groupby(rows, key=key)):
+        group = sorted(group, key=lambda r: r.valid_ratio)
+        ratios = [100 * r.valid_ratio for r in group]
+        label = f"{name[0]}, batch {name[1]}, {name[2]}, {name[3]}"
+        style = {"marker": ".", "color": pyplot.cm.turbo(color * 37 % 256), "label": label}
+        own.plot(ratios, [r.speedup for r in group], **style)
+        if group[0].speedup_left is not None:
+            left.plot(ratios, [r.speedup_left for r in group], **style)
+    own.set(title="speedup, norms included", xlabel="valid ratio (%)")
+    left.set(title="speedup, norms left by the layer before", xlabel="valid ratio (%)")
+    for axes in (own, left):
+        axes.axhline(1, color="gray", linewidth=0.8)
+        axes.grid(alpha=0.3)
+    own.legend(fontsize=5, ncols=2)
+    figure.suptitle(header["device"])
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    return buffer.getvalue()
+
+
+def parse(arguments):
+    names = [layer.name for group in GROUPS.values() for layer in group]
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--groups", nargs="+", choices=GROUPS)
+    parser.add_argument("--layers", nargs="+", choices=names, help="of the groups; default all")
+    parser.add_argument("--batches", type=int, nargs="+", help="64 or more, or a multiple of n")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
+    parser.add_argument("--data", nargs="+", default=["even"], choices=("even", "centred"))
+    parser.add_argument("--block", type=int, nargs=3, default=[64, 64, 64], metavar=("M", "K", "N"))
+    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
+    parser.add_argument("--repeats", type=int)
+    parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--name", default="conv")
+    options = parser.parse_args(arguments)
+    groups, batches, dtypes, repeats = DEFAULTS[torch.device(options.device).type]
+    options.groups = options.groups or groups
+    options.large_batches = options.batches or LARGE_BATCHES
+    options.batches = options.batches or batches
+    options.dtypes = options.dtypes or dtypes
+    options.repeats = options.repeats or repeats
+    return options
+
+
+def cases_of(options):
+    """(layer, batch, dtype, data) in the order of the tables."""
+    for group in options.groups:
+        layers = [x for x in GROUPS[group] if options.layers is None or x.name in options.layers]
+        batches = options.large_batches if group == "large" else options.batches
+        yield from itertools.product(layers, batches, options.dtypes, options.data)
+
+
+@torch.inference_mode()
+def main(arguments=None):
+    options = parse(arguments)
+    console = make_console()
+    device = torch.device(options.device)
+    require_writable(options.out)
+    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    command = f"python {shlex.join(['scripts/bench_conv.py', *(arguments or sys.argv[1:])])}"
+    header = describe_machine(device) | {"command": f"`{command}`"}
+    if device.type == "cuda":
+        header["L2 cache"] = "emptied before each call" if options.cold else "warm"
+    cases, rows = list(cases_of(options)), []
+    with Steps(console, "conv") as steps:
+        for done, (layer, batch, dtype, data) in enumerate(cases):
+            case = Case(layer, batch, DTYPES[dtype], data, tuple(options.block), device)
+            of_case = bench_case(case, layer, batch, dtype, data, options, device)
+            rows += of_case
+            best = ", ".join(
+                f"{r.valid_ratio:.0%}: {r.speedup:.2f}x"
+                + (f" ({r.speedup_left:.2f}x)" if r.speedup_left else "")
+                for r in of_case
+            )
+            steps.at(done + 1, len(cases), f"{layer.name} {batch} {dtype} {data}: {best}")
+    results = {"header": header, "rows": [asdict(row) for row in rows]}
+    contents = {
+        "png": picture(header, rows),
+        "json": (json.dumps(results, indent=1) + "\n").encode(),
+        "md": markdown(header, rows, f"{options.name}.png").encode(),
+    }
+    for suffix, content in contents.items():
+        path = options.out / f"{options.name}.{suffix}"
+        write_atomically(path, lambda file, content=content: file.write(content))
+        console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
