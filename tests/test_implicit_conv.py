@@ -255,6 +255,8 @@ def test_a_layer_leaves_its_norms(device, dtype, images, pixel_block):
 
 @pytest.mark.cuda
 def test_norms_that_are_left_stand_for_the_inputs_own():
+    if not spamm_torch.backend_for("cuda", torch.float16, 64).startswith("sm90"):
+        pytest.skip("only the convolution without im2col reads the norms that a layer left")
     input = uneven(100, 64, 6, 6, seed=16, dtype=torch.float16).cuda()
     input = input.to(memory_format=torch.channels_last)
     weight = uneven(64, 64, 3, 3, seed=17, dtype=torch.float16).cuda()

@@ -574,11 +574,14 @@ def test_same_bits_every_time(device, dtype, knob):
 def kernels_of_this_machine(device, dtype):
     """The names that backend_for may give, by what the processor or the GPU can do."""
     if device.type == "cuda":
-        if dtype in (torch.float32, torch.float64):
-            return {"sm80-simt-f32" if dtype == torch.float32 else "sm80-dmma-f64"}
-        short = "f16" if dtype == torch.float16 else "bf16"
+        everywhere, on_hopper = {
+            torch.float16: ("sm80-mma-f16", "sm90-wgmma-f16"),
+            torch.bfloat16: ("sm80-mma-bf16", "sm90-wgmma-bf16"),
+            torch.float32: ("sm80-simt-f32", "sm90-wgmma-f32x3"),
+            torch.float64: ("sm80-dmma-f64", "sm90-dmma-f64"),
+        }[dtype]
         hopper = torch.cuda.get_device_capability(device) == (9, 0)
-        return {f"sm80-mma-{short}"} | ({f"sm90-wgmma-{short}"} if hopper else set())
+        return {everywhere} | ({on_hopper} if hopper else set())
     if dtype == torch.float64:
         return {"cpu-plain"}
     avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"

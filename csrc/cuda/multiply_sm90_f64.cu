@@ -18,7 +18,7 @@ void multiply_sm90_f64(const kernels::MultiplyParams<double>& params, Tile tile,
                        int multiprocessors, cudaStream_t stream) {
   using Large = kernels::TileShape<128, 128, 64, 32, 12, 1>;
   using Small = kernels::TileShape<64, 64, 32, 32, 8, 3>;
-  launch_multiply<kernels::TensorCoreEngine<kernels::MmaF64>, Large, Small, DriftingKernel>(
+  launch_multiply<kernels::TensorCoreEngine<kernels::MmaF64Sm90>, Large, Small, DriftingKernel>(
       params, tile, multiprocessors, stream);
 }
 

@@ -34,6 +34,14 @@ bool takes_norms_with_halves(const Tensor& x) {
   return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
 }
 
+// The operands may still be on the CPU: any one argument on a GPU brings the op here.
+bool stages_join(const Tensor& a, const Tensor& b, const Block& block) {
+  constexpr int64_t kEdge = kernels::kSplitBlock;
+  return a.is_cuda() && block.m == kEdge && block.k == kEdge && block.n == kEdge && a.numel() > 0 &&
+         b.numel() > 0 && takes_norms_with_halves(a) && takes_norms_with_halves(b) &&
+         kernel_for(a, b, block, OnDevice(a)) == Kernel::kWgmmaF32x3;
+}
+
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                 std::optional<double> valid_ratio, std::optional<double> max_error,
                 at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
@@ -41,15 +49,11 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   check_operands(a, b);
   check_knobs(tau, valid_ratio, max_error);
   const Block block = check_block(block_edges);
-  const OnDevice device(a);
-  constexpr int64_t kEdge = kernels::kSplitBlock;
-  const bool joins = block.m == kEdge && block.k == kEdge && block.n == kEdge && a.numel() > 0 &&
-                     b.numel() > 0 && kernel_for(a, b, block, device) == Kernel::kWgmmaF32x3 &&
-                     takes_norms_with_halves(a) && takes_norms_with_halves(b);
-  if (!joins) {
+  if (!stages_join(a, b, block)) {
     return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
                            beta, alpha);
   }
+  const OnDevice device(a);
   const auto batch_of_map = [](const Tensor& map, const OptTensor& given) {
     return given ? Tensor() : as_batch(map);
   };

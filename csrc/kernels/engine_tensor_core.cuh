@@ -51,7 +51,15 @@ struct MmaF64 {
   __device__ static Register prepare(Register r) { return r; }
   __device__ static void multiply(double (&d)[4], const Register (&a)[4], Register b0,
                                   Register b1) {
-    mma_f64(d, a[0], a[1], a[2], a[3], b0, b1);
+    mma_f64(d, a[0], a[1], b0);
+    mma_f64(d, a[2], a[3], b1);
+  }
+};
+
+struct MmaF64Sm90 : MmaF64 {
+  __device__ static void multiply(double (&d)[4], const Register (&a)[4], Register b0,
+                                  Register b1) {
+    mma_f64_sm90(d, a[0], a[1], a[2], a[3], b0, b1);
   }
 };
 

@@ -70,8 +70,7 @@ class OperandStream {
                            int64_t depth)
       : operand_(operand),
         depth_(depth),
-        extent_(static_cast<int>(min(size - first, int64_t{Tile::kExtent}))),
-        place_(threadIdx.x / Tile::kLineChunks, threadIdx.x % Tile::kLineChunks) {
+        extent_(static_cast<int>(min(size - first, int64_t{Tile::kExtent}))) {
     const int line = threadIdx.x / Tile::kLineChunks, chunk = threadIdx.x % Tile::kLineChunks;
     source_ = static_cast<const Element*>(operand.data) + batch * operand.batch_stride +
               first * (Tile::kKMajor ? operand.leading : 1) + line * operand.leading +
@@ -104,12 +103,14 @@ class OperandStream {
   __device__ void copy_passes(char* stage, const Element* source, uint32_t bands,
                               const BytesOf& bytes_of) const {
     const int first_line = threadIdx.x / Tile::kLineChunks;
+    // Made anew for each stage: kept, it would take the registers that sums need.
+    const typename Tile::Place place(first_line, threadIdx.x % Tile::kLineChunks);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass, source += kPassLines * operand_.leading) {
       const int line = first_line + pass * kPassLines;
       const int band = (Tile::kKMajor ? line : position()) / 32;
       if ((bands >> band & 1) == 0) continue;
-      char* const target = stage + place_.offset(pass * kPassLines, 0);
+      char* const target = stage + place.offset(pass * kPassLines, 0);
       const int bytes = bytes_of(line);
       copy_async(target, bytes > 0 ? source : operand_.data, bytes);
     }
@@ -118,8 +119,7 @@ class OperandStream {
   const Operand& operand_;
   const Element* source_;  // this thread's chunk of the first pass, at k = 0
   int64_t depth_;
-  int extent_;                  // rows (or columns) of the tile that exist
-  typename Tile::Place place_;  // where the first pass's chunk goes in a stage
+  int extent_;  // rows (or columns) of the tile that exist
 };
 
 }  // namespace spamm::kernels
