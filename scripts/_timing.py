@@ -5,13 +5,15 @@ neighbours on the machine; the median over the rounds counts. On CUDA a candidat
 timed with events: what the device needs, not how fast Python launches.
 """
 
+import math
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-_CALLS_A_GRAPH = 10
+_MOST_CALLS_A_GRAPH = 10
+_GRAPH_MS = 3.0  # a graph of this length hides its launch
 _FLUSH_BYTES = 256 << 20  # more than any L2 cache
 
 
@@ -65,14 +67,25 @@ def _wall_clock(calls):
 def _events(calls):
     """As above on CUDA, per call of a graph; the graphs take turns and share their memory."""
     pool = torch.cuda.graph_pool_handle()
-    return [_event_timer(_captured(call, pool, _CALLS_A_GRAPH), _CALLS_A_GRAPH) for call in calls]
+
+    def timer_of(call):
+        _warm_up(call)
+        count = _calls_a_graph(call)
+        return _event_timer(_captured(call, pool, count), count)
+
+    return [timer_of(call) for call in calls]
 
 
 def _cold_events(calls):
     """As above with one call a graph, and the L2 cache overwritten before each."""
     pool = torch.cuda.graph_pool_handle()
     flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-    return [_event_timer(_captured(call, pool, 1), 1, before=flush.zero_) for call in calls]
+
+    def timer_of(call):
+        _warm_up(call)
+        return _event_timer(_captured(call, pool, 1), 1, before=flush.zero_)
+
+    return [timer_of(call) for call in calls]
 
 
 def _event_timer(graph, calls, before=lambda: None):
@@ -89,14 +102,28 @@ def _event_timer(graph, calls, before=lambda: None):
     return timer
 
 
-def _captured(call, pool, calls):
-    """A graph of several calls, replayed once."""
+def _warm_up(call):
+    """Calls before a capture: cuDNN picks its algorithm and libraries initialise."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for _ in range(3):  # cuDNN picks its algorithm and libraries initialise before the capture
+        for _ in range(3):
             call()
     torch.cuda.current_stream().wait_stream(side)
+
+
+def _calls_a_graph(call):
+    """So many that the graph's own launch does not count, and no more: large calls take long."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return min(math.ceil(_GRAPH_MS / start.elapsed_time(end)), _MOST_CALLS_A_GRAPH)
+
+
+def _captured(call, pool, calls):
+    """A graph of several calls, replayed once."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         for _ in range(calls):

@@ -41,6 +41,7 @@ PRECISIONS = {
 }
 # Frobenius error against float64 that rounding explains, relative.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
+LINES = ("-", "--", ":", "-.")  # by data and block
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
 DEFAULTS = {  # sizes, precisions, rounds
     "cpu": ((2048, 4096), ("float32", "bfloat16"), 7),
@@ -213,29 +214,53 @@ def markdown(header, rows, stages, picture):
     return "\n".join(lines) + "\n"
 
 
+def distinct(values):
+    return list(dict.fromkeys(values))
+
+
 def picture(header, rows):
+    """A column of panels for each type: speedup above, the roofline (share of the floor) below."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.6), layout="constrained")
-    key = lambda r: (r.precision, r.block, r.n, r.data)  # noqa: E731
-    for color, (name, group) in enumerate(itertools.groupby(sorted(rows, key=key), key=key)):
-        group = sorted(group, key=lambda r: r.valid_ratio)
-        ratios = [100 * r.valid_ratio for r in group]
-        label = f"{name[0]}, {name[1]}, N={name[2]}, {name[3]}"
-        style = {"marker": ".", "color": f"C{color}", "label": label}
-        left.loglog(ratios, [r.speedup for r in group], **style)
-        right.plot(ratios, [100 * r.share_of_floor for r in group], **style)
-    left.set(title="speedup over torch.mm, norms included", xlabel="valid ratio (%)")
-    right.set(title="share of the floor (%)", xlabel="valid ratio (%)", ylim=(0, 110))
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-    right.legend(fontsize=6)
+    precisions = distinct(row.precision for row in rows)
+    sizes = sorted({row.n for row in rows})
+    kinds = distinct((row.data, row.block) for row in rows)
+    figure, axes = pyplot.subplots(
+        2,
+        len(precisions),
+        figsize=(1.5 + 4.2 * len(precisions), 7.5),
+        layout="constrained",
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+    )
+    for (above, below), precision in zip(axes.T, precisions, strict=True):
+        for n, (kind, style) in itertools.product(
+            sizes, zip(kinds, itertools.cycle(LINES), strict=False)
+        ):
+            curve = [
+                r for r in rows if (r.precision, r.n, (r.data, r.block)) == (precision, n, kind)
+            ]
+            curve.sort(key=lambda r: r.valid_ratio)
+            ratios = [100 * r.valid_ratio for r in curve]
+            label = f"N={n}, {kind[0]}, block {kind[1]}"
+            line = {"marker": ".", "color": f"C{sizes.index(n)}", "linestyle": style}
+            above.loglog(ratios, [r.speedup for r in curve], label=label, **line)
+            below.semilogx(ratios, [100 * r.share_of_floor for r in curve], **line)
+        above.set(title=precision)
+        below.set(xlabel="valid ratio (%)", ylim=(0, 115))
+        for panel in (above, below):
+            panel.axhline(100 if panel is below else 1, color="grey", linewidth=0.8)
+            panel.grid(alpha=0.3)
+    axes[0, 0].set(ylabel="speedup over torch.mm, norms included")
+    axes[1, 0].set(ylabel="share of the floor (%)")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=7)
     figure.suptitle(header["device"])
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
+    figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
 
 
