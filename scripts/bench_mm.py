@@ -235,7 +235,6 @@ def picture(header, rows):
         layout="constrained",
         squeeze=False,
         sharex=True,
-        sharey="row",
     )
     for (above, below), precision in zip(axes.T, precisions, strict=True):
         for n, (kind, style) in itertools.product(
@@ -251,7 +250,7 @@ def picture(header, rows):
             above.loglog(ratios, [r.speedup for r in curve], label=label, **line)
             below.semilogx(ratios, [100 * r.share_of_floor for r in curve], **line)
         above.set(title=precision)
-        below.set(xlabel="valid ratio (%)", ylim=(0, 115))
+        below.set(xlabel="valid ratio (%)", ylim=(0, None))
         for panel in (above, below):
             panel.axhline(100 if panel is below else 1, color="grey", linewidth=0.8)
             panel.grid(alpha=0.3)
