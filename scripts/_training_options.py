@@ -77,6 +77,7 @@ def number(kind, fits, expected):
 
 
 positive_integer = number(int, lambda value: value >= 1, "an integer of 1 or more")
+valid_ratio = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
 _width = number(int, lambda value: 1 <= value <= _MAX_WIDTH, f"an integer from 1 to {_MAX_WIDTH}")
 _seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
 

@@ -9,12 +9,10 @@ NAME.png.
 """
 
 import argparse
-import io
 import itertools
-import json
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -24,78 +22,29 @@ import torch.nn.functional as F
 
 import spamm_torch
 from models.errors import StudyError
-from models.files import require_writable, write_atomically
+from models.files import require_writable
 from scripts._console import Steps, exit_code, make_console
+from scripts._conv_layers import GROUPS, NAMES
+from scripts._conv_report import Row, markdown, picture
 from scripts._machine import describe_machine
+from scripts._precisions import PRECISIONS, use_precision
+from scripts._report_files import write_results
 from scripts._timing import interleaved
+from scripts._training_options import (
+    add_device_option,
+    choose_device,
+    positive_integer,
+    valid_ratio,
+)
 
-
-@dataclass(frozen=True)
-class Layer:
-    name: str
-    in_channels: int
-    out_channels: int
-    size: int  # height and width of the input
-    kernel: int = 3
-    stride: int = 1
-
-    @property
-    def padding(self):
-        return self.kernel // 2
-
-    @property
-    def output_size(self):
-        return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
-
-
-def _vgg13():
-    channels = 3
-    for stage, width in enumerate((64, 128, 256, 512, 512), start=1):
-        for i in (1, 2):
-            yield Layer(f"conv{stage}{i}", channels, width, 64 >> stage)
-            channels = width
-
-
-def _resnet50():
-    for width, size in ((64, 56), (128, 28), (256, 14), (512, 7)):
-        yield Layer(f"res{size}-3x3", width, width, size)
-        yield Layer(f"res{size}-reduce", 4 * width, width, size, kernel=1)
-        yield Layer(f"res{size}-expand", width, 4 * width, size, kernel=1)
-        if size < 56:
-            yield Layer(f"res{size}-stride", width, width, 2 * size, stride=2)
-
-
-GROUPS = {
-    "vgg13": tuple(_vgg13()),
-    "resnet50": tuple(_resnet50()),
-    "large": (Layer("large56", 256, 256, 56), Layer("large28", 512, 512, 28)),
-}
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5}  # Frobenius, from rounding
+# Frobenius error against float64 that rounding explains, relative.
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
 RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
-DEFAULTS = {  # groups, batches, dtypes, rounds
+DEFAULTS = {  # groups, batches, precisions, rounds
     "cpu": (("vgg13",), (128,), ("float32",), 5),
     "cuda": (tuple(GROUPS), (100, 128), ("float16",), 15),
 }
 LARGE_BATCHES = (64,)  # of the group of large layers
-
-
-@dataclass(frozen=True)
-class Row:
-    layer: str
-    batch: int
-    dtype: str
-    data: str
-    block: tuple
-    valid_ratio: float  # of the products that reach a pixel of the input
-    dense_ms: float
-    conv2d_ms: float  # with its pass over the input for norms
-    left_ms: float | None  # its input's norms left by the layer before, leaving the output's
-    spread: float  # of conv2d_ms, quartile distance over median
-    speedup: float
-    speedup_left: float | None
-    extra_memory: float | None  # peak above input, weight and output, over these
-    error: float  # relative Frobenius error against float64
 
 
 class Case:
@@ -187,7 +136,7 @@ def extra_memory(call, *tensors):
     return (peak - size(result)) / sum(map(size, (*tensors, result)))
 
 
-def bench_case(case, layer, batch, dtype, data, options, device):
+def bench_case(case, layer, batch, precision, data, options, device):
     """All ratios of one case; the dense convolution takes turns with all of them."""
     input, weight = case.input, case.weight
     candidates = {"dense": lambda: F.conv2d(input, weight, **case.shape)}
@@ -209,10 +158,10 @@ def bench_case(case, layer, batch, dtype, data, options, device):
             )
 
         error = case.error(call(), tau)
-        if not error <= TOLERANCE[dtype]:
+        if not error <= TOLERANCE[precision]:
             raise StudyError(
                 f"wrong result for {layer.name}, batch {batch}, at ratio {ratio}: expected an "
-                f"error of at most {TOLERANCE[dtype]}; got {error}"
+                f"error of at most {TOLERANCE[precision]}; got {error}"
             )
         memory = extra_memory(call, input, weight) if device.type == "cuda" else None
         found[ratio] = valid, error, memory
@@ -231,9 +180,10 @@ def bench_case(case, layer, batch, dtype, data, options, device):
         return Row(
             layer.name,
             batch,
-            dtype,
+            precision,
             data,
             case.block,
+            asked_ratio=ratio,
             valid_ratio=valid,
             dense_ms=dense,
             conv2d_ms=own.median,
@@ -248,130 +198,84 @@ def bench_case(case, layer, batch, dtype, data, options, device):
     return [row(ratio) for ratio in options.ratios]
 
 
-def markdown(header, rows, picture):
-    lines = ["# conv2d against torch.nn.functional.conv2d", "", "| | |", "| --- | --- |"]
-    lines += [f"| {key} | {value} |" for key, value in header.items()]
-    lines += [
-        "",
-        "Times are medians in us, all candidates in turns. Valid: the share of block products",
-        "kept, of those that reach a pixel of the input. conv2d includes its pass over the input",
-        "for norms; norms left: they come from the layer before, and the output's are left for",
-        "the next. Memory: the peak above input, weight and output, over the size of these.",
-        "",
-        f"![speedup by valid ratio]({picture})",
-        "",
-        "| layer | batch | type | data | block | valid | dense | conv2d | speedup | norms left | "
-        "speedup | memory | error |",
-        "| --- | ---: | --- | --- | --- " + "| ---: " * 8 + "|",
-    ]
-
-    def shown(value, form):
-        return "" if value is None else format(value, form)
-
-    for r in rows:
-        lines.append(
-            f"| {r.layer} | {r.batch} | {r.dtype} | {r.data} | {'x'.join(map(str, r.block))} | "
-            f"{r.valid_ratio:.0%} | {1e3 * r.dense_ms:.4g} | {1e3 * r.conv2d_ms:.4g} | "
-            f"{r.speedup:.2f} | {shown(r.left_ms and 1e3 * r.left_ms, '.4g')} | "
-            f"{shown(r.speedup_left, '.2f')} | {shown(r.extra_memory, '.1%')} | {r.error:.1e} |"
-        )
-    return "\n".join(lines) + "\n"
-
-
-def picture(header, rows):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (own, left) = pyplot.subplots(1, 2, figsize=(13, 5), layout="constrained", sharey=True)
-    key = lambda r: (r.layer, r.batch, r.dtype, r.data, r.block)  # noqa: E731
-    for color, (name, group) in enumerate(itertools.groupby(rows, key=key)):
-        group = sorted(group, key=lambda r: r.valid_ratio)
-        ratios = [100 * r.valid_ratio for r in group]
-        label = f"{name[0]}, batch {name[1]}, {name[2]}, {name[3]}"
-        style = {"marker": ".", "color": pyplot.cm.turbo(color * 37 % 256), "label": label}
-        own.plot(ratios, [r.speedup for r in group], **style)
-        if group[0].speedup_left is not None:
-            left.plot(ratios, [r.speedup_left for r in group], **style)
-    own.set(title="speedup, norms included", xlabel="valid ratio (%)")
-    left.set(title="speedup, norms left by the layer before", xlabel="valid ratio (%)")
-    for axes in (own, left):
-        axes.axhline(1, color="gray", linewidth=0.8)
-        axes.grid(alpha=0.3)
-    own.legend(fontsize=5, ncols=2)
-    figure.suptitle(header["device"])
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    return buffer.getvalue()
-
-
 def parse(arguments):
-    names = [layer.name for group in GROUPS.values() for layer in group]
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    add_device_option(parser)
     parser.add_argument("--groups", nargs="+", choices=GROUPS)
-    parser.add_argument("--layers", nargs="+", choices=names, help="of the groups; default all")
-    parser.add_argument("--batches", type=int, nargs="+", help="64 or more, or a multiple of n")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES)
+    parser.add_argument("--layers", nargs="+", choices=NAMES, help="of the groups; default all")
+    parser.add_argument("--batches", type=positive_integer, nargs="+")
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
     parser.add_argument("--data", nargs="+", default=["even"], choices=("even", "centred"))
-    parser.add_argument("--block", type=int, nargs=3, default=[64, 64, 64], metavar=("M", "K", "N"))
-    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
-    parser.add_argument("--repeats", type=int)
+    parser.add_argument(
+        "--block",
+        type=int,
+        nargs=3,
+        choices=(32, 64, 128),
+        default=[64, 64, 64],
+        metavar=("M", "K", "N"),
+    )
+    parser.add_argument("--ratios", type=valid_ratio, nargs="+", default=RATIOS)
+    parser.add_argument("--repeats", type=positive_integer)
     parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
     parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--name", default="conv")
     options = parser.parse_args(arguments)
-    groups, batches, dtypes, repeats = DEFAULTS[torch.device(options.device).type]
+    options.device = choose_device(options.device)
+    groups, batches, precisions, repeats = DEFAULTS[options.device.type]
     options.groups = options.groups or groups
     options.large_batches = options.batches or LARGE_BATCHES
     options.batches = options.batches or batches
-    options.dtypes = options.dtypes or dtypes
+    options.precisions = options.precisions or precisions
     options.repeats = options.repeats or repeats
+    if not list(cases_of(options)):
+        raise StudyError(
+            f"expected layers of --groups {' '.join(options.groups)}; got "
+            f"{' '.join(options.layers)}"
+        )
     return options
 
 
 def cases_of(options):
-    """(layer, batch, dtype, data) in the order of the tables."""
+    """(layer, batch, precision, data) in the order of the tables."""
     for group in options.groups:
         layers = [x for x in GROUPS[group] if options.layers is None or x.name in options.layers]
         batches = options.large_batches if group == "large" else options.batches
-        yield from itertools.product(layers, batches, options.dtypes, options.data)
+        yield from itertools.product(layers, batches, options.precisions, options.data)
 
 
 @torch.inference_mode()
 def main(arguments=None):
     options = parse(arguments)
     console = make_console()
-    device = torch.device(options.device)
+    device = options.device
     require_writable(options.out)
     torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     command = f"python {shlex.join(['scripts/bench_conv.py', *(arguments or sys.argv[1:])])}"
     header = describe_machine(device) | {"command": f"`{command}`"}
+    header["block"] = " x ".join(map(str, options.block))
     if device.type == "cuda":
         header["L2 cache"] = "emptied before each call" if options.cold else "warm"
     cases, rows = list(cases_of(options)), []
     with Steps(console, "conv") as steps:
-        for done, (layer, batch, dtype, data) in enumerate(cases):
-            case = Case(layer, batch, DTYPES[dtype], data, tuple(options.block), device)
-            of_case = bench_case(case, layer, batch, dtype, data, options, device)
+        for done, (layer, batch, precision, data) in enumerate(cases):
+            dtype = use_precision(precision)
+            case = Case(layer, batch, dtype, data, tuple(options.block), device)
+            of_case = bench_case(case, layer, batch, precision, data, options, device)
             rows += of_case
             best = ", ".join(
                 f"{r.valid_ratio:.0%}: {r.speedup:.2f}x"
                 + (f" ({r.speedup_left:.2f}x)" if r.speedup_left else "")
                 for r in of_case
             )
-            steps.at(done + 1, len(cases), f"{layer.name} {batch} {dtype} {data}: {best}")
-    results = {"header": header, "rows": [asdict(row) for row in rows]}
-    contents = {
-        "png": picture(header, rows),
-        "json": (json.dumps(results, indent=1) + "\n").encode(),
-        "md": markdown(header, rows, f"{options.name}.png").encode(),
-    }
-    for suffix, content in contents.items():
-        path = options.out / f"{options.name}.{suffix}"
-        write_atomically(path, lambda file, content=content: file.write(content))
+            steps.at(done + 1, len(cases), f"{layer.name} {batch} {precision} {data}: {best}")
+    paths = write_results(
+        options.out,
+        options.name,
+        data={"header": header, "rows": [asdict(row) for row in rows]},
+        markdown=markdown(header, rows, f"{options.name}.png"),
+        picture=picture(header, rows),
+    )
+    for path in paths:
         console.print(f"wrote {path}")
 
 

@@ -22,23 +22,16 @@ from models.errors import StudyError
 from models.files import require_writable
 from scripts._console import Steps, exit_code, make_console
 from scripts._machine import describe_machine
+from scripts._precisions import PRECISIONS, use_precision
 from scripts._report_files import write_results
 from scripts._timing import interleaved
 from scripts._training_options import (
     add_device_option,
     choose_device,
-    number,
     positive_integer,
+    valid_ratio,
 )
 
-# name -> (dtype, whether CUDA may multiply float32 in TF32)
-PRECISIONS = {
-    "float16": (torch.float16, False),
-    "bfloat16": (torch.bfloat16, False),
-    "float32": (torch.float32, False),
-    "tf32": (torch.float32, True),
-    "float64": (torch.float64, False),
-}
 # Frobenius error against float64 that rounding explains, relative.
 TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
 LINES = ("-", "--", ":", "-.")  # by data and block
@@ -119,8 +112,7 @@ def copy_bandwidth(device, repeats):
 def bench_operands(case, ratios, bandwidth, device, options):
     """All ratios of one case; the dense product takes turns with all of them."""
     data, precision, block, n = case
-    dtype, allow_tf32 = PRECISIONS[precision]
-    torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+    dtype = use_precision(precision)
     a, b = operands(data, n, dtype, device)
     norm_a, norm_b = (spamm_torch.norm_map(x, block) for x in (a, b))
     taus = {}
@@ -263,16 +255,13 @@ def picture(header, rows):
     return buffer.getvalue()
 
 
-ratio_type = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
-
-
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_device_option(parser)
     parser.add_argument("--sizes", type=positive_integer, nargs="+")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
     parser.add_argument("--blocks", type=int, nargs="+", default=[64], choices=(32, 64, 128))
-    parser.add_argument("--ratios", type=ratio_type, nargs="+", default=RATIOS)
+    parser.add_argument("--ratios", type=valid_ratio, nargs="+", default=RATIOS)
     parser.add_argument("--data", nargs="+", default=["decay"], choices=("decay", "normal"))
     parser.add_argument("--repeats", type=positive_integer)
     parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")

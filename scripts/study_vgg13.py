@@ -19,6 +19,7 @@ from models.files import require_writable
 from models.vgg13 import fold_batch_norm
 from scripts._console import Steps, exit_code, make_console
 from scripts._machine import describe_machine
+from scripts._precisions import PRECISIONS, use_precision
 from scripts._study_groups import steps_of, study_group
 from scripts._study_layouts import LAYOUTS
 from scripts._study_plan import GROUPS
@@ -31,13 +32,8 @@ from scripts._training_options import (
     train_or_load,
 )
 
-# name -> (dtype, whether CUDA may multiply float32 in TF32)
-PRECISIONS = {
-    "float32": (torch.float32, False),
-    "tf32": (torch.float32, True),
-    "float16": (torch.float16, False),
-    "bfloat16": (torch.bfloat16, False),
-}
+# float64 would show nothing that float32 does not.
+_PRECISIONS = [name for name in PRECISIONS if name != "float64"]
 _DEFAULT_PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
 _DEFAULT_REPEATS = {"cpu": 5, "cuda": 20}
 
@@ -76,7 +72,7 @@ def _parse(arguments):
     parser.add_argument(
         "--dtype",
         nargs="+",
-        choices=PRECISIONS,
+        choices=_PRECISIONS,
         help="what to study, one table each (default: float32, on CUDA also float16)",
     )
     parser.add_argument(
@@ -102,8 +98,7 @@ def _study(model, precisions, validation, batch, repeats, console):
             steps.at(done, total, what=what)
 
         for precision in precisions:
-            dtype, tf32 = PRECISIONS[precision]
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+            dtype = use_precision(precision)
             torch.backends.cudnn.benchmark = True
             plain = fold_batch_norm(model).to(dtype)
             results += [

@@ -26,10 +26,11 @@ from models.errors import StudyError
 from models.files import require_writable
 from scripts._console import exit_code, make_console
 from scripts._machine import describe_machine
+from scripts._precisions import PRECISIONS, use_precision
 from scripts._report_files import write_results
 from scripts._timing import interleaved
 from scripts._training_options import choose_device, positive_integer
-from scripts.bench_mm import PRECISIONS, operands
+from scripts.bench_mm import operands
 
 TILES = ("small", "large")
 SIZES = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
@@ -64,8 +65,7 @@ def time_in_this_process(precisions, sizes, repeats):
     device = torch.device("cuda")
     times = {}
     for precision in precisions:
-        dtype, tf32 = PRECISIONS[precision]
-        torch.backends.cuda.matmul.allow_tf32 = tf32
+        dtype = use_precision(precision)
         for size in sizes:
             a, b = operands("decay", size, dtype, device)
             norms = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
