@@ -1,14 +1,15 @@
 // Frobenius norms of the blocks of a matrix: the paper's get-norm.
 //
-// A group of 1 to 8 warps sums the squares of one block, in loads of 16 bytes where the matrix
-// allows it, up to 16 of them in flight in each lane: what is in flight is what fills the memory
-// bus. Which entry lands in which lane does not matter to a sum of squares, so half types go
-// straight from memory into mma.sync with the same registers as A and as B: the diagonal of X X^T
-// holds sums of exact products, accumulated in float32. (The paper multiplies with ones and sums in
-// half, which rounds the squares and overflows.) Tensor cores truncate when they add, so a chain of
-// kChain instructions is all that they sum before a float32 addition. A block whose sum has left
-// the range in which squares are right is redone with its entries scaled by the power of two of the
-// largest one. One launch serves one matrix or both operands of a product.
+// A group of 8 to 256 threads sums the squares of one block, in loads of 16 bytes where the matrix
+// allows it, 16 of them in flight in each lane: what is in flight is what fills the memory bus, so
+// a warp serves up to four small blocks at once. Which entry lands in which lane does not matter to
+// a sum of squares, so half types go straight from memory into mma.sync with the same registers as
+// A and as B: the diagonal of X X^T holds sums of exact products, accumulated in float32. (The
+// paper multiplies with ones and sums in half, which rounds the squares and overflows.) Tensor
+// cores truncate when they add, so a chain of kChain instructions is all that they sum before a
+// float32 addition. A block whose sum has left the range in which squares are right is redone with
+// its entries scaled by the power of two of the largest one. One launch serves one matrix or both
+// operands of a product.
 #pragma once
 
 #include <cstdint>
@@ -20,16 +21,16 @@
 
 namespace spamm::kernels {
 
-constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;
-constexpr int kChunks = 16;  // most loads in flight in each lane
-constexpr int kChain = 4;    // chunks whose squares are summed before they join a lane's sum
+constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;  // of a thread block, at most
+constexpr int kChunks = 16;                                        // loads in flight in each lane
+constexpr int kChain = 4;  // chunks whose squares are summed before they join a lane's sum
 
-// Warps for a block of 2^log2_entries entries, all kChunks loads for each: the order of a block's
-// sum depends on nothing but its shape.
+// Threads for a block of 2^log2_entries entries, kChunks loads or a multiple for each: the order of
+// a block's sum depends on nothing but its shape. At least 8, as no block is below 2 KiB.
 template <class Element>
-__host__ __device__ constexpr int norm_warps(int log2_entries) {
-  const int warps = (static_cast<int>(sizeof(Element)) << log2_entries) / (kChunks * 32 * 16);
-  return warps < 1 ? 1 : warps > kNormWarps ? kNormWarps : warps;
+__host__ __device__ constexpr int norm_threads(int log2_entries) {
+  const int threads = (static_cast<int>(sizeof(Element)) << log2_entries) / (kChunks * 16);
+  return threads > kNormThreads ? kNormThreads : threads;
 }
 
 // Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
@@ -128,8 +129,11 @@ struct NormBlock {
     return lines_left >> p.log2_block_lines != 0 && length_left >> p.log2_block_length != 0;
   }
 
+  // Whether all of the block can be read by loads of 16 bytes.
+  __device__ bool has_vectors() const { return p.vector && is_whole(); }
+
   // Chunks first, first + step, ... of the block, line by line, by one load of 16 bytes each: for
-  // whole blocks where alignment allows it. `step` is a multiple of the chunks of a line.
+  // blocks that has_vectors(). `step` is a multiple of the chunks of a line.
   template <int kLoads>
   __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
     const int log2_line_chunks = p.log2_block_length - kLog2Entries;
@@ -199,24 +203,38 @@ __device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
   }
 }
 
-// A thread's share of a block's sum of squares, and whether anything in it is not zero. kVector:
-// see load_vectors(). A thread has a multiple of kLoads chunks.
-template <bool kVector, int kLoads, class Element>
-__device__ void sum_squares(const NormBlock<Element>& block, int thread, int threads,
+// A thread's share of a block's sum of squares, and whether anything in it is not zero. All lanes
+// of a warp call it together; some may have no block to sum, which is then nothing but zeros.
+// `vectors`: the block has them, and sums do not depend on whether a neighbour in the warp does.
+template <class Element>
+__device__ void sum_squares(const NormBlock<Element>& block, bool vectors, int thread, int threads,
                             NormOf<Element>& sum, bool& nonzero) {
   AnyNonzero<Element> any;
-  for (int first = thread; first < block.chunks(); first += kLoads * threads) {
-    Chunk<Element> loaded[kLoads];
-    if constexpr (kVector) {
-      block.load_vectors(first, threads, loaded);
-    } else {
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) loaded[i] = block.gather(first + i * threads);
-    }
+  const auto add = [&](const auto& loaded) {
+    constexpr int kLoads = sizeof(loaded) / sizeof(loaded[0]);
 #pragma unroll
     for (int i = 0; i < kLoads; i += kChain) sum += chain_of_squares(loaded + i);
 #pragma unroll
     for (const Chunk<Element>& chunk : loaded) any.add(chunk);
+  };
+  if (__all_sync(~0u, vectors)) {
+    for (int first = thread; first < block.chunks(); first += kChunks * threads) {
+      Chunk<Element> loaded[kChunks];
+      block.load_vectors(first, threads, loaded);
+      add(loaded);
+    }
+  } else {
+    for (int first = thread; first < block.chunks(); first += kChain * threads) {
+      Chunk<Element> loaded[kChain];
+      if (vectors) {
+        block.load_vectors(first, threads, loaded);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kChain; ++i) loaded[i] = block.gather(first + i * threads);
+      }
+      __syncwarp();
+      add(loaded);
+    }
   }
   nonzero = any.found();
 }
@@ -237,32 +255,25 @@ __device__ Norm from_magnitude_bits(unsigned long long bits) {
   }
 }
 
-template <class T, class Combine>
-__device__ T reduce_warp(T x, const Combine& combine) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    x = combine(x, __shfl_xor_sync(~0u, x, distance));
-  }
-  return x;
-}
-
-// The warps that share a block. All groups of a thread block call its functions together; a group
-// that is one warp needs no other.
+// The threads that share a block: a warp, a part of one or several. All groups of a thread block
+// call its functions together; one of up to a warp needs no other warp.
 struct NormGroup {
-  int warps, index, thread;
+  int threads, index, thread;
 
-  __device__ explicit NormGroup(int warps)
-      : warps(warps), index(threadIdx.x / (warps * 32)), thread(threadIdx.x % (warps * 32)) {}
-
-  __device__ int threads() const { return warps * 32; }
+  __device__ explicit NormGroup(int threads)
+      : threads(threads), index(threadIdx.x / threads), thread(threadIdx.x % threads) {}
 
   // Combines one value of each thread, in a fixed order; every thread of the group has the result.
   template <class T, class Combine>
   __device__ T reduce(T x, T (&shared)[kNormWarps], const Combine& combine) const {
-    x = reduce_warp(x, combine);
-    if (warps == 1) return x;
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      if (distance < threads) x = combine(x, __shfl_xor_sync(~0u, x, distance));
+    }
+    if (threads <= 32) return x;
     if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = x;
     __syncthreads();
+    const int warps = threads / 32;
     T total = shared[index * warps];
     for (int w = 1; w < warps; ++w) total = combine(total, shared[index * warps + w]);
     return total;
@@ -270,7 +281,7 @@ struct NormGroup {
 
   // Whether `x` holds in any thread of the group, or of the groups that must go along with it.
   __device__ bool any(bool x) const {
-    return warps == 1 ? __any_sync(~0u, x) : __syncthreads_or(x);
+    return threads <= 32 ? __any_sync(~0u, x) : __syncthreads_or(x);
   }
 };
 
@@ -284,7 +295,7 @@ __device__ __noinline__ NormOf<Element> scaled_norm(const NormBlock<Element>& bl
   __shared__ unsigned long long shared_bits[kNormWarps];
   __shared__ Norm shared_sums[kNormWarps];
   const auto for_each_entry = [&](bool wanted, const auto& visit) {
-    for (int i = group.thread; wanted && i < block.chunks(); i += group.threads()) {
+    for (int i = group.thread; wanted && i < block.chunks(); i += group.threads) {
       const Chunk<Element> chunk = block.gather(i);
 #pragma unroll
       for (int e = 0; e < chunk.kEntries; ++e) visit(widen(chunk.entry(e)));
@@ -318,7 +329,7 @@ struct NormPlace {
     // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
     const uint32_t map_lines = ((p.lines - 1) >> p.log2_block_lines) + 1;
     const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
-    const uint32_t number = thread_block * (kNormWarps / group.warps) + group.index;
+    const uint32_t number = thread_block * (blockDim.x / group.threads) + group.index;
     const uint32_t map_line = number / map_length;  // of all batches together
     position = number - map_line * map_length;
     batch = map_line / map_lines, line = map_line - batch * map_lines;
@@ -332,7 +343,7 @@ struct NormPlace {
     return {p,
             static_cast<const Element*>(p.data) + batch * p.batch_stride +
                 first_line * p.line_stride + first_entry * p.entry_stride,
-            p.lines - first_line, p.length - first_entry};
+            exists ? p.lines - first_line : 0, p.length - first_entry};
   }
 };
 
@@ -377,23 +388,12 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair) {
   let_next_kernel_start();
   const auto& p = pair.own();
-  const NormGroup group(norm_warps<Element>(p.log2_block_lines + p.log2_block_length));
+  const NormGroup group(norm_threads<Element>(p.log2_block_lines + p.log2_block_length));
   const NormPlace place(p, group, pair.thread_block());
   const NormBlock<Element> block = place.block<Element>(p);
   NormOf<Element> sum = 0;
   bool nonzero = false;
-  if (place.exists && p.vector && block.is_whole()) {
-    const int loads = block.chunks() / group.threads();
-    if (loads >= 16) {
-      sum_squares<true, 16>(block, group.thread, group.threads(), sum, nonzero);
-    } else if (loads == 8) {
-      sum_squares<true, 8>(block, group.thread, group.threads(), sum, nonzero);
-    } else {
-      sum_squares<true, 4>(block, group.thread, group.threads(), sum, nonzero);
-    }
-  } else if (place.exists) {
-    sum_squares<false, 4>(block, group.thread, group.threads(), sum, nonzero);
-  }
+  sum_squares(block, block.has_vectors(), group.thread, group.threads, sum, nonzero);
   write_norm(place, block, group, sum, nonzero);
 }
 

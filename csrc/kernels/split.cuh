@@ -16,9 +16,8 @@
 
 namespace spamm::kernels {
 
-constexpr int kSplitGroupWarps = norm_warps<float>(12);
-constexpr int kSplitGroups = kNormWarps / kSplitGroupWarps;
-constexpr int kSplitThreads = 32 * kSplitGroupWarps;  // for a block
+constexpr int kSplitThreads = norm_threads<float>(12);  // for a block
+constexpr int kSplitGroups = kNormThreads / kSplitThreads;
 constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
 constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
-  const NormGroup group(kSplitGroupWarps);
+  const NormGroup group(kSplitThreads);
   const NormPlace place(p.matrix, group, pair.thread_block());
   const NormBlock<float> block = place.block<float>(p.matrix);
   largest[threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
@@ -139,12 +138,12 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   SplitShare share{};
   float sum = 0;
   bool nonzero = false;
-  if (place.exists && p.matrix.vector && block.is_whole()) {
+  if (block.has_vectors()) {
     block.load_vectors(group.thread, kSplitThreads, share.chunks);
     sum_squares(share, sum, nonzero);
-  } else if (place.exists) {
+  } else {
     share.load_entries(block, group.thread);
-    sum_squares<false, 4>(block, group.thread, kSplitThreads, sum, nonzero);
+    sum_squares(block, false, group.thread, kSplitThreads, sum, nonzero);
   }
   find_largest(share, p.lines_along_k, group.thread, largest[group.index]);
   __syncthreads();
