@@ -132,15 +132,18 @@ struct NormBlock {
   // Whether all of the block can be read by loads of 16 bytes.
   __device__ bool has_vectors() const { return p.vector && is_whole(); }
 
-  // Chunks first, first + step, ... of the block, line by line, by one load of 16 bytes each: for
-  // blocks that has_vectors(). `step` is a multiple of the chunks of a line.
+  // Where a chunk begins, line by line.
+  __device__ int line_of(int chunk) const { return chunk >> log2_line_chunks(); }
+  __device__ int position_of(int chunk) const {
+    return (chunk & ((1 << log2_line_chunks()) - 1)) << kLog2Entries;
+  }
+
+  // Chunks first, first + step, ... of the block by one load of 16 bytes each: for blocks that
+  // has_vectors(). `step` is a multiple of the chunks of a line.
   template <int kLoads>
   __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
-    const int log2_line_chunks = p.log2_block_length - kLog2Entries;
-    const int line = first >> log2_line_chunks;
-    const int position = (first & ((1 << log2_line_chunks) - 1)) << kLog2Entries;
-    const Element* from = data + line * p.line_stride + position;
-    const int64_t stride = (step >> log2_line_chunks) * p.line_stride;
+    const Element* from = data + line_of(first) * p.line_stride + position_of(first);
+    const int64_t stride = (step >> log2_line_chunks()) * p.line_stride;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const uint4 words = __ldg(reinterpret_cast<const uint4*>(from + i * stride));
@@ -148,21 +151,21 @@ struct NormBlock {
     }
   }
 
-  // Entries index, index + chunks(), ... of the block, so that neighbouring lanes read neighbouring
-  // entries; zeros for those that do not exist.
+  // The same for a chunk of any block, entry by entry: zeros for those that do not exist.
   __device__ Chunk<Element> gather(int index) const {
+    const int line = line_of(index), position = position_of(index);
     Chunk<Element> chunk{};
 #pragma unroll
     for (int i = 0; i < kEntries; ++i) {
-      const int number = index + i * chunks();
-      const int line = number >> p.log2_block_length;
-      const int position = number & ((1 << p.log2_block_length) - 1);
-      if (line < lines_left && position < length_left) {
-        chunk.set(i, data[line * p.line_stride + position * p.entry_stride]);
+      if (line < lines_left && position + i < length_left) {
+        chunk.set(i, data[line * p.line_stride + (position + i) * p.entry_stride]);
       }
     }
     return chunk;
   }
+
+ private:
+  __device__ int log2_line_chunks() const { return p.log2_block_length - kLog2Entries; }
 };
 
 // The sum of the squares of kChain chunks of each lane, spread over the warp.
@@ -205,10 +208,11 @@ __device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
 
 // A thread's share of a block's sum of squares, and whether anything in it is not zero. All lanes
 // of a warp call it together; some may have no block to sum, which is then nothing but zeros.
-// `vectors`: the block has them, and sums do not depend on whether a neighbour in the warp does.
+// The sum does not depend on how entries came from memory.
 template <class Element>
-__device__ void sum_squares(const NormBlock<Element>& block, bool vectors, int thread, int threads,
+__device__ void sum_squares(const NormBlock<Element>& block, int thread, int threads,
                             NormOf<Element>& sum, bool& nonzero) {
+  const bool vectors = block.has_vectors();
   AnyNonzero<Element> any;
   const auto add = [&](const auto& loaded) {
     constexpr int kLoads = sizeof(loaded) / sizeof(loaded[0]);
@@ -393,7 +397,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const NormBlock<Element> block = place.block<Element>(p);
   NormOf<Element> sum = 0;
   bool nonzero = false;
-  sum_squares(block, block.has_vectors(), group.thread, group.threads, sum, nonzero);
+  sum_squares(block, group.thread, group.threads, sum, nonzero);
   write_norm(place, block, group, sum, nonzero);
 }
 
