@@ -2,8 +2,9 @@
 
     SPAMM_TORCH_TILE=small compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
 
-Once for each tile, small and large, since small sizes take the small ones by themselves. It checks nothing by itself (the tests do); it only makes each kernel touch memory, ragged edges,
-transposed and misaligned operands included.
+Run it once for each tile, small and large: by themselves small sizes take the small ones. It checks
+nothing by itself (the tests do); it only makes each kernel touch memory, ragged edges, transposed
+and misaligned operands included.
 """
 
 import itertools
