@@ -1,9 +1,10 @@
 """Runs every CUDA kernel once at small, odd sizes: the program to put under compute-sanitizer.
 
-    compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
+    SPAMM_TORCH_TILE=small compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
 
-It checks nothing by itself (the tests do); it only makes each kernel touch memory, ragged edges,
-transposed and misaligned operands included.
+Run it once for each tile, small and large: by themselves small sizes take the small ones. It checks
+nothing by itself (the tests do); it only makes each kernel touch memory, ragged edges, transposed
+and misaligned operands included.
 """
 
 import itertools
@@ -40,6 +41,16 @@ def products():
             spamm_torch.addmm(b[0].clone(), a, b, max_error=0.1, block=block, beta=0.5, alpha=2)
 
 
+def awkward_float32():
+    """Blocks that halves do not hold, and powers of two that change along K."""
+    a, b = torch.randn(200, 264, device="cuda"), torch.randn(264, 136, device="cuda")
+    along_k = torch.logspace(-9, 9, 264, device="cuda")
+    spamm_torch.mm(a * along_k, b / along_k[:, None], tau=0.0)
+    spamm_torch.mm(a * along_k, b, tau=0.0)
+    a[3, 70], b[130, 100] = torch.inf, torch.nan
+    spamm_torch.mm(a, b, tau=0.0)
+
+
 def batches_and_convolutions():
     for dtype in DTYPES:
         a = torch.randn(3, 70, 100, device="cuda").to(dtype)
@@ -63,6 +74,7 @@ def main():
     for allow_tf32 in (False, True):
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         products()
+        awkward_float32()
     batches_and_convolutions()
     extremes()
     torch.cuda.synchronize()

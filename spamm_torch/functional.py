@@ -11,6 +11,8 @@ Common to all functions:
 
 * Operands are float16, bfloat16, float32 or float64, on the CPU or a CUDA device, of any size and
   strides. Norms are float32 (float64 for float64 operands).
+* On CUDA, float32 products have float32's accuracy, unless PyTorch is allowed to use TF32 for its
+  own (``torch.backends.cuda.matmul.fp32_precision``): then operands are rounded to eleven bits.
 * Exactly one *knob* says what is skipped: ``tau`` (a float, or a 0-d tensor on the operands'
   device, which is never read on the host), ``valid_ratio`` in (0, 1] (the share of block products
   kept) or ``max_error`` >= 0 (bound of the error from skipping, relative to norm(A) * norm(B)).

@@ -15,6 +15,7 @@ namespace spamm::cuda {
 enum class Kernel {
   kWgmmaF16,
   kWgmmaBf16,
+  kWgmmaF32x1,
   kWgmmaF32x3,
   kHopperDmmaF64,
   kMmaF16,
@@ -37,8 +38,9 @@ inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
 }
 
 // `hopper`: the two functions above are true, and the library holds these kernels. float32 is
-// rounded to TF32 only where PyTorch's setting allows it; else Hopper's tensor cores serve it in
-// three products of halves. Blocks of 32 would share these halves' scales with their neighbours.
+// rounded to TF32's digits only where PyTorch's setting allows it. Hopper's tensor cores serve it
+// by one product of halves then, and else by three. Blocks of 32 would share these halves' scales
+// with their neighbours.
 inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
                             bool hopper) {
   switch (dtype) {
@@ -47,9 +49,10 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
     case c10::ScalarType::BFloat16:
       return hopper ? Kernel::kWgmmaBf16 : Kernel::kMmaBf16;
     case c10::ScalarType::Float:
-      if (allow_tf32) return Kernel::kMmaTf32;
-      return hopper && std::min({block.m, block.k, block.n}) >= 64 ? Kernel::kWgmmaF32x3
-                                                                   : Kernel::kSimtF32;
+      if (hopper && std::min({block.m, block.k, block.n}) >= 64) {
+        return allow_tf32 ? Kernel::kWgmmaF32x1 : Kernel::kWgmmaF32x3;
+      }
+      return allow_tf32 ? Kernel::kMmaTf32 : Kernel::kSimtF32;
     case c10::ScalarType::Double:
       return hopper ? Kernel::kHopperDmmaF64 : Kernel::kDmmaF64;
     default:
@@ -63,6 +66,8 @@ inline const char* kernel_name(Kernel kernel) {
       return "sm90-wgmma-f16";
     case Kernel::kWgmmaBf16:
       return "sm90-wgmma-bf16";
+    case Kernel::kWgmmaF32x1:
+      return "sm90-wgmma-f32x1";
     case Kernel::kWgmmaF32x3:
       return "sm90-wgmma-f32x3";
     case Kernel::kHopperDmmaF64:
@@ -81,6 +86,11 @@ inline const char* kernel_name(Kernel kernel) {
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
 }
 
+// In how many halves a kernel takes float32 operands; 0 if it takes them as they are.
+inline int halves_of(Kernel kernel) {
+  return kernel == Kernel::kWgmmaF32x1 ? 1 : kernel == Kernel::kWgmmaF32x3 ? 2 : 0;
+}
+
 // Which of a kernel's two tiles: the shapes stand with their instances, in multiply_*.cu.
 enum class Tile { kSmall, kLarge };
 
@@ -91,6 +101,7 @@ inline double large_tile_from(Kernel kernel) {
   switch (kernel) {
     case Kernel::kWgmmaF16:
     case Kernel::kWgmmaBf16:
+    case Kernel::kWgmmaF32x1:
       return 0.5;  // beyond one wave of small tiles, which are half as large
     default:
       return 1;

@@ -93,11 +93,11 @@ void launch(kernels::MultiplyParams<Norm> p, const Tensor& a, const Tensor& b, T
 }
 
 void launch(kernels::MultiplyParams<float> p, const SplitOperands& halves, Tile tile,
-            const OnDevice& device) {
+            SplitMultiplyLauncher launcher, const OnDevice& device) {
   p.a = halves.a.operand();
   p.b = halves.b.operand();
-  multiply_sm90_f32x3(p, halves.a.source(), halves.b.source(), tile, device.multiprocessors(),
-                      device.stream());
+  launcher(p, halves.a.source(), halves.b.source(), tile, device.multiprocessors(),
+           device.stream());
 }
 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
@@ -141,6 +141,13 @@ Tensor product(const Tensor& a, const Tensor& b, const SplitOperands* halves, co
   const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
     launch<Norm>(arguments(Norm{}).params, batch_a, batch_b, tile, launcher, device);
   };
+  const auto run_split = [&](SplitMultiplyLauncher launcher) {
+    launch(arguments(float{}).params,
+           halves ? *halves
+                  : SplitOperands(batch_a, batch_b, halves_of(kernel), Tensor(), Tensor(),
+                                  device.stream()),
+           tile, launcher, device);
+  };
   switch (kernel) {
     case Kernel::kWgmmaF16:
       run(MultiplyLauncher<float>(multiply_sm90_f16));
@@ -148,11 +155,11 @@ Tensor product(const Tensor& a, const Tensor& b, const SplitOperands* halves, co
     case Kernel::kWgmmaBf16:
       run(MultiplyLauncher<float>(multiply_sm90_bf16));
       break;
+    case Kernel::kWgmmaF32x1:
+      run_split(multiply_sm90_f32x1);
+      break;
     case Kernel::kWgmmaF32x3:
-      launch(
-          arguments(float{}).params,
-          halves ? *halves : SplitOperands(batch_a, batch_b, Tensor(), Tensor(), device.stream()),
-          tile, device);
+      run_split(multiply_sm90_f32x3);
       break;
     case Kernel::kHopperDmmaF64:
       run(MultiplyLauncher<double>(multiply_sm90_f64));

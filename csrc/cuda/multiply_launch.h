@@ -29,23 +29,27 @@ void multiply_f64(const kernels::MultiplyParams<double>& params, Tile tile, int 
 using SplitMultiplyLauncher = void (*)(const kernels::MultiplyParams<float>& params,
                                        const kernels::SplitSource& a, const kernels::SplitSource& b,
                                        Tile tile, int multiprocessors, cudaStream_t stream);
-// Splits `count` operands, one or two, in one launch.
-using SplitLauncher = void (*)(const kernels::SplitParams* params, int count, cudaStream_t stream);
+// Splits `count` operands, one or two, into one or two halves each, in one launch.
+using SplitLauncher = void (*)(const kernels::SplitParams* params, int count, int halves,
+                               cudaStream_t stream);
 
 #ifdef SPAMM_WITH_SM90A
 void multiply_sm90_f16(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
                        cudaStream_t stream);
 void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
                         int multiprocessors, cudaStream_t stream);
+void multiply_sm90_f32x1(const kernels::MultiplyParams<float>& params,
+                         const kernels::SplitSource& a, const kernels::SplitSource& b, Tile tile,
+                         int multiprocessors, cudaStream_t stream);
 void multiply_sm90_f32x3(const kernels::MultiplyParams<float>& params,
                          const kernels::SplitSource& a, const kernels::SplitSource& b, Tile tile,
                          int multiprocessors, cudaStream_t stream);
 void multiply_sm90_f64(const kernels::MultiplyParams<double>& params, Tile tile,
                        int multiprocessors, cudaStream_t stream);
-void launch_split(const kernels::SplitParams* params, int count, cudaStream_t stream);
+void launch_split(const kernels::SplitParams* params, int count, int halves, cudaStream_t stream);
 #else  // heuristics.h chooses none of them
 constexpr MultiplyLauncher<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
-constexpr SplitMultiplyLauncher multiply_sm90_f32x3 = nullptr;
+constexpr SplitMultiplyLauncher multiply_sm90_f32x1 = nullptr, multiply_sm90_f32x3 = nullptr;
 constexpr MultiplyLauncher<double> multiply_sm90_f64 = nullptr;
 constexpr SplitLauncher launch_split = nullptr;
 #endif

@@ -34,12 +34,14 @@ bool takes_norms_with_halves(const Tensor& x) {
   return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
 }
 
-// The operands may still be on the CPU: any one argument on a GPU brings the op here.
-bool stages_join(const Tensor& a, const Tensor& b, const Block& block) {
+// In how many halves the pass over the operands that takes their norms leaves them; 0 if stages run
+// one by one. The operands may still be on the CPU: any one argument on a GPU brings the op here.
+int halves_with_norms(const Tensor& a, const Tensor& b, const Block& block) {
   constexpr int64_t kEdge = kernels::kSplitBlock;
-  return a.is_cuda() && block.m == kEdge && block.k == kEdge && block.n == kEdge && a.numel() > 0 &&
-         b.numel() > 0 && takes_norms_with_halves(a) && takes_norms_with_halves(b) &&
-         kernel_for(a, b, block, OnDevice(a)) == Kernel::kWgmmaF32x3;
+  const bool join = a.is_cuda() && block.m == kEdge && block.k == kEdge && block.n == kEdge &&
+                    a.numel() > 0 && b.numel() > 0 && takes_norms_with_halves(a) &&
+                    takes_norms_with_halves(b);
+  return join ? halves_of(kernel_for(a, b, block, OnDevice(a))) : 0;
 }
 
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
@@ -49,7 +51,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   check_operands(a, b);
   check_knobs(tau, valid_ratio, max_error);
   const Block block = check_block(block_edges);
-  if (!stages_join(a, b, block)) {
+  const int count = halves_with_norms(a, b, block);
+  if (count == 0) {
     return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
                            beta, alpha);
   }
@@ -58,7 +61,7 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
     return given ? Tensor() : as_batch(map);
   };
   const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
-  const SplitOperands halves(as_batch(a), as_batch(b), batch_of_map(map_a, norm_a),
+  const SplitOperands halves(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
                              batch_of_map(map_b, norm_b), device.stream());
   const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
   return product(a, b, &halves, map_a, map_b, threshold, block_edges, input, beta, alpha);

@@ -17,7 +17,7 @@ Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);
 
 // What multiply computes; arguments as there. `halves`, where the caller has them already, are of
-// the very operands, and kernel_for() was kWgmmaF32x3.
+// the very operands, halves_of(kernel_for()) of each.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const SplitOperands* halves,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
                    at::IntArrayRef block, const std::optional<at::Tensor>& input,

@@ -15,8 +15,8 @@ namespace spamm::cuda {
 class SplitTensor {
  public:
   // `x` (batch, rows, columns) is nowhere empty; `k_dim` is its dimension along K. `norms`, of the
-  // same layout, will be its map in blocks of 64 where it is defined.
-  SplitTensor(const at::Tensor& x, int64_t k_dim, const at::Tensor& norms)
+  // same layout, will be its map in blocks of 64 where it is defined. `halves`: 1 or 2.
+  SplitTensor(const at::Tensor& x, int64_t k_dim, int halves, const at::Tensor& norms)
       : has_batch_(x.size(0) > 1 && x.stride(0) != 0),
         source_(has_batch_ ? x : x.narrow(0, 0, 1)),
         norms_(norms) {
@@ -26,9 +26,10 @@ class SplitTensor {
     };
     const int extent = blocks_along(extent_dim), depth = blocks_along(k_dim);
     const int64_t blocks = source_.size(0) * extent * depth;
-    memory_ = allocate(source_, blocks);
-    auto* const data = static_cast<kernels::SplitBlock*>(memory_.mutable_data_ptr());
-    params_.split = {data, reinterpret_cast<kernels::SplitHeader*>(data + blocks), extent, depth};
+    memory_ = allocate(source_, blocks * kernels::split_bytes_per_block(halves));
+    auto* const data = static_cast<kernels::SplitBlock<1>*>(memory_.mutable_data_ptr());
+    auto* const headers = reinterpret_cast<kernels::SplitHeader*>(data + blocks * halves);
+    params_.split = {data, headers, extent, depth};
     params_.lines_along_k = lines_are_rows(source_) == (k_dim == 2);
     params_.matrix =
         norm_map_params<float>(source_, kernels::kSplitBlock, kernels::kSplitBlock,
@@ -41,8 +42,7 @@ class SplitTensor {
   kernels::Operand operand() const { return {nullptr, has_batch_, 0, params_.lines_along_k}; }
 
  private:
-  static at::Tensor allocate(const at::Tensor& x, int64_t blocks) {
-    const int64_t bytes = blocks * static_cast<int64_t>(kernels::kSplitBytesPerBlock);
+  static at::Tensor allocate(const at::Tensor& x, int64_t bytes) {
     try {
       return at::empty({bytes}, x.options().dtype(at::kByte));
     } catch (const c10::OutOfMemoryError&) {
@@ -62,11 +62,11 @@ class SplitTensor {
 struct SplitOperands {
   SplitTensor a, b;
 
-  SplitOperands(const at::Tensor& batch_a, const at::Tensor& batch_b, const at::Tensor& norms_a,
-                const at::Tensor& norms_b, cudaStream_t stream)
-      : a(batch_a, 2, norms_a), b(batch_b, 1, norms_b) {
+  SplitOperands(const at::Tensor& batch_a, const at::Tensor& batch_b, int halves,
+                const at::Tensor& norms_a, const at::Tensor& norms_b, cudaStream_t stream)
+      : a(batch_a, 2, halves, norms_a), b(batch_b, 1, halves, norms_b) {
     const kernels::SplitParams params[] = {a.params(), b.params()};
-    launch_split(params, 2, stream);
+    launch_split(params, 2, halves, stream);
   }
 };
 

@@ -9,9 +9,10 @@
 
 namespace spamm::kernels {
 
-// Splits one matrix, or two, each of at most 2^31 - 1 blocks, and makes the norm maps of those
-// whose matrix.norms is not null.
-inline cudaError_t launch_split(const SplitParams* params, int count, cudaStream_t stream) {
+// Splits one matrix, or two, each of at most 2^31 - 1 blocks, into one or two halves, and makes the
+// norm maps of those whose matrix.norms is not null.
+template <int kHalves>
+cudaError_t launch_split(const SplitParams* params, int count, cudaStream_t stream) {
   const auto thread_blocks = [](const SplitParams& p) {
     const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
     return static_cast<unsigned>((blocks - 1) / kSplitGroups + 1);
@@ -24,7 +25,7 @@ inline cudaError_t launch_split(const SplitParams* params, int count, cudaStream
     pair.matrices[1] = params[1];
     blocks += thread_blocks(params[1]);
   }
-  split<<<blocks, kNormThreads, 0, stream>>>(pair);
+  split<kHalves><<<blocks, kNormThreads, 0, stream>>>(pair);
   return cudaGetLastError();
 }
 
@@ -41,30 +42,44 @@ cudaError_t launch_split_multiply(const MultiplyParams<float>& p, const SplitSou
   return start<Config>(multiply_split_sm90<Config>, params, blocks, stream);
 }
 
-// Tiles of 128 x 128, or of 64 x 128 for products that have too few of these.
-enum class SplitTileSize { k64x128, k128x128 };
+enum class SplitTileSize { kSmall, kLarge };
+
+// Tiles of so many halves. Three products for each pair of bytes make up for smaller ones.
+template <int kHalves, Major kMajorA, Major kMajorB>
+struct SplitTiles;
+template <Major kMajorA, Major kMajorB>
+struct SplitTiles<2, kMajorA, kMajorB> {
+  using Small = SplitConfig<2, kMajorA, kMajorB, 1, 2, 1, 4>;  // 64 x 128
+  using Large = SplitConfig<2, kMajorA, kMajorB, 2, 2, 2, 3>;  // 128 x 128
+};
+template <Major kMajorA, Major kMajorB>
+struct SplitTiles<1, kMajorA, kMajorB> {
+  using Small = SplitConfig<1, kMajorA, kMajorB, 2, 1, 1, 6>;  // 128 x 64
+  using Large = SplitConfig<1, kMajorA, kMajorB, 2, 4, 2, 4>;  // 128 x 256
+};
 
 using SplitLaunch = cudaError_t (*)(const MultiplyParams<float>& p, const SplitSource& a,
                                     const SplitSource& b, int multiprocessors, int* next_tile,
                                     cudaStream_t stream);
 
-template <Major kMajorA, Major kMajorB>
+template <int kHalves, Major kMajorA, Major kMajorB>
 SplitLaunch choose_split_launch(SplitTileSize tile) {
-  using Small = SplitConfig<kMajorA, kMajorB, 1, 2, 1, 4>;
-  using Large = SplitConfig<kMajorA, kMajorB, 2, 2, 2, 3>;
-  return tile == SplitTileSize::k64x128 ? launch_split_multiply<Small>
-                                        : launch_split_multiply<Large>;
+  using Tiles = SplitTiles<kHalves, kMajorA, kMajorB>;
+  return tile == SplitTileSize::kSmall ? launch_split_multiply<typename Tiles::Small>
+                                       : launch_split_multiply<typename Tiles::Large>;
 }
 
 // Computes p of split operands on `stream`; next_tile as for multiply(). Of p.a and p.b only
 // k_major, the order of the split, and whether there is a batch stride are used.
-inline cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
-                                  const SplitSource& b, SplitTileSize tile, int multiprocessors,
-                                  int* next_tile, cudaStream_t stream) {
+template <int kHalves>
+cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
+                           const SplitSource& b, SplitTileSize tile, int multiprocessors,
+                           int* next_tile, cudaStream_t stream) {
   constexpr auto kK = Major::K, kMN = Major::MN;
-  const auto choose =
-      p.a.k_major ? (p.b.k_major ? choose_split_launch<kK, kK> : choose_split_launch<kK, kMN>)
-                  : (p.b.k_major ? choose_split_launch<kMN, kK> : choose_split_launch<kMN, kMN>);
+  const auto choose = p.a.k_major ? (p.b.k_major ? choose_split_launch<kHalves, kK, kK>
+                                                 : choose_split_launch<kHalves, kK, kMN>)
+                                  : (p.b.k_major ? choose_split_launch<kHalves, kMN, kK>
+                                                 : choose_split_launch<kHalves, kMN, kMN>);
   return choose(tile)(p, a, b, multiprocessors, next_tile, stream);
 }
 

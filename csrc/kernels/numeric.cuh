@@ -29,6 +29,9 @@ __device__ Element narrow(NormOf<Element> x) {
   }
 }
 
+// The nearest exponent of float32's normal numbers.
+__device__ inline int normal_exponent(int exponent) { return min(max(exponent, -126), 127); }
+
 // Of an exponent from -126 to 127.
 __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);

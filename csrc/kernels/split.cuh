@@ -2,13 +2,21 @@
 // in the same pass, with the very bits of norm_map.cuh. One launch serves one matrix or both
 // operands.
 //
-// x = 2^exponent * (high + low), with the power of two that brings the block's largest magnitude
-// into [2^14, 2^15): high is x rounded to half, low the rest rounded to half. Where high is 1 or
-// more, both together are right to 2^-23; below, low runs into half's smallest number and the error
-// stays under 2^-40 of the block's largest entry. That is as good in a product, as long as the
-// other factor does not favour the small entries along K: a block in which some k has nothing
-// within 2^-15 of the largest entry is marked as wide, and two wide blocks are multiplied without
-// their halves. So is every block with an infinity or a NaN, of which halves would make NaN alone.
+// Of two halves, x = 2^exponent * (high + low), with the power of two that brings the block's
+// largest magnitude into [2^14, 2^15): high is x rounded to half, low the rest rounded to half.
+// Where high is 1 or more, both together are right to 2^-23; below, low runs into half's smallest
+// number and the error stays under 2^-40 of the block's largest entry. That is as good in a
+// product, as long as the other factor does not favour the small entries along K: a block in which
+// some k has nothing within 2^-15 of the largest entry is marked as wide and as faint, and such two
+// are multiplied without their halves. So is every block with an infinity or a NaN, of which halves
+// would make NaN alone.
+//
+// Of one half, x = 2^exponent * high, the largest magnitude comes into [2^11, 2^15), so that few
+// neighbours differ in their power of two. TF32 has as many digits, and high has them all down to
+// 2^-14; below, the error is up to 2^-25. A block is wide if some k has nothing from 2^-9 on, and
+// faint if some k has nothing from 2^-12 on. Faint times wide goes without halves. Faint times
+// another one is off by 2^-25 * 2^15 where it lost digits, 2^-12 of the 2^11 * 2^-9 that it has
+// elsewhere, and without faint ones every k is as good as in TF32.
 #pragma once
 
 #include "norm_map.cuh"
@@ -21,7 +29,15 @@ constexpr int kSplitGroups = kNormThreads / kSplitThreads;
 constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
 constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
-constexpr int kHighBits = 14;  // the largest entry's exponent in halves
+constexpr int kHighBits = 14;  // the largest entry's exponent in halves, at most
+
+// A number of halves: exponents are multiples of kStep, and blocks are wide and faint if some k has
+// nothing from 2^kWide and 2^kFaint on.
+template <int kHalves>
+struct SplitRule {
+  static constexpr int kStep = kHalves == 1 ? 4 : 1;
+  static constexpr int kWide = kHalves == 1 ? -9 : 0, kFaint = kHalves == 1 ? -12 : 0;
+};
 
 // A thread's chunks of a block, line by line: index(i, thread) in the block.
 struct SplitShare {
@@ -93,28 +109,35 @@ __device__ inline void find_largest(const SplitShare& share, bool lines_along_k,
 }
 
 // Writes a thread's chunks as halves of 2^shift times their entries.
+template <int kHalves>
 __device__ inline void write_halves(const SplitShare& share, int thread, int shift,
-                                    SplitBlock& to) {
+                                    SplitBlock<kHalves>& to) {
   const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
 #pragma unroll
   for (int i = 0; i < kSplitLoads; ++i) {
     const int index = SplitShare::index(i, thread);
     const int line = index / kSplitLineChunks, chunk = index % kSplitLineChunks;
-    __half2 high[2], low[2];
+    const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
+    float2 x[2];
 #pragma unroll
     for (int e = 0; e < 4; e += 2) {
-      const float2 x = {share.chunks[i].entry(e) * first * second,
-                        share.chunks[i].entry(e + 1) * first * second};
-      high[e / 2] = __float22half2_rn(x);
-      const float2 rounded = __half22float2(high[e / 2]);
-      low[e / 2] = __floats2half2_rn(x.x - rounded.x, x.y - rounded.y);
+      x[e / 2] = {share.chunks[i].entry(e) * first * second,
+                  share.chunks[i].entry(e + 1) * first * second};
     }
-    const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
-    *reinterpret_cast<uint2*>(to.high + at) = reinterpret_cast<const uint2&>(high);
-    *reinterpret_cast<uint2*>(to.low + at) = reinterpret_cast<const uint2&>(low);
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const __half2 rounded[2] = {__float22half2_rn(x[0]), __float22half2_rn(x[1])};
+      *reinterpret_cast<uint2*>(to.halves[half] + at) = reinterpret_cast<const uint2&>(rounded);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float2 taken = __half22float2(rounded[pair]);
+        x[pair] = {x[pair].x - taken.x, x[pair].y - taken.y};
+      }
+    }
   }
 }
 
+template <int kHalves>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
   __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
@@ -141,21 +164,27 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const uint32_t here[2] = {largest[group.index][lane], largest[group.index][lane + 32]};
   const uint32_t most = __reduce_max_sync(~0u, max(here[0], here[1]));
   const uint32_t least = __reduce_min_sync(~0u, min(here[0] - 1, here[1] - 1)) + 1;  // but 0
-  const bool special = most >= 0x7f800000;
-  const int exponent = most == 0 || special ? 0 : exponent_of(most) - kHighBits;
-  const bool wide = most != 0 && !special && exponent_of(least) < exponent;
+  const bool number = most != 0 && most < 0x7f800000;
+  using Rule = SplitRule<kHalves>;
+  const int exponent =
+      number ? (exponent_of(most) - kHighBits + Rule::kStep - 1) & -Rule::kStep : 0;
+  int kinds = most == 0 ? kSplitZero : kSplitSpecial;
+  if (number) {
+    const int faintest = exponent_of(least) - exponent;
+    kinds = (faintest < Rule::kWide ? kSplitWide : 0) | (faintest < Rule::kFaint ? kSplitFaint : 0);
+  }
 
   const int64_t i = p.lines_along_k ? place.line : place.position;
   const int64_t k = p.lines_along_k ? place.position : place.line;
-  const int64_t number = (place.batch * p.split.extent + i) * p.split.depth + k;
-  write_halves(share, group.thread, -exponent, p.split.blocks[number]);
+  const int64_t at = (place.batch * p.split.extent + i) * p.split.depth + k;
+  write_halves(share, group.thread, -exponent,
+               static_cast<SplitBlock<kHalves>*>(p.split.blocks)[at]);
   if (group.thread == 0) {
     const auto edge = [](int64_t left) {
       return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
     };
-    p.split.headers[number] = {block.data, static_cast<int16_t>(exponent),
-                               static_cast<uint8_t>(special ? kSplitSpecial : wide * kSplitWide),
-                               edge(block.lines_left), edge(block.length_left)};
+    p.split.headers[at] = {block.data, static_cast<int16_t>(exponent), static_cast<uint8_t>(kinds),
+                           edge(block.lines_left), edge(block.length_left)};
   }
 }
 

@@ -1,4 +1,4 @@
-// A float32 operand split into halves, for products of float32 accuracy on tensor cores.
+// A float32 operand split into halves, for products on tensor cores.
 #pragma once
 
 #include <cstddef>
@@ -10,29 +10,32 @@ namespace spamm::kernels {
 
 constexpr int kSplitBlock = 64;  // lines of a block, and entries of a line
 
-// A block x as 2^exponent * (high + low): both in lines of 128 bytes, 16-byte chunks permuted as by
-// TMA's 128-byte swizzle, zeros where the matrix has ended.
+// A block x as 2^exponent * (high + low), or as 2^exponent * high alone: in lines of 128 bytes,
+// 16-byte chunks permuted as by TMA's 128-byte swizzle, zeros where the matrix has ended.
+template <int kHalves>
 struct alignas(128) SplitBlock {
-  uint8_t high[kSplitBlock * 128], low[kSplitBlock * 128];
+  uint8_t halves[kHalves][kSplitBlock * 128];
 };
 
-// Blocks that halves do not hold.
+// What split.cuh says of a block: flags.
 enum SplitKind : uint8_t {
-  kSplitWide = 1,     // magnitudes differ too much along K
-  kSplitSpecial = 2,  // infinities or NaN
+  kSplitWide = 1,     // magnitudes differ much along K
+  kSplitFaint = 2,    // so much that some k lose digits
+  kSplitSpecial = 4,  // infinities or NaN: halves do not hold it
+  kSplitZero = 8      // nothing but zeros
 };
 
 // What else must be known of a block; copied in bulk, hence its size.
 struct alignas(16) SplitHeader {
   const float* source;  // the block in the operand itself
   int16_t exponent;
-  uint8_t kind;
+  uint8_t kinds;
   uint8_t lines, length;  // of the block in the matrix, 1 to 64
 };
 
 // Block (batch, i, k) is number (batch * extent + i) * depth + k, i counting blocks of M or N.
 struct SplitOperand {
-  SplitBlock* blocks;
+  void* blocks;  // of the SplitBlock of so many halves
   SplitHeader* headers;
   int extent, depth;  // in blocks
 };
@@ -50,6 +53,8 @@ struct SplitSource {
   int64_t extent_stride, k_stride;
 };
 
-constexpr size_t kSplitBytesPerBlock = sizeof(SplitBlock) + sizeof(SplitHeader);
+constexpr int64_t split_bytes_per_block(int halves) {
+  return halves * static_cast<int64_t>(sizeof(SplitBlock<1>)) + sizeof(SplitHeader);
+}
 
 }  // namespace spamm::kernels

@@ -38,22 +38,31 @@ TEST(Heuristics, KernelsByTypeAndChip) {
   EXPECT_EQ(name(at::kHalf, false, false), "sm80-mma-f16");
   EXPECT_EQ(name(at::kBFloat16, false, false), "sm80-mma-bf16");
   for (const bool hopper : {false, true}) {
-    EXPECT_EQ(name(at::kFloat, true, hopper), "sm80-mma-tf32");
     EXPECT_EQ(name(at::kDouble, true, hopper), hopper ? "sm90-dmma-f64" : "sm80-dmma-f64");
   }
   EXPECT_THROW(choose_kernel(at::kInt, {64, 64, 64}, false, false), c10::TypeError);
 }
 
 TEST(Heuristics, Float32InHalvesServesBlocksOf64AndMore) {
-  const auto name = [](Block block, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, block, false, hopper));
+  const auto name = [](Block block, bool allow_tf32, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(at::kFloat, block, allow_tf32, hopper));
   };
-  EXPECT_EQ(name({64, 64, 64}, true), "sm90-wgmma-f32x3");
-  EXPECT_EQ(name({128, 64, 128}, true), "sm90-wgmma-f32x3");
-  EXPECT_EQ(name({64, 64, 64}, false), "sm80-simt-f32");
-  for (const Block& block : {Block{32, 64, 64}, Block{64, 32, 64}, Block{128, 128, 32}}) {
-    EXPECT_EQ(name(block, true), "sm80-simt-f32");
+  for (const Block& block : {Block{64, 64, 64}, Block{128, 64, 128}}) {
+    EXPECT_EQ(name(block, false, true), "sm90-wgmma-f32x3");
+    EXPECT_EQ(name(block, true, true), "sm90-wgmma-f32x1");
+    EXPECT_EQ(name(block, false, false), "sm80-simt-f32");
+    EXPECT_EQ(name(block, true, false), "sm80-mma-tf32");
   }
+  for (const Block& block : {Block{32, 64, 64}, Block{64, 32, 64}, Block{128, 128, 32}}) {
+    EXPECT_EQ(name(block, false, true), "sm80-simt-f32");
+    EXPECT_EQ(name(block, true, true), "sm80-mma-tf32");
+  }
+}
+
+TEST(Heuristics, HalvesByProducts) {
+  EXPECT_EQ(halves_of(Kernel::kWgmmaF32x1), 1);
+  EXPECT_EQ(halves_of(Kernel::kWgmmaF32x3), 2);
+  EXPECT_EQ(halves_of(Kernel::kSimtF32), 0);
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
@@ -66,6 +75,8 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   EXPECT_EQ(tile(Kernel::kMmaF16, 132, 1, 1), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1024, 1024), Tile::kSmall);
   EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1536, 1408), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kWgmmaF32x1, 1, 1024, 1024), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kWgmmaF32x1, 1, 1025, 1024), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1024, 1024), Tile::kSmall);  // 128 tiles of 128 x 64
   EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1025, 1024), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaBf16, 133, 1, 1), Tile::kLarge);
