@@ -157,7 +157,8 @@ def test_knobs_that_search_hold(knob, pixel_block):
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("images", [65, 100, 128, 256])
 @pytest.mark.parametrize(
-    ("channels", "kernel", "stride"), [(64, 3, 1), (72, 3, (2, 1)), (128, (1, 2), 1), (8, (4, 3), 1)]
+    ("channels", "kernel", "stride"),
+    [(64, 3, 1), (72, 3, (2, 1)), (128, (1, 2), 1), (8, (4, 3), 1)],
 )
 def test_more_output_channels_change_no_bit_of_the_others(dtype, images, channels, kernel, stride):
     kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
