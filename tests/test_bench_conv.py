@@ -105,3 +105,12 @@ def test_layers_of_another_group(capsys, tmp_path):
     [line] = capsys.readouterr().err.splitlines()
     assert line == "error: expected layers of --groups large; got conv21"
     assert not (tmp_path / "out").exists()
+
+
+def test_wrong_results_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(bench_conv.TOLERANCE, "float32", -1.0)
+    arguments = ["--device", "cpu", "--groups", "resnet50", "--layers", "res7-reduce"]
+    arguments += ["--batches", "64", "--ratios", "1", "--repeats", "1", "--out", str(tmp_path)]
+    assert exit_code(lambda: bench_conv.main(arguments)) == 1
+    assert "wrong result for res7-reduce, batch 64" in "".join(capsys.readouterr())
+    assert not list(tmp_path.iterdir())

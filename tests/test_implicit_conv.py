@@ -155,6 +155,29 @@ def test_knobs_that_search_hold(knob, pixel_block):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("images", [65, 100, 128, 256])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride"),
+    [(64, 3, 1), (72, 3, (2, 1)), (128, (1, 2), 1), (8, (4, 3), 1)],
+)
+def test_more_output_channels_change_no_bit_of_the_others(dtype, images, channels, kernel, stride):
+    kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
+    input = uneven(images, channels, 7, 5, seed=images, dtype=dtype).cuda()
+    input = input.to(memory_format=torch.channels_last)
+    many = uneven(72, channels, *kernel, seed=2, dtype=dtype).cuda()
+    many = many.to(memory_format=torch.channels_last)
+    few = many[:64].clone(memory_format=torch.channels_last)  # a kernel of their own
+    setting = {"stride": stride, "padding": 1, "return_norms": True, "relu": True}
+    for tau in (0.0, 2.0, 6.0, 1e9):
+        expected, norms = spamm_torch.conv2d(input, many, tau=tau, **setting)
+        for frozen in (None, ops.conv2d_weight_norm(few)):
+            got, left = spamm_torch.conv2d(input, few, tau=tau, norm_weight=frozen, **setting)
+            assert torch.equal(got, expected[:, :64])
+            assert torch.equal(left, norms[..., :1])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", TOLERANCE)
 def test_pinned_weight_norms_change_no_bit(dtype):
     input = uneven(100, 64, 8, 8, seed=3, dtype=dtype).cuda()
     module = spamm_torch.SpAMMConv2d(64, 128, 3, padding=1, tau=1.0, dtype=dtype, device="cuda")
@@ -241,7 +264,7 @@ def norms_of(output):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("images", [3, 64, 100])
+@pytest.mark.parametrize("images", [3, 64, 65, 100, 121])
 @pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
 def test_a_layer_leaves_its_norms(device, dtype, images, pixel_block):
     input = uneven(images, 8, 4, 4, seed=13, dtype=dtype).to(device)

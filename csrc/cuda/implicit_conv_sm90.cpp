@@ -182,12 +182,17 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   p.log2_block_k = log2_of(conv.block.k);
   const Log2Block box = box_of(p.block);
   const Extent boxes = count(p.shape.output, box);
+  const bool resident = takes_resident(p.shape, p.block);
   const bool large =
+      !resident &&
       choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
                        device.multiprocessors()) == Tile::kLarge;
 
   const Norms norms = take_norms<Element>(conv, input, weight, large, stream);
   p.norm_weight = norms.weight.const_data_ptr<float>();
+  // Whatever took the norms that are given has waited for the weight, and lets no kernel start
+  // before; a copy made here is another matter.
+  p.weight_is_ready = conv.norm_weight && weight.is_same(conv.weight);
   p.norm_input = {norms.pixels.const_data_ptr<float>(), true};
   p.next_tile = norms.next_tile;
   Tensor norm_blocks;  // where a search wants them, or a shifted look-up does not do
@@ -216,8 +221,10 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   }
   if (leaves_norms) p.norm_output = left.mutable_data_ptr<float>();
   launch_conv<Element>(p, input.const_data_ptr(), weight.const_data_ptr(),
-                       large ? TileSize::k128x256 : TileSize::k128x128, device.multiprocessors(),
-                       stream);
+                       resident ? TileSize::k64x256Resident
+                       : large  ? TileSize::k128x256
+                                : TileSize::k128x128,
+                       device.multiprocessors(), stream);
   if (conv.leave_norms && !leaves_norms) take_output_norms<Element>(output, left, stream);
   return {output, left};
 }

@@ -77,8 +77,11 @@ __device__ __forceinline__ SquareSum<Element> stage(const float (&acc)[kSize],
       if (first >= kColumns) continue;
       pairs[i] = finished_pair<Element>(acc, kFirst + column / 2 + 2 * i, i % 2, bias, relu);
       if constexpr (kSquares) {
+        // As a mask, since lanes that part ways here would meet too late for what follows.
         const int left = existing - (first + lane % 4 * 2);
-        add_squares<Element>(sum, left >= 2 ? pairs[i] : left == 1 ? pairs[i] & 0xffff : 0);
+        const uint32_t kept =
+            ~0u >> 16 * min(max(2 - left, 0), 1) & -static_cast<uint32_t>(left > 0);
+        add_squares<Element>(sum, pairs[i] & kept);
       }
     }
     auto* lines = reinterpret_cast<cute::uint128_t*>(target + column * kLineBytes);
@@ -105,7 +108,10 @@ __device__ __forceinline__ void leave_sum(Sum sum, Sum (&warps)[4]) {
 template <class Sum>
 __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, const Box& box,
                                            Sum sum) {
-  if (box.image >= p.shape.output.images || channel >= p.shape.out_channels) return;
+  if (box.image >= p.shape.output.images || box.column >= p.shape.output.columns ||
+      channel >= p.shape.out_channels) {
+    return;
+  }
   const int64_t line = static_cast<int64_t>(box.image / kBlock) * p.shape.output.rows + box.row;
   const int groups = (p.shape.out_channels - 1) / kBlock + 1;
   p.norm_output[(line * p.shape.output.columns + box.column) * groups + channel / kBlock] =

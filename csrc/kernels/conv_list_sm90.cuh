@@ -153,10 +153,10 @@ class TileNorms {
 };
 
 // Fills lists; all lanes of the warp call it together.
-template <class Config>
+template <class Config, class Shared = Storage<Config>>
 class ListWriter {
  public:
-  __device__ explicit ListWriter(Storage<Config>& storage) : storage_(storage) {}
+  __device__ explicit ListWriter(Shared& storage) : storage_(storage) {}
 
   // Waits until the list before the last is used up. Tiles are claimed after that and not earlier,
   // since claims far ahead unbalance the thread blocks.
@@ -191,7 +191,7 @@ class ListWriter {
     count_ = 0;
   }
 
-  Storage<Config>& storage_;
+  Shared& storage_;
   RingPosition<Config::kLists> at_;
   int count_ = 0;
 };

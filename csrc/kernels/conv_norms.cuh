@@ -138,8 +138,12 @@ template <class Element, int kLog2Slices, int kLog2Lanes>
 __global__ void __launch_bounds__(kNormThreads)
     pixel_norms(const __grid_constant__ PixelNormsParams p) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
+  // Whoever is given a weight's norms may read that weight without waiting for other kernels, which
+  // must therefore be over when the next one starts.
+  const bool reads_weight = p.jobs[1].thread_blocks > 0;
+  if (!reads_weight) asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  if (reads_weight) asm volatile("griddepcontrol.launch_dependents;");
 #endif
   if (p.zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   const int number = blockIdx.x - p.jobs[0].thread_blocks;

@@ -145,8 +145,21 @@ inline bool strides_fit(const Log2Block& block, Step2 stride) {
   return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
 }
 
-// Output channels x pixels of a thread block.
-enum class TileSize { k128x128, k128x256 };
+// Output channels x pixels of a thread block; the last with resident weights
+// (conv_resident_sm90.cuh).
+enum class TileSize { k128x128, k128x256, k64x256Resident };
+
+// What the kernel with resident weights takes: few output channels, each with few enough weights,
+// kernel positions that neighbouring output columns share, images in pairs of boxes.
+constexpr int kResidentBlocks = 18;  // kernel positions x groups of 64 channels
+
+inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
+  const int groups = ceil_div(shape.channels, 64);
+  return shape.out_channels <= 64 && box_of(block).images == 6 &&
+         ceil_div(shape.output.images, 64) % 2 == 0 && shape.kernel.columns > 1 &&
+         shape.stride.columns == 1 && shape.dilation.columns == 1 &&
+         shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
+}
 
 struct ConvParams {
   CUtensorMap map_input, map_weight, map_output;
@@ -157,6 +170,7 @@ struct ConvParams {
   int log2_block_m, log2_block_k;
   int norm_groups, box_groups;  // channel groups of block k, and of 64
   const float* norm_weight;     // (blocks of out_channels, kernel positions x norm_groups)
+  bool weight_is_ready;         // before the kernels before are over
   InputNorms norm_input;
   Tau<float> tau;
   const void* bias;  // may be null

@@ -37,6 +37,8 @@ template <class Config>
 struct Tile {
   int channel;  // the first
   Box boxes[Config::kBoxes];
+
+  __device__ const Box& box(int i) const { return boxes[i]; }
 };
 
 // A kernel position and 64 channels there, and the blocks of the output for which their product is

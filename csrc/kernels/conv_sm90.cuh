@@ -151,20 +151,55 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   }
 }
 
-// Warpgroup number `warpgroup` of those that multiply.
+// A descriptor that goes around the ring of stages.
+template <class Config, class Stage>
+class StagedDescriptor {
+ public:
+  __device__ explicit StagedDescriptor(const OperandBlock& in_first_stage)
+      : value_(sm90::descriptor<sm90::Major::K>(in_first_stage)) {}
+
+  __device__ uint64_t operator*() const { return value_; }
+  __device__ void advance(bool to_first) {
+    value_ = sm90::advance(value_, to_first ? 0u - (Config::kStages - 1) * kStep : kStep);
+  }
+
+ private:
+  static constexpr uint32_t kStep = sizeof(Stage) / sm90::kDescriptorUnit;
+  uint64_t value_;
+};
+
+// Where a warpgroup finds the operands of a step: both in its stage.
 template <class Config>
-__device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Config>& storage) {
-  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / sm90::kDescriptorUnit;
+class StagedOperands {
+ public:
+  __device__ StagedOperands(Storage<Config>& storage, int warpgroup)
+      : weight_(storage.stages[0].weight[warpgroup * 2 / Config::kBoxes]),
+        pixels_(storage.stages[0].pixels[warpgroup * 2 % Config::kBoxes]) {}
+
+  __device__ uint64_t weight(uint32_t) { return *weight_; }
+  __device__ uint64_t pixels() const { return *pixels_; }
+  __device__ void advance(bool to_first) {
+    weight_.advance(to_first);
+    pixels_.advance(to_first);
+  }
+
+ private:
+  StagedDescriptor<Config, typename Storage<Config>::Stage> weight_, pixels_;
+};
+
+// Warpgroup number `warpgroup` of those that multiply.
+template <class Config, class Operands, class Shared>
+__device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
-  uint64_t weight = sm90::descriptor<sm90::Major::K>(storage.stages[0].weight[row]);
-  uint64_t pixels = sm90::descriptor<sm90::Major::K>(storage.stages[0].pixels[first_box]);
+  Operands operands(storage, warpgroup);
   float acc[Config::kValues] = {};
   RingPosition<Config::kStages> at;
   while (true) {
     storage.full[at.slot].wait(at.phase);
     const uint32_t notice = storage.notices[at.slot];
     if (notice & kEndsWork) break;
-    multiply_step<Config>(notice >> (warpgroup * 2) & 3, weight, pixels, acc);
+    const uint32_t bits = notice >> (warpgroup * 2) & 3;
+    if (bits != 0) multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc);
     const bool ends_tile = notice & kEndsTile;
     Box boxes[2] = {};
     int channel = 0;
@@ -172,15 +207,13 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Storage<Conf
       const Tile<Config>& tile = storage.tiles[at.slot];
       channel = tile.channel + row * kBlock;
 #pragma unroll
-      for (int i = 0; i < 2; ++i) boxes[i] = tile.boxes[first_box + i];
+      for (int i = 0; i < 2; ++i) boxes[i] = tile.box(first_box + i);
     }
     // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
     __syncwarp();
     if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
     at.advance();
-    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
-    weight = sm90::advance(weight, onwards);
-    pixels = sm90::advance(pixels, onwards);
+    operands.advance(at.slot == 0);
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
@@ -211,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   cutlass::arch::launch_dependent_grids();
 
   if (warp >= 4) {
-    multiply_stages<Config>(p, warp / 4 - 1, storage);
+    multiply_stages<Config, StagedOperands<Config>>(p, warp / 4 - 1, storage);
   } else if (warp == 2) {
     list_steps<Config>(p, storage);
   } else if (warp == 1 && elected) {

@@ -8,10 +8,13 @@
 #include <type_traits>
 
 #include "conv_norms.cuh"
+#include "conv_resident_sm90.cuh"
 #include "conv_sm90.cuh"
 #include "tensor_map_sm90.h"
 
 namespace spamm::kernels::conv {
+
+constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
 
 // Launches on `stream`, and, with `overlap_previous`, while the kernel before on the stream ends:
 // what is launched waits for it before it reads.
@@ -74,17 +77,13 @@ cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& s
       {line, line * positions}, {kBlock, 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
 }
 
+// Encodes the maps that p lacks and launches.
 template <class Config>
-cudaError_t launch_conv(ConvParams p, const void* input, const void* weight, int multiprocessors,
-                        bool overlap_previous, cudaStream_t stream) {
+cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams p,
+                        const void* input, const void* weight, int blocks, bool overlap_previous,
+                        cudaStream_t stream) {
   using Element = typename Config::Element;
-  const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
-  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
-  p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
-  p.by_channel_tiles = Divisor(p.channel_tiles);
-  const int blocks = std::min(p.tiles, multiprocessors);
   if (blocks == p.tiles) p.next_tile = nullptr;
-
   cudaError_t error = encode_pixels<Element>(p.map_input, input, p.shape.input, p.shape.channels,
                                              p.box, p.shape.stride);
   if (error == cudaSuccess) {
@@ -96,12 +95,34 @@ cudaError_t launch_conv(ConvParams p, const void* input, const void* weight, int
   }
   if (error != cudaSuccess) return error;
 
-  const auto kernel = conv_sm90<Config>;
-  constexpr int kSharedBytes = sizeof(Storage<Config>);
-  static_assert(kSharedBytes <= 227 * 1024);
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
-  return launch(kernel, blocks, Config::kThreads, kSharedBytes, overlap_previous, stream, p);
+  return launch(kernel, blocks, Config::kThreads, shared_bytes, overlap_previous, stream, p);
+}
+
+template <class Config>
+cudaError_t launch_staged(ConvParams p, const void* input, const void* weight, int multiprocessors,
+                          bool overlap_previous, cudaStream_t stream) {
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
+  return launch_conv<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight,
+                             std::min(p.tiles, multiprocessors), overlap_previous, stream);
+}
+
+template <class Config>
+cudaError_t launch_resident(ConvParams p, const void* input, const void* weight,
+                            int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+  constexpr int kSharedBytes = sizeof(ResidentStorage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the norms' thread blocks need the rest
+  const int pairs = ceil_div(p.boxes.columns, 2);
+  p.by_box_columns = Divisor(pairs);
+  p.tiles = p.boxes.images / 2 * p.boxes.rows * pairs;
+  return launch_conv<Config>(conv_resident_sm90<Config>, kSharedBytes, p, input, weight,
+                             std::min(p.tiles, multiprocessors), overlap_previous, stream);
 }
 
 template <class Element, int kLastWidth>
@@ -111,6 +132,7 @@ using LargeTile = Config<Element, 2, 4, kLastWidth, 4>;
 
 // Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
 // next_tile are given, the rest follows.
+// weight_is_ready: the weight may be read while kernels before on the stream still run.
 // next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
 // kernel in flight may use it.
 template <class Element>
@@ -134,8 +156,10 @@ cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize
   const int last = p.shape.output.images - kBlock;
   const int width = p.images_fastest && one_pixel ? ceil_div(last, 8) * 8 : kBlock;
   const auto with_width = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    const auto instance = tile == TileSize::k128x128 ? launch_conv<SmallTile<Element, kWidth>>
-                                                     : launch_conv<LargeTile<Element, kWidth>>;
+    const auto instance = tile == TileSize::k128x128 ? launch_staged<SmallTile<Element, kWidth>>
+                          : tile == TileSize::k128x256
+                              ? launch_staged<LargeTile<Element, kWidth>>
+                              : launch_resident<ResidentConfig<Element, kWidth>>;
     return instance(p, input, weight, multiprocessors, overlap_previous, stream);
   };
   switch (width) {
