@@ -60,6 +60,28 @@ def batches_and_convolutions():
         spamm_torch.conv2d(x, weight, stride=2, padding=1, groups=2, valid_ratio=0.5)
 
 
+def convolutions_without_im2col():
+    """Every tile, with norms taken, pinned, given and left, and a last box filled in part."""
+    cases = (  # images, channels, out_channels, size, pixel_block
+        (65, 64, 64, 5, None),
+        (100, 128, 40, 4, None),
+        (65, 40, 72, 5, None),
+        (5, 72, 136, 9, (1, 8, 8)),
+        (128, 8, 72, 24, None),
+    )
+    for dtype, case in itertools.product(DTYPES[:2], cases):
+        images, channels, out_channels, size, pixel_block = case
+        x = torch.randn(images, channels, size, size, device="cuda").to(dtype)
+        weight = torch.randn(out_channels, channels, 3, 3, device="cuda").to(dtype)
+        blocks = {"block": (64, 64, 64), "pixel_block": pixel_block}
+        setting = {"padding": 1, "relu": True, **blocks}
+        hidden, norms = spamm_torch.conv2d(x, weight, tau=1.0, return_norms=True, **setting)
+        pinned = torch.ops.spamm_torch.conv2d_weight_norm(weight, **blocks)
+        spamm_torch.conv2d(x, weight, valid_ratio=0.5, norm_weight=pinned, **setting)
+        square = torch.randn(out_channels, out_channels, 3, 3, device="cuda").to(dtype)
+        spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
+
+
 def extremes():
     """Blocks that the norm kernels sum a second time, scaled."""
     for dtype in DTYPES:
@@ -76,6 +98,7 @@ def main():
         products()
         awkward_float32()
     batches_and_convolutions()
+    convolutions_without_im2col()
     extremes()
     torch.cuda.synchronize()
     print("every kernel ran")
