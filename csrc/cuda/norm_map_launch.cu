@@ -27,7 +27,8 @@ unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p
 }
 
 template <class Element, class Norm>
-void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t stream) {
+void launch(const kernels::NormMapParams<Norm>* params, int count, int* zeroed,
+            cudaStream_t stream) {
   int threads = kLeastThreads;
   for (int i = 0; i < count; ++i) {
     threads = std::max(threads, kernels::norm_threads<Element>(log2_block_entries(params[i])));
@@ -43,7 +44,7 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t 
   // Two maps of the most blocks, each a thread block of its own, would be one grid too large.
   TORCH_CHECK(blocks <= 0x7fffffffu,
               "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
-  kernels::norm_map<Element><<<blocks, threads, 0, stream>>>(pair);
+  kernels::norm_map<Element><<<blocks, threads, 0, stream>>>(pair, zeroed);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -51,21 +52,21 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t 
 
 template <>
 void launch_norm_maps(const kernels::NormMapParams<float>* params, int count, c10::ScalarType dtype,
-                      cudaStream_t stream) {
+                      int* zeroed, cudaStream_t stream) {
   switch (dtype) {
     case c10::ScalarType::Half:
-      return launch<__half>(params, count, stream);
+      return launch<__half>(params, count, zeroed, stream);
     case c10::ScalarType::BFloat16:
-      return launch<__nv_bfloat16>(params, count, stream);
+      return launch<__nv_bfloat16>(params, count, zeroed, stream);
     default:
-      return launch<float>(params, count, stream);
+      return launch<float>(params, count, zeroed, stream);
   }
 }
 
 template <>
 void launch_norm_maps(const kernels::NormMapParams<double>* params, int count, c10::ScalarType,
-                      cudaStream_t stream) {
-  launch<double>(params, count, stream);
+                      int* zeroed, cudaStream_t stream) {
+  launch<double>(params, count, zeroed, stream);
 }
 
 }  // namespace spamm::cuda

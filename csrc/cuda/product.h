@@ -16,9 +16,14 @@ namespace spamm::cuda {
 Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);
 
-// What multiply computes; arguments as there. `halves`, where the caller has them already, are of
-// the very operands, halves_of(kernel_for()) of each.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, const SplitOperands* halves,
+// What earlier stages have left for a product.
+struct Prepared {
+  const SplitOperands* halves = nullptr;  // of the very operands, halves_of(kernel_for()) of each
+  int* next_tile = nullptr;  // a TileCounter's that is zero once the kernel before is over
+};
+
+// What multiply computes; arguments as there.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
                    at::IntArrayRef block, const std::optional<at::Tensor>& input,
                    const at::Scalar& beta, const at::Scalar& alpha);

@@ -387,10 +387,12 @@ struct MatrixPair {
   }
 };
 
+// Also sets *zeroed to 0, where it is not null, for the product that follows.
 template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
-    norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair) {
+    norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {
   let_next_kernel_start();
+  if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   const auto& p = pair.own();
   const NormGroup group(norm_threads<Element>(p.log2_block_lines + p.log2_block_length));
   const NormPlace place(p, group, pair.thread_block());
