@@ -364,8 +364,12 @@ DATA = {
 def test_float32_is_as_accurate_as_cublas(tf32, data):
     a, b = DATA[data](*operands(m=1000, k=2000, n=1000))
     ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
-    noise = 1.02 if tf32 else 1  # where all of the error is that of rounding the operands
-    assert ours <= noise * frobenius_error(a @ b, a, b)
+    allowed = 1
+    if tf32:  # all of the error is that of rounding the operands; the portable kernel truncates too
+        allowed = 1.02 if hopper_kernels_run() else 1.5
+    elif data == "positive":  # truncation is as bad for every K, and cuBLAS's rounding grows with K
+        allowed = 2
+    assert ours <= allowed * frobenius_error(a @ b, a, b)
 
 
 def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
