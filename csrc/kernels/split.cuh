@@ -140,6 +140,7 @@ __device__ inline void write_halves(const SplitShare& share, int thread, int shi
 template <int kHalves>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
   __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
@@ -186,6 +187,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     p.split.headers[at] = {block.data, static_cast<int16_t>(exponent), static_cast<uint8_t>(kinds),
                            edge(block.lines_left), edge(block.length_left)};
   }
+#endif
 }
 
 }  // namespace spamm::kernels
