@@ -134,12 +134,6 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   }
 }
 
-// The norms that an output leaves for the next layer.
-Tensor layer_norms(const Tensor& output) {
-  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
-  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
-}
-
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const ConvShape& shape = conv.shape;
   const auto format = output_format(conv.input, conv.weight);
@@ -225,6 +219,11 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
 }
 
 }  // namespace
+
+Tensor layer_norms(const Tensor& output) {
+  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
+  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
+}
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", &conv2d_op);

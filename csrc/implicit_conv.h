@@ -36,8 +36,16 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
           blocks_of(channels, kLayerNormBlock)};
 }
 
+// The norms that an output leaves for the next layer.
+at::Tensor layer_norms(const at::Tensor& output);
+
 struct ConvolutionResult {
   at::Tensor output, norms;  // the second undefined where it is not asked for
+};
+
+// A max pooling whose arguments have been checked.
+struct MaxPool {
+  Size2 kernel, stride, padding, dilation, output;
 };
 
 namespace cpu {
@@ -64,6 +72,10 @@ ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
 // The norms (1, MB, KB) of a weight that implicit_conv would take itself, bit for bit.
 bool has_implicit_weight_norm(const at::Tensor& weight, int64_t groups, const Block& block);
 at::Tensor implicit_weight_norm(const at::Tensor& weight, const Block& block);
+
+// Whether max_pool takes it. Its output is in channels-last memory, as its input must be.
+bool has_max_pool(const at::Tensor& input, const MaxPool& pool);
+ConvolutionResult max_pool(const at::Tensor& input, const MaxPool& pool);
 
 }  // namespace cuda
 #endif

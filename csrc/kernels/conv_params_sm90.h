@@ -109,6 +109,14 @@ struct PixelNormsParams {
   int* zeroed;            // set to zero, if not null
 };
 
+// Max pooling of channels-last images that leaves norms. `job` speaks of the output.
+struct MaxPoolParams {
+  PixelNormsJob job;
+  const void* input;
+  void* output;
+  Step2 in_size, out_size, kernel, stride, padding, dilation;
+};
+
 // From the norms of pixels to those of im2col blocks.
 struct BlockNormsParams {
   const float* pixel_norms;
