@@ -46,7 +46,7 @@ class FuseReport(tuple):
 
 
 class SpAMMChain(nn.Sequential):
-    """Convolutions, and max pools between them, that leave their outputs' norms to each other.
+    """Convolutions, and max pools before them, that leave their outputs' norms to each other.
 
     Made by :func:`fuse_`; computes what an ``nn.Sequential`` of the same layers does. On Hopper the
     convolutions then need no pass over their inputs. Norms are handed on for batches of 64 images
@@ -99,7 +99,7 @@ def fuse_(model):
 
     * an ``nn.BatchNorm2d`` behind a :class:`SpAMMConv2d` is folded into its weight and bias,
     * an ``nn.ReLU`` behind it becomes its ``relu=True``,
-    * SpAMMConv2d that then follow each other, or with only an ``nn.MaxPool2d`` between, move into
+    * SpAMMConv2d that then follow each other or an ``nn.MaxPool2d`` move, together with that, into
       one :class:`SpAMMChain` under the first one's name, where each leaves the norms of its output
       for the next: on Hopper the pass over the input for norms is saved.
 
@@ -183,23 +183,30 @@ class _Fuser:
         return kept
 
     def _chains(self, layers):
-        """{name of the first: {name: layer}}: runs of layers that hand on norms, and the rest."""
-        groups, run, pool = {}, None, None  # the run that may go on; a pool that may join it
+        """{name of the first: {name: layer}}: runs of layers that hand on norms, and the rest.
+
+        A run is convolutions, and pools each of which has one behind it: `run` is the name of the
+        one that may go on, `pool` of a pool behind its last convolution that may join it.
+        """
+        groups, run, pool, previous = {}, None, None, None
         for name, layer in layers.items():
-            joins = run is not None and self._may_chain(layer) and _takes_norms(layer)
-            if joins:
+            if run is not None and self._may_chain(layer) and _takes_norms(layer):
+                joining = {name: layer}
                 if pool is not None:
-                    groups[run] |= groups.pop(pool)
-                    self._tell(pool, "chained", f"in {self._prefix}{run}")
-                groups[run][name] = layer
-                self._tell(name, "chained", f"in {self._prefix}{run}")
-                pool = None
+                    joining = groups.pop(pool) | joining
+                groups[run] |= joining
+                for joined in joining:
+                    self._tell(joined, "chained", f"in {self._prefix}{run}")
+                pool, previous = None, layer
                 continue
             groups[name] = {name: layer}
-            if run is not None and pool is None and self._is_pool(layer):
+            ends_in_convolution = run is not None and pool is None and not self._is_pool(previous)
+            if self._is_pool(layer) and ends_in_convolution:
                 pool = name
             else:
-                run, pool = (name if self._may_chain(layer) else None), None
+                begins = self._may_chain(layer) or self._is_pool(layer)
+                run, pool = (name if begins else None), None
+            previous = layer
         return groups
 
     def _may_chain(self, layer):

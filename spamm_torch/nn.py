@@ -336,18 +336,19 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         """For a chain: norms in, norms out, straight to the op.
 
         Of what a call costs on the host, Python's checks are the larger half; here the module's
-        settings have been checked when it was made, and the input by the layer before.
+        settings have been checked when it was made, and the input by the layer before. Arguments
+        that are not given cost as well.
         """
+        given = {"relu": self.relu}
+        if self.tau is not None:
+            given["tau"] = self._tau_argument()
+        else:
+            given["valid_ratio"], given["max_error"] = self.valid_ratio, self.max_error
+        if self.block is not None:
+            given["block"] = check_block(self.block)
+        if self.pixel_block is not None:
+            given["pixel_block"] = self.pixel_block
         op = _ops.conv2d_with_norms.default if return_norms else _ops.conv2d.default
-        given = {
-            "tau": None if self.tau is None else self._tau_argument(),
-            "valid_ratio": self.valid_ratio,
-            "max_error": self.max_error,
-            "block": None if self.block is None else check_block(self.block),
-            "pixel_block": self.pixel_block,
-            "norm_weight": self._pinned_norms(),
-            "norm_input": norm_input,
-        }
         return op(
             input,
             self.weight,
@@ -356,8 +357,9 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             self.padding,
             self.dilation,
             self.groups,
-            relu=self.relu,
-            **{name: value for name, value in given.items() if value is not None},
+            norm_weight=self._pinned_norms(),
+            norm_input=norm_input,
+            **given,
         )
 
 

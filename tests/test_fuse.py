@@ -182,6 +182,25 @@ def test_layers_between_break_a_chain():
     assert [type(layer) for layer in model] == [SpAMMConv2d, nn.Sigmoid, SpAMMConv2d, nn.MaxPool2d]
 
 
+def test_a_chain_may_begin_with_a_max_pool(hands_on):
+    model = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(1), conv(8, 64), nn.MaxPool2d(2)).eval()
+    fused = copy.deepcopy(model)
+    fuse_(fused)
+    assert [type(layer) for layer in fused] == [nn.MaxPool2d, SpAMMChain, nn.MaxPool2d]
+    assert [type(layer) for layer in fused[1]] == [nn.MaxPool2d, SpAMMConv2d]
+    with torch.no_grad():
+        assert torch.equal(fused(pictures()), model(pictures()))
+
+
+def test_two_pools_end_a_chain(hands_on):
+    model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), nn.MaxPool2d(1), conv(64, 8)).eval()
+    fused = copy.deepcopy(model)
+    fuse_(fused)
+    assert [type(layer) for layer in fused] == [SpAMMConv2d, nn.MaxPool2d, SpAMMChain]
+    with torch.no_grad():
+        assert torch.equal(fused(pictures()), model(pictures()))
+
+
 def test_a_forward_of_its_own_is_left_alone_but_what_is_inside_is_fused():
     class Doubling(nn.Sequential):
         def forward(self, input):
