@@ -84,7 +84,8 @@ __device__ __forceinline__ void pool(const MaxPoolParams& p, const Thread& threa
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kNormThreads, 2) max_pool(const __grid_constant__ MaxPoolParams p) {
+__global__ void __launch_bounds__(kNormThreads, 2)
+    max_pool(const __grid_constant__ MaxPoolParams p) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   const NormThread<kLog2PoolSlices, kLog2PoolLanes> thread(p.job, blockIdx.x);
