@@ -98,8 +98,15 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
   if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
     cpu::implicit_conv(conv, knob, norm_a, output);
+    if (conv.relu) output.relu_();
     return;
   }
+#ifdef SPAMM_WITH_CUDA
+  if (cuda::has_implicit_conv_sm80(conv)) {
+    cuda::implicit_conv_sm80(conv, knob, weights, norm_a, output);
+    return;
+  }
+#endif
   const Im2col im2col(input, shape, blocks, block.k);
   const Judge judged(blocks, norm_a.options());
   const auto norms_of = [&](const Tensor& pixels) {
@@ -132,6 +139,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
     store(product, pieces[p], blocks, output);
     first += norm_b.size(-1);
   }
+  if (conv.relu) output.relu_();
 }
 
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
@@ -148,7 +156,6 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
 #endif
   const Tensor output = at::empty(sizes, conv.input.options(), format);
   if (!empty) convolve(conv, knob, output);
-  if (conv.relu) output.relu_();
   return {output, conv.leave_norms ? layer_norms(output) : Tensor()};
 }
 

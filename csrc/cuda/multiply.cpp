@@ -27,13 +27,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// As PyTorch's own matrix products decide it.
-bool allow_tf32() {
-  return !at::NoTF32Guard::should_disable_tf32() &&
-         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-             at::Float32Precision::TF32;
-}
-
 std::optional<Tile> forced_tile() {
   static const std::optional<Tile> forced = []() -> std::optional<Tile> {
     const std::string value = environment("SPAMM_TORCH_TILE");
@@ -107,6 +100,12 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 }
 
 }  // namespace
+
+bool allow_tf32() {
+  return !at::NoTF32Guard::should_disable_tf32() &&
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+             at::Float32Precision::TF32;
+}
 
 Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
   const bool hopper = has_hopper_kernels(device.properties()) &&

@@ -12,6 +12,9 @@
 
 namespace spamm::cuda {
 
+// Whether float32 may be rounded to TF32, as PyTorch's own matrix products decide it.
+bool allow_tf32();
+
 // The kernel for the product of `a` and `b`, whose device is the current one.
 Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);

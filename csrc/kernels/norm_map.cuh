@@ -110,8 +110,9 @@ struct AnyNonzero {
 };
 
 // One block of the matrix, cut into chunks.
-template <class Element>
+template <class Element_>
 struct NormBlock {
+  using Element = Element_;
   using Norm = NormOf<Element>;
   static constexpr int kEntries = Chunk<Element>::kEntries;
   static constexpr int kLog2Entries = kEntries == 8 ? 3 : kEntries == 4 ? 2 : 1;
@@ -209,9 +210,10 @@ __device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
 // A thread's share of a block's sum of squares, and whether anything in it is not zero. All lanes
 // of a warp call it together; some may have no block to sum, which is then nothing but zeros.
 // The sum does not depend on how entries came from memory.
-template <class Element>
-__device__ void sum_squares(const NormBlock<Element>& block, int thread, int threads,
-                            NormOf<Element>& sum, bool& nonzero) {
+template <class Block>
+__device__ void sum_squares(const Block& block, int thread, int threads, typename Block::Norm& sum,
+                            bool& nonzero) {
+  using Element = typename Block::Element;
   const bool vectors = block.has_vectors();
   AnyNonzero<Element> any;
   const auto add = [&](const auto& loaded) {
@@ -292,17 +294,17 @@ struct NormGroup {
 // The norm of a block from its entries times a power of two, by way of the largest of them. Called
 // by all groups of a thread block; those with `needed` false take part in the barriers only. Not
 // inlined: it is rare, and its registers would cost those of the loads in flight.
-template <class Element>
-__device__ __noinline__ NormOf<Element> scaled_norm(const NormBlock<Element>& block,
-                                                    const NormGroup& group, bool needed) {
-  using Norm = NormOf<Element>;
+template <class Block>
+__device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, const NormGroup& group,
+                                                         bool needed) {
+  using Norm = typename Block::Norm;
   __shared__ unsigned long long shared_bits[kNormWarps];
   __shared__ Norm shared_sums[kNormWarps];
   const auto for_each_entry = [&](bool wanted, const auto& visit) {
     for (int i = group.thread; wanted && i < block.chunks(); i += group.threads) {
-      const Chunk<Element> chunk = block.gather(i);
+      const auto chunk = block.gather(i);
 #pragma unroll
-      for (int e = 0; e < chunk.kEntries; ++e) visit(widen(chunk.entry(e)));
+      for (int e = 0; e < Block::kEntries; ++e) visit(widen(chunk.entry(e)));
     }
   };
 
@@ -351,12 +353,12 @@ struct NormPlace {
   }
 };
 
-// Makes a block's norm of the threads' shares of its sum and writes it to the map. Called by all
-// groups of a thread block.
-template <class Element>
-__device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
-                           const NormGroup& group, NormOf<Element> sum, bool nonzero) {
-  using Norm = NormOf<Element>;
+// Makes a block's norm of the threads' shares of its sum. Called by all groups of a thread block.
+template <class Block>
+__device__ typename Block::Norm norm_of_shares(const Block& block, const NormGroup& group,
+                                               bool exists, typename Block::Norm sum,
+                                               bool nonzero) {
+  using Norm = typename Block::Norm;
   __shared__ Norm shared_sums[kNormWarps];
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
   Norm norm = sqrt(sum);
@@ -364,11 +366,19 @@ __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& blo
   // A thread that has met a number other than zero knows when the block's sum is no good.
   const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
   if (group.any(nonzero && !safe)) {
-    const Norm scaled = scaled_norm(block, group, place.exists && !safe);
+    const Norm scaled = scaled_norm(block, group, exists && !safe);
     if (!safe) norm = scaled;
   }
+  return norm;
+}
+
+// The same, written to the map.
+template <class Element>
+__device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
+                           const NormGroup& group, NormOf<Element> sum, bool nonzero) {
+  const NormOf<Element> norm = norm_of_shares(block, group, place.exists, sum, nonzero);
   if (place.exists && group.thread == 0) {
-    const NormMapParams<Norm>& p = block.p;
+    const NormMapParams<NormOf<Element>>& p = block.p;
     p.norms[place.batch * p.norm_batch_stride + place.line * p.norm_line_stride +
             place.position * p.norm_entry_stride] = norm;
   }
