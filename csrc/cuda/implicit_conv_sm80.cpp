@@ -179,9 +179,9 @@ bool has_implicit_conv_sm80(const Convolution& conv) {
          // A group's channels start at 16 bytes.
          (shape.groups == 1 || group_channels(conv) == shape.group_in_channels()) &&
          std::max({shape.images, shape.in_channels, shape.out_channels, shape.input.height,
-                   shape.input.width, shape.padding.height, shape.padding.width}) < (1 << 20) &&
+                   shape.input.width, shape.padding.height, shape.padding.width}) < (1 << 19) &&
          std::max({window.height, window.width, shape.stride.height, shape.stride.width}) <
-             (1 << 20) &&
+             (1 << 19) &&
          shape.images * (shape.input.height + 2 * shape.padding.height) *
                  (shape.input.width + 2 * shape.padding.width) <
              kMost &&
