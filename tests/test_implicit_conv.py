@@ -184,7 +184,7 @@ def test_equals_mm_on_the_documented_matrices(
     if spamm_torch.backend_for("cuda", dtype, block).startswith("sm80"):
         assert torch.equal(got.cpu(), expected.relu())
     else:
-        tolerance = {torch.float32: 1e-5, torch.float64: 1e-13} | TOLERANCE
+        tolerance = {torch.float32: 1e-3 if allow_tf32 else 1e-5, torch.float64: 1e-13} | TOLERANCE
         error = (got.cpu() - expected.relu()).abs().max() / expected.abs().max()
         assert error <= tolerance[dtype]
 
