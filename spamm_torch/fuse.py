@@ -75,13 +75,13 @@ class SpAMMChain(nn.Sequential):
             and input.dim() == 4
             and input.shape[0] >= _LEAST_IMAGES
             and not torch.is_grad_enabled()
-            and _reads_norms(input.device, input.dtype)
+            and _leaves_norms(input.device, input.dtype)
         )
 
 
 @functools.cache
-def _reads_norms(device, dtype):
-    """Whether convolutions there make use of norms that the layer before has left."""
+def _leaves_norms(device, dtype):
+    """Whether convolutions there leave norms without a pass over their output."""
     is_half = dtype in (torch.float16, torch.bfloat16)
     return is_half and device.type == "cuda" and backend_for(device, dtype).startswith("sm90")
 

@@ -56,7 +56,7 @@ def trained(model):
 @pytest.fixture
 def hands_on(monkeypatch):
     """Chains hand norms on as they do on Hopper, on every device."""
-    monkeypatch.setattr(fuse, "_reads_norms", lambda *_: True)
+    monkeypatch.setattr(fuse, "_leaves_norms", lambda *_: True)
 
 
 # ---- What becomes of the layers -----------------------------------------------------------------
