@@ -12,6 +12,9 @@
 
 namespace spamm::cuda {
 
+// A matrix as a batch of one.
+inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
+
 // The kernel for the product of `a` and `b`, whose device is the current one.
 Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);
