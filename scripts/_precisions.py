@@ -10,6 +10,8 @@ PRECISIONS = {
     "tf32": (torch.float32, True),
     "float64": (torch.float64, False),
 }
+# Frobenius error against float64 that rounding explains, relative.
+TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
 
 
 def use_precision(name):

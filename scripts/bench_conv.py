@@ -27,7 +27,7 @@ from scripts._console import Steps, exit_code, make_console
 from scripts._conv_layers import GROUPS, NAMES
 from scripts._conv_report import Row, markdown, picture
 from scripts._machine import describe_machine
-from scripts._precisions import PRECISIONS, use_precision
+from scripts._precisions import PRECISIONS, TOLERANCE, use_precision
 from scripts._report_files import write_results
 from scripts._timing import interleaved
 from scripts._training_options import (
@@ -37,8 +37,6 @@ from scripts._training_options import (
     valid_ratio,
 )
 
-# Frobenius error against float64 that rounding explains, relative.
-TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
 RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
 DEFAULTS = {  # groups, batches, precisions, rounds
     "cpu": (("vgg13",), (128,), ("float32",), 5),

@@ -22,7 +22,7 @@ from models.errors import StudyError
 from models.files import require_writable
 from scripts._console import Steps, exit_code, make_console
 from scripts._machine import describe_machine
-from scripts._precisions import PRECISIONS, use_precision
+from scripts._precisions import PRECISIONS, TOLERANCE, use_precision
 from scripts._report_files import write_results
 from scripts._timing import interleaved
 from scripts._training_options import (
@@ -32,8 +32,6 @@ from scripts._training_options import (
     valid_ratio,
 )
 
-# Frobenius error against float64 that rounding explains, relative.
-TOLERANCE = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-5, "tf32": 2e-3, "float64": 1e-12}
 LINES = ("-", "--", ":", "-.")  # by data and block
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
 DEFAULTS = {  # sizes, precisions, rounds
