@@ -40,9 +40,6 @@ std::optional<Tile> forced_tile() {
 
 int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }
 
-// A matrix as a batch of one.
-Tensor as_batch(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
-
 // A product but for its operands. Holds what the parameters point to.
 template <class Norm>
 struct Arguments {

@@ -21,8 +21,6 @@ using at::Scalar;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-Tensor as_batch(const Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
-
 // Room for x's norm map.
 Tensor empty_map(const Tensor& x) {
   auto shape = x.sizes().vec();

@@ -15,6 +15,9 @@ namespace spamm::cuda {
 // Whether float32 may be rounded to TF32, as PyTorch's own matrix products decide it.
 bool allow_tf32();
 
+// A matrix as a batch of one.
+inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
+
 // The kernel for the product of `a` and `b`, whose device is the current one.
 Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);
