@@ -144,22 +144,34 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
       padding, dilation, groups, relu);
 }
 
-// Its norms only decide what is skipped; that its output's gradient is asked for would be a
-// mistake.
+// Norms that a layer leaves only decide what is skipped; that a gradient of such a layer is asked
+// for would be a mistake.
+void refuse_gradient(const char* op, bool wanted) {
+  TORCH_CHECK(!(at::GradMode::is_enabled() && wanted), op,
+              " is for inference and has no gradient: expected no_grad or inference_mode; got "
+              "arguments that require one");
+}
+
 std::tuple<Tensor, Tensor> conv2d_with_norms_autograd(
     const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
     std::optional<double> valid_ratio, std::optional<double> max_error,
     at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
     const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
-  const bool wanted = needs_grad(input) || needs_grad(weight) || needs_grad(bias);
-  TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
-              "conv2d_with_norms is for inference and has no gradient: expected no_grad or "
-              "inference_mode; got arguments that require one");
+  refuse_gradient("conv2d_with_norms", needs_grad(input) || needs_grad(weight) || needs_grad(bias));
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return ops::conv2d_with_norms(input, weight, bias, stride, padding, dilation, groups, tau,
                                 valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
                                 relu);
+}
+
+std::tuple<Tensor, Tensor> max_pool2d_with_norms_autograd(const Tensor& input,
+                                                          IntArrayRef kernel_size,
+                                                          IntArrayRef stride, IntArrayRef padding,
+                                                          IntArrayRef dilation, bool ceil_mode) {
+  refuse_gradient("max_pool2d_with_norms", needs_grad(input));
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return ops::max_pool2d_with_norms(input, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
 // For ops without a gradient: their outputs are constants to autograd.
@@ -175,6 +187,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
   m.impl("conv2d_with_norms", &conv2d_with_norms_autograd);
+  m.impl("max_pool2d_with_norms", &max_pool2d_with_norms_autograd);
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
                            "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());

@@ -98,8 +98,15 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
   if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
     cpu::implicit_conv(conv, knob, norm_a, output);
+    if (conv.relu) output.relu_();
     return;
   }
+#ifdef SPAMM_WITH_CUDA
+  if (cuda::has_implicit_conv_sm80(conv)) {
+    cuda::implicit_conv_sm80(conv, knob, weights, norm_a, output);
+    return;
+  }
+#endif
   const Im2col im2col(input, shape, blocks, block.k);
   const Judge judged(blocks, norm_a.options());
   const auto norms_of = [&](const Tensor& pixels) {
@@ -132,12 +139,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
     store(product, pieces[p], blocks, output);
     first += norm_b.size(-1);
   }
-}
-
-// The norms that an output leaves for the next layer.
-Tensor layer_norms(const Tensor& output) {
-  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
-  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
+  if (conv.relu) output.relu_();
 }
 
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
@@ -154,7 +156,6 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
 #endif
   const Tensor output = at::empty(sizes, conv.input.options(), format);
   if (!empty) convolve(conv, knob, output);
-  if (conv.relu) output.relu_();
   return {output, conv.leave_norms ? layer_norms(output) : Tensor()};
 }
 
@@ -225,6 +226,11 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
 }
 
 }  // namespace
+
+Tensor layer_norms(const Tensor& output) {
+  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
+  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
+}
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", &conv2d_op);

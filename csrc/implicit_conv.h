@@ -36,8 +36,16 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
           blocks_of(channels, kLayerNormBlock)};
 }
 
+// The norms that an output leaves for the next layer.
+at::Tensor layer_norms(const at::Tensor& output);
+
 struct ConvolutionResult {
   at::Tensor output, norms;  // the second undefined where it is not asked for
+};
+
+// A max pooling whose arguments have been checked.
+struct MaxPool {
+  Size2 kernel, stride, padding, dilation, output;
 };
 
 namespace cpu {
@@ -52,10 +60,21 @@ void implicit_conv(const Convolution& conv, const Knob& knob, const at::Tensor& 
 
 }  // namespace cpu
 
-#ifdef SPAMM_WITH_SM90A
 namespace cuda {
 
-// Whether implicit_conv takes it.
+#ifdef SPAMM_WITH_CUDA
+// On sm_80 and newer; whether implicit_conv_sm80 takes it, and should.
+bool has_implicit_conv_sm80(const Convolution& conv);
+
+// Writes the convolution of `weights`, (groups, out_channels / groups, K), whose norms are
+// `norm_weight`, into `output`, which is contiguous or channels last; without norms for the next
+// layer.
+void implicit_conv_sm80(const Convolution& conv, const Knob& knob, const at::Tensor& weights,
+                        const at::Tensor& norm_weight, const at::Tensor& output);
+#endif
+
+#ifdef SPAMM_WITH_SM90A
+// On Hopper: whether implicit_conv takes it.
 bool has_implicit_conv(const Convolution& conv);
 
 // The output is in channels-last memory.
@@ -65,7 +84,11 @@ ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
 bool has_implicit_weight_norm(const at::Tensor& weight, int64_t groups, const Block& block);
 at::Tensor implicit_weight_norm(const at::Tensor& weight, const Block& block);
 
-}  // namespace cuda
+// Whether max_pool takes it. Its output is in channels-last memory, as its input must be.
+bool has_max_pool(const at::Tensor& input, const MaxPool& pool);
+ConvolutionResult max_pool(const at::Tensor& input, const MaxPool& pool);
 #endif
+
+}  // namespace cuda
 
 }  // namespace spamm

@@ -37,6 +37,10 @@ TORCH_LIBRARY(spamm_torch, m) {
       "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
       "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, "
       "bool relu=False) -> (Tensor, Tensor)");
+  // torch's max pooling of a batch, and its output's norms. Without a gradient.
+  m.def(
+      "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
+      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)");
   // Norms (groups, MB, KB) of the weight matrix that conv2d multiplies with, for pinning them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "

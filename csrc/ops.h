@@ -51,4 +51,13 @@ inline std::tuple<Tensor, Tensor> conv2d_with_norms(
                  max_error, block, pixel_block, norm_weight, norm_input, relu);
 }
 
+inline std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input,
+                                                        IntArrayRef kernel_size, IntArrayRef stride,
+                                                        IntArrayRef padding, IntArrayRef dilation,
+                                                        bool ceil_mode) {
+  static const auto op =
+      find<decltype(ops::max_pool2d_with_norms)>("spamm_torch::max_pool2d_with_norms");
+  return op.call(input, kernel_size, stride, padding, dilation, ceil_mode);
+}
+
 }  // namespace spamm::ops

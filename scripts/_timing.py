@@ -2,7 +2,8 @@
 
 All candidates take turns, round after round, so that they meet the same clocks and the same
 neighbours on the machine; the median over the rounds counts. On CUDA a candidate is a CUDA graph,
-timed with events: what the device needs, not how fast Python launches.
+timed with events: what the device needs, not how fast Python launches. Unless that is asked for:
+eager calls are timed by the clock, several in a row until the device is done.
 """
 
 import math
@@ -14,6 +15,7 @@ import torch
 
 _MOST_CALLS_A_GRAPH = 10
 _GRAPH_MS = 3.0  # a graph of this length hides its launch
+_CALLS_IN_A_ROW = 50  # of eager calls
 _FLUSH_BYTES = 256 << 20  # more than any L2 cache
 
 
@@ -25,7 +27,7 @@ class Timing:
     spread: float
 
 
-def interleaved(candidates, device, repeats, *, cold=False):
+def interleaved(candidates, device, repeats, *, cold=False, eager=False):
     """Times {name: call} in turns; gives {name: Timing}.
 
     Args:
@@ -33,8 +35,12 @@ def interleaved(candidates, device, repeats, *, cold=False):
         device: where they run.
         repeats: number of rounds.
         cold: empty the L2 cache before each call (CUDA only).
+        eager: calls as Python makes them instead of CUDA graphs.
     """
-    timers_of = _wall_clock if device.type == "cpu" else _cold_events if cold else _events
+    if device.type == "cpu":
+        timers_of = _wall_clock
+    else:
+        timers_of = _eager if eager else _cold_events if cold else _events
     timers = dict(zip(candidates, timers_of(candidates.values()), strict=True))
     times = {name: [] for name in candidates}
     for _ in range(repeats):
@@ -56,6 +62,25 @@ def _wall_clock(calls):
             start = time.perf_counter()
             call()
             return 1e3 * (time.perf_counter() - start)
+
+        return timer
+
+    for call in calls:
+        call()
+    return [timer_of(call) for call in calls]
+
+
+def _eager(calls):
+    """As above on CUDA, per call of several in a row, launches and device included."""
+
+    def timer_of(call):
+        def timer():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(_CALLS_IN_A_ROW):
+                call()
+            torch.cuda.synchronize()
+            return 1e3 * (time.perf_counter() - start) / _CALLS_IN_A_ROW
 
         return timer
 

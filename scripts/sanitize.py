@@ -58,6 +58,12 @@ def batches_and_convolutions():
         x = torch.randn(3, 40, 9, 7, device="cuda").to(dtype)
         weight = torch.randn(36, 20, 3, 3, device="cuda").to(dtype)
         spamm_torch.conv2d(x, weight, stride=2, padding=1, groups=2, valid_ratio=0.5)
+        for images, block, pixel_block in ((70, 64, (64, 1, 1)), (3, 32, (1, 4, 8))):
+            x = torch.randn(images, 72, 5, 6, device="cuda").to(dtype)
+            weight = torch.randn(136, 72, 3, 3, device="cuda").to(dtype)
+            setting = {"padding": 1, "block": block, "pixel_block": pixel_block}
+            spamm_torch.conv2d(x, weight, weight[:, 0, 0, 0], relu=True, tau=100.0, **setting)
+            spamm_torch.conv2d(x[:, :3], weight[:9, :3], dilation=2, valid_ratio=0.5, **setting)
 
 
 def convolutions_without_im2col():

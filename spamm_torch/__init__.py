@@ -19,11 +19,15 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
+from .fuse import FuseReport, Fusion, SpAMMChain, fuse_
 from .nn import SpAMMConv2d, SpAMMLinear
 
 __version__ = VERSION
 
 __all__ = [
+    "FuseReport",
+    "Fusion",
+    "SpAMMChain",
     "SpAMMConv2d",
     "SpAMMLinear",
     "addmm",
@@ -33,6 +37,7 @@ __all__ = [
     "conv2d",
     "error_bound",
     "find_tau",
+    "fuse_",
     "include_path",
     "library_path",
     "linear",

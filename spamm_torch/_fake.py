@@ -391,7 +391,18 @@ register_fake("spamm_torch::conv2d")(_fake_conv2d)
 
 @register_fake("spamm_torch::conv2d_with_norms")
 def _(*args, **kwargs):
-    output = _fake_conv2d(*args, **kwargs)
+    return _with_norms(_fake_conv2d(*args, **kwargs))
+
+
+@register_fake("spamm_torch::max_pool2d_with_norms")
+def _(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+    return _with_norms(
+        torch.nn.functional.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
+    )
+
+
+def _with_norms(output):
+    """An output, and the norms that it leaves for the next layer."""
     images = output.shape[0] if output.dim() == 4 else 1
     channels, height, width = output.shape[-3:]
     shape = (_blocks(images, 64), height, width, _blocks(channels, 64))

@@ -322,7 +322,7 @@ def conv2d(
         norm_input: the input's norms where the layer before has left them (``return_norms``, and
             nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
             a convolution that needs no im2col matrix; elsewhere norms are taken anew.
-        relu: rectify the result; on Hopper in the convolution's own kernel.
+        relu: rectify the result; in the convolution's own kernel where that needs no im2col matrix.
         return_norms: return a pair, the output and its norms as norm_input of the next layer, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
             gradient.
@@ -330,11 +330,13 @@ def conv2d(
     Returns:
         The output of the convolution, in the input's memory format. The backward pass is dense.
 
-    On Hopper, float16 and bfloat16 convolutions without groups need no im2col matrix in memory:
-    blocks of 64 or 128 (32 where one block holds all channels), out_channels a multiple of 8, a
-    pixel_block whose edges times the stride stay within 256 pixels. Input and weight are read as
-    they lie where they are channels-last and have a multiple of 8 channels; otherwise each call
-    copies them into that form first, and the output back where the input is not channels-last.
+    On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
+    bytes, and float32 without TF32 in blocks of 64 and more on Hopper. Hopper's own kernels take
+    float16 and bfloat16 without groups: blocks of 64 or 128 (32 where one block holds all
+    channels), out_channels a multiple of 8, a pixel_block whose edges times the stride stay within
+    256 pixels. Input and weight are read as they lie where they are channels-last and have a
+    multiple of 16 bytes of channels; otherwise each call copies them into that form first, and the
+    output back where the input is not channels-last.
     """
     check_tensors(input=input, weight=weight)
     check_optional_tensors(bias=bias, norm_weight=norm_weight)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .functional import conv2d, linear, norm_map
-from .settings import check_block, check_knobs, check_pixel_block
+from .settings import as_tau, check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
 
@@ -35,6 +35,7 @@ class _SpAMM:
             setattr(self, name, value)
         self._blocks = tuple(blocks)
         self._norm_weight = None
+        self._tau_taken = (None, None)
 
     def _knobs(self):
         return {
@@ -42,6 +43,16 @@ class _SpAMM:
             "valid_ratio": self.valid_ratio,
             "max_error": self.max_error,
         }
+
+    def _tau_argument(self):
+        """The threshold in the op's form, made anew only when ``tau`` has been set to another."""
+        if isinstance(self.tau, torch.Tensor):
+            return self.tau
+        tau, argument = self._tau_taken
+        if tau is not self.tau:
+            argument = as_tau(self.tau)
+            self._tau_taken = (self.tau, argument)
+        return argument
 
     @staticmethod
     def _arguments(module):
@@ -319,6 +330,36 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             pixel_block=self.pixel_block,
             norm_weight=self._pinned_norms(),
             relu=self.relu,
+        )
+
+    def _forward_linked(self, input, norm_input, return_norms):
+        """For a chain: norms in, norms out, straight to the op.
+
+        Of what a call costs on the host, Python's checks are the larger half; here the module's
+        settings have been checked when it was made, and the input by the layer before. Arguments
+        that are not given cost as well.
+        """
+        given = {"relu": self.relu}
+        if self.tau is not None:
+            given["tau"] = self._tau_argument()
+        else:
+            given["valid_ratio"], given["max_error"] = self.valid_ratio, self.max_error
+        if self.block is not None:
+            given["block"] = check_block(self.block)
+        if self.pixel_block is not None:
+            given["pixel_block"] = self.pixel_block
+        op = _ops.conv2d_with_norms.default if return_norms else _ops.conv2d.default
+        return op(
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            norm_weight=self._pinned_norms(),
+            norm_input=norm_input,
+            **given,
         )
 
 

@@ -76,6 +76,8 @@ def check_block_pair(block):
 
 
 def _edges(block, count, form):
+    if type(block) is int and block in _EDGES:  # the usual case, without the cost of the others
+        return (block,) * count
     edges = tuple(block) if isinstance(block, Iterable) else (block,) * count
     if len(edges) != count or not all(_is_integer(edge) and edge in _EDGES for edge in edges):
         raise ValueError(f"block must be 32, 64 or 128, or {form} of these; got {list(edges)}")

@@ -137,34 +137,39 @@ def test_every_stage_can_be_captured():
     assert all(map(torch.equal, results, stages(new_a, new_b)))
 
 
-# Large enough for thread blocks to claim tiles from each other, which takes a counter.
+# Large enough for thread blocks to claim tiles from each other, which takes a counter. Which kernel
+# clears it depends on whether the norm maps are given.
 SIDE = 2560
 
 
-def test_concurrent_streams_do_not_meet():
+@pytest.fixture(params=[False, True], ids=["norms taken", "norms given"])
+def claiming_product(request):
     a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
     b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)
-    expected = [spamm_torch.mm(a, b, tau=tau) for tau in (0.0, 40.0, 90.0)]
+    maps = dict(zip(("norm_a", "norm_b"), norm_maps(a, b), strict=True)) if request.param else {}
+    return lambda tau: spamm_torch.mm(a, b, tau=tau, **maps)
+
+
+def test_concurrent_streams_do_not_meet(claiming_product):
+    expected = [claiming_product(tau) for tau in (0.0, 40.0, 90.0)]
     streams = [torch.cuda.Stream() for _ in expected]
     torch.cuda.synchronize()
     results = []
     for _ in range(20):
         for stream, tau in zip(streams, (0.0, 40.0, 90.0), strict=True):
             with torch.cuda.stream(stream):
-                results.append(spamm_torch.mm(a, b, tau=tau))
+                results.append(claiming_product(tau))
     torch.cuda.synchronize()
     assert all(map(torch.equal, results, expected * 20))
 
 
-def test_graphs_side_by_side_do_not_meet():
-    a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
-    b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)
-    expected = spamm_torch.mm(a, b, tau=40.0)
+def test_graphs_side_by_side_do_not_meet(claiming_product):
+    expected = claiming_product(40.0)
     captured = []
     for _ in range(3):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            results = [spamm_torch.mm(a, b, tau=40.0) for _ in range(3)]
+            results = [claiming_product(40.0) for _ in range(3)]
         captured.append((graph, torch.cuda.Stream(), results))
     torch.cuda.synchronize()
     for _ in range(10):
@@ -174,6 +179,25 @@ def test_graphs_side_by_side_do_not_meet():
     torch.cuda.synchronize()
     for _graph, _stream, results in captured:
         assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("k", [64, 20000])
+def test_tiles_with_no_few_and_many_valid_steps(dtype, k):
+    """Lists that are empty, that hold a part of a tile, and more tiles than thread blocks."""
+    a = matrices.normal(SIDE, k, dtype=dtype, device="cuda")
+    b = matrices.normal(k, SIDE, dtype=dtype, device="cuda", seed=1)
+    norm_a, norm_b = norm_maps(a, b)
+    few = torch.arange(norm_a.shape[1], device="cuda") % 5 == 2
+    norm_a[3:5, ~few] = 0.0  # a few steps of one tile row
+    norm_a[8:25] = 0.0  # none of several
+    valid = (norm_a != 0).repeat_interleave(64, 0).repeat_interleave(64, 1)[:, :k]
+    expected = (a.double() * valid) @ b.double()
+    for tau in (1e-30, torch.tensor(1e-30, device="cuda")):
+        actual = spamm_torch.mm(a, b, tau=tau, norm_a=norm_a, norm_b=norm_b)
+        error = (actual.double() - expected).norm() / expected.norm()
+        assert error < {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}[dtype]
+        assert not actual[8 * 64 : 25 * 64].any()
 
 
 # ---- Which kernel runs --------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""Half-precision convolutions of the kinds that a GPU computes without an im2col matrix.
+"""Convolutions of the kinds that a GPU computes without an im2col matrix, half precision first.
 
 Equal to SpAMM on the documented matrices whichever path is taken: shapes here follow what decides
 between the paths (multiples of 8 channels, blocks that one block of 32 fills, strides, batches that
 fill their last pixel block in part), and cross the lines in between.
 """
 
+import functools
 import math
 
 import pytest
@@ -109,6 +110,83 @@ def test_equals_spamm_on_the_documented_matrices(convolution, share, relu):
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     assert got.is_contiguous(memory_format=memory_format)
     assert_near(got, expected.relu() if relu else expected)
+
+
+KINDS = {
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "float64": (torch.float64, False),
+}
+BLOCKS = [
+    ((64, 64, 64), (64, 1, 1)),
+    ((128, 32, 128), (64, 2, 1)),
+    ((32, 128, 32), (32, 1, 1)),
+    ((64, 32, 64), (1, 8, 8)),
+]
+SHAPE = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1)}
+
+
+@functools.cache
+def documented(block, pixel_block, channels, groups):
+    """Operands that every type holds exactly, their matrices in float64, what the matrices' norms
+    are judged by, and a threshold that skips half."""
+    input = uneven(35, groups * channels, 4, 5, seed=1, dtype=torch.bfloat16).double()
+    weight = uneven(groups * 72, channels, 3, 2, seed=2, dtype=torch.bfloat16).double()
+    reference = Im2col(input, weight, **SHAPE, groups=groups, block=block, pixel_block=pixel_block)
+    m, k, n = block
+    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
+    judged = reference.judged(spamm_torch.norm_map(reference.columns, (k, n)))
+    tau = gap_near(norm_products(norm_a, judged), 0.5)
+    return input, weight, reference, norm_a, judged, tau
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("block", "pixel_block"), BLOCKS)
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (64, 1), (40, 2), (20, 3)])
+def test_equals_mm_on_the_documented_matrices(
+    kind, block, pixel_block, channels, groups, monkeypatch
+):
+    """Bit for bit where both multiply by the same kernel; with stride, padding, dilation, bias."""
+    dtype, allow_tf32 = KINDS[kind]
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allow_tf32)
+    cuda = lambda x: x.to("cuda", dtype)  # noqa: E731
+    norms = lambda x: x.to("cuda", torch.promote_types(dtype, torch.float32))  # noqa: E731
+    input, weight, reference, norm_a, judged, tau = documented(block, pixel_block, channels, groups)
+    bias = uneven(groups * 72, seed=3, dtype=dtype)
+    m, k, n = block
+    rows = ops.multiply(  # as the convolution has it: a row for each pixel
+        cuda(reference.columns.mT).contiguous(),
+        cuda(reference.weights).mT,
+        norms(judged.mT),
+        norms(norm_a.mT),
+        torch.tensor(tau),
+        (n, k, m),
+        input=bias.view(groups, 1, 72).cuda(),
+    )
+    expected = torch.empty(reference.grid[0], groups * 72, *reference.grid[1:], dtype=dtype)
+    for row, pixel in zip(rows.transpose(0, 1).flatten(1).cpu(), reference.pixels, strict=True):
+        if pixel is not None:
+            expected[pixel[0], :, pixel[1], pixel[2]] = row
+    got = spamm_torch.conv2d(
+        cuda(input),
+        cuda(weight),
+        bias.cuda(),
+        **SHAPE,
+        groups=groups,
+        block=block,
+        pixel_block=pixel_block,
+        tau=tau,
+        relu=True,
+    )
+    if spamm_torch.backend_for("cuda", dtype, block).startswith("sm80"):
+        assert torch.equal(got.cpu(), expected.relu())
+    else:
+        tolerance = {torch.float32: 1e-3 if allow_tf32 else 1e-5, torch.float64: 1e-13} | TOLERANCE
+        error = (got.cpu() - expected.relu()).abs().max() / expected.abs().max()
+        assert error <= tolerance[dtype]
 
 
 @pytest.mark.cuda
@@ -278,8 +356,6 @@ def test_a_layer_leaves_its_norms(device, dtype, images, pixel_block):
 
 @pytest.mark.cuda
 def test_norms_that_are_left_stand_for_the_inputs_own():
-    if not spamm_torch.backend_for("cuda", torch.float16, 64).startswith("sm90"):
-        pytest.skip("only the convolution without im2col reads the norms that a layer left")
     input = uneven(100, 64, 6, 6, seed=16, dtype=torch.float16).cuda()
     input = input.to(memory_format=torch.channels_last)
     weight = uneven(64, 64, 3, 3, seed=17, dtype=torch.float16).cuda()

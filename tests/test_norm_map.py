@@ -86,6 +86,20 @@ def test_both_operands_at_once_have_the_very_same_norms(device, edges, block, dt
     assert torch.equal(norm_b, spamm_torch.norm_map(b, (block_k, block_n)))
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", list(itertools.product(matrices.EDGES, repeat=2)))
+def test_rows_have_the_very_same_norms_wherever_they_lie(dtype, block):
+    """Loads of 16 bytes, single entries, and both in one warp, sum in the same order."""
+    a = matrices.normal(150, 290, dtype=dtype, device="cuda")
+    expected = spamm_torch.norm_map(a, block)
+    for offset, width in ((1, 293), (0, 304), (16, 320), (7, 300)):
+        wide = torch.zeros(150, width, dtype=dtype, device="cuda")
+        view = wide[:, offset : offset + 290]
+        view.copy_(a)
+        assert torch.equal(spamm_torch.norm_map(view, block), expected), (offset, width)
+
+
 def test_default_block_is_64(device):
     a = matrices.normal(130, 70, device=device)
     assert torch.equal(spamm_torch.norm_map(a), spamm_torch.norm_map(a, (64, 64)))

@@ -445,17 +445,45 @@ def test_cpu_and_cuda_find_the_same_tau(pair, ratio):
     assert torch.equal(ratio.cpu(), spamm_torch.valid_ratio(*pair, tau))
 
 
+def norms_of_kind(kind, rows, columns, dtype, seed):
+    """Norms whose products a sample tells much of, or little: ties, decades, a few far above."""
+    normal = matrices.normal(rows, columns, dtype=dtype, seed=seed).abs()
+    return {
+        "normal": normal,
+        "ties": normal.clamp(0, 3).round(),
+        "decades": 10 ** (8 * normal - 12),
+        "outliers": torch.where(normal < 2.2, 0.3, 1e6 * normal),
+        "specials": torch.where(normal > 2, INF, torch.where(normal < 0.1, 0.0, normal)),
+    }[kind]
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("shape", [(16, 16, 16), (128, 128, 128), (150, 170, 190)])
-def test_one_thread_block_or_many_find_the_same_tau(shape, dtype):
-    """Maps that warps keep in registers, and maps that they read in every pass."""
+@pytest.mark.parametrize("kind", ["normal", "ties", "decades", "outliers", "specials"])
+@pytest.mark.parametrize("shape", [(16, 16, 16), (3, 200, 65), (128, 128, 128), (150, 170, 190)])
+def test_one_thread_block_or_many_find_the_same_tau(shape, kind, dtype):
+    """Maps that one thread block takes, and maps for many; whether or not the sample misleads."""
     m, k, n = shape
-    norm_a = matrices.normal(m, k, dtype=dtype).abs()
-    norm_b = matrices.normal(k, n, dtype=dtype, seed=1).abs()
-    for ratio in (0.05, 0.3, 0.95):
+    norm_a = norms_of_kind(kind, m, k, dtype, 0)
+    norm_b = norms_of_kind(kind, k, n, dtype, 1)
+    for ratio in (0.001, 0.05, 0.3, 0.95, 1.0):
         there = spamm_torch.find_tau(norm_a.cuda(), norm_b.cuda(), ratio)
         assert torch.equal(there.cpu(), spamm_torch.find_tau(norm_a, norm_b, ratio))
+
+
+@pytest.mark.cuda
+def test_more_staircases_than_shared_memory_keeps():
+    """Maps whose sorted rows a launch has to sort anew in every pass."""
+    norm_a = matrices.normal(64, 200_000, dtype=torch.float32, device="cuda").abs()
+    norm_b = matrices.normal(200_000, 64, dtype=torch.float32, device="cuda", seed=1).abs()
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
+    total = norm_a.shape[1] * 64 * 64
+    above = torch.nextafter(tau, torch.full_like(tau, INF))
+    kept = [spamm_torch.valid_counts(norm_a, norm_b, t).sum().item() for t in (tau, above)]
+    assert kept[1] < kept[0]
+    distance = abs(kept[0] - 0.3 * total)
+    assert distance <= abs(kept[1] - 0.3 * total)
+    assert distance <= kept[0] - kept[1]
 
 
 @pytest.mark.cuda

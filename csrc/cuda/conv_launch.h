@@ -11,6 +11,9 @@ namespace spamm::cuda {
 template <class Element>
 void launch_pixel_norms(const kernels::conv::PixelNormsParams& params, cudaStream_t stream);
 
+template <class Element>
+void launch_max_pool(const kernels::conv::MaxPoolParams& params, cudaStream_t stream);
+
 void launch_block_norms(const kernels::conv::BlockNormsParams& params, cudaStream_t stream);
 
 // shape, block, norms, log2_block_m and _k, tau, bias, relu, output and next_tile (zero) of

@@ -2,13 +2,13 @@
 //
 // The kernels read and write channels-last memory with channels in multiples of 16 bytes. Anything
 // else is copied once into that form; the output's channels must be such a multiple themselves.
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 #include <bit>
 
+#include "channels_last.h"
 #include "conv_launch.h"
 #include "device.h"
 #include "hopper.h"
@@ -23,18 +23,9 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv;
 
-constexpr int64_t kAlignment = 16;  // bytes
 constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
 
 int log2_of(int64_t power) { return std::countr_zero(static_cast<uint64_t>(power)); }
-
-Tensor readable(const Tensor& x) {
-  const int64_t unit = kAlignment / x.element_size(), rest = x.size(1) % unit;
-  const Tensor padded = rest ? at::constant_pad_nd(x, {0, 0, 0, 0, 0, unit - rest}) : x;
-  const Tensor taken = padded.contiguous(at::MemoryFormat::ChannelsLast);
-  const bool aligned = reinterpret_cast<uintptr_t>(taken.const_data_ptr()) % kAlignment == 0;
-  return aligned ? taken : taken.clone();
-}
 
 Log2Block log2_block(const PixelBlocks& blocks) {
   return {log2_of(blocks.edge[0]), log2_of(blocks.edge[1]), log2_of(blocks.edge[2])};
@@ -51,7 +42,7 @@ Extent extent(int64_t images, const Size2& size) {
   return {static_cast<int>(images), static_cast<int>(size.height), static_cast<int>(size.width)};
 }
 
-// Of tensors as readable() gives them.
+// Of tensors as readable_pixels() gives them.
 kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape, const Tensor& input) {
   return {.input = extent(shape.images, shape.input),
           .output = extent(shape.images, shape.output),
@@ -174,7 +165,7 @@ template <class Element>
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const cudaStream_t stream = device.stream();
-  const Tensor input = readable(conv.input), weight = readable(conv.weight);
+  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
   ConvParams p{};
   p.shape = kernel_shape(conv.shape, input);
   p.block = log2_block(conv.blocks);
@@ -267,7 +258,7 @@ bool has_implicit_weight_norm(const Tensor& weight, int64_t groups, const Block&
 
 Tensor implicit_weight_norm(const Tensor& weight, const Block& block) {
   const OnDevice device(weight);
-  const Tensor taken = readable(weight);
+  const Tensor taken = readable_pixels(weight);
   const Tensor norms = at::empty(weight_norms_shape(weight, block),
                                  weight.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   PixelNormsParams p{};

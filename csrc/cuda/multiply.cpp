@@ -27,13 +27,6 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// As PyTorch's own matrix products decide it.
-bool allow_tf32() {
-  return !at::NoTF32Guard::should_disable_tf32() &&
-         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-             at::Float32Precision::TF32;
-}
-
 std::optional<Tile> forced_tile() {
   static const std::optional<Tile> forced = []() -> std::optional<Tile> {
     const std::string value = environment("SPAMM_TORCH_TILE");
@@ -100,10 +93,16 @@ void launch(kernels::MultiplyParams<float> p, const SplitOperands& halves, Tile 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
                 const Scalar& beta, const Scalar& alpha) {
-  return product(a, b, nullptr, norm_a, norm_b, tau, block, input, beta, alpha);
+  return product(a, b, {}, norm_a, norm_b, tau, block, input, beta, alpha);
 }
 
 }  // namespace
+
+bool allow_tf32() {
+  return !at::NoTF32Guard::should_disable_tf32() &&
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+             at::Float32Precision::TF32;
+}
 
 Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
   const bool hopper = has_hopper_kernels(device.properties()) &&
@@ -111,7 +110,7 @@ Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const On
   return choose_kernel(a.scalar_type(), block, allow_tf32(), hopper);
 }
 
-Tensor product(const Tensor& a, const Tensor& b, const SplitOperands* halves, const Tensor& norm_a,
+Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
                const Tensor& norm_b, const Tensor& tau, at::IntArrayRef block_edges,
                const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
   check_operands(a, b);
@@ -133,16 +132,19 @@ Tensor product(const Tensor& a, const Tensor& b, const SplitOperands* halves, co
   const Tile tile = forced_tile().value_or(choose_tile(kernel, batch_c.size(0), batch_c.size(1),
                                                        batch_c.size(2), device.multiprocessors()));
   const auto arguments = [&]<class Norm>(Norm) {
-    return Arguments<Norm>(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
+    Arguments<Norm> all(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
+    all.params.next_tile = prepared.next_tile;
+    all.params.next_tile_is_zero = prepared.next_tile != nullptr;
+    return all;
   };
   const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
     launch<Norm>(arguments(Norm{}).params, batch_a, batch_b, tile, launcher, device);
   };
   const auto run_split = [&](SplitMultiplyLauncher launcher) {
     launch(arguments(float{}).params,
-           halves ? *halves
-                  : SplitOperands(batch_a, batch_b, halves_of(kernel), Tensor(), Tensor(),
-                                  device.stream()),
+           prepared.halves ? *prepared.halves
+                           : SplitOperands(batch_a, batch_b, halves_of(kernel), Tensor(), Tensor(),
+                                           device.stream()),
            tile, launcher, device);
   };
   switch (kernel) {

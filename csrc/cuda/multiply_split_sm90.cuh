@@ -11,10 +11,10 @@ void launch_multiply_split(const kernels::MultiplyParams<float>& params,
                            const kernels::SplitSource& a, const kernels::SplitSource& b, Tile tile,
                            int multiprocessors, cudaStream_t stream) {
   using kernels::sm90::SplitTileSize;
-  const TileCounter next_tile;
   const auto size = tile == Tile::kLarge ? SplitTileSize::kLarge : SplitTileSize::kSmall;
-  C10_CUDA_CHECK(kernels::sm90::multiply_split<kHalves>(params, a, b, size, multiprocessors,
-                                                        next_tile.get(), stream));
+  with_counter(params, [&](const auto& p) {
+    return kernels::sm90::multiply_split<kHalves>(p, a, b, size, multiprocessors, stream);
+  });
 }
 
 }  // namespace spamm::cuda

@@ -12,6 +12,7 @@
 #include "device.h"
 #include "norm_map_launch.h"
 #include "norm_map_layout.h"
+#include "norm_maps.h"
 
 namespace spamm::cuda {
 namespace {
@@ -48,44 +49,50 @@ struct Job {
 
 // Computes the maps of one or two matrices of one dtype in one launch.
 template <class Norm>
-void launch(at::ArrayRef<const Job*> jobs, const OnDevice& device) {
+void launch(at::ArrayRef<const Job*> jobs, int* zeroed, const OnDevice& device) {
   std::vector<kernels::NormMapParams<Norm>> params;
   for (const Job* job : jobs) {
     if (job->map.numel() != 0) params.push_back(job->params<Norm>());
   }
   if (params.empty()) return;
-  launch_norm_maps(params.data(), static_cast<int>(params.size()), jobs[0]->dtype, device.stream());
+  launch_norm_maps(params.data(), static_cast<int>(params.size()), jobs[0]->dtype, zeroed,
+                   device.stream());
 }
 
-void compute(at::ArrayRef<const Job*> jobs, const OnDevice& device) {
+void compute(at::ArrayRef<const Job*> jobs, int* zeroed, const OnDevice& device) {
   if (jobs[0]->map.scalar_type() == at::kDouble) {
-    launch<double>(jobs, device);
+    launch<double>(jobs, zeroed, device);
   } else {
-    launch<float>(jobs, device);
+    launch<float>(jobs, zeroed, device);
   }
 }
 
 Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   const OnDevice device(a);
   const Job job(a, block, "a");
-  compute({&job}, device);
+  compute({&job}, nullptr, device);
   return job.map;
 }
 
-std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
-  const auto [m, k, n] = check_block(block);
-  check_operands(a, b);
-  const OnDevice device(a);
-  const Job job_a(a, {m, k}, "a"), job_b(b, {k, n}, "b");
-  compute({&job_a, &job_b}, device);
-  return {job_a.map, job_b.map};
+std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
+  return norm_maps(a, b, block, nullptr);
 }
 
 }  // namespace
 
+std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, at::IntArrayRef block,
+                                     int* zeroed) {
+  const auto [m, k, n] = check_block(block);
+  check_operands(a, b);
+  const OnDevice device(a);
+  const Job job_a(a, {m, k}, "a"), job_b(b, {k, n}, "b");
+  compute({&job_a, &job_b}, zeroed, device);
+  return {job_a.map, job_b.map};
+}
+
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
   m.impl("norm_map", &norm_map);
-  m.impl("norm_maps", &norm_maps);
+  m.impl("norm_maps", &norm_maps_op);
 }
 
 }  // namespace spamm::cuda

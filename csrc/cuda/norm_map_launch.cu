@@ -1,34 +1,50 @@
 #include <c10/cuda/CUDAException.h>
 
+#include <algorithm>
+
 #include "kernels/norm_map.cuh"
 #include "norm_map_launch.h"
 
 namespace spamm::cuda {
 namespace {
 
-// Thread blocks that one matrix takes.
+// Small thread blocks, which spread small matrices over more of the device, but for the largest
+// groups.
+constexpr int kLeastThreads = 128;
+
+template <class Norm>
+int log2_block_entries(const kernels::NormMapParams<Norm>& p) {
+  return p.log2_block_lines + p.log2_block_length;
+}
+
+// Thread blocks of `threads` threads that one matrix takes.
 template <class Element>
-unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p) {
+unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p, int threads) {
   const int64_t norms = p.batch * (((p.lines - 1) >> p.log2_block_lines) + 1) *
                         (((p.length - 1) >> p.log2_block_length) + 1);
-  const int warps = kernels::norm_warps<Element>(p.log2_block_lines + p.log2_block_length);
-  return static_cast<unsigned>((norms - 1) / (kernels::kNormWarps / warps) + 1);
+  const int groups = threads / kernels::norm_threads<Element>(log2_block_entries(p));
+  return static_cast<unsigned>((norms - 1) / groups + 1);
 }
 
 template <class Element, class Norm>
-void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t stream) {
+void launch(const kernels::NormMapParams<Norm>* params, int count, int* zeroed,
+            cudaStream_t stream) {
+  int threads = kLeastThreads;
+  for (int i = 0; i < count; ++i) {
+    threads = std::max(threads, kernels::norm_threads<Element>(log2_block_entries(params[i])));
+  }
   kernels::MatrixPair<kernels::NormMapParams<Norm>> pair{};
   pair.matrices[0] = params[0];
-  pair.second_begins = thread_blocks<Element>(params[0]);
+  pair.second_begins = thread_blocks<Element>(params[0], threads);
   unsigned blocks = pair.second_begins;
   if (count == 2) {
     pair.matrices[1] = params[1];
-    blocks += thread_blocks<Element>(params[1]);
+    blocks += thread_blocks<Element>(params[1], threads);
   }
   // Two maps of the most blocks, each a thread block of its own, would be one grid too large.
   TORCH_CHECK(blocks <= 0x7fffffffu,
               "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
-  kernels::norm_map<Element><<<blocks, kernels::kNormThreads, 0, stream>>>(pair);
+  kernels::norm_map<Element><<<blocks, threads, 0, stream>>>(pair, zeroed);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -36,21 +52,21 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, cudaStream_t 
 
 template <>
 void launch_norm_maps(const kernels::NormMapParams<float>* params, int count, c10::ScalarType dtype,
-                      cudaStream_t stream) {
+                      int* zeroed, cudaStream_t stream) {
   switch (dtype) {
     case c10::ScalarType::Half:
-      return launch<__half>(params, count, stream);
+      return launch<__half>(params, count, zeroed, stream);
     case c10::ScalarType::BFloat16:
-      return launch<__nv_bfloat16>(params, count, stream);
+      return launch<__nv_bfloat16>(params, count, zeroed, stream);
     default:
-      return launch<float>(params, count, stream);
+      return launch<float>(params, count, zeroed, stream);
   }
 }
 
 template <>
 void launch_norm_maps(const kernels::NormMapParams<double>* params, int count, c10::ScalarType,
-                      cudaStream_t stream) {
-  launch<double>(params, count, stream);
+                      int* zeroed, cudaStream_t stream) {
+  launch<double>(params, count, zeroed, stream);
 }
 
 }  // namespace spamm::cuda

@@ -9,9 +9,10 @@
 namespace spamm::cuda {
 
 // Serves `count` matrices, one or two, in one launch. `dtype` is one of those that have norms of
-// type Norm; each map holds 1 to 2^31 - 1 blocks.
+// type Norm; each map holds 1 to 2^31 - 1 blocks. `zeroed`, where it is not null, is set to 0: an
+// int in device memory.
 template <class Norm>
 void launch_norm_maps(const kernels::NormMapParams<Norm>* params, int count, c10::ScalarType dtype,
-                      cudaStream_t stream);
+                      int* zeroed, cudaStream_t stream);
 
 }  // namespace spamm::cuda

@@ -1,5 +1,6 @@
 // SpAMM on CUDA where stages join: float32 in halves takes norms and halves in one pass over an
-// operand.
+// operand; for halves themselves the norm kernel clears the multiply's counter of tiles, which
+// would otherwise take a launch.
 #include "pipeline.h"
 
 #include <ATen/core/Tensor.h>
@@ -7,9 +8,11 @@
 #include <torch/library.h>
 
 #include "checks.h"
+#include "norm_maps.h"
 #include "product.h"
 #include "spamm/spamm.h"
 #include "threshold.h"
+#include "tile_counter.h"
 
 namespace spamm::cuda {
 namespace {
@@ -32,14 +35,23 @@ bool takes_norms_with_halves(const Tensor& x) {
   return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
 }
 
+// The operands may still be on the CPU: any one argument on a GPU brings the op here.
+bool has_blocks_on_gpu(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() && a.numel() > 0 && b.numel() > 0;
+}
+
 // In how many halves the pass over the operands that takes their norms leaves them; 0 if stages run
-// one by one. The operands may still be on the CPU: any one argument on a GPU brings the op here.
+// one by one.
 int halves_with_norms(const Tensor& a, const Tensor& b, const Block& block) {
   constexpr int64_t kEdge = kernels::kSplitBlock;
-  const bool join = a.is_cuda() && block.m == kEdge && block.k == kEdge && block.n == kEdge &&
-                    a.numel() > 0 && b.numel() > 0 && takes_norms_with_halves(a) &&
-                    takes_norms_with_halves(b);
+  const bool join = block.m == kEdge && block.k == kEdge && block.n == kEdge &&
+                    takes_norms_with_halves(a) && takes_norms_with_halves(b);
   return join ? halves_of(kernel_for(a, b, block, OnDevice(a))) : 0;
+}
+
+bool claims_tiles(const Tensor& a, const Tensor& b, const Block& block) {
+  const Kernel kernel = kernel_for(a, b, block, OnDevice(a));
+  return kernel == Kernel::kWgmmaF16 || kernel == Kernel::kWgmmaBf16;
 }
 
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
@@ -49,7 +61,16 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   check_operands(a, b);
   check_knobs(tau, valid_ratio, max_error);
   const Block block = check_block(block_edges);
-  const int count = halves_with_norms(a, b, block);
+  const bool on_gpu = has_blocks_on_gpu(a, b);
+  if (on_gpu && !norm_a && !norm_b && claims_tiles(a, b, block)) {
+    const OnDevice device(a);
+    const TileCounter counter;
+    const auto [map_a, map_b] = norm_maps(a, b, block_edges, counter.get());
+    const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+    return product(a, b, {.next_tile = counter.get()}, map_a, map_b, threshold, block_edges, input,
+                   beta, alpha);
+  }
+  const int count = on_gpu ? halves_with_norms(a, b, block) : 0;
   if (count == 0) {
     return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
                            beta, alpha);
@@ -62,7 +83,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const SplitOperands halves(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
                              batch_of_map(map_b, norm_b), device.stream());
   const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
-  return product(a, b, &halves, map_a, map_b, threshold, block_edges, input, beta, alpha);
+  return product(a, b, {.halves = &halves}, map_a, map_b, threshold, block_edges, input, beta,
+                 alpha);
 }
 
 }  // namespace

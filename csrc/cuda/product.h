@@ -12,6 +12,9 @@
 
 namespace spamm::cuda {
 
+// Whether float32 may be rounded to TF32, as PyTorch's own matrix products decide it.
+bool allow_tf32();
+
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
@@ -19,9 +22,14 @@ inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.un
 Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);
 
-// What multiply computes; arguments as there. `halves`, where the caller has them already, are of
-// the very operands, halves_of(kernel_for()) of each.
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, const SplitOperands* halves,
+// What earlier stages have left for a product.
+struct Prepared {
+  const SplitOperands* halves = nullptr;  // of the very operands, halves_of(kernel_for()) of each
+  int* next_tile = nullptr;  // a TileCounter's that is zero once the kernel before is over
+};
+
+// What multiply computes; arguments as there.
+at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
                    at::IntArrayRef block, const std::optional<at::Tensor>& input,
                    const at::Scalar& beta, const at::Scalar& alpha);

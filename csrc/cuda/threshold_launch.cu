@@ -48,35 +48,80 @@ void launch_valid_counts(const NormMaps<Norm>& maps, const Tau<Norm>& tau, int32
 
 template <class Norm>
 size_t find_tau_workspace() {
-  return sizeof(kernels::Selection<Norm>);
+  return sizeof(kernels::Selection<Norm, unsigned long long>);
 }
 
+namespace {
+
+// Two standard deviations about the place of a product in a sample, if `share` of all products are
+// before it. A wider interval costs every time, a miss one more round.
 template <class Norm>
-void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
-                     int multiprocessors, bool overlap_previous, cudaStream_t stream) {
-  const double target = valid_ratio * static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
-  const auto rank = static_cast<unsigned long long>(std::max(1.0, std::floor(target + 0.5)));
-  const int64_t groups = kernels::select_groups(maps);
-  TORCH_CHECK(groups <= std::numeric_limits<int32_t>::max(),
-              "find_tau takes fewer products of norms; got ", maps.batch, " x ", maps.mb, " x ",
-              maps.kb, " x ", maps.nb);
-  // Fewer thread blocks than fill the device where a group for each warp is all.
-  const int64_t blocks =
-      std::min<int64_t>((groups - 1) / (kernels::kSelectThreads<Norm> / 32) + 1, multiprocessors);
+kernels::SampleRanks sample_ranks(double share) {
+  const double place = kernels::kSelectThreads<Norm> * share;
+  const double slack = 2 * std::sqrt(place * (1 - share)) + 1;
+  return {static_cast<int>(std::floor(place - slack)), static_cast<int>(std::ceil(place + slack))};
+}
+
+// kGrid, Count: see select_tau().
+template <bool kGrid, class Count, class Norm>
+void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
+                   Norm* tau, unsigned blocks, const cudaDeviceProp& device, bool overlap_previous,
+                   cudaStream_t stream) {
+  constexpr int kWarps = kernels::kSelectWarps<Norm>;
+  const auto kernel = kernels::select_tau<kGrid, Norm, Count>;
+  // The part that the kernel declares itself is small.
+  const int64_t room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024 -
+                       kernels::kSelectSharedBytes<Norm>;
+  const int64_t turns = (kernels::staircases(maps) - 1) / (int64_t{blocks} * kWarps) + 1;
+  const auto kept =
+      static_cast<int>(std::min<int64_t>(turns, room / kernels::kStaircaseBytes<Norm>));
+  const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kernels::kStaircaseBytes<Norm>;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;
-  attributes[0].val.cooperative = blocks > 1;
+  attributes[0].val.cooperative = kGrid;
   attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t launch{};
-  launch.gridDim = static_cast<unsigned>(blocks);
+  launch.gridDim = blocks;
   launch.blockDim = kernels::kSelectThreads<Norm>;
+  launch.dynamicSmemBytes = bytes;
   launch.stream = stream;
   launch.attrs = attributes;
   launch.numAttrs = overlap_previous ? 2 : 1;
-  C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernels::select_tau<Norm>, maps,
-                                    static_cast<kernels::Selection<Norm>*>(workspace), rank, target,
-                                    tau));
+  const auto rank = static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
+  const double share = std::min(1.0, static_cast<double>(rank) / products);
+  C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, maps,
+                                    static_cast<kernels::Selection<Norm, Count>*>(workspace), rank,
+                                    target, sample_ranks<Norm>(share), kept, tau));
+}
+
+}  // namespace
+
+template <class Norm>
+void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
+                     const cudaDeviceProp& device, bool overlap_previous, cudaStream_t stream) {
+  const int64_t staircases = kernels::staircases(maps);
+  TORCH_CHECK(staircases <= int64_t{kernels::kMostStaircases} * device.multiProcessorCount,
+              "find_tau takes fewer products of norms; got ", maps.batch, " x ", maps.mb, " x ",
+              maps.kb, " x ", maps.nb);
+  const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
+  const auto launch = [&](auto select, unsigned blocks) {
+    select(maps, valid_ratio * products, products, workspace, tau, blocks, device, overlap_previous,
+           stream);
+  };
+  if (staircases <= kernels::kSelectWarps<Norm>) {
+    launch(launch_select<false, unsigned, Norm>, 1);
+    return;
+  }
+  const auto blocks = static_cast<unsigned>(
+      std::min<int64_t>((staircases - 1) / kernels::kSelectRun + 1, device.multiProcessorCount));
+  if (products <= std::numeric_limits<uint32_t>::max()) {
+    launch(launch_select<true, unsigned, Norm>, blocks);
+  } else {
+    launch(launch_select<true, unsigned long long, Norm>, blocks);
+  }
 }
 
 template <class Norm>
@@ -117,8 +162,8 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,    \
                                     cudaStream_t);                                        \
   template size_t find_tau_workspace<Norm>();                                             \
-  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*, int, bool,   \
-                                cudaStream_t);                                            \
+  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*,              \
+                                const cudaDeviceProp&, bool, cudaStream_t);               \
   template size_t error_workspace(const NormMaps<Norm>&);                                 \
   template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
                                    cudaStream_t);                                         \

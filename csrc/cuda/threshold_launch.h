@@ -21,7 +21,8 @@ template <class Norm>
 size_t find_tau_workspace();
 template <class Norm>
 void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, void* workspace,
-                     Norm* tau, int multiprocessors, bool overlap_previous, cudaStream_t stream);
+                     Norm* tau, const cudaDeviceProp& device, bool overlap_previous,
+                     cudaStream_t stream);
 
 // `workspace` holds error_workspace(maps) bytes, the first kErrorStateBytes of them zero.
 constexpr size_t kErrorStateBytes = 64;

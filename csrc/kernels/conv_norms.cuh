@@ -79,32 +79,40 @@ __device__ __forceinline__ float combine_norm(float x, float (&shared)[kNormThre
   return x;
 }
 
-template <class Element, int kLog2Slices, int kLog2Lanes>
-__device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number) {
-  constexpr int kLog2Norms = log2_norms(kLog2Slices, kLog2Lanes);
+// What one of the threads of a job has to do with.
+template <int kLog2Slices, int kLog2Lanes>
+struct NormThread {
+  int64_t norm;  // in job.norms
+  int pixel, channel, first_image;
+  int count;  // images, 2^kLog2Slices apart: none beyond pixels and channels
+  bool stores;
+
+  __device__ __forceinline__ NormThread(const PixelNormsJob& job, int number) {
+    constexpr int kLog2Norms = log2_norms(kLog2Slices, kLog2Lanes);
+    const int image_block = number / job.line_blocks;
+    const int lane = threadIdx.x % (1 << kLog2Lanes), in_block = threadIdx.x >> kLog2Lanes;
+    const int slice = in_block >> kLog2Norms;
+    const int in_images =
+        ((number - image_block * job.line_blocks) << kLog2Norms) + in_block % (1 << kLog2Norms);
+    pixel = in_images / job.groups;
+    channel = ((in_images - pixel * job.groups) << (kLog2Lanes + 3)) + lane * 8;
+    first_image = (image_block << job.log2_images) + slice;
+    const int end_image = min(job.images, (image_block + 1) << job.log2_images);
+    const bool exists = pixel < job.pixels;
+    count = exists && channel < job.channels
+                ? (end_image - first_image + (1 << kLog2Slices) - 1) >> kLog2Slices
+                : 0;
+    norm = static_cast<int64_t>(image_block) * job.pixels * job.groups + in_images;
+    stores = exists && slice == 0 && lane == 0;
+  }
+};
+
+// The norm of all that the threads of one norm visit; `visit_all` takes what to call with each
+// entry and its place among 8, and may be asked again.
+template <class Element, int kLog2Slices, int kLog2Lanes, class VisitAll>
+__device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
   __shared__ float shared[kNormThreads / 8];
-  const int image_block = number / job.line_blocks;
-  const int lane = threadIdx.x % (1 << kLog2Lanes), in_block = threadIdx.x >> kLog2Lanes;
-  const int slice = in_block >> kLog2Norms;
-  const int norm =
-      ((number - image_block * job.line_blocks) << kLog2Norms) + in_block % (1 << kLog2Norms);
-  const int pixel = norm / job.groups, group = norm - pixel * job.groups;
-  const int channel = (group << (kLog2Lanes + 3)) + lane * 8;
-
-  const int first_image = (image_block << job.log2_images) + slice;
-  const int end_image = min(job.images, (image_block + 1) << job.log2_images);
-  const bool exists = pixel < job.pixels;
-  const int count = exists && channel < job.channels
-                        ? (end_image - first_image + (1 << kLog2Slices) - 1) >> kLog2Slices
-                        : 0;
-  const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / 8;
-  const auto* first = static_cast<const Chunk<Element>*>(job.data) + first_image * image_stride +
-                      (static_cast<int64_t>(pixel) * job.channels + channel) / 8;
-  const auto visit_all = [&](const auto& visit) {
-    for_each_entry(first, image_stride << kLog2Slices, count, visit);
-  };
   const auto add = [](float x, float y) { return x + y; };
-
   float sums[4] = {};  // short chains
   visit_all([&](float x, int e) { sums[e % 4] = fmaf(x, x, sums[e % 4]); });
   float own = (sums[0] + sums[1]) + (sums[2] + sums[3]);
@@ -128,9 +136,20 @@ __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number
       if (!safe) result = is_number ? scalbnf(sqrtf(sum), exponent) : largest;
     }
   }
-  if (exists && slice == 0 && lane == 0) {
-    job.norms[static_cast<int64_t>(image_block) * job.pixels * job.groups + norm] = result;
-  }
+  return result;
+}
+
+template <class Element, int kLog2Slices, int kLog2Lanes>
+__device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number) {
+  const NormThread<kLog2Slices, kLog2Lanes> thread(job, number);
+  const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / 8;
+  const auto* first = static_cast<const Chunk<Element>*>(job.data) +
+                      thread.first_image * image_stride +
+                      (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / 8;
+  const float norm = norm_of_entries<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
+    for_each_entry(first, image_stride << kLog2Slices, thread.count, visit);
+  });
+  if (thread.stores) job.norms[thread.norm] = norm;
 }
 
 // The second job's blocks hold 32 images or more.

@@ -4,37 +4,14 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
-#include <bit>
 #include <cstdint>
 
+#include "divisor.h"
 #include "tau.h"
 
 namespace spamm::kernels::conv {
 
 inline int ceil_div(int x, int y) { return (x - 1) / y + 1; }
-
-// Division of 31-bit numbers by one that is known before the launch: by its rounded inverse, of
-// which Granlund and Montgomery, "Division by invariant integers using multiplication" (1994), show
-// that it gives the exact quotient.
-struct Divisor {
-  int divisor = 1;
-  uint32_t inverse = 0;  // times 2^(32 + shift), rounded up
-  int shift = 0;
-
-  Divisor() = default;
-  explicit Divisor(int divisor) : divisor(divisor) {
-    if (divisor == 1) return;
-    shift = std::bit_width(static_cast<uint32_t>(divisor - 1)) - 1;
-    inverse = static_cast<uint32_t>(((uint64_t{1} << (32 + shift)) + divisor - 1) / divisor);
-  }
-
-#ifdef __CUDACC__
-  __device__ void operator()(int& quotient, int& remainder, int dividend) const {
-    quotient = divisor == 1 ? dividend : __umulhi(dividend, inverse) >> shift;
-    remainder = dividend - quotient * divisor;
-  }
-#endif
-};
 
 // One number for images, one for rows and one for columns.
 struct Extent {
@@ -107,6 +84,14 @@ inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, i
 struct PixelNormsParams {
   PixelNormsJob jobs[2];  // the input's, the weight's; all zero where one is not wanted
   int* zeroed;            // set to zero, if not null
+};
+
+// Max pooling of channels-last images that leaves norms. `job` speaks of the output.
+struct MaxPoolParams {
+  PixelNormsJob job;
+  const void* input;
+  void* output;
+  Step2 in_size, out_size, kernel, stride, padding, dilation;
 };
 
 // From the norms of pixels to those of im2col blocks.

@@ -1,5 +1,7 @@
-// The list warp of the Hopper multiply: claims tiles and lists the valid steps of each, a tile
-// ahead of the loads, so that neither norms nor divisions hold these up.
+// The list warps of the Hopper multiply: they claim tiles and list the valid steps of each, ahead
+// of the loads, so that neither norms nor divisions hold these up. Where most tiles hold next to
+// nothing, listing is what takes time, most of it latency, so there are two of them that take
+// turns: every other tile of a thread block is one's.
 #pragma once
 
 #ifndef CUTLASS_ENABLE_GDC_FOR_SM90
@@ -91,15 +93,15 @@ class TileNorms {
   int log2_block_k_, depth_, b_columns_, b_column_[kColumns];
 };
 
-// Fills lists; all lanes of the warp call it together.
+// Fills a list warp's list; all lanes of the warp call it together.
 template <class Config>
 class ListWriter {
  public:
-  __device__ explicit ListWriter(Storage<Config>& storage) : storage_(storage) {}
+  __device__ ListWriter(Storage<Config>& storage, int warp) : storage_(storage), warp_(warp) {}
 
-  // Waits until the list before the last is used up. Tiles are claimed after that and not earlier,
-  // since claims far ahead unbalance the thread blocks.
-  __device__ void wait_for_room() { storage_.list_empty[at_.slot].wait(at_.phase ^ 1); }
+  // Waits until the list is used up. Tiles are claimed after that and not earlier, since claims far
+  // ahead unbalance the thread blocks.
+  __device__ void wait_for_room() { storage_.list_empty[warp_].wait(phase_ ^ 1); }
 
   // Each lane brings one step.
   __device__ void append(Tile tile, const Step<Config>& step) {
@@ -110,7 +112,7 @@ class ListWriter {
     const bool any = step.mask.any();
     const uint32_t valid = __ballot_sync(~0u, any);
     const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
-    if (any) storage_.lists[at_.slot].steps[count_ + __popc(before)] = step;
+    if (any) storage_.lists[warp_].steps[count_ + __popc(before)] = step;
     count_ += __popc(valid);
   }
 
@@ -126,33 +128,35 @@ class ListWriter {
 
   __device__ void publish(Head head) {
     if (threadIdx.x % 32 == 0) {
-      auto& list = storage_.lists[at_.slot];
+      auto& list = storage_.lists[warp_];
       list.tile = head.tile;
       list.count = head.count;
       list.ends_tile = head.ends_tile;
       list.ends_work = head.ends_work;
     }
-    storage_.list_full[at_.slot].arrive();
-    at_.advance();
+    storage_.list_full[warp_].arrive();
+    phase_ ^= 1;
     count_ = 0;
   }
 
   Storage<Config>& storage_;
-  RingPosition<Config::kLists> at_;
-  int count_ = 0;
+  int warp_, count_ = 0;
+  uint32_t phase_ = 0;
 };
 
 // A tile that nobody has, or a number past the last one.
 __device__ inline int claim_tile(const TiledProduct& p) {
-  if (p.next_tile == nullptr) return p.tiles;
+  if (!p.claims_tiles) return p.tiles;
   int claimed = 0;
-  if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.next_tile, 1);
+  if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.product.next_tile, 1);
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
 // Tiles run down groups of tile rows, one column after the other, so that the tiles in flight share
 // rows of A and columns of B in L2. A group's first column lies half a turn away from the diagonal:
 // a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
+// All this is mirrored, so that the last rows come first: L2 still holds what the norm kernel read
+// last.
 template <class Config>
 __device__ Tile tile_at(const TiledProduct& p, int number) {
   const int batch = number / (p.tile_rows * p.tile_columns);
@@ -161,22 +165,26 @@ __device__ Tile tile_at(const TiledProduct& p, int number) {
   const int in_group = in_batch - first_row * p.tile_columns;
   const int rows = min(p.group_rows, p.tile_rows - first_row);
   const int column = in_group / rows, row = first_row + in_group - column * rows;
-  const int diagonal = static_cast<int64_t>(first_row) * p.tile_columns / p.tile_rows;
+  const int diagonal = first_row * p.tile_columns / p.tile_rows;
   const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
-  return {batch, row * Config::kRows, turned * Config::kColumns};
+  const int batches = p.tiles / (p.tile_rows * p.tile_columns);
+  return {batches - 1 - batch, (p.tile_rows - 1 - row) * Config::kRows,
+          (p.tile_columns - 1 - turned) * Config::kColumns};
 }
 
+// List warp number `warp` of kLists.
 template <class Config>
-__device__ void list_steps(const TiledProduct& p, Storage<Config>& storage) {
-  // Nothing is loaded or stored before it is listed, so this warp waits for all of them.
+__device__ void list_steps(const TiledProduct& p, int warp, Storage<Config>& storage) {
+  // Nothing is loaded or stored before it is listed, so these warps wait for all of them.
   cutlass::arch::wait_on_dependent_grids();
   constexpr int kUnroll = 2 / Config::kParts;  // norms of up to 64 steps are in flight at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;
   const float tau = p.product.tau.value();
-  ListWriter<Config> writer(storage);
+  ListWriter<Config> writer(storage, warp);
 
-  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p)) {
+  for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;
+       number = claim_tile(p)) {
     const Tile tile = tile_at<Config>(p, number);
     const TileNorms<Config> norms(p.product, tile);
 #pragma unroll 1

@@ -69,12 +69,21 @@ class Loader {
 // The thread that loads one operand.
 template <class Config, bool kIsA, class Params>
 __device__ void load_lists(const Params& params, Storage<Config>& storage) {
+  static_assert(Config::kLists == 2);
   Loader<Config, kIsA, Params> loader(params, storage);
-  RingPosition<Config::kLists> from;
+  int from = 0;             // a list warp
+  uint32_t phases = 0;      // a bit for each list warp
+  bool other_works = true;  // whether the other list warp may still bring a tile
   while (true) {
-    storage.list_full[from.slot].wait(from.phase);
-    const auto& list = storage.lists[from.slot];
-    if (list.ends_work) break;
+    storage.list_full[from].wait(phases >> from & 1);
+    phases ^= 1u << from;
+    const auto& list = storage.lists[from];
+    if (list.ends_work) {
+      if (!other_works) break;
+      other_works = false;
+      from ^= 1;
+      continue;
+    }
     const Tile tile = list.tile;
     const int count = list.count;
     const bool ends_tile = list.ends_tile;
@@ -83,8 +92,8 @@ __device__ void load_lists(const Params& params, Storage<Config>& storage) {
       loader.load(tile, list.steps[i], ends_tile && i == count - 1);
     }
     if (ends_tile && count == 0) loader.end_tile(tile);
-    storage.list_empty[from.slot].arrive();
-    from.advance();
+    storage.list_empty[from].arrive();
+    if (ends_tile && other_works) from ^= 1;
   }
   loader.end_work();
 }

@@ -29,6 +29,11 @@ struct MultiplyParams {
   const void* input;         // of C's type; null where beta is 0 or there is none
   int64_t input_strides[3];  // batch, row, column; 0 where input is broadcast
   void* c;                   // (batch, M, N), contiguous
+
+  // Kernels that claim their tiles count the claims in an int of device memory, this product's own
+  // until it is done. Where it is not zero yet, their launch sees to that.
+  int* next_tile;
+  bool next_tile_is_zero;  // at the latest when the kernel before on the stream is over
 };
 
 }  // namespace spamm::kernels

@@ -50,16 +50,17 @@ struct MultiplyConfig : Shape {
   };
 };
 
+// Entries that one thread stores side by side.
+template <class Element, int kWidth>
+struct alignas(kWidth * sizeof(Element) < 16 ? kWidth * sizeof(Element) : 16) Neighbours {
+  Element entries[kWidth];
+};
+
 // Writes alpha * sum + beta * input for one tile of C, whose first entry is (row, column).
 template <class Config>
 class Epilogue {
   using Element = typename Config::Element;
   using Sum = typename Config::Sum;
-
-  template <int kWidth>
-  struct alignas(kWidth * sizeof(Element) < 16 ? kWidth * sizeof(Element) : 16) Neighbours {
-    Element entries[kWidth];
-  };
 
  public:
   __device__ Epilogue(const typename Config::Params& p, int64_t batch, int64_t row, int64_t column)
@@ -77,10 +78,10 @@ class Epilogue {
     const int64_t row = row_ + i, column = column_ + j;
     Element* const to = static_cast<Element*>(p_.c) + (batch_ * p_.m + row) * p_.n + column;
     if constexpr (kPlain) {
-      Neighbours<kWidth> result;
+      Neighbours<Element, kWidth> result;
 #pragma unroll
       for (int w = 0; w < kWidth; ++w) result.entries[w] = narrow<Element>(p_.alpha * sums[w]);
-      *reinterpret_cast<Neighbours<kWidth>*>(to) = result;
+      *reinterpret_cast<Neighbours<Element, kWidth>*>(to) = result;
     } else {
       if (row >= p_.m) return;
 #pragma unroll
@@ -128,7 +129,9 @@ class WarpProduct {
     previous_step_ = step;
   }
 
-  __device__ void store(const Epilogue<Config>& epilogue) const {
+  // By an epilogue that has is_plain() and store() as Epilogue has.
+  template <class Target>
+  __device__ void store(const Target& epilogue) const {
     if (epilogue.is_plain()) {
       store<true>(epilogue);
     } else {
@@ -143,8 +146,8 @@ class WarpProduct {
         acc_, stage.a, stage.b, row_, column_, mask);
   }
 
-  template <bool kPlain>
-  __device__ void store(const Epilogue<Config>& epilogue) const {
+  template <bool kPlain, class Target>
+  __device__ void store(const Target& epilogue) const {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
 #pragma unroll
@@ -176,12 +179,11 @@ class WarpProduct {
   typename Engine::SubTile acc_[kRows][kColumns];
 };
 
-// Adds the products of the `count` steps that are listed.
-template <class Config>
+// Adds the products of the `count` steps that are listed. Streams bring stages as OperandStream
+// does, from wherever their operands lie.
+template <class Config, class StreamA, class StreamB>
 __device__ void multiply_list(const typename Config::List& list, int count,
-                              typename Config::Storage& storage,
-                              const OperandStream<typename Config::TileA, Config::kThreads>& a,
-                              const OperandStream<typename Config::TileB, Config::kThreads>& b,
+                              typename Config::Storage& storage, const StreamA& a, const StreamB& b,
                               WarpProduct<Config>& product) {
   constexpr int kStageDepth = Config::TileA::kDepth, kStagesPerStep = 32 / kStageDepth;
   constexpr int kAhead = Config::kStages - 1;
@@ -230,9 +232,13 @@ __device__ void for_each_tile(const typename Config::Params& p,
     const OperandStream<typename Config::TileB, Config::kThreads> b(p.b, batch, column, p.n, p.k);
 
     WarpProduct<Config> product;
-    typename Config::List list(p, list_storage);
+    typename Config::List list(p.k, list_storage);
     constexpr int kRows = Config::kTileM / 32, kColumns = Config::kTileN / 32;
-    while (const int count = list.fill(p, tau, batch, tile_row * kRows, tile_column * kColumns)) {
+    const auto mask_of = [&](int step) {
+      return valid_mask<kRows, kColumns>(p, tau, batch, tile_row * kRows, tile_column * kColumns,
+                                         step);
+    };
+    while (const int count = list.fill(mask_of)) {
       multiply(list, count, a, b, product);
     }
     product.store(Epilogue<Config>(p, batch, row, column));

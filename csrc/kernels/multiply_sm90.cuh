@@ -4,8 +4,10 @@
 // Tile: a thread block makes kRows x kColumns blocks (64 x 64 each) of C; 128 x 256 at best, since
 // the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
 // Pipeline, for the life of a persistent thread block:
-//   list warp     claims a tile and lists the steps that hold something valid, each with one bit
-//                 for every block of C, or eight where blocks are of 32 (list_sm90.cuh);
+//   list warps    two, each of which claims every other tile and lists the steps that hold
+//   something
+//                 valid, each with one bit for every block of C, or eight where blocks are of 32
+//                 (list_sm90.cuh);
 //   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
 //                 of kStages stages, the operand blocks that some bit needs;
 //   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
@@ -61,38 +63,50 @@ __device__ __forceinline__ void multiply_part(uint64_t a, uint64_t b, float (&ac
   cute::warpgroup_wait<0>();
 }
 
-// The parts of acc += a block of A times the kOwn blocks of B whose bits are set, one by one. ptxas
-// serialises wgmma that it sees in flight across branches, so each part is waited for. An
-// instruction makes 64 rows, of which only 32 may be valid: warps in the others, 16 rows each, take
-// their sums back.
-template <class Config, int kPart = 0, int kSize>
+// acc += a block of A times column kColumn, counted in granules, of the kOwn blocks of B, in these
+// depths, for the rows whose bits are set. An instruction makes 64 rows, of which only 32 may be
+// valid: warps in the others, 16 rows each, take their sums back.
+template <class Config, int kColumn, int kDepth, int kDepths, int kSize>
+__device__ __forceinline__ void multiply_rows(uint32_t rows, uint64_t a, uint64_t b,
+                                              float (&acc)[kSize]) {
+  constexpr int kGranule = Config::kGranule, kValues = kGranule / 2;
+  const auto multiply = [&] {
+    multiply_part<Config, kColumn * kGranule, kGranule, kDepth, kDepths>(a, b, acc);
+  };
+  if (rows == (1u << Config::kParts) - 1) {
+    multiply();
+  } else if (rows != 0) {
+    float* const sums = acc + kColumn * kValues;
+    float before[kValues];
+    hand_over<kValues>(sums, before);
+    multiply();
+    const bool valid = rows >> (threadIdx.x % 128 / 64) & 1;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (!valid) sums[i] = before[i];
+    }
+  }
+}
+
+// The parts of acc += a block of A times the kOwn blocks of B whose bits are set, column by column.
+// ptxas serialises wgmma that it sees in flight across branches, so each part is waited for; depths
+// that are valid for the same rows are one part.
+template <class Config, int kColumn = 0, int kSize>
 __device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64_t b,
                                                float (&acc)[kSize]) {
-  constexpr int kParts = Config::kParts, kColumns = Config::kOwn * kParts;
-  if constexpr (kPart < kColumns * kParts) {
-    constexpr int kGranule = Config::kGranule, kValues = kGranule / 2;
-    constexpr int kColumn = kPart % kColumns, kK = kPart / kColumns;
-    constexpr int kBit =
-        kColumn / kParts * Config::kBlockBits + (kK * kParts + kColumn % kParts) * kParts;
+  constexpr int kParts = Config::kParts, kGranule = Config::kGranule;
+  if constexpr (kColumn < Config::kOwn * kParts) {
+    constexpr int kBit = kColumn / kParts * Config::kBlockBits + kColumn % kParts * kParts;
+    constexpr int kNextDepth = kParts * kParts;
     constexpr uint32_t kAllRows = (1u << kParts) - 1;
-    const auto multiply = [&] {
-      multiply_part<Config, kColumn * kGranule, kGranule, kK * kGranule, kGranule>(a, b, acc);
-    };
-    const uint32_t rows = bits >> kBit & kAllRows;
-    if (rows == kAllRows) {
-      multiply();
-    } else if (rows != 0) {
-      float* const sums = acc + kColumn * kValues;
-      float before[kValues];
-      hand_over<kValues>(sums, before);
-      multiply();
-      const bool valid = rows >> (threadIdx.x % 128 / 64) & 1;
-#pragma unroll
-      for (int i = 0; i < kValues; ++i) {
-        if (!valid) sums[i] = before[i];
-      }
+    const auto rows_at = [&](int k) { return bits >> (kBit + k * kNextDepth) & kAllRows; };
+    if (rows_at(0) == rows_at(kParts - 1)) {
+      multiply_rows<Config, kColumn, 0, kBlock>(rows_at(0), a, b, acc);
+    } else {
+      multiply_rows<Config, kColumn, 0, kGranule>(rows_at(0), a, b, acc);
+      multiply_rows<Config, kColumn, kBlock - kGranule, kGranule>(rows_at(kParts - 1), a, b, acc);
     }
-    multiply_parts<Config, kPart + 1>(bits, a, b, acc);
+    multiply_parts<Config, kColumn + 1>(bits, a, b, acc);
   }
 }
 
@@ -165,8 +179,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 
   if (warp >= 4) {
     multiply_stages<Config>(params, warp / 4 - 1, storage);
-  } else if (warp == 2) {
-    list_steps<Config>(params, storage);
+  } else if (warp >= 2) {
+    list_steps<Config>(params, warp - 2, storage);
   } else if (warp == 1 && elected) {
     load_lists<Config, false>(params, storage);
   } else if (warp == 0 && elected) {

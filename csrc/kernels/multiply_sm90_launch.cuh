@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "multiply_sm90.cuh"
+#include "overlap.cuh"
 #include "tensor_map_sm90.h"
 
 namespace spamm::kernels::sm90 {
@@ -46,8 +47,7 @@ inline int group_rows(int tile_columns) { return tile_columns <= 16 ? 8 : 16; }
 
 // Returns the number of thread blocks to start.
 template <class Config>
-int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int multiprocessors,
-                   int* next_tile) {
+int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int multiprocessors) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };
@@ -59,8 +59,33 @@ int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int mul
   params.a_has_batch = p.a.batch_stride != 0;
   params.b_has_batch = p.b.batch_stride != 0;
   const int blocks = std::min(params.tiles, multiprocessors);
-  params.next_tile = blocks < params.tiles ? next_tile : nullptr;
+  params.claims_tiles = blocks < params.tiles;
   return blocks;
+}
+
+// Programmatic dependent launch: the kernel may start while the one before it on the stream ends;
+// it waits before it touches memory.
+template <class Params>
+cudaError_t start_early(void (*kernel)(Params), const Params& params, int blocks, int threads,
+                        int shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = threads;
+  launch.dynamicSmemBytes = shared_bytes;
+  launch.stream = stream;
+  launch.attrs = &overlap;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
+// A kernel, because a memset would wait for the kernel before and keep the next one waiting.
+static __global__ void set_to_zero(int* number) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  *number = 0;
 }
 
 // Starts a kernel that has the pipeline's warps.
@@ -70,33 +95,18 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cuda
   static_assert(kSharedBytes <= 227 * 1024);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  const bool claims_tiles = params.next_tile != nullptr;
-  if (error == cudaSuccess && claims_tiles) {
-    error = cudaMemsetAsync(params.next_tile, 0, sizeof(int), stream);
+  if (error == cudaSuccess && params.claims_tiles && !params.product.next_tile_is_zero) {
+    error = start_early(set_to_zero, params.product.next_tile, 1, 1, 0, stream);
   }
   if (error != cudaSuccess) return error;
-
-  // Programmatic dependent launch: the kernel may start while the one before it on the stream ends;
-  // it waits before it reads.
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = blocks;
-  launch.blockDim = Config::kThreads;
-  launch.dynamicSmemBytes = kSharedBytes;
-  launch.stream = stream;
-  launch.attrs = &overlap;
-  launch.numAttrs = !claims_tiles;  // the memset is no kernel
-  return cudaLaunchKernelEx(&launch, kernel, params);
+  return start_early(kernel, params, blocks, Config::kThreads, kSharedBytes, stream);
 }
 
 template <class Config>
-cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, int* next_tile,
-                   cudaStream_t stream) {
+cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, cudaStream_t stream) {
   using Element = typename Config::Element;
   Params params{};
-  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors, next_tile);
+  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors);
   params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
 
   cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch));
@@ -118,7 +128,7 @@ using LargeTile = Config<Element, kMajorA, kMajorB, kGranule, 2, 4, 2, 4>;
 // Large tiles read the operands least often; small ones serve products that have too few of them.
 enum class TileSize { k128x64, k128x256 };
 
-using Launch = cudaError_t (*)(const MultiplyParams<float>& p, int multiprocessors, int* next_tile,
+using Launch = cudaError_t (*)(const MultiplyParams<float>& p, int multiprocessors,
                                cudaStream_t stream);
 
 template <class Element, Major kMajorA, Major kMajorB, int kGranule>
@@ -134,17 +144,16 @@ Launch choose_launch(const MultiplyParams<float>& p, TileSize tile) {
                       : choose_launch<Element, kMajorA, kMajorB, 64>(tile);
 }
 
-// Computes p on `stream`. next_tile: one int in device memory, this launch's own until it is done.
-// Returns what the driver or the launch says.
+// Computes p on `stream`. Returns what the driver or the launch says.
 template <class Element>
 cudaError_t multiply(const MultiplyParams<float>& p, TileSize tile, int multiprocessors,
-                     int* next_tile, cudaStream_t stream) {
+                     cudaStream_t stream) {
   constexpr auto kK = Major::K, kMN = Major::MN;
   const auto choose =
       p.a.k_major
           ? (p.b.k_major ? choose_launch<Element, kK, kK> : choose_launch<Element, kK, kMN>)
           : (p.b.k_major ? choose_launch<Element, kMN, kK> : choose_launch<Element, kMN, kMN>);
-  return choose(p, tile)(p, multiprocessors, next_tile, stream);
+  return choose(p, tile)(p, multiprocessors, stream);
 }
 
 }  // namespace spamm::kernels::sm90

@@ -13,7 +13,7 @@ struct TiledProduct {
   int tiles, tile_rows, tile_columns;  // of all batches; of one
   int group_rows;                      // tile rows that are walked together
   bool a_has_batch, b_has_batch;       // else all batches share the operand
-  int* next_tile;  // tiles claimed so far; null where every tile has a thread block of its own
+  bool claims_tiles;                   // else every tile has a thread block of its own
 };
 
 struct Params : TiledProduct {

@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     multiply_stages<Config>(params, warp / 4 - 1, storage);
   } else {
     if constexpr (Config::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<64>();
-    if (warp == 2) {
-      list_steps<Config>(params, storage);
+    if (warp >= 2) {
+      list_steps<Config>(params, warp - 2, storage);
     } else if (warp == 1 && elected) {
       load_lists<Config, false>(params, storage);
     } else if (warp == 0 && elected) {

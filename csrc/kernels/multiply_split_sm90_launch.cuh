@@ -33,12 +33,11 @@ namespace sm90 {
 
 template <class Config>
 cudaError_t launch_split_multiply(const MultiplyParams<float>& p, const SplitSource& a,
-                                  const SplitSource& b, int multiprocessors, int* next_tile,
-                                  cudaStream_t stream) {
+                                  const SplitSource& b, int multiprocessors, cudaStream_t stream) {
   SplitProduct params{};
   params.a = a;
   params.b = b;
-  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors, next_tile);
+  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors);
   return start<Config>(multiply_split_sm90<Config>, params, blocks, stream);
 }
 
@@ -59,8 +58,7 @@ struct SplitTiles<1, kMajorA, kMajorB> {
 };
 
 using SplitLaunch = cudaError_t (*)(const MultiplyParams<float>& p, const SplitSource& a,
-                                    const SplitSource& b, int multiprocessors, int* next_tile,
-                                    cudaStream_t stream);
+                                    const SplitSource& b, int multiprocessors, cudaStream_t stream);
 
 template <int kHalves, Major kMajorA, Major kMajorB>
 SplitLaunch choose_split_launch(SplitTileSize tile) {
@@ -69,18 +67,18 @@ SplitLaunch choose_split_launch(SplitTileSize tile) {
                                        : launch_split_multiply<typename Tiles::Large>;
 }
 
-// Computes p of split operands on `stream`; next_tile as for multiply(). Of p.a and p.b only
-// k_major, the order of the split, and whether there is a batch stride are used.
+// Computes p of split operands on `stream`. Of p.a and p.b only k_major, the order of the split,
+// and whether there is a batch stride are used.
 template <int kHalves>
 cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
                            const SplitSource& b, SplitTileSize tile, int multiprocessors,
-                           int* next_tile, cudaStream_t stream) {
+                           cudaStream_t stream) {
   constexpr auto kK = Major::K, kMN = Major::MN;
   const auto choose = p.a.k_major ? (p.b.k_major ? choose_split_launch<kHalves, kK, kK>
                                                  : choose_split_launch<kHalves, kK, kMN>)
                                   : (p.b.k_major ? choose_split_launch<kHalves, kMN, kK>
                                                  : choose_split_launch<kHalves, kMN, kMN>);
-  return choose(tile)(p, a, b, multiprocessors, next_tile, stream);
+  return choose(tile)(p, a, b, multiprocessors, stream);
 }
 
 }  // namespace sm90

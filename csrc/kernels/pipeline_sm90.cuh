@@ -91,7 +91,7 @@ struct Notice {
 
 template <class Config>
 struct Storage {
-  // The valid steps of a tile, or of a part of it.
+  // The valid steps of a tile, or of a part of it: one list warp's.
   struct List {
     Tile tile;
     int count;

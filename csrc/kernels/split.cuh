@@ -24,9 +24,8 @@
 
 namespace spamm::kernels {
 
-constexpr int kSplitGroupWarps = norm_warps<float>(12);
-constexpr int kSplitGroups = kNormWarps / kSplitGroupWarps;
-constexpr int kSplitThreads = 32 * kSplitGroupWarps;  // for a block
+constexpr int kSplitThreads = norm_threads<float>(12);  // for a block
+constexpr int kSplitGroups = kNormThreads / kSplitThreads;
 constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
 constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
@@ -46,25 +45,17 @@ struct SplitShare {
 
   __device__ static int index(int i, int thread) { return thread + i * kSplitThreads; }
 
-  // Entry by entry, for what has no vectors.
-  __device__ void load_entries(const NormBlock<float>& block, int thread) {
+  __device__ void load(const NormBlock<float>& block, int thread) {
+    if (block.has_vectors()) {
+      block.load_vectors(thread, kSplitThreads, chunks);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kSplitLoads; ++i) {
-      const int line = index(i, thread) / kSplitLineChunks;
-      const int first = index(i, thread) % kSplitLineChunks * 4;
-      chunks[i] = {};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (line < block.lines_left && first + e < block.length_left) {
-          chunks[i].set(
-              e, block.data[line * block.p.line_stride + (first + e) * block.p.entry_stride]);
-        }
-      }
+      for (int i = 0; i < kSplitLoads; ++i) chunks[i] = block.gather(index(i, thread));
     }
   }
 };
 
-// norm_map's sum of a block whose chunks came as vectors.
+// norm_map's sum of a block.
 __device__ inline void sum_squares(const SplitShare& share, float& sum, bool& nonzero) {
   AnyNonzero<float> any;
 #pragma unroll
@@ -153,23 +144,18 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
-  const NormGroup group(kSplitGroupWarps);
+  const NormGroup group(kSplitThreads);
   const NormPlace place(p.matrix, group, pair.thread_block());
   const NormBlock<float> block = place.block<float>(p.matrix);
   largest[threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
   static_assert(kSplitGroups * kSplitBlock == kNormThreads);
   __syncthreads();
 
-  SplitShare share{};
+  SplitShare share;
   float sum = 0;
   bool nonzero = false;
-  if (place.exists && p.matrix.vector && block.is_whole()) {
-    block.load_vectors(group.thread, kSplitThreads, share.chunks);
-    sum_squares(share, sum, nonzero);
-  } else if (place.exists) {
-    share.load_entries(block, group.thread);
-    sum_squares<false, 4>(block, group.thread, kSplitThreads, sum, nonzero);
-  }
+  share.load(block, group.thread);
+  sum_squares(share, sum, nonzero);
   find_largest(share, p.lines_along_k, group.thread, largest[group.index]);
   __syncthreads();
   if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);

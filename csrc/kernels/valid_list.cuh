@@ -16,6 +16,40 @@ namespace spamm::kernels {
 
 constexpr int kSubTile = 32, kLog2SubTile = 5;
 
+// The sub-tiles of the tile whose first one is (row, column) for which a step of K is valid: bit
+// r * kColumns + c, as in ValidList::Entry.
+template <int kRows, int kColumns, class Norm>
+__device__ uint32_t valid_mask(const MultiplyParams<Norm>& p, Norm tau, int batch, int row,
+                               int column, int step) {
+  const int64_t blocks_m = ((p.m - 1) >> p.log2_block_m) + 1;
+  const int64_t blocks_k = ((p.k - 1) >> p.log2_block_k) + 1;
+  const int64_t blocks_n = ((p.n - 1) >> p.log2_block_n) + 1;
+  const int64_t sub_rows = (p.m + kSubTile - 1) / kSubTile;
+  const int64_t sub_columns = (p.n + kSubTile - 1) / kSubTile;
+  const int64_t k = step >> (p.log2_block_k - kLog2SubTile);
+  const Norm* a = p.norm_a + batch * blocks_m * blocks_k + k;
+  const Norm* b = p.norm_b + (batch * blocks_k + k) * blocks_n;
+  Norm norm_b[kColumns];
+#pragma unroll
+  for (int c = 0; c < kColumns; ++c) {
+    const bool inside = column + c < sub_columns;
+    norm_b[c] = inside ? b[(column + c) >> (p.log2_block_n - kLog2SubTile)] : 0;
+  }
+  uint32_t mask = 0;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (row + r >= sub_rows) break;
+    const Norm norm_a = a[((row + r) >> (p.log2_block_m - kLog2SubTile)) * blocks_k];
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      const bool inside = column + c < sub_columns;
+      const bool valid = inside && is_valid(norm_product(norm_a, norm_b[c]), tau);
+      mask |= static_cast<uint32_t>(valid) << (r * kColumns + c);
+    }
+  }
+  return mask;
+}
+
 template <int kRows, int kColumns, int kThreads>
 class ValidList {
   static_assert(kRows * kColumns <= 16 && kRows <= 8 && kColumns <= 8, "parts of a packed entry");
@@ -38,18 +72,17 @@ class ValidList {
     int warp_counts[kThreads / 32];
   };
 
-  template <class Norm>
-  __device__ ValidList(const MultiplyParams<Norm>& p, Storage& storage)
-      : storage_(storage), steps_(static_cast<int>((p.k + kSubTile - 1) / kSubTile)) {}
+  __device__ ValidList(int64_t depth, Storage& storage)
+      : storage_(storage), steps_(static_cast<int>((depth + kSubTile - 1) / kSubTile)) {}
 
-  // Lists the next valid steps of the tile whose first sub-tile is (row, column) and returns their
-  // number; 0 once none is left. All threads of the block call it together.
-  template <class Norm>
-  __device__ int fill(const MultiplyParams<Norm>& p, Norm tau, int batch, int row, int column) {
+  // Lists the next steps for which mask_of(step), the sub-tiles that need the step, is not empty,
+  // and returns their number; 0 once none is left. All threads of the block call it together.
+  template <class MaskOf>
+  __device__ int fill(const MaskOf& mask_of) {
     int count = 0;
     for (; next_ < steps_ && count + kThreads <= kCapacity; next_ += kThreads) {
       const int step = next_ + static_cast<int>(threadIdx.x);
-      const uint32_t mask = step < steps_ ? valid_mask(p, tau, batch, row, column, step) : 0;
+      const uint32_t mask = step < steps_ ? mask_of(step) : 0;
       count += append(count, step, mask);
     }
     return count;
@@ -58,38 +91,6 @@ class ValidList {
   __device__ Entry operator[](int index) const { return storage_.entries[index]; }
 
  private:
-  template <class Norm>
-  __device__ static uint32_t valid_mask(const MultiplyParams<Norm>& p, Norm tau, int batch, int row,
-                                        int column, int step) {
-    const int64_t blocks_m = ((p.m - 1) >> p.log2_block_m) + 1;
-    const int64_t blocks_k = ((p.k - 1) >> p.log2_block_k) + 1;
-    const int64_t blocks_n = ((p.n - 1) >> p.log2_block_n) + 1;
-    const int64_t sub_rows = (p.m + kSubTile - 1) / kSubTile;
-    const int64_t sub_columns = (p.n + kSubTile - 1) / kSubTile;
-    const int64_t k = step >> (p.log2_block_k - kLog2SubTile);
-    const Norm* a = p.norm_a + batch * blocks_m * blocks_k + k;
-    const Norm* b = p.norm_b + (batch * blocks_k + k) * blocks_n;
-    Norm norm_b[kColumns];
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      const bool inside = column + c < sub_columns;
-      norm_b[c] = inside ? b[(column + c) >> (p.log2_block_n - kLog2SubTile)] : 0;
-    }
-    uint32_t mask = 0;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      if (row + r >= sub_rows) break;
-      const Norm norm_a = a[((row + r) >> (p.log2_block_m - kLog2SubTile)) * blocks_k];
-#pragma unroll
-      for (int c = 0; c < kColumns; ++c) {
-        const bool inside = column + c < sub_columns;
-        const bool valid = inside && is_valid(norm_product(norm_a, norm_b[c]), tau);
-        mask |= static_cast<uint32_t>(valid) << (r * kColumns + c);
-      }
-    }
-    return mask;
-  }
-
   // Appends the threads' steps with a mask that is not empty, in thread order; returns how many.
   __device__ int append(int count, int step, uint32_t mask) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

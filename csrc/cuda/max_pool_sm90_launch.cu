@@ -1,0 +1,20 @@
+// Starts max pooling with norms.
+#include <c10/cuda/CUDAException.h>
+
+#include "conv_launch.h"
+#include "kernels/conv_sm90_launch.cuh"
+#include "kernels/max_pool_norms.cuh"
+
+namespace spamm::cuda {
+
+template <class Element>
+void launch_max_pool(const kernels::conv::MaxPoolParams& params, cudaStream_t stream) {
+  using namespace kernels::conv;
+  void (*const kernel)(MaxPoolParams) = max_pool<Element>;
+  C10_CUDA_CHECK(launch(kernel, params.job.thread_blocks, kNormThreads, 0, true, stream, params));
+}
+
+template void launch_max_pool<__half>(const kernels::conv::MaxPoolParams&, cudaStream_t);
+template void launch_max_pool<__nv_bfloat16>(const kernels::conv::MaxPoolParams&, cudaStream_t);
+
+}  // namespace spamm::cuda

@@ -1,0 +1,308 @@
+"""Whole-network inference: VGG13 with SpAMM convolutions against the dense network.
+
+Trains VGG13 on MNIST, or takes the checkpoint that train_vgg13.py left. On one half of the
+validation images it then chooses, layer by layer, a threshold to hold: the one that saves the most
+time while the network keeps its accuracy; layers that are not faster so stay dense. Accuracy and
+times of the network so fused (spamm_torch.fuse_) are taken on the other half. The dense network has
+its batch norms folded and on CUDA convolution, bias and ReLU in one cuDNN call each. Writes NAME.md
+and NAME.json.
+
+    python scripts/bench_vgg13.py --out docs/results --name vgg13_h200
+"""
+
+import argparse
+import copy
+import shlex
+import sys
+from collections import OrderedDict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+from torch import nn
+
+import spamm_torch
+from models.files import require_writable
+from models.training import accuracy, validation_pictures
+from models.vgg13 import CONVOLUTIONS, fold_batch_norm
+from scripts._console import Steps, exit_code, make_console
+from scripts._machine import describe_machine
+from scripts._report_files import write_results
+from scripts._study_layouts import PixelBlocks
+from scripts._timing import interleaved
+from scripts._training_options import (
+    add_training_options,
+    choose_device,
+    number,
+    positive_integer,
+    train_or_load,
+)
+
+LAYOUT = PixelBlocks("by position", 64, (64, 1, 1))
+RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25)
+_NO_LOSS = 0.05  # points, one image: below that losses are not told apart
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+class CudnnConvReLU(nn.Module):
+    """Convolution, bias and ReLU in one call of cuDNN."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.weight, self.bias = conv.weight, conv.bias
+        self.geometry = conv.stride, conv.padding, conv.dilation, conv.groups
+
+    def forward(self, input):
+        return torch.cudnn_convolution_relu(input, self.weight, self.bias, *self.geometry)
+
+
+class MaxPoolOfOurs(nn.MaxPool2d):
+    """The max pooling that chains use, by itself: to tell its part of the speedup."""
+
+    def forward(self, input):
+        return torch.ops.spamm_torch.max_pool2d_with_norms(input, self.kernel_size)[0]
+
+
+def network(model, taus, cudnn):
+    """The plain VGG13 with SpAMM in the layers that ``taus`` names, fused; the rest dense."""
+    layers = OrderedDict()
+    for name, layer in model.named_children():
+        conv = name.replace("relu", "conv")
+        if name in taus:
+            layers[name] = spamm_torch.SpAMMConv2d.from_dense(
+                layer, tau=taus[name], block=LAYOUT.block, pixel_block=LAYOUT.pixel_block
+            )
+        elif cudnn and name in CONVOLUTIONS:
+            layers[name] = CudnnConvReLU(layer)
+        elif not cudnn or conv in taus or conv not in CONVOLUTIONS:
+            layers[name] = layer
+    fused = nn.Sequential(layers).eval()
+    spamm_torch.fuse_(fused)
+    return fused
+
+
+class Thresholds:
+    """For each layer and valid ratio the threshold, the mean of the batches'."""
+
+    def __init__(self, model, batches):
+        self._found = {}
+        for name in CONVOLUTIONS[1:]:
+            before, _ = model.split(name)
+            conv = getattr(model, name)
+            maps = [LAYOUT.norm_maps(conv, before(pictures)) for pictures, _ in batches]
+            for ratio in RATIOS:
+                taus = [spamm_torch.find_tau(*both, ratio) for both in maps]
+                self._found[name, ratio] = torch.stack(taus).mean().item()
+
+    def of_layer(self, name):
+        return {ratio: self._found[name, ratio] for ratio in RATIOS}
+
+    def of(self, ratios):
+        return {name: self._found[name, ratio] for name, ratio in ratios.items() if ratio}
+
+
+def time_layers(model, thresholds, pictures, options):
+    """{layer: {ratio or None: ms}} of the layer with its bias and ReLU, norms handed on."""
+    times = {}
+    for name in CONVOLUTIONS[1:]:
+        before, _ = model.split(name)
+        input, conv = before(pictures), getattr(model, name)
+        dense = CudnnConvReLU(conv) if options.cuda else nn.Sequential(conv, nn.ReLU())
+        candidates = {None: lambda dense=dense, input=input: dense(input)}
+        _, norms = torch.ops.spamm_torch.max_pool2d_with_norms(input, 1)
+        setting = {
+            "block": LAYOUT.block,
+            "pixel_block": LAYOUT.pixel_block,
+            "norm_weight": torch.ops.spamm_torch.conv2d_weight_norm(conv.weight),
+            "norm_input": norms if name != CONVOLUTIONS[1] else None,
+            "relu": True,
+        }
+        for ratio, tau in thresholds.of_layer(name).items():
+            candidates[ratio] = lambda tau=tau, input=input, conv=conv, setting=setting: (
+                spamm_torch.conv2d(input, conv.weight, conv.bias, 1, 1, tau=tau, **setting)
+            )
+        measured = interleaved(candidates, pictures.device, options.repeats)
+        times[name] = {ratio: timing.median for ratio, timing in measured.items()}
+    return times
+
+
+def choose(times, loss_of, max_loss, progress):
+    """The valid ratio of each layer, or None for a dense one.
+
+    Lowers ratios one by one, those first that save the most time for what they lose by themselves,
+    as long as the network loses no more than ``max_loss`` points.
+    """
+    dense = dict.fromkeys(times)
+    worth = {}
+    for name, of_layer in times.items():
+        for ratio in RATIOS:
+            saved = of_layer[None] - of_layer[ratio]
+            if saved > 0:
+                loss = loss_of(dense | {name: ratio})
+                worth[name, ratio] = saved / (max(loss, 0) + _NO_LOSS)
+                progress(f"{name} at {ratio:.0%}: {-loss:+.2f} points")
+    chosen = dense
+    for name, ratio in sorted(worth, key=worth.get, reverse=True):
+        tried = chosen | {name: ratio}
+        if times[name][ratio] < times[name][chosen[name]] and loss_of(tried) <= max_loss:
+            chosen = tried
+    return chosen
+
+
+def markdown(header, result):
+    lines = ["# Whole-network inference: VGG13", "", "| | |", "| --- | --- |"]
+    lines += [f"| {key} | {value} |" for key, value in header.items()]
+    lines += [
+        "",
+        f"Accuracy: dense {result['dense_accuracy']:.2f}%, with SpAMM {result['accuracy']:.2f}%",
+        f"({result['accuracy'] - result['dense_accuracy']:+.2f} points), on images that took no",
+        "part in the choice of thresholds. Times are medians in us for one batch, all",
+        "networks in turns. Dense: batch norm folded; on CUDA, convolution, bias and ReLU in one",
+        "call of cuDNN. Where a line has our max pooling in the dense network, it tells its part.",
+        "",
+        "| network | " + " | ".join(result["times_ms"]) + " |",
+        "| --- |" + " ---: |" * len(result["times_ms"]),
+    ]
+    for name in result["times_ms"][next(iter(result["times_ms"]))]:
+        cells = [
+            f"{1e3 * of[name]:.4g} ({of['dense'] / of[name]:.2f}x)"
+            for of in result["times_ms"].values()
+        ]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "Layers by themselves, with bias and ReLU, norms handed on where a layer of ours or a max",
+        "pooling comes before. Valid: the share of block products asked for.",
+        "",
+        "| layer | valid | tau | dense, us | SpAMM, us | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for name, layer in result["layers"].items():
+        dense, ours = 1e3 * layer["dense_ms"], 1e3 * layer["spamm_ms"]
+        ratio, tau = layer["ratio"], layer["tau"]
+        setting = f"{ratio:.0%} | {tau:.3g}" if ratio else "dense | "
+        lines.append(f"| {name} | {setting} | {dense:.4g} | {ours:.4g} | {dense / ours:.2f}x |")
+    return "\n".join(lines) + "\n"
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    add_training_options(parser)
+    parser.add_argument("--images", type=positive_integer, default=128, help="in a batch")
+    parser.add_argument("--dtype", choices=DTYPES, help="default: float16; float32 on a CPU")
+    parser.add_argument(
+        "--max-loss",
+        type=number(float, lambda value: value >= 0, "a number of points, 0 or more"),
+        default=0.2,
+        help="accuracy to lose where thresholds are chosen, in points (default: %(default)s)",
+    )
+    parser.add_argument("--repeats", type=positive_integer, default=15)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--name", default="vgg13")
+    return parser.parse_args(arguments)
+
+
+def bench(model, validation, options, progress):
+    """Everything that goes into the report, for a plain VGG13 in eval mode."""
+    dtype = next(model.parameters()).dtype
+
+    def batches(digits):
+        pictures = validation_pictures(digits, options.images)
+        return [(batch.to(dtype), labels) for batch, labels in pictures]
+
+    half = len(validation) // 2  # images trained on would tell less: the network knows them
+    chosen_on, tested_on = batches(validation[:half]), batches(validation[half:])
+    pictures = tested_on[0][0]
+    thresholds = Thresholds(model, chosen_on)
+    times = time_layers(model, thresholds, pictures, options)
+    dense = network(model, {}, options.cuda)
+    start = accuracy(dense, chosen_on)
+
+    def loss_of(ratios):
+        return start - accuracy(network(model, thresholds.of(ratios), options.cuda), chosen_on)
+
+    ratios = choose(times, loss_of, options.max_loss, progress)
+    taus = thresholds.of(ratios)
+    ours = network(model, taus, options.cuda)
+    networks = {"dense": dense}
+    if options.cuda:
+        pooled = copy.deepcopy(dense)
+        for name in [name for name in pooled._modules if name.startswith("pool")]:
+            pooled._modules[name] = MaxPoolOfOurs(2)
+        networks["dense, max pooling of ours"] = pooled
+    networks["SpAMM"] = ours
+    calls = {name: lambda net=net: net(pictures) for name, net in networks.items()}
+    modes = {"eager": {"eager": True}} | ({"CUDA graph": {}} if options.cuda else {})
+    return {
+        "dense_accuracy": accuracy(dense, tested_on),
+        "accuracy": accuracy(ours, tested_on),
+        "times_ms": {
+            mode: {
+                name: timing.median
+                for name, timing in interleaved(
+                    calls, pictures.device, options.repeats, **how
+                ).items()
+            }
+            for mode, how in modes.items()
+        },
+        "layers": {
+            name: {
+                "ratio": ratio,
+                "tau": taus.get(name),
+                "dense_ms": times[name][None],
+                "spamm_ms": times[name][ratio or min(RATIOS, key=lambda r: times[name][r])],
+                "by_ratio_ms": {r: times[name][r] for r in RATIOS},
+            }
+            for name, ratio in ratios.items()
+        },
+        "chain": str(ours),
+    }
+
+
+@torch.inference_mode()
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    console = make_console()
+    device = choose_device(options.device)
+    options.cuda = device.type == "cuda"
+    require_writable(options.out)
+    require_writable(options.checkpoint.parent)
+    torch.backends.cudnn.benchmark = True
+    name = options.dtype or ("float16" if options.cuda else "float32")
+    with torch.inference_mode(False), torch.enable_grad():
+        model, config, digits = train_or_load(options, device, console)
+    model = fold_batch_norm(model).to(DTYPES[name])
+    validation = digits.split(config.seed)[1].to(device)
+    command = shlex.join(["python", "scripts/bench_vgg13.py", *arguments])
+    header = describe_machine(device) | {
+        "data": digits.description,
+        "model": f"{config.model}, {config.epochs} epochs",
+        "inference": f"{name}, batch {options.images}, channels last",
+        "command": f"`{command}`",
+    }
+    with Steps(console, "vgg13") as steps:
+        done = 0
+
+        def progress(what):
+            nonlocal done
+            done += 1
+            steps.at(done, len(RATIOS) * len(CONVOLUTIONS[1:]), what=what)
+
+        result = bench(model, validation, options, progress)
+    for mode, of in result["times_ms"].items():
+        shown = ", ".join(f"{name} {1e3 * ms:.1f} us" for name, ms in of.items())
+        console.print(f"{mode}: {shown} ({of['dense'] / of['SpAMM']:.2f}x)")
+    paths = write_results(
+        options.out,
+        options.name,
+        data={"header": header, **result},
+        markdown=markdown(header, result),
+    )
+    for path in paths:
+        console.print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

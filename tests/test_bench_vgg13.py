@@ -1,0 +1,85 @@
+"""The benchmark of whole networks: a small real run, and how it chooses thresholds."""
+
+import json
+
+import pytest
+import torch
+from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+
+from scripts import bench_vgg13
+
+LAYERS = [f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2)][1:]
+
+
+@pytest.fixture(scope="module", params=["vgg13", "vgg13_bn"])
+def folder(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    write_part(folder / "digits", "t10k", *digits(100))
+    arguments = (
+        *("--device", "cpu", "--data", folder / "digits", "--checkpoint", folder / "small.pt"),
+        *("--model", request.param, "--epochs", 1, "--width", 4, "--batch", 20),
+        *("--images", 70, "--repeats", 1, "--max-loss", 5),
+        *("--out", folder / "results", "--name", "small"),
+    )
+    bench_vgg13.main([str(argument) for argument in arguments])
+    return folder / "results"
+
+
+def test_results(folder):
+    results = json.loads((folder / "small.json").read_text())
+    assert list(results["times_ms"]) == ["eager"]
+    assert list(results["times_ms"]["eager"]) == ["dense", "SpAMM"]
+    assert all(ms > 0 for ms in results["times_ms"]["eager"].values())
+    assert 0 <= results["accuracy"] <= 100
+    assert list(results["layers"]) == LAYERS
+    for layer in results["layers"].values():
+        assert min(layer["dense_ms"], layer["spamm_ms"], *layer["by_ratio_ms"].values()) > 0
+        assert (layer["ratio"] is None) == (layer["tau"] is None)
+        if layer["ratio"]:
+            assert layer["spamm_ms"] == layer["by_ratio_ms"][f"{layer['ratio']}"]
+            assert layer["spamm_ms"] < layer["dense_ms"]
+
+
+def test_tables(folder):
+    text = (folder / "small.md").read_text()
+    assert "float32, batch 70, channels last" in text
+    assert next(line for line in text.splitlines() if line.startswith("| conv")).startswith(
+        f"| {LAYERS[0]} | "
+    )
+
+
+def times(dense, **ratios):
+    """By ratio, none faster than dense but those given."""
+    ours = dict.fromkeys(bench_vgg13.RATIOS, 2 * dense)
+    return {None: dense} | ours | {float(ratio[1:]) / 100: ms for ratio, ms in ratios.items()}
+
+
+def test_what_loses_least_for_its_time_is_chosen():
+    layers = {
+        "slow": times(1.0),
+        "free": times(1.0, r50=0.8, r25=0.5),
+        "dear": times(1.0, r50=0.7, r25=0.1),
+    }
+    losses = {("free", 0.5): 0.0, ("free", 0.25): 0.1, ("dear", 0.5): 0.2, ("dear", 0.25): 3.0}
+
+    def loss_of(ratios):
+        return sum(losses[name, ratio] for name, ratio in ratios.items() if ratio)
+
+    def choose(max_loss):
+        return bench_vgg13.choose(layers, loss_of, max_loss, lambda what: None)
+
+    assert choose(0.31) == {"slow": None, "free": 0.25, "dear": 0.5}
+    assert choose(0.0) == {"slow": None, "free": 0.5, "dear": None}
+    assert choose(9.0) == {"slow": None, "free": 0.25, "dear": 0.25}
+
+
+def test_the_network_computes_what_the_plain_one_does():
+    from models.vgg13 import VGG13
+
+    torch.manual_seed(0)
+    model = VGG13(width=4).eval()
+    pictures = torch.randn(70, 3, 32, 32)
+    fused = bench_vgg13.network(model, {"conv21": 0.0, "conv22": 0.0}, cudnn=False)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(pictures), model(pictures))
+    assert [name for name, _ in fused.pool1.named_children()] == ["pool1", "conv21", "conv22"]
