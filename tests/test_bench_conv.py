@@ -4,6 +4,7 @@ import itertools
 import json
 
 import pytest
+from bench_checks import assert_refused, assert_three_files
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 from scripts import bench_conv
@@ -33,9 +34,7 @@ def results(folder):
 
 
 def test_three_files(folder):
-    names = sorted(path.name for path in folder.iterdir())
-    assert names == ["small.json", "small.md", "small.png"]
-    assert (folder / "small.png").read_bytes().startswith(b"\x89PNG")
+    assert_three_files(folder)
 
 
 def test_every_case_is_there_once(results):
@@ -90,13 +89,7 @@ def test_layers():
     ],
 )
 def test_options_out_of_range(capsys, tmp_path, arguments, words):
-    with pytest.raises(SystemExit) as caught:
-        bench_conv.main([*arguments, "--out", str(tmp_path / "out")])
-    assert caught.value.code == 2
-    line = capsys.readouterr().err.splitlines()[-1]
-    assert arguments[0] in line
-    assert words in line
-    assert not (tmp_path / "out").exists()
+    assert_refused(bench_conv.main, arguments, words, tmp_path / "out", capsys)
 
 
 def test_layers_of_another_group(capsys, tmp_path):
