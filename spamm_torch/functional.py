@@ -29,6 +29,7 @@ import torch
 from torch.nn.functional import pad as _pad
 from torch.nn.modules.utils import _pair
 
+from .bisection import bisect_tau
 from .settings import (
     as_knobs,
     as_tau,
@@ -36,6 +37,7 @@ from .settings import (
     check_block_pair,
     check_optional_tensors,
     check_pixel_block,
+    check_search,
     check_tensors,
 )
 
@@ -66,7 +68,7 @@ def norm_map(a, block=64):
     return _ops.norm_map(a, check_block_pair(block))
 
 
-def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01):
+def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01, method="selection"):
     """The threshold that keeps a given share of the block products.
 
     Args:
@@ -75,14 +77,18 @@ def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01):
         valid_ratio: share of block products to keep, in (0, 1].
         max_iterations: the paper's limit of its bisection, > 0.
         tolerance: the paper's tolerated error of the ratio, absolute, >= 0.
+        method: "selection", exact (the ratio reached is the nearest that ties allow, the larger at
+            equal distance), which satisfies every limit and tolerance; or "bisection", the paper's
+            search from the mean product, slower and within ``tolerance`` at best.
 
     Returns:
-        0-d tensor of the norms' dtype on their device, found without host synchronisation. The
-        paper bisects from the mean product; here the selection is exact (the ratio reached is the
-        nearest that ties allow, the larger at equal distance), which satisfies every limit and
-        tolerance. One threshold serves all batches.
+        0-d tensor of the norms' dtype on their device, found without host synchronisation. One
+        threshold serves all batches.
     """
     check_tensors(norm_a=norm_a, norm_b=norm_b)
+    check_search(valid_ratio, max_iterations, tolerance, method)
+    if method == "bisection":
+        return bisect_tau(norm_a, norm_b, valid_ratio, max_iterations, tolerance)
     return _ops.find_tau(
         norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance
     )

@@ -180,6 +180,54 @@ def test_the_papers_arguments_are_taken(device):
     assert ratios[1] == pytest.approx(0.3, abs=0.5)
 
 
+@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("dtype", REAL)
+def test_the_papers_own_search(device, ratio, dtype):
+    """Within the tolerance where products are many; 1.0 keeps growing k, or ends at 0."""
+    norm_a = matrices.normal(40, 30, device=device).abs().to(dtype)
+    norm_b = matrices.normal(30, 50, device=device, seed=1).abs().to(dtype)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio, method="bisection")
+    assert tau.shape == ()
+    assert tau.dtype == dtype
+    assert tau.device.type == device.type
+    assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == pytest.approx(ratio, abs=0.01)
+
+
+def test_the_papers_search_steps_as_described(device):
+    """Products 0 to 5 and 24, mean 39/7: halving where too few are kept, k growing where too many."""
+    norm_a = torch.tensor([[0.0], [1], [2], [3], [4], [5], [24]], device=device)
+    norm_b = torch.ones(1, 1, device=device)
+    mean = torch.tensor(39 / 7, device=device)
+    taus = [
+        spamm_torch.find_tau(norm_a, norm_b, ratio, max_iterations=steps, method="bisection")
+        for ratio, steps in ((1 / 7, 9), (3 / 7, 1), (3 / 7, 2), (0.01, 2))
+    ]
+    expected = [mean, mean / 2, mean * 3 / 4, mean * 3]
+    torch.testing.assert_close(torch.stack(taus), torch.stack(expected))
+
+
+def test_the_papers_search_without_a_mean(device):
+    norm_a, norm_b = maps(device, [[1.0, INF], [2.0, 3.0]], [[1.0], [1.0]])
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.5, method="bisection").item() == 0
+    empty = torch.zeros(0, 2, device=device)
+    assert spamm_torch.find_tau(empty, norm_b, 0.5, method="bisection").item() == 0
+
+
+@pytest.mark.cuda
+def test_the_papers_search_in_a_graph():
+    norm_a = matrices.normal(40, 30, device="cuda").abs()
+    norm_b = matrices.normal(30, 50, device="cuda", seed=1).abs()
+    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3, method="bisection")  # noqa: E731
+    search()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tau = search()
+    norm_a.mul_(2)
+    graph.replay()
+    assert tau.item() == search().item()
+
+
 def test_one_tau_speaks_for_all_batches(device):
     norm_a = torch.cat([torch.full((1, 2, 2), x, device=device) for x in (1.0, 2.0, 3.0, 4.0)])
     norm_b = torch.ones_like(norm_a)
