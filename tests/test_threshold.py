@@ -194,7 +194,7 @@ def test_the_papers_own_search(device, ratio, dtype):
 
 
 def test_the_papers_search_steps_as_described(device):
-    """Products 0 to 5 and 24, mean 39/7: halving where too few are kept, k growing where too many."""
+    """Products 0 to 5 and 24, mean 39/7: halving where too few are kept, else k grows."""
     norm_a = torch.tensor([[0.0], [1], [2], [3], [4], [5], [24]], device=device)
     norm_b = torch.ones(1, 1, device=device)
     mean = torch.tensor(39 / 7, device=device)
