@@ -151,7 +151,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
 #ifdef SPAMM_WITH_SM90A
   if (!empty && cuda::has_implicit_conv(conv)) {
     const auto [output, norms] = cuda::implicit_conv(conv, knob);
-    return {output.contiguous(format), norms};
+    return {output.contiguous(format),
+            conv.leave_norms && !norms.defined() ? layer_norms(output) : norms};
   }
 #endif
   const Tensor output = at::empty(sizes, conv.input.options(), format);

@@ -40,7 +40,7 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
 at::Tensor layer_norms(const at::Tensor& output);
 
 struct ConvolutionResult {
-  at::Tensor output, norms;  // the second undefined where it is not asked for
+  at::Tensor output, norms;  // the second undefined where it is not asked for, or not left
 };
 
 // A max pooling whose arguments have been checked.
@@ -77,10 +77,12 @@ void implicit_conv_sm80(const Convolution& conv, const Knob& knob, const at::Ten
 // On Hopper: whether implicit_conv takes it.
 bool has_implicit_conv(const Convolution& conv);
 
-// The output is in channels-last memory.
+// The output is in channels-last memory. float32 leaves no norms: the next layer reads its input
+// anyway, to split it.
 ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
 
-// The norms (1, MB, KB) of a weight that implicit_conv would take itself, bit for bit.
+// The norms (1, MB, KB) of a weight that implicit_conv would take itself, bit for bit, where they
+// are not norm_map's of the weight matrix.
 bool has_implicit_weight_norm(const at::Tensor& weight, int64_t groups, const Block& block);
 at::Tensor implicit_weight_norm(const at::Tensor& weight, const Block& block);
 

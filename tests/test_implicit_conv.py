@@ -1,10 +1,11 @@
-"""Convolutions of the kinds that a GPU computes without an im2col matrix, half precision first.
+"""Convolutions of the kinds that a GPU computes without an im2col matrix.
 
 Equal to SpAMM on the documented matrices whichever path is taken: shapes here follow what decides
 between the paths (multiples of 8 channels, blocks that one block of 32 fills, strides, batches that
 fill their last pixel block in part), and cross the lines in between.
 """
 
+import contextlib
 import functools
 import math
 
@@ -20,6 +21,24 @@ import spamm_torch
 
 ops = torch.ops.spamm_torch
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+FLOAT_TOLERANCE = {"highest": 4e-6, "high": 2e-3}  # float32's, by whether TF32 is allowed
+
+
+@contextlib.contextmanager
+def float32_precision(precision):
+    """The setting of matrix products, which conv2d follows: "high" allows TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(params=FLOAT_TOLERANCE)
+def precision(request):
+    with float32_precision(request.param):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)
@@ -42,10 +61,14 @@ def uneven(*shape, seed, dtype):
     return (values * 2).to(dtype)
 
 
+def tolerance(dtype):
+    return TOLERANCE.get(dtype) or FLOAT_TOLERANCE[torch.get_float32_matmul_precision()]
+
+
 def assert_near(got, expected):
     scale = max(expected.abs().max().item(), 1e-3)
     torch.testing.assert_close(
-        got.double().cpu() / scale, expected.cpu() / scale, atol=TOLERANCE[got.dtype], rtol=0
+        got.double().cpu() / scale, expected.cpu() / scale, atol=tolerance(got.dtype), rtol=0
     )
 
 
@@ -74,7 +97,7 @@ def convolutions(draw):
     edges = st.sampled_from([64, 128])
     n = st.just(math.prod(pixel_block)) if pixel_block else edges
     block = draw(st.none() | st.tuples(edges, edges, n))
-    dtype = draw(st.sampled_from(list(TOLERANCE)))
+    dtype = draw(st.sampled_from([*TOLERANCE, torch.float32]))
     seed = draw(st.integers(0, 1000))
     input = uneven(images, channels, height, width, seed=seed, dtype=dtype)
     weight = uneven(out_channels, channels, *kernel, seed=seed + 1, dtype=dtype)
@@ -87,8 +110,8 @@ def convolutions(draw):
 
 @pytest.mark.cuda
 @settings(max_examples=30)
-@given(convolutions(), st.floats(0, 1), st.booleans())
-def test_equals_spamm_on_the_documented_matrices(convolution, share, relu):
+@given(convolutions(), st.floats(0, 1), st.booleans(), st.sampled_from(list(FLOAT_TOLERANCE)))
+def test_equals_spamm_on_the_documented_matrices(convolution, share, relu, precision):
     input, weight, bias, shape, blocks = convolution
     reference = Im2col(input, weight, **shape, **blocks)
     m, k, n = reference.block
@@ -96,20 +119,22 @@ def test_equals_spamm_on_the_documented_matrices(convolution, share, relu):
     judged = reference.judged(spamm_torch.norm_map(reference.columns, (k, n)))
     products = norm_products(norm_a, judged)
     tau = gap_near(products, share)
-    got = spamm_torch.conv2d(
-        input.cuda(),
-        weight.cuda(),
-        None if bias is None else bias.cuda(),
-        **shape,
-        **blocks,
-        tau=tau,
-        relu=relu,
-    )
+    with float32_precision(precision):
+        got = spamm_torch.conv2d(
+            input.cuda(),
+            weight.cuda(),
+            None if bias is None else bias.cuda(),
+            **shape,
+            **blocks,
+            tau=tau,
+            relu=relu,
+        )
     expected = reference.product(~(products < tau), bias)
     channels_last = torch.channels_last in map(suggest_memory_format, (input, weight))
     memory_format = torch.channels_last if channels_last else torch.contiguous_format
     assert got.is_contiguous(memory_format=memory_format)
-    assert_near(got, expected.relu() if relu else expected)
+    with float32_precision(precision):
+        assert_near(got, expected.relu() if relu else expected)
 
 
 KINDS = {
@@ -184,9 +209,9 @@ def test_equals_mm_on_the_documented_matrices(
     if spamm_torch.backend_for("cuda", dtype, block).startswith("sm80"):
         assert torch.equal(got.cpu(), expected.relu())
     else:
-        tolerance = {torch.float32: 1e-3 if allow_tf32 else 1e-5, torch.float64: 1e-13} | TOLERANCE
+        allowed = {torch.float32: 1e-3 if allow_tf32 else 1e-5, torch.float64: 1e-13} | TOLERANCE
         error = (got.cpu() - expected.relu()).abs().max() / expected.abs().max()
-        assert error <= tolerance[dtype]
+        assert error <= allowed[dtype]
 
 
 @pytest.mark.cuda
@@ -203,11 +228,12 @@ def test_batches_that_fill_their_last_block_in_part(images, dtype):
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.02}])
 @pytest.mark.parametrize("pixel_block", [None, (8, 2, 4)])
-def test_knobs_that_search_hold(knob, pixel_block):
-    input = uneven(70, 136, 6, 5, seed=1, dtype=torch.float16)
-    weight = uneven(136, 136, 3, 3, seed=2, dtype=torch.float16)
+def test_knobs_that_search_hold(dtype, knob, pixel_block):
+    input = uneven(70, 136, 6, 5, seed=1, dtype=dtype)
+    weight = uneven(136, 136, 3, 3, seed=2, dtype=dtype)
     reference = Im2col(input, weight, padding=1, pixel_block=pixel_block)
     m, k, n = reference.block
     norm_a = spamm_torch.norm_map(reference.weights, (m, k))
@@ -228,7 +254,7 @@ def test_knobs_that_search_hold(knob, pixel_block):
         kept = [reference.product(~(products < tau * f)) for f in (1 - 1e-5, 1 + 1e-5)]
         scale = max(kept[0].abs().max().item(), 1e-3)
         error = (got.cpu().double() - kept[0]).abs().minimum((got.cpu().double() - kept[1]).abs())
-        assert error.max() <= 2e-3 * scale
+        assert error.max() <= tolerance(dtype) * scale
 
 
 @pytest.mark.cuda
@@ -255,10 +281,13 @@ def test_more_output_channels_change_no_bit_of_the_others(dtype, images, channel
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("dtype", TOLERANCE)
-def test_pinned_weight_norms_change_no_bit(dtype):
-    input = uneven(100, 64, 8, 8, seed=3, dtype=dtype).cuda()
-    module = spamm_torch.SpAMMConv2d(64, 128, 3, padding=1, tau=1.0, dtype=dtype, device="cuda")
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.float32])
+@pytest.mark.parametrize("channels", [64, 72])
+def test_pinned_weight_norms_change_no_bit(dtype, channels):
+    input = uneven(100, channels, 8, 8, seed=3, dtype=dtype).cuda()
+    module = spamm_torch.SpAMMConv2d(
+        channels, 128, 3, padding=1, tau=1.0, dtype=dtype, device="cuda"
+    )
     with torch.no_grad():
         free = module(input)
         assert torch.equal(module.freeze_()(input), free)
@@ -300,9 +329,10 @@ def test_infinite_weights_meet_the_padding():
 
 
 @pytest.mark.cuda
-def test_runs_in_a_graph_and_reads_tau_there():
-    input = uneven(100, 64, 16, 16, seed=6, dtype=torch.float16).cuda()
-    weight = uneven(128, 64, 3, 3, seed=7, dtype=torch.float16).cuda()
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_runs_in_a_graph_and_reads_tau_there(dtype, precision):
+    input = uneven(100, 64, 16, 16, seed=6, dtype=dtype).cuda()
+    weight = uneven(128, 64, 3, 3, seed=7, dtype=dtype).cuda()
     tau = torch.zeros((), device="cuda")
     call = lambda: spamm_torch.conv2d(input, weight, padding=1, tau=tau)  # noqa: E731
     side = torch.cuda.Stream()
@@ -328,6 +358,115 @@ def test_slices_off_the_16_byte_grid(name):
     weight = uneven(64, 64, 3, 3, seed=9, dtype=torch.float16).cuda()
     expected = F.conv2d(input.double(), weight.double(), padding=1)
     assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=0.0), expected)
+
+
+# ---- float32 ------------------------------------------------------------------------------------
+
+
+def error_of(got, expected):
+    return ((got.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("images", [1, 5, 63, 64, 65, 77, 90, 100, 121, 128, 129, 200])
+def test_float32_batches(images, precision):
+    input = uneven(images, 72, 5, 4, seed=images, dtype=torch.float32).cuda()
+    weight = uneven(136, 72, 3, 3, seed=1, dtype=torch.float32).cuda()
+    dense = F.conv2d(input.double(), weight.double(), padding=1)
+    for tau in (0.0, 1e-6):
+        assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), dense)
+    nothing = spamm_torch.conv2d(input, weight, padding=1, tau=1e9)
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+def operands(data):
+    """An input and a weight whose channels, pixels or rows may differ wildly in size."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    randn = lambda *shape: torch.randn(shape, generator=generator, device="cuda")  # noqa: E731
+    input, weight = randn(70, 136, 9, 7), randn(72, 136, 3, 3)
+    powers = lambda count: torch.randint(  # noqa: E731
+        -24, 25, (count,), generator=generator, device="cuda"
+    ).exp2()
+    if data == "rectified":
+        input = input.relu()
+    if data in ("channels", "both"):  # what one operand has large, the other has small
+        scale = powers(136)
+        input, weight = input * scale.view(1, -1, 1, 1), weight / scale.view(1, -1, 1, 1)
+    if data in ("places", "both"):
+        input = input * powers(63).view(1, 1, 9, 7)
+        weight = weight * powers(9).view(1, 1, 3, 3)
+    return input, weight
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("data", "most"), [("normal", 1), ("rectified", 1), ("channels", 4), ("places", 4), ("both", 4)]
+)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_float32_is_as_accurate_as_cublas(data, most, stride):
+    input, weight = operands(data)
+    expected = F.conv2d(input.double(), weight.double(), padding=1, stride=stride)
+    columns = F.unfold(input, 3, padding=1, stride=stride)
+    by_cublas = (weight.flatten(1) @ columns).view_as(expected)
+    got = spamm_torch.conv2d(input, weight, padding=1, stride=stride, tau=0.0)
+    assert error_of(got, expected) <= most * error_of(by_cublas, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("data", ["normal", "rectified", "channels", "places", "both"])
+def test_tf32_is_as_accurate_as_cudnn(data):
+    input, weight = operands(data)
+    expected = F.conv2d(input.double(), weight.double(), padding=1)
+    torch.backends.cudnn.allow_tf32 = True
+    by_cudnn = F.conv2d(input, weight, padding=1)
+    with float32_precision("high"):
+        got = spamm_torch.conv2d(input, weight, padding=1, tau=0.0)
+    assert error_of(got, expected) <= 1.05 * error_of(by_cudnn, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_float32_infinities_and_nan(precision, channels_last):
+    input = uneven(70, 72, 6, 5, seed=20, dtype=torch.float32).cuda()
+    weight = uneven(72, 72, 3, 3, seed=21, dtype=torch.float32).cuda()
+    input[0, 3, 2, 2], input[65, 70, 5, 4] = float("inf"), float("nan")
+    weight[7, 2, 0, 1], weight[70, 71, 2, 2] = float("-inf"), float("nan")
+    if channels_last:
+        input = input.to(memory_format=torch.channels_last)
+    columns = F.unfold(input, 3, padding=1).double()  # products with the padding's zeros included
+    exact = (weight.double().flatten(1) @ columns).view(70, 72, 6, 5)
+    expected = exact.float().double()
+    for tau in (0.0, 1e-3):
+        got = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.isinf() * got.sign(), expected.isinf() * expected.sign())
+        finite = expected.isfinite()
+        assert finite.double().mean() > 0.5
+        assert_near(got[finite], expected[finite])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [1e-42, 1e-38, 1e-30, 1e30, 1e38])
+def test_extreme_float32_is_judged_and_multiplied_right(size, precision):
+    weight = torch.eye(64, device="cuda").view(64, 64, 1, 1)
+    input = torch.full((64, 64, 2, 2), size, device="cuda")
+    input[:, :, 1] = 0
+    norm = input[:, :, 0, 0].double().norm().item() * 8  # times the weight's norm
+    if norm < 3e38:
+        skipped = spamm_torch.conv2d(input, weight, tau=norm * 1.001)
+        assert torch.equal(skipped, torch.zeros_like(input))
+    kept = spamm_torch.conv2d(input, weight, tau=min(norm * 0.999, 3e38))
+    torch.testing.assert_close(kept, input, atol=0, rtol=1e-6 if precision == "highest" else 1e-3)
+
+
+@pytest.mark.cuda
+def test_float32_tiles_do_not_depend_on_each_other(precision):
+    input = uneven(128, 96, 6, 6, seed=22, dtype=torch.float32).cuda()
+    weight = uneven(136, 96, 3, 3, seed=23, dtype=torch.float32).cuda()
+    together = spamm_torch.conv2d(input, weight, padding=1, tau=2.0)
+    alone = spamm_torch.conv2d(input[:64], weight[:64], padding=1, tau=2.0)
+    assert torch.equal(together[:64, :64], alone)
+    assert torch.equal(together, spamm_torch.conv2d(input, weight, padding=1, tau=2.0))
 
 
 # ---- Norms that one layer leaves for the next ---------------------------------------------------

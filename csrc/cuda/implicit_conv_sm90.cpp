@@ -1,7 +1,8 @@
 // Convolution without an im2col matrix, on Hopper: tensors to pointers.
 //
 // The kernels read and write channels-last memory with channels in multiples of 16 bytes. Anything
-// else is copied once into that form; the output's channels must be such a multiple themselves.
+// else is copied once into that form; a half type's output channels must be such a multiple
+// themselves. float32 is split into halves, in the pass that takes its norms.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -14,6 +15,9 @@
 #include "hopper.h"
 #include "implicit_conv.h"
 #include "judge.h"
+#include "product.h"
+#include "spamm/spamm.h"
+#include "split.h"
 #include "tau.h"
 #include "threshold.h"
 
@@ -56,11 +60,23 @@ kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape, const Tenso
 
 // Whether a group's blocks of output and input channels are what the kernels have: 64 or 128, or 32
 // where one block holds all channels.
-bool takes_channels(at::ScalarType dtype, const Block& block, int64_t out_channels,
-                    int64_t in_channels) {
-  const bool is_half = dtype == at::kHalf || dtype == at::kBFloat16;
-  return is_half && (block.m >= 64 || out_channels <= block.m) &&
-         (block.k >= 64 || in_channels <= block.k);
+bool takes_channels(const Block& block, int64_t out_channels, int64_t in_channels) {
+  return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
+}
+
+bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+
+// Whether the input's blocks can be loaded, and the output stored.
+bool takes_layout(const Convolution& conv) {
+  if (conv.input.scalar_type() == at::kFloat) {
+    // Halves come in blocks of 64 images x 64 channels; half empty ones do not pay.
+    constexpr int64_t kLeastChannels = kernels::kSplitBlock / 2;
+    return conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
+           conv.shape.in_channels >= kLeastChannels;
+  }
+  return is_half(conv.input.scalar_type()) &&
+         conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         strides_fit(log2_block(conv.blocks), step(conv.shape.stride));
 }
 
 bool runs_on(const Tensor& x) {
@@ -161,16 +177,57 @@ void take_output_norms(const Tensor& output, const Tensor& norms, cudaStream_t s
   launch_pixel_norms<Element>(p, stream);
 }
 
+// The kernel's parameters, but for the operands, and what they point to.
+class Arguments {
+ public:
+  ConvParams params{};
+  Tensor output;
+
+  // Of an input as readable_pixels() gives it.
+  Arguments(const Convolution& conv, const Tensor& input)
+      : conv_(conv),
+        output_options_(input.options()),
+        bias_(conv.bias ? conv.bias->contiguous() : Tensor()) {
+    params.shape = kernel_shape(conv.shape, input);
+    params.block = log2_block(conv.blocks);
+    params.log2_block_m = log2_of(conv.block.m);
+    params.log2_block_k = log2_of(conv.block.k);
+    params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
+    params.relu = conv.relu;
+  }
+
+  // With the norms come the threshold and the output.
+  void set(const Norms& norms, const Knob& knob, cudaStream_t stream) {
+    params.norm_weight = norms.weight.const_data_ptr<float>();
+    params.norm_input = {norms.pixels.const_data_ptr<float>(), true};
+    params.next_tile = norms.next_tile;
+    if (!knob.tau || conv_.blocks.edge[1] * conv_.blocks.edge[2] > 1) {
+      norm_blocks_ = block_norms(conv_, params, norms, stream);
+      params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
+    }
+    tau_ = tau_as(knob.tau ? *knob.tau : find_threshold(conv_, knob, norms.weight, norm_blocks_),
+                  at::kFloat);
+    params.tau = tau_argument<float>(tau_);
+    const spamm::ConvShape& shape = conv_.shape;
+    output = at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
+                       output_options_, at::MemoryFormat::ChannelsLast);
+    params.output = output.mutable_data_ptr();
+  }
+
+ private:
+  const Convolution& conv_;
+  at::TensorOptions output_options_;
+  Tensor bias_, norm_blocks_;  // the last where a search wants them, or no shifted look-up will do
+  Tensor tau_;
+};
+
 template <class Element>
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const cudaStream_t stream = device.stream();
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  ConvParams p{};
-  p.shape = kernel_shape(conv.shape, input);
-  p.block = log2_block(conv.blocks);
-  p.log2_block_m = log2_of(conv.block.m);
-  p.log2_block_k = log2_of(conv.block.k);
+  Arguments arguments(conv, input);
+  ConvParams& p = arguments.params;
   const Log2Block box = box_of(p.block);
   const Extent boxes = count(p.shape.output, box);
   const bool resident = takes_resident(p.shape, p.block);
@@ -178,30 +235,11 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
       !resident &&
       choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
                        device.multiprocessors()) == Tile::kLarge;
-
   const Norms norms = take_norms<Element>(conv, input, weight, large, stream);
-  p.norm_weight = norms.weight.const_data_ptr<float>();
+  arguments.set(norms, knob, stream);
   // Whatever took the norms that are given has waited for the weight, and lets no kernel start
   // before; a copy made here is another matter.
   p.weight_is_ready = conv.norm_weight && weight.is_same(conv.weight);
-  p.norm_input = {norms.pixels.const_data_ptr<float>(), true};
-  p.next_tile = norms.next_tile;
-  Tensor norm_blocks;  // where a search wants them, or a shifted look-up does not do
-  if (!knob.tau || conv.blocks.edge[1] * conv.blocks.edge[2] > 1) {
-    norm_blocks = block_norms(conv, p, norms, stream);
-    p.norm_input = {norm_blocks.const_data_ptr<float>(), false};
-  }
-  const Tensor tau = tau_as(
-      knob.tau ? *knob.tau : find_threshold(conv, knob, norms.weight, norm_blocks), at::kFloat);
-  p.tau = tau_argument<float>(tau);
-
-  const Tensor output = at::empty({conv.shape.images, conv.shape.out_channels,
-                                   conv.shape.output.height, conv.shape.output.width},
-                                  input.options(), at::MemoryFormat::ChannelsLast);
-  const Tensor bias = conv.bias ? conv.bias->contiguous() : Tensor();
-  p.bias = conv.bias ? bias.const_data_ptr() : nullptr;
-  p.relu = conv.relu;
-  p.output = output.mutable_data_ptr();
   // Boxes that are the blocks of the next layer's norms leave these with the output.
   const bool leaves_norms = conv.leave_norms && box.images == log2_of(kLayerNormBlock);
   Tensor left;
@@ -216,8 +254,68 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
                        : large  ? TileSize::k128x256
                                 : TileSize::k128x128,
                        device.multiprocessors(), stream);
-  if (conv.leave_norms && !leaves_norms) take_output_norms<Element>(output, left, stream);
-  return {output, left};
+  if (conv.leave_norms && !leaves_norms) take_output_norms<Element>(arguments.output, left, stream);
+  return {arguments.output, left};
+}
+
+// A channels-last tensor as a batch of matrices (images x channels), one for each pixel.
+Tensor by_pixel(const Tensor& x) {
+  const int64_t channels = x.size(1), pixels = x.size(2) * x.size(3);
+  return x.as_strided({pixels, x.size(0), channels}, {channels, pixels * channels, 1});
+}
+
+// A float32 operand's halves, which bring its norms in blocks of 64 x 64. The map of other blocks
+// is taken before, and so is one that is given.
+SplitTensor split(const Tensor& x, int halves, const Tensor& map, bool brings_norms) {
+  return {x, /*k_dim=*/2, halves, brings_norms ? map : Tensor()};
+}
+
+ConvolutionResult convolve_split(const Convolution& conv, const Knob& knob) {
+  const OnDevice device(conv.input);
+  const Tensor input = readable_pixels(conv.input);
+  const Tensor weight = readable_pixels(conv.weight, conv.block.k);
+  const Tensor pixels = by_pixel(input), positions = by_pixel(weight);
+  const auto empty = [&](at::IntArrayRef sizes) {
+    return at::empty(sizes, input.options(), at::MemoryFormat::Contiguous);
+  };
+  // Maps, (blocks of images, pixels, groups) and (blocks of out_channels, positions, groups), as
+  // the convolution wants them; where halves bring them, those fill them.
+  constexpr int64_t kEdge = kernels::kSplitBlock;
+  const int64_t group = std::max(conv.block.k, kEdge), images = conv.blocks.edge[0];
+  const bool input_given = takes_layer_norms(conv);
+  const bool input_brings = !input_given && images == kEdge && group == kEdge;
+  const bool weight_brings = !conv.norm_weight && conv.block.m == kEdge && conv.block.k == kEdge;
+  const auto map_of = [&](const Tensor& x, int64_t rows, int64_t columns, bool brings) {
+    return brings ? empty({blocks_of(x.size(1), rows), x.size(0), blocks_of(x.size(2), columns)})
+                  : norm_map(x, {rows, columns}).transpose(0, 1).contiguous();
+  };
+  const Tensor map_input =
+      input_given ? conv.norm_input->contiguous() : map_of(pixels, images, group, input_brings);
+  const Tensor map_weight =
+      (conv.norm_weight ? conv.norm_weight->contiguous()
+                        : map_of(positions, conv.block.m, conv.block.k, weight_brings))
+          .view({blocks_of(weight.size(0), conv.block.m), positions.size(0), -1});
+  const Tensor counter = at::empty({1}, input.options().dtype(at::kInt));
+
+  const bool tf32 = allow_tf32();
+  const int halves = tf32 ? 1 : 2;
+  const SplitTensor a = split(positions, halves, map_weight.transpose(0, 1), weight_brings);
+  const SplitTensor b = split(pixels, halves, map_input.transpose(0, 1), input_brings);
+  kernels::SplitParams params[] = {a.params(), b.params()};
+  params[0].zeroed = counter.mutable_data_ptr<int>();
+  launch_split(params, 2, halves, device.stream());
+
+  Arguments arguments(conv, input);
+  arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
+                 .pixels = map_input,
+                 .own_pixels = {},
+                 .next_tile = counter.mutable_data_ptr<int>()},
+                knob, device.stream());
+  arguments.params.a = a.source();
+  arguments.params.b = b.source();
+  const auto launch = tf32 ? launch_conv_tf32 : launch_conv_f32x3;
+  launch(arguments.params, device.multiprocessors(), device.stream());
+  return {arguments.output, Tensor()};
 }
 
 }  // namespace
@@ -230,9 +328,7 @@ bool has_implicit_conv(const Convolution& conv) {
   const int64_t out_pixels = shape.images * shape.output.height * shape.output.width;
   const auto window = shape.window();
   return shape.groups == 1 && conv.block.n >= 64 &&
-         takes_channels(conv.input.scalar_type(), conv.block, shape.out_channels,
-                        shape.in_channels) &&
-         shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         takes_channels(conv.block, shape.out_channels, shape.in_channels) && takes_layout(conv) &&
          shape.in_channels > 0 && std::max(shape.kernel.height, shape.kernel.width) < 256 &&
          std::max(shape.in_channels, shape.out_channels) < (1 << 20) &&
          // Coordinates, counts of pixels and numbers of norms are 32 bits wide.
@@ -242,18 +338,23 @@ bool has_implicit_conv(const Convolution& conv) {
                  blocks_of(shape.images, conv.blocks.edge[0]) <
              kMost &&
          in_pixels < kMost && out_pixels * blocks_of(shape.out_channels, 64) < kMost &&
-         volume(conv.blocks.count()) * positions * blocks_of(shape.in_channels, 64) < kMost &&
-         strides_fit(log2_block(conv.blocks), step(shape.stride));
+         volume(conv.blocks.count()) * positions * blocks_of(shape.in_channels, 64) < kMost;
 }
 
 ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob) {
-  return conv.input.scalar_type() == at::kHalf ? convolve<__half>(conv, knob)
-                                               : convolve<__nv_bfloat16>(conv, knob);
+  switch (conv.input.scalar_type()) {
+    case at::kHalf:
+      return convolve<__half>(conv, knob);
+    case at::kBFloat16:
+      return convolve<__nv_bfloat16>(conv, knob);
+    default:
+      return convolve_split(conv, knob);
+  }
 }
 
 bool has_implicit_weight_norm(const Tensor& weight, int64_t groups, const Block& block) {
   return runs_on(weight) && groups == 1 && weight.numel() > 0 && weight.numel() < kMost &&
-         takes_channels(weight.scalar_type(), block, weight.size(0), weight.size(1));
+         is_half(weight.scalar_type()) && takes_channels(block, weight.size(0), weight.size(1));
 }
 
 Tensor implicit_weight_norm(const Tensor& weight, const Block& block) {

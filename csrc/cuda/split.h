@@ -55,7 +55,7 @@ class SplitTensor {
   at::Tensor source_;  // blocks that halves do not hold are read there
   at::Tensor norms_, memory_;
   int64_t strides_[2];
-  kernels::SplitParams params_;
+  kernels::SplitParams params_{};
 };
 
 // Both operands of a product.

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "divisor.h"
+#include "split_params.h"
 #include "tau.h"
 
 namespace spamm::kernels::conv {
@@ -168,6 +169,9 @@ struct ConvParams {
   Divisor by_channel_tiles, by_box_images, by_box_rows, by_box_columns;
   Divisor by_box_groups, by_kernel_columns;
   int* next_tile;  // zero before and after; null: each thread block's tiles are known in advance
+  // float32 in halves instead of the maps. Weight: (kernel positions, blocks of out_channels, of
+  // channels); input: (pixels, blocks of images, of channels).
+  SplitSource a, b;
 };
 
 }  // namespace spamm::kernels::conv

@@ -56,11 +56,18 @@ using SquareSum = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, dou
 // Above a step's mask.
 constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
+// What the loads, the products and the stores read and write.
 template <class Config>
-struct Storage {
+struct Blocks {
   struct Stage {
     OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
   };
+  Stage stages[Config::kStages];
+  OperandBlock output[Config::kWarpgroups];  // on its way out
+};
+
+template <class Config>
+struct Storage : Blocks<Config> {
   // The valid steps of a tile, or of a part of it.
   struct List {
     Tile<Config> tile;
@@ -69,8 +76,6 @@ struct Storage {
     Step steps[Config::kListCapacity];
   };
 
-  Stage stages[Config::kStages];
-  OperandBlock output[Config::kWarpgroups];  // on its way out
   // Sums of a stored block, warp by warp.
   SquareSum<typename Config::Element> squares[Config::kWarpgroups][4];
   List lists[Config::kLists];

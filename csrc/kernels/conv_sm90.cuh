@@ -35,16 +35,56 @@ namespace spamm::kernels::conv {
 
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
+// Goes from stage to stage for a thread that loads the weights, or the pixels.
+template <class Config, bool kWeights>
+class StageWriter {
+ public:
+  __device__ explicit StageWriter(Storage<Config>& storage) : storage_(storage) {}
+
+  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
+  __device__ void end_tile(const Tile<Config>& tile) {
+    announce(kEndsTile, tile, 0);
+    at_.advance();
+  }
+
+  __device__ void end_work() { announce(kEndsWork, {}, 0); }
+
+ protected:
+  // Waits for the next stage and tells what comes into it.
+  __device__ void announce(uint32_t notice, const Tile<Config>& tile, uint32_t bytes) {
+    storage_.empty[at_.slot].wait(at_.phase ^ 1);
+    if constexpr (kWeights) {
+      storage_.notices[at_.slot] = notice;
+      if (notice & kEndsTile) storage_.tiles[at_.slot] = tile;
+    }
+    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
+  }
+
+  // The boxes for which some row of the tile has a bit.
+  __device__ static uint32_t needed_boxes(uint32_t mask) {
+    uint32_t needed = 0;
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) needed |= mask >> (row * Config::kBoxes);
+    return needed & ((1u << Config::kBoxes) - 1);
+  }
+
+  Storage<Config>& storage_;
+  RingPosition<Config::kStages> at_;
+};
+
 // Loads the weights, or the pixels.
 template <class Config, bool kWeights>
-class Loader {
+class Loader : public StageWriter<Config, kWeights> {
+  using Base = StageWriter<Config, kWeights>;
+  using Base::at_, Base::storage_;
+
  public:
-  __device__ Loader(const ConvParams& p, Storage<Config>& storage) : p_(p), storage_(storage) {}
+  __device__ Loader(const ConvParams& p, Storage<Config>& storage) : Base(storage), p_(p) {}
 
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
-    const uint32_t needed = needed_boxes(step.mask);
+    const uint32_t needed = Base::needed_boxes(step.mask);
     const uint32_t bytes = (kWeights ? Config::kRows : __popc(needed)) * sizeof(OperandBlock);
-    announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
+    this->announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
     auto* barrier = reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]);
     auto& stage = storage_.stages[at_.slot];
     if constexpr (kWeights) {
@@ -66,36 +106,8 @@ class Loader {
     at_.advance();
   }
 
-  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
-  __device__ void end_tile(const Tile<Config>& tile) {
-    announce(kEndsTile, tile, 0);
-    at_.advance();
-  }
-
-  __device__ void end_work() { announce(kEndsWork, {}, 0); }
-
  private:
-  // The boxes for which some row of the tile has a bit.
-  __device__ static uint32_t needed_boxes(uint32_t mask) {
-    uint32_t needed = 0;
-#pragma unroll
-    for (int row = 0; row < Config::kRows; ++row) needed |= mask >> (row * Config::kBoxes);
-    return needed & ((1u << Config::kBoxes) - 1);
-  }
-
-  // Waits for the next stage and tells what comes into it.
-  __device__ void announce(uint32_t notice, const Tile<Config>& tile, uint32_t bytes) {
-    storage_.empty[at_.slot].wait(at_.phase ^ 1);
-    if constexpr (kWeights) {
-      storage_.notices[at_.slot] = notice;
-      if (notice & kEndsTile) storage_.tiles[at_.slot] = tile;
-    }
-    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
-  }
-
   const ConvParams& p_;
-  Storage<Config>& storage_;
-  RingPosition<Config::kStages> at_;
 };
 
 // The thread that loads one operand.

@@ -77,6 +77,16 @@ cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& s
       {line, line * positions}, {kBlock, 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
 }
 
+// Cuts the output into tiles; returns the number of thread blocks to start.
+template <class Config>
+int cut_into_tiles(ConvParams& p, int multiprocessors) {
+  const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
+  return std::min(p.tiles, multiprocessors);
+}
+
 // Encodes the maps that p lacks and launches.
 template <class Config>
 cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams p,
@@ -105,12 +115,9 @@ cudaError_t launch_staged(ConvParams p, const void* input, const void* weight, i
                           bool overlap_previous, cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes);
-  const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
-  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
-  p.by_channel_tiles = Divisor(p.channel_tiles);
-  p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
-  return launch_conv<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight,
-                             std::min(p.tiles, multiprocessors), overlap_previous, stream);
+  const int blocks = cut_into_tiles<Config>(p, multiprocessors);
+  return launch_conv<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks,
+                             overlap_previous, stream);
 }
 
 template <class Config>
@@ -130,14 +137,8 @@ using SmallTile = Config<Element, 2, 2, kLastWidth, 6>;
 template <class Element, int kLastWidth>
 using LargeTile = Config<Element, 2, 4, kLastWidth, 4>;
 
-// Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
-// next_tile are given, the rest follows.
-// weight_is_ready: the weight may be read while kernels before on the stream still run.
-// next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
-// kernel in flight may use it.
-template <class Element>
-cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize tile,
-                   int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+// What follows from shape, block and log2_block_k, whatever the tiles are.
+inline void complete(ConvParams& p) {
   p.box = box_of(p.block);
   p.blocks = count(p.shape.output, p.block);
   p.boxes = count(p.shape.output, p.box);
@@ -152,34 +153,49 @@ cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize
   p.by_kernel_columns = Divisor(p.shape.kernel.columns);
   // Two boxes of images: the second of each pair is the last one, which may be filled in part.
   p.images_fastest = p.boxes.images == 2;
+}
+
+// Calls launch() with the width of the second box of a pair, a constant.
+template <class Launch>
+cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   const bool one_pixel = p.box.images == 6;
   const int last = p.shape.output.images - kBlock;
-  const int width = p.images_fastest && one_pixel ? ceil_div(last, 8) * 8 : kBlock;
-  const auto with_width = [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+  switch (p.images_fastest && one_pixel ? ceil_div(last, 8) * 8 : kBlock) {
+    case 8:
+      return launch(std::integral_constant<int, 8>{});
+    case 16:
+      return launch(std::integral_constant<int, 16>{});
+    case 24:
+      return launch(std::integral_constant<int, 24>{});
+    case 32:
+      return launch(std::integral_constant<int, 32>{});
+    case 40:
+      return launch(std::integral_constant<int, 40>{});
+    case 48:
+      return launch(std::integral_constant<int, 48>{});
+    case 56:
+      return launch(std::integral_constant<int, 56>{});
+    default:
+      return launch(std::integral_constant<int, 64>{});
+  }
+}
+
+// Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
+// next_tile are given, the rest follows.
+// weight_is_ready: the weight may be read while kernels before on the stream still run.
+// next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
+// kernel in flight may use it.
+template <class Element>
+cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize tile,
+                   int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+  complete(p);
+  return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
     const auto instance = tile == TileSize::k128x128 ? launch_staged<SmallTile<Element, kWidth>>
                           : tile == TileSize::k128x256
                               ? launch_staged<LargeTile<Element, kWidth>>
                               : launch_resident<ResidentConfig<Element, kWidth>>;
     return instance(p, input, weight, multiprocessors, overlap_previous, stream);
-  };
-  switch (width) {
-    case 8:
-      return with_width(std::integral_constant<int, 8>{});
-    case 16:
-      return with_width(std::integral_constant<int, 16>{});
-    case 24:
-      return with_width(std::integral_constant<int, 24>{});
-    case 32:
-      return with_width(std::integral_constant<int, 32>{});
-    case 40:
-      return with_width(std::integral_constant<int, 40>{});
-    case 48:
-      return with_width(std::integral_constant<int, 48>{});
-    case 56:
-      return with_width(std::integral_constant<int, 56>{});
-    default:
-      return with_width(std::integral_constant<int, 64>{});
-  }
+  });
 }
 
 }  // namespace spamm::kernels::conv

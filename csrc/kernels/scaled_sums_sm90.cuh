@@ -151,7 +151,7 @@ struct ScaledSums {
     } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {
       move<kColumn>(0);
       scales[kColumn].add((kinds & kSplitSpecial) != 0 ? SumScale::kAnything : exponent);
-      add_exact<Config, kColumn * kThreadValues>(params, header_a, header_b, values);
+      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, header_a, header_b, values);
     }
   }
 };

@@ -148,6 +148,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const NormPlace place(p.matrix, group, pair.thread_block());
   const NormBlock<float> block = place.block<float>(p.matrix);
   largest[threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
+  if (p.zeroed != nullptr && pair.thread_block() == 0 && threadIdx.x == 0) *p.zeroed = 0;
   static_assert(kSplitGroups * kSplitBlock == kNormThreads);
   __syncthreads();
 

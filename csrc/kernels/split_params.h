@@ -44,6 +44,7 @@ struct SplitParams {
   NormMapParams<float> matrix;  // in blocks of 64 x 64; norms may be null
   SplitOperand split;
   bool lines_along_k;  // a line's entries are neighbours along K
+  int* zeroed;         // set to zero, if not null
 };
 
 // What the multiply is told of an operand: its halves, and the steps between neighbours of M or N,

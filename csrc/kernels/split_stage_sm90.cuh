@@ -19,7 +19,7 @@ template <int kHalves_, Major kMajorA_, Major kMajorB_, int kRows_, int kColumns
           int kStages_>
 struct SplitConfig
     : Config<__half, kMajorA_, kMajorB_, kBlock, kRows_, kColumns_, kOwn_, kStages_> {
-  static constexpr int kHalves = kHalves_;
+  static constexpr int kHalves = kHalves_, kLastWidth = kBlock;
   struct Stage {
     OperandBlock a[kHalves_][kRows_], b[kHalves_][kColumns_];
     SplitHeader a_header[kRows_], b_header[kColumns_];
@@ -62,22 +62,24 @@ __device__ inline bool needs_exact(const SplitHeader& a, const SplitHeader& b) {
   return ((a.kinds | b.kinds) & kSplitSpecial) != 0 || both(a, b) || both(b, a);
 }
 
-// sum, values kFirst on, += the product of two blocks of the operands themselves by FFMA. A pair of
-// values at a time, for want of registers.
-template <class Config, int kFirst, int kSums>
-__device__ __forceinline__ void add_exact(const SplitProduct& params, const SplitHeader& a,
+// sum, kCount values from kFirst on, += the product of two blocks of the operands themselves by
+// FFMA. A pair of values at a time, for want of registers. Params have the sources a and b.
+template <class Config, int kFirst, int kCount, class Params, int kSums>
+__device__ __forceinline__ void add_exact(const Params& params, const SplitHeader& a,
                                           const SplitHeader& b, float (&sum)[kSums]) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
   const int lane = threadIdx.x % 32;
+  // One of them may have been padded with zeros.
+  const int depth = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
 #pragma unroll
-  for (int i = 0; i < kThreadValues; i += 2) {
+  for (int i = 0; i < kCount; i += 2) {
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
     const int column = lane % 4 * 2 + i / 4 * 8;
     const int rows = kAlongA ? a.lines : a.length, columns = kAlongB ? b.lines : b.length;
     const float* at_a = a.source + row * params.a.extent_stride;
     const float* at_b = b.source + column * params.b.extent_stride;
 #pragma unroll 1
-    for (int k = kAlongA ? a.length : a.lines; k > 0; --k) {
+    for (int k = depth; k > 0; --k) {
       const float x = row < rows ? *at_a : 0;
       const float y0 = column < columns ? *at_b : 0;
       const float y1 = column + 1 < columns ? at_b[params.b.extent_stride] : 0;

@@ -1,0 +1,14 @@
+// float32 convolution on Hopper's tensor cores with TF32's precision: one product of halves.
+#include <c10/cuda/CUDAException.h>
+
+#include "conv_launch.h"
+#include "kernels/conv_split_sm90_launch.cuh"
+
+namespace spamm::cuda {
+
+void launch_conv_tf32(const kernels::conv::ConvParams& params, int multiprocessors,
+                      cudaStream_t stream) {
+  C10_CUDA_CHECK(kernels::conv::split_conv2d<1>(params, multiprocessors, stream));
+}
+
+}  // namespace spamm::cuda

@@ -1,0 +1,34 @@
+// Starts the Hopper convolution of split operands: instance and grid from run-time sizes.
+#pragma once
+
+#include "conv_sm90_launch.cuh"
+#include "conv_split_sm90.cuh"
+
+namespace spamm::kernels::conv {
+
+template <class Config>
+cudaError_t launch_split_conv(ConvParams p, int multiprocessors, cudaStream_t stream) {
+  const auto kernel = conv_split_sm90<Config>;
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const int blocks = cut_into_tiles<Config>(p, multiprocessors);
+  if (blocks == p.tiles) p.next_tile = nullptr;
+  return launch(kernel, blocks, Config::kThreads, kSharedBytes, true, stream, p);
+}
+
+// Computes p on `stream` while the kernel before it there ends: as conv2d(), but a and b are given,
+// and pixel blocks hold images alone. kHalves as in SplitConfig.
+template <int kHalves>
+cudaError_t split_conv2d(ConvParams p, int multiprocessors, cudaStream_t stream) {
+  constexpr int kStages = kHalves == 2 ? 3 : 6;
+  complete(p);
+  return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    return launch_split_conv<SplitConfig<2, 2, kWidth, kStages, kHalves>>(p, multiprocessors,
+                                                                          stream);
+  });
+}
+
+}  // namespace spamm::kernels::conv
