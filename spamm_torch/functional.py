@@ -337,8 +337,8 @@ def conv2d(
         The output of the convolution, in the input's memory format. The backward pass is dense.
 
     On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
-    bytes, and float32 without TF32 in blocks of 64 and more on Hopper, but for what its own kernels
-    take. These take float16 and bfloat16 without groups: blocks of 64 or 128 (32 where one block
+    bytes, and float32 without TF32 in blocks of 64 and more and 32 channels or more on Hopper, but
+    for what its own kernels take. These take float16 and bfloat16 without groups: blocks of 64 or 128 (32 where one block
     holds all channels), out_channels a multiple of 8, a pixel_block whose edges times the stride
     stay within 256 pixels; and float32 in the same blocks where pixel_block holds images alone (the
     default from 64 images on) and there are 32 channels or more, by products of float16 halves that

@@ -168,10 +168,15 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
 
 bool has_implicit_conv_sm80(const Convolution& conv) {
   if (!conv.input.is_cuda()) return false;
-  // Hopper's product of an explicit matrix in three products of halves is worth the matrix.
-  const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  if (kernel_of(conv, hopper) == Kernel::kWgmmaF32x3) return false;
   const ConvShape& shape = conv.shape;
+  // Hopper's product of an explicit matrix in three products of halves is worth the matrix, unless
+  // most of that is the padding of few channels to blocks.
+  constexpr int64_t kFewChannels = 32;
+  const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
+  if (kernel_of(conv, hopper) == Kernel::kWgmmaF32x3 &&
+      shape.group_in_channels() >= kFewChannels) {
+    return false;
+  }
   const auto window = shape.window();
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);
