@@ -45,6 +45,7 @@ NVCC_FLAGS = [
     "-std=c++20",
     "-O3",
     "-lineinfo",
+    "-Xfatbin=-compress-all",  # kernels of many variants differ little: a sixth of the size
     "-Xptxas=-warn-spills",
     "-Xcompiler=-Wall,-g0",
     # torch's build helper forbids the operators of the half types; kernels use them.
