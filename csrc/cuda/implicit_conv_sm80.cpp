@@ -173,8 +173,7 @@ bool has_implicit_conv_sm80(const Convolution& conv) {
   // most of that is the padding of few channels to blocks.
   constexpr int64_t kFewChannels = 32;
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  if (kernel_of(conv, hopper) == Kernel::kWgmmaF32x3 &&
-      shape.group_in_channels() >= kFewChannels) {
+  if (kernel_of(conv, hopper) == Kernel::kWgmmaF32x3 && shape.group_in_channels() >= kFewChannels) {
     return false;
   }
   const auto window = shape.window();
