@@ -87,8 +87,8 @@ template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
     max_pool(const __grid_constant__ MaxPoolParams p) {
   let_next_kernel_start();
-  wait_for_previous_kernel();
   const NormThread<kLog2PoolSlices, kLog2PoolLanes> thread(p.job, blockIdx.x);
+  wait_for_previous_kernel();
   const float norm = norm_of_entries<Element, kLog2PoolSlices, kLog2PoolLanes>(
       [&](const auto& visit) { pool<Element>(p, thread, visit); });
   if (thread.stores) p.job.norms[thread.norm] = norm;
