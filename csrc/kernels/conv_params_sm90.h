@@ -61,7 +61,7 @@ struct PixelNormsJob {
   float* norms;     // (blocks of images, pixels, channel groups)
   // What follows from these.
   int groups = 0, line_blocks = 0, thread_blocks = 0;
-  Divisor by_groups, by_line_blocks;
+  Divisor by_groups{}, by_line_blocks{};
 };
 
 // How the threads of a block share the work on a job: 2^log2_slices sets of them take turns with

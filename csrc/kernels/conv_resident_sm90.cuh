@@ -257,7 +257,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& storage = *reinterpret_cast<ResidentStorage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  read_ahead(p);
   cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);

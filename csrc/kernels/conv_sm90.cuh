@@ -256,14 +256,6 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // they read shared memory
 }
 
-// Brings the parameters into the constant cache, all of them at the same time.
-__device__ __forceinline__ void read_ahead(const ConvParams& p) {
-  const auto* words = reinterpret_cast<const uint32_t*>(&p);
-  if (threadIdx.x < sizeof(ConvParams) / sizeof(uint32_t)) {
-    asm volatile("" ::"r"(words[threadIdx.x]));
-  }
-}
-
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_sm90(const __grid_constant__ ConvParams p) {
@@ -272,7 +264,6 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  read_ahead(p);
   cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
