@@ -98,4 +98,9 @@ def test_the_network_computes_what_the_plain_one_does():
     fused = bench_vgg13.network(model, {"conv21": 0.0, "conv22": 0.0}, cudnn=False)
     with torch.no_grad():
         torch.testing.assert_close(fused(pictures), model(pictures))
-    assert [name for name, _ in fused.pool1.named_children()] == ["pool1", "conv21", "conv22"]
+    assert [name for name, _ in fused.pool1.named_children()] == [
+        "pool1",
+        "conv21",
+        "conv22",
+        "pool2",
+    ]

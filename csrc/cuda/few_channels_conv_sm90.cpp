@@ -7,6 +7,7 @@
 #include "device.h"
 #include "hopper.h"
 #include "implicit_conv.h"
+#include "tau.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -39,7 +40,7 @@ kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape) {
 }
 
 bool skips_nothing(const Knob& knob) {
-  return knob.tau && knob.tau->is_cpu() && knob.tau->item<double>() == 0;
+  return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;
 }
 
 }  // namespace
@@ -48,8 +49,8 @@ bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
   const bool is_half =
       conv.input.scalar_type() == at::kHalf || conv.input.scalar_type() == at::kBFloat16;
-  return conv.input.is_cuda() && is_half && skips_nothing(knob) && shape.groups == 1 &&
-         shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
+  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
+         conv.input.is_cuda() && is_half && skips_nothing(knob) && shape.groups == 1 &&
          shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
          // Sizes of kernels and offsets within an image are 32 bits wide.

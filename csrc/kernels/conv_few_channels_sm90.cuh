@@ -55,9 +55,23 @@ class FewChannels {
 
   // Brings weights and pixels; the caller synchronises.
   __device__ void stage() {
-    stage_pixels();
+    // So many at a time that those of a kernel of 3 x 3 are in flight together.
+    constexpr int kUnroll = 3;
     const int count = layout_.weights / 4;
-    for (int i = threadIdx.x; i < count; i += kFewChannelsThreads) weights_[i] = weights_of(i);
+    for (int first = threadIdx.x; first < count; first += kUnroll * kFewChannelsThreads) {
+      uint2 entries[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        entries[i] = weights_of(min(first + i * kFewChannelsThreads, count - 1));
+      }
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        if (first + i * kFewChannelsThreads < count) {
+          weights_[first + i * kFewChannelsThreads] = entries[i];
+        }
+      }
+    }
+    stage_pixels();
   }
 
   // The warp's pixel.
@@ -100,32 +114,45 @@ class FewChannels {
     return first_channel_ + half * 32 + threadIdx.x % 4 * 8;
   }
 
-  // Image by image for a warp, with several loads in flight.
+  // A warp has every eighth image; the loads of three kernel rows of four images are in flight.
   __device__ void stage_pixels() {
-    constexpr int kUnroll = kFewChannelsImages / (kFewChannelsThreads / 32);
+    constexpr int kWarps = kFewChannelsThreads / 32, kImages = 4, kRows = 3;
     const ConvShape& shape = p_.shape;
-    const int warp = threadIdx.x / 32;
     const int first =
         (first_column_ * shape.stride.columns - shape.padding.columns) * shape.channels;
     const int length = shape.input.columns * shape.channels;
-    const auto* input = static_cast<const uint16_t*>(p_.input);
-    for (int y = 0; y < shape.kernel.rows; ++y) {
-      const int row = row_ * shape.stride.rows - shape.padding.rows + y * shape.dilation.rows;
-      const bool inside = static_cast<unsigned>(row) < shape.input.rows;
-      for (int x = threadIdx.x % 32; x < layout_.line; x += 32) {
-        const bool exists = inside && static_cast<unsigned>(first + x) < length;
-        uint16_t entries[kUnroll];
+    const int64_t image_size = static_cast<int64_t>(shape.input.rows) * length;
+    const auto* input = static_cast<const uint16_t*>(p_.input) + first_image_ * image_size + first;
+#pragma unroll 1
+    for (int image = threadIdx.x / 32; image < kFewChannelsImages; image += kImages * kWarps) {
+#pragma unroll 1
+      for (int first_y = 0; first_y < shape.kernel.rows; first_y += kRows) {
+#pragma unroll 1
+        for (int x = threadIdx.x % 32; x < layout_.line; x += 32) {
+          uint16_t entries[kRows][kImages];
 #pragma unroll
-        for (int i = 0; i < kUnroll; ++i) {
-          const int image = i * (kFewChannelsThreads / 32) + warp;
-          const int64_t line = static_cast<int64_t>(first_image_ + image) * shape.input.rows + row;
-          entries[i] = 0;
-          if (exists && image < images_) entries[i] = __ldg(input + line * length + first + x);
-        }
+          for (int y = 0; y < kRows; ++y) {
+            const int row =
+                row_ * shape.stride.rows - shape.padding.rows + (first_y + y) * shape.dilation.rows;
+            const bool exists = first_y + y < shape.kernel.rows &&
+                                static_cast<unsigned>(row) < shape.input.rows &&
+                                static_cast<unsigned>(first + x) < length;
+            const auto* from = input + image * image_size + static_cast<int64_t>(row) * length + x;
 #pragma unroll
-        for (int i = 0; i < kUnroll; ++i) {
-          const int image = i * (kFewChannelsThreads / 32) + warp;
-          pixels_[image * layout_.image + y * layout_.line + x] = entries[i];
+            for (int i = 0; i < kImages; ++i, from += kWarps * image_size) {
+              entries[y][i] = 0;
+              if (exists && image + i * kWarps < images_) entries[y][i] = __ldg(from);
+            }
+          }
+          auto* to = pixels_ + image * layout_.image + first_y * layout_.line + x;
+#pragma unroll
+          for (int y = 0; y < kRows; ++y) {
+            if (first_y + y >= shape.kernel.rows) continue;
+#pragma unroll
+            for (int i = 0; i < kImages; ++i) {
+              to[i * kWarps * layout_.image + y * layout_.line] = entries[y][i];
+            }
+          }
         }
       }
     }
