@@ -188,14 +188,18 @@ def time_networks(networks, pictures, options, modes):
 def fastest_dense(model, taus, pictures, options):
     """``taus`` and zeros for those dense layers that are better off in a chain.
 
-    None of them, the first or all are measured in the whole network, eager and as a graph: what a
-    layer costs outside of a chain, its neighbours pay for, and the host.
+    None of them, the first, those with a SpAMM layer behind or all are measured in the whole
+    network, eager and as a graph: what a layer costs outside of a chain, its neighbours pay for,
+    and the host.
     """
-    first, every = {CONVOLUTIONS[0]: 0.0}, dict.fromkeys(CONVOLUTIONS, 0.0)
-    candidates = {"none": taus, "first": first | taus, "all": every | taus}
-    networks = {name: network(model, of, options.cuda) for name, of in candidates.items()}
+    last = max((CONVOLUTIONS.index(name) for name in taus), default=-1)
+    candidates = [
+        dict.fromkeys(in_chain, 0.0) | taus
+        for in_chain in ((), CONVOLUTIONS[:1], CONVOLUTIONS[: last + 1], CONVOLUTIONS)
+    ]
+    networks = {i: network(model, of, options.cuda) for i, of in enumerate(candidates)}
     times = time_networks(networks, pictures, options, options.modes).values()
-    return candidates[min(candidates, key=lambda name: sum(of[name] for of in times))]
+    return candidates[min(networks, key=lambda i: sum(of[i] for of in times))]
 
 
 def markdown(header, result):

@@ -319,7 +319,7 @@ def test_extreme_bfloat16_is_judged_right():
 
 @pytest.mark.cuda
 def test_tiles_of_all_sizes_give_the_same_bits():
-    """Few pixels are cut into thin tiles, many into large ones."""
+    """Many pixels are cut into larger tiles than few."""
     generator = torch.Generator().manual_seed(6)
     input = torch.randn(1200, 64, 12, 12, generator=generator).to("cuda", torch.float16)
     weight = torch.randn(192, 64, 3, 3, generator=generator).to("cuda", torch.float16)

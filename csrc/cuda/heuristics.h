@@ -116,15 +116,11 @@ inline Tile choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, int 
                                                                                  : Tile::kSmall;
 }
 
-// Output channels x pixels of a tile of a convolution without im2col.
-enum class ConvTile { k64x128, k128x128, k128x256 };
-
-// The one for a convolution of so many boxes of 64 output pixels. Of few tiles there is one for a
-// multiprocessor, so that smaller ones fill more of the chip.
-inline ConvTile choose_conv_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
-  const int64_t rows = blocks_of(out_channels, 128);
-  if (rows * blocks_of(boxes, 4) > 2 * multiprocessors) return ConvTile::k128x256;
-  return 2 * rows * blocks_of(boxes, 2) <= multiprocessors ? ConvTile::k64x128 : ConvTile::k128x128;
+// The same for a convolution without im2col, of so many boxes of 64 output pixels: 128 output
+// channels x 128 or 256 pixels. Small tiles fill more of the chip for two waves or less.
+inline Tile choose_conv_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
+  const int64_t large_tiles = blocks_of(out_channels, 128) * blocks_of(boxes, 4);
+  return large_tiles > 2 * multiprocessors ? Tile::kLarge : Tile::kSmall;
 }
 
 }  // namespace spamm::cuda

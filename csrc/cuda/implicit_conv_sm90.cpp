@@ -225,17 +225,10 @@ class Arguments {
 TileSize choose_tile(const ConvParams& p, const Log2Block& box, int multiprocessors) {
   if (takes_resident(p.shape, p.block)) return TileSize::k64x256Resident;
   const Extent boxes = count(p.shape.output, box);
-  switch (choose_conv_tile(p.shape.out_channels,
-                           int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                           multiprocessors)) {
-    case ConvTile::k64x128:
-      return TileSize::k64x128;
-    case ConvTile::k128x128:
-      return TileSize::k128x128;
-    case ConvTile::k128x256:
-      return TileSize::k128x256;
-  }
-  TORCH_INTERNAL_ASSERT(false, "unknown tile");
+  const Tile tile =
+      choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
+                       multiprocessors);
+  return tile == Tile::kLarge ? TileSize::k128x256 : TileSize::k128x128;
 }
 
 template <class Element>

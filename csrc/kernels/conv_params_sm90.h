@@ -133,7 +133,7 @@ inline bool strides_fit(const Log2Block& block, Step2 stride) {
 
 // Output channels x pixels of a thread block; the last with resident weights
 // (conv_resident_sm90.cuh).
-enum class TileSize { k64x128, k128x128, k128x256, k64x256Resident };
+enum class TileSize { k128x128, k128x256, k64x256Resident };
 
 // What the kernel with resident weights takes: few output channels, each with few enough weights,
 // kernel positions that neighbouring output columns share, images in pairs of boxes.

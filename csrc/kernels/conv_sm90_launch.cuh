@@ -116,8 +116,6 @@ cudaError_t launch_resident(ConvParams p, const void* input, const void* weight,
 }
 
 template <class Element, int kLastWidth>
-using ThinTile = Config<Element, 1, 2, kLastWidth, 8>;
-template <class Element, int kLastWidth>
 using SmallTile = Config<Element, 2, 2, kLastWidth, 6>;
 template <class Element, int kLastWidth>
 using LargeTile = Config<Element, 2, 4, kLastWidth, 4>;
@@ -175,8 +173,7 @@ cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize
                    int multiprocessors, bool overlap_previous, cudaStream_t stream) {
   complete(p);
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    const auto instance = tile == TileSize::k64x128    ? launch_staged<ThinTile<Element, kWidth>>
-                          : tile == TileSize::k128x128 ? launch_staged<SmallTile<Element, kWidth>>
+    const auto instance = tile == TileSize::k128x128 ? launch_staged<SmallTile<Element, kWidth>>
                           : tile == TileSize::k128x256
                               ? launch_staged<LargeTile<Element, kWidth>>
                               : launch_resident<ResidentConfig<Element, kWidth>>;

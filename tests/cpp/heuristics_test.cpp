@@ -86,16 +86,9 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
 
 TEST(Heuristics, LargeConvolutionTilesFromTwoWavesOn) {
   constexpr int kMultiprocessors = 132;
-  EXPECT_EQ(choose_conv_tile(128, 512, kMultiprocessors), ConvTile::k128x128);
-  EXPECT_EQ(choose_conv_tile(256, 528, kMultiprocessors), ConvTile::k128x128);
-  EXPECT_EQ(choose_conv_tile(256, 529, kMultiprocessors), ConvTile::k128x256);
-}
-
-TEST(Heuristics, ThinConvolutionTilesWhereTwiceAsManyAreOneWave) {
-  constexpr int kMultiprocessors = 132;
-  EXPECT_EQ(choose_conv_tile(512, 33, kMultiprocessors), ConvTile::k128x128);  // 68 tiles
-  EXPECT_EQ(choose_conv_tile(512, 32, kMultiprocessors), ConvTile::k64x128);
-  EXPECT_EQ(choose_conv_tile(64, 1, kMultiprocessors), ConvTile::k64x128);
+  EXPECT_EQ(choose_conv_tile(128, 512, kMultiprocessors), Tile::kSmall);
+  EXPECT_EQ(choose_conv_tile(256, 528, kMultiprocessors), Tile::kSmall);  // 264 tiles of 128 x 256
+  EXPECT_EQ(choose_conv_tile(256, 529, kMultiprocessors), Tile::kLarge);
 }
 
 }  // namespace
