@@ -248,7 +248,7 @@ def parse(arguments):
     parser.add_argument(
         "--max-loss",
         type=number(float, lambda value: value >= 0, "a number of points, 0 or more"),
-        default=0.2,
+        default=0.3,
         help="answers that may change where thresholds are chosen, %% (default: %(default)s)",
     )
     parser.add_argument("--repeats", type=positive_integer, default=15)
