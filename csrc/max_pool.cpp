@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 #include "checks.h"
-#include "implicit_conv.h"
+#include "layers.h"
 
 namespace spamm {
 namespace {
@@ -42,6 +42,8 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
+}  // namespace
+
 std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRef kernel_size,
                                                  IntArrayRef stride, IntArrayRef padding,
                                                  IntArrayRef dilation, bool ceil_mode) {
@@ -56,8 +58,6 @@ std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRe
       at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
   return {output, layer_norms(output)};
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);

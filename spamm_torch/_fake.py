@@ -4,6 +4,7 @@ They refuse what the kernels refuse, as far as shapes, types, devices and number
 mistake surfaces while tracing and not in a result of the wrong shape.
 """
 
+import itertools
 import math
 
 import torch
@@ -399,6 +400,27 @@ def _(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
     return _with_norms(
         torch.nn.functional.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
     )
+
+
+@register_fake("spamm_torch::chain")
+def _(input, weights, biases, norm_weights, knobs, layers):
+    numbers = iter(layers)
+    convolutions = iter(zip(weights, biases, norm_weights, knobs, strict=True))
+
+    def pairs(count):
+        return [(next(numbers), next(numbers)) for _ in range(count)]
+
+    for kind in numbers:
+        if kind == 1:
+            input = torch.nn.functional.max_pool2d(input, *pairs(4), bool(next(numbers)))
+            continue
+        weight, bias, norm_weight, _ = next(convolutions)
+        geometry = *pairs(3), next(numbers)
+        _relu, _knob, *blocks = itertools.islice(numbers, 8)
+        block, pixel_block = (edges if any(edges) else None for edges in (blocks[:3], blocks[3:]))
+        setting = {"valid_ratio": 1.0, "block": block, "pixel_block": pixel_block}
+        input = _fake_conv2d(input, weight, bias, *geometry, norm_weight=norm_weight, **setting)
+    return input
 
 
 def _with_norms(output):

@@ -177,17 +177,18 @@ def test_convolutions_whose_blocks_are_others_start_chains_of_their_own(setting)
 
 
 def test_layers_between_break_a_chain():
-    model = nn.Sequential(conv(8, 64), nn.Sigmoid(), conv(64, 64), nn.MaxPool2d(2)).eval()
-    fuse_(model)
-    assert [type(layer) for layer in model] == [SpAMMConv2d, nn.Sigmoid, SpAMMConv2d, nn.MaxPool2d]
+    model = nn.Sequential(conv(8, 64), nn.Sigmoid(), conv(64, 64), nn.Tanh(), nn.MaxPool2d(2))
+    fuse_(model.eval())
+    kinds = [SpAMMConv2d, nn.Sigmoid, SpAMMConv2d, nn.Tanh, nn.MaxPool2d]
+    assert [type(layer) for layer in model] == kinds
 
 
-def test_a_chain_may_begin_with_a_max_pool(hands_on):
+def test_a_chain_may_begin_and_end_with_a_max_pool(hands_on):
     model = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(1), conv(8, 64), nn.MaxPool2d(2)).eval()
     fused = copy.deepcopy(model)
     fuse_(fused)
-    assert [type(layer) for layer in fused] == [nn.MaxPool2d, SpAMMChain, nn.MaxPool2d]
-    assert [type(layer) for layer in fused[1]] == [nn.MaxPool2d, SpAMMConv2d]
+    assert [type(layer) for layer in fused] == [nn.MaxPool2d, SpAMMChain]
+    assert [type(layer) for layer in fused[1]] == [nn.MaxPool2d, SpAMMConv2d, nn.MaxPool2d]
     with torch.no_grad():
         assert torch.equal(fused(pictures()), model(pictures()))
 
@@ -196,7 +197,8 @@ def test_two_pools_end_a_chain(hands_on):
     model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), nn.MaxPool2d(1), conv(64, 8)).eval()
     fused = copy.deepcopy(model)
     fuse_(fused)
-    assert [type(layer) for layer in fused] == [SpAMMConv2d, nn.MaxPool2d, SpAMMChain]
+    assert [type(layer) for layer in fused] == [SpAMMChain, SpAMMChain]
+    assert [type(layer) for layer in fused[0]] == [SpAMMConv2d, nn.MaxPool2d]
     with torch.no_grad():
         assert torch.equal(fused(pictures()), model(pictures()))
 
@@ -245,37 +247,116 @@ def test_results_are_the_same_bit_for_bit(images):
         assert torch.equal(fused(input), model(input))
 
 
-@pytest.mark.parametrize("setting", [{}, {"tau": None, "valid_ratio": 0.6}], ids=str)
-def test_norms_are_handed_on(hands_on, monkeypatch, setting):
-    model = network(**setting)
+SETTINGS = [{}, {"tau": None, "valid_ratio": 0.6}, {"tau": None, "max_error": 0.1}]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("blocks", [{}, {"block": 64, "pixel_block": (64, 1, 1)}], ids=str)
+def test_a_chain_is_its_layers_with_norms_handed_on(hands_on, setting, blocks):
+    model = network(**setting, **blocks)
+    fuse_(model)
+    chain = model.conv1
+    input, norms = pictures(), None
+    with torch.no_grad():
+        for layer in chain:
+            if isinstance(layer, nn.MaxPool2d):
+                geometry = layer.kernel_size, layer.stride, layer.padding
+                input, norms = OPS.max_pool2d_with_norms(input, *map(_pair, geometry))
+            else:
+                input, norms = spamm_torch.conv2d(
+                    *(input, layer.weight, layer.bias, 1, 1),
+                    **(setting or {"tau": layer.tau}),
+                    **blocks,
+                    norm_input=norms,
+                    relu=True,
+                    return_norms=True,
+                )
+        assert torch.equal(chain(pictures()), input)
+
+
+def _pair(size):
+    return [size, size]
+
+
+def test_norms_travel_in_a_chain(hands_on):
+    """What another layer's norms would skip is skipped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(8, 64, tau=0.0), conv(64, 8, tau=1e-3)).eval()
+    fuse_(model)
+    weight = model[0][0].weight
+    settings = [0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    with torch.no_grad():
+        operands = [[getattr(layer, name) for layer in model[0]] for name in ("weight", "bias")]
+        taus = [torch.tensor(layer.tau) for layer in model[0]]
+        output = OPS.chain(pictures(), *operands, [None, None], taus, settings * 2)
+        assert torch.equal(model(pictures()), output)
+        # A weight whose norms are said to be zero leaves nothing but its bias.
+        zeros = torch.zeros_like(OPS.conv2d_weight_norm(model[0][1].weight))
+        dark = OPS.chain(pictures(), *operands, [None, zeros], taus, settings * 2)
+        assert torch.equal(dark, operands[1][1][:, None, None].expand_as(dark))
+    with pytest.raises(RuntimeError, match="chain is for inference"):
+        OPS.chain(pictures(), [weight], [None], [None], taus[:1], settings)
+
+
+def test_chain_refuses(device):
+    input = pictures(device=device)
+    weight = torch.ones(8, 8, 3, 3, device=device)
+    one = ([weight], [None], [None], [torch.zeros(())])
+    settings = [0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match="layers must be whole; the last one lacks 1 of its numb"):
+        OPS.chain(input, *one, settings[:-1])
+    with pytest.raises(ValueError, match=r"must be 0 \(convolution\) or 1 \(max pooling\); got 2"):
+        OPS.chain(input, *one, [2])
+    with pytest.raises(ValueError, match="weights must be as many as convolutions; got 1"):
+        OPS.chain(input, *one, settings * 2)
+    with pytest.raises(ValueError, match="must be equally many; got 1, 0, 1 and 1"):
+        OPS.chain(input, one[0], [], *one[2:], settings)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_chain_opcheck(device, dtype):
+    input = pictures(3, device, dtype)
+    weight = torch.ones(16, 8, 3, 3, device=device, dtype=dtype)
+    settings = [1, 2, 2, 2, 2, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    knob = torch.tensor(0.5, dtype=torch.float64)
+    torch.library.opcheck(OPS.chain.default, (input, [weight], [None], [None], [knob], settings))
+
+
+def linear_network():
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16, bias=False), nn.ReLU())
+    return nn.Sequential(*layers, nn.Linear(16, 4)).eval()
+
+
+def test_a_relu_behind_a_linear_layer_is_folded():
+    model = linear_network()
+    fused = copy.deepcopy(model)
+    report = fuse_(fused)
+    assert [(f.name, f.action, f.detail) for f in report] == [("1", "folded", "into 0")]
+    kinds = [fuse.LinearReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in fused] == kinds
+    assert list(fused.state_dict()) == list(model.state_dict())
+    input = torch.randn(5, 3, 8)
+    assert torch.equal(fused(input), model(input))
+    fused(input).sum().backward()
+    assert fused[0].weight.grad.any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(128, 8), (1, 8), (3, 5, 8)], ids=str)
+def test_a_linear_layer_with_relu_on_cuda(shape):
+    model = linear_network().cuda().half()
     fused = copy.deepcopy(model)
     fuse_(fused)
-    given = []
-    original = SpAMMConv2d._forward_linked
-
-    def recorded(layer, input, norm_input, return_norms):
-        if norm_input is not None:
-            torch.testing.assert_close(
-                norm_input,
-                OPS.conv2d_with_norms(
-                    input, torch.eye(input.shape[1])[..., None, None], tau=torch.zeros(())
-                )[1],
-            )
-        given.append((norm_input is not None, return_norms))
-        return original(layer, input, norm_input, return_norms)
-
-    monkeypatch.setattr(SpAMMConv2d, "_forward_linked", recorded)
-    with torch.no_grad():
-        input = pictures()
-        assert torch.equal(fused(input), model(input))
-    # The second leaves none, for its output is pooled; the third takes the pool's.
-    assert given == [(False, True), (True, False), (True, False)]
+    input = torch.randn(shape, device="cuda").half()
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(input), model(input))
 
 
 def test_small_batches_and_gradients_take_the_layers_one_by_one(hands_on, monkeypatch):
     model = network()
     fuse_(model)
-    monkeypatch.setattr(SpAMMConv2d, "_forward_linked", None)
+    monkeypatch.setattr(SpAMMConv2d, "_in_chain", None)
     with torch.no_grad():
         assert model(pictures(63)).shape == (63, 5)
     model(pictures(64)).sum().backward()

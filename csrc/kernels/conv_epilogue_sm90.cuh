@@ -34,15 +34,13 @@ __device__ __forceinline__ __nv_bfloat162 rounded_pair(float low, float high, __
   return __floats2bfloat162_rn(low, high);
 }
 
-// The two neighbouring pixels of a channel, `i` of the thread's two, as they are stored.
-template <class Element, int kSize>
-__device__ __forceinline__ uint32_t finished_pair(const float (&acc)[kSize], int from, int i,
-                                                  const ChannelBias& bias, bool relu) {
-  const auto pair =
-      rounded_pair(acc[from] + bias.values[i], acc[from + 1] + bias.values[i], Element());
+// Two values as they are stored.
+template <class Element>
+__device__ __forceinline__ uint32_t finished_pair(float low, float high, bool relu) {
   // As torch's relu: a NaN stays. One instruction for both, either way.
   const float least = relu ? 0 : -INFINITY;
-  const auto result = __hmax2_nan(pair, rounded_pair(least, least, Element()));
+  const auto result =
+      __hmax2_nan(rounded_pair(low, high, Element()), rounded_pair(least, least, Element()));
   return reinterpret_cast<const uint32_t&>(result);
 }
 
@@ -81,7 +79,10 @@ __device__ __forceinline__ void stage(const float (&acc)[kSize], const ChannelBi
   uint8_t* target = block.bytes + line * kLineBytes + chunk * 16;
 #pragma unroll
   for (int i = 0; i < kColumns / 4; ++i) {
-    pairs[i] = finished_pair<Element>(acc, kFirst + 2 * i, i % 2, bias, relu);
+    // Two neighbouring pixels of a channel, one of the thread's two.
+    const int from = kFirst + 2 * i;
+    pairs[i] = finished_pair<Element>(acc[from] + bias.values[i % 2],
+                                      acc[from + 1] + bias.values[i % 2], relu);
   }
 #pragma unroll
   for (int column = 0; column < kColumns; column += 16) {
