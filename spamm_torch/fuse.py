@@ -194,7 +194,8 @@ class _Fuser:
         self._places, self._fusions = places, fusions
 
     def run(self):
-        groups = self._chains(self._folded(dict(self._sequential.named_children())))
+        # Not named_children(), which leaves out a layer's second place.
+        groups = self._chains(self._folded(dict(self._sequential._modules)))
         for name in list(self._sequential._modules):
             if name not in groups:
                 del self._sequential._modules[name]

@@ -151,6 +151,19 @@ def test_what_cannot_be_fused_is_left_and_named(change, reason):
     assert type(model.conv1) is SpAMMConv2d
 
 
+@pytest.mark.parametrize(
+    "layer", [nn.ReLU, nn.Sigmoid, lambda: nn.MaxPool2d(2), lambda: conv(8, 8)]
+)
+def test_a_layer_in_two_places_keeps_both(layer):
+    shared = layer()
+    model = nn.Sequential(conv(8, 8), shared, conv(8, 8), shared, nn.Tanh()).eval()
+    input = torch.randn(2, 8, 8, 8)
+    with torch.no_grad():
+        expected = model(input)
+        fuse_(model)
+        torch.testing.assert_close(model(input), expected)
+
+
 def test_a_batch_norm_behind_a_relu_stays():
     model = nn.Sequential(conv(8, 8), nn.ReLU(), nn.BatchNorm2d(8)).eval()
     report = fuse_(model)
