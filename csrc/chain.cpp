@@ -4,6 +4,8 @@
 #include <ATen/core/List.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "checks.h"
 #include "layers.h"
 
@@ -41,7 +43,20 @@ class Layers {
 };
 
 at::OptionalIntArrayRef unless_zero(IntArrayRef edges) {
-  return edges.front() == 0 ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(edges);
+  const bool zero = std::all_of(edges.begin(), edges.end(), [](int64_t edge) { return edge == 0; });
+  return zero ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(edges);
+}
+
+// A number that the host holds.
+double host_number(const Tensor& knob) {
+  TORCH_CHECK_VALUE(knob.is_cpu() && knob.dim() == 0,
+                    "the knob of a valid_ratio or max_error must be 0-d and on the CPU; got shape ",
+                    knob.sizes(), " on ", knob.device());
+  return knob.item<double>();
+}
+
+void check_count(bool right, size_t weights) {
+  TORCH_CHECK_VALUE(right, "weights must be as many as convolutions; got ", weights);
 }
 
 Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& biases,
@@ -52,6 +67,7 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
                     weights.size(), ", ", biases.size(), ", ", norm_weights.size(), " and ",
                     knobs.size());
   Layers layers(numbers);
+  TORCH_CHECK_VALUE(!layers.done(), "layers must hold a layer; got none");
   Tensor current = input;
   OptTensor norms;
   size_t convolutions = 0;
@@ -62,20 +78,25 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
     if (kind == kMaxPool) {
       const IntArrayRef kernel = layers.take(2), stride = layers.take(2), padding = layers.take(2),
                         dilation = layers.take(2);
-      std::tie(current, norms) =
-          max_pool2d_with_norms(current, kernel, stride, padding, dilation, layers.take() != 0);
+      const bool ceil_mode = layers.take() != 0;
+      Tensor left;
+      std::tie(current, left) = check_and_pool(current, kernel, stride, padding, dilation,
+                                               ceil_mode, layers.next_is(kConvolution));
+      norms = left.defined() ? OptTensor(left) : OptTensor();
       continue;
     }
-    TORCH_CHECK_VALUE(convolutions < weights.size(),
-                      "weights must be as many as convolutions; got ", weights.size());
+    check_count(convolutions < weights.size(), weights.size());
     const IntArrayRef stride = layers.take(2), padding = layers.take(2), dilation = layers.take(2);
     const int64_t groups = layers.take();
     const bool relu = layers.take() != 0;
     const int64_t knob_kind = layers.take();
+    TORCH_CHECK_VALUE(knob_kind >= kTau && knob_kind <= kMaxError,
+                      "a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got ",
+                      knob_kind);
     const IntArrayRef block = layers.take(3), pixel_block = layers.take(3);
     const Tensor& knob = knobs[convolutions];
     const auto number_of = [&](KnobKind kind) {
-      return knob_kind == kind ? std::optional(knob.item<double>()) : std::nullopt;
+      return knob_kind == kind ? std::optional(host_number(knob)) : std::nullopt;
     };
     auto result = check_and_convolve(
         current, weights[convolutions], biases[convolutions], stride, padding, dilation, groups,
@@ -86,6 +107,7 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
     current = result.output;
     norms = result.norms.defined() ? OptTensor(result.norms) : OptTensor();
   }
+  check_count(convolutions == weights.size(), weights.size());
   return current;
 }
 

@@ -19,10 +19,11 @@ ConvolutionResult check_and_convolve(
     at::OptionalIntArrayRef pixel_block, const std::optional<at::Tensor>& norm_weight,
     const std::optional<at::Tensor>& norm_input, bool relu, bool leave_norms);
 
-std::tuple<at::Tensor, at::Tensor> max_pool2d_with_norms(const at::Tensor& input,
-                                                         at::IntArrayRef kernel_size,
-                                                         at::IntArrayRef stride,
-                                                         at::IntArrayRef padding,
-                                                         at::IntArrayRef dilation, bool ceil_mode);
+// The second undefined where it is not asked for and a pass over the output would have to take it.
+std::tuple<at::Tensor, at::Tensor> check_and_pool(const at::Tensor& input,
+                                                  at::IntArrayRef kernel_size,
+                                                  at::IntArrayRef stride, at::IntArrayRef padding,
+                                                  at::IntArrayRef dilation, bool ceil_mode,
+                                                  bool leave_norms);
 
 }  // namespace spamm

@@ -58,10 +58,9 @@ class SpAMMChain(nn.Sequential):
     def forward(self, input):
         if not self._hands_on(input):
             return super().forward(input)
-        layers = self._modules.values()
         settings = []
         convolutions = []
-        for layer in layers:
+        for layer in self._modules.values():
             if isinstance(layer, SpAMMConv2d):
                 *operands, of_layer = layer._in_chain()
                 convolutions.append(operands)
@@ -71,8 +70,11 @@ class SpAMMChain(nn.Sequential):
         return _ops.chain.default(input, *map(list, zip(*convolutions, strict=True)), settings)
 
     def _hands_on(self, input):
+        kinds = {type(layer) for layer in self._modules.values()}
         return (
-            not torch.compiler.is_compiling()
+            SpAMMConv2d in kinds  # slices and what is appended may hold anything
+            and kinds <= {SpAMMConv2d, nn.MaxPool2d}
+            and not torch.compiler.is_compiling()
             and isinstance(input, torch.Tensor)
             and input.dim() == 4
             and input.shape[0] >= _LEAST_IMAGES
@@ -96,7 +98,8 @@ def _pool_settings(layer):
 
 
 def _pair(size):
-    return (size, size) if isinstance(size, int) else size
+    size = (size,) if isinstance(size, int) else tuple(size)
+    return size * (2 // len(size))
 
 
 class LinearReLU(nn.Linear):

@@ -343,9 +343,9 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         if self.tau is not None:
             kind, knob = 0, self._tau_argument()
         elif self.valid_ratio is not None:
-            kind, knob = 1, torch.tensor(self.valid_ratio, dtype=torch.float64)
+            kind, knob = 1, as_tau(self.valid_ratio)
         else:
-            kind, knob = 2, torch.tensor(self.max_error, dtype=torch.float64)
+            kind, knob = 2, as_tau(self.max_error)
         block = _NO_EDGES if self.block is None else check_block(self.block)
         settings = (
             *(0, *self.stride, *self.padding, *self.dilation, self.groups, self.relu, kind),

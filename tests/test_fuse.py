@@ -311,19 +311,114 @@ def test_norms_travel_in_a_chain(hands_on):
         OPS.chain(pictures(), [weight], [None], [None], taus[:1], settings)
 
 
-def test_chain_refuses(device):
-    input = pictures(device=device)
-    weight = torch.ones(8, 8, 3, 3, device=device)
-    one = ([weight], [None], [None], [torch.zeros(())])
-    settings = [0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
-    with pytest.raises(ValueError, match="layers must be whole; the last one lacks 1 of its numb"):
-        OPS.chain(input, *one, settings[:-1])
-    with pytest.raises(ValueError, match=r"must be 0 \(convolution\) or 1 \(max pooling\); got 2"):
-        OPS.chain(input, *one, [2])
-    with pytest.raises(ValueError, match="weights must be as many as convolutions; got 1"):
-        OPS.chain(input, *one, settings * 2)
+# One convolution: its kind; stride, padding, dilation; groups, relu, kind of the knob; blocks.
+CONVOLUTION = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0), *(0, 0, 0), *(0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "weights", "message"),
+    [
+        (CONVOLUTION[:-1], 1, "layers must be whole; the last one lacks 1 of its numbers"),
+        ([2], 1, "kind must be 0 (convolution) or 1 (max pooling); got 2"),
+        ([], 0, "layers must hold a layer; got none"),
+        (CONVOLUTION * 2, 1, "weights must be as many as convolutions; got 1"),
+        (CONVOLUTION, 2, "weights must be as many as convolutions; got 2"),
+        ([*CONVOLUTION[:9], 3, *CONVOLUTION[10:]], 1, "2 (max_error); got 3"),
+        ([*CONVOLUTION[:10], 0, 64, 64, *CONVOLUTION[13:]], 1, "must be 32, 64 or 128"),
+    ],
+)
+@pytest.mark.parametrize("meta", [False, True])
+def test_chain_refuses(device, layers, weights, message, meta):
+    """The kernel, and the fake one that stands for it under torch.compile."""
+    device = "meta" if meta else device
+    input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
+    each = [weight] * weights, [None] * weights, [None] * weights, [torch.zeros(())] * weights
+    with pytest.raises(ValueError, match=re.escape(message)):
+        OPS.chain(input, *each, layers)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_chain_refuses_lists_of_unequal_length(device, meta):
+    device = "meta" if meta else device
+    input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
     with pytest.raises(ValueError, match="must be equally many; got 1, 0, 1 and 1"):
-        OPS.chain(input, one[0], [], *one[2:], settings)
+        OPS.chain(input, [weight], [], [None], [torch.zeros(())], CONVOLUTION)
+
+
+def test_chain_refuses_a_ratio_that_is_no_number_of_the_host(device):
+    input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
+    layers = [*CONVOLUTION[:9], 1, *CONVOLUTION[10:]]
+    with pytest.raises(ValueError, match=r"must be 0-d and on the CPU; got shape \[2\]"):
+        OPS.chain(input, [weight], [None], [None], [torch.ones(2)], layers)
+
+
+@pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.1}, {"tau": 0.5}])
+def test_a_chain_does_not_depend_on_the_default_device(hands_on, knob):
+    model = nn.Sequential(conv(8, 64, **{"tau": None} | knob), conv(64, 8)).eval()
+    fuse_(model)
+    with torch.no_grad():
+        input = pictures()
+        expected = model(input)
+        with torch.device("meta"):
+            output = model(input)
+        assert torch.equal(output, expected)
+
+
+def test_a_pool_of_one_size_for_both_directions(hands_on):
+    model = nn.Sequential(conv(8, 64), nn.MaxPool2d((2,), stride=(2,)), conv(64, 8)).eval()
+    with torch.no_grad():
+        expected = model(pictures())
+        fuse_(model)
+        assert torch.equal(model(pictures()), expected)
+
+
+def test_a_chain_may_be_cut_and_grow(hands_on):
+    model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), conv(64, 8)).eval()
+    layers = list(model)
+    fuse_(model)
+    with torch.no_grad():
+        (chain,) = model
+        assert torch.equal(chain[1:2](pictures()), layers[1](pictures()))
+        chain.append(nn.Sigmoid())
+        expected = nn.Sequential(*layers, nn.Sigmoid())(pictures())
+        assert torch.equal(chain(pictures()), expected)
+
+
+@pytest.mark.cuda
+def test_which_kernels_a_chain_runs():
+    """The first convolution's own, and none that takes norms of an input again."""
+    if not spamm_torch.backend_for("cuda", torch.float16).startswith("sm90"):
+        pytest.skip("needs Hopper's kernels")
+    model = nn.Sequential(conv(3, 64, tau=0.0), nn.MaxPool2d(2), conv(64, 64)).eval()
+    model.to("cuda", torch.float16, memory_format=torch.channels_last)
+    fuse_(model)
+    input = pictures(128, "cuda", torch.float16, channels=3)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        model(input)
+        torch.cuda.synchronize()
+    kernels = " ".join(event.name for event in profile.events())
+    assert "conv_few_channels" in kernels
+    assert "max_pool" in kernels
+    assert "pixel_norms" not in kernels
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("knob", ["tau", "device tau", "valid_ratio", "max_error"])
+def test_a_cuda_graph_captures_a_chain(knob):
+    tau = torch.tensor(0.5, device="cuda") if knob == "device tau" else 0.5
+    setting = {"tau": tau} if "tau" in knob else {"tau": None, knob: 0.5}
+    model = nn.Sequential(conv(8, 64, **setting), conv(64, 8, **setting)).eval()
+    model.to("cuda", torch.float16, memory_format=torch.channels_last)
+    fuse_(model)
+    input = pictures(128, "cuda", torch.float16)
+    with torch.no_grad():
+        expected = model(input)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = model(input)
+        graph.replay()
+        assert torch.equal(output, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

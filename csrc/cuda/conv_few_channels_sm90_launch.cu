@@ -16,8 +16,9 @@ void launch_few_channels(const kernels::conv::FewChannelsParams& params, cudaStr
   const dim3 grid(ceil_div(output.images, kFewChannelsImages) * output.rows *
                       ceil_div(output.columns, kFewChannelsColumns),
                   ceil_div(params.shape.out_channels, 64));
-  C10_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+  // The same for every shape, since other threads launch the kernel as well.
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kFewChannelsSharedBytes));
   C10_CUDA_CHECK(
       kernels::launch(kernel, grid, kFewChannelsThreads, shared_bytes, true, stream, params));
 }

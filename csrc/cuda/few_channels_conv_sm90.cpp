@@ -18,7 +18,6 @@ using namespace kernels::conv;
 
 constexpr int64_t kAlignment = 16;  // bytes
 constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
-constexpr int64_t kMostSharedBytes = 112 * 1024;  // two thread blocks a multiprocessor
 
 Step2 step(const Size2& size) {
   return {static_cast<int>(size.height), static_cast<int>(size.width)};
@@ -61,7 +60,7 @@ bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
          shape.out_channels < (1 << 20) &&
          shape.images * shape.output.height * shape.output.width < kMost &&
          FewChannelsLayout(kernel_shape(shape)).entries() * conv.input.element_size() <=
-             kMostSharedBytes;
+             kFewChannelsSharedBytes;
 }
 
 ConvolutionResult few_channels_conv(const Convolution& conv) {

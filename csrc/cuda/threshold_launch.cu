@@ -77,7 +77,10 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
   const int64_t turns = (staircases - 1) / (int64_t{blocks} * kWarps) + 1;
   const auto kept = static_cast<int>(std::min<int64_t>(turns, room / kKeptBytes));
   const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kKeptBytes;
-  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  // The same for all maps, since other threads launch the kernel as well.
+  const auto most = static_cast<int>(room / kKeptBytes) * kKeptBytes;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kernels::kSelectSharedBytes<Norm> + most));
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;

@@ -16,6 +16,7 @@ struct FewChannelsParams {
 };
 
 constexpr int kFewChannelsThreads = 256, kFewChannelsColumns = 8, kFewChannelsImages = 64;
+constexpr int kFewChannelsSharedBytes = 112 * 1024;  // at most: two thread blocks a multiprocessor
 
 // Shared memory of a thread block, in entries: the weights in the order of the instructions, then
 // for each image the lines of the input that a row of the output looks at.
@@ -29,7 +30,7 @@ struct FewChannelsLayout {
     window = shape.kernel.columns * shape.channels;
     chunks = (window + 15) / 16;
     line = (kFewChannelsColumns - 1) * shape.stride.columns * shape.channels + window;
-    // Images eight words apart from a multiple of 16: eight of them lie in different banks.
+    // Images eight entries apart from a multiple of 16: eight of them lie in different banks.
     image = (shape.kernel.rows * line + 7) / 16 * 16 + 8;
     weights = shape.kernel.rows * chunks * 16 * 64;
     pixels = kFewChannelsImages * image;
