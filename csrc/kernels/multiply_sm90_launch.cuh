@@ -13,15 +13,18 @@
 
 namespace spamm::kernels::sm90 {
 
-// A batch of matrices of 16-bit entries, `lines` of `length` contiguous ones. Strides in elements.
+// A batch of matrices, `lines` of `length` contiguous ones. Strides in elements.
 struct MatrixLayout {
   const void* data;
   int64_t length, lines, line_stride, batch, batch_stride;
 };
 
-// Maps the matrices in boxes that fill an operand block.
+// Maps the matrices in boxes of `box_lines` lines of `box_length` entries, by default those that
+// fill an operand block.
 template <class Element>
-cudaError_t encode(CUtensorMap& map, const MatrixLayout& x) {
+cudaError_t encode(CUtensorMap& map, const MatrixLayout& x,
+                   uint32_t box_length = kLineBytes / sizeof(Element), uint32_t box_lines = kBlock,
+                   CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B) {
   // Strides that nothing steps over may hold anything, but the encoder checks them.
   const auto bytes = [](int64_t size, int64_t stride) {
     return static_cast<uint64_t>(size > 1 ? stride * sizeof(Element) : 16);
@@ -30,8 +33,8 @@ cudaError_t encode(CUtensorMap& map, const MatrixLayout& x) {
       map, x.data,
       {static_cast<uint64_t>(x.length), static_cast<uint64_t>(x.lines),
        static_cast<uint64_t>(x.batch)},
-      {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)},
-      {kLineBytes / sizeof(Element), kBlock, 1}, {1, 1, 1});
+      {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)}, {box_length, box_lines, 1},
+      {1, 1, 1}, swizzle);
 }
 
 // `extent` is M for A and N for B.
@@ -46,8 +49,8 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
 inline int group_rows(int tile_columns) { return tile_columns <= 16 ? 8 : 16; }
 
 // Returns the number of thread blocks to start.
-template <class Config>
-int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int multiprocessors) {
+template <class Config, class Norm>
+int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int multiprocessors) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };

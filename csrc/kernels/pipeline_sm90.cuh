@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cutlass/arch/barrier.h"
+#include "numeric.cuh"
 #include "wgmma_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
@@ -15,6 +16,7 @@ template <class Element_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRo
           int kOwn_, int kStages_>
 struct Config {
   using Element = Element_;
+  using Norm = NormOf<Element>;
   static constexpr Major kMajorA = kMajorA_, kMajorB = kMajorB_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kOwn = kOwn_, kStages = kStages_;
   static constexpr int kWarpgroups = kRows * kColumns / kOwn;
@@ -29,6 +31,7 @@ struct Config {
     OperandBlock a[kRows], b[kColumns];
   };
   static constexpr int kBytesPerBlock = sizeof(OperandBlock);  // that one fetch brings
+  static constexpr int kStageDepth = kBlock;
   struct Output {
     OperandBlock blocks[kWarpgroups];  // where each warpgroup puts C together
   };
@@ -51,6 +54,18 @@ struct Mask {
   // `count` divides both 32 and `first`.
   __device__ uint32_t bits(int first, int count) const {
     return words[first / 32] >> first % 32 & ~0u >> (32 - count);
+  }
+
+  // Of `depth` of the step alone, as if it were the whole step.
+  __device__ Mask at_depth(int depth) const {
+    if constexpr (Config::kParts == 1) return *this;
+    constexpr uint32_t kLayer = Config::kParts * Config::kParts;
+    constexpr uint32_t kFirst = ((1u << kLayer) - 1) * 0x01010101u;
+    Mask layer;
+#pragma unroll
+    for (int i = 0; i < sizeof(words) / sizeof(words[0]); ++i)
+      layer.words[i] = words[i] >> depth / Config::kGranule * kLayer & kFirst;
+    return layer;
   }
 
   __device__ void set(int index, bool value) {
