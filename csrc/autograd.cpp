@@ -174,6 +174,18 @@ std::tuple<Tensor, Tensor> max_pool2d_with_norms_autograd(const Tensor& input,
   return ops::max_pool2d_with_norms(input, kernel_size, stride, padding, dilation, ceil_mode);
 }
 
+Tensor chain_autograd(const Tensor& input, at::TensorList weights,
+                      const c10::List<OptTensor>& biases, const c10::List<OptTensor>& norm_weights,
+                      at::TensorList knobs, IntArrayRef layers) {
+  const auto any_needs = [](const auto& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [](const OptTensor& t) { return needs_grad(t); });
+  };
+  refuse_gradient("chain", needs_grad(input) || any_needs(weights) || any_needs(biases));
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return ops::chain(input, weights, biases, norm_weights, knobs, layers);
+}
+
 // For ops without a gradient: their outputs are constants to autograd.
 void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -188,6 +200,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("conv2d", &conv2d_autograd);
   m.impl("conv2d_with_norms", &conv2d_with_norms_autograd);
   m.impl("max_pool2d_with_norms", &max_pool2d_with_norms_autograd);
+  m.impl("chain", &chain_autograd);
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
                            "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());

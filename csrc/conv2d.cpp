@@ -21,6 +21,7 @@
 #include "im2col.h"
 #include "implicit_conv.h"
 #include "judge.h"
+#include "layers.h"
 #include "pixel_blocks.h"
 #include "spamm/spamm.h"
 #include "threshold.h"
@@ -149,10 +150,14 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
                                         shape.output.width};
   const bool empty = c10::multiply_integers(sizes) == 0;
 #ifdef SPAMM_WITH_SM90A
-  if (!empty && cuda::has_implicit_conv(conv)) {
-    const auto [output, norms] = cuda::implicit_conv(conv, knob);
-    return {output.contiguous(format),
-            conv.leave_norms && !norms.defined() ? layer_norms(output) : norms};
+  if (!empty) {
+    const bool few_channels = cuda::has_few_channels_conv(conv, knob);
+    if (few_channels || cuda::has_implicit_conv(conv)) {
+      const auto [output, norms] =
+          few_channels ? cuda::few_channels_conv(conv) : cuda::implicit_conv(conv, knob);
+      return {output.contiguous(format),
+              conv.leave_norms && !norms.defined() ? layer_norms(output) : norms};
+    }
   }
 #endif
   const Tensor output = at::empty(sizes, conv.input.options(), format);
@@ -160,7 +165,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   return {output, conv.leave_norms ? layer_norms(output) : Tensor()};
 }
 
-// Of the arguments that conv2d and conv2d_with_norms share.
+}  // namespace
+
 ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
                                      const OptTensor& bias, IntArrayRef stride, IntArrayRef padding,
                                      IntArrayRef dilation, int64_t groups, const OptTensor& tau,
@@ -189,6 +195,8 @@ ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
   auto [output, norms] = convolve(conv, {tau, valid_ratio, max_error});
   return {input.dim() == 4 ? output : output.squeeze(0), norms};
 }
+
+namespace {
 
 Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,

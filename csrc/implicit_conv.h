@@ -81,6 +81,10 @@ bool has_implicit_conv(const Convolution& conv);
 // anyway, to split it.
 ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
 
+// The same for few input channels where the threshold, held by the host, skips nothing.
+bool has_few_channels_conv(const Convolution& conv, const Knob& knob);
+ConvolutionResult few_channels_conv(const Convolution& conv);
+
 // The norms (1, MB, KB) of a weight that implicit_conv would take itself, bit for bit, where they
 // are not norm_map's of the weight matrix.
 bool has_implicit_weight_norm(const at::Tensor& weight, int64_t groups, const Block& block);

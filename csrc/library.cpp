@@ -41,6 +41,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)");
+  // Layers one after the other, as these two ops, with norms handed on; how `layers` tells them is
+  // in chain.cpp. Without a gradient.
+  m.def(
+      "chain(Tensor input, Tensor[] weights, Tensor?[] biases, Tensor?[] norm_weights, "
+      "Tensor[] knobs, int[] layers) -> Tensor");
   // Norms (groups, MB, KB) of the weight matrix that conv2d multiplies with, for pinning them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "

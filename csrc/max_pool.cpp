@@ -5,7 +5,7 @@
 #include <torch/library.h>
 
 #include "checks.h"
-#include "implicit_conv.h"
+#include "layers.h"
 
 namespace spamm {
 namespace {
@@ -45,6 +45,15 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
 std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRef kernel_size,
                                                  IntArrayRef stride, IntArrayRef padding,
                                                  IntArrayRef dilation, bool ceil_mode) {
+  return check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
+                        /*leave_norms=*/true);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> check_and_pool(const Tensor& input, IntArrayRef kernel_size,
+                                          IntArrayRef stride, IntArrayRef padding,
+                                          IntArrayRef dilation, bool ceil_mode, bool leave_norms) {
   const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
 #ifdef SPAMM_WITH_SM90A
   if (cuda::has_max_pool(input, pool)) {
@@ -54,10 +63,8 @@ std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRe
 #endif
   const Tensor output = std::get<0>(
       at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
-  return {output, layer_norms(output)};
+  return {output, leave_norms ? layer_norms(output) : Tensor()};
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);

@@ -2,6 +2,7 @@
 // friendlier forms; the stages' signatures are already there.
 #pragma once
 
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -58,6 +59,13 @@ inline std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input,
   static const auto op =
       find<decltype(ops::max_pool2d_with_norms)>("spamm_torch::max_pool2d_with_norms");
   return op.call(input, kernel_size, stride, padding, dilation, ceil_mode);
+}
+
+inline Tensor chain(const Tensor& input, at::TensorList weights, const c10::List<OptTensor>& biases,
+                    const c10::List<OptTensor>& norm_weights, at::TensorList knobs,
+                    IntArrayRef layers) {
+  static const auto op = find<decltype(ops::chain)>("spamm_torch::chain");
+  return op.call(input, weights, biases, norm_weights, knobs, layers);
 }
 
 }  // namespace spamm::ops

@@ -88,6 +88,17 @@ def convolutions_without_im2col():
         spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
 
 
+def first_layers():
+    """Few channels with nothing skipped, and max pools, past every edge of a thread block."""
+    for dtype in DTYPES[:2]:
+        x = torch.randn(70, 3, 11, 13, device="cuda").to(dtype, memory_format=torch.channels_last)
+        weight, bias = torch.randn(72, 3, 3, 3).to(x), torch.randn(72).to(x)
+        setting = {"padding": 2, "stride": (2, 1), "relu": True, "return_norms": True}
+        output, _ = spamm_torch.conv2d(x, weight, bias, tau=0.0, **setting)
+        torch.ops.spamm_torch.max_pool2d_with_norms(output, 2)
+        torch.ops.spamm_torch.max_pool2d_with_norms(output, 3, 2, 1)
+
+
 def extremes():
     """Blocks that the norm kernels sum a second time, scaled."""
     for dtype in DTYPES:
@@ -105,6 +116,7 @@ def main():
         awkward_float32()
     batches_and_convolutions()
     convolutions_without_im2col()
+    first_layers()
     extremes()
     torch.cuda.synchronize()
     print("every kernel ran")

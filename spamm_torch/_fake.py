@@ -401,6 +401,72 @@ def _(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
     )
 
 
+@register_fake("spamm_torch::chain")
+def _(input, weights, biases, norm_weights, knobs, layers):
+    counts = [len(of) for of in (weights, biases, norm_weights, knobs)]
+    torch._check_value(
+        len(set(counts)) == 1,
+        lambda: (
+            "weights, biases, norm_weights and knobs must be equally many; got "
+            "{}, {}, {} and {}".format(*counts)
+        ),
+    )
+    torch._check_value(len(layers) > 0, lambda: "layers must hold a layer; got none")
+    convolutions = 0
+    rest = list(layers)
+
+    def take(count):
+        lacking = count - len(rest)
+        torch._check_value(
+            lacking <= 0,
+            lambda: f"layers must be whole; the last one lacks {lacking} of its numbers",
+        )
+        taken, rest[:count] = rest[:count], []
+        return taken
+
+    def pairs(count):
+        return [tuple(take(2)) for _ in range(count)]
+
+    def edges():
+        taken = take(3)
+        return taken if any(taken) else None
+
+    while rest:
+        (kind,) = take(1)
+        torch._check_value(
+            kind in (0, 1),
+            lambda kind=kind: (
+                f"a layer's kind must be 0 (convolution) or 1 (max pooling); got {kind}"
+            ),
+        )
+        if kind == 1:
+            input = torch.nn.functional.max_pool2d(input, *pairs(4), bool(*take(1)))
+            continue
+        _check_weights(convolutions < len(weights), weights)
+        geometry = *pairs(3), *take(1)
+        _relu, knob = take(2)
+        torch._check_value(
+            knob in (0, 1, 2),
+            lambda knob=knob: (
+                f"a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got {knob}"
+            ),
+        )
+        setting = {"valid_ratio": 1.0, "block": edges(), "pixel_block": edges()}
+        setting["norm_weight"] = norm_weights[convolutions]
+        input = _fake_conv2d(
+            input, weights[convolutions], biases[convolutions], *geometry, **setting
+        )
+        convolutions += 1
+    _check_weights(convolutions == len(weights), weights)
+    return input
+
+
+def _check_weights(right, weights):
+    torch._check_value(
+        right, lambda: f"weights must be as many as convolutions; got {len(weights)}"
+    )
+
+
 def _with_norms(output):
     """An output, and the norms that it leaves for the next layer."""
     images = output.shape[0] if output.dim() == 4 else 1

@@ -46,35 +46,40 @@ class FuseReport(tuple):
 
 
 class SpAMMChain(nn.Sequential):
-    """Convolutions, and max pools before them, that leave their outputs' norms to each other.
+    """Convolutions, and max pools behind them, that leave their outputs' norms to each other.
 
     Made by :func:`fuse_`; computes what an ``nn.Sequential`` of the same layers does. On Hopper the
-    convolutions then need no pass over their inputs. Norms are handed on for batches of 64 images
-    and more, without gradients; otherwise, on other devices and under ``torch.compile`` the layers
-    run one by one. It keeps no state of its own between calls.
+    convolutions then need no pass over their inputs, and all layers are one call of one op, so that
+    the host pays for Python once. That is so for batches of 64 images and more, without gradients
+    and autocast; otherwise, on other devices and under ``torch.compile`` the layers run one by one.
+    It keeps no state of its own between calls.
     """
 
     def forward(self, input):
         if not self._hands_on(input):
             return super().forward(input)
-        layers = list(self._modules.values())
-        norms = None
-        for layer, following in itertools.zip_longest(layers, layers[1:]):
-            leaves = isinstance(following, SpAMMConv2d)
+        settings = []
+        convolutions = []
+        for layer in self._modules.values():
             if isinstance(layer, SpAMMConv2d):
-                input = layer._forward_linked(input, norms, leaves)
+                *operands, of_layer = layer._in_chain()
+                convolutions.append(operands)
             else:
-                input = _pool(layer, input)
-            input, norms = input if leaves else (input, None)
-        return input
+                of_layer = _pool_settings(layer)
+            settings += of_layer
+        return _ops.chain.default(input, *map(list, zip(*convolutions, strict=True)), settings)
 
     def _hands_on(self, input):
+        kinds = {type(layer) for layer in self._modules.values()}
         return (
-            not torch.compiler.is_compiling()
+            SpAMMConv2d in kinds  # slices and what is appended may hold anything
+            and kinds <= {SpAMMConv2d, nn.MaxPool2d}
+            and not torch.compiler.is_compiling()
             and isinstance(input, torch.Tensor)
             and input.dim() == 4
             and input.shape[0] >= _LEAST_IMAGES
             and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled(input.device.type)
             and _leaves_norms(input.device, input.dtype)
         )
 
@@ -86,10 +91,44 @@ def _leaves_norms(device, dtype):
     return is_half and device.type == "cuda" and backend_for(device, dtype).startswith("sm90")
 
 
-def _pool(layer, input):
-    return _ops.max_pool2d_with_norms.default(
-        input, layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.ceil_mode
-    )
+def _pool_settings(layer):
+    """A max pool as the chain op takes it."""
+    pairs = (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    return (1, *itertools.chain(*map(_pair, pairs)), layer.ceil_mode)
+
+
+def _pair(size):
+    size = (size,) if isinstance(size, int) else tuple(size)
+    return size * (2 // len(size))
+
+
+class LinearReLU(nn.Linear):
+    """``nn.Linear`` and ``nn.ReLU`` in one: on CUDA, without gradients, one call of cuBLASLt.
+
+    Made by :func:`fuse_`. Shapes, Parameters and state dict are those of ``nn.Linear``.
+    """
+
+    @classmethod
+    def from_linear(cls, linear):
+        """The module that shares the very same Parameters with an ``nn.Linear`` that has a bias."""
+        module = cls(linear.in_features, linear.out_features, device="meta")
+        module.weight, module.bias, module.training = linear.weight, linear.bias, linear.training
+        return module
+
+    def forward(self, input):
+        if self._is_one_call(input):
+            return torch._addmm_activation(self.bias, input, self.weight.t())
+        return super().forward(input).relu_()
+
+    def _is_one_call(self, input):
+        return (
+            not torch.compiler.is_compiling()
+            and not torch.is_grad_enabled()
+            and input.is_cuda
+            and input.dim() == 2
+            and input.dtype == self.weight.dtype
+            and not torch.is_autocast_enabled("cuda")
+        )
 
 
 def fuse_(model):
@@ -99,15 +138,21 @@ def fuse_(model):
 
     * an ``nn.BatchNorm2d`` behind a :class:`SpAMMConv2d` is folded into its weight and bias,
     * an ``nn.ReLU`` behind it becomes its ``relu=True``,
-    * SpAMMConv2d that then follow each other or an ``nn.MaxPool2d`` move, together with that, into
-      one :class:`SpAMMChain` under the first one's name, where each leaves the norms of its output
-      for the next: on Hopper the pass over the input for norms is saved.
+    * SpAMMConv2d that then follow each other, and each ``nn.MaxPool2d`` before or behind one, move
+      into one :class:`SpAMMChain` under the first one's name, where each leaves the norms of its
+      output for the next: on Hopper the pass over the input for norms is saved,
+    * an ``nn.ReLU`` behind an ``nn.Linear`` with a bias makes it a :class:`LinearReLU`.
+
+    A dense convolution breaks a chain. Where it costs less to go on, make it a SpAMMConv2d with
+    ``tau=0.0``, which skips nothing: a network's first convolution, whose few input channels then
+    have a kernel of their own on Hopper, is always such a case.
 
     What was folded or moved is gone from its place; the other layers keep their names. The norms of
     all SpAMM weights are pinned (``freeze_``). Everything else stays as it is: other layers, and
     layers that have hooks, are used in several places, or are of a subclass.
 
-    Results: folding ReLU and chaining do not change a bit of what is computed from the same norms.
+    Results: folding ReLU into a convolution and chaining do not change a bit of what is computed
+    from the same norms. cuBLASLt may sum a product with ReLU in another order than one without.
     The norms that a convolution leaves are summed in another order than a pass over its output does
     and may differ in their last bits, so that a product whose norms multiply to ``tau`` but for
     those may be skipped in one case and kept in the other; those that a max pool leaves are the
@@ -166,16 +211,19 @@ class _Fuser:
         kept, last = {}, None  # the name of the convolution that may still take something
         for name, layer in children.items():
             if last is not None and type(layer) in (nn.BatchNorm2d, nn.ReLU):
-                conv = kept[last]
-                reason = _reason_not_to_fold(conv, layer)
+                into = kept[last]
+                reason = _reason_not_to_fold(into, layer)
                 if reason is None:
-                    kept[last] = _fold(conv, layer)
+                    kept[last] = _fold(into, layer)
                     self._tell(name, "folded", f"into {self._prefix}{last}")
                     continue
                 self._tell(name, "left", reason)
             last = None
             kept[name] = layer
-            if isinstance(layer, SpAMMConv2d):
+            if type(layer) is nn.Linear and layer.bias is not None:
+                if self._places[id(layer)] == 1 and not _has_hooks(layer):
+                    last = name
+            elif isinstance(layer, SpAMMConv2d):
                 reason = self._reason_to_leave(layer)
                 if reason is None:
                     last = name
@@ -186,27 +234,19 @@ class _Fuser:
     def _chains(self, layers):
         """{name of the first: {name: layer}}: runs of layers that hand on norms, and the rest.
 
-        A run is convolutions, and pools each of which has one behind it: `run` is the name of the
-        one that may go on, `pool` of a pool behind its last convolution that may join it.
+        A run is convolutions, and at most one pool before, between and behind them; `run` is the
+        name of the one that may go on.
         """
-        groups, run, pool, previous = {}, None, None, None
+        groups, run, previous = {}, None, None
         for name, layer in layers.items():
-            if run is not None and self._may_chain(layer) and _takes_norms(layer):
-                joining = {name: layer}
-                if pool is not None:
-                    joining = groups.pop(pool) | joining
-                groups[run] |= joining
-                for joined in joining:
-                    self._tell(joined, "chained", f"in {self._prefix}{run}")
-                pool, previous = None, layer
-                continue
-            groups[name] = {name: layer}
-            ends_in_convolution = run is not None and pool is None and not self._is_pool(previous)
-            if self._is_pool(layer) and ends_in_convolution:
-                pool = name
+            is_pool, may_chain = self._is_pool(layer), self._may_chain(layer)
+            joins = not self._is_pool(previous) if is_pool else may_chain and _takes_norms(layer)
+            if run is not None and joins:
+                groups[run][name] = layer
+                self._tell(name, "chained", f"in {self._prefix}{run}")
             else:
-                begins = self._may_chain(layer) or self._is_pool(layer)
-                run, pool = (name if begins else None), None
+                groups[name] = {name: layer}
+                run = name if is_pool or may_chain else None
             previous = layer
         return groups
 
@@ -231,21 +271,25 @@ class _Fuser:
         self._fusions.append(Fusion(f"{self._prefix}{name}", action, detail))
 
 
-def _reason_not_to_fold(conv, layer):
+def _reason_not_to_fold(into, layer):
     if _has_hooks(layer):
         return "has hooks"
-    if conv.relu:
+    if isinstance(into, nn.Linear):
+        return None if type(layer) is nn.ReLU else "behind a linear layer"
+    if into.relu:
         return "behind a ReLU"
     if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is None:
         return "keeps no running statistics"
     return None
 
 
-def _fold(conv, layer):
+def _fold(into, layer):
     if isinstance(layer, nn.BatchNorm2d):
-        return fuse_conv_bn_eval(conv, layer)  # a copy: others may share the Parameters
-    conv.relu = True
-    return conv
+        return fuse_conv_bn_eval(into, layer)  # a copy: others may share the Parameters
+    if isinstance(into, nn.Linear):
+        return LinearReLU.from_linear(into)
+    into.relu = True
+    return into
 
 
 def _takes_norms(conv):

@@ -14,6 +14,8 @@ from .settings import as_tau, check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
 
+_NO_EDGES = (0, 0, 0)  # of a block left to the default, as the chain op takes it
+
 
 # ---- What the modules share ---------------------------------------------------------------------
 
@@ -332,35 +334,25 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             relu=self.relu,
         )
 
-    def _forward_linked(self, input, norm_input, return_norms):
-        """For a chain: norms in, norms out, straight to the op.
+    def _in_chain(self):
+        """The module as the chain op takes it: weight, bias, norms of the weight, knob, settings.
 
         Of what a call costs on the host, Python's checks are the larger half; here the module's
-        settings have been checked when it was made, and the input by the layer before. Arguments
-        that are not given cost as well.
+        settings have been checked when it was made, and the input by the layer before.
         """
-        given = {"relu": self.relu}
         if self.tau is not None:
-            given["tau"] = self._tau_argument()
+            kind, knob = 0, self._tau_argument()
+        elif self.valid_ratio is not None:
+            kind, knob = 1, as_tau(self.valid_ratio)
         else:
-            given["valid_ratio"], given["max_error"] = self.valid_ratio, self.max_error
-        if self.block is not None:
-            given["block"] = check_block(self.block)
-        if self.pixel_block is not None:
-            given["pixel_block"] = self.pixel_block
-        op = _ops.conv2d_with_norms.default if return_norms else _ops.conv2d.default
-        return op(
-            input,
-            self.weight,
-            self.bias,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            norm_weight=self._pinned_norms(),
-            norm_input=norm_input,
-            **given,
+            kind, knob = 2, as_tau(self.max_error)
+        block = _NO_EDGES if self.block is None else check_block(self.block)
+        settings = (
+            *(0, *self.stride, *self.padding, *self.dilation, self.groups, self.relu, kind),
+            *(*block, *(self.pixel_block or _NO_EDGES)),
         )
+        parameters = self._parameters  # torch's look-up by attribute takes longer
+        return parameters["weight"], parameters["bias"], self._norm_weight, knob, settings
 
 
 class SpAMMLinear(_SpAMM, nn.Linear):

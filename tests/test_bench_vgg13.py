@@ -28,9 +28,11 @@ def folder(request, tmp_path_factory):
 def test_results(folder):
     results = json.loads((folder / "small.json").read_text())
     assert list(results["times_ms"]) == ["eager"]
-    assert list(results["times_ms"]["eager"]) == ["dense", "SpAMM"]
+    assert list(results["times_ms"]["eager"]) == ["dense", "nothing skipped", "SpAMM"]
     assert all(ms > 0 for ms in results["times_ms"]["eager"].values())
     assert 0 <= results["accuracy"] <= 100
+    lost = abs(results["accuracy"] - results["dense_accuracy"])
+    assert lost <= results["changed_points"] + 1e-9
     assert list(results["layers"]) == LAYERS
     for layer in results["layers"].values():
         assert min(layer["dense_ms"], layer["spamm_ms"], *layer["by_ratio_ms"].values()) > 0
@@ -46,6 +48,20 @@ def test_tables(folder):
     assert next(line for line in text.splitlines() if line.startswith("| conv")).startswith(
         f"| {LAYERS[0]} | "
     )
+
+
+def test_answers_are_counted_where_most_of_them_change():
+    def dense(pictures):
+        return torch.eye(4)[pictures]
+
+    def shifted(pictures):
+        return torch.eye(4)[(pictures + (pictures == 1)) % 4]
+
+    sets = [[0, 1, 2, 3], [1, 1, 0, 0]]
+    batches = [[(torch.tensor(half), None) for half in (of[:2], of[2:])] for of in sets]
+    answers = bench_vgg13.Answers(dense, batches)
+    assert answers.changed_by(dense) == 0
+    assert answers.changed_by(shifted) == 50
 
 
 def times(dense, **ratios):
@@ -82,4 +98,9 @@ def test_the_network_computes_what_the_plain_one_does():
     fused = bench_vgg13.network(model, {"conv21": 0.0, "conv22": 0.0}, cudnn=False)
     with torch.no_grad():
         torch.testing.assert_close(fused(pictures), model(pictures))
-    assert [name for name, _ in fused.pool1.named_children()] == ["pool1", "conv21", "conv22"]
+    assert [name for name, _ in fused.pool1.named_children()] == [
+        "pool1",
+        "conv21",
+        "conv22",
+        "pool2",
+    ]

@@ -87,6 +87,25 @@ def test_work_is_ordered_on_the_current_stream(knob):
 
 
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_products_in_a_row_wait_for_each_other(dtype, knob):
+    """Kernels start while the one before ends, and must not read its product before it is there."""
+    a, b = operands(dtype, m=512, k=512, n=512)
+    b /= 512**0.5
+
+    def chain(after_each):
+        x = a
+        for _ in range(8):
+            x = spamm_torch.mm(x, b, **knob)
+            after_each()
+        return x
+
+    expected = chain(torch.cuda.synchronize)
+    for _ in range(20):
+        assert torch.equal(chain(lambda: None), expected)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", [*KNOBS, {"tau": "tensor"}])
 def test_a_graph_replays_with_new_data(dtype, knob):
     a, b = (x.clone() for x in operands(dtype))

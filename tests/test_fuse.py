@@ -190,17 +190,18 @@ def test_convolutions_whose_blocks_are_others_start_chains_of_their_own(setting)
 
 
 def test_layers_between_break_a_chain():
-    model = nn.Sequential(conv(8, 64), nn.Sigmoid(), conv(64, 64), nn.MaxPool2d(2)).eval()
-    fuse_(model)
-    assert [type(layer) for layer in model] == [SpAMMConv2d, nn.Sigmoid, SpAMMConv2d, nn.MaxPool2d]
+    model = nn.Sequential(conv(8, 64), nn.Sigmoid(), conv(64, 64), nn.Tanh(), nn.MaxPool2d(2))
+    fuse_(model.eval())
+    kinds = [SpAMMConv2d, nn.Sigmoid, SpAMMConv2d, nn.Tanh, nn.MaxPool2d]
+    assert [type(layer) for layer in model] == kinds
 
 
-def test_a_chain_may_begin_with_a_max_pool(hands_on):
+def test_a_chain_may_begin_and_end_with_a_max_pool(hands_on):
     model = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(1), conv(8, 64), nn.MaxPool2d(2)).eval()
     fused = copy.deepcopy(model)
     fuse_(fused)
-    assert [type(layer) for layer in fused] == [nn.MaxPool2d, SpAMMChain, nn.MaxPool2d]
-    assert [type(layer) for layer in fused[1]] == [nn.MaxPool2d, SpAMMConv2d]
+    assert [type(layer) for layer in fused] == [nn.MaxPool2d, SpAMMChain]
+    assert [type(layer) for layer in fused[1]] == [nn.MaxPool2d, SpAMMConv2d, nn.MaxPool2d]
     with torch.no_grad():
         assert torch.equal(fused(pictures()), model(pictures()))
 
@@ -209,7 +210,8 @@ def test_two_pools_end_a_chain(hands_on):
     model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), nn.MaxPool2d(1), conv(64, 8)).eval()
     fused = copy.deepcopy(model)
     fuse_(fused)
-    assert [type(layer) for layer in fused] == [SpAMMConv2d, nn.MaxPool2d, SpAMMChain]
+    assert [type(layer) for layer in fused] == [SpAMMChain, SpAMMChain]
+    assert [type(layer) for layer in fused[0]] == [SpAMMConv2d, nn.MaxPool2d]
     with torch.no_grad():
         assert torch.equal(fused(pictures()), model(pictures()))
 
@@ -258,37 +260,211 @@ def test_results_are_the_same_bit_for_bit(images):
         assert torch.equal(fused(input), model(input))
 
 
-@pytest.mark.parametrize("setting", [{}, {"tau": None, "valid_ratio": 0.6}], ids=str)
-def test_norms_are_handed_on(hands_on, monkeypatch, setting):
-    model = network(**setting)
-    fused = copy.deepcopy(model)
-    fuse_(fused)
-    given = []
-    original = SpAMMConv2d._forward_linked
+SETTINGS = [{}, {"tau": None, "valid_ratio": 0.6}, {"tau": None, "max_error": 0.1}]
 
-    def recorded(layer, input, norm_input, return_norms):
-        if norm_input is not None:
-            torch.testing.assert_close(
-                norm_input,
-                OPS.conv2d_with_norms(
-                    input, torch.eye(input.shape[1])[..., None, None], tau=torch.zeros(())
-                )[1],
-            )
-        given.append((norm_input is not None, return_norms))
-        return original(layer, input, norm_input, return_norms)
 
-    monkeypatch.setattr(SpAMMConv2d, "_forward_linked", recorded)
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
+@pytest.mark.parametrize("blocks", [{}, {"block": 64, "pixel_block": (64, 1, 1)}], ids=str)
+def test_a_chain_is_its_layers_with_norms_handed_on(hands_on, setting, blocks):
+    model = network(**setting, **blocks)
+    fuse_(model)
+    chain = model.conv1
+    input, norms = pictures(), None
+    with torch.no_grad():
+        for layer in chain:
+            if isinstance(layer, nn.MaxPool2d):
+                geometry = layer.kernel_size, layer.stride, layer.padding
+                input, norms = OPS.max_pool2d_with_norms(input, *map(_pair, geometry))
+            else:
+                input, norms = spamm_torch.conv2d(
+                    *(input, layer.weight, layer.bias, 1, 1),
+                    **(setting or {"tau": layer.tau}),
+                    **blocks,
+                    norm_input=norms,
+                    relu=True,
+                    return_norms=True,
+                )
+        assert torch.equal(chain(pictures()), input)
+
+
+def _pair(size):
+    return [size, size]
+
+
+def test_norms_travel_in_a_chain(hands_on):
+    """What another layer's norms would skip is skipped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(conv(8, 64, tau=0.0), conv(64, 8, tau=1e-3)).eval()
+    fuse_(model)
+    weight = model[0][0].weight
+    settings = [0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    with torch.no_grad():
+        operands = [[getattr(layer, name) for layer in model[0]] for name in ("weight", "bias")]
+        taus = [torch.tensor(layer.tau) for layer in model[0]]
+        output = OPS.chain(pictures(), *operands, [None, None], taus, settings * 2)
+        assert torch.equal(model(pictures()), output)
+        # A weight whose norms are said to be zero leaves nothing but its bias.
+        zeros = torch.zeros_like(OPS.conv2d_weight_norm(model[0][1].weight))
+        dark = OPS.chain(pictures(), *operands, [None, zeros], taus, settings * 2)
+        assert torch.equal(dark, operands[1][1][:, None, None].expand_as(dark))
+    with pytest.raises(RuntimeError, match="chain is for inference"):
+        OPS.chain(pictures(), [weight], [None], [None], taus[:1], settings)
+
+
+# One convolution: its kind; stride, padding, dilation; groups, relu, kind of the knob; blocks.
+CONVOLUTION = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0), *(0, 0, 0), *(0, 0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "weights", "message"),
+    [
+        (CONVOLUTION[:-1], 1, "layers must be whole; the last one lacks 1 of its numbers"),
+        ([2], 1, "kind must be 0 (convolution) or 1 (max pooling); got 2"),
+        ([], 0, "layers must hold a layer; got none"),
+        (CONVOLUTION * 2, 1, "weights must be as many as convolutions; got 1"),
+        (CONVOLUTION, 2, "weights must be as many as convolutions; got 2"),
+        ([*CONVOLUTION[:9], 3, *CONVOLUTION[10:]], 1, "2 (max_error); got 3"),
+        ([*CONVOLUTION[:10], 0, 64, 64, *CONVOLUTION[13:]], 1, "must be 32, 64 or 128"),
+    ],
+)
+@pytest.mark.parametrize("meta", [False, True])
+def test_chain_refuses(device, layers, weights, message, meta):
+    """The kernel, and the fake one that stands for it under torch.compile."""
+    device = "meta" if meta else device
+    input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
+    each = [weight] * weights, [None] * weights, [None] * weights, [torch.zeros(())] * weights
+    with pytest.raises(ValueError, match=re.escape(message)):
+        OPS.chain(input, *each, layers)
+
+
+@pytest.mark.parametrize("meta", [False, True])
+def test_chain_refuses_lists_of_unequal_length(device, meta):
+    device = "meta" if meta else device
+    input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
+    with pytest.raises(ValueError, match="must be equally many; got 1, 0, 1 and 1"):
+        OPS.chain(input, [weight], [], [None], [torch.zeros(())], CONVOLUTION)
+
+
+def test_chain_refuses_a_ratio_that_is_no_number_of_the_host(device):
+    input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
+    layers = [*CONVOLUTION[:9], 1, *CONVOLUTION[10:]]
+    with pytest.raises(ValueError, match=r"must be 0-d and on the CPU; got shape \[2\]"):
+        OPS.chain(input, [weight], [None], [None], [torch.ones(2)], layers)
+
+
+@pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.1}, {"tau": 0.5}])
+def test_a_chain_does_not_depend_on_the_default_device(hands_on, knob):
+    model = nn.Sequential(conv(8, 64, **{"tau": None} | knob), conv(64, 8)).eval()
+    fuse_(model)
     with torch.no_grad():
         input = pictures()
-        assert torch.equal(fused(input), model(input))
-    # The second leaves none, for its output is pooled; the third takes the pool's.
-    assert given == [(False, True), (True, False), (True, False)]
+        expected = model(input)
+        with torch.device("meta"):
+            output = model(input)
+        assert torch.equal(output, expected)
+
+
+def test_a_pool_of_one_size_for_both_directions(hands_on):
+    model = nn.Sequential(conv(8, 64), nn.MaxPool2d((2,), stride=(2,)), conv(64, 8)).eval()
+    with torch.no_grad():
+        expected = model(pictures())
+        fuse_(model)
+        assert torch.equal(model(pictures()), expected)
+
+
+def test_a_chain_may_be_cut_and_grow(hands_on):
+    model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), conv(64, 8)).eval()
+    layers = list(model)
+    fuse_(model)
+    with torch.no_grad():
+        (chain,) = model
+        assert torch.equal(chain[1:2](pictures()), layers[1](pictures()))
+        chain.append(nn.Sigmoid())
+        expected = nn.Sequential(*layers, nn.Sigmoid())(pictures())
+        assert torch.equal(chain(pictures()), expected)
+
+
+@pytest.mark.cuda
+def test_which_kernels_a_chain_runs():
+    """The first convolution's own, and none that takes norms of an input again."""
+    if not spamm_torch.backend_for("cuda", torch.float16).startswith("sm90"):
+        pytest.skip("needs Hopper's kernels")
+    model = nn.Sequential(conv(3, 64, tau=0.0), nn.MaxPool2d(2), conv(64, 64)).eval()
+    model.to("cuda", torch.float16, memory_format=torch.channels_last)
+    fuse_(model)
+    input = pictures(128, "cuda", torch.float16, channels=3)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        model(input)
+        torch.cuda.synchronize()
+    kernels = " ".join(event.name for event in profile.events())
+    assert "conv_few_channels" in kernels
+    assert "max_pool" in kernels
+    assert "pixel_norms" not in kernels
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("knob", ["tau", "device tau", "valid_ratio", "max_error"])
+def test_a_cuda_graph_captures_a_chain(knob):
+    tau = torch.tensor(0.5, device="cuda") if knob == "device tau" else 0.5
+    setting = {"tau": tau} if "tau" in knob else {"tau": None, knob: 0.5}
+    model = nn.Sequential(conv(8, 64, **setting), conv(64, 8, **setting)).eval()
+    model.to("cuda", torch.float16, memory_format=torch.channels_last)
+    fuse_(model)
+    input = pictures(128, "cuda", torch.float16)
+    with torch.no_grad():
+        expected = model(input)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            output = model(input)
+        graph.replay()
+        assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_chain_opcheck(device, dtype):
+    input = pictures(3, device, dtype)
+    weight = torch.ones(16, 8, 3, 3, device=device, dtype=dtype)
+    settings = [1, 2, 2, 2, 2, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    knob = torch.tensor(0.5, dtype=torch.float64)
+    torch.library.opcheck(OPS.chain.default, (input, [weight], [None], [None], [knob], settings))
+
+
+def linear_network():
+    torch.manual_seed(0)
+    layers = (nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16, bias=False), nn.ReLU())
+    return nn.Sequential(*layers, nn.Linear(16, 4)).eval()
+
+
+def test_a_relu_behind_a_linear_layer_is_folded():
+    model = linear_network()
+    fused = copy.deepcopy(model)
+    report = fuse_(fused)
+    assert [(f.name, f.action, f.detail) for f in report] == [("1", "folded", "into 0")]
+    kinds = [fuse.LinearReLU, nn.Linear, nn.ReLU, nn.Linear]
+    assert [type(layer) for layer in fused] == kinds
+    assert list(fused.state_dict()) == list(model.state_dict())
+    input = torch.randn(5, 3, 8)
+    assert torch.equal(fused(input), model(input))
+    fused(input).sum().backward()
+    assert fused[0].weight.grad.any()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(128, 8), (1, 8), (3, 5, 8)], ids=str)
+def test_a_linear_layer_with_relu_on_cuda(shape):
+    model = linear_network().cuda().half()
+    fused = copy.deepcopy(model)
+    fuse_(fused)
+    input = torch.randn(shape, device="cuda").half()
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(input), model(input))
 
 
 def test_small_batches_and_gradients_take_the_layers_one_by_one(hands_on, monkeypatch):
     model = network()
     fuse_(model)
-    monkeypatch.setattr(SpAMMConv2d, "_forward_linked", None)
+    monkeypatch.setattr(SpAMMConv2d, "_in_chain", None)
     with torch.no_grad():
         assert model(pictures(63)).shape == (63, 5)
     model(pictures(64)).sum().backward()

@@ -318,6 +318,24 @@ def test_extreme_bfloat16_is_judged_right():
 
 
 @pytest.mark.cuda
+def test_tiles_of_all_sizes_give_the_same_bits():
+    """Many pixels are cut into larger tiles than few."""
+    generator = torch.Generator().manual_seed(6)
+    input = torch.randn(1200, 64, 12, 12, generator=generator).to("cuda", torch.float16)
+    weight = torch.randn(192, 64, 3, 3, generator=generator).to("cuda", torch.float16)
+    kept = {"tau": 4096.0, "pixel_block": (64, 1, 1)}  # all norms are near 64: about half
+    input = input.to(memory_format=torch.channels_last)
+    whole = spamm_torch.conv2d(input, weight, **kept)
+    dense = spamm_torch.conv2d(input, weight, **(kept | {"tau": 0.0}))
+    assert not torch.equal(whole, dense)
+    for images, size in ((256, 12), (140, 12), (100, 12), (140, 5), (100, 5), (64, 4)):
+        part = spamm_torch.conv2d(input[:images, :, :size, :size], weight, **kept)
+        # A last block that is filled in part is judged by its own norm.
+        same = images // 64 * 64
+        assert torch.equal(part[:same], whole[:same, :, : size - 2, : size - 2])
+
+
+@pytest.mark.cuda
 def test_infinite_weights_meet_the_padding():
     input = torch.ones(70, 64, 4, 4, dtype=torch.float16, device="cuda")
     weight = torch.zeros(64, 64, 3, 3, dtype=torch.float16, device="cuda")

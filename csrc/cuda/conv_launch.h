@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "kernels/conv_few_channels_params.h"
 #include "kernels/conv_params_sm90.h"
 
 namespace spamm::cuda {
@@ -13,6 +14,9 @@ void launch_pixel_norms(const kernels::conv::PixelNormsParams& params, cudaStrea
 
 template <class Element>
 void launch_max_pool(const kernels::conv::MaxPoolParams& params, cudaStream_t stream);
+
+template <class Element>
+void launch_few_channels(const kernels::conv::FewChannelsParams& params, cudaStream_t stream);
 
 void launch_block_norms(const kernels::conv::BlockNormsParams& params, cudaStream_t stream);
 

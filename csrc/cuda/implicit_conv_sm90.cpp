@@ -114,6 +114,9 @@ Norms take_norms(const Convolution& conv, const Tensor& input, const Tensor& wei
                  cudaStream_t stream) {
   const auto options = input.options().dtype(at::kFloat);
   const bool given = takes_layer_norms(conv);
+  if (given && conv.norm_weight && !large) {  // a launch less is worth more than tiles in turn
+    return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
+  }
   const int64_t pixels = conv.shape.input.height * conv.shape.input.width;
   const int64_t groups = blocks_of(input.size(1), int64_t{1} << log2_group(conv.block));
   const int64_t count =
@@ -135,10 +138,8 @@ Norms take_norms(const Convolution& conv, const Tensor& input, const Tensor& wei
   if (!conv.norm_weight) p.jobs[1] = weight_job(weight, conv.block, norms.weight);
   if (!given || !conv.norm_weight) {
     launch_pixel_norms<Element>(p, stream);
-  } else if (large) {
-    C10_CUDA_CHECK(cudaMemsetAsync(norms.next_tile, 0, sizeof(int), stream));
   } else {
-    norms.next_tile = nullptr;  // a launch less is worth more than tiles in turn
+    C10_CUDA_CHECK(cudaMemsetAsync(norms.next_tile, 0, sizeof(int), stream));
   }
   return norms;
 }
@@ -221,6 +222,15 @@ class Arguments {
   Tensor tau_;
 };
 
+TileSize choose_tile(const ConvParams& p, const Log2Block& box, int multiprocessors) {
+  if (takes_resident(p.shape, p.block)) return TileSize::k64x256Resident;
+  const Extent boxes = count(p.shape.output, box);
+  const Tile tile =
+      choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
+                       multiprocessors);
+  return tile == Tile::kLarge ? TileSize::k128x256 : TileSize::k128x128;
+}
+
 template <class Element>
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
@@ -229,13 +239,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   Arguments arguments(conv, input);
   ConvParams& p = arguments.params;
   const Log2Block box = box_of(p.block);
-  const Extent boxes = count(p.shape.output, box);
-  const bool resident = takes_resident(p.shape, p.block);
-  const bool large =
-      !resident &&
-      choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                       device.multiprocessors()) == Tile::kLarge;
-  const Norms norms = take_norms<Element>(conv, input, weight, large, stream);
+  const TileSize tile = choose_tile(p, box, device.multiprocessors());
+  const Norms norms = take_norms<Element>(conv, input, weight, tile == TileSize::k128x256, stream);
   arguments.set(norms, knob, stream);
   // Whatever took the norms that are given has waited for the weight, and lets no kernel start
   // before; a copy made here is another matter.
@@ -249,10 +254,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
                   norms.weight.options());
   }
   if (leaves_norms) p.norm_output = left.mutable_data_ptr<float>();
-  launch_conv<Element>(p, input.const_data_ptr(), weight.const_data_ptr(),
-                       resident ? TileSize::k64x256Resident
-                       : large  ? TileSize::k128x256
-                                : TileSize::k128x128,
+  launch_conv<Element>(p, input.const_data_ptr(), weight.const_data_ptr(), tile,
                        device.multiprocessors(), stream);
   if (conv.leave_norms && !leaves_norms) take_output_norms<Element>(arguments.output, left, stream);
   return {arguments.output, left};

@@ -2,7 +2,7 @@
 #include <c10/cuda/CUDAException.h>
 
 #include "conv_launch.h"
-#include "kernels/conv_sm90_launch.cuh"
+#include "kernels/launch.cuh"
 #include "kernels/max_pool_norms.cuh"
 
 namespace spamm::cuda {
@@ -11,7 +11,9 @@ template <class Element>
 void launch_max_pool(const kernels::conv::MaxPoolParams& params, cudaStream_t stream) {
   using namespace kernels::conv;
   void (*const kernel)(MaxPoolParams) = max_pool<Element>;
-  C10_CUDA_CHECK(launch(kernel, params.job.thread_blocks, kNormThreads, 0, true, stream, params));
+  const PixelNormsJob& job = params.job;
+  const int norms = ceil_div(job.images, 64) * job.pixels * job.groups;
+  C10_CUDA_CHECK(kernels::launch(kernel, norms, kNormThreads, 0, true, stream, params));
 }
 
 template void launch_max_pool<__half>(const kernels::conv::MaxPoolParams&, cudaStream_t);

@@ -55,8 +55,7 @@ void launch(at::ArrayRef<const Job*> jobs, int* zeroed, const OnDevice& device) 
     if (job->map.numel() != 0) params.push_back(job->params<Norm>());
   }
   if (params.empty()) return;
-  launch_norm_maps(params.data(), static_cast<int>(params.size()), jobs[0]->dtype, zeroed,
-                   device.stream());
+  launch_norm_maps(params.data(), static_cast<int>(params.size()), jobs[0]->dtype, zeroed, device);
 }
 
 void compute(at::ArrayRef<const Job*> jobs, int* zeroed, const OnDevice& device) {

@@ -26,9 +26,19 @@ unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p
   return static_cast<unsigned>((norms - 1) / groups + 1);
 }
 
+// A grid that the device holds as a whole is short enough for its launch to count, and may start
+// while the kernel before it ends. (Larger ones lose by it.)
+bool starts_early(const void* kernel, unsigned blocks, int threads, const OnDevice& device) {
+  if (!device.can_overlap()) return false;
+  int per_multiprocessor = 0;
+  C10_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads,
+                                                               /*dynamicSMemSize=*/0));
+  return blocks <= static_cast<unsigned>(per_multiprocessor * device.multiprocessors());
+}
+
 template <class Element, class Norm>
 void launch(const kernels::NormMapParams<Norm>* params, int count, int* zeroed,
-            cudaStream_t stream) {
+            const OnDevice& device) {
   int threads = kLeastThreads;
   for (int i = 0; i < count; ++i) {
     threads = std::max(threads, kernels::norm_threads<Element>(log2_block_entries(params[i])));
@@ -44,29 +54,39 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, int* zeroed,
   // Two maps of the most blocks, each a thread block of its own, would be one grid too large.
   TORCH_CHECK(blocks <= 0x7fffffffu,
               "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
-  kernels::norm_map<Element><<<blocks, threads, 0, stream>>>(pair, zeroed);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  const auto kernel = kernels::norm_map<Element>;
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = device.stream();
+  config.attrs = &early;
+  config.numAttrs =
+      starts_early(reinterpret_cast<const void*>(kernel), blocks, threads, device) ? 1 : 0;
+  C10_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, pair, zeroed));
 }
 
 }  // namespace
 
 template <>
 void launch_norm_maps(const kernels::NormMapParams<float>* params, int count, c10::ScalarType dtype,
-                      int* zeroed, cudaStream_t stream) {
+                      int* zeroed, const OnDevice& device) {
   switch (dtype) {
     case c10::ScalarType::Half:
-      return launch<__half>(params, count, zeroed, stream);
+      return launch<__half>(params, count, zeroed, device);
     case c10::ScalarType::BFloat16:
-      return launch<__nv_bfloat16>(params, count, zeroed, stream);
+      return launch<__nv_bfloat16>(params, count, zeroed, device);
     default:
-      return launch<float>(params, count, zeroed, stream);
+      return launch<float>(params, count, zeroed, device);
   }
 }
 
 template <>
 void launch_norm_maps(const kernels::NormMapParams<double>* params, int count, c10::ScalarType,
-                      int* zeroed, cudaStream_t stream) {
-  launch<double>(params, count, zeroed, stream);
+                      int* zeroed, const OnDevice& device) {
+  launch<double>(params, count, zeroed, device);
 }
 
 }  // namespace spamm::cuda

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <c10/core/ScalarType.h>
-#include <cuda_runtime.h>
 
+#include "device.h"
 #include "kernels/norm_map_params.h"
 
 namespace spamm::cuda {
@@ -13,6 +13,6 @@ namespace spamm::cuda {
 // int in device memory.
 template <class Norm>
 void launch_norm_maps(const kernels::NormMapParams<Norm>* params, int count, c10::ScalarType dtype,
-                      int* zeroed, cudaStream_t stream);
+                      int* zeroed, const OnDevice& device);
 
 }  // namespace spamm::cuda

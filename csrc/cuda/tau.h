@@ -8,16 +8,21 @@
 
 namespace spamm::cuda {
 
-// tau in the norms' type. On the device it is converted there, never read; a host scalar goes along
-// by value.
+// tau in the norms' type where it is on the device: converted there, never read. A host scalar goes
+// along by value.
 inline at::Tensor tau_as(const at::Tensor& tau, at::ScalarType norm_type) {
-  return tau.to(norm_type);
+  return tau.is_cpu() ? tau : tau.to(norm_type);
+}
+
+// The usual type without a call of the dispatcher.
+inline double host_scalar(const at::Tensor& tau) {
+  return tau.scalar_type() == at::kDouble ? *tau.const_data_ptr<double>() : tau.item<double>();
 }
 
 // `tau` must outlive the launch that takes the result.
 template <class Norm>
 kernels::Tau<Norm> tau_argument(const at::Tensor& tau) {
-  if (tau.is_cpu()) return {nullptr, *tau.const_data_ptr<Norm>()};
+  if (tau.is_cpu()) return {nullptr, static_cast<Norm>(host_scalar(tau))};
   return {tau.const_data_ptr<Norm>(), Norm{}};
 }
 

@@ -62,21 +62,25 @@ kernels::SampleRanks sample_ranks(double share) {
   return {static_cast<int>(std::floor(place - slack)), static_cast<int>(std::ceil(place + slack))};
 }
 
-// kGrid, Count: see select_tau().
-template <bool kGrid, class Count, class Norm>
+// kGrid, kLaneRows, Count: see select_tau().
+template <bool kGrid, int kLaneRows, class Count, class Norm>
 void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
                    Norm* tau, unsigned blocks, const cudaDeviceProp& device, bool overlap_previous,
                    cudaStream_t stream) {
   constexpr int kWarps = kernels::kSelectWarps<Norm>;
-  const auto kernel = kernels::select_tau<kGrid, Norm, Count>;
+  const auto kernel = kernels::select_tau<kGrid, kLaneRows, Norm, Count>;
   // The part that the kernel declares itself is small.
   const int64_t room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024 -
                        kernels::kSelectSharedBytes<Norm>;
-  const int64_t turns = (kernels::staircases(maps) - 1) / (int64_t{blocks} * kWarps) + 1;
-  const auto kept =
-      static_cast<int>(std::min<int64_t>(turns, room / kernels::kStaircaseBytes<Norm>));
-  const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kernels::kStaircaseBytes<Norm>;
-  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  constexpr int kKeptBytes = kernels::kStaircaseBytes<Norm, kLaneRows>;  // a place for each warp
+  const int64_t staircases = kernels::staircases<kLaneRows>(maps);
+  const int64_t turns = (staircases - 1) / (int64_t{blocks} * kWarps) + 1;
+  const auto kept = static_cast<int>(std::min<int64_t>(turns, room / kKeptBytes));
+  const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kKeptBytes;
+  // The same for all maps, since other threads launch the kernel as well.
+  const auto most = static_cast<int>(room / kKeptBytes) * kKeptBytes;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kernels::kSelectSharedBytes<Norm> + most));
 
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;
@@ -102,25 +106,30 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
 template <class Norm>
 void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
                      const cudaDeviceProp& device, bool overlap_previous, cudaStream_t stream) {
-  const int64_t staircases = kernels::staircases(maps);
-  TORCH_CHECK(staircases <= int64_t{kernels::kMostStaircases} * device.multiProcessorCount,
+  // Few enough thread blocks that they meet sooner than a full grid would.
+  constexpr int64_t kFewBlocks = 64;
+  const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
+  const int64_t multiprocessors = device.multiProcessorCount;
+  TORCH_CHECK(large <= kernels::kMostStaircases * multiprocessors,
               "find_tau takes fewer products of norms; got ", maps.batch, " x ", maps.mb, " x ",
               maps.kb, " x ", maps.nb);
   const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
-  const auto launch = [&](auto select, unsigned blocks) {
-    select(maps, valid_ratio * products, products, workspace, tau, blocks, device, overlap_previous,
-           stream);
+  const auto launch = [&](auto select, int64_t blocks) {
+    select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),
+           device, overlap_previous, stream);
   };
-  if (staircases <= kernels::kSelectWarps<Norm>) {
-    launch(launch_select<false, unsigned, Norm>, 1);
-    return;
-  }
-  const auto blocks = static_cast<unsigned>(
-      std::min<int64_t>((staircases - 1) / kernels::kSelectRun + 1, device.multiProcessorCount));
-  if (products <= std::numeric_limits<uint32_t>::max()) {
-    launch(launch_select<true, unsigned, Norm>, blocks);
+  const auto blocks_for = [](int64_t staircases, int64_t most) {
+    return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
+  };
+  if (small <= kernels::kSelectWarps<Norm>) {
+    launch(launch_select<false, 1, unsigned, Norm>, 1);
+  } else if (small <= kFewBlocks * kernels::kSelectWarps<Norm>) {
+    launch(launch_select<true, 1, unsigned, Norm>,
+           blocks_for(small, std::min(kFewBlocks, multiprocessors)));
+  } else if (products <= std::numeric_limits<uint32_t>::max()) {
+    launch(launch_select<true, 2, unsigned, Norm>, blocks_for(large, multiprocessors));
   } else {
-    launch(launch_select<true, unsigned long long, Norm>, blocks);
+    launch(launch_select<true, 2, unsigned long long, Norm>, blocks_for(large, multiprocessors));
   }
 }
 

@@ -11,9 +11,6 @@
 
 namespace spamm::kernels::conv {
 
-// As torch's relu: a NaN stays.
-__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
-
 // The biases of the two channels whose sums a thread holds.
 struct ChannelBias {
   float values[2] = {0, 0};
@@ -30,78 +27,85 @@ struct ChannelBias {
   }
 };
 
-template <class Element>
-__device__ __forceinline__ uint32_t rounded_pair(float low, float high) {
-  const Element pair[2] = {narrow<Element>(low), narrow<Element>(high)};
-  return static_cast<uint32_t>(__builtin_bit_cast(uint16_t, pair[1])) << 16 |
-         __builtin_bit_cast(uint16_t, pair[0]);
+__device__ __forceinline__ __half2 rounded_pair(float low, float high, __half) {
+  return __floats2half2_rn(low, high);
+}
+__device__ __forceinline__ __nv_bfloat162 rounded_pair(float low, float high, __nv_bfloat16) {
+  return __floats2bfloat162_rn(low, high);
 }
 
-// The two neighbouring pixels of a channel, `i` of the thread's two, as they are stored.
-template <class Element, int kSize>
-__device__ __forceinline__ uint32_t finished_pair(const float (&acc)[kSize], int from, int i,
-                                                  const ChannelBias& bias, bool relu) {
-  float low = acc[from] + bias.values[i], high = acc[from + 1] + bias.values[i];
-  if (relu) {
-    low = rectified(low);
-    high = rectified(high);
-  }
-  return rounded_pair<Element>(low, high);
+// Two values as they are stored.
+template <class Element>
+__device__ __forceinline__ uint32_t finished_pair(float low, float high, bool relu) {
+  // As torch's relu: a NaN stays. One instruction for both, either way.
+  const float least = relu ? 0 : -INFINITY;
+  const auto result =
+      __hmax2_nan(rounded_pair(low, high, Element()), rounded_pair(least, least, Element()));
+  return reinterpret_cast<const uint32_t&>(result);
 }
 
+// sum += x^2 if `number` < `count`: under a predicate, since lanes that part ways here would meet
+// too late for what follows.
+__device__ __forceinline__ void add_square_below(float& sum, float x, int number, int count) {
+  asm("{\n.reg .pred counts;\nsetp.lt.s32 counts, %2, %3;\n"
+      "@counts fma.rn.f32 %0, %1, %1, %0;\n}"
+      : "+f"(sum)
+      : "f"(x), "r"(number), "r"(count));
+}
+__device__ __forceinline__ void add_square_below(double& sum, double x, int number, int count) {
+  asm("{\n.reg .pred counts;\nsetp.lt.s32 counts, %2, %3;\n"
+      "@counts fma.rn.f64 %0, %1, %1, %0;\n}"
+      : "+d"(sum)
+      : "d"(x), "r"(number), "r"(count));
+}
+
+// The squares of the numbers `first` and the one after, of `count`.
 template <class Element>
-__device__ __forceinline__ void add_squares(SquareSum<Element>& sum, uint32_t pair) {
-  using Sum = SquareSum<Element>;
-  const Sum low = widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pair)));
-  const Sum high = widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pair >> 16)));
-  sum = fma(high, high, fma(low, low, sum));
+__device__ __forceinline__ void add_squares(SquareSum<Element> (&sums)[2], uint32_t pair, int first,
+                                            int count) {
+  const auto low = __builtin_bit_cast(Element, static_cast<uint16_t>(pair));
+  const auto high = __builtin_bit_cast(Element, static_cast<uint16_t>(pair >> 16));
+  add_square_below(sums[0], widen(low), first, count);
+  add_square_below(sums[1], widen(high), first + 1, count);
 }
 
 // Puts kColumns pixels x 64 channels, values from kFirst on, into a block of lines of 64 channels,
-// as TMA's 128-byte swizzle wants them. Returns, kSquares, the thread's share of the sum of squares
-// over the first `existing` pixels.
-template <class Element, int kColumns, int kFirst, bool kSquares, int kSize>
-__device__ __forceinline__ SquareSum<Element> stage(const float (&acc)[kSize],
-                                                    const ChannelBias& bias, bool relu,
-                                                    int existing, OperandBlock& block) {
+// as TMA's 128-byte swizzle wants them, and into `pairs`.
+template <class Element, int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ void stage(const float (&acc)[kSize], const ChannelBias& bias, bool relu,
+                                      OperandBlock& block, uint32_t (&pairs)[kColumns / 4]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
   const int line = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;
   uint8_t* target = block.bytes + line * kLineBytes + chunk * 16;
-  SquareSum<Element> sum = 0;
+#pragma unroll
+  for (int i = 0; i < kColumns / 4; ++i) {
+    // Two neighbouring pixels of a channel, one of the thread's two.
+    const int from = kFirst + 2 * i;
+    pairs[i] = finished_pair<Element>(acc[from] + bias.values[i % 2],
+                                      acc[from + 1] + bias.values[i % 2], relu);
+  }
 #pragma unroll
   for (int column = 0; column < kColumns; column += 16) {
-    uint32_t pairs[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const int first = column + i / 2 * 8;
-      if (first >= kColumns) continue;
-      pairs[i] = finished_pair<Element>(acc, kFirst + column / 2 + 2 * i, i % 2, bias, relu);
-      if constexpr (kSquares) {
-        // As a mask, since lanes that part ways here would meet too late for what follows.
-        const int left = existing - (first + lane % 4 * 2);
-        const uint32_t kept =
-            ~0u >> 16 * min(max(2 - left, 0), 1) & -static_cast<uint32_t>(left > 0);
-        add_squares<Element>(sum, pairs[i] & kept);
-      }
-    }
     auto* lines = reinterpret_cast<cute::uint128_t*>(target + column * kLineBytes);
+    const uint32_t* of_lines = pairs + column / 4;
     if (column + 8 < kColumns) {
-      cute::SM90_U16x8_STSM_T::copy(pairs[0], pairs[1], pairs[2], pairs[3], *lines);
+      cute::SM90_U16x8_STSM_T::copy(of_lines[0], of_lines[1], of_lines[2], of_lines[3], *lines);
     } else {
-      cute::SM90_U16x4_STSM_T::copy(pairs[0], pairs[1], *lines);
+      cute::SM90_U16x4_STSM_T::copy(of_lines[0], of_lines[1], *lines);
     }
   }
-  return sum;
 }
 
-// The sum over a warpgroup of what its warps leave, each in its own place.
-template <class Sum>
-__device__ __forceinline__ void leave_sum(Sum sum, Sum (&warps)[4]) {
+// A thread's share of the sum of squares over the first `existing` pixels, of pairs as staged.
+template <class Element, int kPairs>
+__device__ __forceinline__ SquareSum<Element> sum_of_squares(const uint32_t (&pairs)[kPairs],
+                                                             int existing) {
+  SquareSum<Element> sums[2] = {};  // short chains
 #pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
+  for (int i = 0; i < kPairs; ++i) {
+    add_squares<Element>(sums, pairs[i], i / 2 * 8, existing - threadIdx.x % 4 * 2);
   }
-  if (threadIdx.x % 32 == 0) warps[threadIdx.x % 128 / 32] = sum;
+  return sums[0] + sums[1];
 }
 
 // The norm of 64 channels of a box, for the next layer.
@@ -118,46 +122,64 @@ __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, con
       sqrt(sum);
 }
 
-// Stores a warpgroup's boxes and, kNorms, their norms.
-template <class Config, bool kNorms, int kBox = 0>
-__device__ __forceinline__ void store_boxes(const ConvParams& p, int channel, const Box* boxes,
-                                            OperandBlock& staging,
-                                            SquareSum<typename Config::Element> (&sums)[4],
-                                            const ChannelBias& bias,
-                                            const float (&acc)[Config::kValues]) {
-  if constexpr (kBox < 2) {
-    constexpr int kColumns = kBox == 0 ? kBlock : Config::kLastWidth;
-    const bool leads = threadIdx.x % 128 == 0;
-    const int warpgroup = threadIdx.x / 128;
-    const Box& box = boxes[kBox];
-    if (leads) cute::tma_store_wait<0>();  // the box before has left shared memory
-    cutlass::arch::NamedBarrier::sync(128, warpgroup);
-    const auto squares = stage<typename Config::Element, kColumns, kBox * kBlock / 2, kNorms>(
-        acc, bias, p.relu, p.shape.output.images - box.image, staging);
-    if constexpr (kNorms) leave_sum(squares, sums);
-    cute::tma_store_fence();
-    cutlass::arch::NamedBarrier::sync(128, warpgroup);
-    if (leads) {
-      cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging, channel, box.column, box.row,
-                                    box.image);
-      cute::tma_store_arrive();
-      if constexpr (kNorms) store_norm(p, channel, box, (sums[0] + sums[1]) + (sums[2] + sums[3]));
+// Stores a warpgroup's box number kBox, as the pairs that it returns.
+template <class Config, int kBox, int kPairs>
+__device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
+                                          OperandBlock& staging, const ChannelBias& bias,
+                                          const float (&acc)[Config::kValues],
+                                          uint32_t (&pairs)[kPairs]) {
+  const bool leads = threadIdx.x % 128 == 0;
+  const int warpgroup = threadIdx.x / 128;
+  if (leads) cute::tma_store_wait<0>();  // the box before has left shared memory
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  stage<typename Config::Element, kPairs * 4, kBox * kBlock / 2>(acc, bias, p.relu, staging, pairs);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  if (leads) {
+    cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging, channel, box.column, box.row, box.image);
+    cute::tma_store_arrive();
+  }
+}
+
+// Stores the norms of a warpgroup's boxes, of the threads' shares of their squares.
+template <class Element>
+__device__ __forceinline__ void store_norms(const ConvParams& p, int channel, const Box* boxes,
+                                            SquareSum<Element> (&squares)[2],
+                                            BoxSquares<Element>& shared) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+#pragma unroll
+    for (auto& sum : squares) sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  if (threadIdx.x % 32 == 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) shared.of_warps[i][threadIdx.x % 128 / 32] = squares[i];
+  }
+  cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);
+  if (threadIdx.x % 128 == 0) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const auto& sums = shared.of_warps[i];
+      store_norm(p, channel, boxes[i], (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
-    store_boxes<Config, kNorms, kBox + 1>(p, channel, boxes, staging, sums, bias, acc);
   }
 }
 
 template <class Config>
 __device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
                                       OperandBlock& staging,
-                                      SquareSum<typename Config::Element> (&sums)[4],
+                                      BoxSquares<typename Config::Element>& shared,
                                       const ChannelBias& bias,
                                       const float (&acc)[Config::kValues]) {
-  if (p.norm_output != nullptr) {
-    store_boxes<Config, true>(p, channel, boxes, staging, sums, bias, acc);
-  } else {
-    store_boxes<Config, false>(p, channel, boxes, staging, sums, bias, acc);
-  }
+  using Element = typename Config::Element;
+  uint32_t first[kBlock / 4], second[Config::kLastWidth / 4];
+  store_box<Config, 0>(p, channel, boxes[0], staging, bias, acc, first);
+  store_box<Config, 1>(p, channel, boxes[1], staging, bias, acc, second);
+  if (p.norm_output == nullptr) return;
+  SquareSum<Element> squares[2] = {
+      sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),
+      sum_of_squares<Element>(second, p.shape.output.images - boxes[1].image)};
+  store_norms<Element>(p, channel, boxes, squares, shared);
 }
 
 }  // namespace spamm::kernels::conv

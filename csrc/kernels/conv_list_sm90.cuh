@@ -45,7 +45,7 @@ __device__ inline float judge_scale(const ConvParams& p, const Box& first) {
   return c == n ? 1 : __fsqrt_rn(__fdiv_rn(static_cast<float>(n), static_cast<float>(c)));
 }
 
-// The norms of one box's im2col blocks.
+// The norms of one box's im2col blocks. They are fewer than 2^31.
 class BoxNorms {
  public:
   BoxNorms() = default;
@@ -55,14 +55,13 @@ class BoxNorms {
     scale_ = judge_scale(p, {block.image << p.block.images, block.row << p.block.rows,
                              block.column << p.block.columns});
     if (p.norm_input.per_pixel) {
-      const int64_t pixels = static_cast<int64_t>(p.shape.input.rows) * p.shape.input.columns;
+      const int pixels = p.shape.input.rows * p.shape.input.columns;
       norms_ = p.norm_input.norms + block.image * pixels * p.norm_groups;
       row_ = box.row * p.shape.stride.rows - p.shape.padding.rows;
       column_ = box.column * p.shape.stride.columns - p.shape.padding.columns;
     } else {
-      const int64_t number =
-          (static_cast<int64_t>(block.image) * p.blocks.rows + block.row) * p.blocks.columns +
-          block.column;
+      const int number =
+          (block.image * p.blocks.rows + block.row) * p.blocks.columns + block.column;
       norms_ = p.norm_input.norms +
                number * p.shape.kernel.rows * p.shape.kernel.columns * p.norm_groups;
     }
@@ -196,6 +195,26 @@ class ListWriter {
   int count_ = 0;
 };
 
+// The barriers in shared memory are set up by the first warp. All others wait for it at once; the
+// list warp first locates its tile and waits for the kernels before.
+constexpr int kListWarp = 2;
+constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named ones: warpgroups have 1 to 4
+
+template <class Config, class Shared>
+__device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
+  if (warp == kListWarp) return;
+  if (warp == 0) {
+    if (threadIdx.x == 0) storage.initialize();
+    __syncwarp();
+    cutlass::arch::NamedBarrier::arrive(64, kListBarrier);
+  }
+  cutlass::arch::NamedBarrier::sync(Config::kThreads - 32, kOthersBarrier);
+}
+
+__device__ __forceinline__ void wait_for_barriers() {
+  cutlass::arch::NamedBarrier::sync(64, kListBarrier);
+}
+
 // The tile after number `tile`: one that nobody has, or, without a counter, the next of a fixed
 // share. Every thread block asks the counter until it is refused once, so the last answer is known
 // in advance, and who gets it winds the counter back for the next launch.
@@ -217,9 +236,28 @@ __device__ inline Step step_at(const ConvParams& p, int number) {
           static_cast<uint16_t>(position)};
 }
 
+// Lists those of a tile's steps first, first + 32, ... that hold something valid, up to kCount for
+// each lane: all norms are in flight at a time.
+template <int kCount, class Config>
+__device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config>& tile,
+                                          const TileNorms<Config>& norms, float tau, int first,
+                                          ListWriter<Config>& writer) {
+  Step of_lane[kCount];
+  typename TileNorms<Config>::Norms loaded[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    of_lane[i] = step_at(p, min(first + 32 * i, p.steps - 1));
+    loaded[i] = norms.load(p, of_lane[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (first + 32 * i < p.steps) of_lane[i].mask = norms.mask(loaded[i], tau);
+    writer.append(tile, of_lane[i]);
+  }
+}
+
 template <class Config>
 __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
-  constexpr int kUnroll = 2;  // norms of 64 steps are in flight at a time
   const int lane = threadIdx.x % 32;
   const int steps = p.steps;
   float tau = 0;
@@ -232,24 +270,14 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
     // Nothing is loaded or stored before it is listed, so this warp waits for the kernels before.
     if (!waited) {
       cutlass::arch::wait_on_dependent_grids();
+      wait_for_barriers();
       tau = p.tau.value();
       waited = true;
     }
+    int done = 0;
 #pragma unroll 1
-    for (int first = lane; first - lane < steps; first += 32 * kUnroll) {
-      Step of_lane[kUnroll];
-      typename TileNorms<Config>::Norms loaded[kUnroll];
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        of_lane[i] = step_at(p, min(first + 32 * i, steps - 1));
-        loaded[i] = norms.load(p, of_lane[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        if (first + 32 * i < steps) of_lane[i].mask = norms.mask(loaded[i], tau);
-        writer.append(tile, of_lane[i]);
-      }
-    }
+    for (; done + 32 < steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
+    if (done < steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
     writer.end_tile(tile);
     writer.wait_for_room();
   }

@@ -11,6 +11,7 @@
 
 #include "conv_params_sm90.h"
 #include "numeric.cuh"
+#include "overlap.cuh"
 
 namespace spamm::kernels::conv {
 
@@ -89,13 +90,14 @@ struct NormThread {
 
   __device__ __forceinline__ NormThread(const PixelNormsJob& job, int number) {
     constexpr int kLog2Norms = log2_norms(kLog2Slices, kLog2Lanes);
-    const int image_block = number / job.line_blocks;
+    int image_block, line_block;
+    job.by_line_blocks(image_block, line_block, number);
     const int lane = threadIdx.x % (1 << kLog2Lanes), in_block = threadIdx.x >> kLog2Lanes;
     const int slice = in_block >> kLog2Norms;
-    const int in_images =
-        ((number - image_block * job.line_blocks) << kLog2Norms) + in_block % (1 << kLog2Norms);
-    pixel = in_images / job.groups;
-    channel = ((in_images - pixel * job.groups) << (kLog2Lanes + 3)) + lane * 8;
+    const int in_images = (line_block << kLog2Norms) + in_block % (1 << kLog2Norms);
+    int group;
+    job.by_groups(pixel, group, in_images);
+    channel = (group << (kLog2Lanes + 3)) + lane * 8;
     first_image = (image_block << job.log2_images) + slice;
     const int end_image = min(job.images, (image_block + 1) << job.log2_images);
     const bool exists = pixel < job.pixels;
@@ -139,13 +141,16 @@ __device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
   return result;
 }
 
-template <class Element, int kLog2Slices, int kLog2Lanes>
-__device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number) {
+// Calls wait() before it reads.
+template <class Element, int kLog2Slices, int kLog2Lanes, class Wait>
+__device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number,
+                                            const Wait& wait) {
   const NormThread<kLog2Slices, kLog2Lanes> thread(job, number);
   const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / 8;
   const auto* first = static_cast<const Chunk<Element>*>(job.data) +
                       thread.first_image * image_stride +
                       (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / 8;
+  wait();
   const float norm = norm_of_entries<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
     for_each_entry(first, image_stride << kLog2Slices, thread.count, visit);
   });
@@ -156,20 +161,20 @@ __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number
 template <class Element, int kLog2Slices, int kLog2Lanes>
 __global__ void __launch_bounds__(kNormThreads)
     pixel_norms(const __grid_constant__ PixelNormsParams p) {
-#if __CUDA_ARCH__ >= 900
   // Whoever is given a weight's norms may read that weight without waiting for other kernels, which
   // must therefore be over when the next one starts.
   const bool reads_weight = p.jobs[1].thread_blocks > 0;
-  if (!reads_weight) asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  if (reads_weight) asm volatile("griddepcontrol.launch_dependents;");
-#endif
-  if (p.zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
+  if (!reads_weight) let_next_kernel_start();
+  const auto wait = [&] {
+    wait_for_previous_kernel();
+    if (reads_weight) let_next_kernel_start();
+    if (p.zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
+  };
   const int number = blockIdx.x - p.jobs[0].thread_blocks;
   if (number < 0) {
-    pixel_norms<Element, kLog2Slices, kLog2Lanes>(p.jobs[0], blockIdx.x);
+    pixel_norms<Element, kLog2Slices, kLog2Lanes>(p.jobs[0], blockIdx.x, wait);
   } else {
-    pixel_norms<Element, 3, kLog2Lanes>(p.jobs[1], number);
+    pixel_norms<Element, 3, kLog2Lanes>(p.jobs[1], number, wait);
   }
 }
 

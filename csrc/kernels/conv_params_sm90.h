@@ -61,6 +61,7 @@ struct PixelNormsJob {
   float* norms;     // (blocks of images, pixels, channel groups)
   // What follows from these.
   int groups = 0, line_blocks = 0, thread_blocks = 0;
+  Divisor by_groups{}, by_line_blocks{};
 };
 
 // How the threads of a block share the work on a job: 2^log2_slices sets of them take turns with
@@ -79,6 +80,8 @@ inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, i
   const int log2_of_block = log2_norms(log2_slices(log2_images), log2_group - 3);
   job.line_blocks = ((pixels * job.groups - 1) >> log2_of_block) + 1;
   job.thread_blocks = job.line_blocks * (((images - 1) >> log2_images) + 1);
+  job.by_groups = Divisor(job.groups);
+  job.by_line_blocks = Divisor(job.line_blocks);
   return job;
 }
 

@@ -53,6 +53,12 @@ struct Step {
 template <class Element>
 using SquareSum = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, double, float>;
 
+// Sums of squares of a warpgroup's two boxes, warp by warp.
+template <class Element>
+struct BoxSquares {
+  SquareSum<Element> of_warps[2][4];
+};
+
 // Above a step's mask.
 constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
@@ -76,8 +82,7 @@ struct Storage : Blocks<Config> {
     Step steps[Config::kListCapacity];
   };
 
-  // Sums of a stored block, warp by warp.
-  SquareSum<typename Config::Element> squares[Config::kWarpgroups][4];
+  BoxSquares<typename Config::Element> squares[Config::kWarpgroups];
   List lists[Config::kLists];
   // What the warpgroups must know of a stage beside its operands: a step's mask and the flags
   // above, and the tile where it ends.

@@ -41,7 +41,7 @@ struct ResidentStorage {
   OperandBlock weights[kResidentBlocks];  // channel group by channel group, kernel positions within
   Stage stages[Config::kStages];
   OperandBlock output[Config::kWarpgroups];
-  SquareSum<typename Config::Element> squares[Config::kWarpgroups][4];
+  BoxSquares<typename Config::Element> squares[Config::kWarpgroups];
   typename Storage<Config>::List lists[Config::kLists];
   // As the other kernel's, and the number of the first column's weight.
   uint32_t notices[Config::kStages];
@@ -171,6 +171,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
     const ResidentNorms<Config> norms(p, tile, step);
     if (!waited) {
       cutlass::arch::wait_on_dependent_grids();
+      wait_for_barriers();
       tau = p.tau.value();
       waited = true;
     }
@@ -256,18 +257,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& storage = *reinterpret_cast<ResidentStorage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  if (warp == 0 && elected) storage.initialize();
+  cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
     cute::prefetch_tma_descriptor(&p.map_weight);
     cute::prefetch_tma_descriptor(&p.map_output);
   }
-  __syncthreads();
-  cutlass::arch::launch_dependent_grids();
+  set_up_barriers<Config>(storage, warp);
 
   if (warp >= 4) {
     multiply_stages<Config, ResidentOperands<Config>>(p, warp / 4 - 1, storage);
-  } else if (warp == 2) {
+  } else if (warp == kListWarp) {
     list_resident_steps<Config>(p, storage);
   } else if (warp == 1 && elected) {
     load_resident_pixels<Config>(p, storage);

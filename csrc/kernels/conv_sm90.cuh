@@ -134,32 +134,36 @@ __device__ void load_lists(const ConvParams& p, Storage<Config>& storage) {
 }
 
 // acc, columns kColumn to kColumn + kWidth, += 64 output channels times these columns; and waits,
-// since ptxas serialises wgmma that it sees in flight across branches.
-template <class Element, int kColumn, int kWidth, int kSize>
-__device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels,
-                                             float (&acc)[kSize]) {
+// since ptxas serialises wgmma that it sees in flight across branches. Meanwhile calls
+// look_ahead().
+template <class Element, int kColumn, int kWidth, int kSize, class LookAhead>
+__device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels, float (&acc)[kSize],
+                                             const LookAhead& look_ahead) {
   constexpr auto kK = sm90::Major::K;
   cute::warpgroup_arrive();
   sm90::multiply_columns<Element, kK, kK, kColumn, kWidth, 0, kBlock>(weight, pixels, acc);
   cute::warpgroup_commit_batch();
+  look_ahead();
   cute::warpgroup_wait<0>();
 }
 
-// acc += 64 output channels times those of the two boxes whose bits are set.
-template <class Config>
+// acc += 64 output channels times those of the two boxes whose bits are set, one at least; calls
+// look_ahead() when these products are under way.
+template <class Config, class LookAhead>
 __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, uint64_t pixels,
-                                              float (&acc)[Config::kValues]) {
+                                              float (&acc)[Config::kValues],
+                                              const LookAhead& look_ahead) {
   using Element = typename Config::Element;
   constexpr int kLastWidth = Config::kLastWidth;
   if (bits == 3) {
     float wide[Config::kValues];
     sm90::hand_over<Config::kValues>(acc, wide);
-    multiply_now<Element, 0, kBlock + kLastWidth>(weight, pixels, wide);
+    multiply_now<Element, 0, kBlock + kLastWidth>(weight, pixels, wide, look_ahead);
     sm90::hand_over<Config::kValues>(wide, acc);
   } else if (bits == 1) {
-    multiply_now<Element, 0, kBlock>(weight, pixels, acc);
-  } else if (bits == 2) {
-    multiply_now<Element, kBlock, kLastWidth>(weight, pixels, acc);
+    multiply_now<Element, 0, kBlock>(weight, pixels, acc, look_ahead);
+  } else {
+    multiply_now<Element, kBlock, kLastWidth>(weight, pixels, acc, look_ahead);
   }
 }
 
@@ -206,13 +210,25 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   Operands operands(storage, warpgroup);
   float acc[Config::kValues] = {};
   RingPosition<Config::kStages> at;
-  while (true) {
-    storage.full[at.slot].wait(at.phase);
-    const uint32_t notice = storage.notices[at.slot];
-    if (notice & kEndsWork) break;
+  const auto notice_at = [&](const RingPosition<Config::kStages>& stage) {
+    storage.full[stage.slot].wait(stage.phase);
+    return storage.notices[stage.slot];
+  };
+  uint32_t notice = notice_at(at);
+  while ((notice & kEndsWork) == 0) {
     const uint32_t bits = notice >> (warpgroup * 2) & 3;
-    if (bits != 0) multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc);
     const bool ends_tile = notice & kEndsTile;
+    RingPosition<Config::kStages> next = at;
+    next.advance();
+    uint32_t next_notice = 0;
+    const auto look_ahead = [&] {
+      if (!ends_tile) next_notice = notice_at(next);
+    };
+    if (bits != 0) {
+      multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+    } else {
+      look_ahead();
+    }
     Box boxes[2] = {};
     int channel = 0;
     if (ends_tile) {
@@ -224,7 +240,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
     __syncwarp();
     if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
-    at.advance();
+    at = next;
     operands.advance(at.slot == 0);
     if (ends_tile) {
       ChannelBias bias;
@@ -233,7 +249,9 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
                     acc);
 #pragma unroll
       for (float& value : acc) value = 0;
+      next_notice = notice_at(at);
     }
+    notice = next_notice;
   }
   if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // they read shared memory
 }
@@ -246,18 +264,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  if (warp == 0 && elected) storage.initialize();
+  cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
     cute::prefetch_tma_descriptor(&p.map_weight);
     cute::prefetch_tma_descriptor(&p.map_output);
   }
-  __syncthreads();
-  cutlass::arch::launch_dependent_grids();
+  set_up_barriers<Config>(storage, warp);
 
   if (warp >= 4) {
     multiply_stages<Config, StagedOperands<Config>>(p, warp / 4 - 1, storage);
-  } else if (warp == 2) {
+  } else if (warp == kListWarp) {
     list_steps<Config>(p, storage);
   } else if (warp == 1 && elected) {
     load_lists<Config, false>(p, storage);

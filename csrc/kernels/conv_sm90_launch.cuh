@@ -10,29 +10,12 @@
 #include "conv_norms.cuh"
 #include "conv_resident_sm90.cuh"
 #include "conv_sm90.cuh"
+#include "launch.cuh"
 #include "tensor_map_sm90.h"
 
 namespace spamm::kernels::conv {
 
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
-
-// Launches on `stream`, and, with `overlap_previous`, while the kernel before on the stream ends:
-// what is launched waits for it before it reads.
-template <class Kernel, class Params>
-cudaError_t launch(Kernel kernel, unsigned grid, int threads, int shared_bytes,
-                   bool overlap_previous, cudaStream_t stream, const Params& params) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = overlap_previous;
-  return cudaLaunchKernelEx(&config, kernel, params);
-}
 
 template <class Element>
 cudaError_t pixel_norms(const PixelNormsParams& p, bool overlap_previous, cudaStream_t stream) {

@@ -124,6 +124,9 @@ struct PixelBox {
   int image, pixel;
 };
 
+// As torch's relu: a NaN stays.
+__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
+
 // Stores what a thread has of a box: kCount sums from kFirst on.
 template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channel, PixelBox box,
@@ -207,13 +210,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  if (warp == 0 && elected) storage.initialize();
-  __syncthreads();
   cutlass::arch::launch_dependent_grids();
+  set_up_barriers<Config>(storage, warp);
 
   if (warp >= 4) {
     multiply_split_stages<Config>(p, warp / 4 - 1, storage);
-  } else if (warp == 2) {
+  } else if (warp == kListWarp) {
     list_steps<Config>(p, storage);
   } else if (warp == 1 && elected) {
     load_lists<Config, false>(p, storage);

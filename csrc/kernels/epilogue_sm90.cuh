@@ -1,5 +1,5 @@
 // The end of a tile in the Hopper multiply: alpha * sums + beta * input, rounded, by way of shared
-// memory to C. A warpgroup stores its blocks one by one.
+// memory to C. A warpgroup stores its blocks one by one, each warp its own rows of them.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -10,6 +10,8 @@
 #include "pipeline_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
+
+constexpr int kWarpRows = kBlock / 4;  // of a block of C, in each warp of a warpgroup
 
 // Two neighbours of a row.
 template <class Element>
@@ -30,14 +32,14 @@ struct StagedBlock {
   }
 };
 
-__device__ inline int warp_row() { return threadIdx.x % 128 / 32 * 16; }
+__device__ inline int warp_row() { return threadIdx.x % 128 / 32 * kWarpRows; }
 
 // Calls visit(row, column) for the entries of the warp's rows that exist, 32 neighbours at a time.
 template <class Visit>
 __device__ void for_own_entries(const MultiplyParams<float>& p, int64_t first_row,
                                 int64_t first_column, const Visit& visit) {
 #pragma unroll 1
-  for (int i = threadIdx.x % 32; i < 16 * kBlock; i += 32) {
+  for (int i = threadIdx.x % 32; i < kWarpRows * kBlock; i += 32) {
     const int row = warp_row() + i / kBlock, column = i % kBlock;
     if (first_row + row < p.m && first_column + column < p.n) visit(row, column);
   }
@@ -85,7 +87,8 @@ __device__ void stage(const StagedBlock<Element>& staged, const float (&values)[
   }
 }
 
-// Stores a warpgroup's blocks of C, of which `first` is the first.
+// Stores a warpgroup's blocks of C, of which `first` is the first. Each warp has its own rows
+// leave, so that none waits for another.
 template <class Config, bool kPlain, int kColumn = 0>
 __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
                                              OperandBlock& staging,
@@ -93,23 +96,23 @@ __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
   if constexpr (kColumn < Config::kOwn) {
     using Element = typename Config::Element;
     const MultiplyParams<float>& p = params.product;
-    const bool leads = threadIdx.x % 128 == 0;
-    const int warpgroup = threadIdx.x / 128;
+    const bool leads = threadIdx.x % 32 == 0;
     const int row = first.row * kBlock, column = (first.column + kColumn) * kBlock;
     const StagedBlock<Element> staged{staging};
 
     float values[kThreadValues];
 #pragma unroll
     for (int i = 0; i < kThreadValues; ++i) values[i] = p.alpha * acc[kColumn * kThreadValues + i];
-    if (leads) cute::tma_store_wait<0>();  // the block before has left shared memory
-    cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    if (leads) cute::tma_store_wait<0>();  // the rows before have left shared memory
+    __syncwarp();
     if (!kPlain && p.input != nullptr) add_input(p, first.batch, row, column, staged, values);
     stage(staged, values);
     if (kPlain || params.c_by_tma) {
       cute::tma_store_fence();
-      cutlass::arch::NamedBarrier::sync(128, warpgroup);
+      __syncwarp();
       if (leads) {
-        cute::SM90_TMA_STORE_3D::copy(&params.map_c, &staged.memory, column, row, first.batch);
+        cute::SM90_TMA_STORE_3D::copy(&params.map_c, staging.bytes + warp_row() * kLineBytes,
+                                      column, row + warp_row(), first.batch);
         cute::tma_store_arrive();
       }
     } else {

@@ -157,7 +157,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
       for (float& value : acc) value = 0;
     }
   }
-  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // they read shared memory
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // they read shared memory
 }
 
 template <class Config>

@@ -19,9 +19,9 @@ struct MatrixLayout {
   int64_t length, lines, line_stride, batch, batch_stride;
 };
 
-// Maps the matrices in boxes that fill an operand block.
+// Maps the matrices in boxes of so many lines of 128 bytes.
 template <class Element>
-cudaError_t encode(CUtensorMap& map, const MatrixLayout& x) {
+cudaError_t encode(CUtensorMap& map, const MatrixLayout& x, uint32_t box_lines) {
   // Strides that nothing steps over may hold anything, but the encoder checks them.
   const auto bytes = [](int64_t size, int64_t stride) {
     return static_cast<uint64_t>(size > 1 ? stride * sizeof(Element) : 16);
@@ -31,7 +31,7 @@ cudaError_t encode(CUtensorMap& map, const MatrixLayout& x) {
       {static_cast<uint64_t>(x.length), static_cast<uint64_t>(x.lines),
        static_cast<uint64_t>(x.batch)},
       {bytes(x.lines, x.line_stride), bytes(x.batch, x.batch_stride)},
-      {kLineBytes / sizeof(Element), kBlock, 1}, {1, 1, 1});
+      {kLineBytes / sizeof(Element), box_lines, 1}, {1, 1, 1});
 }
 
 // `extent` is M for A and N for B.
@@ -109,12 +109,12 @@ cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, cudaStre
   const int blocks = cut_into_tiles<Config>(params, p, multiprocessors);
   params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
 
-  cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch));
+  cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch), kBlock);
   if (error == cudaSuccess) {
-    error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch));
+    error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch), kBlock);
   }
   if (error == cudaSuccess && params.c_by_tma) {
-    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n});
+    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n}, kWarpRows);
   }
   if (error != cudaSuccess) return error;
   return start<Config>(multiply_sm90<Config>, params, blocks, stream);

@@ -401,7 +401,8 @@ struct MatrixPair {
 template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {
-  let_next_kernel_start();
+  wait_for_previous_kernel();  // where the launch asked for an early start
+  let_next_kernel_start();     // only now: who is given these norms may read the weight at once
   if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   const auto& p = pair.own();
   const NormGroup group(norm_threads<Element>(p.log2_block_lines + p.log2_block_length));

@@ -28,9 +28,8 @@
 
 namespace spamm::kernels {
 
-constexpr int kSelectEdge = 64;  // norms of A and of B in a staircase
+constexpr int kSelectEdge = 64;  // norms of B in a staircase
 constexpr int kSelectRun = 2;    // staircases side by side along K that one thread block takes
-constexpr int kLaneRows = kSelectEdge / 32;
 // One thread block fills a multiprocessor, so that as few as possible join their counts.
 template <class Norm>
 constexpr int kSelectThreads = sizeof(Norm) == 4 ? 1024 : 512;
@@ -42,17 +41,18 @@ constexpr int kCandidates = 4096;
 // For one thread block, so that its own counts fit 32 bits.
 constexpr int kMostStaircases = (1 << 20) - 1024;
 
-template <class Norm>
+template <int kLaneRows, class Norm>
 __host__ __device__ int64_t staircases(const NormMaps<Norm>& maps) {
-  return maps.batch * ((maps.mb - 1) / kSelectEdge + 1) * ((maps.nb - 1) / kSelectEdge + 1) *
+  return maps.batch * ((maps.mb - 1) / (32 * kLaneRows) + 1) * ((maps.nb - 1) / kSelectEdge + 1) *
          maps.kb;
 }
 
 // Magnitudes of norms: A's as they lie, B's sorted. In shared memory, for each warp as many as it
-// keeps.
-template <class Norm>
+// keeps. Each lane has kLaneRows norms of A: one where warps are plenty, else two, since what they
+// meet is then sorted half as often.
+template <class Norm, int kLaneRows>
 struct Staircase {
-  typename Bits<Norm>::Type a[kSelectEdge], b[kSelectEdge];
+  typename Bits<Norm>::Type a[32 * kLaneRows], b[kSelectEdge];
   int rows, columns;  // of which exist
 };
 
@@ -99,8 +99,9 @@ struct SelectShared {
   Key successor;
   Key staged[kCandidates];
 };
-template <class Norm>
-constexpr int kStaircaseBytes = kSelectWarps<Norm> * sizeof(Staircase<Norm>);  // one for each warp
+template <class Norm, int kLaneRows>
+constexpr int kStaircaseBytes = kSelectWarps<Norm> *
+                                sizeof(Staircase<Norm, kLaneRows>);  // one for each warp
 template <class Norm>
 constexpr int kSelectSharedBytes = (sizeof(SelectShared<Norm>) + 15) / 16 * 16;
 
@@ -166,14 +167,14 @@ __device__ void sort_warp(Key (&keys)[2]) {
 }
 
 // A lane's norms of A, and the sorted row of B's map that each of them meets.
-template <class Norm>
+template <class Norm, int kLaneRows>
 struct StairRows {
   using Key = typename Bits<Norm>::Type;
   const Key* b;
   Norm a[kLaneRows];
   int columns[kLaneRows];  // 0 for a norm that does not exist
 
-  __device__ explicit StairRows(const Staircase<Norm>& stairs) : b(stairs.b) {
+  __device__ explicit StairRows(const Staircase<Norm, kLaneRows>& stairs) : b(stairs.b) {
 #pragma unroll
     for (int r = 0; r < kLaneRows; ++r) {
       const int row = threadIdx.x % 32 + 32 * r;
@@ -209,14 +210,17 @@ struct StairRows {
 };
 
 // All products, spread over the warps of the launch as staircases.
-template <class Norm>
+template <class Norm, int kLaneRows>
 class Staircases {
  public:
   using Key = typename Bits<Norm>::Type;
 
   // `kept`: how many each warp has room for in `memory`.
-  __device__ Staircases(const NormMaps<Norm>& maps, Staircase<Norm>* memory, int kept)
-      : maps_(maps), memory_(memory), kept_(kept), total_(static_cast<unsigned>(staircases(maps))) {
+  __device__ Staircases(const NormMaps<Norm>& maps, Staircase<Norm, kLaneRows>* memory, int kept)
+      : maps_(maps),
+        memory_(memory),
+        kept_(kept),
+        total_(static_cast<unsigned>(staircases<kLaneRows>(maps))) {
     for (int turn = 0; turn < kept && number(turn) < total_; ++turn) load(turn, turn);
     __syncwarp();
   }
@@ -232,25 +236,27 @@ class Staircases {
         load(turn, at);
         __syncwarp();
       }
-      visit(StairRows<Norm>(place(at)));
+      visit(StairRows<Norm, kLaneRows>(place(at)));
     }
   }
 
  private:
+  static constexpr int kRows = 32 * kLaneRows;
+
   // Of one staircase in the maps.
   struct Corner {
     int64_t batch;
     int row, column, k, rows, columns;
 
     __device__ Corner(const NormMaps<Norm>& maps, unsigned number) {
-      const unsigned row_tiles = (maps.mb - 1) / kSelectEdge + 1;
+      const unsigned row_tiles = (maps.mb - 1) / kRows + 1;
       const unsigned column_tiles = (maps.nb - 1) / kSelectEdge + 1;
       const unsigned tile = number / maps.kb, tile_row = tile / column_tiles;
       k = static_cast<int>(number - tile * maps.kb);
       column = static_cast<int>(tile - tile_row * column_tiles) * kSelectEdge;
       batch = tile_row / row_tiles;
-      row = static_cast<int>(tile_row % row_tiles) * kSelectEdge;
-      rows = min(kSelectEdge, maps.mb - row);
+      row = static_cast<int>(tile_row % row_tiles) * kRows;
+      rows = min(kRows, maps.mb - row);
       columns = min(kSelectEdge, maps.nb - column);
     }
   };
@@ -262,14 +268,14 @@ class Staircases {
     return (own / kSelectRun * gridDim.x + blockIdx.x) * kSelectRun + own % kSelectRun;
   }
 
-  __device__ Staircase<Norm>& place(int at) const {
+  __device__ Staircase<Norm, kLaneRows>& place(int at) const {
     return memory_[at * kSelectWarps<Norm> + threadIdx.x / 32];
   }
 
   __device__ void load(int turn, int at) const {
     const Corner corner(maps_, number(turn));
     const int lane = threadIdx.x % 32;
-    Staircase<Norm>& stairs = place(at);
+    Staircase<Norm, kLaneRows>& stairs = place(at);
     const Norm* const a = maps_.a + (corner.batch * maps_.mb + corner.row) * maps_.kb + corner.k;
     const Norm* const b = maps_.b + (corner.batch * maps_.kb + corner.k) * maps_.nb + corner.column;
     Key keys[2];
@@ -277,6 +283,10 @@ class Staircases {
     for (int i = 0; i < 2; ++i) {
       const int index = lane + 32 * i;
       keys[i] = index < corner.columns ? Bits<Norm>::of_magnitude(b[index]) : ~Key{0};
+    }
+#pragma unroll
+    for (int r = 0; r < kLaneRows; ++r) {
+      const int index = lane + 32 * r;
       stairs.a[index] =
           Bits<Norm>::of_magnitude(a[static_cast<int64_t>(min(index, corner.rows - 1)) * maps_.kb]);
     }
@@ -286,22 +296,22 @@ class Staircases {
   }
 
   const NormMaps<Norm>& maps_;
-  Staircase<Norm>* memory_;
+  Staircase<Norm, kLaneRows>* memory_;
   int kept_;
   unsigned total_;
 };
 
 // Counts this thread block's products in the bins of an interval, and those above it.
-template <class Norm>
-__device__ void count_bins(const Staircases<Norm>& stairs, const KeyInterval<Norm>& interval,
-                           unsigned (&counts)[kBins<Norm> + 1]) {
+template <class Norm, int kLaneRows>
+__device__ void count_bins(const Staircases<Norm, kLaneRows>& stairs,
+                           const KeyInterval<Norm>& interval, unsigned (&counts)[kBins<Norm> + 1]) {
   using Key = typename Bits<Norm>::Type;
   constexpr int kAhead = 4;
   for (int i = threadIdx.x; i <= kBins<Norm>; i += blockDim.x) counts[i] = 0;
   __syncthreads();
   const int shift = interval.shift();
   unsigned above = 0;
-  stairs.for_each([&](const StairRows<Norm>& rows) {
+  stairs.for_each([&](const StairRows<Norm, kLaneRows>& rows) {
     int begin[kLaneRows], end[kLaneRows], longest = 0;
     rows.find(interval, begin, end);
 #pragma unroll
@@ -336,14 +346,14 @@ __device__ void count_bins(const Staircases<Norm>& stairs, const KeyInterval<Nor
 
 // Puts this thread block's keys in an interval of more than one key into `shared.staged`, where
 // there is room for them, and the least key above the interval into `shared.successor`.
-template <class Norm>
-__device__ void collect(const Staircases<Norm>& stairs, const KeyInterval<Norm>& interval,
-                        SelectShared<Norm>& shared) {
+template <class Norm, int kLaneRows>
+__device__ void collect(const Staircases<Norm, kLaneRows>& stairs,
+                        const KeyInterval<Norm>& interval, SelectShared<Norm>& shared) {
   using Key = typename Bits<Norm>::Type;
   if (threadIdx.x == 0) shared.collected = 0, shared.successor = Bits<Norm>::kInfinity;
   __syncthreads();
   Key successor = Bits<Norm>::kInfinity;
-  stairs.for_each([&](const StairRows<Norm>& rows) {
+  stairs.for_each([&](const StairRows<Norm, kLaneRows>& rows) {
     int begin[kLaneRows], end[kLaneRows];
     rows.find(interval, begin, end);
 #pragma unroll
@@ -456,7 +466,7 @@ __device__ KeyInterval<Norm> sample_interval(const NormMaps<Norm>& maps, const S
 
 // `target` is the wanted count of products, `rank` the nearest number from 1 on. kGrid: of more
 // than one thread block, launched cooperatively; else `global` is not used. `kept`: see Staircases.
-template <bool kGrid, class Norm, class Count>
+template <bool kGrid, int kLaneRows, class Norm, class Count>
 __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
     select_tau(const __grid_constant__ NormMaps<Norm> maps, Selection<Norm, Count>* global,
                Count rank, double target, SampleRanks sample, int kept, Norm* tau) {
@@ -470,8 +480,9 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
   if (kGrid && blockIdx.x == 0) global->clear();
   Meeting<kGrid> meeting;
   meeting.arrive();
-  const Staircases<Norm> stairs(
-      maps, reinterpret_cast<Staircase<Norm>*>(memory + kSelectSharedBytes<Norm>), kept);
+  using Kept = Staircase<Norm, kLaneRows>;
+  const Staircases<Norm, kLaneRows> stairs(
+      maps, reinterpret_cast<Kept*>(memory + kSelectSharedBytes<Norm>), kept);
   KeyInterval<Norm> interval = sample_interval(maps, sample, shared);
   meeting.wait();
 

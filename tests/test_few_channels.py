@@ -1,0 +1,107 @@
+"""Convolutions of few input channels that skip nothing: on Hopper they have their own kernel."""
+
+import pytest
+import torch
+
+import spamm_torch
+
+OPS = torch.ops.spamm_torch
+
+# images, in_channels, out_channels, (rows, columns), kernel, and what else conv2d takes
+CASES = [
+    (128, 3, 64, (32, 32), (3, 3), {"padding": 1}),
+    (1, 1, 8, (5, 3), (3, 3), {"padding": 1}),
+    (65, 3, 72, (6, 9), (3, 3), {"padding": (0, 2)}),
+    (130, 7, 136, (5, 17), (1, 1), {}),
+    (70, 3, 64, (15, 19), (7, 7), {"padding": 3, "stride": 2}),
+    (33, 5, 16, (12, 11), (5, 4), {"padding": (4, 1), "stride": (1, 3), "dilation": (2, 1)}),
+    (3, 2, 24, (7, 30), (2, 9), {"stride": (3, 1)}),
+]
+CHANNELS_LAST = {"memory_format": torch.channels_last}
+
+
+def operands(device, dtype, case):
+    images, channels, out_channels, size, kernel, geometry = case
+    generator = torch.Generator().manual_seed(sum(case[:3]))
+
+    def draw(*shape):
+        return torch.randn(shape, generator=generator).to(device, dtype)
+
+    input = draw(images, channels, *size).to(**CHANNELS_LAST)
+    weight = draw(out_channels, channels, *kernel).to(**CHANNELS_LAST)
+    return input, weight, draw(out_channels), geometry
+
+
+def expected_of(input, weight, bias, geometry):
+    bias = None if bias is None else bias.double()
+    return torch.nn.functional.conv2d(input.double(), weight.double(), bias, **geometry)
+
+
+def tolerance(dtype):
+    eps = torch.finfo(dtype).eps
+    return {"rtol": eps, "atol": 16 * torch.finfo(torch.float32).eps * 32 + eps / 64}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_equal_to_the_convolution(device, dtype, case):
+    input, weight, bias, geometry = operands(device, dtype, case)
+    expected = expected_of(input, weight, bias, geometry)
+    actual = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(actual.double(), expected, **tolerance(dtype))
+    plain = spamm_torch.conv2d(input, weight, tau=0.0, **geometry)
+    torch.testing.assert_close(
+        plain.double(), expected_of(input, weight, None, geometry), **tolerance(dtype)
+    )
+    contiguous = spamm_torch.conv2d(
+        input.contiguous(), weight.contiguous(), bias, tau=0.0, **geometry
+    )
+    assert torch.equal(contiguous, actual)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rectified_and_its_norms(device, dtype, case):
+    input, weight, bias, geometry = operands(device, dtype, case)
+    plain = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    actual, norms = spamm_torch.conv2d(
+        input, weight, bias, tau=0.0, relu=True, return_norms=True, **geometry
+    )
+    assert torch.equal(actual, plain.relu())
+    # Those of a convolution that reads the output with a weight of its own.
+    _, expected = OPS.max_pool2d_with_norms(actual, 1)
+    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_infinities_and_nan_stay_in_their_windows(device, dtype):
+    """What lies behind a window in memory is read with it, and must not count."""
+    input, weight, bias, geometry = operands(device, dtype, CASES[0])
+    expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    spoilt = input.clone(**CHANNELS_LAST)
+    spoilt[3, 1, 10, 12] = torch.inf
+    spoilt[70, 0, 31, 31] = torch.nan
+    actual = spamm_torch.conv2d(spoilt, weight, bias, tau=0.0, **geometry)
+    touched = torch.zeros_like(actual, dtype=torch.bool)
+    touched[3, :, 9:12, 11:14] = touched[70, :, 30:, 30:] = True
+    assert not actual[touched].isfinite().any()
+    assert torch.equal(actual[~touched], expected[~touched])
+
+
+@pytest.mark.cuda
+def test_each_image_by_itself():
+    """Bit for bit, whatever the batch."""
+    device = torch.device("cuda")
+    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
+    whole = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    for images in (slice(0, 1), slice(60, 127)):
+        part = spamm_torch.conv2d(input[images], weight, bias, tau=0.0, **geometry)
+        assert torch.equal(part, whole[images])
+
+
+def test_unaligned_bias(device):
+    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
+    shifted = torch.cat([bias[:1], bias])[1:]
+    expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    assert torch.equal(spamm_torch.conv2d(input, weight, shifted, tau=0.0, **geometry), expected)
