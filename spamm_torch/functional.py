@@ -86,8 +86,10 @@ def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01, 
         threshold serves all batches.
     """
     check_tensors(norm_a=norm_a, norm_b=norm_b)
-    check_search(valid_ratio, max_iterations, tolerance, method)
+    if method not in ("selection", "bisection"):
+        raise ValueError(f"method must be 'selection' or 'bisection'; got {method!r}")
     if method == "bisection":
+        check_search(valid_ratio, max_iterations, tolerance)
         return bisect_tau(norm_a, norm_b, valid_ratio, max_iterations, tolerance)
     return _ops.find_tau(
         norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance

@@ -39,15 +39,13 @@ def check_knobs(tau, valid_ratio, max_error):
         raise ValueError(f"max_error must be at least 0; got {value}")
 
 
-def check_search(valid_ratio, max_iterations, tolerance, method):
-    """Raises unless these are what :func:`spamm_torch.find_tau` takes; ValueError, TypeError."""
+def check_search(valid_ratio, max_iterations, tolerance):
+    """Raises unless these are what the op find_tau takes; ValueError, TypeError."""
     check_knobs(None, valid_ratio, None)
     if not max_iterations > 0:
         raise ValueError(f"max_iterations must be positive; got {max_iterations}")
     if not tolerance >= 0:
         raise ValueError(f"tolerance must be at least 0; got {tolerance}")
-    if method not in ("selection", "bisection"):
-        raise ValueError(f"method must be 'selection' or 'bisection'; got {method!r}")
 
 
 def is_number(value):

@@ -100,9 +100,17 @@ def test_backend_for_block(device, block):
         ({"valid_ratio": 0.5, "tolerance": NAN}, "got nan"),
     ],
 )
-def test_find_tau_arguments(device, arguments, got):
+@pytest.mark.parametrize("method", ["selection", "bisection"])
+def test_find_tau_arguments(device, arguments, got, method):
     norms = torch.ones(2, 2, device=device)
-    refuses(ValueError, lambda: spamm_torch.find_tau(norms, norms, **arguments), got)
+    search = lambda: spamm_torch.find_tau(norms, norms, **arguments, method=method)  # noqa: E731
+    refuses(ValueError, search, got)
+
+
+def test_find_tau_method(device):
+    norms = torch.ones(2, 2, device=device)
+    search = lambda: spamm_torch.find_tau(norms, norms, 0.5, method="newton")  # noqa: E731
+    refuses(ValueError, search, "got 'newton'")
 
 
 @pytest.mark.parametrize(("max_error", "got"), [(-0.5, "got -0.5"), (NAN, "got nan")])
