@@ -3,10 +3,12 @@
 
 #include <algorithm>
 
+#include "conv_arguments.h"
 #include "conv_launch.h"
 #include "device.h"
 #include "hopper.h"
 #include "implicit_conv.h"
+#include "operand.h"
 #include "tau.h"
 #include "threshold.h"
 
@@ -16,28 +18,6 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv;
 
-constexpr int64_t kAlignment = 16;  // bytes
-constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
-
-Step2 step(const Size2& size) {
-  return {static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-Extent extent(int64_t images, const Size2& size) {
-  return {static_cast<int>(images), static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape) {
-  return {.input = extent(shape.images, shape.input),
-          .output = extent(shape.images, shape.output),
-          .channels = static_cast<int>(shape.in_channels),
-          .out_channels = static_cast<int>(shape.out_channels),
-          .kernel = step(shape.kernel),
-          .stride = step(shape.stride),
-          .padding = step(shape.padding),
-          .dilation = step(shape.dilation)};
-}
-
 bool skips_nothing(const Knob& knob) {
   return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;
 }
@@ -46,11 +26,9 @@ bool skips_nothing(const Knob& knob) {
 
 bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
-  const bool is_half =
-      conv.input.scalar_type() == at::kHalf || conv.input.scalar_type() == at::kBFloat16;
   return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
-         conv.input.is_cuda() && is_half && skips_nothing(knob) && shape.groups == 1 &&
-         shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         conv.input.is_cuda() && is_half(conv.input.scalar_type()) && skips_nothing(knob) &&
+         shape.groups == 1 && shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
          // Sizes of kernels and offsets within an image are 32 bits wide.
          std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
@@ -59,7 +37,8 @@ bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
                    shape.dilation.height * shape.kernel.height}) < kMost / 64 &&
          shape.out_channels < (1 << 20) &&
          shape.images * shape.output.height * shape.output.width < kMost &&
-         FewChannelsLayout(kernel_shape(shape)).entries() * conv.input.element_size() <=
+         FewChannelsLayout(kernel_shape(shape, shape.in_channels)).entries() *
+                 conv.input.element_size() <=
              kFewChannelsSharedBytes;
 }
 
@@ -86,7 +65,7 @@ ConvolutionResult few_channels_conv(const Convolution& conv) {
       .bias = conv.bias ? bias.const_data_ptr() : nullptr,
       .output = output.mutable_data_ptr(),
       .norms = conv.leave_norms ? norms.mutable_data_ptr<float>() : nullptr,
-      .shape = kernel_shape(shape),
+      .shape = kernel_shape(shape, shape.in_channels),
       .relu = conv.relu,
   };
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>

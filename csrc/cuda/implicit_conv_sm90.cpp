@@ -10,6 +10,7 @@
 #include <bit>
 
 #include "channels_last.h"
+#include "conv_arguments.h"
 #include "conv_launch.h"
 #include "device.h"
 #include "hopper.h"
@@ -27,8 +28,6 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv;
 
-constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
-
 int log2_of(int64_t power) { return std::countr_zero(static_cast<uint64_t>(power)); }
 
 Log2Block log2_block(const PixelBlocks& blocks) {
@@ -38,33 +37,11 @@ Log2Block log2_block(const PixelBlocks& blocks) {
 // Channels of a group: a block of 32 stands alone and is padded to 64.
 int log2_group(const Block& block) { return std::max(log2_of(block.k), 6); }
 
-Step2 step(const Size2& size) {
-  return {static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-Extent extent(int64_t images, const Size2& size) {
-  return {static_cast<int>(images), static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-// Of tensors as readable_pixels() gives them.
-kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape, const Tensor& input) {
-  return {.input = extent(shape.images, shape.input),
-          .output = extent(shape.images, shape.output),
-          .channels = static_cast<int>(input.size(1)),
-          .out_channels = static_cast<int>(shape.out_channels),
-          .kernel = step(shape.kernel),
-          .stride = step(shape.stride),
-          .padding = step(shape.padding),
-          .dilation = step(shape.dilation)};
-}
-
 // Whether a group's blocks of output and input channels are what the kernels have: 64 or 128, or 32
 // where one block holds all channels.
 bool takes_channels(const Block& block, int64_t out_channels, int64_t in_channels) {
   return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
 }
-
-bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
 
 // Whether the input's blocks can be loaded, and the output stored.
 bool takes_layout(const Convolution& conv) {
@@ -189,7 +166,7 @@ class Arguments {
       : conv_(conv),
         output_options_(input.options()),
         bias_(conv.bias ? conv.bias->contiguous() : Tensor()) {
-    params.shape = kernel_shape(conv.shape, input);
+    params.shape = kernel_shape(conv.shape, input.size(1));
     params.block = log2_block(conv.blocks);
     params.log2_block_m = log2_of(conv.block.m);
     params.log2_block_k = log2_of(conv.block.k);

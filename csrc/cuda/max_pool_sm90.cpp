@@ -1,29 +1,19 @@
 // Max pooling that leaves norms, on Hopper: tensors to pointers.
 #include <ATen/ops/empty.h>
 
+#include "conv_arguments.h"
 #include "conv_launch.h"
 #include "device.h"
 #include "hopper.h"
 #include "implicit_conv.h"
+#include "operand.h"
 
 namespace spamm::cuda {
-namespace {
-
 using at::Tensor;
 using namespace kernels::conv;
 
-constexpr int64_t kAlignment = 16;  // bytes
-constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
-
-Step2 step(const Size2& size) {
-  return {static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-}  // namespace
-
 bool has_max_pool(const Tensor& input, const MaxPool& pool) {
-  const bool is_half = input.scalar_type() == at::kHalf || input.scalar_type() == at::kBFloat16;
-  return input.is_cuda() && is_half && input.numel() > 0 &&
+  return input.is_cuda() && is_half(input.scalar_type()) && input.numel() > 0 &&
          input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
          input.size(1) * input.element_size() % kAlignment == 0 &&
          reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment == 0 &&

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/launch.cuh"
 #include "kernels/norm_map.cuh"
 #include "norm_map_launch.h"
 
@@ -55,17 +56,8 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, int* zeroed,
   TORCH_CHECK(blocks <= 0x7fffffffu,
               "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
   const auto kernel = kernels::norm_map<Element>;
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.stream = device.stream();
-  config.attrs = &early;
-  config.numAttrs =
-      starts_early(reinterpret_cast<const void*>(kernel), blocks, threads, device) ? 1 : 0;
-  C10_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, pair, zeroed));
+  const bool early = starts_early(reinterpret_cast<const void*>(kernel), blocks, threads, device);
+  C10_CUDA_CHECK(kernels::launch(kernel, blocks, threads, 0, early, device.stream(), pair, zeroed));
 }
 
 }  // namespace

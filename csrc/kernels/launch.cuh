@@ -3,13 +3,16 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 namespace spamm::kernels {
 
 // Launches on `stream`, and, with `overlap_previous`, while the kernel before on the stream ends:
 // what is launched waits for it before it reads.
-template <class Kernel, class Params>
-cudaError_t launch(Kernel kernel, dim3 grid, int threads, int shared_bytes, bool overlap_previous,
-                   cudaStream_t stream, const Params& params) {
+template <class... Params>
+cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
+                   bool overlap_previous, cudaStream_t stream,
+                   const std::type_identity_t<Params>&... params) {
   cudaLaunchAttribute overlap{};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   overlap.val.programmaticStreamSerializationAllowed = 1;
@@ -20,7 +23,7 @@ cudaError_t launch(Kernel kernel, dim3 grid, int threads, int shared_bytes, bool
   config.stream = stream;
   config.attrs = &overlap;
   config.numAttrs = overlap_previous;
-  return cudaLaunchKernelEx(&config, kernel, params);
+  return cudaLaunchKernelEx(&config, kernel, params...);
 }
 
 }  // namespace spamm::kernels

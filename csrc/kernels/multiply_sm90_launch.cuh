@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "launch.cuh"
 #include "multiply_sm90.cuh"
 #include "overlap.cuh"
 #include "tensor_map_sm90.h"
@@ -63,24 +64,6 @@ int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int mul
   return blocks;
 }
 
-// Programmatic dependent launch: the kernel may start while the one before it on the stream ends;
-// it waits before it touches memory.
-template <class Params>
-cudaError_t start_early(void (*kernel)(Params), const Params& params, int blocks, int threads,
-                        int shared_bytes, cudaStream_t stream) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = blocks;
-  launch.blockDim = threads;
-  launch.dynamicSmemBytes = shared_bytes;
-  launch.stream = stream;
-  launch.attrs = &overlap;
-  launch.numAttrs = 1;
-  return cudaLaunchKernelEx(&launch, kernel, params);
-}
-
 // A kernel, because a memset would wait for the kernel before and keep the next one waiting.
 static __global__ void set_to_zero(int* number) {
   let_next_kernel_start();
@@ -96,10 +79,10 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cuda
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error == cudaSuccess && params.claims_tiles && !params.product.next_tile_is_zero) {
-    error = start_early(set_to_zero, params.product.next_tile, 1, 1, 0, stream);
+    error = kernels::launch(set_to_zero, 1, 1, 0, true, stream, params.product.next_tile);
   }
   if (error != cudaSuccess) return error;
-  return start_early(kernel, params, blocks, Config::kThreads, kSharedBytes, stream);
+  return kernels::launch(kernel, blocks, Config::kThreads, kSharedBytes, true, stream, params);
 }
 
 template <class Config>
