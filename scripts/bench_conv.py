@@ -96,7 +96,7 @@ class Case:
         ordered = products.flatten().sort().values
         skipped = round((1 - ratio) * len(ordered))
         # Away from the product itself, for norms are right to a few last bits.
-        tau = ordered[skipped] * (1 - 1e-5) if skipped else torch.zeros_like(ordered[0])
+        tau = ordered[skipped] * (1 - 1e-5) if skipped else 0.0
         return tau, (ordered >= tau).double().mean().item()
 
     def error(self, output, tau):

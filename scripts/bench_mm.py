@@ -6,6 +6,7 @@ Verifies every case against float64 before it is timed. Writes NAME.md, NAME.jso
 """
 
 import argparse
+import functools
 import io
 import itertools
 import shlex
@@ -44,7 +45,7 @@ DEFAULTS = {  # sizes, precisions, rounds
 class Row:
     data: str
     precision: str
-    block: int
+    block: int | tuple  # an edge for all three, or (m, k, n)
     n: int
     valid_ratio: float
     backend: str
@@ -56,13 +57,14 @@ class Row:
     speedup_multiply: float
     share_of_floor: float
     error: float  # relative Frobenius error against float64
+    dense_error: float  # that of torch.mm, nothing skipped
 
 
 @dataclass(frozen=True)
 class StageRow:
     data: str
     precision: str
-    block: int
+    block: int | tuple
     n: int
     norms_ms: float
     norms_share_of_copy: float  # of the bandwidth of a copy in the same run
@@ -82,13 +84,14 @@ def operands(data, n, dtype, device):
 
 def relative_error(product, a, b, norm_a, norm_b, tau, block):
     """Error of the block rows at a third and at the end, against float64 with the same skips."""
+    m, k, n = (block,) * 3 if isinstance(block, int) else block
     rows = norm_a.shape[0]
     error = norm = 0.0
     for i in {rows // 3, rows - 1}:
         valid = ~(norm_a[i][:, None] * norm_b < tau)
-        mask = valid.repeat_interleave(block, 0).repeat_interleave(block, 1)
+        mask = valid.repeat_interleave(k, 0).repeat_interleave(n, 1)
         kept = b.double() * mask[: b.shape[0], : b.shape[1]]
-        part = slice(i * block, (i + 1) * block)
+        part = slice(i * m, (i + 1) * m)
         expected = a[part].double() @ kept
         error += (product[part].double() - expected).square().sum().item()
         norm += expected.square().sum().item()
@@ -112,12 +115,13 @@ def bench_operands(case, ratios, bandwidth, device, options):
     data, precision, block, n = case
     dtype = use_precision(precision)
     a, b = operands(data, n, dtype, device)
-    norm_a, norm_b = (spamm_torch.norm_map(x, block) for x in (a, b))
+    norm_maps = functools.partial(torch.ops.spamm_torch.norm_maps, a, b, block)
+    norm_a, norm_b = norm_maps()
     taus = {}
     errors = {}
     candidates = {
         "dense": lambda: torch.mm(a, b),
-        "norms": lambda: (spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)),
+        "norms": norm_maps,
         "search": lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3),
     }
     for ratio in ratios:
@@ -136,6 +140,7 @@ def bench_operands(case, ratios, bandwidth, device, options):
         candidates[f"multiply {ratio}"] = lambda tau=tau: torch.ops.spamm_torch.multiply(
             a, b, norm_a, norm_b, tau, block
         )
+    dense_error = relative_error(torch.mm(a, b), a, b, norm_a, norm_b, 0, block)
     times = interleaved(candidates, device, options.repeats, cold=options.cold)
     dense = times["dense"].median
     operand_ms = 2 * n * n * a.element_size() / bandwidth
@@ -157,6 +162,7 @@ def bench_operands(case, ratios, bandwidth, device, options):
             speedup_multiply=dense / multiply.median,
             share_of_floor=floor / mm.median,
             error=errors[ratio],
+            dense_error=dense_error,
         )
 
     norms = times["norms"].median
@@ -172,20 +178,22 @@ def markdown(header, rows, stages, picture):
         "Times are medians in ms, all candidates in turns. mm includes the norm maps of both",
         "operands; tau is held. Speedups are over torch.mm. Floor: the operands read once at copy",
         "bandwidth, plus the larger of valid ratio x torch.mm and all three matrices at copy",
-        "bandwidth.",
+        "bandwidth. Errors are relative, in the Frobenius norm, against float64; that of torch.mm",
+        "with nothing skipped.",
         "",
         f"![speedup and share of the floor]({picture})",
         "",
         "| data | type | block | N | valid | torch.mm | multiply | mm | speedup | multiply alone | "
-        "x valid | of floor | spread | error |",
-        "| --- | --- " + "| ---: " * 12 + "|",
+        "x valid | of floor | spread | error | of torch.mm |",
+        "| --- | --- " + "| ---: " * 13 + "|",
     ]
     for r in rows:
         lines.append(
             f"| {r.data} | {r.precision} | {r.block} | {r.n} | {r.valid_ratio:.1%} | "
             f"{r.dense_ms:.4g} | {r.multiply_ms:.4g} | {r.mm_ms:.4g} | {r.speedup:.2f} | "
             f"{r.speedup_multiply:.2f} | {r.speedup * r.valid_ratio:.2f} | "
-            f"{r.share_of_floor:.0%} | {r.spread:.0%} | {r.error:.1e} |"
+            f"{r.share_of_floor:.0%} | {r.spread:.0%} | {r.error:.1e} | "
+            f"{r.dense_error:.1e} |"
         )
     lines += [
         "",
@@ -253,12 +261,24 @@ def picture(header, rows):
     return buffer.getvalue()
 
 
+def block_edges(text):
+    """An edge, or (m, k, n)."""
+    edges = tuple(int(edge) if edge.isdecimal() else 0 for edge in text.split("x"))
+    if len(edges) not in (1, 3) or not set(edges) <= {32, 64, 128}:
+        raise argparse.ArgumentTypeError(
+            f"expected 32, 64 or 128, or three of these as in 128x64x128; got {text!r}"
+        )
+    return edges if len(edges) == 3 else edges[0]
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     add_device_option(parser)
     parser.add_argument("--sizes", type=positive_integer, nargs="+")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
-    parser.add_argument("--blocks", type=int, nargs="+", default=[64], choices=(32, 64, 128))
+    parser.add_argument(
+        "--blocks", type=block_edges, nargs="+", default=[64], help="an edge, or three: 128x64x128"
+    )
     parser.add_argument("--ratios", type=valid_ratio, nargs="+", default=RATIOS)
     parser.add_argument("--data", nargs="+", default=["decay"], choices=("decay", "normal"))
     parser.add_argument("--repeats", type=positive_integer)

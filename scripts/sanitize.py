@@ -2,9 +2,9 @@
 
     SPAMM_TORCH_TILE=small compute-sanitizer --tool memcheck .venv/bin/python scripts/sanitize.py
 
-Run it once for each tile, small and large: by themselves small sizes take the small ones. It checks
-nothing by itself (the tests do); it only makes each kernel touch memory, ragged edges, transposed
-and misaligned operands included.
+Run it once for each tile, small and large (by themselves small sizes take the small ones), and on
+Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. It checks nothing by itself (the tests do);
+it only makes each kernel touch memory, ragged edges, transposed and misaligned operands included.
 """
 
 import itertools
@@ -51,6 +51,30 @@ def awkward_float32():
     spamm_torch.mm(a, b, tau=0.0)
 
 
+def claimed_tiles():
+    """More tiles than multiprocessors, with norm maps taken and given."""
+    for dtype in (torch.float16, torch.float32):
+        a, b = (torch.randn(*of, device="cuda").to(dtype) for of in ((2560, 128), (128, 2560)))
+        spamm_torch.mm(a, b, tau=90.0)
+        maps = {"norm_a": spamm_torch.norm_map(a), "norm_b": spamm_torch.norm_map(b)}
+        spamm_torch.mm(a, b, tau=90.0, **maps)
+
+
+def stages():
+    """A search by one thread block, by many and with norms in two turns; counts and bounds."""
+    for dtype, (mb, kb, nb) in itertools.product(
+        (torch.float32, torch.float64), ((5, 7, 4), (20, 48, 30), (70, 1100, 70))
+    ):
+        norm_a, norm_b = (
+            torch.rand(*of, device="cuda", dtype=dtype) for of in ((mb, kb), (kb, nb))
+        )
+        tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+        spamm_torch.valid_counts(norm_a, norm_b, tau)
+        spamm_torch.valid_ratio(norm_a, norm_b, tau)
+        spamm_torch.error_bound(norm_a, norm_b, tau)
+        torch.ops.spamm_torch.find_tau_for_error(norm_a, norm_b, 0.1)
+
+
 def batches_and_convolutions():
     for dtype in DTYPES:
         a = torch.randn(3, 70, 100, device="cuda").to(dtype)
@@ -58,7 +82,13 @@ def batches_and_convolutions():
         x = torch.randn(3, 40, 9, 7, device="cuda").to(dtype)
         weight = torch.randn(36, 20, 3, 3, device="cuda").to(dtype)
         spamm_torch.conv2d(x, weight, stride=2, padding=1, groups=2, valid_ratio=0.5)
-        for images, block, pixel_block in ((70, 64, (64, 1, 1)), (3, 32, (1, 4, 8))):
+        for images, block, pixel_block in (
+            (70, 64, (64, 1, 1)),
+            (3, 32, (1, 4, 8)),
+            (70, 128, (128, 1, 1)),
+            (3, 64, (2, 4, 8)),
+            (6, 64, (4, 4, 4)),
+        ):
             x = torch.randn(images, 72, 5, 6, device="cuda").to(dtype)
             weight = torch.randn(136, 72, 3, 3, device="cuda").to(dtype)
             setting = {"padding": 1, "block": block, "pixel_block": pixel_block}
@@ -114,7 +144,9 @@ def main():
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         products()
         awkward_float32()
-    batches_and_convolutions()
+        batches_and_convolutions()
+    claimed_tiles()
+    stages()
     convolutions_without_im2col()
     first_layers()
     extremes()

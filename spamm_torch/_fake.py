@@ -363,6 +363,10 @@ def _fake_conv2d(
         _check_device(norm_weight, weight.device, "norm_weight")
         _check_shape(norm_weight, _weight_map_shape(weight, groups, blocks), "norm_weight")
     batch = input if input.dim() == 4 else input.unsqueeze(0)
+    if norm_input is not None:
+        _check_dtype(norm_input, _norm_dtype(input), "norm_input")
+        _check_device(norm_input, input.device, "norm_input")
+        _check_shape(norm_input, _layer_norms_shape(batch), "norm_input")
     stride = _check_pair(stride, 1, "stride")
     padding = _check_pair(padding, 0, "padding")
     dilation = _check_pair(dilation, 1, "dilation")
@@ -394,11 +398,18 @@ def _(*args, **kwargs):
     return _with_norms(_fake_conv2d(*args, **kwargs))
 
 
+def _fake_max_pool(input, *setting):
+    _check_operand_dtype(input, "input")
+    torch._check(
+        input.dim() == 4,
+        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
+    )
+    return torch.nn.functional.max_pool2d(input, *setting)
+
+
 @register_fake("spamm_torch::max_pool2d_with_norms")
 def _(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
-    return _with_norms(
-        torch.nn.functional.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
-    )
+    return _with_norms(_fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode))
 
 
 @register_fake("spamm_torch::chain")
@@ -440,7 +451,7 @@ def _(input, weights, biases, norm_weights, knobs, layers):
             ),
         )
         if kind == 1:
-            input = torch.nn.functional.max_pool2d(input, *pairs(4), bool(*take(1)))
+            input = _fake_max_pool(input, *pairs(4), bool(*take(1)))
             continue
         _check_weights(convolutions < len(weights), weights)
         geometry = *pairs(3), *take(1)
@@ -451,6 +462,8 @@ def _(input, weights, biases, norm_weights, knobs, layers):
                 f"a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got {knob}"
             ),
         )
+        if knob == 0:
+            _check_tau(knobs[convolutions], input.device)
         setting = {"valid_ratio": 1.0, "block": edges(), "pixel_block": edges()}
         setting["norm_weight"] = norm_weights[convolutions]
         input = _fake_conv2d(
@@ -467,11 +480,14 @@ def _check_weights(right, weights):
     )
 
 
+def _layer_norms_shape(batch):
+    images, channels, height, width = batch.shape
+    return (_blocks(images, 64), height, width, _blocks(channels, 64))
+
+
 def _with_norms(output):
     """An output, and the norms that it leaves for the next layer."""
-    images = output.shape[0] if output.dim() == 4 else 1
-    channels, height, width = output.shape[-3:]
-    shape = (_blocks(images, 64), height, width, _blocks(channels, 64))
+    shape = _layer_norms_shape(output if output.dim() == 4 else output.unsqueeze(0))
     return output, output.new_empty(shape, dtype=_norm_dtype(output))
 
 

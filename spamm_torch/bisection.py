@@ -8,6 +8,8 @@ Every step is a tensor operation and all steps are always taken (one that has ar
 is), so that nothing waits for the device and a CUDA graph can hold the search.
 """
 
+import functools
+
 import torch
 
 
@@ -24,12 +26,14 @@ def bisect_tau(norm_a, norm_b, valid_ratio, max_iterations, tolerance):
     Args and returns: as :func:`spamm_torch.find_tau`; 0, which keeps every product, where the mean
     is not finite or there are no products. Source: the cuSpAMM paper, section on the valid ratio.
     """
+    ratio_at = functools.partial(torch.ops.spamm_torch.valid_ratio, norm_a, norm_b)
+    ratio_at(norm_a.new_zeros(()))  # checks the maps
     if norm_a.numel() == 0 or norm_b.numel() == 0:
         return norm_a.new_zeros(())
     mean = mean_product(norm_a, norm_b)
     low, high, tau = torch.zeros_like(mean), mean, mean
     for _ in range(max_iterations):
-        ratio = torch.ops.spamm_torch.valid_ratio(norm_a, norm_b, tau)
+        ratio = ratio_at(tau)
         too_many = ratio > valid_ratio
         at_end = too_many & (tau >= high)
         low = torch.where(too_many, tau, low)

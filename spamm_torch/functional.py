@@ -350,7 +350,7 @@ def conv2d(
     that form first, and the output back where the input is not channels-last.
     """
     check_tensors(input=input, weight=weight)
-    check_optional_tensors(bias=bias, norm_weight=norm_weight)
+    check_optional_tensors(bias=bias, norm_weight=norm_weight, norm_input=norm_input)
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     op = _ops.conv2d_with_norms if return_norms else _ops.conv2d

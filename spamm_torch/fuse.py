@@ -52,7 +52,8 @@ class SpAMMChain(nn.Sequential):
     convolutions then need no pass over their inputs, and all layers are one call of one op, so that
     the host pays for Python once. That is so for batches of 64 images and more, without gradients
     and autocast; otherwise, on other devices and under ``torch.compile`` the layers run one by one.
-    It keeps no state of its own between calls.
+    So they do as soon as one of them has hooks, or was changed into something that :func:`fuse_`
+    would not have chained. It keeps no state of its own between calls.
     """
 
     def forward(self, input):
@@ -70,17 +71,18 @@ class SpAMMChain(nn.Sequential):
         return _ops.chain.default(input, *map(list, zip(*convolutions, strict=True)), settings)
 
     def _hands_on(self, input):
-        kinds = {type(layer) for layer in self._modules.values()}
+        layers = self._modules.values()
         return (
-            SpAMMConv2d in kinds  # slices and what is appended may hold anything
-            and kinds <= {SpAMMConv2d, nn.MaxPool2d}
-            and not torch.compiler.is_compiling()
+            not torch.compiler.is_compiling()
             and isinstance(input, torch.Tensor)
             and input.dim() == 4
             and input.shape[0] >= _LEAST_IMAGES
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled(input.device.type)
             and _leaves_norms(input.device, input.dtype)
+            # Slices, and what was appended or changed since, may hold anything.
+            and any(isinstance(layer, SpAMMConv2d) for layer in layers)
+            and all(_is_pool(layer) or _reason_to_leave(layer) is None for layer in layers)
         )
 
 
@@ -89,6 +91,21 @@ def _leaves_norms(device, dtype):
     """Whether convolutions there leave norms without a pass over their output."""
     is_half = dtype in (torch.float16, torch.bfloat16)
     return is_half and device.type == "cuda" and backend_for(device, dtype).startswith("sm90")
+
+
+def _is_pool(layer):
+    return type(layer) is nn.MaxPool2d and not layer.return_indices and not _has_hooks(layer)
+
+
+def _reason_to_leave(layer):
+    """Why a chain cannot hold this layer as a convolution, or None."""
+    if type(layer) is not SpAMMConv2d:
+        return f"a subclass, {type(layer).__name__}"
+    if _has_hooks(layer):
+        return "has hooks"
+    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
+        return f"padding {layer.padding!r} of mode {layer.padding_mode!r} is made by torch"
+    return None
 
 
 def _pool_settings(layer):
@@ -144,8 +161,8 @@ def fuse_(model):
     * an ``nn.ReLU`` behind an ``nn.Linear`` with a bias makes it a :class:`LinearReLU`.
 
     A dense convolution breaks a chain. Where it costs less to go on, make it a SpAMMConv2d with
-    ``tau=0.0``, which skips nothing: a network's first convolution, whose few input channels then
-    have a kernel of their own on Hopper, is always such a case.
+    ``tau=0.0``, which skips nothing: in float16 and bfloat16 a network's first convolution, whose
+    few input channels then have a kernel of their own on Hopper, is always such a case.
 
     What was folded or moved is gone from its place; the other layers keep their names. The norms of
     all SpAMM weights are pinned (``freeze_``). Everything else stays as it is: other layers, and
@@ -239,8 +256,8 @@ class _Fuser:
         """
         groups, run, previous = {}, None, None
         for name, layer in layers.items():
-            is_pool, may_chain = self._is_pool(layer), self._may_chain(layer)
-            joins = not self._is_pool(previous) if is_pool else may_chain and _takes_norms(layer)
+            is_pool, may_chain = _is_pool(layer), self._may_chain(layer)
+            joins = not _is_pool(previous) if is_pool else may_chain and _takes_norms(layer)
             if run is not None and joins:
                 groups[run][name] = layer
                 self._tell(name, "chained", f"in {self._prefix}{run}")
@@ -253,19 +270,10 @@ class _Fuser:
     def _may_chain(self, layer):
         return isinstance(layer, SpAMMConv2d) and self._reason_to_leave(layer) is None
 
-    def _is_pool(self, layer):
-        return type(layer) is nn.MaxPool2d and not layer.return_indices and not _has_hooks(layer)
-
     def _reason_to_leave(self, conv):
-        if type(conv) is not SpAMMConv2d:
-            return f"a subclass, {type(conv).__name__}"
         if self._places[id(conv)] > 1:
             return "used in several places"
-        if _has_hooks(conv):
-            return "has hooks"
-        if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-            return f"padding {conv.padding!r} of mode {conv.padding_mode!r} is made by torch"
-        return None
+        return _reason_to_leave(conv)
 
     def _tell(self, name, action, detail):
         self._fusions.append(Fusion(f"{self._prefix}{name}", action, detail))

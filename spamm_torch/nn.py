@@ -63,7 +63,7 @@ class _SpAMM:
 
     @classmethod
     def _from_dense(cls, module, **setting):
-        _check_replaceable(module, cls._dense)
+        _check_replaceable(module, cls)
         return _sharing(module, cls(**cls._arguments(module), device="meta", **setting))
 
     def to_dense(self):
@@ -132,13 +132,15 @@ def _shown(value):
     return f"{value.item():.6g}" if is_scalar else f"{value}"
 
 
-def _check_replaceable(module, dense):
-    """Only what computes exactly as torch's own module may be replaced by ours."""
+def _check_replaceable(module, ours):
+    """Only what computes as torch's own module, or is ours already, may be replaced by ours."""
+    dense = ours._dense
     if not isinstance(module, dense):
         raise TypeError(f"from_dense expects a torch.nn.{dense.__name__}; got {type(module)}")
     methods = [name for name in ("forward", "_conv_forward") if hasattr(dense, name)]
-    changed = [name for name in methods if getattr(type(module), name) is not getattr(dense, name)]
-    if changed and not isinstance(module, _SpAMM):
+    as_is = ours if isinstance(module, ours) else dense
+    changed = [name for name in methods if getattr(type(module), name) is not getattr(as_is, name)]
+    if changed:
         raise TypeError(
             f"from_dense expects a module that computes as torch.nn.{dense.__name__}; got "
             f"{type(module)}, which has its own {changed[0]}"

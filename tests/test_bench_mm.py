@@ -1,6 +1,7 @@
 """The benchmark of products: a small real run, and what it refuses."""
 
 import json
+from collections import Counter
 
 import pytest
 from bench_checks import assert_refused, assert_three_files
@@ -18,7 +19,7 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bench")
     arguments = (
         *("--device", "cpu", "--sizes", 128, 100, "--precisions", "float32", "bfloat16"),
-        *("--blocks", 32, "--ratios", *RATIOS, "--data", "decay", "normal"),
+        *("--blocks", 32, "32x64x128", "--ratios", *RATIOS, "--data", "decay", "normal"),
         *("--repeats", 2, "--out", folder, "--name", "small"),
     )
     with pytest.MonkeyPatch.context() as patch:  # a copy of the usual size would take the most time
@@ -37,11 +38,11 @@ def test_three_files(folder):
 
 
 def test_every_case_is_there_once(results):
-    cases = [(data, p, 32, n) for data in ("decay", "normal") for p in ("float32", "bfloat16")
-             for n in (128, 100)]  # fmt: skip
-    key = lambda row: (row["data"], row["precision"], row["block"], row["n"])  # noqa: E731
-    assert [key(row) for row in results["rows"]] == [case for case in cases for _ in RATIOS]
-    assert [key(stage) for stage in results["stages"]] == cases
+    cases = {(data, p, block, n) for data in ("decay", "normal") for p in ("float32", "bfloat16")
+             for block in ("32", "[32, 64, 128]") for n in (128, 100)}  # fmt: skip
+    key = lambda row: (row["data"], row["precision"], str(row["block"]), row["n"])  # noqa: E731
+    assert Counter(map(key, results["rows"])) == Counter(dict.fromkeys(cases, len(RATIOS)))
+    assert Counter(map(key, results["stages"])) == Counter(cases)
 
 
 def test_rows_agree_with_themselves(results):
@@ -52,6 +53,7 @@ def test_rows_agree_with_themselves(results):
         assert row["spread"] >= 0
         assert row["backend"].startswith("cpu-")
         assert 0 <= row["error"] <= bench_mm.TOLERANCE[row["precision"]]
+        assert 0 < row["dense_error"] <= bench_mm.TOLERANCE[row["precision"]]
         operands_ms = 2 * row["n"] ** 2 * {"float32": 4, "bfloat16": 2}[row["precision"]] / 1e7
         floor = operands_ms + max(row["valid_ratio"] * row["dense_ms"], 1.5 * operands_ms)
         assert row["share_of_floor"] == pytest.approx(floor / row["mm_ms"])
@@ -61,10 +63,10 @@ def test_rows_agree_with_themselves(results):
 
 def test_valid_ratios_are_those_asked_for(results):
     """Of 64 products, as near as ties allow: those of decay matrices come in few sizes."""
-    for row, asked in zip(results["rows"], RATIOS * 8, strict=True):
+    for row, asked in zip(results["rows"], RATIOS * 16, strict=True):
         if asked == 1:
             assert row["valid_ratio"] == 1
-        else:
+        elif row["block"] == 32:  # else there are few products
             assert row["valid_ratio"] == pytest.approx(asked, abs=0.15)
 
 
@@ -98,7 +100,8 @@ def test_the_markdown_shows_the_same_rows(folder, results):
         (("--ratios", "0.5", "0"), "a valid ratio in (0, 1]; got 0"),
         (("--ratios", "nan"), "a valid ratio in (0, 1]; got nan"),
         (("--ratios", "half"), "a valid ratio in (0, 1]; got half"),
-        (("--blocks", "48"), "48 (choose from"),
+        (("--blocks", "48"), "three of these as in 128x64x128; got '48'"),
+        (("--blocks", "128x64"), "got '128x64'"),
         (("--precisions", "int8"), "'int8' (choose from"),
     ],
 )

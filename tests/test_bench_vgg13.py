@@ -37,8 +37,8 @@ def test_results(folder):
     for layer in results["layers"].values():
         assert min(layer["dense_ms"], layer["spamm_ms"], *layer["by_ratio_ms"].values()) > 0
         assert (layer["ratio"] is None) == (layer["tau"] is None)
+        assert layer["spamm_ms"] == layer["by_ratio_ms"][f"{layer['ratio'] or 1.0}"]
         if layer["ratio"]:
-            assert layer["spamm_ms"] == layer["by_ratio_ms"][f"{layer['ratio']}"]
             assert layer["spamm_ms"] < layer["dense_ms"]
 
 

@@ -156,6 +156,35 @@ def test_every_stage_can_be_captured():
     assert all(map(torch.equal, results, stages(new_a, new_b)))
 
 
+# One thread block finds tau, or many with norms in one and in two turns, or counts beyond 32 bits.
+SEARCHES = [(5, 7, 4), (20, 48, 30), (70, 1100, 70), (1700, 1700, 1700)]
+
+
+@pytest.mark.parametrize("shape", SEARCHES)
+def test_every_search_can_be_captured(shape):
+    mb, kb, nb = shape
+
+    def maps(seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        sizes = ((mb, kb), (kb, nb))
+        return [torch.rand(of, device="cuda", generator=generator) for of in sizes]
+
+    static = maps(0)
+    spamm_torch.find_tau(*static, 0.4)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tau = spamm_torch.find_tau(*static, 0.4)
+    for seed in (1, 2):
+        new = maps(seed)
+        for into, values in zip(static, new, strict=True):
+            into.copy_(values)
+        graph.replay()
+        assert torch.equal(tau, spamm_torch.find_tau(*new, 0.4))
+        ratio = spamm_torch.valid_ratio(*new, tau).item()
+        assert ratio == pytest.approx(0.4, abs=max(1e-6, 1 / (mb * kb * nb)))
+
+
 # Large enough for thread blocks to claim tiles from each other, which takes a counter. Which kernel
 # clears it depends on whether the norm maps are given.
 SIDE = 2560

@@ -107,6 +107,14 @@ def test_find_tau_arguments(device, arguments, got, method):
     refuses(ValueError, search, got)
 
 
+@pytest.mark.parametrize("method", ["selection", "bisection"])
+@pytest.mark.parametrize("shapes", [((2, 3), (4, 2)), ((3,), (3,)), ((0, 3), (4, 0))], ids=str)
+def test_find_tau_of_maps_that_do_not_fit(device, shapes, method):
+    norm_a, norm_b = (torch.ones(shape, device=device) for shape in shapes)
+    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.5, method=method)  # noqa: E731
+    refuses(RuntimeError, search, str(list(shapes[1])))
+
+
 def test_find_tau_method(device):
     norms = torch.ones(2, 2, device=device)
     search = lambda: spamm_torch.find_tau(norms, norms, 0.5, method="newton")  # noqa: E731

@@ -384,6 +384,46 @@ def test_a_chain_may_be_cut_and_grow(hands_on):
         assert torch.equal(chain(pictures()), expected)
 
 
+def hooked():
+    layer = conv(64, 64)
+    layer.register_forward_hook(lambda module, args, output: output + 1)
+    return layer
+
+
+class Doubled(SpAMMConv2d):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        conv(64, 64, padding_mode="reflect"),
+        SpAMMConv2d(64, 64, 3, padding="same", tau=0.5),
+        Doubled(64, 64, 3, tau=0.5),
+        hooked(),
+    ],
+    ids=["reflecting", "same padding", "subclass", "hooked"],
+)
+def test_a_chain_that_was_edited_computes_what_its_layers_do(hands_on, layer):
+    model = nn.Sequential(conv(8, 64), conv(64, 64)).eval()
+    fuse_(model)
+    (chain,) = model
+    chain.append(layer.eval())
+    with torch.no_grad():
+        assert torch.equal(chain(pictures()), nn.Sequential(*chain)(pictures()))
+
+
+def test_indices_of_a_pool_in_a_chain_are_not_lost(hands_on):
+    model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2)).eval()
+    fuse_(model)
+    (chain,) = model
+    chain[1].return_indices = True
+    with torch.no_grad():
+        pooled, indices = chain(pictures())
+    assert pooled.shape == indices.shape
+
+
 @pytest.mark.cuda
 def test_which_kernels_a_chain_runs():
     """The first convolution's own, and none that takes norms of an input again."""
@@ -457,8 +497,9 @@ def test_a_linear_layer_with_relu_on_cuda(shape):
     fused = copy.deepcopy(model)
     fuse_(fused)
     input = torch.randn(shape, device="cuda").half()
+    input[0, ..., 3] = torch.nan
     with torch.inference_mode():
-        torch.testing.assert_close(fused(input), model(input))
+        torch.testing.assert_close(fused(input), model(input), equal_nan=True)
 
 
 def test_small_batches_and_gradients_take_the_layers_one_by_one(hands_on, monkeypatch):

@@ -223,9 +223,17 @@ class Scaled(nn.Conv2d):
         return super().forward(input) * 2
 
 
+class ScaledSpAMM(SpAMMConv2d):
+    """Computes differently from SpAMMConv2d."""
+
+    def forward(self, input):
+        return super().forward(input) * 2
+
+
 @pytest.mark.parametrize(
     ("module_class", "module", "message"),
     [
+        (SpAMMConv2d, ScaledSpAMM(3, 4, 1, tau=1.0), r"got .*ScaledSpAMM.* own forward"),
         (SpAMMConv2d, nn.Linear(3, 4), r"expects a torch.nn.Conv2d; got .*Linear"),
         (SpAMMLinear, nn.Conv2d(3, 4, 1), r"expects a torch.nn.Linear; got .*Conv2d"),
         (SpAMMConv2d, nn.Conv1d(3, 4, 1), r"expects a torch.nn.Conv2d; got .*Conv1d"),
