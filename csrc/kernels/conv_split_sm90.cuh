@@ -124,9 +124,6 @@ struct PixelBox {
   int image, pixel;
 };
 
-// As torch's relu: a NaN stays.
-__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
-
 // Stores what a thread has of a box: kCount sums from kFirst on.
 template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channel, PixelBox box,
