@@ -151,10 +151,10 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
 template <class Element>
 void take_output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream) {
   PixelNormsParams p{};
-  p.jobs[0] = pixel_norms_job(
-      output.const_data_ptr(), output.size(0), output.size(2) * output.size(3), output.size(1),
-      log2_of(kLayerNormBlock), log2_of(kLayerNormBlock), norms.mutable_data_ptr<float>(),
-      sizeof(Element));
+  p.jobs[0] =
+      pixel_norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
+                      output.size(1), log2_of(kLayerNormBlock), log2_of(kLayerNormBlock),
+                      norms.mutable_data_ptr<float>(), sizeof(Element));
   launch_pixel_norms<Element>(p, stream);
 }
 

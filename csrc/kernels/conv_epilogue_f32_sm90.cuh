@@ -76,9 +76,8 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
   store_box<Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, acc);
   if (p.norm_output == nullptr) return;
   const int images = p.shape.output.images;
-  double squares[2] = {
-      sum_of_squares<kBlock, 0>(acc, images - boxes[0].image),
-      sum_of_squares<Config::kLastWidth, kSecond>(acc, images - boxes[1].image)};
+  double squares[2] = {sum_of_squares<kBlock, 0>(acc, images - boxes[0].image),
+                       sum_of_squares<Config::kLastWidth, kSecond>(acc, images - boxes[1].image)};
   store_norms<float>(p, channel, boxes, squares, shared);
 }
 

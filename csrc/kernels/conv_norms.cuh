@@ -151,9 +151,9 @@ __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number
   const NormThread<kLog2Slices, kLog2Lanes, kLog2Entries<Element>> thread(job, number);
   constexpr int kEntries = 1 << kLog2Entries<Element>;
   const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / kEntries;
-  const auto* first = static_cast<const Chunk<Element>*>(job.data) +
-                      thread.first_image * image_stride +
-                      (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / kEntries;
+  const auto* first =
+      static_cast<const Chunk<Element>*>(job.data) + thread.first_image * image_stride +
+      (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / kEntries;
   wait();
   const float norm = norm_of_entries<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
     for_each_entry(first, image_stride << kLog2Slices, thread.count, visit);

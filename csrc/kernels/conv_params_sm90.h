@@ -78,7 +78,8 @@ inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, i
                                      int entry_bytes = 2) {
   PixelNormsJob job{data, images, pixels, channels, log2_images, log2_group, norms};
   job.groups = ((channels - 1) >> log2_group) + 1;
-  const int log2_of_block = log2_norms(log2_slices(log2_images), log2_group - (entry_bytes == 4 ? 2 : 3));
+  const int log2_of_block =
+      log2_norms(log2_slices(log2_images), log2_group - (entry_bytes == 4 ? 2 : 3));
   job.line_blocks = ((pixels * job.groups - 1) >> log2_of_block) + 1;
   job.thread_blocks = job.line_blocks * (((images - 1) >> log2_images) + 1);
   job.by_groups = Divisor(job.groups);
@@ -153,6 +154,7 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 struct ConvParams {
   CUtensorMap map_input, map_weight, map_output;
+  CUtensorMap map_last;  // the input's, for the last box of images, which is filled in part
   ConvShape shape;
   Log2Block block, box;  // box: 64 pixels of a block, what one load brings
   Extent blocks, boxes;  // in the output

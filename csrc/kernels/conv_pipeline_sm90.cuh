@@ -30,6 +30,11 @@ struct Config {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kLists = 2, kListCapacity = 128;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums of a thread
+
+  // Whether box `i` of a tile is only kLastWidth pixels wide.
+  __host__ __device__ static constexpr bool is_narrow(int i) {
+    return kLastWidth < kBlock && i % 2 == 1;
+  }
 };
 
 // First pixel of a box, in the output.

@@ -36,6 +36,22 @@ namespace spamm::kernels::conv {
 
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
+// The boxes of the input that a bit is set for: what brings number `i`, and how many bytes all
+// have.
+template <class Config>
+__device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
+  return Config::is_narrow(i) ? p.map_last : p.map_input;
+}
+template <class Config, int kBoxes = Config::kBoxes>
+__device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
+  uint32_t lines = 0;
+#pragma unroll
+  for (int i = 0; i < kBoxes; ++i) {
+    if (needed >> i & 1) lines += Config::is_narrow(i) ? Config::kLastWidth : kBlock;
+  }
+  return lines * kLineBytes;
+}
+
 // Goes from stage to stage for a thread that loads the weights, or the pixels.
 template <class Config, bool kWeights>
 class StageWriter {
@@ -87,8 +103,7 @@ class Loader : public StageWriter<Config, kWeights> {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
       const int channel = step.group * kBlock + part * Config::kDepth;
-      const bool last =
-          part == Config::kParts - 1 || channel + Config::kDepth >= p_.shape.channels;
+      const bool last = part == Config::kParts - 1 || channel + Config::kDepth >= p_.shape.channels;
       load_stage(tile, step, channel, last && ends_tile);
       if (last) break;
     }
@@ -98,13 +113,14 @@ class Loader : public StageWriter<Config, kWeights> {
   __device__ void load_stage(const Tile<Config>& tile, const Step& step, int channel,
                              bool ends_tile) {
     const uint32_t needed = Base::needed_boxes(step.mask);
-    const uint32_t bytes = (kWeights ? Config::kRows : __popc(needed)) * sizeof(OperandBlock);
+    const uint32_t bytes =
+        kWeights ? Config::kRows * sizeof(OperandBlock) : bytes_of_boxes<Config>(needed);
     this->announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
     auto* barrier = reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]);
     auto& stage = storage_.stages[at_.slot];
     if constexpr (kWeights) {
-      cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight,
-                                   channel, step.position, tile.channel);
+      cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight, channel,
+                                   step.position, tile.channel);
     } else {
       const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
       const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;
@@ -112,7 +128,8 @@ class Loader : public StageWriter<Config, kWeights> {
       for (int i = 0; i < Config::kBoxes; ++i) {
         if ((needed >> i & 1) == 0) continue;
         const Box& box = tile.boxes[i];
-        cute::SM90_TMA_LOAD_4D::copy(&p_.map_input, barrier, kCacheHint, &stage.pixels[i], channel,
+        cute::SM90_TMA_LOAD_4D::copy(&map_of_box<Config>(p_, i), barrier, kCacheHint,
+                                     &stage.pixels[i], channel,
                                      box.column * p_.shape.stride.columns + column,
                                      box.row * p_.shape.stride.rows + row, box.image);
       }
@@ -281,6 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
+    if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
     cute::prefetch_tma_descriptor(&p.map_weight);
     cute::prefetch_tma_descriptor(&p.map_output);
   }

@@ -33,10 +33,11 @@ cudaError_t pixel_norms(const PixelNormsParams& p, bool overlap_previous, cudaSt
   return launch(kernel, blocks, kNormThreads, 0, overlap_previous, stream, p);
 }
 
-// Maps channels-last images in boxes of 128 bytes of channels and `box` pixels, `step` apart.
+// Maps channels-last images in boxes of 128 bytes of channels and `box` pixels, `step` apart; of
+// `box_images` images where these are not a power of two.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
-                          const Log2Block& box, Step2 step) {
+                          const Log2Block& box, Step2 step, int box_images = 0) {
   const auto edge = [](int log2, int step) {
     return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
   };
@@ -47,7 +48,8 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
       {static_cast<uint64_t>(channels), static_cast<uint64_t>(extent.columns),
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
       {line, line * extent.columns, line * extent.columns * extent.rows},
-      {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows), edge(box.images, 1)},
+      {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows),
+       static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
       {1, taken(box.columns, step.columns), taken(box.rows, step.rows), 1});
 }
 
@@ -82,6 +84,10 @@ cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams
   if (blocks == p.tiles) p.next_tile = nullptr;
   cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input, p.shape.channels,
                                              p.box, p.shape.stride);
+  if (error == cudaSuccess && Config::is_narrow(1)) {
+    error = encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
+                                   p.shape.stride, Config::kLastWidth);
+  }
   if (error == cudaSuccess) {
     error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
                                    p.box, {1, 1});
@@ -92,6 +98,11 @@ cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams
   if (error != cudaSuccess) return error;
 
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  // All memory that shared memory may have: the norms' thread blocks run beside these.
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
   if (error != cudaSuccess) return error;
   return launch(kernel, blocks, Config::kThreads, shared_bytes, overlap_previous, stream, p);
 }

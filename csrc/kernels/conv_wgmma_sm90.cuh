@@ -32,10 +32,10 @@ SPAMM_CONV_ATOMS(112)
 SPAMM_CONV_ATOMS(120)
 #undef SPAMM_CONV_ATOMS
 
-#define SPAMM_TF32_ATOM(kN)                                               \
-  template <>                                                             \
-  struct Atom<Tf32, kN, Major::K, Major::K> {                             \
-    using Type = cute::SM90::GMMA::MMA_64x##kN##x8_F32TF32TF32_SS_TN<>;   \
+#define SPAMM_TF32_ATOM(kN)                                             \
+  template <>                                                           \
+  struct Atom<Tf32, kN, Major::K, Major::K> {                           \
+    using Type = cute::SM90::GMMA::MMA_64x##kN##x8_F32TF32TF32_SS_TN<>; \
   };
 SPAMM_TF32_ATOM(8)
 SPAMM_TF32_ATOM(16)

@@ -42,10 +42,10 @@ cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
                               const std::array<uint32_t, kDims>& every) {
   static const auto encoder = find_tensor_map_encoder();
   if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
-  const CUresult result =
-      encoder(&map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(), strides.data(),
-              box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult result = encoder(
+      &map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(), strides.data(),
+      box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
