@@ -77,8 +77,8 @@ void implicit_conv_sm80(const Convolution& conv, const Knob& knob, const at::Ten
 // On Hopper: whether implicit_conv takes it.
 bool has_implicit_conv(const Convolution& conv);
 
-// The output is in channels-last memory. float32 leaves no norms: the next layer reads its input
-// anyway, to split it.
+// The output is in channels-last memory. float32 at full accuracy leaves no norms: the next
+// layer reads its input anyway, to split it.
 ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
 
 // The same for few input channels where the threshold, held by the host, skips nothing.

@@ -340,12 +340,12 @@ def conv2d(
 
     On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
     bytes, and float32 without TF32 in blocks of 64 and more and 32 channels or more on Hopper, but
-    for what its own kernels take. These take float16 and bfloat16 without groups: blocks of 64 or
-    128 (32 where one block holds all channels), out_channels a multiple of 8, a pixel_block whose
-    edges times the stride stay within 256 pixels; and float32 in the same blocks where pixel_block
-    holds images alone (the default from 64 images on) and there are 32 channels or more, by
-    products of float16 halves that are as accurate as float32, or as TF32 where
-    ``torch.backends.cuda.matmul`` allows it. Input and weight are read as they lie where they are
+    for what its own kernels take. These take float16, bfloat16 and, where
+    ``torch.backends.cuda.matmul`` allows TF32, float32, without groups: blocks of 64 or 128 (32
+    where one block holds all channels), out_channels a multiple of 16 bytes, a pixel_block whose
+    edges times the stride stay within 256 pixels; and float32 at full accuracy in the same blocks
+    where pixel_block holds images alone (the default from 64 images on) and there are 32 channels
+    or more, by products of float16 halves. Input and weight are read as they lie where they are
     channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them into
     that form first, and the output back where the input is not channels-last.
     """

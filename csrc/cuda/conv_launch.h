@@ -27,10 +27,8 @@ void launch_conv(const kernels::conv::ConvParams& params, const void* input, con
                  kernels::conv::TileSize tile, int multiprocessors, cudaStream_t stream);
 
 // The same for float32 in halves: a and b of `params` are given as well, pixel blocks are of images
-// alone. f32x3 multiplies both halves of everything; tf32 the high ones alone, in its precision.
+// alone.
 void launch_conv_f32x3(const kernels::conv::ConvParams& params, int multiprocessors,
                        cudaStream_t stream);
-void launch_conv_tf32(const kernels::conv::ConvParams& params, int multiprocessors,
-                      cudaStream_t stream);
 
 }  // namespace spamm::cuda

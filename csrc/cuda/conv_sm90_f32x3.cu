@@ -8,7 +8,7 @@ namespace spamm::cuda {
 
 void launch_conv_f32x3(const kernels::conv::ConvParams& params, int multiprocessors,
                        cudaStream_t stream) {
-  C10_CUDA_CHECK(kernels::conv::split_conv2d<2>(params, multiprocessors, stream));
+  C10_CUDA_CHECK(kernels::conv::split_conv2d(params, multiprocessors, stream));
 }
 
 }  // namespace spamm::cuda

@@ -1,14 +1,10 @@
-// float32 convolution on Hopper's tensor cores with TF32's precision: one product of halves.
-#include <c10/cuda/CUDAException.h>
-
-#include "conv_launch.h"
-#include "kernels/conv_split_sm90_launch.cuh"
+// float32 convolution on Hopper's tensor cores with TF32's precision, float32 sums.
+#include "conv_sm90.cuh"
 
 namespace spamm::cuda {
 
-void launch_conv_tf32(const kernels::conv::ConvParams& params, int multiprocessors,
-                      cudaStream_t stream) {
-  C10_CUDA_CHECK(kernels::conv::split_conv2d<1>(params, multiprocessors, stream));
-}
+template void launch_pixel_norms<float>(const kernels::conv::PixelNormsParams&, cudaStream_t);
+template void launch_conv<float>(const kernels::conv::ConvParams&, const void*, const void*,
+                                 kernels::conv::TileSize, int, cudaStream_t);
 
 }  // namespace spamm::cuda

@@ -1,8 +1,8 @@
 // Convolution without an im2col matrix, on Hopper: tensors to pointers.
 //
 // The kernels read and write channels-last memory with channels in multiples of 16 bytes. Anything
-// else is copied once into that form; a half type's output channels must be such a multiple
-// themselves. float32 is split into halves, in the pass that takes its norms.
+// else is copied once into that form; output channels must be such a multiple themselves. float32
+// at full accuracy is split into halves, in the pass that takes its norms.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -45,13 +45,14 @@ bool takes_channels(const Block& block, int64_t out_channels, int64_t in_channel
 
 // Whether the input's blocks can be loaded, and the output stored.
 bool takes_layout(const Convolution& conv) {
-  if (conv.input.scalar_type() == at::kFloat) {
+  const bool is_float = conv.input.scalar_type() == at::kFloat;
+  if (is_float && !allow_tf32()) {
     // Halves come in blocks of 64 images x 64 channels; half empty ones do not pay.
     constexpr int64_t kLeastChannels = kernels::kSplitBlock / 2;
     return conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
            conv.shape.in_channels >= kLeastChannels;
   }
-  return is_half(conv.input.scalar_type()) &&
+  return (is_float || is_half(conv.input.scalar_type())) &&
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          strides_fit(log2_block(conv.blocks), step(conv.shape.stride));
 }
@@ -110,7 +111,8 @@ Norms take_norms(const Convolution& conv, const Tensor& input, const Tensor& wei
   p.zeroed = norms.next_tile;
   if (!given) {
     p.jobs[0] = pixel_norms_job(input.const_data_ptr(), conv.shape.images, pixels, input.size(1),
-                                log2_of(conv.blocks.edge[0]), log2_group(conv.block), own_pixels);
+                                log2_of(conv.blocks.edge[0]), log2_group(conv.block), own_pixels,
+                                sizeof(Element));
   }
   if (!conv.norm_weight) p.jobs[1] = weight_job(weight, conv.block, norms.weight);
   if (!given || !conv.norm_weight) {
@@ -149,9 +151,10 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
 template <class Element>
 void take_output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream) {
   PixelNormsParams p{};
-  p.jobs[0] = pixel_norms_job(
-      output.const_data_ptr(), output.size(0), output.size(2) * output.size(3), output.size(1),
-      log2_of(kLayerNormBlock), log2_of(kLayerNormBlock), norms.mutable_data_ptr<float>());
+  p.jobs[0] =
+      pixel_norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
+                      output.size(1), log2_of(kLayerNormBlock), log2_of(kLayerNormBlock),
+                      norms.mutable_data_ptr<float>(), sizeof(Element));
   launch_pixel_norms<Element>(p, stream);
 }
 
@@ -199,8 +202,12 @@ class Arguments {
   Tensor tau_;
 };
 
+template <class Element>
 TileSize choose_tile(const ConvParams& p, const Log2Block& box, int multiprocessors) {
-  if (takes_resident(p.shape, p.block)) return TileSize::k64x256Resident;
+  constexpr bool kResident = sizeof(Element) == 2;
+  if (kResident ? takes_resident(p.shape, p.block) : p.shape.out_channels <= 64) {
+    return TileSize::k64x256;
+  }
   const Extent boxes = count(p.shape.output, box);
   const Tile tile =
       choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
@@ -216,7 +223,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   Arguments arguments(conv, input);
   ConvParams& p = arguments.params;
   const Log2Block box = box_of(p.block);
-  const TileSize tile = choose_tile(p, box, device.multiprocessors());
+  const TileSize tile = choose_tile<Element>(p, box, device.multiprocessors());
   const Norms norms = take_norms<Element>(conv, input, weight, tile == TileSize::k128x256, stream);
   arguments.set(norms, knob, stream);
   // Whatever took the norms that are given has waited for the weight, and lets no kernel start
@@ -249,6 +256,11 @@ SplitTensor split(const Tensor& x, int halves, const Tensor& map, bool brings_no
   return {x, /*k_dim=*/2, halves, brings_norms ? map : Tensor()};
 }
 
+// (blocks of rows of x[pixel], pixels, blocks of channels), of by_pixel().
+Tensor pixel_map(const Tensor& x, int64_t rows, int64_t channels) {
+  return norm_map(x, {rows, channels}).transpose(0, 1).contiguous();
+}
+
 ConvolutionResult convolve_split(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input);
@@ -266,7 +278,7 @@ ConvolutionResult convolve_split(const Convolution& conv, const Knob& knob) {
   const bool weight_brings = !conv.norm_weight && conv.block.m == kEdge && conv.block.k == kEdge;
   const auto map_of = [&](const Tensor& x, int64_t rows, int64_t columns, bool brings) {
     return brings ? empty({blocks_of(x.size(1), rows), x.size(0), blocks_of(x.size(2), columns)})
-                  : norm_map(x, {rows, columns}).transpose(0, 1).contiguous();
+                  : pixel_map(x, rows, columns);
   };
   const Tensor map_input =
       input_given ? conv.norm_input->contiguous() : map_of(pixels, images, group, input_brings);
@@ -276,13 +288,12 @@ ConvolutionResult convolve_split(const Convolution& conv, const Knob& knob) {
           .view({blocks_of(weight.size(0), conv.block.m), positions.size(0), -1});
   const Tensor counter = at::empty({1}, input.options().dtype(at::kInt));
 
-  const bool tf32 = allow_tf32();
-  const int halves = tf32 ? 1 : 2;
-  const SplitTensor a = split(positions, halves, map_weight.transpose(0, 1), weight_brings);
-  const SplitTensor b = split(pixels, halves, map_input.transpose(0, 1), input_brings);
+  constexpr int kHalves = 2;
+  const SplitTensor a = split(positions, kHalves, map_weight.transpose(0, 1), weight_brings);
+  const SplitTensor b = split(pixels, kHalves, map_input.transpose(0, 1), input_brings);
   kernels::SplitParams params[] = {a.params(), b.params()};
   params[0].zeroed = counter.mutable_data_ptr<int>();
-  launch_split(params, 2, halves, device.stream());
+  launch_split(params, 2, kHalves, device.stream());
 
   Arguments arguments(conv, input);
   arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
@@ -292,9 +303,18 @@ ConvolutionResult convolve_split(const Convolution& conv, const Knob& knob) {
                 knob, device.stream());
   arguments.params.a = a.source();
   arguments.params.b = b.source();
-  const auto launch = tf32 ? launch_conv_tf32 : launch_conv_f32x3;
-  launch(arguments.params, device.multiprocessors(), device.stream());
+  launch_conv_f32x3(arguments.params, device.multiprocessors(), device.stream());
   return {arguments.output, Tensor()};
+}
+
+// The weight's norms are norm_map's, whatever PyTorch's setting is.
+ConvolutionResult convolve_tf32(Convolution conv, const Knob& knob) {
+  if (!conv.norm_weight) {
+    const Tensor norms =
+        pixel_map(by_pixel(readable_pixels(conv.weight)), conv.block.m, conv.block.k);
+    conv.norm_weight = norms.view({1, norms.size(0), -1});
+  }
+  return convolve<float>(conv, knob);
 }
 
 }  // namespace
@@ -327,7 +347,7 @@ ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob) {
     case at::kBFloat16:
       return convolve<__nv_bfloat16>(conv, knob);
     default:
-      return convolve_split(conv, knob);
+      return allow_tf32() ? convolve_tf32(conv, knob) : convolve_split(conv, knob);
   }
 }
 

@@ -19,8 +19,11 @@ namespace spamm::kernels::conv {
 constexpr float kLeastSafeSum = 0x1p-90f, kMostSafeSum = 0x1p127f;
 
 template <class Element>
+constexpr int kLog2Entries = sizeof(Element) == 4 ? 2 : 3;  // of a chunk
+
+template <class Element>
 struct alignas(16) Chunk {
-  Element entries[8];
+  Element entries[1 << kLog2Entries<Element>];
 };
 
 __device__ inline float larger_or_nan(float x, float y) { return x > y || x != x ? x : y; }
@@ -52,7 +55,7 @@ __device__ __forceinline__ void for_each_entry(const Chunk<Element>* first, int6
     for (int u = 0; u < kUnroll; ++u) {
       const auto chunk = __builtin_bit_cast(Chunk<Element>, words[u]);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) visit(widen(chunk.entries[e]), e);
+      for (int e = 0; e < 1 << kLog2Entries<Element>; ++e) visit(widen(chunk.entries[e]), e);
     }
   }
 }
@@ -81,7 +84,7 @@ __device__ __forceinline__ float combine_norm(float x, float (&shared)[kNormThre
 }
 
 // What one of the threads of a job has to do with.
-template <int kLog2Slices, int kLog2Lanes>
+template <int kLog2Slices, int kLog2Lanes, int kLog2Entries>
 struct NormThread {
   int64_t norm;  // in job.norms
   int pixel, channel, first_image;
@@ -97,7 +100,7 @@ struct NormThread {
     const int in_images = (line_block << kLog2Norms) + in_block % (1 << kLog2Norms);
     int group;
     job.by_groups(pixel, group, in_images);
-    channel = (group << (kLog2Lanes + 3)) + lane * 8;
+    channel = ((group << kLog2Lanes) + lane) << kLog2Entries;
     first_image = (image_block << job.log2_images) + slice;
     const int end_image = min(job.images, (image_block + 1) << job.log2_images);
     const bool exists = pixel < job.pixels;
@@ -110,7 +113,7 @@ struct NormThread {
 };
 
 // The norm of all that the threads of one norm visit; `visit_all` takes what to call with each
-// entry and its place among 8, and may be asked again.
+// entry and its place in its chunk, and may be asked again.
 template <class Element, int kLog2Slices, int kLog2Lanes, class VisitAll>
 __device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
   __shared__ float shared[kNormThreads / 8];
@@ -121,7 +124,7 @@ __device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
   float sum = combine_norm<kLog2Slices, kLog2Lanes>(own, shared, add);
   float result = sqrtf(sum);
   // float16 cannot leave the range in which squares are right.
-  if constexpr (std::is_same_v<Element, __nv_bfloat16>) {
+  if constexpr (!std::is_same_v<Element, __half>) {
     const bool safe = sum >= kLeastSafeSum && sum <= kMostSafeSum;
     if (__syncthreads_or(!safe)) {
       float largest = 0;
@@ -145,11 +148,12 @@ __device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
 template <class Element, int kLog2Slices, int kLog2Lanes, class Wait>
 __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number,
                                             const Wait& wait) {
-  const NormThread<kLog2Slices, kLog2Lanes> thread(job, number);
-  const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / 8;
-  const auto* first = static_cast<const Chunk<Element>*>(job.data) +
-                      thread.first_image * image_stride +
-                      (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / 8;
+  const NormThread<kLog2Slices, kLog2Lanes, kLog2Entries<Element>> thread(job, number);
+  constexpr int kEntries = 1 << kLog2Entries<Element>;
+  const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / kEntries;
+  const auto* first =
+      static_cast<const Chunk<Element>*>(job.data) + thread.first_image * image_stride +
+      (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / kEntries;
   wait();
   const float norm = norm_of_entries<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
     for_each_entry(first, image_stride << kLog2Slices, thread.count, visit);

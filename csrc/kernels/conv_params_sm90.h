@@ -51,8 +51,8 @@ struct InputNorms {
 
 constexpr int kLog2NormThreads = 8, kNormThreads = 1 << kLog2NormThreads;
 
-// Channels-last images, contiguous, in multiples of 16 bytes along the channels. A thread reads 8
-// channels of some images of a block.
+// Channels-last images, contiguous, in multiples of 16 bytes along the channels. A thread reads 16
+// bytes of channels of some images of a block.
 struct PixelNormsJob {
   const void* data;
   int images, pixels, channels;
@@ -74,10 +74,12 @@ __host__ __device__ constexpr int log2_norms(int log2_slices, int log2_lanes) {
 }
 
 inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, int channels,
-                                     int log2_images, int log2_group, float* norms) {
+                                     int log2_images, int log2_group, float* norms,
+                                     int entry_bytes = 2) {
   PixelNormsJob job{data, images, pixels, channels, log2_images, log2_group, norms};
   job.groups = ((channels - 1) >> log2_group) + 1;
-  const int log2_of_block = log2_norms(log2_slices(log2_images), log2_group - 3);
+  const int log2_of_block =
+      log2_norms(log2_slices(log2_images), log2_group - (entry_bytes == 4 ? 2 : 3));
   job.line_blocks = ((pixels * job.groups - 1) >> log2_of_block) + 1;
   job.thread_blocks = job.line_blocks * (((images - 1) >> log2_images) + 1);
   job.by_groups = Divisor(job.groups);
@@ -135,8 +137,8 @@ inline bool strides_fit(const Log2Block& block, Step2 stride) {
 }
 
 // Output channels x pixels of a thread block; the last with resident weights
-// (conv_resident_sm90.cuh).
-enum class TileSize { k128x128, k128x256, k64x256Resident };
+// (conv_resident_sm90.cuh) for half types.
+enum class TileSize { k128x128, k128x256, k64x256 };
 
 // What the kernel with resident weights takes: few output channels, each with few enough weights,
 // kernel positions that neighbouring output columns share, images in pairs of boxes.
@@ -152,6 +154,7 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 struct ConvParams {
   CUtensorMap map_input, map_weight, map_output;
+  CUtensorMap map_last;  // the input's, for the last box of images, which is filled in part
   ConvShape shape;
   Log2Block block, box;  // box: 64 pixels of a block, what one load brings
   Extent blocks, boxes;  // in the output

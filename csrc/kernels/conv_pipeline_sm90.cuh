@@ -6,6 +6,7 @@
 
 #include "conv_params_sm90.h"
 #include "pipeline_sm90.cuh"
+#include "tf32.h"
 
 namespace spamm::kernels::conv {
 
@@ -16,16 +17,24 @@ using sm90::OperandBlock;
 using sm90::RingPosition;
 
 // A tile of kRows x 64 output channels and kBoxes x 64 pixels. Each warpgroup makes 64 channels of
-// two neighbouring boxes, the second of which fills only its first kLastWidth columns.
+// two neighbouring boxes, the second of which fills only its first kLastWidth columns. A stage is
+// kDepth channels deep: float32, which is multiplied as TF32, takes two for a block of 64.
 template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
 struct Config {
   using Element = Element_;
+  using Operand = std::conditional_t<std::is_same_v<Element, float>, Tf32, Element>;
+  static constexpr int kDepth = kLineBytes / sizeof(Element), kParts = kBlock / kDepth;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
   static constexpr int kStages = kStages_;
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kLists = 2, kListCapacity = 128;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums of a thread
+
+  // Whether box `i` of a tile is only kLastWidth pixels wide.
+  __host__ __device__ static constexpr bool is_narrow(int i) {
+    return kLastWidth < kBlock && i % 2 == 1;
+  }
 };
 
 // First pixel of a box, in the output.
@@ -49,9 +58,9 @@ struct Step {
   uint16_t position;
 };
 
-// Squares of bfloat16 numbers need more range than float has.
+// Squares of numbers other than halves need more range than float has.
 template <class Element>
-using SquareSum = std::conditional_t<std::is_same_v<Element, __nv_bfloat16>, double, float>;
+using SquareSum = std::conditional_t<std::is_same_v<Element, __half>, float, double>;
 
 // Sums of squares of a warpgroup's two boxes, warp by warp.
 template <class Element>
@@ -62,6 +71,10 @@ struct BoxSquares {
 // Above a step's mask.
 constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
+// 64 pixels x 64 channels on their way out: one block for each kDepth channels.
+template <class Config>
+using StagedBox = std::conditional_t<Config::kParts == 1, OperandBlock, OperandBlock[2]>;
+
 // What the loads, the products and the stores read and write.
 template <class Config>
 struct Blocks {
@@ -69,7 +82,7 @@ struct Blocks {
     OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
   };
   Stage stages[Config::kStages];
-  OperandBlock output[Config::kWarpgroups];  // on its way out
+  StagedBox<Config> output[Config::kWarpgroups];
 };
 
 template <class Config>

@@ -228,14 +228,15 @@ __device__ void load_resident_pixels(const ConvParams& p, ResidentStorage<Config
       const uint32_t needed = step.mask | step.mask >> 2;
       const uint32_t weight = step.group * positions + step.position;
       announce(step.mask | weight << kWeightShift | (i == count - 1 ? kEndsTile : 0),
-               __popc(needed & 3) * sizeof(OperandBlock));
+               bytes_of_boxes<Config, 2>(needed));
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
         if ((needed >> b & 1) == 0) continue;
         cute::SM90_TMA_LOAD_4D::copy(
-            &p.map_input, reinterpret_cast<uint64_t*>(&storage.full[at.slot]), kCacheHint,
-            &storage.stages[at.slot].pixels[b], step.group * kBlock, column + step.kernel_column,
-            row + step.kernel_row * p.shape.dilation.rows, box.image + b * kBlock);
+            &map_of_box<Config>(p, b), reinterpret_cast<uint64_t*>(&storage.full[at.slot]),
+            kCacheHint, &storage.stages[at.slot].pixels[b], step.group * kBlock,
+            column + step.kernel_column, row + step.kernel_row * p.shape.dilation.rows,
+            box.image + b * kBlock);
       }
       at.advance();
     }
@@ -260,6 +261,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
+    if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
     cute::prefetch_tma_descriptor(&p.map_weight);
     cute::prefetch_tma_descriptor(&p.map_output);
   }

@@ -1,5 +1,5 @@
-// A convolution as SpAMM for Hopper (sm_90a), its im2col matrix never in memory: float16 and
-// bfloat16, channels last, float32 sums.
+// A convolution as SpAMM for Hopper (sm_90a), its im2col matrix never in memory: float16, bfloat16
+// and, with TF32's precision, float32; channels last, float32 sums.
 //
 // The product is weight matrix times im2col matrix. A step of K is one kernel position and 64
 // channels; what it needs of the im2col matrix is a box of the input (64 channels, columns, rows,
@@ -27,6 +27,7 @@
 #endif
 #include <cute/arch/copy_sm90_desc.hpp>
 
+#include "conv_epilogue_f32_sm90.cuh"
 #include "conv_epilogue_sm90.cuh"
 #include "conv_list_sm90.cuh"
 #include "cutlass/arch/grid_dependency_control.h"
@@ -34,6 +35,22 @@
 namespace spamm::kernels::conv {
 
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+
+// The boxes of the input that a bit is set for: what brings number `i`, and how many bytes all
+// have.
+template <class Config>
+__device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
+  return Config::is_narrow(i) ? p.map_last : p.map_input;
+}
+template <class Config, int kBoxes = Config::kBoxes>
+__device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
+  uint32_t lines = 0;
+#pragma unroll
+  for (int i = 0; i < kBoxes; ++i) {
+    if (needed >> i & 1) lines += Config::is_narrow(i) ? Config::kLastWidth : kBlock;
+  }
+  return lines * kLineBytes;
+}
 
 // Goes from stage to stage for a thread that loads the weights, or the pixels.
 template <class Config, bool kWeights>
@@ -81,15 +98,29 @@ class Loader : public StageWriter<Config, kWeights> {
  public:
   __device__ Loader(const ConvParams& p, Storage<Config>& storage) : Base(storage), p_(p) {}
 
+  // A stage for each kDepth channels that exist.
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+      const int channel = step.group * kBlock + part * Config::kDepth;
+      const bool last = part == Config::kParts - 1 || channel + Config::kDepth >= p_.shape.channels;
+      load_stage(tile, step, channel, last && ends_tile);
+      if (last) break;
+    }
+  }
+
+ private:
+  __device__ void load_stage(const Tile<Config>& tile, const Step& step, int channel,
+                             bool ends_tile) {
     const uint32_t needed = Base::needed_boxes(step.mask);
-    const uint32_t bytes = (kWeights ? Config::kRows : __popc(needed)) * sizeof(OperandBlock);
+    const uint32_t bytes =
+        kWeights ? Config::kRows * sizeof(OperandBlock) : bytes_of_boxes<Config>(needed);
     this->announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
     auto* barrier = reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]);
     auto& stage = storage_.stages[at_.slot];
     if constexpr (kWeights) {
-      cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight,
-                                   step.group * kBlock, step.position, tile.channel);
+      cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight, channel,
+                                   step.position, tile.channel);
     } else {
       const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
       const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;
@@ -97,8 +128,8 @@ class Loader : public StageWriter<Config, kWeights> {
       for (int i = 0; i < Config::kBoxes; ++i) {
         if ((needed >> i & 1) == 0) continue;
         const Box& box = tile.boxes[i];
-        cute::SM90_TMA_LOAD_4D::copy(&p_.map_input, barrier, kCacheHint, &stage.pixels[i],
-                                     step.group * kBlock,
+        cute::SM90_TMA_LOAD_4D::copy(&map_of_box<Config>(p_, i), barrier, kCacheHint,
+                                     &stage.pixels[i], channel,
                                      box.column * p_.shape.stride.columns + column,
                                      box.row * p_.shape.stride.rows + row, box.image);
       }
@@ -106,7 +137,6 @@ class Loader : public StageWriter<Config, kWeights> {
     at_.advance();
   }
 
- private:
   const ConvParams& p_;
 };
 
@@ -136,12 +166,13 @@ __device__ void load_lists(const ConvParams& p, Storage<Config>& storage) {
 // acc, columns kColumn to kColumn + kWidth, += 64 output channels times these columns; and waits,
 // since ptxas serialises wgmma that it sees in flight across branches. Meanwhile calls
 // look_ahead().
-template <class Element, int kColumn, int kWidth, int kSize, class LookAhead>
+template <class Operand, int kColumn, int kWidth, int kSize, class LookAhead>
 __device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels, float (&acc)[kSize],
                                              const LookAhead& look_ahead) {
   constexpr auto kK = sm90::Major::K;
   cute::warpgroup_arrive();
-  sm90::multiply_columns<Element, kK, kK, kColumn, kWidth, 0, kBlock>(weight, pixels, acc);
+  constexpr int kDepth = kLineBytes / sizeof(Operand);
+  sm90::multiply_columns<Operand, kK, kK, kColumn, kWidth, 0, kDepth>(weight, pixels, acc);
   cute::warpgroup_commit_batch();
   look_ahead();
   cute::warpgroup_wait<0>();
@@ -153,17 +184,17 @@ template <class Config, class LookAhead>
 __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, uint64_t pixels,
                                               float (&acc)[Config::kValues],
                                               const LookAhead& look_ahead) {
-  using Element = typename Config::Element;
+  using Operand = typename Config::Operand;
   constexpr int kLastWidth = Config::kLastWidth;
   if (bits == 3) {
     float wide[Config::kValues];
     sm90::hand_over<Config::kValues>(acc, wide);
-    multiply_now<Element, 0, kBlock + kLastWidth>(weight, pixels, wide, look_ahead);
+    multiply_now<Operand, 0, kBlock + kLastWidth>(weight, pixels, wide, look_ahead);
     sm90::hand_over<Config::kValues>(wide, acc);
   } else if (bits == 1) {
-    multiply_now<Element, 0, kBlock>(weight, pixels, acc, look_ahead);
+    multiply_now<Operand, 0, kBlock>(weight, pixels, acc, look_ahead);
   } else {
-    multiply_now<Element, kBlock, kLastWidth>(weight, pixels, acc, look_ahead);
+    multiply_now<Operand, kBlock, kLastWidth>(weight, pixels, acc, look_ahead);
   }
 }
 
@@ -267,6 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   cutlass::arch::launch_dependent_grids();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
+    if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
     cute::prefetch_tma_descriptor(&p.map_weight);
     cute::prefetch_tma_descriptor(&p.map_output);
   }

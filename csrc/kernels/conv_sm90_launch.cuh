@@ -21,21 +21,23 @@ template <class Element>
 cudaError_t pixel_norms(const PixelNormsParams& p, bool overlap_previous, cudaStream_t stream) {
   const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
   using Kernel = void (*)(PixelNormsParams);
+  constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // of a group of 64
   static constexpr Kernel kKernels[2][4] = {
-      {pixel_norms<Element, 0, 3>, pixel_norms<Element, 1, 3>, pixel_norms<Element, 2, 3>,
-       pixel_norms<Element, 3, 3>},
-      {pixel_norms<Element, 0, 4>, pixel_norms<Element, 1, 4>, pixel_norms<Element, 2, 4>,
-       pixel_norms<Element, 3, 4>}};
+      {pixel_norms<Element, 0, kLog2Lanes>, pixel_norms<Element, 1, kLog2Lanes>,
+       pixel_norms<Element, 2, kLog2Lanes>, pixel_norms<Element, 3, kLog2Lanes>},
+      {pixel_norms<Element, 0, kLog2Lanes + 1>, pixel_norms<Element, 1, kLog2Lanes + 1>,
+       pixel_norms<Element, 2, kLog2Lanes + 1>, pixel_norms<Element, 3, kLog2Lanes + 1>}};
   const PixelNormsJob& job = p.jobs[0];
   const Kernel kernel =
       kKernels[p.jobs[1].log2_group == 7 || job.log2_group == 7][log2_slices(job.log2_images)];
   return launch(kernel, blocks, kNormThreads, 0, overlap_previous, stream, p);
 }
 
-// Maps channels-last images in boxes of 64 channels and `box` pixels, `step` apart.
+// Maps channels-last images in boxes of 128 bytes of channels and `box` pixels, `step` apart; of
+// `box_images` images where these are not a power of two.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
-                          const Log2Block& box, Step2 step) {
+                          const Log2Block& box, Step2 step, int box_images = 0) {
   const auto edge = [](int log2, int step) {
     return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
   };
@@ -46,7 +48,8 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
       {static_cast<uint64_t>(channels), static_cast<uint64_t>(extent.columns),
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
       {line, line * extent.columns, line * extent.columns * extent.rows},
-      {kBlock, edge(box.columns, step.columns), edge(box.rows, step.rows), edge(box.images, 1)},
+      {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows),
+       static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
       {1, taken(box.columns, step.columns), taken(box.rows, step.rows), 1});
 }
 
@@ -57,7 +60,8 @@ cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& s
   return sm90::encode_tensor_map<Element, 3>(
       map, data,
       {static_cast<uint64_t>(shape.channels), positions, static_cast<uint64_t>(shape.out_channels)},
-      {line, line * positions}, {kBlock, 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
+      {line, line * positions},
+      {kLineBytes / sizeof(Element), 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
 }
 
 // Cuts the output into tiles; returns the number of thread blocks to start.
@@ -76,19 +80,29 @@ cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams
                         const void* input, const void* weight, int blocks, bool overlap_previous,
                         cudaStream_t stream) {
   using Element = typename Config::Element;
+  using Operand = typename Config::Operand;
   if (blocks == p.tiles) p.next_tile = nullptr;
-  cudaError_t error = encode_pixels<Element>(p.map_input, input, p.shape.input, p.shape.channels,
+  cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input, p.shape.channels,
                                              p.box, p.shape.stride);
+  if (error == cudaSuccess && Config::is_narrow(1)) {
+    error = encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
+                                   p.shape.stride, Config::kLastWidth);
+  }
   if (error == cudaSuccess) {
     error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
                                    p.box, {1, 1});
   }
   if (error == cudaSuccess) {
-    error = encode_weight<Element>(p.map_weight, weight, p.shape, Config::kRows);
+    error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows);
   }
   if (error != cudaSuccess) return error;
 
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  // All memory that shared memory may have: the norms' thread blocks run beside these.
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
   if (error != cudaSuccess) return error;
   return launch(kernel, blocks, Config::kThreads, shared_bytes, overlap_previous, stream, p);
 }
@@ -115,10 +129,14 @@ cudaError_t launch_resident(ConvParams p, const void* input, const void* weight,
                              std::min(p.tiles, multiprocessors), overlap_previous, stream);
 }
 
+// float32's output takes the room of a stage.
+constexpr int stages(int of_halves, int element_bytes) { return of_halves - (element_bytes == 4); }
 template <class Element, int kLastWidth>
-using SmallTile = Config<Element, 2, 2, kLastWidth, 6>;
+using SmallTile = Config<Element, 2, 2, kLastWidth, stages(6, sizeof(Element))>;
 template <class Element, int kLastWidth>
-using LargeTile = Config<Element, 2, 4, kLastWidth, 4>;
+using LargeTile = Config<Element, 2, 4, kLastWidth, stages(4, sizeof(Element))>;
+template <class Element, int kLastWidth>
+using NarrowTile = Config<Element, 1, 4, kLastWidth, 4>;
 
 // What follows from shape, block and log2_block_k, whatever the tiles are.
 inline void complete(ConvParams& p) {
@@ -173,10 +191,16 @@ cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize
                    int multiprocessors, bool overlap_previous, cudaStream_t stream) {
   complete(p);
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    const auto instance = tile == TileSize::k128x128 ? launch_staged<SmallTile<Element, kWidth>>
-                          : tile == TileSize::k128x256
-                              ? launch_staged<LargeTile<Element, kWidth>>
-                              : launch_resident<ResidentConfig<Element, kWidth>>;
+    constexpr auto kFewChannels = [] {
+      if constexpr (sizeof(Element) == 4) {
+        return launch_staged<NarrowTile<Element, kWidth>>;
+      } else {
+        return launch_resident<ResidentConfig<Element, kWidth>>;
+      }
+    }();
+    const auto instance = tile == TileSize::k128x128   ? launch_staged<SmallTile<Element, kWidth>>
+                          : tile == TileSize::k128x256 ? launch_staged<LargeTile<Element, kWidth>>
+                                                       : kFewChannels;
     return instance(p, input, weight, multiprocessors, overlap_previous, stream);
   });
 }

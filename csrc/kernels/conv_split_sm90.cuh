@@ -1,6 +1,5 @@
-// A float32 convolution as SpAMM for Hopper (sm_90a), its im2col matrix never in memory: by
-// products of halves (split.cuh, promoted_sums_sm90.cuh), three for float32's accuracy or one for
-// TF32's.
+// A float32 convolution of float32's accuracy as SpAMM for Hopper (sm_90a), its im2col matrix never
+// in memory: by three products of halves (split.cuh, promoted_sums_sm90.cuh).
 //
 // For pixel blocks of images alone. Such an im2col block is 64 images x 64 channels at one pixel of
 // the channels-last input, shifted by the kernel position. So the input is split once, as a batch
@@ -17,12 +16,12 @@
 
 namespace spamm::kernels::conv {
 
-// A tile as in Config. kHalves: 2 for float32's accuracy, 1 for TF32's.
-template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_, int kHalves_>
+// A tile as in Config.
+template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
 struct SplitConfig {
   using Element = float;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
-  static constexpr int kStages = kStages_, kHalves = kHalves_;
+  static constexpr int kStages = kStages_, kHalves = 2;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -30,10 +29,10 @@ struct SplitConfig {
   static constexpr auto kMajorA = sm90::Major::K, kMajorB = sm90::Major::K;
 };
 
-template <int kRows, int kBoxes, int kLastWidth, int kStages, int kHalves>
-struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>> {
+template <int kRows, int kBoxes, int kLastWidth, int kStages>
+struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages>> {
   struct Stage {
-    OperandBlock weight[kHalves * kRows], pixels[kHalves * kBoxes];  // the high halves first
+    OperandBlock weight[2 * kRows], pixels[2 * kBoxes];  // the high halves first
     SplitHeader weight_headers[kRows], pixels_headers[kBoxes];
   };
   Stage stages[kStages];
@@ -44,10 +43,10 @@ struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>> {
 __device__ const SplitHeader kPaddingHeader = {nullptr, 0, kSplitSpecial, 0, kSplitBlock};
 
 // Loads the weights, or the pixels.
-template <int kRows, int kBoxes, int kLastWidth, int kStages, int kHalves, bool kWeights>
-class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>, kWeights>
-    : public StageWriter<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>, kWeights> {
-  using Config = SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>;
+template <int kRows, int kBoxes, int kLastWidth, int kStages, bool kWeights>
+class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
+    : public StageWriter<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights> {
+  using Config = SplitConfig<kRows, kBoxes, kLastWidth, kStages>;
   using Base = StageWriter<Config, kWeights>;
   using Base::at_, Base::storage_;
   static constexpr int kBlocks = kWeights ? kRows : kBoxes;
@@ -66,7 +65,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>, kWeights>
       needed |= 1u << i;
       numbers[i] = number_of(operand, tile, step, i);
       bytes += sizeof(SplitHeader);
-      if (numbers[i] != kPadding) bytes += kHalves * sizeof(OperandBlock);
+      if (numbers[i] != kPadding) bytes += Config::kHalves * sizeof(OperandBlock);
     }
     this->announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
     auto& stage = storage_.stages[at_.slot];
@@ -80,10 +79,11 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>, kWeights>
         sm90::fetch_bulk(&kPaddingHeader, barrier, header);
         continue;
       }
-      const auto& from = static_cast<const SplitBlock<kHalves>*>(operand.blocks)[numbers[i]];
+      const auto& from =
+          static_cast<const SplitBlock<Config::kHalves>*>(operand.blocks)[numbers[i]];
       sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
+      for (int half = 0; half < Config::kHalves; ++half) {
         sm90::fetch_bulk(from.halves[half], barrier, to[half * kBlocks + i]);
       }
     }
@@ -123,9 +123,6 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages, kHalves>, kWeights>
 struct PixelBox {
   int image, pixel;
 };
-
-// As torch's relu: a NaN stays.
-__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
 
 // Stores what a thread has of a box: kCount sums from kFirst on.
 template <int kFirst, int kCount, int kSize>

@@ -20,14 +20,11 @@ cudaError_t launch_split_conv(ConvParams p, int multiprocessors, cudaStream_t st
 }
 
 // Computes p on `stream` while the kernel before it there ends: as conv2d(), but a and b are given,
-// and pixel blocks hold images alone. kHalves as in SplitConfig.
-template <int kHalves>
-cudaError_t split_conv2d(ConvParams p, int multiprocessors, cudaStream_t stream) {
-  constexpr int kStages = kHalves == 2 ? 3 : 6;
+// and pixel blocks hold images alone.
+inline cudaError_t split_conv2d(ConvParams p, int multiprocessors, cudaStream_t stream) {
   complete(p);
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    return launch_split_conv<SplitConfig<2, 2, kWidth, kStages, kHalves>>(p, multiprocessors,
-                                                                          stream);
+    return launch_split_conv<SplitConfig<2, 2, kWidth, 3>>(p, multiprocessors, stream);
   });
 }
 

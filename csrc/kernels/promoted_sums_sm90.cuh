@@ -1,4 +1,4 @@
-// Sums of float32's accuracy from operands in two halves each; or of TF32's, from one half each.
+// Sums of float32's accuracy from operands in two halves each.
 //
 // With A = 2^i (a + a') and B = 2^j (b + b'), A B is 2^(i+j) (a b' + a' b + a b); a' b' is below
 // float32's own rounding. Tensor cores truncate when they add, so the small products come first,
@@ -6,7 +6,7 @@
 // round. The order of all sums is that of K, at fixed places: what other blocks hold, or whether
 // they are skipped, does not change a block's share.
 //
-// These serve every Config that has kMajorA and kMajorB, kRows, kColumns, kOwn, kHalves and
+// These serve every Config that has kMajorA and kMajorB, kRows, kColumns, kOwn and
 // kLastWidth: columns of the last of a warpgroup's own blocks, a multiple of 8. A stage has all
 // blocks of A, high ones first, and then those of B.
 #pragma once
@@ -50,12 +50,9 @@ __device__ __forceinline__ void multiply_halves(uint64_t a, uint64_t b, float (&
                                                                                      start);
   };
   cute::warpgroup_arrive();
-  constexpr bool kHasLow = Config::kHalves == 2;
-  if constexpr (kHasLow) {
-    multiply(a, b_low, ScaleOut::Zero);
-    multiply(a_low, b_high, ScaleOut::One);
-  }
-  multiply(a, b_high, kHasLow ? ScaleOut::One : ScaleOut::Zero);
+  multiply(a, b_low, ScaleOut::Zero);
+  multiply(a_low, b_high, ScaleOut::One);
+  multiply(a, b_high, ScaleOut::One);
   cute::warpgroup_commit_batch();
   cute::warpgroup_wait<0>();
 }

@@ -28,7 +28,7 @@ struct alignas(1024) OperandBlock {
   uint8_t bytes[kBlock * kLineBytes];
 };
 
-// The atom that makes 64 x kN of C, 16 deep.
+// The atom that makes 64 x kN of C, kSliceDepth deep.
 template <class Element, int kN, Major kMajorA, Major kMajorB>
 struct Atom;
 #define SPAMM_ATOM(Element, kN, Name)                                              \
@@ -67,7 +67,9 @@ constexpr uint32_t column_offset(int column) {
   return (column / kBlock * sizeof(OperandBlock) + within) / kDescriptorUnit;
 }
 
-// From one 16-deep slice of a block to the next: 32 bytes of each line, or 16 lines.
+// A slice is 32 bytes of K; from one to the next there are these bytes of each line, or 16 lines.
+template <class Element>
+constexpr int kSliceDepth = 32 / sizeof(Element);
 template <Major kMajor>
 constexpr uint32_t kSliceStep = (kMajor == Major::K ? 32 : 16 * kLineBytes) / kDescriptorUnit;
 
@@ -95,11 +97,12 @@ __device__ __forceinline__ void multiply_columns(uint64_t a, uint64_t b, float (
   using AtomType = typename Atom<Element, kWidth, kMajorA, kMajorB>::Type;
   constexpr int kColumnValues = kBlock / kThreadValues;  // columns that share a value of a thread
   constexpr uint32_t kOffset = column_offset<kMajorB>(kColumn);
+  constexpr int kDeep = kSliceDepth<Element>;
 #pragma unroll
-  for (int slice = kDepth / 16; slice < (kDepth + kDepths) / 16; ++slice) {
+  for (int slice = kDepth / kDeep; slice < (kDepth + kDepths) / kDeep; ++slice) {
     fma<AtomType, kColumn / kColumnValues>(
         advance(a, slice * kSliceStep<kMajorA>), advance(b, kOffset + slice * kSliceStep<kMajorB>),
-        acc, slice == kDepth / 16 ? start : ScaleOut::One,
+        acc, slice == kDepth / kDeep ? start : ScaleOut::One,
         std::make_integer_sequence<int, kWidth / kColumnValues>{});
   }
 }
