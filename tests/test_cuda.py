@@ -404,6 +404,7 @@ def distances(rows, columns):
 DATA = {
     "normal": lambda a, b: (a, b),
     "positive": lambda a, b: (a.abs(), b.abs()),
+    "uniform": lambda a, b: (torch.special.ndtr(a), torch.special.ndtr(b)),
     "decay": lambda a, b: (distances(*a.shape), distances(*b.shape)),
 }
 
@@ -415,9 +416,35 @@ def test_float32_is_as_accurate_as_cublas(tf32, data):
     allowed = 1
     if tf32:  # all of the error is that of rounding the operands; the portable kernel truncates too
         allowed = 1.02 if hopper_kernels_run() else 1.5
-    elif data == "positive":  # truncation is as bad for every K, and cuBLAS's rounding grows with K
-        allowed = 2
+    elif data in ("positive", "uniform") and not hopper_kernels_run():
+        allowed = 2  # cuBLAS cuts K here; the portable kernel sums in one go
     assert ours <= allowed * frobenius_error(a @ b, a, b)
+
+
+# M and N, and K: from all that a tile can hold to where cuBLAS cuts K into parts, one tile or many.
+SHAPES = [(256, 64), (256, 256), (256, 512), (256, 8192), (64, 8192), (512, 512), (1280, 8192)]
+SHAPES += [(1536, 4096), (2048, 64), (2048, 256), (2048, 2048), (3000, 4096)]
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("edge", "k"), SHAPES)
+def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data):
+    if not hopper_kernels_run():
+        pytest.skip("float32 in halves is Hopper's")
+    a, b = DATA[data](*operands(m=edge, k=k, n=edge))
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= frobenius_error(a @ b, a, b)
+
+
+@pytest.mark.parametrize("edge", [256, 2048])
+def test_float32_sums_overflow_to_infinity(edge):
+    """In the middle of K, and then whatever follows."""
+    a, b = (x.abs() for x in operands(m=edge, k=512, n=edge))
+    a[:, 128:384] *= 1e20
+    b[128:384] *= 1e20
+    a[: edge // 2, 448:] *= -1e10
+    actual = spamm_torch.mm(a, b, tau=0.0)
+    assert torch.equal(actual, torch.full_like(actual, torch.inf))
 
 
 def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):

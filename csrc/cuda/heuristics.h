@@ -103,6 +103,8 @@ inline double large_tile_from(Kernel kernel) {
     case Kernel::kWgmmaBf16:
     case Kernel::kWgmmaF32x1:
       return 0.5;  // beyond one wave of small tiles, which are half as large
+    case Kernel::kWgmmaF32x3:
+      return 1.25;  // below that cublasSgemm may cut K, and only the small tile is as accurate
     case Kernel::kHopperDmmaF64:
       return 1.5;  // between, most of a second wave of large tiles would be idle
     default:

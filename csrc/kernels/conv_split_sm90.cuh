@@ -22,6 +22,8 @@ struct SplitConfig {
   using Element = float;
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
   static constexpr int kStages = kStages_, kHalves = 2;
+  static constexpr int kSets = 1;
+  static constexpr bool kKeepsRests = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -180,8 +182,9 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
     const uint32_t bits = notice >> (warpgroup * 2) & 3;
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
-      sums.add(p, bits, weight, pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
-               release);
+      sums.add(
+          p, bits, weight, pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
+          [] {}, release);
     } else {
       release();
     }
@@ -192,8 +195,9 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const float*>(p.bias));
-      store_sums<0, kBlock / 2>(p, channel, boxes[0], bias, sums.values);
-      store_sums<kBlock / 2, Config::kLastWidth / 2>(p, channel, boxes[1], bias, sums.values);
+      store_sums<0, kBlock / 2>(p, channel, boxes[0], bias, sums.totals.values);
+      store_sums<kBlock / 2, Config::kLastWidth / 2>(p, channel, boxes[1], bias,
+                                                     sums.totals.values);
       sums.reset();
     }
   }

@@ -19,6 +19,7 @@
 #include "load_sm90.cuh"
 #include "promoted_sums_sm90.cuh"
 #include "scaled_sums_sm90.cuh"
+#include "turns_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
 
@@ -72,6 +73,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
   uint64_t b = descriptor<Config::kMajorB>(storage.stages[0].b[0][column]);
   using Sums = std::conditional_t<Config::kHalves == 2, PromotedSums<Config>, ScaledSums<Config>>;
   Sums sums;
+  const std::conditional_t<Config::kTakesTurns, Turns, NoTurns> turns(warpgroup);
   RingPosition<Config::kStages> at;
   while (true) {
     storage.full[at.slot].wait(at.phase);
@@ -87,10 +89,13 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
       __syncwarp();
       if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
     };
+    const auto begun = [&] { turns.pass(); };
+    turns.wait();
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
-      sums.add(params, bits, a, b, stage.a_header[row], stage.b_header + column, release);
+      sums.add(params, bits, a, b, stage.a_header[row], stage.b_header + column, begun, release);
     } else {
+      begun();
       release();
     }
     at.advance();
@@ -109,6 +114,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
       sums.reset();
     }
   }
+  turns.end();
 }
 
 template <class Config>
@@ -123,10 +129,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();
 
   if (warp >= 4) {
-    if constexpr (Config::kMovesRegisters) cutlass::arch::warpgroup_reg_alloc<104>();
+    if constexpr (Config::kMovesRegisters) {
+      cutlass::arch::warpgroup_reg_alloc<Config::kMultiplierRegisters>();
+    }
     multiply_stages<Config>(params, warp / 4 - 1, storage);
   } else {
-    if constexpr (Config::kMovesRegisters) cutlass::arch::warpgroup_reg_dealloc<64>();
+    if constexpr (Config::kMovesRegisters) {
+      cutlass::arch::warpgroup_reg_dealloc<Config::kOtherRegisters>();
+    }
     if (warp >= 2) {
       list_steps<Config>(params, warp - 2, storage);
     } else if (warp == 1 && elected) {

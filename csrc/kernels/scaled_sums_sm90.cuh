@@ -58,11 +58,12 @@ struct ScaledSums {
   SumScale scales[Config::kOwn];
 
   // values += a block of A times those of the kOwn blocks of B whose bits are set, one at least.
-  // Calls release() when the stage is done with.
-  template <class Release>
+  // Calls begun() and release() when the stage is done with.
+  template <class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
                                       uint64_t b, const SplitHeader& header_a,
-                                      const SplitHeader* headers_b, const Release& release) {
+                                      const SplitHeader* headers_b, const Begun& begun,
+                                      const Release& release) {
     bool together = bits == (1u << Config::kOwn) - 1;
     bool as_they_are = together;
 #pragma unroll
@@ -80,6 +81,7 @@ struct ScaledSums {
     } else {
       add_single(params, bits, a, b, header_a, headers_b);
     }
+    begun();
     release();
   }
 

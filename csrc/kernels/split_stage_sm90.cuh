@@ -26,8 +26,15 @@ struct SplitConfig
   };
   static constexpr int kBytesPerBlock = sizeof(SplitBlock<kHalves_>) + sizeof(SplitHeader);
   struct Output {};
-  // 640 threads start with 96 registers each; those that multiply need some of the others'.
-  static constexpr bool kMovesRegisters = kRows_ * kColumns_ / kOwn_ == 4;
+  // Of promoted sums. The small tile has room for more, and needs more: where C is small,
+  // cublasSgemm cuts K into parts and is more accurate.
+  static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
+  static constexpr bool kKeepsRests = kOwn_ == 1;
+  static constexpr bool kTakesTurns = kHalves_ == 2;
+  // Of a thread that multiplies, and of the others: 640 threads start with 96 each, 384 with 168.
+  static constexpr bool kMovesRegisters = kHalves_ == 2 || kOwn_ == 2;
+  static constexpr int kMultiplierRegisters = kHalves_ == 2 ? 216 : 104;
+  static constexpr int kOtherRegisters = kHalves_ == 2 ? 72 : 64;
 };
 
 template <class T>

@@ -74,7 +74,8 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1536, 1408), Tile::kLarge);  // 132 tiles of 128 x 128
   EXPECT_EQ(tile(Kernel::kMmaF16, 132, 1, 1), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1536, 1408), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1536, 1536), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1664, 1664), Tile::kLarge);  // 169 tiles of 128 x 128
   EXPECT_EQ(tile(Kernel::kHopperDmmaF64, 1, 1536, 1536), Tile::kSmall);
   EXPECT_EQ(tile(Kernel::kHopperDmmaF64, 1, 2048, 2048), Tile::kLarge);
   EXPECT_EQ(tile(Kernel::kWgmmaF32x1, 1, 1024, 1024), Tile::kSmall);
