@@ -12,8 +12,8 @@
 namespace spamm::cuda {
 
 // Calls launch(params) with a counter of tiles.
-template <class Launch>
-void with_counter(kernels::MultiplyParams<float> params, const Launch& launch) {
+template <class Norm, class Launch>
+void with_counter(kernels::MultiplyParams<Norm> params, const Launch& launch) {
   std::optional<TileCounter> own;
   if (params.next_tile == nullptr) params.next_tile = own.emplace().get();
   C10_CUDA_CHECK(launch(params));

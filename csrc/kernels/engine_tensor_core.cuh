@@ -1,4 +1,4 @@
-// Products of 32 x 32 sub-tiles on tensor cores, by mma.sync. All four instructions used here see
+// Products of 32 x 32 sub-tiles on tensor cores, by mma.sync. All instructions used here see
 // their operands alike, in units of one register along K: 16 rows of A are four registers, (g, t),
 // (g+8, t), (g, t+4), (g+8, t+4); 8 columns of B are two, (g, t) and (g, t+4) of B transposed, and
 // 16 columns four. But for the order of the four, one fragment load serves A and B and all types.
@@ -53,13 +53,6 @@ struct MmaF64 {
                                   Register b1) {
     mma_f64(d, a[0], a[1], b0);
     mma_f64(d, a[2], a[3], b1);
-  }
-};
-
-struct MmaF64Sm90 : MmaF64 {
-  __device__ static void multiply(double (&d)[4], const Register (&a)[4], Register b0,
-                                  Register b1) {
-    mma_f64_sm90(d, a[0], a[1], a[2], a[3], b0, b1);
   }
 };
 

@@ -19,9 +19,9 @@ template <class Config>
 struct StepNorms {
   static constexpr int kParts = Config::kParts;
   static constexpr int kRows = Config::kRows * kParts, kColumns = Config::kColumns * kParts;
-  float a[kParts][kRows], b[kParts][kColumns];
+  typename Config::Norm a[kParts][kRows], b[kParts][kColumns];
 
-  __device__ Mask<Config> mask(float tau) const {
+  __device__ Mask<Config> mask(typename Config::Norm tau) const {
     Mask<Config> mask{};
 #pragma unroll
     for (int i = 0; i < kRows * kColumns * kParts; ++i) {
@@ -41,12 +41,13 @@ struct StepNorms {
 // and its block can then be multiplied as a whole. Blocks beyond the end of C are not valid.
 template <class Config>
 class TileNorms {
+  using Norm = typename Config::Norm;
   static constexpr int kRows = StepNorms<Config>::kRows, kColumns = StepNorms<Config>::kColumns;
 
  public:
   Mask<Config> inside{};  // the bits of blocks that lie in C
 
-  __device__ TileNorms(const MultiplyParams<float>& p, Tile tile)
+  __device__ TileNorms(const MultiplyParams<Norm>& p, Tile tile)
       : log2_block_k_(p.log2_block_k),
         depth_(((p.k - 1) >> p.log2_block_k) + 1),
         b_columns_(((p.n - 1) >> p.log2_block_n) + 1) {
@@ -88,8 +89,8 @@ class TileNorms {
   }
 
  private:
-  const float* a_[kRows];
-  const float* b_;
+  const Norm* a_[kRows];
+  const Norm* b_;
   int log2_block_k_, depth_, b_columns_, b_column_[kColumns];
 };
 
@@ -145,7 +146,8 @@ class ListWriter {
 };
 
 // A tile that nobody has, or a number past the last one.
-__device__ inline int claim_tile(const TiledProduct& p) {
+template <class Norm>
+__device__ int claim_tile(const TiledProduct<Norm>& p) {
   if (!p.claims_tiles) return p.tiles;
   int claimed = 0;
   if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.product.next_tile, 1);
@@ -157,8 +159,8 @@ __device__ inline int claim_tile(const TiledProduct& p) {
 // a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
 // All this is mirrored, so that the last rows come first: L2 still holds what the norm kernel read
 // last.
-template <class Config>
-__device__ Tile tile_at(const TiledProduct& p, int number) {
+template <class Config, class Norm>
+__device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int batch = number / (p.tile_rows * p.tile_columns);
   const int in_batch = number - batch * p.tile_rows * p.tile_columns;
   const int first_row = in_batch / (p.group_rows * p.tile_columns) * p.group_rows;
@@ -174,13 +176,14 @@ __device__ Tile tile_at(const TiledProduct& p, int number) {
 
 // List warp number `warp` of kLists.
 template <class Config>
-__device__ void list_steps(const TiledProduct& p, int warp, Storage<Config>& storage) {
+__device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int warp,
+                           Storage<Config>& storage) {
   // Nothing is loaded or stored before it is listed, so these warps wait for all of them.
   cutlass::arch::wait_on_dependent_grids();
   constexpr int kUnroll = 2 / Config::kParts;  // norms of up to 64 steps are in flight at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;
-  const float tau = p.product.tau.value();
+  const auto tau = p.product.tau.value();
   ListWriter<Config> writer(storage, warp);
 
   for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;

@@ -17,17 +17,19 @@ class Loader {
       : params_(params), storage_(storage) {}
 
   __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
-    const uint32_t needed = needed_blocks(step.mask);
-    announce({step.mask, ends_tile ? End::kTile : End::kNothing}, tile,
-             __popc(needed) * Config::kBytesPerBlock);
-    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      if ((needed >> i & 1) == 0) continue;
-      fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, step.index, i,
-                          storage_.full[at_.slot], storage_.stages[at_.slot]);
+    constexpr int kStageDepth = Config::kStageDepth;
+    if constexpr (kStageDepth == kBlock) {
+      load_stage(tile, step.mask, step.index, ends_tile);
+    } else {
+      const int depth = min(kBlock, static_cast<int>(params_.product.k) - step.index * kBlock);
+#pragma unroll 1
+      for (int k = 0; k < depth; k += kStageDepth) {
+        const bool ends = ends_tile && k + kStageDepth >= depth;
+        const Mask<Config> mask = step.mask.at_depth(k);
+        if (!ends && !mask.any()) continue;
+        load_stage(tile, mask, (step.index * kBlock + k) / kStageDepth, ends);
+      }
     }
-    at_.advance();
   }
 
   // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
@@ -39,6 +41,21 @@ class Loader {
   __device__ void end_work() { announce({{}, End::kWork}, {}, 0); }
 
  private:
+  // Stage number `number` of K.
+  __device__ void load_stage(Tile tile, const Mask<Config>& mask, int number, bool ends_tile) {
+    const uint32_t needed = needed_blocks(mask);
+    announce({mask, ends_tile ? End::kTile : End::kNothing}, tile,
+             __popc(needed) * Config::kBytesPerBlock);
+    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if ((needed >> i & 1) == 0) continue;
+      fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, number, i,
+                          storage_.full[at_.slot], storage_.stages[at_.slot]);
+    }
+    at_.advance();
+  }
+
   // The rows, or the columns, of the tile in which the mask has a bit.
   __device__ static uint32_t needed_blocks(const Mask<Config>& mask) {
     uint32_t needed = 0;

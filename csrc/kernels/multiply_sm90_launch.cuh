@@ -14,7 +14,7 @@
 
 namespace spamm::kernels::sm90 {
 
-// A batch of matrices of 16-bit entries, `lines` of `length` contiguous ones. Strides in elements.
+// A batch of matrices, `lines` of `length` contiguous ones. Strides in elements.
 struct MatrixLayout {
   const void* data;
   int64_t length, lines, line_stride, batch, batch_stride;
@@ -47,8 +47,8 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
 inline int group_rows(int tile_columns) { return tile_columns <= 16 ? 8 : 16; }
 
 // Returns the number of thread blocks to start.
-template <class Config>
-int cut_into_tiles(TiledProduct& params, const MultiplyParams<float>& p, int multiprocessors) {
+template <class Config, class Norm>
+int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int multiprocessors) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };

@@ -19,33 +19,10 @@
 #include "load_sm90.cuh"
 #include "promoted_sums_sm90.cuh"
 #include "scaled_sums_sm90.cuh"
+#include "store_pair.cuh"
 #include "turns_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
-
-// Neighbours of a row of C, from `column` on. kPairs: both exist, 8 bytes aligned.
-template <bool kPairs>
-__device__ __forceinline__ void store_pair(const MultiplyParams<float>& p, int batch, int64_t row,
-                                           int64_t column, float x, float y) {
-  float* const to = static_cast<float*>(p.c) + (batch * p.m + row) * p.n + column;
-  if constexpr (kPairs) {
-    *reinterpret_cast<float2*>(to) = {p.alpha * x, p.alpha * y};
-  } else {
-    if (row >= p.m) return;
-    const float values[2] = {x, y};
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      if (column + i >= p.n) return;
-      float value = p.alpha * values[i];
-      if (p.input != nullptr) {
-        value += p.beta * static_cast<const float*>(
-                              p.input)[batch * p.input_strides[0] + row * p.input_strides[1] +
-                                       (column + i) * p.input_strides[2]];
-      }
-      to[i] = value;
-    }
-  }
-}
 
 // Stores a warpgroup's blocks of C, of which `first` is the first.
 template <bool kPairs, class Config, class Sums>

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "cutlass/arch/barrier.h"
+#include "numeric.cuh"
 #include "wgmma_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
@@ -15,6 +16,7 @@ template <class Element_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRo
           int kOwn_, int kStages_>
 struct Config {
   using Element = Element_;
+  using Norm = NormOf<Element>;
   static constexpr Major kMajorA = kMajorA_, kMajorB = kMajorB_;
   static constexpr int kRows = kRows_, kColumns = kColumns_, kOwn = kOwn_, kStages = kStages_;
   static constexpr int kWarpgroups = kRows * kColumns / kOwn;
@@ -24,11 +26,13 @@ struct Config {
   static constexpr int kBlockBits = kParts * kParts * kParts;  // of a mask, for each block of C
   static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
   static constexpr int kLists = 2, kListCapacity = 96;
+  static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each warp that multiplies
 
   struct Stage {
     OperandBlock a[kRows], b[kColumns];
   };
   static constexpr int kBytesPerBlock = sizeof(OperandBlock);  // that one fetch brings
+  static constexpr int kStageDepth = kBlock;
   struct Output {
     OperandBlock blocks[kWarpgroups];  // where each warpgroup puts C together
   };
@@ -51,6 +55,18 @@ struct Mask {
   // `count` divides both 32 and `first`.
   __device__ uint32_t bits(int first, int count) const {
     return words[first / 32] >> first % 32 & ~0u >> (32 - count);
+  }
+
+  // Of `depth` of the step alone, as if it were the whole step.
+  __device__ Mask at_depth(int depth) const {
+    if constexpr (Config::kParts == 1) return *this;
+    constexpr uint32_t kLayer = Config::kParts * Config::kParts;
+    constexpr uint32_t kFirst = ((1u << kLayer) - 1) * 0x01010101u;
+    Mask layer;
+#pragma unroll
+    for (int i = 0; i < sizeof(words) / sizeof(words[0]); ++i)
+      layer.words[i] = words[i] >> depth / Config::kGranule * kLayer & kFirst;
+    return layer;
   }
 
   __device__ void set(int index, bool value) {
@@ -109,8 +125,8 @@ struct Storage {
 
   __device__ void initialize() {
     for (int i = 0; i < Config::kStages; ++i) {
-      full[i].init(2);                         // both loads
-      empty[i].init(4 * Config::kWarpgroups);  // every warp that multiplies
+      full[i].init(2);  // both loads
+      empty[i].init(Config::kReleases);
     }
     for (int i = 0; i < Config::kLists; ++i) {
       list_full[i].init(32);  // all lanes of the warp that writes it

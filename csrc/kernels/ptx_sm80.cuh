@@ -105,14 +105,14 @@ __device__ inline void mma_f64(double (&d)[4], double a0, double a1, double b0) 
       : "d"(a1), "d"(b0));
 }
 
-// d += a b, 16 x 8 times 8 x 8, in double precision, on sm_90 and newer: one instruction, where two
-// of half the depth would wait for each other's sums.
-__device__ inline void mma_f64_sm90(double (&d)[4], double a0, double a1, double a2, double a3,
-                                    double b0, double b1) {
-  asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
+// d += a b, 16 x 4 times 4 x 8, in double precision, on sm_90 and newer: one instruction. Volatile,
+// so that it keeps its place among the loads of what comes next.
+__device__ __forceinline__ void mma_f64_sm90(double (&d)[4], double a0, double a1, double b0) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
+      "{%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
-      : "d"(a0), "d"(a1), "d"(a2), "d"(a3), "d"(b0), "d"(b1));
+      : "d"(a0), "d"(a1), "d"(b0));
 }
 
 }  // namespace spamm::kernels

@@ -10,7 +10,7 @@
 
 namespace spamm::kernels::sm90 {
 
-struct SplitProduct : TiledProduct {
+struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
 };
 

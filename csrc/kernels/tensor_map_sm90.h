@@ -30,6 +30,7 @@ constexpr CUtensorMapDataType map_type() {
   if constexpr (std::is_same_v<Element, __nv_bfloat16>) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   if constexpr (std::is_same_v<Element, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   if constexpr (std::is_same_v<Element, Tf32>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  if constexpr (std::is_same_v<Element, double>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
 }
 
 // A contiguous first dimension and kDims - 1 more, in bytes apart; boxes of up to 128 bytes by any
