@@ -42,15 +42,14 @@ bool has_blocks_on_gpu(const Tensor& a, const Tensor& b) {
 
 // In how many halves the pass over the operands that takes their norms leaves them; 0 if stages run
 // one by one.
-int halves_with_norms(const Tensor& a, const Tensor& b, const Block& block) {
+int halves_with_norms(const Tensor& a, const Tensor& b, const Block& block, Kernel kernel) {
   constexpr int64_t kEdge = kernels::kSplitBlock;
   const bool join = block.m == kEdge && block.k == kEdge && block.n == kEdge &&
                     takes_norms_with_halves(a) && takes_norms_with_halves(b);
-  return join ? halves_of(kernel_for(a, b, block, OnDevice(a))) : 0;
+  return join ? halves_of(kernel) : 0;
 }
 
-bool claims_tiles(const Tensor& a, const Tensor& b, const Block& block) {
-  const Kernel kernel = kernel_for(a, b, block, OnDevice(a));
+bool claims_tiles(Kernel kernel) {
   return kernel == Kernel::kWgmmaF16 || kernel == Kernel::kWgmmaBf16;
 }
 
@@ -61,21 +60,22 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   check_operands(a, b);
   check_knobs(tau, valid_ratio, max_error);
   const Block block = check_block(block_edges);
-  const bool on_gpu = has_blocks_on_gpu(a, b);
-  if (on_gpu && !norm_a && !norm_b && claims_tiles(a, b, block)) {
-    const OnDevice device(a);
+  const auto by_stages = [&] {
+    return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
+                           beta, alpha);
+  };
+  if (!has_blocks_on_gpu(a, b)) return by_stages();
+  const OnDevice device(a);
+  const Kernel kernel = kernel_for(a, b, block, device);
+  if (!norm_a && !norm_b && claims_tiles(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = norm_maps(a, b, block_edges, counter.get());
     const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
-    return product(a, b, {.next_tile = counter.get()}, map_a, map_b, threshold, block_edges, input,
-                   beta, alpha);
+    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, threshold,
+                   block_edges, input, beta, alpha);
   }
-  const int count = on_gpu ? halves_with_norms(a, b, block) : 0;
-  if (count == 0) {
-    return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
-                           beta, alpha);
-  }
-  const OnDevice device(a);
+  const int count = halves_with_norms(a, b, block, kernel);
+  if (count == 0) return by_stages();
   const auto batch_of_map = [](const Tensor& map, const OptTensor& given) {
     return given ? Tensor() : as_batch(map);
   };
@@ -83,8 +83,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const SplitOperands halves(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
                              batch_of_map(map_b, norm_b), device.stream());
   const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
-  return product(a, b, {.halves = &halves}, map_a, map_b, threshold, block_edges, input, beta,
-                 alpha);
+  return product(a, b, {.kernel = kernel, .halves = &halves}, map_a, map_b, threshold, block_edges,
+                 input, beta, alpha);
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
 
 // What earlier stages have left for a product.
 struct Prepared {
-  const SplitOperands* halves = nullptr;  // of the very operands, halves_of(kernel_for()) of each
+  std::optional<Kernel> kernel;  // that kernel_for() chose: its answer changes with torch's setting
+  const SplitOperands* halves = nullptr;  // of the very operands, halves_of(kernel) of each
   int* next_tile = nullptr;  // a TileCounter's that is zero once the kernel before is over
 };
 
