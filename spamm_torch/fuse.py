@@ -81,8 +81,8 @@ class SpAMMChain(nn.Sequential):
             and not torch.is_autocast_enabled(input.device.type)
             and _leaves_norms(input.device, input.dtype)
             # Slices, and what was appended or changed since, may hold anything.
-            and any(isinstance(layer, SpAMMConv2d) for layer in layers)
-            and all(_is_pool(layer) or _reason_to_leave(layer) is None for layer in layers)
+            and SpAMMConv2d in map(type, layers)
+            and all(map(_fits_a_chain, layers))
         )
 
 
@@ -93,19 +93,26 @@ def _leaves_norms(device, dtype):
     return is_half and device.type == "cuda" and backend_for(device, dtype).startswith("sm90")
 
 
-def _is_pool(layer):
-    return type(layer) is nn.MaxPool2d and not layer.return_indices and not _has_hooks(layer)
+def _fits_a_chain(layer):
+    """Whether the chain op computes what this layer does. Chains ask in every call."""
+    own = layer.__dict__  # torch's look-up by attribute takes longer
+    kind = type(layer)
+    if kind is SpAMMConv2d:
+        fits = own["padding_mode"] == "zeros" and type(own["padding"]) is not str
+    else:
+        fits = kind is nn.MaxPool2d and not own["return_indices"]
+    return fits and not _has_hooks(layer)
 
 
-def _reason_to_leave(layer):
-    """Why a chain cannot hold this layer as a convolution, or None."""
-    if type(layer) is not SpAMMConv2d:
-        return f"a subclass, {type(layer).__name__}"
-    if _has_hooks(layer):
+def _reason_to_leave(conv):
+    """Why a chain cannot hold this convolution, or None."""
+    if _fits_a_chain(conv):
+        return None
+    if type(conv) is not SpAMMConv2d:
+        return f"a subclass, {type(conv).__name__}"
+    if _has_hooks(conv):
         return "has hooks"
-    if layer.padding_mode != "zeros" or isinstance(layer.padding, str):
-        return f"padding {layer.padding!r} of mode {layer.padding_mode!r} is made by torch"
-    return None
+    return f"padding {conv.padding!r} of mode {conv.padding_mode!r} is made by torch"
 
 
 def _pool_settings(layer):
@@ -256,8 +263,9 @@ class _Fuser:
         """
         groups, run, previous = {}, None, None
         for name, layer in layers.items():
-            is_pool, may_chain = _is_pool(layer), self._may_chain(layer)
-            joins = not _is_pool(previous) if is_pool else may_chain and _takes_norms(layer)
+            is_pool = type(layer) is nn.MaxPool2d and _fits_a_chain(layer)
+            may_chain = self._may_chain(layer)
+            joins = type(previous) is not nn.MaxPool2d if is_pool else may_chain and _takes_norms(layer)
             if run is not None and joins:
                 groups[run][name] = layer
                 self._tell(name, "chained", f"in {self._prefix}{run}")
@@ -309,7 +317,10 @@ def _takes_norms(conv):
 
 
 def _has_hooks(module):
-    return any(
-        getattr(module, hooks)
-        for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
-    ) or bool(module._backward_pre_hooks)
+    own = module.__dict__
+    return bool(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+    )
