@@ -265,7 +265,8 @@ class _Fuser:
         for name, layer in layers.items():
             is_pool = type(layer) is nn.MaxPool2d and _fits_a_chain(layer)
             may_chain = self._may_chain(layer)
-            joins = type(previous) is not nn.MaxPool2d if is_pool else may_chain and _takes_norms(layer)
+            after_pool = type(previous) is nn.MaxPool2d
+            joins = not after_pool if is_pool else may_chain and _takes_norms(layer)
             if run is not None and joins:
                 groups[run][name] = layer
                 self._tell(name, "chained", f"in {self._prefix}{run}")
