@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "checks.h"
+#include "tile.h"
 
 namespace spamm::cuda {
 
@@ -90,9 +91,6 @@ inline const char* kernel_name(Kernel kernel) {
 inline int halves_of(Kernel kernel) {
   return kernel == Kernel::kWgmmaF32x1 ? 1 : kernel == Kernel::kWgmmaF32x3 ? 2 : 0;
 }
-
-// Which of a kernel's two tiles: the shapes stand with their instances, in multiply_*.cu.
-enum class Tile { kSmall, kLarge };
 
 // From how many 128 x 128 tiles of C for each multiprocessor on the large tile pays: it reads each
 // operand less often, but leaves multiprocessors idle where C is small. scripts/tune.py measures

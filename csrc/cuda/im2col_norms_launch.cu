@@ -1,6 +1,6 @@
 #include <c10/cuda/CUDAException.h>
 
-#include "conv_sm80_launch.h"
+#include "im2col_norms_launch.h"
 #include "kernels/im2col_norms.cuh"
 
 namespace spamm::cuda {

@@ -8,6 +8,7 @@
 #include "conv_sm80_launch.h"
 #include "device.h"
 #include "hopper.h"
+#include "im2col_norms_launch.h"
 #include "implicit_conv.h"
 #include "judge.h"
 #include "product.h"

@@ -4,9 +4,9 @@
 
 #include <cuda_runtime.h>
 
-#include "heuristics.h"
 #include "kernels/multiply_params.h"
 #include "kernels/split_params.h"
+#include "tile.h"
 
 namespace spamm::cuda {
 

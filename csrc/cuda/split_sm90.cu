@@ -1,7 +1,7 @@
 // The split of float32 operands into halves.
 #include <c10/cuda/CUDAException.h>
 
-#include "kernels/multiply_split_sm90_launch.cuh"
+#include "kernels/split_launch.cuh"
 #include "multiply_launch.h"
 
 namespace spamm::cuda {

@@ -1,35 +1,12 @@
-// Starts the split and the multiply of split operands.
+// Starts the multiply of split operands.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include "multiply_sm90_launch.cuh"
 #include "multiply_split_sm90.cuh"
-#include "split.cuh"
 
-namespace spamm::kernels {
-
-// Splits one matrix, or two, each of at most 2^31 - 1 blocks, into one or two halves, and makes the
-// norm maps of those whose matrix.norms is not null.
-template <int kHalves>
-cudaError_t launch_split(const SplitParams* params, int count, cudaStream_t stream) {
-  const auto thread_blocks = [](const SplitParams& p) {
-    const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
-    return static_cast<unsigned>((blocks - 1) / kSplitGroups + 1);
-  };
-  MatrixPair<SplitParams> pair{};
-  pair.matrices[0] = params[0];
-  pair.second_begins = thread_blocks(params[0]);
-  unsigned blocks = pair.second_begins;
-  if (count == 2) {
-    pair.matrices[1] = params[1];
-    blocks += thread_blocks(params[1]);
-  }
-  split<kHalves><<<blocks, kNormThreads, 0, stream>>>(pair);
-  return cudaGetLastError();
-}
-
-namespace sm90 {
+namespace spamm::kernels::sm90 {
 
 template <class Config>
 cudaError_t launch_split_multiply(const MultiplyParams<float>& p, const SplitSource& a,
@@ -81,5 +58,4 @@ cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
   return choose(tile)(p, a, b, multiprocessors, stream);
 }
 
-}  // namespace sm90
-}  // namespace spamm::kernels
+}  // namespace spamm::kernels::sm90
