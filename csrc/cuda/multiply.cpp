@@ -127,7 +127,7 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
   if (c.numel() == 0) return c;
   const bool adds_input = input && beta.toDouble() != 0;
   const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
-  const Kernel kernel = prepared.kernel.value_or(kernel_for(a, b, block, device));
+  const Kernel kernel = prepared.kernel ? *prepared.kernel : kernel_for(a, b, block, device);
   const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
   const Tile tile = forced_tile().value_or(choose_tile(kernel, batch_c.size(0), batch_c.size(1),
                                                        batch_c.size(2), device.multiprocessors()));
