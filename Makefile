@@ -12,7 +12,7 @@ PYTHON ?= python3
 PY ?= .venv/bin/python
 
 LIBRARY := spamm_torch/libspamm_torch.so
-SOURCES := $(sort $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*))
+SOURCES := $(sort $(shell find csrc -type f))
 CPP_FILES := $(sort $(filter %.h %.cpp %.cu %.cuh,$(SOURCES)) $(wildcard tests/cpp/*.h tests/cpp/*.cpp))
 CPP_TESTS := build/tests-cpp
 

@@ -151,10 +151,10 @@ def sources(*patterns: str) -> list[str]:
 def operators(cuda: bool) -> Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    files = sources("*.cpp", "cpu/*.cpp")
+    files = sources("*.cpp", "conv/*.cpp", "cpu/**/*.cpp")
     macros, headers = [], []
     if cuda:
-        files += sources("cuda/*.cu", "cuda/*.cpp")
+        files += sources("cuda/**/*.cu", "cuda/**/*.cpp")
         macros += [("SPAMM_WITH_CUDA", None)]
     if cuda and builds_for_hopper():
         macros += [("SPAMM_WITH_SM90A", None)]

@@ -43,10 +43,10 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
 }
 
 Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
-                          const OptTensor& judged_b) {
+                          const OptTensor& skip_norm_b) {
   static const auto op = find<Tensor(const Tensor&, const Tensor&, double, const OptTensor&)>(
       "spamm_torch::find_tau_for_error");
-  return op.call(norm_a, norm_b, max_error, judged_b);
+  return op.call(norm_a, norm_b, max_error, skip_norm_b);
 }
 
 Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
@@ -62,11 +62,11 @@ Tensor valid_ratio(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 }
 
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
-                   const OptTensor& judged_b) {
+                   const OptTensor& skip_norm_b) {
   static const auto op =
       find<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptTensor&)>(
           "spamm_torch::error_bound");
-  return op.call(norm_a, norm_b, tau, judged_b);
+  return op.call(norm_a, norm_b, tau, skip_norm_b);
 }
 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,

@@ -121,14 +121,15 @@ inline void check_norm_map_of(const at::Tensor& norm, const at::Tensor& operand,
 }
 
 // The map that decides what is skipped, where it is not norm_b itself.
-inline void check_judged_map(const std::optional<at::Tensor>& judged_b, const at::Tensor& norm_b) {
-  if (!judged_b) return;
-  TORCH_CHECK_TYPE(judged_b->scalar_type() == norm_b.scalar_type(),
-                   "judged_b must have norm_b's dtype ", norm_b.scalar_type(), "; got ",
-                   judged_b->scalar_type());
-  check_same_device(*judged_b, norm_b, "judged_b", "norm_b");
-  TORCH_CHECK(judged_b->sizes() == norm_b.sizes(), "judged_b must have norm_b's shape ",
-              norm_b.sizes(), "; got ", judged_b->sizes());
+inline void check_skip_norm_map(const std::optional<at::Tensor>& skip_norm_b,
+                                const at::Tensor& norm_b) {
+  if (!skip_norm_b) return;
+  TORCH_CHECK_TYPE(skip_norm_b->scalar_type() == norm_b.scalar_type(),
+                   "skip_norm_b must have norm_b's dtype ", norm_b.scalar_type(), "; got ",
+                   skip_norm_b->scalar_type());
+  check_same_device(*skip_norm_b, norm_b, "skip_norm_b", "norm_b");
+  TORCH_CHECK(skip_norm_b->sizes() == norm_b.sizes(), "skip_norm_b must have norm_b's shape ",
+              norm_b.sizes(), "; got ", skip_norm_b->sizes());
 }
 
 // A threshold is a 0-d floating tensor, on the norms' device or (a host scalar) on the CPU.

@@ -11,11 +11,12 @@ TORCH_LIBRARY(spamm_torch, m) {
       "float tolerance=0.01) -> Tensor");
   m.def(
       "find_tau_for_error(Tensor norm_a, Tensor norm_b, float max_error, *, "
-      "Tensor? judged_b=None) -> Tensor");
+      "Tensor? skip_norm_b=None) -> Tensor");
   m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def("valid_ratio(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def(
-      "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? judged_b=None) -> Tensor");
+      "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? skip_norm_b=None) -> "
+      "Tensor");
   m.def(
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");

@@ -104,7 +104,7 @@ def _input_norms(conv, x, block_k, pixel_block):
 
     A block of the im2col matrix is one (kh, kw), block_k channels and a box of pixels. Its squared
     norm is a sum over shifted energies, so no im2col matrix is needed. Boxes that stick out of the
-    grid are judged by norm * sqrt(n / pixels inside).
+    grid are tested by norm * sqrt(n / pixels inside).
 
     Returns:
         (9 * ceil(Ci / block_k), number of boxes) norms.

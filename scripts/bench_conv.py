@@ -78,7 +78,7 @@ class Case:
         return torch.exp(-3 * (along[:, None].square() + along.square()).sqrt())
 
     def norms(self):
-        """Of (image block, channel block, row, column), and of (K, pixel block): judged ones."""
+        """Of (image block, channel block, row, column), and of (K, pixel block): skip_norm ones."""
         _, k, n = self.block
         images, channels, height, width = self.input.shape
         squares = F.pad(self.input.float().square(), (0, 0, 0, 0, 0, -channels % k, 0, -images % n))

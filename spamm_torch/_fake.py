@@ -103,10 +103,10 @@ def _map_shape(operand, block):
     return (*operand.shape[:-2], rows, columns)
 
 
-def _check_judged(judged_b, norm_b):
-    if judged_b is not None:
-        _check_alike(judged_b, norm_b, "judged_b and norm_b")
-        _check_shape(judged_b, norm_b.shape, "judged_b")
+def _check_skip_norm(skip_norm_b, norm_b):
+    if skip_norm_b is not None:
+        _check_alike(skip_norm_b, norm_b, "skip_norm_b and norm_b")
+        _check_shape(skip_norm_b, norm_b.shape, "skip_norm_b")
 
 
 def _check_tau(tau, device):
@@ -195,9 +195,9 @@ def _(norm_a, norm_b, valid_ratio, max_iterations=20, tolerance=0.01):
 
 
 @register_fake("spamm_torch::find_tau_for_error")
-def _(norm_a, norm_b, max_error, judged_b=None):
+def _(norm_a, norm_b, max_error, skip_norm_b=None):
     _check_norm_maps(norm_a, norm_b)
-    _check_judged(judged_b, norm_b)
+    _check_skip_norm(skip_norm_b, norm_b)
     _check_max_error(max_error)
     return norm_a.new_empty(())
 
@@ -217,9 +217,9 @@ def _(norm_a, norm_b, tau):
 
 
 @register_fake("spamm_torch::error_bound")
-def _(norm_a, norm_b, tau, judged_b=None):
+def _(norm_a, norm_b, tau, skip_norm_b=None):
     _check_norm_maps(norm_a, norm_b)
-    _check_judged(judged_b, norm_b)
+    _check_skip_norm(skip_norm_b, norm_b)
     _check_tau(tau, norm_a.device)
     return norm_a.new_empty(())
 

@@ -361,7 +361,7 @@ class SpAMMLinear(_SpAMM, nn.Linear):
     """``torch.nn.Linear`` that skips the block products that cannot matter.
 
     The product is rows of the input (A) times weight.T (B); see :func:`spamm_torch.linear`. Rows of
-    one block are judged together: what is skipped for a row depends on its neighbours in the batch.
+    one block are tested together: what is skipped for a row depends on its neighbours in the batch.
 
     Args:
         in_features, out_features, bias, device, dtype: as of ``torch.nn.Linear``.

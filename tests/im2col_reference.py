@@ -109,7 +109,7 @@ class Im2col:
                     image, own, row * sh + y * dh, col * sw + x * dw
                 ]
 
-    def judged(self, norm_b):
+    def skip_norm(self, norm_b):
         """Norms of pixel blocks times sqrt(n / c), c being their columns inside the grid."""
         n = torch.tensor(float(self.block[2]), dtype=norm_b.dtype, device=norm_b.device)
         return norm_b * torch.sqrt(n / torch.tensor(self.existing).to(norm_b))

@@ -92,9 +92,9 @@ def valid_ratio(norm_a, norm_b, tau):
     return np.count_nonzero(keep) / keep.size if keep.size else 1.0
 
 
-def error_bound(norm_a, norm_b, tau, judged_b=None):
+def error_bound(norm_a, norm_b, tau, skip_norm_b=None):
     """sqrt(sum over (i,j) of (sum over skipped k of norm_a * norm_b)^2), a long double."""
-    keep = kept(norm_a, norm_b if judged_b is None else judged_b, tau)
+    keep = kept(norm_a, norm_b if skip_norm_b is None else skip_norm_b, tau)
     wide_a, wide_b = (to_array(norm).astype(np.longdouble) for norm in (norm_a, norm_b))
     with np.errstate(all="ignore"):
         product = wide_a[..., :, :, None] * wide_b[..., None, :, :]

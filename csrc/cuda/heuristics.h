@@ -9,21 +9,21 @@
 #include <cstdint>
 
 #include "checks.h"
-#include "tile.h"
+#include "kernels/common/tile.h"
 
 namespace spamm::cuda {
 
 enum class Kernel {
-  kWgmmaF16,
-  kWgmmaBf16,
-  kWgmmaF32x1,
-  kWgmmaF32x3,
-  kHopperDmmaF64,
-  kMmaF16,
-  kMmaBf16,
-  kMmaTf32,
-  kSimtF32,
-  kDmmaF64
+  kSm90F16,
+  kSm90Bf16,
+  kSm90F32x1,
+  kSm90F32x3,
+  kSm90F64,
+  kSm80F16,
+  kSm80Bf16,
+  kSm80Tf32,
+  kSm80F32,
+  kSm80F64
 };
 
 // Whether a chip runs the kernels for Hopper: they are built for sm_90a, which is compute
@@ -40,22 +40,22 @@ inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
 
 // `hopper`: the two functions above are true, and the library holds these kernels. float32 is
 // rounded to TF32's digits only where PyTorch's setting allows it. Hopper's tensor cores serve it
-// by one product of halves then, and else by three. Blocks of 32 would share these halves' scales
-// with their neighbours.
+// by one product of split parts then, and else by three. Blocks of 32 would share these split
+// parts' scales with their neighbours.
 inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
                             bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
-      return hopper ? Kernel::kWgmmaF16 : Kernel::kMmaF16;
+      return hopper ? Kernel::kSm90F16 : Kernel::kSm80F16;
     case c10::ScalarType::BFloat16:
-      return hopper ? Kernel::kWgmmaBf16 : Kernel::kMmaBf16;
+      return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
       if (hopper && std::min({block.m, block.k, block.n}) >= 64) {
-        return allow_tf32 ? Kernel::kWgmmaF32x1 : Kernel::kWgmmaF32x3;
+        return allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
       }
-      return allow_tf32 ? Kernel::kMmaTf32 : Kernel::kSimtF32;
+      return allow_tf32 ? Kernel::kSm80Tf32 : Kernel::kSm80F32;
     case c10::ScalarType::Double:
-      return hopper ? Kernel::kHopperDmmaF64 : Kernel::kDmmaF64;
+      return hopper ? Kernel::kSm90F64 : Kernel::kSm80F64;
     default:
       TORCH_CHECK_TYPE(false, "no CUDA kernel for ", dtype, " operands");
   }
@@ -63,33 +63,33 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
 
 inline const char* kernel_name(Kernel kernel) {
   switch (kernel) {
-    case Kernel::kWgmmaF16:
+    case Kernel::kSm90F16:
       return "sm90-wgmma-f16";
-    case Kernel::kWgmmaBf16:
+    case Kernel::kSm90Bf16:
       return "sm90-wgmma-bf16";
-    case Kernel::kWgmmaF32x1:
+    case Kernel::kSm90F32x1:
       return "sm90-wgmma-f32x1";
-    case Kernel::kWgmmaF32x3:
+    case Kernel::kSm90F32x3:
       return "sm90-wgmma-f32x3";
-    case Kernel::kHopperDmmaF64:
+    case Kernel::kSm90F64:
       return "sm90-dmma-f64";
-    case Kernel::kMmaF16:
+    case Kernel::kSm80F16:
       return "sm80-mma-f16";
-    case Kernel::kMmaBf16:
+    case Kernel::kSm80Bf16:
       return "sm80-mma-bf16";
-    case Kernel::kMmaTf32:
+    case Kernel::kSm80Tf32:
       return "sm80-mma-tf32";
-    case Kernel::kSimtF32:
+    case Kernel::kSm80F32:
       return "sm80-simt-f32";
-    case Kernel::kDmmaF64:
+    case Kernel::kSm80F64:
       return "sm80-dmma-f64";
   }
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
 }
 
-// In how many halves a kernel takes float32 operands; 0 if it takes them as they are.
-inline int halves_of(Kernel kernel) {
-  return kernel == Kernel::kWgmmaF32x1 ? 1 : kernel == Kernel::kWgmmaF32x3 ? 2 : 0;
+// In how many split parts a kernel takes float32 operands; 0 if it takes them as they are.
+inline int split_parts_of(Kernel kernel) {
+  return kernel == Kernel::kSm90F32x1 ? 1 : kernel == Kernel::kSm90F32x3 ? 2 : 0;
 }
 
 // From how many 128 x 128 tiles of C for each multiprocessor on the large tile pays: it reads each
@@ -97,13 +97,13 @@ inline int halves_of(Kernel kernel) {
 // these numbers.
 inline double large_tile_from(Kernel kernel) {
   switch (kernel) {
-    case Kernel::kWgmmaF16:
-    case Kernel::kWgmmaBf16:
-    case Kernel::kWgmmaF32x1:
+    case Kernel::kSm90F16:
+    case Kernel::kSm90Bf16:
+    case Kernel::kSm90F32x1:
       return 0.5;  // beyond one wave of small tiles, which are half as large
-    case Kernel::kWgmmaF32x3:
+    case Kernel::kSm90F32x3:
       return 1.25;  // below that cublasSgemm may cut K, and only the small tile is as accurate
-    case Kernel::kHopperDmmaF64:
+    case Kernel::kSm90F64:
       return 1.5;  // between, most of a second wave of large tiles would be idle
     default:
       return 1;

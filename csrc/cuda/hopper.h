@@ -10,7 +10,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "heuristics.h"
+#include "cuda/heuristics.h"
 
 namespace spamm::cuda {
 

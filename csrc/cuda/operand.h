@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include "kernels/multiply_params.h"
+#include "kernels/multiply/params.h"
 
 namespace spamm::cuda {
 

@@ -60,9 +60,9 @@ TEST(Heuristics, Float32InHalvesServesBlocksOf64AndMore) {
 }
 
 TEST(Heuristics, HalvesByProducts) {
-  EXPECT_EQ(halves_of(Kernel::kWgmmaF32x1), 1);
-  EXPECT_EQ(halves_of(Kernel::kWgmmaF32x3), 2);
-  EXPECT_EQ(halves_of(Kernel::kSimtF32), 0);
+  EXPECT_EQ(split_parts_of(Kernel::kSm90F32x1), 1);
+  EXPECT_EQ(split_parts_of(Kernel::kSm90F32x3), 2);
+  EXPECT_EQ(split_parts_of(Kernel::kSm80F32), 0);
 }
 
 TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
@@ -70,19 +70,19 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
     return choose_tile(kernel, batch, m, n, kMultiprocessors);
   };
-  EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kMmaF16, 1, 1536, 1408), Tile::kLarge);  // 132 tiles of 128 x 128
-  EXPECT_EQ(tile(Kernel::kMmaF16, 132, 1, 1), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1536, 1536), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kWgmmaF32x3, 1, 1664, 1664), Tile::kLarge);  // 169 tiles of 128 x 128
-  EXPECT_EQ(tile(Kernel::kHopperDmmaF64, 1, 1536, 1536), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kHopperDmmaF64, 1, 2048, 2048), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kWgmmaF32x1, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kWgmmaF32x1, 1, 1025, 1024), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1024, 1024), Tile::kSmall);  // 128 tiles of 128 x 64
-  EXPECT_EQ(tile(Kernel::kWgmmaF16, 1, 1025, 1024), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kWgmmaBf16, 133, 1, 1), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1024, 1024), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1536, 1408), Tile::kLarge);  // 132 tiles of 128 x 128
+  EXPECT_EQ(tile(Kernel::kSm80F16, 132, 1, 1), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1024, 1024), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1536, 1536), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1664, 1664), Tile::kLarge);  // 169 tiles of 128 x 128
+  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 1536, 1536), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 2048, 2048), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1024, 1024), Tile::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1025, 1024), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1024, 1024), Tile::kSmall);  // 128 tiles of 128 x 64
+  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1025, 1024), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90Bf16, 133, 1, 1), Tile::kLarge);
 }
 
 TEST(Heuristics, LargeConvolutionTilesFromTwoWavesOn) {

@@ -55,9 +55,9 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
                 int64_t max_iterations = 20, double tolerance = 0.01);
 
 // The largest threshold whose error bound is at most max_error * norm(A) * norm(B): 0-d, as above.
-// `judged_b` (as in error_bound) decides what is skipped where it differs from `norm_b`.
+// `skip_norm_b` (as in error_bound) decides what is skipped where it differs from `norm_b`.
 Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
-                          const std::optional<Tensor>& judged_b = std::nullopt);
+                          const std::optional<Tensor>& skip_norm_b = std::nullopt);
 
 // The paper's V: int32 (..., MB, NB), the number of valid k of each block of C.
 Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau);
@@ -66,10 +66,10 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
 Tensor valid_ratio(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau);
 
 // A proven bound of the Frobenius norm of what skipping loses: 0-d, of the norms' type, rounded up.
-// sqrt(sum over (i,j) of (sum over skipped k of norm_a * norm_b)^2). Where `judged_b` is given
+// sqrt(sum over (i,j) of (sum over skipped k of norm_a * norm_b)^2). Where `skip_norm_b` is given
 // (same shape as norm_b), it decides what is skipped while `norm_b` measures what that loses.
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
-                   const std::optional<Tensor>& judged_b = std::nullopt);
+                   const std::optional<Tensor>& skip_norm_b = std::nullopt);
 
 // alpha * (A @ B over valid blocks) + beta * input, given norm maps and threshold. `a` (M, K) or
 // (batch, M, K), `b` (K, N) or (batch, K, N); `input` broadcasts to the product's shape; beta = 0

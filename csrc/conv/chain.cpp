@@ -1,0 +1,118 @@
+// Convolutions and max poolings one after the other in a single call, each leaving its output's
+// norms for the convolution that follows: what SpAMMChain runs, so that the host pays for Python
+// and the dispatcher once.
+#include <ATen/core/List.h>
+#include <torch/library.h>
+
+#include <algorithm>
+
+#include "checks.h"
+#include "conv/layers.h"
+
+namespace spamm {
+namespace {
+
+using OptTensor = std::optional<Tensor>;
+using OptTensorList = c10::List<OptTensor>;
+
+// A layer is a kind and then its settings, pairs being (rows, columns).
+//   kConvolution  stride, padding, dilation, groups, relu, knob, block (m, k, n) and pixel block
+//                 (images, rows, columns), either all zero for the default
+//   kMaxPool      kernel, stride, padding, dilation, ceil_mode
+enum Kind : int64_t { kConvolution, kMaxPool };
+enum KnobKind : int64_t { kTau, kValidRatio, kMaxError };
+
+// The layers, number by number.
+class Layers {
+ public:
+  explicit Layers(IntArrayRef numbers) : numbers_(numbers) {}
+
+  bool done() const { return numbers_.empty(); }
+  bool next_is(Kind kind) const { return !done() && numbers_.front() == kind; }
+  IntArrayRef take(size_t count) {
+    TORCH_CHECK_VALUE(count <= numbers_.size(), "layers must be whole; the last one lacks ",
+                      count - numbers_.size(), " of its numbers");
+    const IntArrayRef taken = numbers_.slice(0, count);
+    numbers_ = numbers_.slice(count);
+    return taken;
+  }
+  int64_t take() { return take(1).front(); }
+
+ private:
+  IntArrayRef numbers_;
+};
+
+at::OptionalIntArrayRef unless_zero(IntArrayRef edges) {
+  const bool zero = std::all_of(edges.begin(), edges.end(), [](int64_t edge) { return edge == 0; });
+  return zero ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(edges);
+}
+
+// A number that the host holds.
+double host_number(const Tensor& knob) {
+  TORCH_CHECK_VALUE(knob.is_cpu() && knob.dim() == 0,
+                    "the knob of a valid_ratio or max_error must be 0-d and on the CPU; got shape ",
+                    knob.sizes(), " on ", knob.device());
+  return knob.item<double>();
+}
+
+void check_count(bool right, size_t weights) {
+  TORCH_CHECK_VALUE(right, "weights must be as many as convolutions; got ", weights);
+}
+
+Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& biases,
+             const OptTensorList& norm_weights, at::TensorList knobs, IntArrayRef numbers) {
+  TORCH_CHECK_VALUE(biases.size() == weights.size() && norm_weights.size() == weights.size() &&
+                        knobs.size() == weights.size(),
+                    "weights, biases, norm_weights and knobs must be equally many; got ",
+                    weights.size(), ", ", biases.size(), ", ", norm_weights.size(), " and ",
+                    knobs.size());
+  Layers layers(numbers);
+  TORCH_CHECK_VALUE(!layers.done(), "layers must hold a layer; got none");
+  Tensor current = input;
+  OptTensor norms;
+  size_t convolutions = 0;
+  while (!layers.done()) {
+    const int64_t kind = layers.take();
+    TORCH_CHECK_VALUE(kind == kConvolution || kind == kMaxPool,
+                      "a layer's kind must be 0 (convolution) or 1 (max pooling); got ", kind);
+    if (kind == kMaxPool) {
+      const IntArrayRef kernel = layers.take(2), stride = layers.take(2), padding = layers.take(2),
+                        dilation = layers.take(2);
+      const bool ceil_mode = layers.take() != 0;
+      Tensor left;
+      std::tie(current, left) = check_and_pool(current, kernel, stride, padding, dilation,
+                                               ceil_mode, layers.next_is(kConvolution));
+      norms = left.defined() ? OptTensor(left) : OptTensor();
+      continue;
+    }
+    check_count(convolutions < weights.size(), weights.size());
+    const IntArrayRef stride = layers.take(2), padding = layers.take(2), dilation = layers.take(2);
+    const int64_t groups = layers.take();
+    const bool relu = layers.take() != 0;
+    const int64_t knob_kind = layers.take();
+    TORCH_CHECK_VALUE(knob_kind >= kTau && knob_kind <= kMaxError,
+                      "a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got ",
+                      knob_kind);
+    const IntArrayRef block = layers.take(3), pixel_block = layers.take(3);
+    const Tensor& knob = knobs[convolutions];
+    const auto number_of = [&](KnobKind kind) {
+      return knob_kind == kind ? std::optional(host_number(knob)) : std::nullopt;
+    };
+    auto result = check_and_convolve(
+        current, weights[convolutions], biases[convolutions], stride, padding, dilation, groups,
+        knob_kind == kTau ? OptTensor(knob) : OptTensor(), number_of(kValidRatio),
+        number_of(kMaxError), unless_zero(block), unless_zero(pixel_block),
+        norm_weights[convolutions], norms, relu, layers.next_is(kConvolution));
+    ++convolutions;
+    current = result.output;
+    norms = result.norms.defined() ? OptTensor(result.norms) : OptTensor();
+  }
+  check_count(convolutions == weights.size(), weights.size());
+  return current;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) { m.impl("chain", &chain); }
+
+}  // namespace spamm

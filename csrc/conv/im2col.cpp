@@ -1,0 +1,99 @@
+#include "conv/im2col.h"
+
+#include <ATen/Functions.h>
+
+#include <tuple>
+
+namespace spamm {
+namespace {
+
+// The input with its channels last and its padding around it.
+at::Tensor padded(const at::Tensor& input, const ConvShape& shape) {
+  const at::Tensor pixels = input.permute({0, 2, 3, 1});
+  const auto [rows, columns] = shape.padding;
+  if (rows == 0 && columns == 0) return pixels.contiguous();
+  const at::Tensor source = at::zeros({shape.images, shape.input.height + 2 * rows,
+                                       shape.input.width + 2 * columns, shape.in_channels},
+                                      input.options());
+  source.narrow(1, rows, shape.input.height).narrow(2, columns, shape.input.width).copy_(pixels);
+  return source;
+}
+
+}  // namespace
+
+std::vector<Piece> cut(const Box& blocks, int64_t most) {
+  Box step;  // blocks of a piece: a dimension is cut only where the outer ones go one by one
+  for (int d = 2; d >= 0; --d) {
+    most = std::max<int64_t>(most, 1);
+    step[d] = std::min(most, blocks[d]);
+    most /= blocks[d];
+  }
+  std::vector<Piece> pieces;
+  for (int64_t image = 0; image < blocks[0]; image += step[0]) {
+    for (int64_t row = 0; row < blocks[1]; row += step[1]) {
+      for (int64_t column = 0; column < blocks[2]; column += step[2]) {
+        const Box first = {image, row, column};
+        Box count;
+        for (int d = 0; d < 3; ++d) count[d] = std::min(step[d], blocks[d] - first[d]);
+        pieces.push_back({first, count});
+      }
+    }
+  }
+  return pieces;
+}
+
+Im2col::Im2col(const at::Tensor& input, const ConvShape& shape, const PixelBlocks& blocks,
+               int64_t block_k)
+    : shape_(shape), blocks_(blocks), block_k_(block_k), source_(padded(input, shape)) {}
+
+at::Tensor Im2col::transposed(const Piece& piece) const {
+  const auto& [count, edge] = std::tie(piece.count, blocks_.edge);
+  const int64_t channels = shape_.group_in_channels();
+  const int64_t padded_channels = blocks_of(channels, block_k_) * block_k_;
+  const at::Tensor boxes =
+      at::empty({shape_.groups, count[0], count[1], count[2], edge[0], edge[1], edge[2],
+                 shape_.kernel.height, shape_.kernel.width, padded_channels},
+                source_.options());
+  if (padded_channels > channels) boxes.narrow(-1, channels, padded_channels - channels).zero_();
+  const std::array<std::vector<Part>, 3> inside = {parts(piece, 0, boxes), parts(piece, 1, boxes),
+                                                   parts(piece, 2, boxes)};
+  for (const Part& images : inside[0])
+    for (const Part& rows : inside[1])
+      for (const Part& columns : inside[2])
+        copy_windows(piece, {images, rows, columns}, boxes.narrow(-1, 0, channels));
+  return boxes.view({shape_.groups, volume(count) * volume(edge),
+                     shape_.kernel.height * shape_.kernel.width * padded_channels});
+}
+
+// A piece's blocks along dimension d, in parts that lie inside the grid: the full blocks, and what
+// is inside of a last one that sticks out. What sticks out is zeroed here.
+std::vector<Im2col::Part> Im2col::parts(const Piece& piece, int d, const at::Tensor& boxes) const {
+  const int64_t count = piece.count[d], edge = blocks_.edge[d];
+  const int64_t inside = blocks_.grid[d] - (piece.first[d] + count - 1) * edge;  // of the last
+  if (inside >= edge) return {{0, count, edge}};
+  boxes.narrow(1 + d, count - 1, 1).narrow(4 + d, inside, edge - inside).zero_();
+  if (count == 1) return {{0, 1, inside}};
+  return {{0, count - 1, edge}, {count - 1, 1, inside}};
+}
+
+void Im2col::copy_windows(const Piece& piece, const std::array<Part, 3>& part,
+                          const at::Tensor& boxes) const {
+  // Strides of a step of one pixel along the output grid.
+  const Box pixel = {source_.stride(0), source_.stride(1) * shape_.stride.height,
+                     source_.stride(2) * shape_.stride.width};
+  auto target = boxes;
+  int64_t start = source_.storage_offset();
+  for (int d = 0; d < 3; ++d) {
+    target = target.narrow(1 + d, part[d].first, part[d].count).narrow(4 + d, 0, part[d].edge);
+    start += (piece.first[d] + part[d].first) * blocks_.edge[d] * pixel[d];
+  }
+  const Box& edge = blocks_.edge;
+  target.copy_(source_.as_strided(
+      target.sizes(),
+      {shape_.group_in_channels(), edge[0] * pixel[0], edge[1] * pixel[1], edge[2] * pixel[2],
+       pixel[0], pixel[1], pixel[2], source_.stride(1) * shape_.dilation.height,
+       source_.stride(2) * shape_.dilation.width, source_.stride(3)},
+      start));
+}
+
+}  // namespace spamm

@@ -1,0 +1,74 @@
+// Max pooling between two convolutions: torch's own, and the norms of its output for the layer that
+// follows. In one kernel where a device has one, otherwise one after the other.
+#include <ATen/Functions.h>
+#include <ATen/native/Pool.h>
+#include <torch/library.h>
+
+#include "checks.h"
+#include "conv/layers.h"
+
+namespace spamm {
+namespace {
+
+Size2 pair_of(IntArrayRef values, const char* name) {
+  TORCH_CHECK(values.size() == 1 || values.size() == 2, name,
+              " must be an int or a pair (rows, columns); got ", values);
+  return {values.front(), values.back()};
+}
+
+// Checks as torch's own, and what comes out.
+MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                   IntArrayRef dilation, bool ceil_mode) {
+  check_operand_dtype(input.scalar_type(), "input");
+  TORCH_CHECK(input.dim() == 4, "input must be a batch (N, C, H, W); got shape ", input.sizes());
+  MaxPool pool{.kernel = pair_of(kernel, "kernel_size"),
+               .stride = pair_of(stride.empty() ? kernel : stride, "stride"),
+               .padding = pair_of(padding, "padding"),
+               .dilation = pair_of(dilation, "dilation"),
+               .output = {}};
+  const auto length = [&](int64_t Size2::*along, int64_t size) {
+    return at::native::pooling_output_shape<int64_t>(size, pool.kernel.*along, pool.padding.*along,
+                                                     pool.stride.*along, pool.dilation.*along,
+                                                     ceil_mode);
+  };
+  pool.output = {length(&Size2::height, input.size(2)), length(&Size2::width, input.size(3))};
+  at::native::pool2d_shape_check(
+      input, static_cast<int>(pool.kernel.height), static_cast<int>(pool.kernel.width),
+      static_cast<int>(pool.stride.height), static_cast<int>(pool.stride.width),
+      static_cast<int>(pool.padding.height), static_cast<int>(pool.padding.width),
+      static_cast<int>(pool.dilation.height), static_cast<int>(pool.dilation.width), input.size(1),
+      input.size(2), input.size(3), pool.output.height, pool.output.width,
+      input.suggest_memory_format());
+  return pool;
+}
+
+std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRef kernel_size,
+                                                 IntArrayRef stride, IntArrayRef padding,
+                                                 IntArrayRef dilation, bool ceil_mode) {
+  return check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
+                        /*wants_output_norms=*/true);
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> check_and_pool(const Tensor& input, IntArrayRef kernel_size,
+                                          IntArrayRef stride, IntArrayRef padding,
+                                          IntArrayRef dilation, bool ceil_mode,
+                                          bool wants_output_norms) {
+  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+#ifdef SPAMM_WITH_SM90A
+  if (cuda::has_max_pool(input, pool)) {
+    auto [output, norms] = cuda::max_pool(input, pool);
+    return {output, norms};
+  }
+#endif
+  const Tensor output = std::get<0>(
+      at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
+  return {output, wants_output_norms ? layer_norms(output) : Tensor()};
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);
+}
+
+}  // namespace spamm

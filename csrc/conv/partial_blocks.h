@@ -1,0 +1,41 @@
+// The skip norms of pixel blocks that stick out of the output grid.
+#pragma once
+
+#include <ATen/Functions.h>
+
+#include <optional>
+
+#include "conv/pixel_blocks.h"
+
+namespace spamm {
+
+// A pixel block's skip norm is its norm times sqrt(n/c), c being the block's pixels inside the
+// grid, so that the last images of a batch are not skipped for being few.
+class PartialBlockScale {
+ public:
+  // Each step is one rounding in the norms' type; c itself is exact in it.
+  PartialBlockScale(const PixelBlocks& blocks, at::TensorOptions norm_options) {
+    if (blocks.all_full()) return;
+    const Box count = blocks.count();
+    const auto inside = [&](int d) {
+      const at::Tensor start =
+          at::arange(count[d], norm_options.dtype(at::kLong)).mul(blocks.edge[d]);
+      return start.neg().add(blocks.grid[d]).clamp_max(blocks.edge[d]);
+    };
+    const at::Tensor pixels =
+        inside(0).view({-1, 1, 1}).mul(inside(1).view({-1, 1})).mul(inside(2)).flatten();
+    scale_ = at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
+  }
+
+  // The skip norms of consecutive blocks, `first` being the number of the first; nothing where
+  // they are the norms themselves.
+  std::optional<at::Tensor> operator()(const at::Tensor& norms, int64_t first) const {
+    if (!scale_) return std::nullopt;
+    return norms.mul(scale_->narrow(0, first, norms.size(-1)));
+  }
+
+ private:
+  std::optional<at::Tensor> scale_;
+};
+
+}  // namespace spamm

@@ -1,0 +1,111 @@
+// The sizes of a 2-d convolution, read off its arguments and checked.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "checks.h"
+
+namespace spamm {
+
+struct Size2 {
+  int64_t height, width;
+};
+
+struct ConvShape {
+  int64_t images, in_channels, out_channels, groups;
+  Size2 input, kernel, stride, padding, dilation, output;
+
+  int64_t group_in_channels() const { return in_channels / groups; }
+  int64_t group_out_channels() const { return out_channels / groups; }
+  // Rows and columns of the input that one output pixel looks at.
+  Size2 window() const {
+    return {(kernel.height - 1) * dilation.height + 1, (kernel.width - 1) * dilation.width + 1};
+  }
+  // Kernel positions, which are numbered row by row.
+  int64_t kernel_positions() const { return kernel.height * kernel.width; }
+  // The (row, column) of the input that an output pixel sees at a kernel position; nothing where
+  // that is padding.
+  std::optional<Size2> seen_by(int64_t row, int64_t column, int64_t kernel_position) const {
+    const int64_t y =
+        row * stride.height - padding.height + kernel_position / kernel.width * dilation.height;
+    const int64_t x =
+        column * stride.width - padding.width + kernel_position % kernel.width * dilation.width;
+    if (y < 0 || y >= input.height || x < 0 || x >= input.width) return std::nullopt;
+    return Size2{y, x};
+  }
+};
+
+// One number for both dimensions or one for each, none below `least`, and none so large that sizes
+// overflow.
+inline Size2 check_pair(at::IntArrayRef pair, int64_t least, const char* name) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  TORCH_CHECK((pair.size() == 1 || pair.size() == 2) &&
+                  std::min(pair.front(), pair.back()) >= least &&
+                  std::max(pair.front(), pair.back()) <= kMost,
+              name, " must be one or two integers from ", least, " to ", kMost, "; got ", pair);
+  return {pair.front(), pair.back()};
+}
+
+// The weight alone: (out_channels, in_channels / groups, kernel height, kernel width).
+inline void check_conv_weight(const at::Tensor& weight, int64_t groups) {
+  check_operand_dtype(weight.scalar_type(), "weight");
+  TORCH_CHECK(weight.dim() == 4 && weight.size(2) > 0 && weight.size(3) > 0,
+              "weight must be (out_channels, in_channels / groups, height, width) with a kernel of "
+              "at least 1 x 1; got shape ",
+              weight.sizes());
+  TORCH_CHECK(groups > 0 && weight.size(0) % groups == 0,
+              "groups must be positive and divide weight's out_channels, ", weight.size(0),
+              "; got ", groups);
+}
+
+inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& weight,
+                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
+                                   at::IntArrayRef padding, at::IntArrayRef dilation,
+                                   int64_t groups) {
+  check_conv_weight(weight, groups);
+  TORCH_CHECK(input.dim() == 3 || input.dim() == 4,
+              "input must be (images, channels, height, width) or (channels, height, width); got "
+              "shape ",
+              input.sizes());
+  TORCH_CHECK_TYPE(input.scalar_type() == weight.scalar_type(),
+                   "input and weight must have one dtype; got ", input.scalar_type(), " and ",
+                   weight.scalar_type());
+  check_same_device(input, weight, "input", "weight");
+  TORCH_CHECK(input.size(-3) == weight.size(1) * groups, "input must have ",
+              weight.size(1) * groups, " channels for a weight of shape ", weight.sizes(),
+              " and groups ", groups, "; got shape ", input.sizes());
+  if (bias) {
+    TORCH_CHECK(bias->dim() == 1 && bias->size(0) == weight.size(0), "bias must have shape [",
+                weight.size(0), "] for a weight of shape ", weight.sizes(), "; got shape ",
+                bias->sizes());
+    TORCH_CHECK_TYPE(bias->scalar_type() == weight.scalar_type(),
+                     "bias and weight must have one dtype; got ", bias->scalar_type(), " and ",
+                     weight.scalar_type());
+    check_same_device(*bias, weight, "bias", "weight");
+  }
+  ConvShape shape{.images = input.dim() == 4 ? input.size(0) : 1,
+                  .in_channels = input.size(-3),
+                  .out_channels = weight.size(0),
+                  .groups = groups,
+                  .input = {input.size(-2), input.size(-1)},
+                  .kernel = {weight.size(2), weight.size(3)},
+                  .stride = check_pair(stride, 1, "stride"),
+                  .padding = check_pair(padding, 0, "padding"),
+                  .dilation = check_pair(dilation, 1, "dilation"),
+                  .output = {}};
+  const Size2 window = shape.window();
+  const Size2 padded = {shape.input.height + 2 * shape.padding.height,
+                        shape.input.width + 2 * shape.padding.width};
+  TORCH_CHECK(window.height <= padded.height && window.width <= padded.width,
+              "the dilated kernel, ", window.height, " x ", window.width,
+              ", must fit into the padded input; got ", padded.height, " x ", padded.width);
+  shape.output = {(padded.height - window.height) / shape.stride.height + 1,
+                  (padded.width - window.width) / shape.stride.width + 1};
+  return shape;
+}
+
+}  // namespace spamm

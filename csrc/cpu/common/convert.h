@@ -1,0 +1,67 @@
+// Between float32 and the half types, in integer arithmetic that vectorises for any instruction set
+// (c10's conversions of single numbers do not). Narrowing rounds to the nearest, ties to even.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "cpu/common/clones.h"
+
+namespace spamm::cpu {
+
+SPAMM_INLINE float widen(c10::BFloat16 value) {
+  return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
+}
+
+// A subnormal float16 is first put next to 2^-14 as a normal float32, from which 2^-14 is then
+// taken: both steps are exact, and neither meets a subnormal float32, which a thread may be set to
+// flush.
+SPAMM_INLINE float widen(c10::Half value) {
+  constexpr uint32_t kOne = 1u << 23;  // one step of a float32's exponent
+  const uint32_t sign = (value.x & 0x8000u) << 16;
+  const uint32_t magnitude = (value.x & 0x7fffu) << 13;
+  const uint32_t normal = magnitude + (magnitude >= 31 * kOne ? 224 * kOne : 112 * kOne);
+  const uint32_t subnormal =
+      std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude + 113 * kOne) - 0x1p-14f);
+  return std::bit_cast<float>(sign | (magnitude < kOne ? subnormal : normal));
+}
+
+SPAMM_INLINE float widen(float value) { return value; }
+SPAMM_INLINE double widen(double value) { return value; }
+
+template <class T, class From>
+SPAMM_INLINE T narrow(From value) {
+  static_assert(std::is_same_v<T, From>);
+  return value;
+}
+
+template <>
+SPAMM_INLINE c10::BFloat16 narrow<c10::BFloat16>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const uint32_t result = value != value ? 0x7fc0u : rounded;
+  return {static_cast<uint16_t>(result), c10::BFloat16::from_bits()};
+}
+
+template <>
+SPAMM_INLINE c10::Half narrow<c10::Half>(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  constexpr uint32_t kLeastNormal = 113u << 23;  // 2^-14
+  constexpr uint32_t kOverflow = 0x477ff000u;    // 65520 and above round to infinity
+  const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  // Next to 1/2, a float32's last digit is 2^-24, the float16's least number.
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
+                             std::bit_cast<uint32_t>(0.5f);
+  const uint32_t finite = magnitude < kLeastNormal ? subnormal : normal;
+  const uint32_t result = sign | (magnitude >= kOverflow ? special : finite);
+  return {static_cast<uint16_t>(result), c10::Half::from_bits()};
+}
+
+}  // namespace spamm::cpu

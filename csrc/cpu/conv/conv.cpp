@@ -1,0 +1,96 @@
+// Convolution without an im2col matrix, for pixel blocks of several images: one pass over the input
+// copies it position by position and takes its norms; the im2col matrix's norms are looked up
+// there; then comes the product, reading the same copy.
+//
+// Both ends are channels last. Contiguous images are brought there and back, image by image, which
+// costs a copy of input and output but less time than elements that lie far apart.
+#include <ATen/Dispatch.h>
+#include <ATen/ops/empty_like.h>
+
+#include "conv/backend.h"
+#include "conv/partial_blocks.h"
+#include "cpu/conv/by_position.h"
+#include "cpu/conv/norms.h"
+#include "cpu/conv/product.h"
+#include "cpu/conv/transpose.h"
+#include "cpu/conv/weight_panels.h"
+#include "threshold.h"
+
+namespace spamm::cpu {
+namespace {
+
+using at::Tensor;
+
+// Below that, the images of a pixel block at one position are too few rows for one call of the
+// microkernel: gathering the block's rows costs less.
+constexpr int64_t kLeastImages = 8;
+
+constexpr int64_t kPanelWidth = 64;  // as wide as packing for matrix instructions goes
+
+// The stages in order, for an input of any strides and a channels-last output. T: type of the
+// tensors; P: of what is multiplied.
+template <class T, class P>
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+              const Tensor& output) {
+  const Positions<T, P> positions(conv.input, conv.shape, conv.blocks.edge[0], conv.block.k);
+  const Tensor norm_columns = column_norms(conv, positions).mT();
+  const auto skip_norms = PartialBlockScale(conv.blocks, norm_columns.options())(norm_columns, 0);
+  const Tensor tau = threshold_from_knob(norm_weight, norm_columns, knob.tau, knob.valid_ratio,
+                                         knob.max_error, skip_norms);
+  const WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
+                                  positions.depth());
+  const ConvNorms norms{norm_weight.contiguous(),
+                        skip_norms.value_or(norm_columns).mT().contiguous(), tau.item<double>()};
+  ImplicitProduct<T, P>(conv, positions, panels, norms, output).run();
+}
+
+template <class T>
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+              const Tensor& output) {
+  if constexpr (sizeof(T) == 2) {
+    if (!multiplies_natively(output.scalar_type())) {
+      convolve<T, float>(conv, knob, norm_weight, output);
+      return;
+    }
+  }
+  convolve<T, T>(conv, knob, norm_weight, output);
+}
+
+bool is_channels_last(const Tensor& images) {
+  return images.is_contiguous(at::MemoryFormat::ChannelsLast);
+}
+
+// A fresh channels-last tensor like `images`.
+Tensor channels_last_like(const Tensor& images) {
+  return with_large_pages(at::empty_like(images, images.options(), at::MemoryFormat::ChannelsLast));
+}
+
+}  // namespace
+
+bool has_implicit_conv(const Convolution& conv) {
+  return conv.blocks.edge[0] >= kLeastImages && conv.shape.in_channels > 0;
+}
+
+void implicit_conv(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+                   const Tensor& output) {
+  const ConvShape& shape = conv.shape;
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, output.scalar_type(), "conv2d", [&] {
+    Convolution channels_last = conv;
+    if (conv.input.is_contiguous() && !is_channels_last(conv.input)) {
+      channels_last.input = channels_last_like(conv.input);
+      transpose_matrices(conv.input.const_data_ptr<scalar_t>(),
+                         channels_last.input.mutable_data_ptr<scalar_t>(), shape.images,
+                         shape.in_channels, shape.input.height * shape.input.width);
+    }
+    if (is_channels_last(output)) {
+      convolve<scalar_t>(channels_last, knob, norm_weight, output);
+      return;
+    }
+    const Tensor result = channels_last_like(output);
+    convolve<scalar_t>(channels_last, knob, norm_weight, result);
+    transpose_matrices(result.const_data_ptr<scalar_t>(), output.mutable_data_ptr<scalar_t>(),
+                       shape.images, shape.output.height * shape.output.width, shape.out_channels);
+  });
+}
+
+}  // namespace spamm::cpu

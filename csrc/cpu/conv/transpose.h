@@ -1,0 +1,103 @@
+// Images from one memory format to the other: channels x pixels to pixels x channels, and back.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "checks.h"
+#include "cpu/common/clones.h"
+
+namespace spamm::cpu {
+
+constexpr int64_t kSquare = 16;  // edge of what is transposed in registers
+
+// Elements as plain numbers, and a row of a square of them.
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
+                                std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+template <class T>
+using SquareRow [[gnu::vector_size(kSquare * sizeof(T))]] = Bits<T>;
+
+// Elements of two rows, those of `b` being numbered from kSquare on.
+template <class Row, size_t... index>
+SPAMM_INLINE void pick(const Row& a, const Row& b, Row& result) {
+#if defined(__clang__)
+  result = __builtin_shufflevector(a, b, index...);
+#else
+  result = __builtin_shuffle(a, b, Row{index...});
+#endif
+}
+
+// One step of a transposition: swaps the upper right with the lower left quarter of each square of
+// 2 * distance.
+template <class T, int64_t distance, size_t... lane>
+SPAMM_INLINE void swap_quarters(SquareRow<T> (&rows)[kSquare], std::index_sequence<lane...>) {
+  using Row = SquareRow<T>;
+  for (int64_t r = 0; r < kSquare; ++r) {
+    if (r & distance) continue;
+    const Row upper = rows[r], lower = rows[r + distance];
+    pick<Row, (lane & distance ? lane - distance + kSquare : lane)...>(upper, lower, rows[r]);
+    pick<Row, (lane & distance ? lane + kSquare : lane + distance)...>(upper, lower,
+                                                                       rows[r + distance]);
+  }
+}
+
+template <class T>
+SPAMM_INLINE void transpose_square(SquareRow<T> (&rows)[kSquare]) {
+  constexpr auto lanes = std::make_index_sequence<kSquare>();
+  swap_quarters<T, 8>(rows, lanes);
+  swap_quarters<T, 4>(rows, lanes);
+  swap_quarters<T, 2>(rows, lanes);
+  swap_quarters<T, 1>(rows, lanes);
+}
+
+// to[c * to_stride + r] = from[r * from_stride + c]. In squares, so that each line of either side
+// is touched once: lines at a distance of a power of two evict each other.
+template <class T>
+SPAMM_CPU_CLONES static void transpose(const T* __restrict from, int64_t from_stride,
+                                       T* __restrict to, int64_t to_stride, int64_t rows,
+                                       int64_t columns) {
+  SquareRow<T> square[kSquare] = {};
+  for (int64_t r0 = 0; r0 < rows; r0 += kSquare) {
+    const int64_t height = std::min(kSquare, rows - r0);
+    for (int64_t c0 = 0; c0 < columns; c0 += kSquare) {
+      const int64_t width = std::min(kSquare, columns - c0);
+      const T* first = from + r0 * from_stride + c0;
+      T* target = to + c0 * to_stride + r0;
+      if (height == kSquare && width == kSquare) {
+        for (int64_t r = 0; r < kSquare; ++r)
+          std::memcpy(&square[r], first + r * from_stride, sizeof(square[r]));
+        transpose_square<T>(square);
+        for (int64_t c = 0; c < kSquare; ++c)
+          std::memcpy(target + c * to_stride, &square[c], sizeof(square[c]));
+      } else {
+        for (int64_t r = 0; r < height; ++r)
+          for (int64_t c = 0; c < width; ++c)
+            target[c * to_stride + r] = first[r * from_stride + c];
+      }
+    }
+  }
+}
+
+// Transposes each of some contiguous matrices. One matrix after another is read and written, in
+// parts: a few pages at a time on either side.
+template <class T>
+void transpose_matrices(const T* from, T* to, int64_t matrices, int64_t rows, int64_t columns) {
+  constexpr int64_t kRowsPerTask = 64;
+  const int64_t parts = blocks_of(rows, kRowsPerTask);
+  at::parallel_for(0, matrices * parts, 4, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t first = task % parts * kRowsPerTask;
+      const int64_t matrix = task / parts * rows * columns;
+      transpose(from + matrix + first * columns, columns, to + matrix + first, rows,
+                std::min(kRowsPerTask, rows - first), columns);
+    }
+  });
+}
+
+}  // namespace spamm::cpu

@@ -1,0 +1,52 @@
+// The dense kernel below every block product: C += A @ B, all row-major. It is ATen's brgemm where
+// ATen has one.
+//
+// brgemm generates code for each combination of sizes and strides and keeps it for the thread, so
+// callers should ask for few combinations.
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/Version.h>
+#include <ATen/native/CPUBlas.h>
+
+#include <type_traits>
+
+#include "cpu/multiply/gemm_double.h"
+
+namespace spamm::cpu {
+
+// Half types are multiplied as they are only where the processor has matrix instructions for them
+// (B then in VNNI layout: rows in pairs, [K/2][N][2]); elsewhere their panels are float32.
+inline bool multiplies_natively(at::ScalarType dtype) {
+  return !at::isReducedFloatingType(dtype) || at::native::cpublas::could_pack(dtype);
+}
+
+// Whether ATen's brgemm generates kernels for float32 on this machine; else it calls BLAS.
+inline bool has_float_brgemm() {
+  return at::globalContext().userEnabledMkldnn() && at::get_cpu_capability() == "AVX512";
+}
+
+// P: type of the panels' elements; C is float32, float64 for float64.
+template <class P>
+struct Microkernel {
+  static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;
+  using Sum = std::conditional_t<std::is_same_v<P, double>, double, float>;
+
+  // C (M x N) = A (M x K) @ B (K x N), added to C where `add`. N is a multiple of 32; with VNNI, K
+  // is even.
+  static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
+                       int64_t ldb, Sum* C, int64_t ldc, bool add) {
+    if constexpr (std::is_same_v<P, double>) {
+      gemm_double(M, N, K, A, lda, B, ldb, C, ldc, add);
+    } else {
+      at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C, kVnni);
+    }
+  }
+
+  // For each thread after its last product: matrix instructions hold state.
+  static void release() {
+    if (kVnni) at::native::cpublas::brgemm_release(/*is_vnni=*/true);
+  }
+};
+
+}  // namespace spamm::cpu

@@ -1,0 +1,369 @@
+// C = alpha * (A @ B over the valid block products) + beta * input.
+//
+// C is cut into tiles of some blocks each, which threads take one after another. For each slice of
+// K, a tile lists its valid products as bit masks and multiplies runs of neighbouring valid k in
+// one call of the microkernel, into sums that stay in the thread's cache until the tile is written
+// out, rounded once. Slices keep what a tile reads of A and B in cache and bound the number of
+// kernel shapes.
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <optional>
+#include <vector>
+
+#include "backend.h"
+#include "checks.h"
+#include "cpu/common/large_pages.h"
+#include "cpu/multiply/epilogue.h"
+#include "cpu/multiply/microkernel.h"
+#include "cpu/multiply/panels.h"
+#include "cpu/multiply/valid_masks.h"
+
+namespace spamm::cpu {
+namespace {
+
+using at::IntArrayRef;
+using at::Scalar;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+constexpr int64_t kSliceDepth = 512;    // of K, multiplied before a tile moves on
+constexpr int64_t kPanelWidth = 64;     // as wide as packing for matrix instructions goes
+constexpr int64_t kTileColumns = 512;   // of C, at most
+constexpr int64_t kTilesPerThread = 4;  // at least, where C has as many blocks
+
+// The larger norm; NaN, which makes every product valid, is larger than all.
+template <class N>
+N larger(N x, N y) {
+  return y > x || std::isnan(y) ? y : x;
+}
+
+// ---- The product -------------------------------------------------------------------------------
+
+struct Arguments {
+  Tensor a, b;            // (batches, M, K) and (batches, K, N), of any strides
+  Tensor norm_a, norm_b;  // their norm maps, contiguous
+  Tensor input;           // (batches, M, N), of any strides; undefined where ignored
+  Tensor result;          // (batches, M, N), contiguous
+  Block block;
+  double tau;
+  Scalar alpha, beta;
+};
+
+// T: type of the operands; P: of the panels that are multiplied.
+template <class T, class P>
+class Product {
+  using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  using Sum = typename Microkernel<P>::Sum;
+  static constexpr bool kVnni = Microkernel<P>::kVnni;
+  // Measured: packing B once more costs matrix instructions less than sums that leave the cache.
+  static constexpr int64_t kTileRows = kVnni ? 256 : 512;
+
+ public:
+  explicit Product(const Arguments& arguments)
+      : arguments_(arguments),
+        block_(arguments.block),
+        width_(std::min(block_.n, kPanelWidth)),
+        batches_(arguments.a.size(0)),
+        rows_(arguments.a.size(1)),
+        depth_(arguments.a.size(2)),
+        columns_(arguments.b.size(2)),
+        mb_(arguments.norm_a.size(1)),
+        kb_(arguments.norm_a.size(2)),
+        nb_(arguments.norm_b.size(2)),
+        alpha_(arguments.alpha.to<Sum>()),
+        beta_(arguments.beta.to<Sum>()) {
+    choose_tiles();
+    place_a();
+  }
+
+  // Threads take the tiles of all batches in turn, down the rows first.
+  void run() const {
+    const int64_t row_tiles = blocks_of(mb_, tile_rows_),
+                  column_tiles = blocks_of(nb_, tile_columns_);
+    std::atomic<int64_t> next{0};
+    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+      Workspace workspace(*this);
+      while (true) {
+        const int64_t number = next++;
+        if (number >= batches_ * column_tiles * row_tiles) break;
+        const int64_t i = number % row_tiles * tile_rows_;
+        const int64_t j = number / row_tiles % column_tiles * tile_columns_;
+        multiply_tile({number / row_tiles / column_tiles,
+                       {i, std::min(tile_rows_, mb_ - i)},
+                       {j, std::min(tile_columns_, nb_ - j)}},
+                      workspace);
+      }
+      Microkernel<P>::release();
+    });
+  }
+
+ private:
+  // Blocks of C in one batch.
+  struct Tile {
+    int64_t batch;
+    Range i, j;
+  };
+
+  // What a thread needs for a tile, small enough to stay in its cache.
+  struct Workspace {
+    explicit Workspace(const Product& p)
+        : masks(p.tile_rows_ * p.tile_columns_),
+          started(masks.size()),
+          buffer(at::empty({p.sums_size() * static_cast<int64_t>(sizeof(Sum)) +
+                            p.panel_size() * static_cast<int64_t>(sizeof(P))},
+                           at::kByte)),
+          sums(static_cast<Sum*>(buffer.mutable_data_ptr())),
+          panel(reinterpret_cast<P*>(sums + p.sums_size())) {}
+
+    std::vector<uint64_t> masks;  // of a slice's products
+    std::vector<char> started;    // whether a block has had a product
+    Tensor buffer;
+    Sum* sums;
+    P* panel;  // of B: a slice of one block column
+  };
+
+  int64_t padded_depth() const { return kb_ * block_.k; }
+  int64_t panel_size() const { return kSliceDepth * block_.n; }
+  int64_t sums_size() const { return tile_rows_ * block_.m * tile_columns_ * block_.n; }
+
+  Norms<N> norms(int64_t batch) const {
+    return {arguments_.norm_a.const_data_ptr<N>() + batch * mb_ * kb_,
+            arguments_.norm_b.const_data_ptr<N>() + batch * kb_ * nb_, kb_, nb_,
+            static_cast<N>(arguments_.tau)};
+  }
+
+  template <class U>
+  static View<U> view(const Tensor& matrices, int64_t batch) {
+    return {matrices.const_data_ptr<U>() + batch * matrices.stride(0), matrices.stride(1),
+            matrices.stride(2), matrices.size(1), matrices.size(2)};
+  }
+
+  void choose_tiles() {
+    tile_rows_ = std::min(kTileRows / block_.m, mb_);
+    tile_columns_ = std::min(kTileColumns / block_.n, nb_);
+    const auto tiles = [&] {
+      return batches_ * blocks_of(mb_, tile_rows_) * blocks_of(nb_, tile_columns_);
+    };
+    while (tiles() < kTilesPerThread * at::get_num_threads() && tile_rows_ * tile_columns_ > 1) {
+      int64_t& larger =
+          tile_rows_ * block_.m >= tile_columns_ * block_.n ? tile_rows_ : tile_columns_;
+      larger = larger == 1 ? 1 : blocks_of(larger, 2);
+      if (larger == 1) {
+        tile_rows_ = blocks_of(tile_rows_, 2);
+        tile_columns_ = blocks_of(tile_columns_, 2);
+      }
+    }
+  }
+
+  // For each k of each batch, the largest norm in B's row k: a block of A that is not valid with it
+  // is not needed at all.
+  std::vector<N> largest_norms() const {
+    std::vector<N> largest(batches_ * kb_, N(0));
+    for (int64_t row = 0; row < batches_ * kb_; ++row) {
+      const N* norm_b = arguments_.norm_b.const_data_ptr<N>() + row * nb_;
+      largest[row] = std::accumulate(norm_b, norm_b + nb_, N(0), larger<N>);
+    }
+    return largest;
+  }
+
+  void place_a() {
+    const View<T> whole = view<T>(arguments_.a, 0);
+    const bool rows_are_contiguous =
+        (whole.column_stride == 1 || depth_ == 1) && (whole.row_stride >= depth_ || rows_ == 1);
+    if constexpr (std::is_same_v<T, P>) {
+      if (rows_are_contiguous && (!kVnni || depth_ % 2 == 0)) {
+        a_ = whole.data;
+        lda_ = std::max(whole.row_stride, depth_);
+        batch_stride_a_ = arguments_.a.stride(0);
+        return;
+      }
+    }
+    const std::vector<N> largest_b = largest_norms();
+    lda_ = padded_depth();
+    batch_stride_a_ = rows_ * lda_;
+    packed_a_ = with_large_pages(
+        at::empty({batches_ * batch_stride_a_ * static_cast<int64_t>(sizeof(P))}, at::kByte));
+    P* target = reinterpret_cast<P*>(packed_a_.mutable_data_ptr());
+    a_ = target;
+    at::parallel_for(0, batches_ * mb_, 1, [&](int64_t from, int64_t to) {
+      for (int64_t task = from; task < to; ++task) {
+        const int64_t batch = task / mb_, i = task % mb_;
+        const View<T> source = view<T>(arguments_.a, batch);
+        const Norms<N> maps = norms(batch);
+        P* rows = target + batch * batch_stride_a_ + i * block_.m * lda_;
+        for (int64_t k = 0; k < kb_; ++k) {
+          if (maps.a[i * kb_ + k] * largest_b[batch * kb_ + k] < maps.tau) continue;
+          copy_rows(source.block(i * block_.m, k * block_.k, block_.m, block_.k),
+                    rows + k * block_.k, lda_, block_.k);
+        }
+      }
+    });
+  }
+
+  void multiply_tile(const Tile& tile, Workspace& workspace) const {
+    const Norms<N> maps = norms(tile.batch);
+    std::fill(workspace.started.begin(), workspace.started.end(), 0);
+    const int64_t slice = kSliceDepth / block_.k;
+    for (int64_t k = 0; k < kb_; k += slice) {
+      const Range ks{k, std::min(slice, kb_ - k)};
+      find_valid(maps, tile.i, ks, tile.j, workspace.masks.data());
+      for (int64_t column = 0; column < tile.j.size; ++column)
+        multiply_column(tile, k, column, workspace);
+    }
+    for (int64_t row = 0; row < tile.i.size; ++row)
+      for (int64_t column = 0; column < tile.j.size; ++column) {
+        const int64_t c = row * tile.j.size + column;
+        write(tile.batch, tile.i.begin + row, tile.j.begin + column,
+              workspace.started[c] ? workspace.sums + c * block_.m * block_.n : nullptr);
+      }
+  }
+
+  // One block column of a tile, for the slice of K that begins at block k.
+  void multiply_column(const Tile& tile, int64_t k, int64_t column, Workspace& workspace) const {
+    uint64_t needed = 0;
+    for (int64_t row = 0; row < tile.i.size; ++row)
+      needed |= workspace.masks[row * tile.j.size + column];
+    if (needed == 0) return;
+    pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
+    for (int64_t row = 0; row < tile.i.size; ++row) {
+      const int64_t c = row * tile.j.size + column;
+      uint64_t mask = workspace.masks[c];
+      while (mask) {
+        const int begin = std::countr_zero(mask);
+        const int size = std::countr_one(mask >> begin);
+        mask &= begin + size == kMaskBits ? 0 : ~uint64_t{0} << (begin + size);
+        multiply_run(tile.batch, tile.i.begin + row, k, {begin, size}, tile.j.begin + column,
+                     workspace.panel, workspace.sums + c * block_.m * block_.n,
+                     workspace.started[c]);
+        workspace.started[c] = 1;
+      }
+    }
+  }
+
+  // Copies the needed blocks of block column j of B, from block k on. A panel is
+  // [n / width][K][width]: columns no wider than the microkernel's packing goes.
+  void pack(int64_t batch, int64_t k, int64_t j, uint64_t needed, P* panel) const {
+    const View<T> source = view<T>(arguments_.b, batch);
+    for (; needed; needed &= needed - 1) {
+      const int64_t depth = std::countr_zero(needed);
+      const View<T> block = source.block((k + depth) * block_.k, j * block_.n, block_.k, block_.n);
+      for (int64_t c = 0; c < block.columns; c += width_) {
+        P* target = panel + c * kSliceDepth + depth * block_.k * width_;
+        const View<T> part = block.block(0, c, block.rows, width_);
+        if constexpr (kVnni) {
+          copy_vnni(part, target, width_);
+        } else {
+          copy_rows(part, target, width_, width_);
+        }
+      }
+    }
+  }
+
+  // Block row i of A times `run` of the panel's blocks, which are B's from block k on.
+  void multiply_run(int64_t batch, int64_t i, int64_t k, Range run, int64_t j, const P* panel,
+                    Sum* sums, bool add) const {
+    const int64_t rows = std::min(block_.m, rows_ - i * block_.m);
+    const int64_t columns = std::min(block_.n, columns_ - j * block_.n);
+    const int64_t first = (k + run.begin) * block_.k;
+    int64_t depth = std::min(run.size * block_.k, depth_ - first);
+    if (kVnni) depth += depth % 2;
+    const P* a = a_ + batch * batch_stride_a_ + i * block_.m * lda_ + first;
+    for (int64_t c = 0; c < columns; c += width_) {
+      const P* b = panel + c * kSliceDepth + run.begin * block_.k * width_;
+      Microkernel<P>::multiply(rows, width_, depth, a, lda_, b, width_, sums + c, block_.n, add);
+    }
+  }
+
+  void write(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
+    const int64_t row = i * block_.m, column = j * block_.n;
+    T* out = arguments_.result.mutable_data_ptr<T>() + (batch * rows_ + row) * columns_ + column;
+    const int64_t rows = std::min(block_.m, rows_ - row),
+                  columns = std::min(block_.n, columns_ - column);
+    if (arguments_.input.defined()) {
+      const View<T> input = view<T>(arguments_.input, batch).block(row, column, rows, columns);
+      write_rows(sums, block_.n, alpha_, &input, beta_, out, columns_, rows, columns);
+    } else {
+      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, columns_, rows, columns);
+    }
+  }
+
+  const Arguments& arguments_;
+  Block block_;
+  int64_t width_;  // of a panel of B
+  int64_t batches_, rows_, depth_, columns_, mb_, kb_, nb_;
+  Sum alpha_, beta_;
+  int64_t tile_rows_, tile_columns_;
+  const P* a_;
+  int64_t lda_, batch_stride_a_;
+  Tensor packed_a_;
+};
+
+// The input, seen in the product's shape; undefined where it does not matter.
+Tensor expanded_input(const OptTensor& input, const Tensor& a, IntArrayRef shape,
+                      const Scalar& beta) {
+  if (!input) return {};
+  check_input(*input, a, shape);
+  if (beta.toDouble() == 0) return {};
+  return input->expand(shape);
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
+                const Scalar& alpha) {
+  check_operands(a, b);
+  const Block edges = check_block(block);
+  check_norm_map_of(norm_a, a, edges.m, edges.k, "norm_a");
+  check_norm_map_of(norm_b, b, edges.k, edges.n, "norm_b");
+  check_tau(tau, a.device());
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  const Tensor addend = expanded_input(input, a, shape, beta);
+  const Tensor result = with_large_pages(at::empty(shape, a.options()));
+  if (result.numel() == 0) return result;
+
+  const auto as_batch = [](const Tensor& t) {
+    return t.defined() && t.dim() == 2 ? t.unsqueeze(0) : t;
+  };
+  const Arguments arguments{as_batch(a),
+                            as_batch(b),
+                            as_batch(norm_a.contiguous()),
+                            as_batch(norm_b.contiguous()),
+                            as_batch(addend),
+                            as_batch(result),
+                            edges,
+                            tau.item<double>(),
+                            alpha,
+                            beta};
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "multiply", [&] {
+    if constexpr (sizeof(scalar_t) == 2) {
+      if (!multiplies_natively(a.scalar_type())) {
+        Product<scalar_t, float>(arguments).run();
+        return;
+      }
+    }
+    Product<scalar_t, scalar_t>(arguments).run();
+  });
+  return result;
+}
+
+}  // namespace
+
+std::string backend_name(at::ScalarType dtype, const Block&) {
+  if (dtype == at::kDouble) return "cpu-plain";
+  if (at::isReducedFloatingType(dtype) && multiplies_natively(dtype)) return "cpu-brgemm-vnni";
+  const std::string name = has_float_brgemm() ? "cpu-brgemm" : "cpu-blas";
+  return dtype == at::kFloat ? name : name + "-float32";
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("multiply", &multiply); }
+
+}  // namespace spamm::cpu

@@ -1,0 +1,82 @@
+// Norm maps: Frobenius norms of all blocks of a matrix, in one pass at memory speed.
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "checks.h"
+#include "cpu/norm_map/strip_norms.h"
+
+namespace spamm::cpu {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kElementsPerTask = 32 * 1024;  // below that, threads cost more than they bring
+
+// Blocks of a (batch, M, K) with unit stride along K; norms (batch, MB, KB) of any strides.
+template <class T, class N>
+void norms_along_rows(const Tensor& a, int64_t m, int64_t k, const Tensor& norms) {
+  const int64_t rows = a.size(1), columns = a.size(2);
+  const int64_t block_rows = norms.size(1), strips = blocks_of(columns, kStrip);
+  const int64_t tasks = a.size(0) * block_rows * strips;
+  if (tasks == 0) return;
+  const int64_t elements = std::min(m, rows) * std::min(kStrip, columns);
+  const T* first = a.const_data_ptr<T>();
+  N* first_norm = norms.mutable_data_ptr<N>();
+  const auto from_a = a.strides(), to_norms = norms.strides();
+  at::parallel_for(0, tasks, blocks_of(kElementsPerTask, elements), [&](int64_t from, int64_t to) {
+    for (int64_t task = from; task < to; ++task) {
+      const int64_t column = task % strips * kStrip;
+      const int64_t i = task / strips % block_rows;
+      const int64_t batch = task / strips / block_rows;
+      const Strip<T> strip{first + batch * from_a[0] + i * m * from_a[1] + column, from_a[1],
+                           std::min(m, rows - i * m), std::min(kStrip, columns - column)};
+      N* out = first_norm + batch * to_norms[0] + i * to_norms[1] + column / k * to_norms[2];
+      strip_norms(strip, k, out, to_norms[2]);
+    }
+  });
+}
+
+bool has_unit_stride(const Tensor& a, int64_t dim) {
+  return a.stride(dim) == 1 || a.size(dim) == 1;
+}
+
+Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
+  check_operand_dtype(a.scalar_type(), "a");
+  check_matrices(a, "a");
+  check_block_pair(block);
+  auto shape = a.sizes().vec();
+  shape[shape.size() - 2] = blocks_of(a.size(-2), block[0]);
+  shape[shape.size() - 1] = blocks_of(a.size(-1), block[1]);
+  const Tensor result = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
+
+  const auto as_batches = [](const Tensor& t) {
+    return t.dim() == 2 ? t.unsqueeze(0) : t.flatten(0, -3);
+  };
+  Tensor matrices = as_batches(a), norms = as_batches(result);
+  int64_t m = block[0], k = block[1];
+  if (has_unit_stride(matrices, 1) && !has_unit_stride(matrices, 2)) {
+    // The norms of the transpose are the transposed norms: rows are read as they lie in memory.
+    matrices = matrices.mT();
+    norms = norms.mT();
+    std::swap(m, k);
+  } else if (!has_unit_stride(matrices, 2)) {
+    matrices = matrices.contiguous();
+  }
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "norm_map", [&] {
+    using N = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+    norms_along_rows<scalar_t, N>(matrices, m, k, norms);
+  });
+  return result;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("norm_map", &norm_map); }
+
+}  // namespace spamm::cpu

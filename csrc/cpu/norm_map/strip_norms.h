@@ -1,0 +1,134 @@
+// Norms of neighbouring blocks of a row-major matrix, in one pass over them.
+//
+// Rows are read in strips of some blocks' width, a block row high; each group of 32 columns has
+// eight float64 sums of its own. Squares of float32 are exact there and can neither overflow nor
+// vanish. Squares of float16 and bfloat16 are exact in float32, where those of a few rows are added
+// first. A block whose sum leaves the safe range is summed again, scaled by a power of two.
+#pragma once
+
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+#include "cpu/common/clones.h"
+#include "cpu/common/convert.h"
+#include "cpu/norm_map/scaled_norm.h"
+
+namespace spamm::cpu {
+
+constexpr int64_t kLanes = 8;            // sums of a group of columns
+constexpr int64_t kGroup = 4 * kLanes;   // divides every block edge
+constexpr int64_t kStrip = 64 * kGroup;  // columns; a multiple of every block edge
+
+// One block row of a matrix, or a part of it; element (r, c) at data[r * row_stride + c].
+template <class T>
+struct Strip {
+  const T* data;
+  int64_t row_stride, rows, columns;
+};
+
+// Rows whose squares are added before they go to a group's sums, and the type in which they are:
+// one where the squares are exact.
+constexpr int64_t kRowsAtOnce = 4;
+template <class T>
+using Square = std::conditional_t<sizeof(T) == 2, float, double>;
+
+// sums[g][lane] += squares of the lane's columns in group g, over some rows.
+template <class T, int64_t rows, class Stored>
+SPAMM_INLINE void add_squares(const Stored* __restrict data, int64_t row_stride, int64_t groups,
+                              double* __restrict sums) {
+  for (int64_t g = 0; g < groups; ++g, data += kGroup, sums += kLanes) {
+    Square<T> squares[kLanes] = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t c = 0; c < kGroup; c += kLanes) {
+        for (int64_t lane = 0; lane < kLanes; ++lane) {
+          const Square<T> x = widen(data[r * row_stride + c + lane]);
+          squares[lane] += x * x;
+        }
+      }
+    }
+    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += squares[lane];
+  }
+}
+
+template <class T, int64_t rows>
+SPAMM_INLINE void add_squares_of_rows(const Strip<T>& strip, int64_t first, double* sums) {
+  const T* data = strip.data + first * strip.row_stride;
+  const int64_t groups = strip.columns / kGroup, rest = strip.columns % kGroup;
+  add_squares<T, rows>(data, strip.row_stride, groups, sums);
+  if (rest == 0) return;
+  T padded[rows * kGroup] = {};
+  for (int64_t r = 0; r < rows; ++r)
+    std::copy_n(data + r * strip.row_stride + groups * kGroup, rest, padded + r * kGroup);
+  add_squares<T, rows>(padded, kGroup, 1, sums + groups * kLanes);
+}
+
+template <class T>
+SPAMM_CPU_CLONES static void sum_squares(const Strip<T>& strip, double* sums) {
+  int64_t r = 0;
+  for (; r + kRowsAtOnce <= strip.rows; r += kRowsAtOnce)
+    add_squares_of_rows<T, kRowsAtOnce>(strip, r, sums);
+  for (; r < strip.rows; ++r) add_squares_of_rows<T, 1>(strip, r, sums);
+}
+
+// Sums of squares from here to infinity are right: what has been lost below is too small to matter.
+template <class T>
+constexpr double kSafe = std::is_same_v<T, double>          ? 0x1p-900
+                         : std::is_same_v<T, c10::BFloat16> ? 0x1p-80
+                                                            : 0;
+
+// The largest magnitude in a block. Magnitudes are ordered as their bit patterns are, with infinity
+// above all numbers and NaN above infinity.
+template <class T>
+SPAMM_CPU_CLONES static T largest_magnitude(const Strip<T>& block) {
+  using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
+                                  std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
+  Bits largest = 0;
+  for (int64_t r = 0; r < block.rows; ++r) {
+    for (int64_t c = 0; c < block.columns; ++c) {
+      Bits bits;
+      std::memcpy(&bits, block.data + r * block.row_stride + c, sizeof(T));
+      largest =
+          std::max<Bits>(largest, bits & std::numeric_limits<std::make_signed_t<Bits>>::max());
+    }
+  }
+  T result;
+  std::memcpy(&result, &largest, sizeof(T));
+  return result;
+}
+
+template <class T>
+double norm_of(double sum, const Strip<T>& block) {
+  if (sum >= kSafe<T> && std::isfinite(sum)) return std::sqrt(sum);
+  return scaled_norm(widen(largest_magnitude(block)), [&](const auto& visit) {
+    for (int64_t r = 0; r < block.rows; ++r)
+      for (int64_t c = 0; c < block.columns; ++c)
+        visit(widen(block.data[r * block.row_stride + c]));
+  });
+}
+
+// Norms of the blocks of one strip, `edge` columns wide each; norm b goes to norms[b *
+// norm_stride].
+template <class T, class N>
+void strip_norms(const Strip<T>& strip, int64_t edge, N* norms, int64_t norm_stride) {
+  alignas(64) double sums[kStrip / kGroup * kLanes] = {};
+  sum_squares(strip, sums);
+  constexpr int64_t kColumnsPerSum = kGroup / kLanes;
+  for (int64_t first = 0; first < strip.columns; first += edge) {
+    const double* own = sums + first / kColumnsPerSum;
+    const double sum = std::accumulate(own, own + edge / kColumnsPerSum, 0.0);
+    const int64_t columns = std::min(edge, strip.columns - first);
+    const Strip<T> block{strip.data + first, strip.row_stride, strip.rows, columns};
+    *norms = static_cast<N>(norm_of(sum, block));
+    norms += norm_stride;
+  }
+}
+
+}  // namespace spamm::cpu

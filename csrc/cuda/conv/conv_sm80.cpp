@@ -1,0 +1,208 @@
+// Convolution without an im2col matrix, on sm_80 and newer: tensors to pointers.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <bit>
+
+#include "conv/backend.h"
+#include "conv/partial_blocks.h"
+#include "cuda/conv/channels_last.h"
+#include "cuda/conv/im2col_norms.h"
+#include "cuda/conv/launch_sm80.h"
+#include "cuda/device.h"
+#include "cuda/hopper.h"
+#include "cuda/multiply/multiply.h"
+#include "cuda/tau_argument.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+using kernels::Im2colMatrix;
+
+// Sizes, numbers of pixels and of norms are 32 bits wide, and tiles may stick out.
+constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
+
+int log2_of(int64_t power) { return std::countr_zero(static_cast<uint64_t>(power)); }
+
+kernels::Size2 pair(const Size2& size) {
+  return {static_cast<int>(size.height), static_cast<int>(size.width)};
+}
+
+Kernel kernel_of(const Convolution& conv, bool hopper) {
+  return choose_kernel(conv.input.scalar_type(), conv.block, allow_tf32(), hopper);
+}
+
+// Channels of a group as readable_pixels() has them.
+int64_t group_channels(const Convolution& conv) {
+  const int64_t unit = kAlignment / conv.input.element_size();
+  return blocks_of(conv.shape.group_in_channels(), unit) * unit;
+}
+
+// The matrix over `input`, which has come from readable_pixels().
+Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
+  const ConvShape& shape = conv.shape;
+  const Box blocks = conv.blocks.count();
+  Im2colMatrix m{};
+  m.data = input.const_data_ptr();
+  m.images = static_cast<int>(shape.images);
+  m.groups = static_cast<int>(shape.groups);
+  m.channels = static_cast<int>(group_channels(conv));
+  m.input = pair(shape.input), m.output = pair(shape.output);
+  m.stride = pair(shape.stride), m.padding = pair(shape.padding);
+  m.dilation = pair(shape.dilation);
+  m.kernel_columns = static_cast<int>(shape.kernel.width);
+  m.positions = static_cast<int>(shape.kernel_positions());
+  m.log2_images = log2_of(conv.blocks.edge[0]);
+  m.log2_rows = log2_of(conv.blocks.edge[1]);
+  m.log2_columns = log2_of(conv.blocks.edge[2]);
+  m.image_blocks = static_cast<int>(blocks[0]);
+  m.blocks = {static_cast<int>(blocks[1]), static_cast<int>(blocks[2])};
+  const int64_t depth = blocks_of(shape.group_in_channels(), conv.block.k) * conv.block.k;
+  m.position_depth = static_cast<int>(depth);
+  m.set_divisors();
+  return m;
+}
+
+// The same input seen through a window of one pixel: its blocks are pixels of several images.
+Im2colMatrix pixel_matrix(Im2colMatrix m) {
+  m.output = m.input, m.blocks = m.input;
+  m.stride = m.dilation = {1, 1}, m.padding = {0, 0};
+  m.kernel_columns = m.positions = 1;
+  m.set_divisors();
+  return m;
+}
+
+// Norms (groups, blocks, K / block k).
+template <class Norm>
+Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const OnDevice& device) {
+  const at::ScalarType dtype = conv.input.scalar_type();
+  const Tensor norms =
+      at::empty({matrix.groups, matrix.block_count(), matrix.depth() / conv.block.k},
+                conv.input.options().dtype(norm_dtype(dtype)));
+  launch_im2col_norms<Norm>({matrix, log2_of(conv.block.k), norms.mutable_data_ptr<Norm>()}, dtype,
+                            device.stream());
+  return norms;
+}
+
+// Whether the norms that the layer before has left are those of this one's blocks.
+bool takes_layer_norms(const Convolution& conv) {
+  const int64_t channels = conv.shape.in_channels;
+  return conv.norm_input && conv.shape.groups == 1 &&
+         conv.norm_input->scalar_type() == norm_dtype(conv.input.scalar_type()) &&
+         conv.blocks.edge == Box{kLayerNormBlock, 1, 1} &&
+         (conv.block.k == kLayerNormBlock || channels <= std::min(conv.block.k, kLayerNormBlock));
+}
+
+template <class Norm>
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
+              const Tensor& norm_weight, const Tensor& output) {
+  const OnDevice device(conv.input);
+  const ConvShape& shape = conv.shape;
+  const Tensor input = readable_pixels(conv.input);
+  const Tensor weight = reads_along(weights, 2, 1) ? weights : aligned_copy(weights);
+  const Tensor norm_a = norm_weight.contiguous();
+  kernels::ConvSm80Params<Norm> p{};
+  p.pixels = im2col_matrix(conv, input);
+
+  // A search wants the norms of all blocks; else a look-up in those of pixels does where it can.
+  p.norm_pixels.per_pixel = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1;
+  Tensor norms;
+  if (!p.norm_pixels.per_pixel) {
+    norms = im2col_norms<Norm>(p.pixels, conv, device);
+  } else if (takes_layer_norms(conv)) {
+    norms = conv.norm_input->contiguous();
+  } else {
+    norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, device);
+  }
+  p.norm_pixels.norms = norms.const_data_ptr<Norm>();
+  const auto find_threshold = [&] {
+    const Tensor norm_b = norms.mT();
+    return threshold_from_knob(norm_a, norm_b, knob.tau, knob.valid_ratio, knob.max_error,
+                               PartialBlockScale(conv.blocks, norm_a.options())(norm_b, 0));
+  };
+  const Tensor tau = tau_as(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
+  p.tau = tau_argument<Norm>(tau);
+
+  p.weight = operand(weight, 2);
+  p.norm_weight = norm_a.const_data_ptr<Norm>();
+  p.out_channels = static_cast<int>(shape.group_out_channels());
+  p.log2_block_m = log2_of(conv.block.m);
+  p.log2_block_k = log2_of(conv.block.k);
+  const Tensor bias = conv.bias ? conv.bias->contiguous() : Tensor();
+  p.bias = conv.bias ? bias.const_data_ptr() : nullptr;
+  p.relu = conv.relu;
+  const Tensor target =
+      output.is_contiguous(at::MemoryFormat::ChannelsLast)
+          ? output
+          : at::empty(output.sizes(), output.options(), at::MemoryFormat::ChannelsLast);
+  p.output = target.mutable_data_ptr();
+
+  const Kernel kernel = kernel_of(conv, /*hopper=*/false);
+  const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
+  // Large tiles are 128 channels wide.
+  const Tile tile = p.out_channels <= 64 ? Tile::kSmall
+                                         : choose_tile(kernel, shape.groups, pixels, p.out_channels,
+                                                       device.multiprocessors());
+  const auto launch = [&]() -> ConvLauncher<Norm> {
+    if constexpr (std::is_same_v<Norm, double>) {
+      return conv_f64;
+    } else {
+      switch (kernel) {
+        case Kernel::kSm80F16:
+          return conv_f16;
+        case Kernel::kSm80Bf16:
+          return conv_bf16;
+        case Kernel::kSm80Tf32:
+          return conv_tf32;
+        default:
+          return conv_f32;
+      }
+    }
+  }();
+  launch(p, tile, device.multiprocessors(), device.stream());
+  if (!target.is_same(output)) output.copy_(target);
+}
+
+}  // namespace
+
+bool has_implicit_conv_sm80(const Convolution& conv) {
+  if (!conv.input.is_cuda()) return false;
+  const ConvShape& shape = conv.shape;
+  // Hopper's product of an explicit matrix in three products of split parts is worth the matrix,
+  // unless most of that is the padding of few channels to blocks.
+  constexpr int64_t kLeastInputChannels = 32;
+  const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
+  if (kernel_of(conv, hopper) == Kernel::kSm90F32x3 &&
+      shape.group_in_channels() >= kLeastInputChannels) {
+    return false;
+  }
+  const auto window = shape.window();
+  const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
+  const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);
+  return shape.group_in_channels() > 0 &&
+         // A group's channels start at 16 bytes.
+         (shape.groups == 1 || group_channels(conv) == shape.group_in_channels()) &&
+         std::max({shape.images, shape.in_channels, shape.out_channels, shape.input.height,
+                   shape.input.width, shape.padding.height, shape.padding.width}) < (1 << 19) &&
+         std::max({window.height, window.width, shape.stride.height, shape.stride.width}) <
+             (1 << 19) &&
+         shape.images * (shape.input.height + 2 * shape.padding.height) *
+                 (shape.input.width + 2 * shape.padding.width) <
+             kMost &&
+         pixels < kMost && shape.kernel_positions() * depth_blocks * conv.block.k < kMost &&
+         std::max(shape.kernel_positions() * volume(conv.blocks.count()),
+                  blocks_of(shape.images, conv.blocks.edge[0]) * shape.input.height *
+                      shape.input.width) *
+                 shape.groups * depth_blocks <
+             kMost;
+}
+
+void implicit_conv_sm80(const Convolution& conv, const Knob& knob, const Tensor& weights,
+                        const Tensor& norm_weight, const Tensor& output) {
+  const auto run = norm_weight.scalar_type() == at::kDouble ? convolve<double> : convolve<float>;
+  run(conv, knob, weights, norm_weight, output);
+}
+
+}  // namespace spamm::cuda

@@ -1,0 +1,77 @@
+// The convolution of few input channels, on Hopper: tensors to pointers.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "conv/backend.h"
+#include "cuda/conv/arguments_sm90.h"
+#include "cuda/conv/launch_sm90.h"
+#include "cuda/device.h"
+#include "cuda/hopper.h"
+#include "cuda/operand.h"
+#include "cuda/tau_argument.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+using namespace kernels::conv;
+
+bool skips_nothing(const Knob& knob) {
+  return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;
+}
+
+}  // namespace
+
+bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
+  const spamm::ConvShape& shape = conv.shape;
+  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
+         conv.input.is_cuda() && is_half(conv.input.scalar_type()) && skips_nothing(knob) &&
+         shape.groups == 1 && shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
+         // Sizes of kernels and offsets within an image are 32 bits wide.
+         std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
+         std::max({shape.input.height + 2 * shape.padding.height,
+                   shape.input.width + 2 * shape.padding.width,
+                   shape.dilation.height * shape.kernel.height}) < kMost / 64 &&
+         shape.out_channels < (1 << 20) &&
+         shape.images * shape.output.height * shape.output.width < kMost &&
+         FewChannelsLayout(kernel_shape(shape, shape.in_channels)).entries() *
+                 conv.input.element_size() <=
+             kFewChannelsSharedBytes;
+}
+
+ConvolutionResult few_channels_conv(const Convolution& conv) {
+  const OnDevice device(conv.input);
+  const spamm::ConvShape& shape = conv.shape;
+  const Tensor input = conv.input.contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor weight = conv.weight.contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor output =
+      at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
+                input.options(), at::MemoryFormat::ChannelsLast);
+  Tensor bias, norms;
+  if (conv.bias) {
+    bias = conv.bias->contiguous();
+    if (reinterpret_cast<uintptr_t>(bias.const_data_ptr()) % kAlignment != 0) bias = bias.clone();
+  }
+  if (conv.wants_output_norms) {
+    norms = at::empty(layer_norms_shape(shape.images, shape.output, shape.out_channels),
+                      input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+  }
+  const FewChannelsParams p = {
+      .input = input.const_data_ptr(),
+      .weight = weight.const_data_ptr(),
+      .bias = conv.bias ? bias.const_data_ptr() : nullptr,
+      .output = output.mutable_data_ptr(),
+      .norms = conv.wants_output_norms ? norms.mutable_data_ptr<float>() : nullptr,
+      .shape = kernel_shape(shape, shape.in_channels),
+      .relu = conv.relu,
+  };
+  const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
+                                                       : launch_few_channels<__nv_bfloat16>;
+  launch(p, device.stream());
+  return {output, norms};
+}
+
+}  // namespace spamm::cuda

@@ -1,0 +1,10 @@
+// float32 convolution on Hopper's tensor cores with TF32's precision, float32 sums.
+#include "cuda/conv/launch_sm90.cuh"
+
+namespace spamm::cuda {
+
+template void launch_pixel_norms<float>(const kernels::conv::PixelNormsParams&, cudaStream_t);
+template void launch_conv<float>(const kernels::conv::ConvParams&, const void*, const void*,
+                                 kernels::conv::TileSize, int, cudaStream_t);
+
+}  // namespace spamm::cuda

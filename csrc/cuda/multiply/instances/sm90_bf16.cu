@@ -1,0 +1,11 @@
+// bfloat16 on Hopper's tensor cores, float32 sums.
+#include "cuda/multiply/launch_sm90.cuh"
+
+namespace spamm::cuda {
+
+void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
+                        int multiprocessors, cudaStream_t stream) {
+  launch_multiply_sm90<__nv_bfloat16>(params, tile, multiprocessors, stream);
+}
+
+}  // namespace spamm::cuda

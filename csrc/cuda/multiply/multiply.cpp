@@ -1,0 +1,193 @@
+// multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
+//
+// Environment variable SPAMM_TORCH_TILE: small or large takes that tile everywhere, so that
+// scripts/tune.py can time both. Read once. (And see hopper.h.)
+#include "cuda/multiply/multiply.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <bit>
+#include <optional>
+#include <string>
+
+#include "backend.h"
+#include "checks.h"
+#include "cuda/device.h"
+#include "cuda/heuristics.h"
+#include "cuda/hopper.h"
+#include "cuda/multiply/launch.h"
+#include "cuda/operand.h"
+#include "cuda/tau_argument.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+
+std::optional<Tile> forced_tile() {
+  static const std::optional<Tile> forced = []() -> std::optional<Tile> {
+    const std::string value = environment("SPAMM_TORCH_TILE");
+    TORCH_CHECK_VALUE(value.empty() || value == "small" || value == "large",
+                      "SPAMM_TORCH_TILE must be small or large; got ", value);
+    if (value.empty()) return std::nullopt;
+    return value == "small" ? Tile::kSmall : Tile::kLarge;
+  }();
+  return forced;
+}
+
+int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }
+
+// A product but for its operands. Holds what the parameters point to.
+template <class Norm>
+struct Arguments {
+  Tensor map_a, map_b, threshold, addend, c;
+  kernels::MultiplyParams<Norm> params{};
+
+  // `input` (batch, M, N) is undefined where nothing is added.
+  Arguments(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau, const Block& block,
+            const Tensor& input, const Scalar& beta, const Scalar& alpha, int64_t k,
+            const Tensor& result)
+      : map_a(norm_a.contiguous()),
+        map_b(norm_b.contiguous()),
+        threshold(tau_as(tau, map_a.scalar_type())),
+        addend(input),
+        c(result) {
+    kernels::MultiplyParams<Norm>& p = params;
+    p.norm_a = map_a.const_data_ptr<Norm>();
+    p.norm_b = map_b.const_data_ptr<Norm>();
+    p.tau = tau_argument<Norm>(threshold);
+    p.batch = c.size(0), p.m = c.size(1), p.n = c.size(2), p.k = k;
+    p.log2_block_m = log2_edge(block.m);
+    p.log2_block_k = log2_edge(block.k);
+    p.log2_block_n = log2_edge(block.n);
+    p.alpha = alpha.to<Norm>();
+    if (addend.defined()) {
+      p.beta = beta.to<Norm>();
+      p.input = addend.const_data_ptr();
+      std::copy_n(addend.strides().begin(), 3, p.input_strides);
+    }
+    p.c = c.mutable_data_ptr();
+  }
+};
+
+template <class Norm>
+void launch(kernels::MultiplyParams<Norm> p, const Tensor& a, const Tensor& b, Tile tile,
+            MultiplyLauncher<Norm> launcher, const OnDevice& device) {
+  const Tensor taken_a = readable(a), taken_b = readable(b);
+  p.a = operand(taken_a, 2);
+  p.b = operand(taken_b, 1);
+  launcher(p, tile, device.multiprocessors(), device.stream());
+}
+
+void launch(kernels::MultiplyParams<float> p, const SplitOperands& split_parts, Tile tile,
+            SplitMultiplyLauncher launcher, const OnDevice& device) {
+  p.a = split_parts.a.operand();
+  p.b = split_parts.b.operand();
+  launcher(p, split_parts.a.source(), split_parts.b.source(), tile, device.multiprocessors(),
+           device.stream());
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
+                const Scalar& beta, const Scalar& alpha) {
+  return product(a, b, {}, norm_a, norm_b, tau, block, input, beta, alpha);
+}
+
+}  // namespace
+
+bool allow_tf32() {
+  return !at::NoTF32Guard::should_disable_tf32() &&
+         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
+             at::Float32Precision::TF32;
+}
+
+Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
+  const bool hopper = has_hopper_kernels(device.properties()) &&
+                      tensor_maps_take(a.size(-2), b.size(-1), a.size(-1));
+  return choose_kernel(a.scalar_type(), block, allow_tf32(), hopper);
+}
+
+Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
+               const Tensor& norm_b, const Tensor& tau, at::IntArrayRef block_edges,
+               const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
+  check_operands(a, b);
+  const Block block = check_block(block_edges);
+  check_norm_map_of(norm_a, a, block.m, block.k, "norm_a");
+  check_norm_map_of(norm_b, b, block.k, block.n, "norm_b");
+  check_tau(tau, a.device());
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  if (input) check_input(*input, a, shape);
+  const OnDevice device(a);
+
+  const Tensor c = at::empty(shape, a.options());
+  if (c.numel() == 0) return c;
+  const bool adds_input = input && beta.toDouble() != 0;
+  const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
+  const Kernel kernel = prepared.kernel ? *prepared.kernel : kernel_for(a, b, block, device);
+  const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
+  const Tile tile = forced_tile().value_or(choose_tile(kernel, batch_c.size(0), batch_c.size(1),
+                                                       batch_c.size(2), device.multiprocessors()));
+  const auto arguments = [&]<class Norm>(Norm) {
+    Arguments<Norm> all(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
+    all.params.next_tile = prepared.next_tile;
+    all.params.next_tile_is_zero = prepared.next_tile != nullptr;
+    return all;
+  };
+  const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
+    launch<Norm>(arguments(Norm{}).params, batch_a, batch_b, tile, launcher, device);
+  };
+  const auto run_split = [&](SplitMultiplyLauncher launcher) {
+    launch(arguments(float{}).params,
+           prepared.split_parts ? *prepared.split_parts
+                                : SplitOperands(batch_a, batch_b, split_parts_of(kernel), Tensor(),
+                                                Tensor(), device.stream()),
+           tile, launcher, device);
+  };
+  switch (kernel) {
+    case Kernel::kSm90F16:
+      run(MultiplyLauncher<float>(multiply_sm90_f16));
+      break;
+    case Kernel::kSm90Bf16:
+      run(MultiplyLauncher<float>(multiply_sm90_bf16));
+      break;
+    case Kernel::kSm90F32x1:
+      run_split(multiply_sm90_f32x1);
+      break;
+    case Kernel::kSm90F32x3:
+      run_split(multiply_sm90_f32x3);
+      break;
+    case Kernel::kSm90F64:
+      run(MultiplyLauncher<double>(multiply_sm90_f64));
+      break;
+    case Kernel::kSm80F16:
+      run(multiply_f16);
+      break;
+    case Kernel::kSm80Bf16:
+      run(multiply_bf16);
+      break;
+    case Kernel::kSm80Tf32:
+      run(multiply_tf32);
+      break;
+    case Kernel::kSm80F32:
+      run(multiply_f32);
+      break;
+    case Kernel::kSm80F64:
+      run(multiply_f64);
+      break;
+  }
+  return c;
+}
+
+std::string backend_name(at::Device device, at::ScalarType dtype, const Block& block) {
+  const bool hopper = has_hopper_kernels(check_device(device));
+  return kernel_name(choose_kernel(dtype, block, allow_tf32(), hopper));
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }
+
+}  // namespace spamm::cuda

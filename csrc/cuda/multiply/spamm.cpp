@@ -1,0 +1,94 @@
+// SpAMM on CUDA where stages join: float32 in split parts takes norms and split parts in one pass
+// over an operand; for split parts themselves the norm kernel clears the multiply's counter of
+// tiles, which would otherwise take a launch.
+#include "spamm.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "checks.h"
+#include "cuda/multiply/multiply.h"
+#include "cuda/norm_map/norm_map.h"
+#include "cuda/tile_counter.h"
+#include "spamm/spamm.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+// Room for x's norm map.
+Tensor empty_map(const Tensor& x) {
+  auto shape = x.sizes().vec();
+  for (int64_t i = x.dim() - 2; i < x.dim(); ++i) {
+    shape[i] = blocks_of(shape[i], kernels::kSplitBlock);
+  }
+  return at::empty(shape, x.options());
+}
+
+// Whether one pass serves an operand: not where its batches are one matrix, which is split once.
+bool splits_with_norms(const Tensor& x) {
+  return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
+}
+
+// The operands may still be on the CPU: any one argument on a GPU brings the op here.
+bool has_blocks_on_gpu(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() && a.numel() > 0 && b.numel() > 0;
+}
+
+// In how many split parts the pass over the operands that takes their norms leaves them; 0 if
+// stages run one by one.
+int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block, Kernel kernel) {
+  constexpr int64_t kEdge = kernels::kSplitBlock;
+  const bool join = block.m == kEdge && block.k == kEdge && block.n == kEdge &&
+                    splits_with_norms(a) && splits_with_norms(b);
+  return join ? split_parts_of(kernel) : 0;
+}
+
+bool claims_tiles(Kernel kernel) {
+  return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16;
+}
+
+Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
+                std::optional<double> valid_ratio, std::optional<double> max_error,
+                at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
+                const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  check_operands(a, b);
+  check_knobs(tau, valid_ratio, max_error);
+  const Block block = check_block(block_edges);
+  const auto by_stages = [&] {
+    return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
+                           beta, alpha);
+  };
+  if (!has_blocks_on_gpu(a, b)) return by_stages();
+  const OnDevice device(a);
+  const Kernel kernel = kernel_for(a, b, block, device);
+  if (!norm_a && !norm_b && claims_tiles(kernel)) {
+    const TileCounter counter;
+    const auto [map_a, map_b] = norm_maps(a, b, block_edges, counter.get());
+    const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, threshold,
+                   block_edges, input, beta, alpha);
+  }
+  const int count = split_parts_with_norms(a, b, block, kernel);
+  if (count == 0) return by_stages();
+  const auto batch_of_map = [](const Tensor& map, const OptTensor& given) {
+    return given ? Tensor() : as_batch(map);
+  };
+  const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
+  const SplitOperands split_parts(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
+                                  batch_of_map(map_b, norm_b), device.stream());
+  const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+  return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, threshold,
+                 block_edges, input, beta, alpha);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("spamm", &spamm_op); }
+
+}  // namespace spamm::cuda

@@ -1,0 +1,184 @@
+#include <c10/cuda/CUDAException.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "cuda/threshold/launch.h"
+#include "kernels/threshold/error_bound.cuh"
+#include "kernels/threshold/select_tau.cuh"
+#include "kernels/threshold/valid_counts.cuh"
+
+namespace spamm::cuda {
+
+using kernels::NormMaps;
+using kernels::Tau;
+
+namespace {
+
+constexpr int kThreads = kernels::kProductThreads;
+
+template <class Norm>
+unsigned grid_of(const NormMaps<Norm>& maps) {
+  return static_cast<unsigned>(kernels::patches(maps));
+}
+
+// Where the parts of the error kernels' workspace lie.
+template <class Norm>
+struct ErrorWorkspace {
+  kernels::ErrorSearch<Norm>* search;
+  kernels::SumOfSquares<Norm>* partial;
+
+  explicit ErrorWorkspace(void* workspace)
+      : search(static_cast<kernels::ErrorSearch<Norm>*>(workspace)),
+        partial(reinterpret_cast<kernels::SumOfSquares<Norm>*>(static_cast<char*>(workspace) +
+                                                               kErrorStateBytes)) {
+    static_assert(sizeof(kernels::ErrorSearch<Norm>) <= kErrorStateBytes);
+  }
+};
+
+}  // namespace
+
+template <class Norm>
+void launch_valid_counts(const NormMaps<Norm>& maps, const Tau<Norm>& tau, int32_t* counts,
+                         cudaStream_t stream) {
+  kernels::valid_counts<<<grid_of(maps), kThreads, 0, stream>>>(maps, tau, counts);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Norm>
+size_t find_tau_workspace() {
+  return sizeof(kernels::Selection<Norm, unsigned long long>);
+}
+
+namespace {
+
+// Two standard deviations about the place of a product in a sample, if `share` of all products are
+// before it. A wider interval costs every time, a miss one more round.
+template <class Norm>
+kernels::SampleRanks sample_ranks(double share) {
+  const double place = kernels::kSelectThreads<Norm> * share;
+  const double slack = 2 * std::sqrt(place * (1 - share)) + 1;
+  return {static_cast<int>(std::floor(place - slack)), static_cast<int>(std::ceil(place + slack))};
+}
+
+// kGrid, kLaneRows, Count: see select_tau().
+template <bool kGrid, int kLaneRows, class Count, class Norm>
+void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
+                   Norm* tau, unsigned blocks, const cudaDeviceProp& device, bool overlap_previous,
+                   cudaStream_t stream) {
+  constexpr int kWarps = kernels::kSelectWarps<Norm>;
+  const auto kernel = kernels::select_tau<kGrid, kLaneRows, Norm, Count>;
+  // The part that the kernel declares itself is small.
+  const int64_t room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024 -
+                       kernels::kSelectSharedBytes<Norm>;
+  constexpr int kKeptBytes = kernels::kStaircaseBytes<Norm, kLaneRows>;  // a place for each warp
+  const int64_t staircases = kernels::staircases<kLaneRows>(maps);
+  const int64_t turns = (staircases - 1) / (int64_t{blocks} * kWarps) + 1;
+  const auto kept = static_cast<int>(std::min<int64_t>(turns, room / kKeptBytes));
+  const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kKeptBytes;
+  // The same for all maps, since other threads launch the kernel as well.
+  const auto most = static_cast<int>(room / kKeptBytes) * kKeptBytes;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      kernels::kSelectSharedBytes<Norm> + most));
+
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = kGrid;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = kernels::kSelectThreads<Norm>;
+  launch.dynamicSmemBytes = bytes;
+  launch.stream = stream;
+  launch.attrs = attributes;
+  launch.numAttrs = overlap_previous ? 2 : 1;
+  const auto rank = static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
+  const double share = std::min(1.0, static_cast<double>(rank) / products);
+  C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, maps,
+                                    static_cast<kernels::Selection<Norm, Count>*>(workspace), rank,
+                                    target, sample_ranks<Norm>(share), kept, tau));
+}
+
+}  // namespace
+
+template <class Norm>
+void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
+                     const cudaDeviceProp& device, bool overlap_previous, cudaStream_t stream) {
+  // Few enough thread blocks that they meet sooner than a full grid would.
+  constexpr int64_t kFewBlocks = 64;
+  const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
+  const int64_t multiprocessors = device.multiProcessorCount;
+  TORCH_CHECK(large <= kernels::kMostStaircases * multiprocessors,
+              "find_tau takes fewer products of norms; got ", maps.batch, " x ", maps.mb, " x ",
+              maps.kb, " x ", maps.nb);
+  const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
+  const auto launch = [&](auto select, int64_t blocks) {
+    select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),
+           device, overlap_previous, stream);
+  };
+  const auto blocks_for = [](int64_t staircases, int64_t most) {
+    return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
+  };
+  if (small <= kernels::kSelectWarps<Norm>) {
+    launch(launch_select<false, 1, unsigned, Norm>, 1);
+  } else if (small <= kFewBlocks * kernels::kSelectWarps<Norm>) {
+    launch(launch_select<true, 1, unsigned, Norm>,
+           blocks_for(small, std::min(kFewBlocks, multiprocessors)));
+  } else if (products <= std::numeric_limits<uint32_t>::max()) {
+    launch(launch_select<true, 2, unsigned, Norm>, blocks_for(large, multiprocessors));
+  } else {
+    launch(launch_select<true, 2, unsigned long long, Norm>, blocks_for(large, multiprocessors));
+  }
+}
+
+template <class Norm>
+size_t error_workspace(const NormMaps<Norm>& maps) {
+  // A sweep has a sum for each thread block and threshold, the search's start two for each warp.
+  constexpr int kSums = std::max(kernels::SearchStep<Norm>::kThresholds, 2 * kThreads / 32);
+  return kErrorStateBytes + grid_of(maps) * kSums * sizeof(kernels::SumOfSquares<Norm>);
+}
+
+template <class Norm>
+void launch_error_bound(const NormMaps<Norm>& maps, const Tau<Norm>& tau, void* workspace,
+                        Norm* bound, cudaStream_t stream) {
+  const ErrorWorkspace<Norm> space(workspace);
+  const kernels::BoundOfTau<Norm> sweep{tau, bound};
+  kernels::bound_errors<<<grid_of(maps), kThreads, 0, stream>>>(maps, sweep, space.partial,
+                                                                &space.search->arrived);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Norm>
+void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, void* workspace,
+                               Norm* tau, cudaStream_t stream) {
+  const ErrorWorkspace<Norm> space(workspace);
+  const unsigned blocks = grid_of(maps);
+  kernels::start_error_search<<<std::min(blocks, 256u), kThreads, 0, stream>>>(
+      maps, max_error, space.search, space.partial, tau);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  for (int unsettled = kernels::Bits<Norm>::kCount; unsettled > 0;) {
+    unsettled = std::max(unsettled - 3, 0);
+    const kernels::SearchStep<Norm> sweep{space.search, unsettled, tau};
+    kernels::bound_errors<<<blocks, kThreads, 0, stream>>>(maps, sweep, space.partial,
+                                                           &space.search->arrived);
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+#define SPAMM_INSTANTIATE(Norm)                                                           \
+  template void launch_valid_counts(const NormMaps<Norm>&, const Tau<Norm>&, int32_t*,    \
+                                    cudaStream_t);                                        \
+  template size_t find_tau_workspace<Norm>();                                             \
+  template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*,              \
+                                const cudaDeviceProp&, bool, cudaStream_t);               \
+  template size_t error_workspace(const NormMaps<Norm>&);                                 \
+  template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
+                                   cudaStream_t);                                         \
+  template void launch_find_tau_for_error(const NormMaps<Norm>&, double, void*, Norm*, cudaStream_t)
+
+SPAMM_INSTANTIATE(float);
+SPAMM_INSTANTIATE(double);
+
+}  // namespace spamm::cuda

@@ -1,0 +1,38 @@
+// Starts the threshold kernels. Maps have at least one product, and at most 2^31 - 1 patches; all
+// work is asynchronous.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/threshold/map_pair.h"
+
+namespace spamm::cuda {
+
+// counts: (batch, mb, nb).
+template <class Norm>
+void launch_valid_counts(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
+                         int32_t* counts, cudaStream_t stream);
+
+// `workspace` holds find_tau_workspace<Norm>() bytes. `overlap_previous`: the kernel may start
+// while the one before it on the stream ends, as devices from sm_90 on can.
+template <class Norm>
+size_t find_tau_workspace();
+template <class Norm>
+void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, void* workspace,
+                     Norm* tau, const cudaDeviceProp& device, bool overlap_previous,
+                     cudaStream_t stream);
+
+// `workspace` holds error_workspace(maps) bytes, the first kErrorStateBytes of them zero.
+constexpr size_t kErrorStateBytes = 64;
+template <class Norm>
+size_t error_workspace(const kernels::NormMaps<Norm>& maps);
+template <class Norm>
+void launch_error_bound(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
+                        void* workspace, Norm* bound, cudaStream_t stream);
+template <class Norm>
+void launch_find_tau_for_error(const kernels::NormMaps<Norm>& maps, double max_error,
+                               void* workspace, Norm* tau, cudaStream_t stream);
+
+}  // namespace spamm::cuda

@@ -1,0 +1,150 @@
+// The threshold ops on CUDA: tensors to pointers.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "checks.h"
+#include "cuda/device.h"
+#include "cuda/tau_argument.h"
+#include "cuda/threshold/launch.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+using kernels::NormMaps;
+
+// Checked, contiguous norm maps with one batch dimension.
+struct Maps {
+  Tensor a, b, skip_norm_b;
+
+  Maps(const Tensor& norm_a, const Tensor& norm_b, const std::optional<Tensor>& skip_norms)
+      : a(flat(norm_a)), b(flat(norm_b)), skip_norm_b(skip_norms ? flat(*skip_norms) : b) {}
+
+  bool empty() const { return a.numel() == 0 || b.numel() == 0; }
+
+  template <class Norm>
+  NormMaps<Norm> pointers() const {
+    return {a.const_data_ptr<Norm>(),           b.const_data_ptr<Norm>(),
+            skip_norm_b.const_data_ptr<Norm>(), a.size(0),
+            static_cast<int>(a.size(1)),        static_cast<int>(a.size(2)),
+            static_cast<int>(b.size(2))};
+  }
+
+ private:
+  static Tensor flat(const Tensor& map) {
+    const int64_t blocks = map.size(-2) * map.size(-1);
+    const int64_t batch = blocks == 0 ? 0 : map.numel() / blocks;
+    return map.reshape({batch, map.size(-2), map.size(-1)}).contiguous();
+  }
+};
+
+// Calls run(pointers) with pointers of the maps' type.
+template <class Run>
+void with_pointers(const Maps& maps, const Run& run) {
+  const auto checked = [&](const auto& pointers) {
+    TORCH_CHECK(kernels::patches(pointers) <= std::numeric_limits<int32_t>::max(),
+                "norm maps are too large for the threshold kernels; got shapes ", maps.a.sizes(),
+                " and ", maps.b.sizes());
+    run(pointers);
+  };
+  if (maps.a.scalar_type() == at::kDouble) {
+    checked(maps.pointers<double>());
+  } else {
+    checked(maps.pointers<float>());
+  }
+}
+
+Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
+                int64_t max_iterations, double tolerance) {
+  check_norm_maps(norm_a, norm_b);
+  check_valid_ratio(valid_ratio);
+  check_search(max_iterations, tolerance);
+  const OnDevice device(norm_a);
+  const Maps maps(norm_a, norm_b, std::nullopt);
+  if (maps.empty()) return at::zeros({}, norm_a.options());
+  const Tensor tau = at::empty({}, norm_a.options());
+  with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
+    const auto bytes = static_cast<int64_t>(find_tau_workspace<Norm>());
+    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
+    launch_find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
+                    tau.mutable_data_ptr<Norm>(), device.properties(), device.can_overlap(),
+                    device.stream());
+  });
+  return tau;
+}
+
+Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  check_norm_maps(norm_a, norm_b);
+  check_tau(tau, norm_a.device());
+  const OnDevice device(norm_a);
+  auto shape = norm_a.sizes().vec();
+  shape.back() = norm_b.size(-1);
+  const Maps maps(norm_a, norm_b, std::nullopt);
+  if (maps.empty()) return at::zeros(shape, norm_a.options().dtype(at::kInt));
+  const Tensor counts = at::empty(shape, norm_a.options().dtype(at::kInt));
+  const Tensor threshold = tau_as(tau, norm_a.scalar_type());
+  with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
+    launch_valid_counts(pointers, tau_argument<Norm>(threshold), counts.mutable_data_ptr<int32_t>(),
+                        device.stream());
+  });
+  return counts;
+}
+
+// The error kernels' workspace, its state zeroed.
+template <class Norm>
+Tensor workspace_for_errors(const NormMaps<Norm>& maps, const at::TensorOptions& options) {
+  const Tensor workspace =
+      at::empty({static_cast<int64_t>(error_workspace(maps))}, options.dtype(at::kByte));
+  workspace.narrow(0, 0, kErrorStateBytes).zero_();
+  return workspace;
+}
+
+Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                   const std::optional<Tensor>& skip_norm_b) {
+  check_norm_maps(norm_a, norm_b);
+  check_skip_norm_map(skip_norm_b, norm_b);
+  check_tau(tau, norm_a.device());
+  const OnDevice device(norm_a);
+  const Maps maps(norm_a, norm_b, skip_norm_b);
+  if (maps.empty()) return at::zeros({}, norm_a.options());
+  const Tensor bound = at::empty({}, norm_a.options());
+  const Tensor threshold = tau_as(tau, norm_a.scalar_type());
+  with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
+    const Tensor workspace = workspace_for_errors(pointers, norm_a.options());
+    launch_error_bound(pointers, tau_argument<Norm>(threshold), workspace.mutable_data_ptr(),
+                       bound.mutable_data_ptr<Norm>(), device.stream());
+  });
+  return bound;
+}
+
+Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
+                          const std::optional<Tensor>& skip_norm_b) {
+  check_norm_maps(norm_a, norm_b);
+  check_skip_norm_map(skip_norm_b, norm_b);
+  check_max_error(max_error);
+  const OnDevice device(norm_a);
+  const Maps maps(norm_a, norm_b, skip_norm_b);
+  if (maps.empty()) return at::zeros({}, norm_a.options());
+  const Tensor tau = at::empty({}, norm_a.options());
+  with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
+    const Tensor workspace = workspace_for_errors(pointers, norm_a.options());
+    launch_find_tau_for_error(pointers, max_error, workspace.mutable_data_ptr(),
+                              tau.mutable_data_ptr<Norm>(), device.stream());
+  });
+  return tau;
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  m.impl("find_tau", &find_tau);
+  m.impl("find_tau_for_error", &find_tau_for_error);
+  m.impl("valid_counts", &valid_counts);
+  m.impl("error_bound", &error_bound);
+}
+
+}  // namespace spamm::cuda

@@ -1,9 +1,0 @@
-// What heuristics.h says to the files that hold the kernels, which are spared its headers.
-#pragma once
-
-namespace spamm::cuda {
-
-// Which of a kernel's two tiles: the shapes stand with their instances, in multiply_*.cu.
-enum class Tile { kSmall, kLarge };
-
-}  // namespace spamm::cuda

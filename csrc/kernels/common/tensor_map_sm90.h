@@ -1,0 +1,53 @@
+// Tensor maps for TMA.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <array>
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/tf32.h"
+
+namespace spamm::kernels::sm90 {
+
+// The driver's tensor map encoder, found at run time so that nothing links libcuda; null if the
+// driver has none.
+inline auto find_tensor_map_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found{};
+  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
+                                                             12000, cudaEnableDefault, &found);
+  const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
+  return usable ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
+}
+
+// Entries of type Tf32 are rounded to its digits, to nearest, as they are loaded.
+template <class Element>
+constexpr CUtensorMapDataType map_type() {
+  if constexpr (std::is_same_v<Element, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+  if constexpr (std::is_same_v<Element, __nv_bfloat16>) return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  if constexpr (std::is_same_v<Element, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  if constexpr (std::is_same_v<Element, Tf32>) return CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+  if constexpr (std::is_same_v<Element, double>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
+}
+
+// A contiguous first dimension and kDims - 1 more, in bytes apart; boxes of up to 128 bytes by any
+// number of lines, swizzled in 128 bytes; `every`: which entries along a dimension are taken.
+template <class Element, int kDims>
+cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
+                              const std::array<uint64_t, kDims>& sizes,
+                              const std::array<uint64_t, kDims - 1>& strides,
+                              const std::array<uint32_t, kDims>& box,
+                              const std::array<uint32_t, kDims>& every) {
+  static const auto encoder = find_tensor_map_encoder();
+  if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
+  const CUresult result = encoder(
+      &map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(), strides.data(),
+      box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+}  // namespace spamm::kernels::sm90

@@ -1,0 +1,46 @@
+// The im2col matrix of a convolution as kernels see it: described, never stored.
+//
+// Transposed: a row for each output pixel, pixel block by pixel block; along K (kernel row, kernel
+// column, channel), each kernel position filled up with zeros to whole blocks. Rows of a block that
+// stick out of the output do not exist; they read as zeros.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/divisor.h"
+#include "kernels/common/size2.h"
+
+namespace spamm::kernels {
+
+struct Im2colMatrix {
+  const void* data;  // (images, rows, columns, groups x channels), contiguous
+  int images, groups;
+  int channels;  // of a group: a multiple of 16 bytes, as is the address
+  Size2 input, output, stride, padding, dilation;
+  int kernel_columns, positions;             // of the window
+  int log2_images, log2_rows, log2_columns;  // edges of a pixel block
+  Size2 blocks;                              // that lie across one picture
+  int image_blocks;
+  int position_depth;  // K of one position, a multiple of 32
+  Divisor by_position_depth, by_kernel_columns, by_block_columns, by_block_rows;
+
+  // To be called once the rest is set.
+  void set_divisors() {
+    by_position_depth = Divisor(position_depth);
+    by_kernel_columns = Divisor(kernel_columns);
+    by_block_columns = Divisor(blocks.columns);
+    by_block_rows = Divisor(blocks.rows);
+  }
+
+  __host__ __device__ int log2_block() const { return log2_images + log2_rows + log2_columns; }
+  __host__ __device__ int block_count() const {
+    return image_blocks * blocks.rows * blocks.columns;
+  }
+  __host__ __device__ int64_t depth() const {
+    return static_cast<int64_t>(positions) * position_depth;
+  }
+};
+
+}  // namespace spamm::kernels

@@ -1,0 +1,63 @@
+// Where the entries of an im2col matrix lie in the input.
+#pragma once
+
+#include "kernels/conv/im2col_matrix.h"
+
+namespace spamm::kernels {
+
+// First pixel of a pixel block, in the output.
+struct BlockOrigin {
+  int image, row, column;
+
+  // Past the last block, one that lies outside.
+  __device__ BlockOrigin(const Im2colMatrix& m, int number) {
+    int line, image_block, row_block, column_block;
+    m.by_block_columns(line, column_block, number);
+    m.by_block_rows(image_block, row_block, line);
+    image = image_block << m.log2_images;
+    row = row_block << m.log2_rows;
+    column = column_block << m.log2_columns;
+  }
+};
+
+// One row of the matrix: an output pixel, as what its window's first position sees.
+struct alignas(16) Im2colRow {
+  int input_pixel;   // number in the input; may lie outside, as row and column may
+  int row, column;   // in the input
+  int output_pixel;  // number in the output; -1 where there is none
+
+  // Pixel number `index` of the block.
+  __device__ static Im2colRow at(const Im2colMatrix& m, const BlockOrigin& block, int index) {
+    const int column = block.column + (index & ((1 << m.log2_columns) - 1));
+    const int row = block.row + (index >> m.log2_columns & ((1 << m.log2_rows) - 1));
+    const int image = block.image + (index >> (m.log2_columns + m.log2_rows));
+    constexpr int kOutside = -(1 << 30);  // further than any window reaches
+    if (image >= m.images || row >= m.output.rows || column >= m.output.columns) {
+      return {0, kOutside, kOutside, -1};
+    }
+    const int y = row * m.stride.rows - m.padding.rows;
+    const int x = column * m.stride.columns - m.padding.columns;
+    return {(image * m.input.rows + y) * m.input.columns + x, y, x,
+            (image * m.output.rows + row) * m.output.columns + column};
+  }
+};
+
+// One kernel position: how far from a window's first one it lies.
+struct WindowStep {
+  int rows, columns, pixels;
+
+  __device__ WindowStep(const Im2colMatrix& m, int position) {
+    int kernel_row, kernel_column;
+    m.by_kernel_columns(kernel_row, kernel_column, position);
+    rows = kernel_row * m.dilation.rows;
+    columns = kernel_column * m.dilation.columns;
+    pixels = rows * m.input.columns + columns;
+  }
+
+  __device__ bool is_inside(const Im2colMatrix& m, int row, int column) const {
+    return static_cast<unsigned>(row + rows) < static_cast<unsigned>(m.input.rows) &&
+           static_cast<unsigned>(column + columns) < static_cast<unsigned>(m.input.columns);
+  }
+};
+
+}  // namespace spamm::kernels

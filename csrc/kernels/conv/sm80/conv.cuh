@@ -1,0 +1,268 @@
+// A convolution for sm_80 and newer, all types and blocks: the product of
+// multiply/sm80/multiply.cuh, of the im2col matrix (pixels x K) and the weight (K x output
+// channels), whose first operand is gathered from the channels-last input as it is needed.
+//
+// cp.async brings 16 bytes of channels at a time, from the pixel that the row's window has at the
+// stage's kernel position; where that is padding or the row does not exist, it writes zeros. A
+// table in shared memory says where the windows of a tile's rows lie. The sums leave as channels
+// of output pixels, with bias and ReLU.
+#pragma once
+
+#include "kernels/conv/im2col_rows.cuh"
+#include "kernels/conv/sm80/params.h"
+#include "kernels/multiply/sm80/multiply.cuh"
+
+namespace spamm::kernels {
+
+template <class Engine, class Shape>
+struct ConvConfig : MultiplyConfig<Engine, Shape, true, true> {
+  using Base = MultiplyConfig<Engine, Shape, true, true>;
+  using Params = ConvSm80Params<typename Engine::Sum>;
+  static constexpr int kRows = Shape::kTileM / 32, kColumns = Shape::kTileN / 32;
+
+  struct Storage : Base::Storage {
+    Im2colRow rows[Shape::kTileM];
+  };
+};
+
+// The im2col matrix seen from one tile, by one thread: OperandStream with gathered lines.
+template <class Tile, int kThreads>
+class Im2colStream {
+  using Element = typename Tile::Element;
+  static constexpr int kPassLines = kThreads / Tile::kLineChunks;
+  static constexpr int kPasses = Tile::kLines / kPassLines;
+  static_assert(Tile::kKMajor && kPasses * kPassLines == Tile::kLines);
+
+ public:
+  __device__ Im2colStream(const Im2colMatrix& matrix, int group, const Im2colRow* rows)
+      : matrix_(matrix), rows_(rows), first_channel_(group * matrix.channels) {}
+
+  __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
+    int position, channel;
+    matrix_.by_position_depth(position, channel, static_cast<int>(k));
+    const WindowStep step(matrix_, position);
+    const int first_line = threadIdx.x / Tile::kLineChunks;
+    const int chunk = threadIdx.x % Tile::kLineChunks;
+    channel += chunk * Tile::kChunkElements;
+    const auto* data = static_cast<const Element*>(matrix_.data);
+    const auto* source = data + first_channel_ + channel;
+    const int pixel_stride = matrix_.groups * matrix_.channels;
+    const bool has_channel = channel < matrix_.channels;
+    const typename Tile::Place place(first_line, chunk);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int line = first_line + pass * kPassLines;
+      if ((bands >> line / 32 & 1) == 0) continue;
+      const Im2colRow row = rows_[line];
+      const bool exists = has_channel && step.is_inside(matrix_, row.row, row.column);
+      const int64_t number = row.input_pixel + step.pixels;
+      copy_async(stage + place.offset(pass * kPassLines, 0),
+                 exists ? source + number * pixel_stride : data, exists ? kChunkBytes : 0);
+    }
+  }
+
+ private:
+  const Im2colMatrix& matrix_;
+  const Im2colRow* rows_;
+  int first_channel_;
+};
+
+__device__ inline float round_division(float x, float y) { return __fdiv_rn(x, y); }
+__device__ inline double round_division(double x, double y) { return __ddiv_rn(x, y); }
+__device__ inline float round_root(float x) { return __fsqrt_rn(x); }
+__device__ inline double round_root(double x) { return __dsqrt_rn(x); }
+
+// Which steps of K 32 rows of a tile, all of one pixel block, need.
+template <class Norm>
+class BandNorms {
+ public:
+  // The 32 rows from `first_row` of the matrix on.
+  __device__ BandNorms(const ConvSm80Params<Norm>& p, int group, int first_row) {
+    const Im2colMatrix& m = p.pixels;
+    const int number = first_row >> m.log2_block();
+    const BlockOrigin block(m, number);
+    // The first row belongs to the first image of the 32.
+    const int index = first_row & ((1 << m.log2_block()) - 1);
+    exists_ = block.image + (index >> (m.log2_rows + m.log2_columns)) < m.images;
+    if (!exists_) return;
+    const int depth_blocks = m.position_depth >> p.log2_block_k;
+    if (p.norm_pixels.per_pixel) {
+      const Im2colRow first = Im2colRow::at(m, block, 0);
+      row_ = first.row, column_ = first.column;
+      const int64_t image =
+          static_cast<int64_t>(group) * m.image_blocks + (block.image >> m.log2_images);
+      norms_ = p.norm_pixels.norms +
+               ((image * m.input.rows + row_) * m.input.columns + column_) * depth_blocks;
+    } else {
+      norms_ = p.norm_pixels.norms + (static_cast<int64_t>(group) * m.block_count() + number) *
+                                         m.positions * depth_blocks;
+    }
+    const int c = min(1 << m.log2_images, m.images - block.image) *
+                  min(1 << m.log2_rows, m.output.rows - block.row) *
+                  min(1 << m.log2_columns, m.output.columns - block.column);
+    // A partial block is tested like a full one: each step is rounded once.
+    scale_ =
+        round_root(round_division(static_cast<Norm>(1 << m.log2_block()), static_cast<Norm>(c)));
+  }
+
+  __device__ bool exists() const { return exists_; }
+
+  // The skip norm; 0 where the whole block lies in the padding.
+  __device__ Norm at(const ConvSm80Params<Norm>& p, int position, int depth_block) const {
+    const Im2colMatrix& m = p.pixels;
+    const int depth_blocks = m.position_depth >> p.log2_block_k;
+    int64_t number = position;
+    if (p.norm_pixels.per_pixel) {
+      const WindowStep step(m, position);
+      if (!step.is_inside(m, row_, column_)) return 0;
+      number = step.pixels;
+    }
+    return norm_product(norms_[number * depth_blocks + depth_block], scale_);
+  }
+
+ private:
+  const Norm* norms_;
+  int row_, column_;
+  Norm scale_;
+  bool exists_;
+};
+
+// The sub-tiles of a tile that need a step of K.
+template <class Config>
+class TileMask {
+  using Norm = typename Config::Sum;
+
+ public:
+  __device__ TileMask(const ConvSm80Params<Norm>& p, Norm tau, int group, int row, int column)
+      : p_(p), tau_(tau), group_(group), row_(row), column_(column) {}
+
+  __device__ uint32_t operator()(int step) const {
+    const Im2colMatrix& m = p_.pixels;
+    int position, channel;
+    m.by_position_depth(position, channel, step * 32);
+    const int depth_block = channel >> p_.log2_block_k;
+    const int depth_blocks = m.position_depth >> p_.log2_block_k;
+    const int64_t blocks_k = static_cast<int64_t>(m.positions) * depth_blocks;
+    const int64_t blocks_m = ((p_.out_channels - 1) >> p_.log2_block_m) + 1;
+    const Norm* weight =
+        p_.norm_weight + group_ * blocks_m * blocks_k + position * depth_blocks + depth_block;
+    Norm norm_weight[Config::kColumns];
+#pragma unroll
+    for (int c = 0; c < Config::kColumns; ++c) {
+      const int at = column_ + 32 * c;
+      norm_weight[c] = at < p_.out_channels ? weight[(at >> p_.log2_block_m) * blocks_k] : 0;
+    }
+    uint32_t mask = 0;
+#pragma unroll 1  // the sums of a tile are in registers while its list is filled
+    for (int r = 0; r < Config::kRows; ++r) {
+      const BandNorms<Norm> band(p_, group_, row_ + 32 * r);
+      if (!band.exists()) continue;
+      const Norm skip_norm = band.at(p_, position, depth_block);
+#pragma unroll
+      for (int c = 0; c < Config::kColumns; ++c) {
+        const bool inside = column_ + 32 * c < p_.out_channels;
+        // Blocks of zeros add nothing unless infinities or NaNs meet them, whatever tau says.
+        const bool needed = is_valid(norm_product(norm_weight[c], skip_norm),
+                                     skip_norm == 0 ? Norm{INFINITY} : tau_);
+        mask |= static_cast<uint32_t>(inside && needed) << (r * Config::kColumns + c);
+      }
+    }
+    return mask;
+  }
+
+ private:
+  const ConvSm80Params<Norm>& p_;
+  Norm tau_;
+  int group_, row_, column_;
+};
+
+// Writes the channels of output pixels for one tile, whose first channel in the group is `channel`.
+template <class Config>
+class PixelEpilogue {
+  using Element = typename Config::Element;
+  using Sum = typename Config::Sum;
+
+ public:
+  __device__ PixelEpilogue(const ConvSm80Params<Sum>& p, int group, int channel,
+                           const Im2colRow* rows)
+      : p_(p),
+        rows_(rows),
+        channels_left_(p.out_channels - channel),
+        first_(group * p.out_channels + channel) {}
+
+  // True where all channels of the tile exist, in lines that start at 16 bytes.
+  __device__ bool is_plain() const {
+    return channels_left_ >= Config::kTileN && p_.out_channels * sizeof(Element) % 16 == 0;
+  }
+
+  // Stores the sums of neighbouring channels, from (i, j) of the tile on.
+  template <bool kPlain, int kWidth>
+  __device__ void store(int i, int j, const Sum (&sums)[kWidth]) const {
+    const int pixel = rows_[i].output_pixel;
+    if (pixel < 0) return;
+    const int channel = first_ + j;
+    Element* const to = static_cast<Element*>(p_.output) +
+                        static_cast<int64_t>(pixel) * p_.pixels.groups * p_.out_channels + channel;
+    Neighbours<Element, kWidth> result;
+#pragma unroll
+    for (int w = 0; w < kWidth; ++w) {
+      if (kPlain || j + w < channels_left_) {
+        result.entries[w] = narrow<Element>(finish(channel + w, sums[w]));
+      }
+    }
+    if constexpr (kPlain) {
+      *reinterpret_cast<Neighbours<Element, kWidth>*>(to) = result;
+    } else {
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) {
+        if (j + w < channels_left_) to[w] = result.entries[w];
+      }
+    }
+  }
+
+ private:
+  __device__ Sum finish(int channel, Sum sum) const {
+    if (p_.bias != nullptr) sum += widen(static_cast<const Element*>(p_.bias)[channel]);
+    return p_.relu && sum < 0 ? 0 : sum;  // as torch's relu: a NaN stays
+  }
+
+  const ConvSm80Params<Sum>& p_;
+  const Im2colRow* rows_;
+  int channels_left_, first_;
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    conv_sm80(const __grid_constant__ typename Config::Params p) {
+  extern __shared__ __align__(128) char shared[];
+  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
+  const Im2colMatrix& m = p.pixels;
+  const int log2_block = m.log2_block();
+  const int64_t rows = static_cast<int64_t>(m.block_count()) << log2_block;
+  const TileOrder<16> order{static_cast<int>((rows - 1) / Config::kTileM + 1),
+                            (p.out_channels - 1) / Config::kTileN + 1};
+  const int tiles = order.per_batch() * m.groups;
+
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto [group, tile_row, tile_column] = order[tile];
+    const int row = tile_row * Config::kTileM, column = tile_column * Config::kTileN;
+    __syncthreads();  // the rows of the tile before are of no more use
+    for (int i = threadIdx.x; i < Config::kTileM; i += Config::kThreads) {
+      const BlockOrigin block(m, (row + i) >> log2_block);
+      storage.rows[i] = Im2colRow::at(m, block, (row + i) & ((1 << log2_block) - 1));
+    }
+    const Im2colStream<typename Config::TileA, Config::kThreads> a(m, group, storage.rows);
+    const OperandStream<typename Config::TileB, Config::kThreads> b(p.weight, group, column,
+                                                                    p.out_channels, m.depth());
+    WarpProduct<Config> product;
+    typename Config::List list(m.depth(), storage.list);
+    const TileMask<Config> mask_of(p, p.tau.value(), group, row, column);
+    // Threads meet when they fill the list, after which the rows are known to all.
+    while (const int count = list.fill(mask_of)) {
+      multiply_list<Config>(list, count, storage, a, b, product);
+    }
+    product.store(PixelEpilogue<Config>(p, group, column, storage.rows));
+  }
+}
+
+}  // namespace spamm::kernels

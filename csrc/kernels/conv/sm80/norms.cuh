@@ -1,0 +1,85 @@
+// Norms of the blocks of an im2col matrix, read from the convolution's input: what norm_map.cuh
+// computes, with blocks whose lines are gathered. With a window of one position this is one pass
+// over the input; with more, each position reads its pixels again, mostly from the L2 cache.
+#pragma once
+
+#include "kernels/conv/im2col_rows.cuh"
+#include "kernels/conv/sm80/params.h"
+#include "kernels/norm_map/norm_map.cuh"
+
+namespace spamm::kernels {
+
+// One block of the matrix, cut into chunks, as NormBlock is.
+template <class Element_>
+class Im2colBlock {
+ public:
+  using Element = Element_;
+  using Norm = NormOf<Element>;
+  static constexpr int kEntries = Chunk<Element>::kEntries;
+  static constexpr int kLog2Entries = kEntries == 8 ? 3 : kEntries == 4 ? 2 : 1;
+
+  // One that does not exist holds zeros.
+  __device__ Im2colBlock(const Im2colNormsParams<Norm>& p, bool exists, int group, int block,
+                         int position, int channel)
+      : p_(p),
+        origin_(p.matrix, block),
+        step_(p.matrix, position),
+        first_channel_(group * p.matrix.channels + channel),
+        channels_left_(exists ? p.matrix.channels - channel : 0) {}
+
+  __device__ int chunks() const {
+    return 1 << (p_.matrix.log2_block() + p_.log2_block_k - kLog2Entries);
+  }
+
+  __device__ bool has_vectors() const { return true; }
+
+  __device__ Chunk<Element> gather(int index) const {
+    const Im2colMatrix& m = p_.matrix;
+    const int log2_line_chunks = p_.log2_block_k - kLog2Entries;
+    const int channel = (index & ((1 << log2_line_chunks) - 1)) << kLog2Entries;
+    const auto pixel = Im2colRow::at(m, origin_, index >> log2_line_chunks);
+    if (channel >= channels_left_ || !step_.is_inside(m, pixel.row, pixel.column)) return {};
+    const int64_t number = pixel.input_pixel + step_.pixels;
+    const auto* from = static_cast<const Element*>(m.data) + number * (m.groups * m.channels) +
+                       first_channel_ + channel;
+    const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
+    return {words.x, words.y, words.z, words.w};
+  }
+
+  template <int kLoads>
+  __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) chunks[i] = gather(first + i * step);
+  }
+
+ private:
+  const Im2colNormsParams<Norm>& p_;
+  BlockOrigin origin_;
+  WindowStep step_;
+  int first_channel_, channels_left_;
+};
+
+template <class Element>
+__global__ void __launch_bounds__(kNormThreads, 2)
+    im2col_norms(const __grid_constant__ Im2colNormsParams<NormOf<Element>> p) {
+  const Im2colMatrix& m = p.matrix;
+  const NormGroup group(norm_threads<Element>(m.log2_block() + p.log2_block_k));
+  // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
+  const uint32_t number = blockIdx.x * (kNormThreads / group.threads) + group.index;
+  const uint32_t depth_blocks = m.position_depth >> p.log2_block_k;
+  const uint32_t depth = m.positions * depth_blocks, blocks = m.block_count();
+  const uint32_t line = number / depth, k = number - line * depth;
+  const uint32_t of_group = line / blocks, block_number = line - of_group * blocks;
+  const uint32_t position = k / depth_blocks, depth_block = k - position * depth_blocks;
+  const bool exists = of_group < static_cast<uint32_t>(m.groups);
+
+  const Im2colBlock<Element> block(p, exists, of_group, block_number, position,
+                                   depth_block << p.log2_block_k);
+  NormOf<Element> sum = 0;
+  bool nonzero = false;
+  sum_squares(block, group.thread, group.threads, sum, nonzero);
+  const NormOf<Element> norm = norm_of_shares(block, group, exists, sum, nonzero);
+  if (exists && group.thread == 0) p.norms[number] = norm;
+}
+
+}  // namespace spamm::kernels

@@ -1,0 +1,67 @@
+// From the norms of pixels (norms.cuh) to those of im2col blocks: squares over the pixels of
+// the block that exist.
+#pragma once
+
+#include "kernels/conv/sm90/norms.cuh"
+
+namespace spamm::kernels::conv {
+
+// The root of the sum of squares of values that are given twice, without overflow or underflow.
+template <class ForEach>
+__device__ float root_of_squares(const ForEach& for_each) {
+  float sum = 0, largest = 0;
+  for_each([&](float x) {
+    sum = fmaf(x, x, sum);
+    largest = larger_or_nan(x, largest);
+  });
+  if (sum >= kLeastSafeSum && sum <= kMostSafeSum) return sqrtf(sum);
+  if (!(largest > 0) || !isfinite(largest)) return largest;
+  const int exponent = ilogbf(largest);
+  sum = 0;
+  for_each([&](float x) {
+    const float scaled = scalbnf(x, -exponent);
+    sum = fmaf(scaled, scaled, sum);
+  });
+  return scalbnf(sqrtf(sum), exponent);
+}
+
+__global__ void __launch_bounds__(kNormThreads)
+    block_norms(const __grid_constant__ BlockNormsParams p) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+  const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
+  const int depth = positions * p.groups;
+  const int64_t total =
+      static_cast<int64_t>(p.blocks.images) * p.blocks.rows * p.blocks.columns * depth;
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kNormThreads + threadIdx.x;
+  if (index >= total) return;
+  const auto number = static_cast<int>(index / depth);
+  const int k = index - static_cast<int64_t>(number) * depth;
+  const int position = k / p.groups, group = k - position * p.groups;
+  const int kernel_row = position / p.shape.kernel.columns;
+  const int kernel_column = position - kernel_row * p.shape.kernel.columns;
+  const int line = number / p.blocks.columns, image = line / p.blocks.rows;
+  const int first_row = (line - image * p.blocks.rows) << p.block.rows;
+  const int first_column = (number - line * p.blocks.columns) << p.block.columns;
+  const int end_row = min(first_row + (1 << p.block.rows), p.shape.output.rows);
+  const int end_column = min(first_column + (1 << p.block.columns), p.shape.output.columns);
+  const float* norms = p.pixel_norms + static_cast<int64_t>(image) * p.shape.input.rows *
+                                           p.shape.input.columns * p.groups;
+  p.norms[index] = root_of_squares([&](const auto& visit) {
+    for (int row = first_row; row < end_row; ++row) {
+      const int y =
+          row * p.shape.stride.rows - p.shape.padding.rows + kernel_row * p.shape.dilation.rows;
+      if (static_cast<unsigned>(y) >= static_cast<unsigned>(p.shape.input.rows)) continue;
+      for (int column = first_column; column < end_column; ++column) {
+        const int x = column * p.shape.stride.columns - p.shape.padding.columns +
+                      kernel_column * p.shape.dilation.columns;
+        if (static_cast<unsigned>(x) >= static_cast<unsigned>(p.shape.input.columns)) continue;
+        visit(norms[(static_cast<int64_t>(y) * p.shape.input.columns + x) * p.groups + group]);
+      }
+    }
+  });
+}
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,84 @@
+// The end of a tile in the Hopper convolution with float32: as in epilogue.cuh, but that
+// a box is 64 pixels of two blocks of 32 channels, which a thread's values reach one by one.
+#pragma once
+
+#include "kernels/conv/sm90/epilogue.cuh"
+
+namespace spamm::kernels::conv {
+
+// As torch's relu: a NaN stays.
+__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
+
+// Finishes the values of kColumns pixels x 64 channels, from kFirst on, and puts them into blocks
+// of lines of 32 channels, as TMA's 128-byte swizzle wants them. No two lanes share a bank.
+template <int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bias, bool relu,
+                                      OperandBlock (&blocks)[2]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  uint8_t* targets[4];  // two neighbouring pixels of the thread's first channel, of its second
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int line = lane % 4 * 2 + i % 2, chunk = warp % 2 * 4 + i / 2 * 2 + lane / 16;
+    targets[i] =
+        blocks[warp / 2].bytes + line * kLineBytes + (chunk ^ line) * 16 + lane / 4 % 4 * 4;
+  }
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    float& value = acc[kFirst + i];
+    value += bias.values[i / 2 % 2];
+    if (relu) value = rectified(value);
+    *reinterpret_cast<float*>(targets[i % 4] + i / 4 * 8 * kLineBytes) = value;
+  }
+}
+
+// A thread's share of the sum of squares over the first `existing` of kColumns pixels, of values as
+// staged.
+template <int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ double sum_of_squares(const float (&values)[kSize], int existing) {
+  double sums[2] = {};  // short chains
+#pragma unroll
+  for (int i = 0; i < kColumns / 2; ++i) {
+    add_square_below(sums[i % 2], static_cast<double>(values[kFirst + i]), i / 4 * 8 + i % 2,
+                     existing - static_cast<int>(threadIdx.x % 4 * 2));
+  }
+  return sums[0] + sums[1];
+}
+
+// Finishes and stores kColumns pixels of a warpgroup's box.
+template <int kColumns, int kFirst, int kSize>
+__device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
+                                          OperandBlock (&staging)[2], const ChannelBias& bias,
+                                          float (&acc)[kSize]) {
+  const bool leads = threadIdx.x % 128 == 0;
+  const int warpgroup = threadIdx.x / 128;
+  if (leads) cute::tma_store_wait<0>();  // the box before has left shared memory
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  stage<kColumns, kFirst>(acc, bias, p.relu, staging);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+  if (leads) {
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging[part], channel + part * kBlock / 2,
+                                    box.column, box.row, box.image);
+    }
+    cute::tma_store_arrive();
+  }
+}
+
+// Leaves what it stores in `acc`.
+template <class Config>
+__device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
+                                      OperandBlock (&staging)[2], BoxSquares<float>& shared,
+                                      const ChannelBias& bias, float (&acc)[Config::kValues]) {
+  constexpr int kSecond = kBlock / 2;  // values of the first box
+  store_box<kBlock, 0>(p, channel, boxes[0], staging, bias, acc);
+  store_box<Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, acc);
+  if (p.norm_output == nullptr) return;
+  const int images = p.shape.output.images;
+  double squares[2] = {sum_of_squares<kBlock, 0>(acc, images - boxes[0].image),
+                       sum_of_squares<Config::kLastWidth, kSecond>(acc, images - boxes[1].image)};
+  store_norms<float>(p, channel, boxes, squares, shared);
+}
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,208 @@
+// Starts the Hopper convolution and its norms: tensor maps, instance and grid from run-time sizes.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/common/tensor_map_sm90.h"
+#include "kernels/conv/sm90/conv.cuh"
+#include "kernels/conv/sm90/norms.cuh"
+#include "kernels/conv/sm90/resident.cuh"
+
+namespace spamm::kernels::conv {
+
+constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
+
+template <class Element>
+cudaError_t pixel_norms(const PixelNormsParams& p, bool overlap_previous, cudaStream_t stream) {
+  const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
+  using Kernel = void (*)(PixelNormsParams);
+  constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // of a group of 64
+  static constexpr Kernel kKernels[2][4] = {
+      {pixel_norms<Element, 0, kLog2Lanes>, pixel_norms<Element, 1, kLog2Lanes>,
+       pixel_norms<Element, 2, kLog2Lanes>, pixel_norms<Element, 3, kLog2Lanes>},
+      {pixel_norms<Element, 0, kLog2Lanes + 1>, pixel_norms<Element, 1, kLog2Lanes + 1>,
+       pixel_norms<Element, 2, kLog2Lanes + 1>, pixel_norms<Element, 3, kLog2Lanes + 1>}};
+  const PixelNormsJob& job = p.jobs[0];
+  const Kernel kernel =
+      kKernels[p.jobs[1].log2_group == 7 || job.log2_group == 7][log2_slices(job.log2_images)];
+  return launch(kernel, blocks, kNormThreads, 0, overlap_previous, stream, p);
+}
+
+// Maps channels-last images in boxes of 128 bytes of channels and `box` pixels, `step` apart; of
+// `box_images` images where these are not a power of two.
+template <class Element>
+cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
+                          const Log2Block& box, Size2 step, int box_images = 0) {
+  const auto edge = [](int log2, int step) {
+    return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
+  };
+  const auto taken = [](int log2, int step) { return static_cast<uint32_t>(log2 == 0 ? 1 : step); };
+  const uint64_t line = channels * sizeof(Element);
+  return sm90::encode_tensor_map<Element, 4>(
+      map, data,
+      {static_cast<uint64_t>(channels), static_cast<uint64_t>(extent.columns),
+       static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
+      {line, line * extent.columns, line * extent.columns * extent.rows},
+      {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows),
+       static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
+      {1, taken(box.columns, step.columns), taken(box.rows, step.rows), 1});
+}
+
+template <class Element>
+cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& shape, int rows) {
+  const uint64_t line = shape.channels * sizeof(Element);
+  const auto positions = static_cast<uint64_t>(shape.kernel.rows) * shape.kernel.columns;
+  return sm90::encode_tensor_map<Element, 3>(
+      map, data,
+      {static_cast<uint64_t>(shape.channels), positions, static_cast<uint64_t>(shape.out_channels)},
+      {line, line * positions},
+      {kLineBytes / sizeof(Element), 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
+}
+
+// Cuts the output into tiles; returns the number of thread blocks to start.
+template <class Config>
+int cut_into_tiles(ConvParams& p, int multiprocessors) {
+  const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  p.tiles = p.channel_tiles * ceil_div(boxes, Config::kBoxes);
+  return std::min(p.tiles, multiprocessors);
+}
+
+// Encodes the maps that p lacks and launches.
+template <class Config>
+cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams p,
+                        const void* input, const void* weight, int blocks, bool overlap_previous,
+                        cudaStream_t stream) {
+  using Element = typename Config::Element;
+  using Operand = typename Config::Operand;
+  if (blocks == p.tiles) p.next_tile = nullptr;
+  cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input, p.shape.channels,
+                                             p.box, p.shape.stride);
+  if (error == cudaSuccess && Config::is_narrow(1)) {
+    error = encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
+                                   p.shape.stride, Config::kLastWidth);
+  }
+  if (error == cudaSuccess) {
+    error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
+                                   p.box, {1, 1});
+  }
+  if (error == cudaSuccess) {
+    error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows);
+  }
+  if (error != cudaSuccess) return error;
+
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  // All memory that shared memory may have: the norms' thread blocks run beside these.
+  if (error == cudaSuccess) {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                 cudaSharedmemCarveoutMaxShared);
+  }
+  if (error != cudaSuccess) return error;
+  return launch(kernel, blocks, Config::kThreads, shared_bytes, overlap_previous, stream, p);
+}
+
+template <class Config>
+cudaError_t launch_staged(ConvParams p, const void* input, const void* weight, int multiprocessors,
+                          bool overlap_previous, cudaStream_t stream) {
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  const int blocks = cut_into_tiles<Config>(p, multiprocessors);
+  return launch_conv<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks,
+                             overlap_previous, stream);
+}
+
+template <class Config>
+cudaError_t launch_resident(ConvParams p, const void* input, const void* weight,
+                            int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+  constexpr int kSharedBytes = sizeof(ResidentStorage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the norms' thread blocks need the rest
+  const int pairs = ceil_div(p.boxes.columns, 2);
+  p.by_box_columns = Divisor(pairs);
+  p.tiles = p.boxes.images / 2 * p.boxes.rows * pairs;
+  return launch_conv<Config>(conv_resident_sm90<Config>, kSharedBytes, p, input, weight,
+                             std::min(p.tiles, multiprocessors), overlap_previous, stream);
+}
+
+// float32's output takes the room of a stage.
+constexpr int stages(int of_halves, int element_bytes) { return of_halves - (element_bytes == 4); }
+template <class Element, int kLastWidth>
+using SmallTile = Config<Element, 2, 2, kLastWidth, stages(6, sizeof(Element))>;
+template <class Element, int kLastWidth>
+using LargeTile = Config<Element, 2, 4, kLastWidth, stages(4, sizeof(Element))>;
+template <class Element, int kLastWidth>
+using NarrowTile = Config<Element, 1, 4, kLastWidth, 4>;
+
+// What follows from shape, block and log2_block_k, whatever the tiles are.
+inline void complete(ConvParams& p) {
+  p.box = box_of(p.block);
+  p.blocks = count(p.shape.output, p.block);
+  p.boxes = count(p.shape.output, p.box);
+  const int norm_group = 1 << std::max(p.log2_block_k, 6);
+  p.norm_groups = ceil_div(p.shape.channels, norm_group);
+  p.box_groups = ceil_div(p.shape.channels, kBlock);
+  p.steps = p.shape.kernel.rows * p.shape.kernel.columns * p.box_groups;
+  p.by_box_images = Divisor(p.boxes.images);
+  p.by_box_rows = Divisor(p.boxes.rows);
+  p.by_box_columns = Divisor(p.boxes.columns);
+  p.by_box_groups = Divisor(p.box_groups);
+  p.by_kernel_columns = Divisor(p.shape.kernel.columns);
+  // Two boxes of images: the second of each pair is the last one, which may be filled in part.
+  p.images_fastest = p.boxes.images == 2;
+}
+
+// Calls launch() with the width of the second box of a pair, a constant.
+template <class Launch>
+cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
+  const bool one_pixel = p.box.images == 6;
+  const int last = p.shape.output.images - kBlock;
+  switch (p.images_fastest && one_pixel ? ceil_div(last, 8) * 8 : kBlock) {
+    case 8:
+      return launch(std::integral_constant<int, 8>{});
+    case 16:
+      return launch(std::integral_constant<int, 16>{});
+    case 24:
+      return launch(std::integral_constant<int, 24>{});
+    case 32:
+      return launch(std::integral_constant<int, 32>{});
+    case 40:
+      return launch(std::integral_constant<int, 40>{});
+    case 48:
+      return launch(std::integral_constant<int, 48>{});
+    case 56:
+      return launch(std::integral_constant<int, 56>{});
+    default:
+      return launch(std::integral_constant<int, 64>{});
+  }
+}
+
+// Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
+// next_tile are given, the rest follows.
+// weight_is_ready: the weight may be read while kernels before on the stream still run.
+// next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
+// kernel in flight may use it.
+template <class Element>
+cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize tile,
+                   int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+  complete(p);
+  return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
+    constexpr auto kNarrowOutput = [] {
+      if constexpr (sizeof(Element) == 4) {
+        return launch_staged<NarrowTile<Element, kWidth>>;
+      } else {
+        return launch_resident<ResidentConfig<Element, kWidth>>;
+      }
+    }();
+    const auto instance = tile == TileSize::k128x128   ? launch_staged<SmallTile<Element, kWidth>>
+                          : tile == TileSize::k128x256 ? launch_staged<LargeTile<Element, kWidth>>
+                                                       : kNarrowOutput;
+    return instance(p, input, weight, multiprocessors, overlap_previous, stream);
+  });
+}
+
+}  // namespace spamm::kernels::conv

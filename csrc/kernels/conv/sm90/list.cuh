@@ -1,0 +1,287 @@
+// The list warp of the Hopper convolution: claims tiles and lists the valid steps of each, a tile
+// ahead of the loads.
+#pragma once
+
+#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
+#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
+#endif
+#include "cutlass/arch/grid_dependency_control.h"
+#include "kernels/common/skip_test.cuh"
+#include "kernels/conv/sm90/pipeline.cuh"
+
+namespace spamm::kernels::conv {
+
+// Which box of the output comes as number `index`; past the last one, one that lies outside.
+__device__ inline Box box_at(const ConvParams& p, int index) {
+  int image, row, column;
+  if (p.images_fastest) {
+    p.by_box_images(index, image, index);
+    p.by_box_columns(row, column, index);
+    if (row >= p.boxes.rows) image = p.boxes.images;
+  } else {
+    p.by_box_columns(index, column, index);
+    p.by_box_rows(image, row, index);
+  }
+  return {image << p.box.images, row << p.box.rows, column << p.box.columns};
+}
+
+template <class Config>
+__device__ Tile<Config> tile_at(const ConvParams& p, int number) {
+  int pixels, channels;
+  p.by_channel_tiles(pixels, channels, number);
+  Tile<Config> tile;
+  tile.channel = channels * Config::kRows * kBlock;
+#pragma unroll
+  for (int i = 0; i < Config::kBoxes; ++i) tile.boxes[i] = box_at(p, pixels * Config::kBoxes + i);
+  return tile;
+}
+
+// Partial blocks are tested like full ones: norms times sqrt(n / c), each step rounded once.
+__device__ inline float judge_scale(const ConvParams& p, const Box& first) {
+  const int images = min(1 << p.block.images, p.shape.output.images - first.image);
+  const int rows = min(1 << p.block.rows, p.shape.output.rows - first.row);
+  const int columns = min(1 << p.block.columns, p.shape.output.columns - first.column);
+  const int n = 1 << p.block.volume(), c = images * rows * columns;
+  return c == n ? 1 : __fsqrt_rn(__fdiv_rn(static_cast<float>(n), static_cast<float>(c)));
+}
+
+// The norms of one box's im2col blocks. They are fewer than 2^31.
+class BoxNorms {
+ public:
+  BoxNorms() = default;
+  __device__ BoxNorms(const ConvParams& p, const Box& box) {
+    const Box block = {box.image >> p.block.images, box.row >> p.block.rows,
+                       box.column >> p.block.columns};
+    scale_ = judge_scale(p, {block.image << p.block.images, block.row << p.block.rows,
+                             block.column << p.block.columns});
+    if (p.norm_input.per_pixel) {
+      const int pixels = p.shape.input.rows * p.shape.input.columns;
+      norms_ = p.norm_input.norms + block.image * pixels * p.norm_groups;
+      row_ = box.row * p.shape.stride.rows - p.shape.padding.rows;
+      column_ = box.column * p.shape.stride.columns - p.shape.padding.columns;
+    } else {
+      const int number =
+          (block.image * p.blocks.rows + block.row) * p.blocks.columns + block.column;
+      norms_ = p.norm_input.norms +
+               number * p.shape.kernel.rows * p.shape.kernel.columns * p.norm_groups;
+    }
+  }
+
+  // Unscaled; 0 where the whole block lies in the padding.
+  __device__ float at(const ConvParams& p, const Step& step, int group) const {
+    if (!p.norm_input.per_pixel) return norms_[step.position * p.norm_groups + group];
+    const int row = row_ + step.kernel_row * p.shape.dilation.rows;
+    const int column = column_ + step.kernel_column * p.shape.dilation.columns;
+    const bool inside = static_cast<unsigned>(row) < p.shape.input.rows &&
+                        static_cast<unsigned>(column) < p.shape.input.columns;
+    return inside ? norms_[(row * p.shape.input.columns + column) * p.norm_groups + group] : 0;
+  }
+
+  __device__ float scale() const { return scale_; }
+
+ private:
+  const float* norms_;
+  int row_, column_;
+  float scale_;
+};
+
+// Blocks of zeros add nothing unless infinities or NaNs meet them, whatever tau says.
+__device__ inline bool is_needed(float norm_weight, float norm_input, float tau) {
+  const float product = norm_product(norm_weight, norm_input);
+  return is_valid(product, norm_input == 0 ? INFINITY : tau);
+}
+
+// Everything that decides which steps of a tile are valid.
+template <class Config>
+class TileNorms {
+ public:
+  __device__ TileNorms(const ConvParams& p, const Tile<Config>& tile) {
+    uint32_t exists = 0;
+#pragma unroll
+    for (int i = 0; i < Config::kBoxes; ++i) {
+      const bool box_exists = tile.boxes[i].image < p.shape.output.images;
+      exists |= static_cast<uint32_t>(box_exists) << i;
+      boxes_[i] = BoxNorms(p, box_exists ? tile.boxes[i] : Box{});
+    }
+    const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+      const int channel = tile.channel + row * kBlock;
+      const bool row_exists = channel < p.shape.out_channels;
+      if (row_exists) inside_ |= exists << (row * Config::kBoxes);
+      weights_[row] =
+          p.norm_weight + static_cast<int64_t>(row_exists ? channel >> p.log2_block_m : 0) *
+                              positions * p.norm_groups;
+    }
+  }
+
+  // Loads first, so that several steps can be in flight.
+  struct Norms {
+    float weights[Config::kRows], boxes[Config::kBoxes];
+  };
+  __device__ Norms load(const ConvParams& p, const Step& step) const {
+    Norms norms;
+    const int group = step.group >> max(p.log2_block_k - 6, 0);
+#pragma unroll
+    for (int row = 0; row < Config::kRows; ++row) {
+      norms.weights[row] = weights_[row][step.position * p.norm_groups + group];
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kBoxes; ++i) norms.boxes[i] = boxes_[i].at(p, step, group);
+    return norms;
+  }
+
+  __device__ uint32_t mask(const Norms& norms, float tau) const {
+    uint32_t bits = 0;
+#pragma unroll
+    for (int i = 0; i < Config::kBoxes; ++i) {
+      const float skip_norm = norm_product(norms.boxes[i], boxes_[i].scale());
+#pragma unroll
+      for (int row = 0; row < Config::kRows; ++row) {
+        const bool needed = is_needed(norms.weights[row], skip_norm, tau);
+        bits |= static_cast<uint32_t>(needed) << (row * Config::kBoxes + i);
+      }
+    }
+    return bits & inside_;
+  }
+
+ private:
+  const float* weights_[Config::kRows];
+  BoxNorms boxes_[Config::kBoxes];
+  uint32_t inside_ = 0;
+};
+
+// Fills lists; all lanes of the warp call it together.
+template <class Config, class Shared = Storage<Config>>
+class ListWriter {
+ public:
+  __device__ explicit ListWriter(Shared& storage) : storage_(storage) {}
+
+  // Waits until the list before the last is used up. Tiles are claimed after that and not earlier,
+  // since claims far ahead unbalance the thread blocks.
+  __device__ void wait_for_room() { storage_.list_empty[at_.slot].wait(at_.phase ^ 1); }
+
+  // Each lane brings one step.
+  __device__ void append(const Tile<Config>& tile, Step step) {
+    if (count_ > Config::kListCapacity - 32) {
+      publish(tile, false, false);
+      wait_for_room();
+    }
+    const uint32_t valid = __ballot_sync(~0u, step.mask != 0);
+    const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
+    if (step.mask != 0) storage_.lists[at_.slot].steps[count_ + __popc(before)] = step;
+    count_ += __popc(valid);
+  }
+
+  __device__ void end_tile(const Tile<Config>& tile) { publish(tile, true, false); }
+  __device__ void end_work() { publish({}, false, true); }
+
+ private:
+  __device__ void publish(const Tile<Config>& tile, bool ends_tile, bool ends_work) {
+    if (threadIdx.x % 32 == 0) {
+      auto& list = storage_.lists[at_.slot];
+      list.tile = tile;
+      list.count = count_;
+      list.ends_tile = ends_tile;
+      list.ends_work = ends_work;
+    }
+    storage_.list_full[at_.slot].arrive();
+    at_.advance();
+    count_ = 0;
+  }
+
+  Shared& storage_;
+  RingPosition<Config::kLists> at_;
+  int count_ = 0;
+};
+
+// The barriers in shared memory are set up by the first warp. All others wait for it at once; the
+// list warp first locates its tile and waits for the kernels before.
+constexpr int kListWarp = 2;
+constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named ones: warpgroups have 1 to 4
+
+template <class Config, class Shared>
+__device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
+  if (warp == kListWarp) return;
+  if (warp == 0) {
+    if (threadIdx.x == 0) storage.initialize();
+    __syncwarp();
+    cutlass::arch::NamedBarrier::arrive(64, kListBarrier);
+  }
+  cutlass::arch::NamedBarrier::sync(Config::kThreads - 32, kOthersBarrier);
+}
+
+__device__ __forceinline__ void wait_for_barriers() {
+  cutlass::arch::NamedBarrier::sync(64, kListBarrier);
+}
+
+// The tile after number `tile`: one that nobody has, or, without a counter, the next of a fixed
+// share. Every thread block asks the counter until it is refused once, so the last answer is known
+// in advance, and who gets it winds the counter back for the next launch.
+__device__ inline int claim_tile(const ConvParams& p, int tile) {
+  if (p.next_tile == nullptr) return tile + gridDim.x;
+  int claimed = 0;
+  if (threadIdx.x % 32 == 0) {
+    claimed = atomicAdd(p.next_tile, 1);
+    if (claimed == p.tiles - 1) *p.next_tile = 0;
+  }
+  return gridDim.x + __shfl_sync(~0u, claimed, 0);
+}
+
+__device__ inline Step step_at(const ConvParams& p, int number) {
+  int position, group, row, column;
+  p.by_box_groups(position, group, number);
+  p.by_kernel_columns(row, column, position);
+  return {0, static_cast<uint16_t>(group), static_cast<uint8_t>(row), static_cast<uint8_t>(column),
+          static_cast<uint16_t>(position)};
+}
+
+// Lists those of a tile's steps first, first + 32, ... that hold something valid, up to kCount for
+// each lane: all norms are in flight at a time.
+template <int kCount, class Config>
+__device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config>& tile,
+                                          const TileNorms<Config>& norms, float tau, int first,
+                                          ListWriter<Config>& writer) {
+  Step of_lane[kCount];
+  typename TileNorms<Config>::Norms loaded[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    of_lane[i] = step_at(p, min(first + 32 * i, p.steps - 1));
+    loaded[i] = norms.load(p, of_lane[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (first + 32 * i < p.steps) of_lane[i].mask = norms.mask(loaded[i], tau);
+    writer.append(tile, of_lane[i]);
+  }
+}
+
+template <class Config>
+__device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
+  const int lane = threadIdx.x % 32;
+  const int steps = p.steps;
+  float tau = 0;
+  ListWriter<Config> writer(storage);
+
+  bool waited = false;
+  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
+    const Tile<Config> tile = tile_at<Config>(p, number);
+    const TileNorms<Config> norms(p, tile);
+    // Nothing is loaded or stored before it is listed, so this warp waits for the kernels before.
+    if (!waited) {
+      cutlass::arch::wait_on_dependent_grids();
+      wait_for_barriers();
+      tau = p.tau.value();
+      waited = true;
+    }
+    int done = 0;
+#pragma unroll 1
+    for (; done + 32 < steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
+    if (done < steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
+    writer.end_tile(tile);
+    writer.wait_for_room();
+  }
+  writer.end_work();
+}
+
+}  // namespace spamm::kernels::conv

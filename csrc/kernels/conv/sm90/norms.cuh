@@ -1,0 +1,185 @@
+// Norms for a convolution from channels-last tensors, without an im2col matrix.
+//
+// First the norm of every (block of images, pixel, channel group): a sum of squares over several
+// images at one pixel. A weight is such a tensor too, its output channels being the images and its
+// kernel positions the pixels. Where a pixel block holds one pixel of several images, these are the
+// norms of the im2col blocks, shifted by the kernel position. Otherwise a second kernel puts them
+// together (block_norms.cuh).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/numeric.cuh"
+#include "kernels/common/overlap.cuh"
+#include "kernels/conv/sm90/params.h"
+
+namespace spamm::kernels::conv {
+
+// Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
+constexpr float kLeastSafeSum = 0x1p-90f, kMostSafeSum = 0x1p127f;
+
+template <class Element>
+constexpr int kLog2Entries = sizeof(Element) == 4 ? 2 : 3;  // of a chunk
+
+template <class Element>
+struct alignas(16) Chunk {
+  Element entries[1 << kLog2Entries<Element>];
+};
+
+__device__ inline float larger_or_nan(float x, float y) { return x > y || x != x ? x : y; }
+
+// 16 bytes that nobody else reads, or zeros. Volatile, so that all loads are on their way before
+// the first is used.
+__device__ __forceinline__ uint4 load_once(const void* data, bool exists) {
+  uint4 words{};
+  asm volatile(
+      "{\n.reg .pred exists;\nsetp.ne.b32 exists, %5, 0;\n"
+      "@exists ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
+      : "l"(data), "r"(static_cast<int>(exists)));
+  return words;
+}
+
+// A thread's entries, image by image, several loads in flight.
+template <class Element, class Visit>
+__device__ __forceinline__ void for_each_entry(const Chunk<Element>* first, int64_t step, int count,
+                                               const Visit& visit) {
+  constexpr int kUnroll = 8;
+  for (int i = 0; i < count; i += kUnroll) {
+    uint4 words[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      words[u] = load_once(first + (i + u) * step, i + u < count);
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const auto chunk = __builtin_bit_cast(Chunk<Element>, words[u]);
+#pragma unroll
+      for (int e = 0; e < 1 << kLog2Entries<Element>; ++e) visit(widen(chunk.entries[e]), e);
+    }
+  }
+}
+
+// Combines the values of the threads that share a norm: neighbours of a warp, then the slices, in a
+// fixed order. All of them have the result.
+template <int kLog2Slices, int kLog2Lanes, class Combine>
+__device__ __forceinline__ float combine_norm(float x, float (&shared)[kNormThreads / 8],
+                                              const Combine& combine) {
+#pragma unroll
+  for (int distance = 1; distance < 1 << kLog2Lanes; distance *= 2) {
+    x = combine(x, __shfl_xor_sync(~0u, x, distance));
+  }
+  if constexpr (kLog2Slices > 0) {
+    constexpr int kLog2Norms = log2_norms(kLog2Slices, kLog2Lanes);
+    const int number = threadIdx.x >> kLog2Lanes;  // slice by slice
+    __syncthreads();
+    if (threadIdx.x % (1 << kLog2Lanes) == 0) shared[number] = x;
+    __syncthreads();
+    const int norm = number % (1 << kLog2Norms);
+    x = shared[norm];
+#pragma unroll
+    for (int s = 1; s < 1 << kLog2Slices; ++s) x = combine(x, shared[(s << kLog2Norms) + norm]);
+  }
+  return x;
+}
+
+// What one of the threads of a job has to do with.
+template <int kLog2Slices, int kLog2Lanes, int kLog2Entries>
+struct NormThread {
+  int64_t norm;  // in job.norms
+  int pixel, channel, first_image;
+  int count;  // images, 2^kLog2Slices apart: none beyond pixels and channels
+  bool stores;
+
+  __device__ __forceinline__ NormThread(const PixelNormsJob& job, int number) {
+    constexpr int kLog2Norms = log2_norms(kLog2Slices, kLog2Lanes);
+    int image_block, line_block;
+    job.by_line_blocks(image_block, line_block, number);
+    const int lane = threadIdx.x % (1 << kLog2Lanes), in_block = threadIdx.x >> kLog2Lanes;
+    const int slice = in_block >> kLog2Norms;
+    const int in_images = (line_block << kLog2Norms) + in_block % (1 << kLog2Norms);
+    int group;
+    job.by_groups(pixel, group, in_images);
+    channel = ((group << kLog2Lanes) + lane) << kLog2Entries;
+    first_image = (image_block << job.log2_images) + slice;
+    const int end_image = min(job.images, (image_block + 1) << job.log2_images);
+    const bool exists = pixel < job.pixels;
+    count = exists && channel < job.channels
+                ? (end_image - first_image + (1 << kLog2Slices) - 1) >> kLog2Slices
+                : 0;
+    norm = static_cast<int64_t>(image_block) * job.pixels * job.groups + in_images;
+    stores = exists && slice == 0 && lane == 0;
+  }
+};
+
+// The norm of all that the threads of one norm visit; `visit_all` takes what to call with each
+// entry and its place in its chunk, and may be asked again.
+template <class Element, int kLog2Slices, int kLog2Lanes, class VisitAll>
+__device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
+  __shared__ float shared[kNormThreads / 8];
+  const auto add = [](float x, float y) { return x + y; };
+  float sums[4] = {};  // short chains
+  visit_all([&](float x, int e) { sums[e % 4] = fmaf(x, x, sums[e % 4]); });
+  float own = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+  float sum = combine_norm<kLog2Slices, kLog2Lanes>(own, shared, add);
+  float result = sqrtf(sum);
+  // float16 cannot leave the range in which squares are right.
+  if constexpr (!std::is_same_v<Element, __half>) {
+    const bool safe = sum >= kLeastSafeSum && sum <= kMostSafeSum;
+    if (__syncthreads_or(!safe)) {
+      float largest = 0;
+      visit_all([&](float x, int) { largest = larger_or_nan(fabsf(x), largest); });
+      largest = combine_norm<kLog2Slices, kLog2Lanes>(largest, shared, larger_or_nan);
+      const bool is_number = largest > 0 && isfinite(largest);
+      const int exponent = is_number ? ilogbf(largest) : 0;
+      own = 0;
+      visit_all([&](float x, int) {
+        const float scaled = scalbnf(x, -exponent);
+        own = fmaf(scaled, scaled, own);
+      });
+      sum = combine_norm<kLog2Slices, kLog2Lanes>(own, shared, add);
+      if (!safe) result = is_number ? scalbnf(sqrtf(sum), exponent) : largest;
+    }
+  }
+  return result;
+}
+
+// Calls wait() before it reads.
+template <class Element, int kLog2Slices, int kLog2Lanes, class Wait>
+__device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number,
+                                            const Wait& wait) {
+  const NormThread<kLog2Slices, kLog2Lanes, kLog2Entries<Element>> thread(job, number);
+  constexpr int kEntries = 1 << kLog2Entries<Element>;
+  const int64_t image_stride = static_cast<int64_t>(job.pixels) * job.channels / kEntries;
+  const auto* first =
+      static_cast<const Chunk<Element>*>(job.data) + thread.first_image * image_stride +
+      (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / kEntries;
+  wait();
+  const float norm = norm_of_entries<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
+    for_each_entry(first, image_stride << kLog2Slices, thread.count, visit);
+  });
+  if (thread.stores) job.norms[thread.norm] = norm;
+}
+
+// The second job's blocks hold 32 images or more.
+template <class Element, int kLog2Slices, int kLog2Lanes>
+__global__ void __launch_bounds__(kNormThreads)
+    pixel_norms(const __grid_constant__ PixelNormsParams p) {
+  // Whoever is given a weight's norms may read that weight without waiting for other kernels, which
+  // must therefore be over when the next one starts.
+  const bool reads_weight = p.jobs[1].thread_blocks > 0;
+  if (!reads_weight) let_next_kernel_start();
+  const auto wait = [&] {
+    wait_for_previous_kernel();
+    if (reads_weight) let_next_kernel_start();
+    if (p.zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
+  };
+  const int number = blockIdx.x - p.jobs[0].thread_blocks;
+  if (number < 0) {
+    pixel_norms<Element, kLog2Slices, kLog2Lanes>(p.jobs[0], blockIdx.x, wait);
+  } else {
+    pixel_norms<Element, 3, kLog2Lanes>(p.jobs[1], number, wait);
+  }
+}
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,179 @@
+// What the Hopper convolution is told; the launcher fills in the maps and what follows from them.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "kernels/common/divisor.h"
+#include "kernels/common/size2.h"
+#include "kernels/common/tau.h"
+#include "kernels/norm_map/split_params.h"
+
+namespace spamm::kernels::conv {
+
+inline int ceil_div(int x, int y) { return (x - 1) / y + 1; }
+
+// One number for images, one for rows and one for columns.
+struct Extent {
+  int images, rows, columns;
+};
+
+// A convolution of channels-last tensors: input (images, rows, columns, channels), weight
+// (out_channels, kernel rows, kernel columns, channels), output like the input. All contiguous, all
+// addresses and channel counts in multiples of 16 bytes.
+struct ConvShape {
+  Extent input, output;  // with the same images
+  int channels, out_channels;
+  Size2 kernel, stride, padding, dilation;
+};
+
+// A pixel block of powers of two, as logarithms.
+struct Log2Block {
+  int images, rows, columns;
+
+  __host__ __device__ int volume() const { return images + rows + columns; }
+};
+
+// Norms of im2col blocks, in one of two forms.
+//   per pixel   (image blocks, input rows, input columns, channel groups): where a block holds one
+//               pixel of several images, its norm at a kernel position is a shifted look-up
+//   per block   (pixel blocks, kernel positions x channel groups)
+struct InputNorms {
+  const float* norms;
+  bool per_pixel;
+};
+
+constexpr int kLog2NormThreads = 8, kNormThreads = 1 << kLog2NormThreads;
+
+// Channels-last images, contiguous, in multiples of 16 bytes along the channels. A thread reads 16
+// bytes of channels of some images of a block.
+struct PixelNormsJob {
+  const void* data;
+  int images, pixels, channels;
+  int log2_images;  // of a block, at most 7
+  int log2_group;   // channels: 6 or 7
+  float* norms;     // (blocks of images, pixels, channel groups)
+  // What follows from these.
+  int groups = 0, line_blocks = 0, thread_blocks = 0;
+  Divisor by_groups{}, by_line_blocks{};
+};
+
+// How the threads of a block share the work on a job: 2^log2_slices sets of them take turns with
+// the images, 2^log2_lanes neighbours share a line of a channel group.
+__host__ __device__ constexpr int log2_slices(int log2_images) {
+  return log2_images < 3 ? log2_images : 3;
+}
+__host__ __device__ constexpr int log2_norms(int log2_slices, int log2_lanes) {
+  return kLog2NormThreads - log2_slices - log2_lanes;
+}
+
+inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, int channels,
+                                     int log2_images, int log2_group, float* norms,
+                                     int entry_bytes = 2) {
+  PixelNormsJob job{data, images, pixels, channels, log2_images, log2_group, norms};
+  job.groups = ((channels - 1) >> log2_group) + 1;
+  const int log2_of_block =
+      log2_norms(log2_slices(log2_images), log2_group - (entry_bytes == 4 ? 2 : 3));
+  job.line_blocks = ((pixels * job.groups - 1) >> log2_of_block) + 1;
+  job.thread_blocks = job.line_blocks * (((images - 1) >> log2_images) + 1);
+  job.by_groups = Divisor(job.groups);
+  job.by_line_blocks = Divisor(job.line_blocks);
+  return job;
+}
+
+struct PixelNormsParams {
+  PixelNormsJob jobs[2];  // the input's, the weight's; all zero where one is not wanted
+  int* zeroed;            // set to zero, if not null
+};
+
+// Max pooling of channels-last images that leaves norms. `job` speaks of the output.
+struct MaxPoolParams {
+  PixelNormsJob job;
+  const void* input;
+  void* output;
+  Size2 in_size, out_size, kernel, stride, padding, dilation;
+};
+
+// From the norms of pixels to those of im2col blocks.
+struct BlockNormsParams {
+  const float* pixel_norms;
+  ConvShape shape;
+  Log2Block block;
+  Extent blocks;
+  int groups;
+  float* norms;  // (pixel blocks, kernel positions x groups)
+};
+
+// The half of a block of 128 pixels, or the whole of one of 64.
+inline Log2Block box_of(Log2Block block) {
+  if (block.volume() == 6) return block;
+  int& dimension_to_halve = block.images > 0 ? block.images
+                            : block.rows > 0 ? block.rows
+                                             : block.columns;
+  --dimension_to_halve;
+  return block;
+}
+
+inline Extent count(const Extent& grid, const Log2Block& block) {
+  const auto along = [](int size, int log2) { return ((size - 1) >> log2) + 1; };
+  return {along(grid.images, block.images), along(grid.rows, block.rows),
+          along(grid.columns, block.columns)};
+}
+
+// Whether TMA can step through the input so: boxes of at most 256 pixels of the input along each
+// dimension, every eighth at most.
+inline bool strides_fit(const Log2Block& block, Size2 stride) {
+  const Log2Block box = box_of(block);
+  const auto fits = [](int log2, int step) {
+    return log2 == 0 || (step <= 8 && ((1 << log2) - 1) * step + 1 <= 256);
+  };
+  return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
+}
+
+// Output channels x pixels of a thread block; the last with resident weights
+// (resident.cuh) for half types.
+enum class TileSize { k128x128, k128x256, k64x256 };
+
+// What the kernel with resident weights takes: few output channels, each with few enough weights,
+// kernel positions that neighbouring output columns share, images in pairs of boxes.
+constexpr int kResidentBlocks = 18;  // kernel positions x groups of 64 channels
+
+inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
+  const int groups = ceil_div(shape.channels, 64);
+  return shape.out_channels <= 64 && box_of(block).images == 6 &&
+         ceil_div(shape.output.images, 64) % 2 == 0 && shape.kernel.columns > 1 &&
+         shape.stride.columns == 1 && shape.dilation.columns == 1 &&
+         shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
+}
+
+struct ConvParams {
+  CUtensorMap map_input, map_weight, map_output;
+  CUtensorMap map_last;  // the input's, for the last box of images, which is filled in part
+  ConvShape shape;
+  Log2Block block, box;  // box: 64 pixels of a block, what one load brings
+  Extent blocks, boxes;  // in the output
+  bool images_fastest;   // order of the boxes; else columns, rows, images
+  int log2_block_m, log2_block_k;
+  int norm_groups, box_groups;  // channel groups of block k, and of 64
+  const float* norm_weight;     // (blocks of out_channels, kernel positions x norm_groups)
+  bool weight_is_ready;         // before the kernels before are over
+  InputNorms norm_input;
+  Tau<float> tau;
+  const void* bias;  // may be null
+  bool relu;
+  void* output;
+  // For blocks of 64 images at one pixel, the output's norms for the layer that follows: (image
+  // blocks, rows, columns, groups of 64 channels). May be null.
+  float* norm_output;
+  int channel_tiles, tiles, steps;
+  Divisor by_channel_tiles, by_box_images, by_box_rows, by_box_columns;
+  Divisor by_box_groups, by_kernel_columns;
+  int* next_tile;  // zero before and after; null: each thread block's tiles are known in advance
+  // float32 in split parts instead of the maps. Weight: (kernel positions, blocks of out_channels,
+  // of channels); input: (pixels, blocks of images, of channels).
+  SplitSource a, b;
+};
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,229 @@
+// A float32 convolution of float32's accuracy as SpAMM for Hopper (sm_90a), its im2col matrix never
+// in memory: by three products of split parts (norm_map/split.cuh, promoted_sums.cuh).
+//
+// For pixel blocks of images alone. Such an im2col block is 64 images x 64 channels at one pixel of
+// the channels-last input, shifted by the kernel position. So the input is split once, as a batch
+// of matrices (images x channels), one for each pixel, and every kernel position reads the blocks
+// of its own pixel: a bulk copy for each half and one for the header, whatever stride and dilation
+// are. A block in the padding is not fetched.
+//
+// Lists, tiles and barriers are conv.cuh's, the products of a step promoted_sums.cuh's.
+// The output leaves from registers: a store of a warp fills four sectors.
+#pragma once
+
+#include "kernels/conv/sm90/conv.cuh"
+#include "kernels/multiply/sm90/split/promoted_sums.cuh"
+
+namespace spamm::kernels::conv {
+
+// A tile as in Config.
+template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
+struct SplitConfig {
+  using Element = float;
+  static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
+  static constexpr int kStages = kStages_, kSplitParts = 2;
+  static constexpr int kSets = 1;
+  static constexpr bool kKeepsRests = false;
+  static constexpr int kOwn = 2, kColumns = kBoxes;
+  static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups);
+  static constexpr int kLists = 2, kListCapacity = 128;
+  static constexpr auto kMajorA = sm90::Major::K, kMajorB = sm90::Major::K;
+};
+
+template <int kRows, int kBoxes, int kLastWidth, int kStages>
+struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages>> {
+  struct Stage {
+    OperandBlock weight[2 * kRows], pixels[2 * kBoxes];  // the high split parts first
+    SplitHeader weight_headers[kRows], pixels_headers[kBoxes];
+  };
+  Stage stages[kStages];
+};
+
+// Stands for a block in the padding, of zeros. Only infinite or NaN weights need one, and what they
+// meet is multiplied without split parts.
+__device__ const SplitHeader kPaddingHeader = {nullptr, 0, kSplitSpecial, 0, kSplitBlock};
+
+// Loads the weights, or the pixels.
+template <int kRows, int kBoxes, int kLastWidth, int kStages, bool kWeights>
+class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
+    : public StageWriter<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights> {
+  using Config = SplitConfig<kRows, kBoxes, kLastWidth, kStages>;
+  using Base = StageWriter<Config, kWeights>;
+  using Base::at_, Base::storage_;
+  static constexpr int kBlocks = kWeights ? kRows : kBoxes;
+  static constexpr int64_t kPadding = -1;
+
+ public:
+  __device__ Loader(const ConvParams& p, Storage<Config>& storage) : Base(storage), p_(p) {}
+
+  __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+    const SplitOperand& operand = (kWeights ? p_.a : p_.b).split;
+    int64_t numbers[kBlocks];
+    uint32_t needed = 0, bytes = 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if (!needs(step.mask, i)) continue;
+      needed |= 1u << i;
+      numbers[i] = number_of(operand, tile, step, i);
+      bytes += sizeof(SplitHeader);
+      if (numbers[i] != kPadding) bytes += Config::kSplitParts * sizeof(OperandBlock);
+    }
+    this->announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
+    auto& stage = storage_.stages[at_.slot];
+    Barrier& barrier = storage_.full[at_.slot];
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if ((needed >> i & 1) == 0) continue;
+      OperandBlock* const to = kWeights ? stage.weight : stage.pixels;
+      SplitHeader& header = kWeights ? stage.weight_headers[i] : stage.pixels_headers[i];
+      if (numbers[i] == kPadding) {
+        sm90::fetch_bulk(&kPaddingHeader, barrier, header);
+        continue;
+      }
+      const auto& from =
+          static_cast<const SplitBlock<Config::kSplitParts>*>(operand.blocks)[numbers[i]];
+      sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
+#pragma unroll
+      for (int half = 0; half < Config::kSplitParts; ++half) {
+        sm90::fetch_bulk(from.parts[half], barrier, to[half * kBlocks + i]);
+      }
+    }
+    at_.advance();
+  }
+
+ private:
+  // Whether a bit is set for row, or box, `i` of the tile.
+  __device__ static bool needs(uint32_t mask, int i) {
+    if constexpr (kWeights) return (mask >> (i * kBoxes) & ((1u << kBoxes) - 1)) != 0;
+    return Base::needed_boxes(mask) >> i & 1;
+  }
+
+  __device__ int64_t number_of(const SplitOperand& operand, const Tile<Config>& tile,
+                               const Step& step, int i) const {
+    if constexpr (kWeights) {
+      return (step.position * operand.extent + tile.channel / kBlock + i) * operand.depth +
+             step.group;
+    }
+    const ConvShape& shape = p_.shape;
+    const Box& box = tile.boxes[i];
+    const int row =
+        box.row * shape.stride.rows - shape.padding.rows + step.kernel_row * shape.dilation.rows;
+    const int column = box.column * shape.stride.columns - shape.padding.columns +
+                       step.kernel_column * shape.dilation.columns;
+    const bool inside = static_cast<unsigned>(row) < shape.input.rows &&
+                        static_cast<unsigned>(column) < shape.input.columns;
+    if (!inside) return kPadding;
+    const int64_t pixel = static_cast<int64_t>(row) * shape.input.columns + column;
+    return (pixel * operand.extent + box.image / kBlock) * operand.depth + step.group;
+  }
+
+  const ConvParams& p_;
+};
+
+// The first image of a box, and its pixel's number there.
+struct PixelBox {
+  int image, pixel;
+};
+
+// Stores what a thread has of a box: kCount sums from kFirst on.
+template <int kFirst, int kCount, int kSize>
+__device__ __forceinline__ void store_sums(const ConvParams& p, int first_channel, PixelBox box,
+                                           const ChannelBias& bias, const float (&total)[kSize]) {
+  const Extent& extent = p.shape.output;
+  const int lane = threadIdx.x % 32;
+  const int channel = first_channel + threadIdx.x % 128 / 32 * 16 + lane / 4;
+  const int image = box.image + lane % 4 * 2;
+  const int64_t pixel_step = p.shape.out_channels;
+  const int64_t image_step = pixel_step * extent.rows * extent.columns;
+  float* const to =
+      static_cast<float*>(p.output) + image * image_step + box.pixel * pixel_step + channel;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int across = i / 4 * 8 + i % 2, down = i / 2 % 2 * 8;
+    const float value = total[kFirst + i] + bias.values[i / 2 % 2];
+    if (image + across < extent.images && channel + down < p.shape.out_channels) {
+      to[across * image_step + down] = p.relu ? rectified(value) : value;
+    }
+  }
+}
+
+// Warpgroup number `warpgroup` of those that multiply.
+template <class Config>
+__device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
+                                      Storage<Config>& storage) {
+  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / sm90::kDescriptorUnit;
+  const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
+  uint64_t weight = sm90::descriptor<sm90::Major::K>(storage.stages[0].weight[row]);
+  uint64_t pixels = sm90::descriptor<sm90::Major::K>(storage.stages[0].pixels[first_box]);
+  sm90::PromotedSums<Config> sums;
+  RingPosition<Config::kStages> at;
+  while (true) {
+    storage.full[at.slot].wait(at.phase);
+    const uint32_t notice = storage.notices[at.slot];
+    if (notice & kEndsWork) break;
+    const bool ends_tile = notice & kEndsTile;
+    PixelBox boxes[2] = {};
+    int channel = 0;
+    if (ends_tile) {
+      const Tile<Config>& tile = storage.tiles[at.slot];
+      channel = tile.channel + row * kBlock;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const Box& box = tile.boxes[first_box + i];
+        boxes[i] = {box.image, box.row * p.shape.output.columns + box.column};
+      }
+    }
+    const auto release = [&] {
+      // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
+    };
+    const uint32_t bits = notice >> (warpgroup * 2) & 3;
+    if (bits != 0) {
+      const auto& stage = storage.stages[at.slot];
+      sums.add(
+          p, bits, weight, pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
+          [] {}, release);
+    } else {
+      release();
+    }
+    at.advance();
+    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
+    weight = sm90::advance(weight, onwards);
+    pixels = sm90::advance(pixels, onwards);
+    if (ends_tile) {
+      ChannelBias bias;
+      bias.load(p, channel, static_cast<const float*>(p.bias));
+      store_sums<0, kBlock / 2>(p, channel, boxes[0], bias, sums.totals.values);
+      store_sums<kBlock / 2, Config::kLastWidth / 2>(p, channel, boxes[1], bias,
+                                                     sums.totals.values);
+      sums.reset();
+    }
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    conv_split_sm90(const __grid_constant__ ConvParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  cutlass::arch::launch_dependent_grids();
+  set_up_barriers<Config>(storage, warp);
+
+  if (warp >= 4) {
+    multiply_split_stages<Config>(p, warp / 4 - 1, storage);
+  } else if (warp == kListWarp) {
+    list_steps<Config>(p, storage);
+  } else if (warp == 1 && elected) {
+    load_lists<Config, false>(p, storage);
+  } else if (warp == 0 && elected) {
+    load_lists<Config, true>(p, storage);
+  }
+#endif
+}
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,58 @@
+// Warpgroup products of more widths than matrices need: all multiples of 8 columns, for batches
+// that fill a block in part. Both operands run along the channels.
+#pragma once
+
+#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // else CUTLASS has no such widths
+#include "kernels/common/tf32.h"
+#include "kernels/common/wgmma_sm90.cuh"
+
+namespace spamm::kernels::sm90 {
+
+#define SPAMM_CONV_ATOMS(kN)                                                            \
+  template <>                                                                           \
+  struct Atom<__half, kN, Major::K, Major::K> {                                         \
+    using Type = cute::SM90::GMMA::MMA_64x##kN##x16_F32F16F16_SS<Major::K, Major::K>;   \
+  };                                                                                    \
+  template <>                                                                           \
+  struct Atom<__nv_bfloat16, kN, Major::K, Major::K> {                                  \
+    using Type = cute::SM90::GMMA::MMA_64x##kN##x16_F32BF16BF16_SS<Major::K, Major::K>; \
+  };
+SPAMM_CONV_ATOMS(8)
+SPAMM_CONV_ATOMS(16)
+SPAMM_CONV_ATOMS(24)
+SPAMM_CONV_ATOMS(40)
+SPAMM_CONV_ATOMS(48)
+SPAMM_CONV_ATOMS(56)
+SPAMM_CONV_ATOMS(72)
+SPAMM_CONV_ATOMS(80)
+SPAMM_CONV_ATOMS(88)
+SPAMM_CONV_ATOMS(96)
+SPAMM_CONV_ATOMS(104)
+SPAMM_CONV_ATOMS(112)
+SPAMM_CONV_ATOMS(120)
+#undef SPAMM_CONV_ATOMS
+
+#define SPAMM_TF32_ATOM(kN)                                             \
+  template <>                                                           \
+  struct Atom<Tf32, kN, Major::K, Major::K> {                           \
+    using Type = cute::SM90::GMMA::MMA_64x##kN##x8_F32TF32TF32_SS_TN<>; \
+  };
+SPAMM_TF32_ATOM(8)
+SPAMM_TF32_ATOM(16)
+SPAMM_TF32_ATOM(24)
+SPAMM_TF32_ATOM(32)
+SPAMM_TF32_ATOM(40)
+SPAMM_TF32_ATOM(48)
+SPAMM_TF32_ATOM(56)
+SPAMM_TF32_ATOM(64)
+SPAMM_TF32_ATOM(72)
+SPAMM_TF32_ATOM(80)
+SPAMM_TF32_ATOM(88)
+SPAMM_TF32_ATOM(96)
+SPAMM_TF32_ATOM(104)
+SPAMM_TF32_ATOM(112)
+SPAMM_TF32_ATOM(120)
+SPAMM_TF32_ATOM(128)
+#undef SPAMM_TF32_ATOM
+
+}  // namespace spamm::kernels::sm90

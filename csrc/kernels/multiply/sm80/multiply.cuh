@@ -1,0 +1,260 @@
+// C = alpha * (A B over valid blocks) + beta * input, for sm_80 and newer, all types and blocks.
+//
+// Tile: a thread block makes kTileM x kTileN of C, each warp kWarpM x kWarpN of it in sub-tiles of
+// 32 x 32. It takes tiles at equal stride, as in the paper, in an order that suits the L2 cache.
+// Pipeline: for each tile the valid k-steps are listed (valid_list.cuh), and cp.async brings the
+// listed steps, 64 bytes of K a stage, through kStages stages without gaps. Of a step that is valid
+// for some sub-tiles only, the others' products are not done and their operands not read.
+// Skipping is uniform in a warp and exact for each block product: every block edge is a multiple of
+// 32. Sums run in the order of K, so results are the same bits every time.
+// Limits: operands as in kernels/multiply/params.h; K below 2^35.
+// Source: the bitmap, the compact list and the strided work split are cuSpAMM's ("Accelerating
+// Sparse Approximate Matrix Multiplication on GPUs"); the pipeline is the usual one of sm_80.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/numeric.cuh"
+#include "kernels/multiply/params.h"
+#include "kernels/multiply/sm80/stage.cuh"
+#include "kernels/multiply/sm80/tile_order.cuh"
+#include "kernels/multiply/sm80/valid_list.cuh"
+
+namespace spamm::kernels {
+
+template <int kTileM_, int kTileN_, int kWarpM_, int kWarpN_, int kStages_, int kBlocksPerSm_>
+struct TileShape {
+  static constexpr int kTileM = kTileM_, kTileN = kTileN_, kWarpM = kWarpM_, kWarpN = kWarpN_;
+  static constexpr int kStages = kStages_, kBlocksPerSm = kBlocksPerSm_;
+  static constexpr int kWarpColumns = kTileN / kWarpN;
+  static constexpr int kThreads = 32 * (kTileM / kWarpM) * kWarpColumns;
+};
+
+template <class Engine_, class Shape, bool kAKMajor, bool kBKMajor>
+struct MultiplyConfig : Shape {
+  using Engine = Engine_;
+  using Element = typename Engine::Element;
+  using Sum = typename Engine::Sum;
+  using Params = MultiplyParams<Sum>;
+  using TileA = StageTile<Element, Shape::kTileM, kAKMajor>;
+  using TileB = StageTile<Element, Shape::kTileN, kBKMajor>;
+  using List = ValidList<Shape::kTileM / 32, Shape::kTileN / 32, Shape::kThreads>;
+
+  struct Storage {
+    struct Stage {
+      alignas(128) char a[TileA::kBytes];
+      alignas(128) char b[TileB::kBytes];
+    };
+    Stage stages[Shape::kStages];
+    typename List::Storage list;
+  };
+};
+
+// Entries that one thread stores side by side.
+template <class Element, int kWidth>
+struct alignas(kWidth * sizeof(Element) < 16 ? kWidth * sizeof(Element) : 16) Neighbours {
+  Element entries[kWidth];
+};
+
+// Writes alpha * sum + beta * input for one tile of C, whose first entry is (row, column).
+template <class Config>
+class Epilogue {
+  using Element = typename Config::Element;
+  using Sum = typename Config::Sum;
+
+ public:
+  __device__ Epilogue(const typename Config::Params& p, int64_t batch, int64_t row, int64_t column)
+      : p_(p), row_(row), column_(column), batch_(batch) {}
+
+  // True where nothing is added and the whole tile lies in C, in rows that start at 16 bytes.
+  __device__ bool is_plain() const {
+    return p_.input == nullptr && row_ + Config::kTileM <= p_.m &&
+           column_ + Config::kTileN <= p_.n && p_.n * sizeof(Element) % 16 == 0;
+  }
+
+  // Stores the sums of neighbouring columns, from (i, j) of the tile on.
+  template <bool kPlain, int kWidth>
+  __device__ void store(int i, int j, const Sum (&sums)[kWidth]) const {
+    const int64_t row = row_ + i, column = column_ + j;
+    Element* const to = static_cast<Element*>(p_.c) + (batch_ * p_.m + row) * p_.n + column;
+    if constexpr (kPlain) {
+      Neighbours<Element, kWidth> result;
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) result.entries[w] = narrow<Element>(p_.alpha * sums[w]);
+      *reinterpret_cast<Neighbours<Element, kWidth>*>(to) = result;
+    } else {
+      if (row >= p_.m) return;
+#pragma unroll
+      for (int w = 0; w < kWidth; ++w) {
+        if (column + w < p_.n) to[w] = narrow<Element>(finish(row, column + w, sums[w]));
+      }
+    }
+  }
+
+ private:
+  __device__ Sum finish(int64_t row, int64_t column, Sum sum) const {
+    if (p_.input == nullptr) return p_.alpha * sum;
+    const int64_t* strides = p_.input_strides;
+    const Element added = static_cast<const Element*>(
+        p_.input)[batch_ * strides[0] + row * strides[1] + column * strides[2]];
+    return p_.alpha * sum + p_.beta * widen(added);
+  }
+
+  const typename Config::Params& p_;
+  int64_t row_, column_, batch_;
+};
+
+// Where this thread's warp works in a tile, and its part of the product.
+template <class Config>
+class WarpProduct {
+  using Engine = typename Config::Engine;
+  using Storage = typename Config::Storage;
+  static constexpr int kRows = Config::kWarpM / 32, kColumns = Config::kWarpN / 32;
+  static constexpr int kTileColumns = Config::kTileN / 32;
+  static constexpr uint32_t kAll = (1u << kRows * kColumns) - 1;
+
+ public:
+  __device__ void multiply(const typename Storage::Stage& stage, uint32_t tile_mask) {
+    const uint32_t mask = own_part(tile_mask);
+    if (mask == kAll) {
+      multiply<true>(stage, mask);
+    } else if (kAll > 1 && mask != 0) {
+      multiply<false>(stage, mask);
+    }
+  }
+
+  // To be called before the stages of a step of K.
+  __device__ void begin_step(int step) {
+    Engine::begin_step(acc_, step, previous_step_);
+    previous_step_ = step;
+  }
+
+  // By an epilogue that has is_plain() and store() as Epilogue has.
+  template <class Target>
+  __device__ void store(const Target& epilogue) const {
+    if (epilogue.is_plain()) {
+      store<true>(epilogue);
+    } else {
+      store<false>(epilogue);
+    }
+  }
+
+ private:
+  template <bool kAllValid>
+  __device__ void multiply(const typename Storage::Stage& stage, uint32_t mask) {
+    Engine::template multiply_stage<kAllValid, typename Config::TileA, typename Config::TileB>(
+        acc_, stage.a, stage.b, row_, column_, mask);
+  }
+
+  template <bool kPlain, class Target>
+  __device__ void store(const Target& epilogue) const {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int c = 0; c < kColumns; ++c) {
+        Engine::template for_each<typename Config::TileA, typename Config::TileB>(
+            acc_[r][c], [&](int i, int j, const auto& sums) {
+              epilogue.template store<kPlain>(row_ + 32 * r + i, column_ + 32 * c + j, sums);
+            });
+      }
+    }
+  }
+
+  // This warp's bits of a tile's mask.
+  __device__ uint32_t own_part(uint32_t tile_mask) const {
+    const uint32_t from_here = tile_mask >> (row_ / 32 * kTileColumns + column_ / 32);
+    uint32_t mask = 0;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      mask |= (from_here >> r * kTileColumns & ((1u << kColumns) - 1)) << r * kColumns;
+    }
+    return mask;
+  }
+
+  // Through a shuffle the compiler learns that they are the same in all of a warp.
+  int warp_ = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  int row_ = warp_ / Config::kWarpColumns * Config::kWarpM;
+  int column_ = warp_ % Config::kWarpColumns * Config::kWarpN;
+  int previous_step_ = 0;
+  typename Engine::SubTile acc_[kRows][kColumns];
+};
+
+// Adds the products of the `count` steps that are listed. Streams bring stages as OperandStream
+// does, from wherever their operands lie.
+template <class Config, class StreamA, class StreamB>
+__device__ void multiply_list(const typename Config::List& list, int count,
+                              typename Config::Storage& storage, const StreamA& a, const StreamB& b,
+                              WarpProduct<Config>& product) {
+  constexpr int kStageDepth = Config::TileA::kDepth, kStagesPerStep = 32 / kStageDepth;
+  constexpr int kAhead = Config::kStages - 1;
+  const int stages = count * kStagesPerStep;
+
+  const auto entry_of = [&](int s) { return list[min(s, stages - 1) / kStagesPerStep]; };
+  const auto begin_copies = [&](int s, const auto& entry) {
+    if (s < stages) {
+      const int64_t k = static_cast<int64_t>(entry.step) * 32 + s % kStagesPerStep * kStageDepth;
+      auto& stage = storage.stages[s % Config::kStages];
+      a.copy(stage.a, k, entry.rows());
+      b.copy(stage.b, k, entry.columns());
+    }
+    commit_copies();  // empty groups at the end keep the count of groups in step
+  };
+
+  for (int s = 0; s < kAhead; ++s) begin_copies(s, entry_of(s));
+  for (int s = 0; s < stages; ++s) {
+    const auto entry = entry_of(s), entry_ahead = entry_of(s + kAhead);
+    wait_copies<kAhead - 1>();
+    __syncthreads();  // stage s is here for all, and all are done with the one before it
+    begin_copies(s + kAhead, entry_ahead);
+    if (s % kStagesPerStep == 0) product.begin_step(entry.step);
+    product.multiply(storage.stages[s % Config::kStages], entry.mask());
+  }
+  wait_copies<0>();
+  __syncthreads();
+}
+
+// The life of a thread block: calls multiply(list, count, a, b, product) for all lists of its tiles
+// and stores these.
+template <class Config, class Multiply>
+__device__ void for_each_tile(const typename Config::Params& p,
+                              typename Config::List::Storage& list_storage,
+                              const Multiply& multiply) {
+  const typename Config::Sum tau = p.tau.value();
+  const TileOrder<16> order{static_cast<int>((p.m - 1) / Config::kTileM + 1),
+                            static_cast<int>((p.n - 1) / Config::kTileN + 1)};
+  const int tiles = order.per_batch() * static_cast<int>(p.batch);
+
+  for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const auto [batch, tile_row, tile_column] = order[tile];
+    const int64_t row = static_cast<int64_t>(tile_row) * Config::kTileM;
+    const int64_t column = static_cast<int64_t>(tile_column) * Config::kTileN;
+    const OperandStream<typename Config::TileA, Config::kThreads> a(p.a, batch, row, p.m, p.k);
+    const OperandStream<typename Config::TileB, Config::kThreads> b(p.b, batch, column, p.n, p.k);
+
+    WarpProduct<Config> product;
+    typename Config::List list(p.k, list_storage);
+    constexpr int kRows = Config::kTileM / 32, kColumns = Config::kTileN / 32;
+    const auto mask_of = [&](int step) {
+      return valid_mask<kRows, kColumns>(p, tau, batch, tile_row * kRows, tile_column * kColumns,
+                                         step);
+    };
+    while (const int count = list.fill(mask_of)) {
+      multiply(list, count, a, b, product);
+    }
+    product.store(Epilogue<Config>(p, batch, row, column));
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_sm80(const __grid_constant__ typename Config::Params p) {
+  extern __shared__ __align__(128) char shared[];
+  auto& storage = *reinterpret_cast<typename Config::Storage*>(shared);
+  for_each_tile<Config>(
+      p, storage.list,
+      [&](const auto& list, int count, const auto& a, const auto& b, auto& product) {
+        multiply_list<Config>(list, count, storage, a, b, product);
+      });
+}
+
+}  // namespace spamm::kernels

@@ -1,0 +1,139 @@
+// The end of a tile in the Hopper multiply: alpha * sums + beta * input, rounded, by way of shared
+// memory to C. A warpgroup stores its blocks one by one, each warp its own rows of them.
+#pragma once
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "kernels/common/numeric.cuh"
+#include "kernels/multiply/sm90/params.h"
+#include "kernels/multiply/sm90/pipeline.cuh"
+
+namespace spamm::kernels::sm90 {
+
+constexpr int kWarpRows = kBlock / 4;  // of a block of C, in each warp of a warpgroup
+
+// Two neighbours of a row.
+template <class Element>
+struct alignas(4) EntryPair {
+  Element low, high;
+};
+
+// A 64 x 64 block of C in shared memory, as TMA's 128-byte swizzle wants it. Each warp owns 16
+// rows.
+template <class Element>
+struct StagedBlock {
+  OperandBlock& memory;
+
+  template <class T>
+  __device__ T& at(int row, int column) const {
+    const int chunk = column / 8 ^ row % 8;
+    return *reinterpret_cast<T*>(memory.bytes + row * kLineBytes + chunk * 16 + column % 8 * 2);
+  }
+};
+
+__device__ inline int warp_row() { return threadIdx.x % 128 / 32 * kWarpRows; }
+
+// Calls visit(row, column) for the entries of the warp's rows that exist, 32 neighbours at a time.
+template <class Visit>
+__device__ void for_own_entries(const MultiplyParams<float>& p, int64_t first_row,
+                                int64_t first_column, const Visit& visit) {
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < kWarpRows * kBlock; i += 32) {
+    const int row = warp_row() + i / kBlock, column = i % kBlock;
+    if (first_row + row < p.m && first_column + column < p.n) visit(row, column);
+  }
+}
+
+// values += beta * input. The input may have any strides, so it comes through the staging block,
+// which is this warp's to use until the result is in it.
+template <class Element>
+__device__ void add_input(const MultiplyParams<float>& p, int batch, int64_t first_row,
+                          int64_t first_column, const StagedBlock<Element>& staged,
+                          float (&values)[kThreadValues]) {
+  const auto* input = static_cast<const Element*>(p.input) + batch * p.input_strides[0];
+  for_own_entries(p, first_row, first_column, [&](int row, int column) {
+    staged.template at<Element>(row, column) = input[(first_row + row) * p.input_strides[1] +
+                                                     (first_column + column) * p.input_strides[2]];
+  });
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kThreadValues; i += 2) {
+    const int row = warp_row() + lane / 4 + i / 2 % 2 * 8, column = i / 4 * 8 + lane % 4 * 2;
+    const auto pair = staged.template at<EntryPair<Element>>(row, column);
+    values[i] += p.beta * widen(pair.low);
+    values[i + 1] += p.beta * widen(pair.high);
+  }
+  __syncwarp();
+}
+
+// Rounds the warp's values into the staging block, 16 rows x 16 columns an instruction.
+template <class Element>
+__device__ void stage(const StagedBlock<Element>& staged, const float (&values)[kThreadValues]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < kThreadValues; i += 8) {
+    uint32_t pairs[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      const EntryPair<Element> pair{narrow<Element>(values[i + 2 * j]),
+                                    narrow<Element>(values[i + 2 * j + 1])};
+      pairs[j] = reinterpret_cast<const uint32_t&>(pair);
+    }
+    cute::SM90_U32x4_STSM_N::copy(
+        pairs[0], pairs[1], pairs[2], pairs[3],
+        staged.template at<cute::uint128_t>(warp_row() + lane % 16, i * 2 + lane / 16 * 8));
+  }
+}
+
+// Stores a warpgroup's blocks of C, of which `first` is the first. Each warp has its own rows
+// leave, so that none waits for another.
+template <class Config, bool kPlain, int kColumn = 0>
+__device__ __forceinline__ void store_blocks(const Params& params, Tile first,
+                                             OperandBlock& staging,
+                                             const float (&acc)[Config::kOwn * kThreadValues]) {
+  if constexpr (kColumn < Config::kOwn) {
+    using Element = typename Config::Element;
+    const MultiplyParams<float>& p = params.product;
+    const bool leads = threadIdx.x % 32 == 0;
+    const int row = first.row * kBlock, column = (first.column + kColumn) * kBlock;
+    const StagedBlock<Element> staged{staging};
+
+    float values[kThreadValues];
+#pragma unroll
+    for (int i = 0; i < kThreadValues; ++i) values[i] = p.alpha * acc[kColumn * kThreadValues + i];
+    if (leads) cute::tma_store_wait<0>();  // the rows before have left shared memory
+    __syncwarp();
+    if (!kPlain && p.input != nullptr) add_input(p, first.batch, row, column, staged, values);
+    stage(staged, values);
+    if (kPlain || params.c_by_tma) {
+      cute::tma_store_fence();
+      __syncwarp();
+      if (leads) {
+        cute::SM90_TMA_STORE_3D::copy(&params.map_c, staging.bytes + warp_row() * kLineBytes,
+                                      column, row + warp_row(), first.batch);
+        cute::tma_store_arrive();
+      }
+    } else {
+      __syncwarp();
+      auto* c = static_cast<Element*>(p.c) + (first.batch * p.m + row) * p.n + column;
+      for_own_entries(p, row, column,
+                      [&](int i, int j) { c[i * p.n + j] = staged.template at<Element>(i, j); });
+    }
+    store_blocks<Config, kPlain, kColumn + 1>(params, first, staging, acc);
+  }
+}
+
+// The usual case has code of its own, free of what it does not need.
+template <class Config>
+__device__ __forceinline__ void store(const Params& params, Tile first, OperandBlock& staging,
+                                      const float (&acc)[Config::kOwn * kThreadValues]) {
+  if (params.product.input == nullptr && params.c_by_tma) {
+    store_blocks<Config, true>(params, first, staging, acc);
+  } else {
+    store_blocks<Config, false>(params, first, staging, acc);
+  }
+}
+
+}  // namespace spamm::kernels::sm90

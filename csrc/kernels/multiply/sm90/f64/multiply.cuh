@@ -1,0 +1,345 @@
+// C = alpha * (A B over valid blocks) + beta * input in float64 on Hopper (sm_90a), by mma.sync.
+//
+// Lists, loads and barriers are sm90/multiply.cuh's, but a stage is 32 deep.
+// Warps: two on each quarter of a multiprocessor, since one alone leaves gaps between its
+// instructions. Each goes through the stages by itself and makes the same piece, 32 x 16, of each
+// block of the tile: all of them share a block that is valid alone, and of a stage that is valid as
+// a whole a warp reads no more than one piece of 64 x 32 would need.
+// Registers: such stages are multiplied in slices, four deep, one instruction's depth, the next of
+// which is on its way from shared memory, across stages too. That takes more registers than all
+// threads can have, so the other warps give some of theirs.
+// Skipping is uniform in a warp and exact for each block product; sums run in the order of K.
+// Limits: as sm90/multiply.cuh.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "kernels/common/ptx_sm80.cuh"
+#include "kernels/multiply/sm90/list.cuh"
+#include "kernels/multiply/sm90/load.cuh"
+#include "kernels/multiply/sm90/multiply.cuh"
+#include "kernels/multiply/store_pair.cuh"
+
+namespace spamm::kernels::sm90 {
+
+struct DoubleProduct : TiledProduct<double> {
+  CUtensorMap map_a, map_b;
+};
+
+// An operand block is 16 deep, a line of 128 bytes. Where K is contiguous, it holds such a line for
+// each of 64 rows of A (or columns of B). Else it is made of pieces of 16 rows, with a line of them
+// for each k.
+constexpr int kPieceRows = kLineBytes / sizeof(double), kPieces = kBlock / kPieceRows;
+constexpr int kLineDepth = kPieceRows;
+constexpr int kPieceBytes = kPieceRows * kLineBytes;  // either way
+
+// A tile of kEdge x kEdge blocks, with a warpgroup for each row of them, though all share all.
+template <Major kMajorA_, Major kMajorB_, int kGranule_, int kEdge>
+struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge, kEdge, 3> {
+  static constexpr int kStageDepth = 32, kStageLines = kStageDepth / kLineDepth;
+  struct Stage {
+    OperandBlock a[kStageLines][kEdge], b[kStageLines][kEdge];
+  };
+  static constexpr int kBytesPerBlock = kStageLines * sizeof(OperandBlock);
+  struct Output {};
+  // Each lane says that it has read a stage: nothing keeps those of a warp together there.
+  static constexpr int kReleases = 128 * DoubleConfig::kWarpgroups;
+  // A multiprocessor has 384 threads of 168 registers, or 512 of 128, before they are moved.
+  static constexpr int kBlocksPerSm = kEdge == 1 ? 2 : 1;
+  static constexpr int kMultiplyRegisters = kEdge == 1 ? 152 : 208;
+  static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
+};
+
+// What the loader calls for block `i` of its side of a tile and depths 32 * `stage` on.
+template <class Config, bool kIsA>
+__device__ __forceinline__ void fetch(const DoubleProduct& params, int batch, int block, int stage,
+                                      int i, Barrier& barrier, typename Config::Stage& to) {
+  const CUtensorMap& map = kIsA ? params.map_a : params.map_b;
+  const int line = block * kBlock;
+#pragma unroll
+  for (int part = 0; part < Config::kStageLines; ++part) {
+    OperandBlock& operand = (kIsA ? to.a : to.b)[part][i];
+    const int k = stage * Config::kStageDepth + part * kLineDepth;
+    if constexpr ((kIsA ? Config::kMajorA : Config::kMajorB) == Major::K) {
+      load_block<Major::K>(map, line, k, batch, barrier, operand);
+    } else {
+#pragma unroll
+      for (int piece = 0; piece < kPieces; ++piece) {
+        auto& to_piece = reinterpret_cast<OperandBlock&>(operand.bytes[piece * kPieceBytes]);
+        load_block<Major::MN>(map, line + piece * kPieceRows, k, batch, barrier, to_piece);
+      }
+    }
+  }
+}
+
+// A lane's view of one operand. Of eight rows of A, or columns of B, that an instruction takes,
+// lane 4 * g + t holds number g at k = t. Which rows of a piece of 16 make its two eights, and in
+// which order, is chosen so that half a warp, which reads together, never meets a bank twice.
+template <Major kMajor>
+class LaneView {
+ public:
+  // Of the rows from `first_row`, a multiple of 16, of an operand block on.
+  __device__ explicit LaneView(int first_row) : offset_(first_row / kPieceRows * kPieceBytes) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    if constexpr (kMajor == Major::K) {
+      offset_ += 2 * g * kLineBytes + (2 * (g % 4) ^ t / 2) * 16 + t % 2 * 8;
+    } else {
+      offset_ += t * kLineBytes + ((g / 2 % 2 * 4 + g / 4) ^ t) * 16 + g % 2 * 8;
+    }
+  }
+
+  // The row of a piece that is number g of its eight number `eight`.
+  __device__ static int row(int eight, int g) {
+    return kMajor == Major::K ? 2 * g + eight : g / 2 % 2 * 8 + g / 4 * 2 + g % 2 + 4 * eight;
+  }
+
+  // The lane's entries of kCount pieces of an operand block, at k = 4 * `slice` + t.
+  template <int kCount>
+  __device__ __forceinline__ void load(double (&to)[kCount][2], const OperandBlock& operand,
+                                       int slice) const {
+    const uint32_t at = shared_address(&operand) + offset_;
+#pragma unroll
+    for (int i = 0; i < 2 * kCount; ++i) {
+      const int piece = i / 2, eight = i % 2;
+      // Operands lie at multiples of 1024 bytes: the swizzle stays an XOR.
+      const uint32_t swizzled = kMajor == Major::K ? (at ^ (slice * 32 + eight * 16))
+                                                   : (at ^ (slice % 2 * 64 + eight * 32));
+      const int line = kMajor == Major::K ? eight : 4 * slice;
+      asm volatile("ld.shared.f64 %0, [%1];"
+                   : "=d"(to[piece][eight])
+                   : "r"(swizzled + piece * kPieceBytes + line * kLineBytes));
+    }
+  }
+
+ private:
+  uint32_t offset_;
+};
+
+// A warp's piece of each block of the tile.
+template <class Config>
+class WarpSums {
+  static constexpr int kRows = Config::kRows, kColumns = Config::kColumns;
+  static constexpr int kWarpColumns = 2 * Config::kWarpgroups;  // two rows of warps
+  static constexpr int kHeight = kBlock / 2, kWidth = kBlock / kWarpColumns;
+  static constexpr int kPiecesA = kHeight / kPieceRows, kPiecesB = kWidth / kPieceRows;
+  static constexpr int kLineSlices = kLineDepth / 4, kSlices = Config::kStageDepth / 4;
+
+ public:
+  __device__ explicit WarpSums(int warp)
+      : row_(warp / kWarpColumns * kHeight),
+        column_(warp % kWarpColumns * kWidth),
+        a_(row_),
+        b_(column_) {}
+
+  static constexpr uint32_t kAll = (1u << kRows * kColumns) - 1;
+
+  // Which blocks of C a stage with this mask is valid for, in this warp's piece of them.
+  __device__ uint32_t valid_blocks(const Mask<Config>& mask) const {
+    if constexpr (Config::kGranules == 1) return mask.words[0];
+    const int within = column_ / Config::kGranule * Config::kGranules + row_ / Config::kGranule;
+    uint32_t valid = 0;
+#pragma unroll
+    for (int block = 0; block < kRows * kColumns; ++block) {
+      valid |= (mask.words[0] >> (block * Config::kBlockBits + within) & 1) << block;
+    }
+    return valid;
+  }
+
+  // Loads the first slice of a stage that is valid as a whole, so that multiply() finds it.
+  __device__ __forceinline__ void begin(const typename Config::Stage& stage) {
+    load(slices_[0], stage, 0);
+  }
+
+  // Adds the product of a stage that is valid as a whole. With two slices left to be multiplied all
+  // of it has been read, and look_ahead() is called; with one left, proceed().
+  template <class LookAhead, class Proceed>
+  __device__ __forceinline__ void multiply(const typename Config::Stage& stage,
+                                           const LookAhead& look_ahead, const Proceed& proceed) {
+#pragma unroll
+    for (int slice = 0; slice < kSlices; ++slice) {
+      if (slice + 1 < kSlices) load(slices_[(slice + 1) % 2], stage, slice + 1);
+      if (slice + 2 == kSlices) look_ahead();
+      if (slice + 1 == kSlices) proceed();
+      const Slice& x = slices_[slice % 2];
+#pragma unroll
+      for (int block = 0; block < kRows * kColumns; ++block) {
+        multiply_block(block, x.a[block / kColumns], x.b[block % kColumns]);
+      }
+    }
+  }
+
+  // Adds the products of these blocks, one after the other.
+  template <int kNext = 0>
+  __device__ __forceinline__ void multiply_some(const typename Config::Stage& stage,
+                                                uint32_t valid) {
+    if constexpr (kNext < kRows * kColumns) {
+      if (valid >> kNext & 1) {
+        constexpr int kDepth = 4;  // slices in registers at a time
+#pragma unroll
+        for (int first = 0; first < kSlices; first += kDepth) {
+          SliceA a[kDepth];
+          SliceB b[kDepth];
+#pragma unroll
+          for (int i = 0; i < kDepth; ++i) {
+            load_a(a[i], stage, kNext / kColumns, first + i);
+            load_b(b[i], stage, kNext % kColumns, first + i);
+          }
+#pragma unroll
+          for (int i = 0; i < kDepth; ++i) multiply_block(kNext, a[i], b[i]);
+        }
+      }
+      multiply_some<kNext + 1>(stage, valid);
+    }
+  }
+
+  // Stores the sums and resets them.
+  __device__ __forceinline__ void store(const MultiplyParams<double>& p, Tile tile) {
+    const int64_t row = tile.row * kBlock + row_, column = tile.column * kBlock + column_;
+    const bool whole =
+        (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
+    if (whole && p.n % 2 == 0 && p.input == nullptr) {
+      store<true>(p, tile.batch, row, column);
+    } else {
+      store<false>(p, tile.batch, row, column);
+    }
+  }
+
+ private:
+  // Of four k.
+  using SliceA = double[kPiecesA][2];
+  using SliceB = double[kPiecesB][2];
+  struct Slice {
+    SliceA a[kRows];
+    SliceB b[kColumns];
+  };
+
+  __device__ __forceinline__ void load_a(SliceA& to, const typename Config::Stage& stage, int row,
+                                         int slice) {
+    a_.template load<kPiecesA>(to, stage.a[slice / kLineSlices][row], slice % kLineSlices);
+  }
+
+  __device__ __forceinline__ void load_b(SliceB& to, const typename Config::Stage& stage,
+                                         int column, int slice) {
+    b_.template load<kPiecesB>(to, stage.b[slice / kLineSlices][column], slice % kLineSlices);
+  }
+
+  __device__ __forceinline__ void load(Slice& to, const typename Config::Stage& stage, int slice) {
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) load_a(to.a[row], stage, row, slice);
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) load_b(to.b[column], stage, column, slice);
+  }
+
+  __device__ __forceinline__ void multiply_block(int block, const SliceA& a, const SliceB& b) {
+#pragma unroll
+    for (int i = 0; i < kPiecesA; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * kPiecesB; ++j) {
+        mma_f64_sm90(sums_[block][i][j / 2][j % 2], a[i][0], a[i][1], b[j / 2][j % 2]);
+      }
+    }
+  }
+
+  // An instruction leaves a lane numbers 2t and 2t + 1 of eight columns. Neighbours in C are these
+  // two, or, where columns are lines, the same number of both eights.
+  template <bool kPairs>
+  __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch, int64_t row,
+                                        int64_t column) {
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    constexpr bool kAcross = Config::kMajorB == Major::K;
+#pragma unroll
+    for (int block = 0; block < kRows * kColumns; ++block) {
+      const int64_t first_row = row + block / kColumns * kBlock;
+      const int64_t first_column = column + block % kColumns * kBlock;
+#pragma unroll
+      for (int i = 0; i < 4 * kPiecesA * kPiecesB; ++i) {
+        const int piece_a = i / 4 / kPiecesB, piece_b = i / 4 % kPiecesB;
+        const int eight = i / 2 % 2, pair = i % 2;
+        double(&sums)[2][4] = sums_[block][piece_a][piece_b];
+        double& x = kAcross ? sums[0][2 * eight + pair] : sums[pair][2 * eight];
+        double& y = kAcross ? sums[1][2 * eight + pair] : sums[pair][2 * eight + 1];
+        const int in_piece = kAcross ? LaneView<Config::kMajorB>::row(0, 2 * t + pair)
+                                     : LaneView<Config::kMajorB>::row(pair, 2 * t);
+        store_pair<kPairs>(
+            p, batch, first_row + piece_a * kPieceRows + LaneView<Config::kMajorA>::row(eight, g),
+            first_column + piece_b * kPieceRows + in_piece, x, y);
+        x = y = 0;
+      }
+    }
+  }
+
+  int row_, column_;
+  LaneView<Config::kMajorA> a_;
+  LaneView<Config::kMajorB> b_;
+  Slice slices_[2];  // even and odd ones
+  double sums_[kRows * kColumns][kPiecesA][kPiecesB][2][4] = {};
+};
+
+// Warp number `warp` of those that multiply.
+template <class Config>
+__device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<Config>& storage) {
+  WarpSums<Config> sums(warp);
+  constexpr uint32_t kAll = WarpSums<Config>::kAll;
+  RingPosition<Config::kStages> at;
+  End ends;
+  uint32_t valid;
+  const auto look_ahead = [&] {
+    storage.full[at.slot].wait(at.phase);
+    const auto& notice = storage.notices[at.slot];
+    ends = notice.ends;
+    valid = sums.valid_blocks(notice.mask);
+  };
+  const auto begin = [&] {
+    if (valid == kAll) sums.begin(storage.stages[at.slot]);
+  };
+  look_ahead();
+  begin();
+  while (ends != End::kWork) {
+    const int slot = at.slot;
+    const bool ends_tile = ends == End::kTile;
+    Tile tile;
+    const auto proceed = [&] {
+      if (ends_tile) tile = storage.tiles[slot];
+      storage.empty[slot].arrive();
+      begin();
+    };
+    at.advance();
+    if (valid == kAll) {
+      sums.multiply(storage.stages[slot], look_ahead, proceed);
+    } else {
+      sums.multiply_some(storage.stages[slot], valid);
+      look_ahead();
+      proceed();
+    }
+    if (ends_tile) sums.store(params.product, tile);
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_dmma_sm90(const __grid_constant__ DoubleProduct params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  if (warp == 0 && elected) storage.initialize();
+  __syncthreads();
+
+  if (warp >= 4) {
+    cutlass::arch::warpgroup_reg_alloc<Config::kMultiplyRegisters>();
+    multiply_doubles<Config>(params, warp - 4, storage);
+  } else {
+    cutlass::arch::warpgroup_reg_dealloc<Config::kOtherRegisters>();
+    if (warp >= 2) {
+      list_steps<Config>(params, warp - 2, storage);
+    } else if (warp == 1 && elected) {
+      load_lists<Config, false>(params, storage);
+    } else if (warp == 0 && elected) {
+      load_lists<Config, true>(params, storage);
+    }
+  }
+#endif
+}
+
+}  // namespace spamm::kernels::sm90

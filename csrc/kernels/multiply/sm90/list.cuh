@@ -1,0 +1,211 @@
+// The list warps of the Hopper multiply: they claim tiles and list the valid steps of each, ahead
+// of the loads, so that neither norms nor divisions hold these up. Where most tiles hold next to
+// nothing, listing is what takes time, most of it latency, so there are two of them that take
+// turns: every other tile of a thread block is one's.
+#pragma once
+
+#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
+#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
+#endif
+#include "cutlass/arch/grid_dependency_control.h"
+#include "kernels/common/skip_test.cuh"
+#include "kernels/multiply/sm90/params.h"
+#include "kernels/multiply/sm90/pipeline.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// The norms that decide one step of a tile, granule by granule.
+template <class Config>
+struct StepNorms {
+  static constexpr int kGranules = Config::kGranules;
+  static constexpr int kRows = Config::kRows * kGranules, kColumns = Config::kColumns * kGranules;
+  typename Config::Norm a[kGranules][kRows], b[kGranules][kColumns];
+
+  __device__ Mask<Config> mask(typename Config::Norm tau) const {
+    Mask<Config> mask{};
+#pragma unroll
+    for (int i = 0; i < kRows * kColumns * kGranules; ++i) {
+      const int row = i % kRows, column = i / kRows % kColumns, k = i / kRows / kColumns;
+      const int block = row / kGranules * Config::kColumns + column / kGranules;
+      const int in_block = (k * kGranules + column % kGranules) * kGranules + row % kGranules;
+      mask.set(block * Config::kBlockBits + in_block,
+               is_valid(norm_product(a[k][row], b[k][column]), tau));
+    }
+    return mask;
+  }
+};
+
+// The rows of A's norm map and the columns of B's that a tile needs.
+//
+// A granule beyond the end of A or B is taken to be as valid as the one before it: it holds zeros,
+// and its block can then be multiplied as a whole. Blocks beyond the end of C are not valid.
+template <class Config>
+class TileNorms {
+  using Norm = typename Config::Norm;
+  static constexpr int kRows = StepNorms<Config>::kRows, kColumns = StepNorms<Config>::kColumns;
+
+ public:
+  Mask<Config> inside{};  // the bits of blocks that lie in C
+
+  __device__ TileNorms(const MultiplyParams<Norm>& p, Tile tile)
+      : log2_block_k_(p.log2_block_k),
+        depth_(((p.k - 1) >> p.log2_block_k) + 1),
+        b_columns_(((p.n - 1) >> p.log2_block_n) + 1) {
+    const int a_rows = ((p.m - 1) >> p.log2_block_m) + 1;
+    b_ = p.norm_b + static_cast<int64_t>(tile.batch) * depth_ * b_columns_;
+#pragma unroll
+    for (int column = 0; column < kColumns; ++column) {
+      const int first = tile.column * kBlock + column * Config::kGranule;
+      b_column_[column] = min(first >> p.log2_block_n, b_columns_ - 1);
+    }
+#pragma unroll
+    for (int row = 0; row < kRows; ++row) {
+      const int first = tile.row * kBlock + row * Config::kGranule;
+      const int a_row = min(first >> p.log2_block_m, a_rows - 1);
+      a_[row] = p.norm_a + (static_cast<int64_t>(tile.batch) * a_rows + a_row) * depth_;
+    }
+#pragma unroll
+    for (int i = 0; i < Config::kMaskBits; ++i) {
+      const int block = i / Config::kBlockBits;
+      const int row = block / Config::kColumns, column = block % Config::kColumns;
+      inside.set(i, (tile.row + row) * kBlock < p.m && (tile.column + column) * kBlock < p.n);
+    }
+  }
+
+  __device__ StepNorms<Config> at(int step) const {
+    StepNorms<Config> norms;
+#pragma unroll
+    for (int part = 0; part < Config::kGranules; ++part) {
+      const int first = step * kBlock + part * Config::kGranule;
+      const int k = min(first >> log2_block_k_, depth_ - 1);
+#pragma unroll
+      for (int row = 0; row < kRows; ++row) norms.a[part][row] = a_[row][k];
+#pragma unroll
+      for (int column = 0; column < kColumns; ++column) {
+        norms.b[part][column] = b_[static_cast<int64_t>(k) * b_columns_ + b_column_[column]];
+      }
+    }
+    return norms;
+  }
+
+ private:
+  const Norm* a_[kRows];
+  const Norm* b_;
+  int log2_block_k_, depth_, b_columns_, b_column_[kColumns];
+};
+
+// Fills a list warp's list; all lanes of the warp call it together.
+template <class Config>
+class ListWriter {
+ public:
+  __device__ ListWriter(Storage<Config>& storage, int warp) : storage_(storage), warp_(warp) {}
+
+  // Waits until the list is used up. Tiles are claimed after that and not earlier, since claims far
+  // ahead unbalance the thread blocks.
+  __device__ void wait_for_room() { storage_.list_empty[warp_].wait(phase_ ^ 1); }
+
+  // Each lane brings one step.
+  __device__ void append(Tile tile, const Step<Config>& step) {
+    if (count_ > Config::kListCapacity - 32) {
+      publish({tile, count_, false, false});
+      wait_for_room();
+    }
+    const bool any = step.mask.any();
+    const uint32_t valid = __ballot_sync(~0u, any);
+    const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
+    if (any) storage_.lists[warp_].steps[count_ + __popc(before)] = step;
+    count_ += __popc(valid);
+  }
+
+  __device__ void end_tile(Tile tile) { publish({tile, count_, true, false}); }
+  __device__ void end_work() { publish({{}, 0, false, true}); }
+
+ private:
+  struct Head {
+    Tile tile;
+    int count;
+    bool ends_tile, ends_work;
+  };
+
+  __device__ void publish(Head head) {
+    if (threadIdx.x % 32 == 0) {
+      auto& list = storage_.lists[warp_];
+      list.tile = head.tile;
+      list.count = head.count;
+      list.ends_tile = head.ends_tile;
+      list.ends_work = head.ends_work;
+    }
+    storage_.list_full[warp_].arrive();
+    phase_ ^= 1;
+    count_ = 0;
+  }
+
+  Storage<Config>& storage_;
+  int warp_, count_ = 0;
+  uint32_t phase_ = 0;
+};
+
+// A tile that nobody has, or a number past the last one.
+template <class Norm>
+__device__ int claim_tile(const TiledProduct<Norm>& p) {
+  if (!p.claims_tiles) return p.tiles;
+  int claimed = 0;
+  if (threadIdx.x % 32 == 0) claimed = atomicAdd(p.product.next_tile, 1);
+  return gridDim.x + __shfl_sync(~0u, claimed, 0);
+}
+
+// Tiles run down groups of tile rows, one column after the other, so that the tiles in flight share
+// rows of A and columns of B in L2. A group's first column lies half a turn away from the diagonal:
+// a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
+// All this is mirrored, so that the last rows come first: L2 still holds what the norm kernel read
+// last.
+template <class Config, class Norm>
+__device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
+  const int batch = number / (p.tile_rows * p.tile_columns);
+  const int in_batch = number - batch * p.tile_rows * p.tile_columns;
+  const int first_row = in_batch / (p.group_rows * p.tile_columns) * p.group_rows;
+  const int in_group = in_batch - first_row * p.tile_columns;
+  const int rows = min(p.group_rows, p.tile_rows - first_row);
+  const int column = in_group / rows, row = first_row + in_group - column * rows;
+  const int diagonal = first_row * p.tile_columns / p.tile_rows;
+  const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
+  const int batches = p.tiles / (p.tile_rows * p.tile_columns);
+  return {batches - 1 - batch, (p.tile_rows - 1 - row) * Config::kRows,
+          (p.tile_columns - 1 - turned) * Config::kColumns};
+}
+
+// List warp number `warp` of kLists.
+template <class Config>
+__device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int warp,
+                           Storage<Config>& storage) {
+  // Nothing is loaded or stored before it is listed, so these warps wait for all of them.
+  cutlass::arch::wait_on_dependent_grids();
+  constexpr int kUnroll = 2 / Config::kGranules;  // norms of up to 64 steps are in flight at a time
+  const int lane = threadIdx.x % 32;
+  const int steps = (p.product.k - 1) / kBlock + 1;
+  const auto tau = p.product.tau.value();
+  ListWriter<Config> writer(storage, warp);
+
+  for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;
+       number = claim_tile(p)) {
+    const Tile tile = tile_at<Config>(p, number);
+    const TileNorms<Config> norms(p.product, tile);
+#pragma unroll 1
+    for (int first = lane; first - lane < steps; first += 32 * kUnroll) {
+      StepNorms<Config> step_norms[kUnroll];
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) step_norms[i] = norms.at(min(first + 32 * i, steps - 1));
+#pragma unroll
+      for (int i = 0; i < kUnroll; ++i) {
+        const int step = first + 32 * i;
+        const auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
+        writer.append(tile, {step, mask});
+      }
+    }
+    writer.end_tile(tile);
+    writer.wait_for_room();
+  }
+  writer.end_work();
+}
+
+}  // namespace spamm::kernels::sm90

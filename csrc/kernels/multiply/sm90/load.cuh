@@ -1,0 +1,118 @@
+// The load warps of the Hopper multiply: a thread for each operand walks the lists and has its
+// blocks fetched into the next stage, by the overload of fetch() for the kernel's parameters.
+#pragma once
+
+#include "kernels/multiply/sm90/params.h"
+#include "kernels/multiply/sm90/pipeline.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// Loads one operand's blocks.
+template <class Config, bool kIsA, class Params>
+class Loader {
+  static constexpr int kBlocks = kIsA ? Config::kRows : Config::kColumns;
+
+ public:
+  __device__ Loader(const Params& params, Storage<Config>& storage)
+      : params_(params), storage_(storage) {}
+
+  __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
+    constexpr int kStageDepth = Config::kStageDepth;
+    if constexpr (kStageDepth == kBlock) {
+      load_stage(tile, step.mask, step.index, ends_tile);
+    } else {
+      const int depth = min(kBlock, static_cast<int>(params_.product.k) - step.index * kBlock);
+#pragma unroll 1
+      for (int k = 0; k < depth; k += kStageDepth) {
+        const bool ends = ends_tile && k + kStageDepth >= depth;
+        const Mask<Config> mask = step.mask.at_depth(k);
+        if (!ends && !mask.any()) continue;
+        load_stage(tile, mask, (step.index * kBlock + k) / kStageDepth, ends);
+      }
+    }
+  }
+
+  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
+  __device__ void end_tile(Tile tile) {
+    announce({{}, End::kTile}, tile, 0);
+    at_.advance();
+  }
+
+  __device__ void end_work() { announce({{}, End::kWork}, {}, 0); }
+
+ private:
+  // Stage number `number` of K.
+  __device__ void load_stage(Tile tile, const Mask<Config>& mask, int number, bool ends_tile) {
+    const uint32_t needed = needed_blocks(mask);
+    announce({mask, ends_tile ? End::kTile : End::kNothing}, tile,
+             __popc(needed) * Config::kBytesPerBlock);
+    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
+#pragma unroll
+    for (int i = 0; i < kBlocks; ++i) {
+      if ((needed >> i & 1) == 0) continue;
+      fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, number, i,
+                          storage_.full[at_.slot], storage_.stages[at_.slot]);
+    }
+    at_.advance();
+  }
+
+  // The rows, or the columns, of the tile in which the mask has a bit.
+  __device__ static uint32_t needed_blocks(const Mask<Config>& mask) {
+    uint32_t needed = 0;
+#pragma unroll
+    for (int block = 0; block < Config::kRows * Config::kColumns; ++block) {
+      const bool any = mask.bits(block * Config::kBlockBits, Config::kBlockBits) != 0;
+      const int line = kIsA ? block / Config::kColumns : block % Config::kColumns;
+      needed |= static_cast<uint32_t>(any) << line;
+    }
+    return needed;
+  }
+
+  // Waits for the next stage and tells what comes into it.
+  __device__ void announce(const Notice<Config>& notice, Tile tile, uint32_t bytes) {
+    storage_.empty[at_.slot].wait(at_.phase ^ 1);
+    if constexpr (kIsA) {
+      storage_.notices[at_.slot] = notice;
+      if (notice.ends == End::kTile) storage_.tiles[at_.slot] = tile;
+    }
+    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
+  }
+
+  const Params& params_;
+  Storage<Config>& storage_;
+  RingPosition<Config::kStages> at_;
+};
+
+// The thread that loads one operand.
+template <class Config, bool kIsA, class Params>
+__device__ void load_lists(const Params& params, Storage<Config>& storage) {
+  static_assert(Config::kLists == 2);
+  Loader<Config, kIsA, Params> loader(params, storage);
+  int from = 0;             // a list warp
+  uint32_t phases = 0;      // a bit for each list warp
+  bool other_works = true;  // whether the other list warp may still bring a tile
+  while (true) {
+    storage.list_full[from].wait(phases >> from & 1);
+    phases ^= 1u << from;
+    const auto& list = storage.lists[from];
+    if (list.ends_work) {
+      if (!other_works) break;
+      other_works = false;
+      from ^= 1;
+      continue;
+    }
+    const Tile tile = list.tile;
+    const int count = list.count;
+    const bool ends_tile = list.ends_tile;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
+    }
+    if (ends_tile && count == 0) loader.end_tile(tile);
+    storage.list_empty[from].arrive();
+    if (ends_tile && other_works) from ^= 1;
+  }
+  loader.end_work();
+}
+
+}  // namespace spamm::kernels::sm90

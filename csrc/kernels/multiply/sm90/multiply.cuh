@@ -1,0 +1,193 @@
+// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a): float16 and bfloat16
+// operands, float32 sums.
+//
+// Tile: a thread block makes kRows x kColumns blocks (64 x 64 each) of C; 128 x 256 at best, since
+// the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
+// Pipeline, for the life of a persistent thread block:
+//   list warps    two, each of which claims every other tile and lists the steps that hold
+//   something
+//                 valid, each with one bit for every block of C, or eight where blocks are of 32
+//                 (list.cuh);
+//   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
+//                 of kStages stages, the operand blocks that some bit needs;
+//   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
+//                 them is four wide wgmma, any other a few narrow ones for each valid part. Four
+//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. The
+//                 tile leaves by TMA as well (epilogue.cuh).
+// Skipping is exact for each block product. Sums run in the order of K: same bits every time.
+// Limits: operands as in kernels/multiply/params.h; M, N, K and the number of tiles below 2^31.
+// Larger blocks are made of granules that share a norm. Source: the list is cuSpAMM's map_offset
+// ("Accelerating Sparse Approximate Matrix Multiplication on GPUs"), but never in memory; warp
+// specialisation with TMA and wgmma is CUTLASS's for Hopper.
+#pragma once
+
+#include <cute/arch/copy_sm90_desc.hpp>
+
+#include "kernels/multiply/sm90/epilogue.cuh"
+#include "kernels/multiply/sm90/list.cuh"
+#include "kernels/multiply/sm90/load.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// Fetches the operand block at `line` of M or N and `depth` of K.
+template <Major kMajor>
+__device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int depth, int batch,
+                                           Barrier& barrier, OperandBlock& block) {
+  constexpr auto kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+  cute::SM90_TMA_LOAD_3D::copy(&map, reinterpret_cast<uint64_t*>(&barrier), kHint, &block,
+                               kMajor == Major::K ? depth : line, kMajor == Major::K ? line : depth,
+                               batch);
+}
+
+// What the loader calls for block `i` of its side of a tile.
+template <class Config, bool kIsA>
+__device__ __forceinline__ void fetch(const Params& params, int batch, int block, int step, int i,
+                                      Barrier& barrier, typename Config::Stage& stage) {
+  if constexpr (kIsA) {
+    load_block<Config::kMajorA>(params.map_a, block * kBlock, step * kBlock, batch, barrier,
+                                stage.a[i]);
+  } else {
+    load_block<Config::kMajorB>(params.map_b, block * kBlock, step * kBlock, batch, barrier,
+                                stage.b[i]);
+  }
+}
+
+// acc += a block of A times the kOwn blocks of B, in the columns [kColumn, kColumn + kWidth) and
+// the depths [kDepth, kDepth + kDepths) of these.
+template <class Config, int kColumn, int kWidth, int kDepth, int kDepths, int kSize>
+__device__ __forceinline__ void multiply_part(uint64_t a, uint64_t b, float (&acc)[kSize]) {
+  cute::warpgroup_arrive();
+  multiply_columns<typename Config::Element, Config::kMajorA, Config::kMajorB, kColumn, kWidth,
+                   kDepth, kDepths>(a, b, acc);
+  cute::warpgroup_commit_batch();
+  cute::warpgroup_wait<0>();
+}
+
+// acc += a block of A times column kColumn, counted in granules, of the kOwn blocks of B, in these
+// depths, for the rows whose bits are set. An instruction makes 64 rows, of which only 32 may be
+// valid: warps in the others, 16 rows each, take their sums back.
+template <class Config, int kColumn, int kDepth, int kDepths, int kSize>
+__device__ __forceinline__ void multiply_rows(uint32_t rows, uint64_t a, uint64_t b,
+                                              float (&acc)[kSize]) {
+  constexpr int kGranule = Config::kGranule, kValues = kGranule / 2;
+  const auto multiply = [&] {
+    multiply_part<Config, kColumn * kGranule, kGranule, kDepth, kDepths>(a, b, acc);
+  };
+  if (rows == (1u << Config::kGranules) - 1) {
+    multiply();
+  } else if (rows != 0) {
+    float* const sums = acc + kColumn * kValues;
+    float before[kValues];
+    hand_over<kValues>(sums, before);
+    multiply();
+    const bool valid = rows >> (threadIdx.x % 128 / 64) & 1;
+#pragma unroll
+    for (int i = 0; i < kValues; ++i) {
+      if (!valid) sums[i] = before[i];
+    }
+  }
+}
+
+// The parts of acc += a block of A times the kOwn blocks of B whose bits are set, column by column.
+// ptxas serialises wgmma that it sees in flight across branches, so each part is waited for; depths
+// that are valid for the same rows are one part.
+template <class Config, int kColumn = 0, int kSize>
+__device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64_t b,
+                                               float (&acc)[kSize]) {
+  constexpr int kGranules = Config::kGranules, kGranule = Config::kGranule;
+  if constexpr (kColumn < Config::kOwn * kGranules) {
+    constexpr int kBit = kColumn / kGranules * Config::kBlockBits + kColumn % kGranules * kGranules;
+    constexpr int kNextDepth = kGranules * kGranules;
+    constexpr uint32_t kAllRows = (1u << kGranules) - 1;
+    const auto rows_at = [&](int k) { return bits >> (kBit + k * kNextDepth) & kAllRows; };
+    if (rows_at(0) == rows_at(kGranules - 1)) {
+      multiply_rows<Config, kColumn, 0, kBlock>(rows_at(0), a, b, acc);
+    } else {
+      multiply_rows<Config, kColumn, 0, kGranule>(rows_at(0), a, b, acc);
+      multiply_rows<Config, kColumn, kBlock - kGranule, kGranule>(rows_at(kGranules - 1), a, b,
+                                                                  acc);
+    }
+    multiply_parts<Config, kColumn + 1>(bits, a, b, acc);
+  }
+}
+
+// acc += the valid parts of a block of A times the kOwn blocks of B.
+template <class Config, int kSize>
+__device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_t b,
+                                              float (&acc)[kSize]) {
+  if (bits == (1u << Config::kOwn * Config::kBlockBits) - 1) {
+    float wide[kSize];
+    hand_over<kSize>(acc, wide);
+    multiply_part<Config, 0, Config::kOwn * kBlock, 0, kBlock>(a, b, wide);
+    hand_over<kSize>(wide, acc);
+  } else {
+    multiply_parts<Config>(bits, a, b, acc);
+  }
+}
+
+// Warpgroup number `warpgroup` of those that multiply.
+template <class Config>
+__device__ void multiply_stages(const Params& params, int warpgroup, Storage<Config>& storage) {
+  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / kDescriptorUnit;
+  constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
+  const int row = warpgroup * Config::kOwn / Config::kColumns;
+  const int column = warpgroup * Config::kOwn % Config::kColumns;
+  uint64_t a = descriptor<Config::kMajorA>(storage.stages[0].a[row]);
+  uint64_t b = descriptor<Config::kMajorB>(storage.stages[0].b[column]);
+  float acc[Config::kOwn * kThreadValues] = {};
+  RingPosition<Config::kStages> at;
+  while (true) {
+    storage.full[at.slot].wait(at.phase);
+    const auto& notice = storage.notices[at.slot];
+    const End ends = notice.ends;
+    if (ends == End::kWork) break;
+    multiply_step<Config>(notice.mask.bits(warpgroup * kOwnBits, kOwnBits), a, b, acc);
+    const bool ends_tile = ends == End::kTile;
+    const Tile tile = ends_tile ? storage.tiles[at.slot] : Tile{};
+    // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
+    at.advance();
+    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
+    a = advance(a, onwards);
+    b = advance(b, onwards);
+    if (ends_tile) {
+      store<Config>(params, {tile.batch, tile.row + row, tile.column + column},
+                    storage.output.blocks[warpgroup], acc);
+#pragma unroll
+      for (float& value : acc) value = 0;
+    }
+  }
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // they read shared memory
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
+    multiply_sm90(const __grid_constant__ Params params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  if (warp == 0 && elected) storage.initialize();
+  if (warp == 1 && elected) {
+    cute::prefetch_tma_descriptor(&params.map_a);
+    cute::prefetch_tma_descriptor(&params.map_b);
+    if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
+  }
+  __syncthreads();
+  cutlass::arch::launch_dependent_grids();
+
+  if (warp >= 4) {
+    multiply_stages<Config>(params, warp / 4 - 1, storage);
+  } else if (warp >= 2) {
+    list_steps<Config>(params, warp - 2, storage);
+  } else if (warp == 1 && elected) {
+    load_lists<Config, false>(params, storage);
+  } else if (warp == 0 && elected) {
+    load_lists<Config, true>(params, storage);
+  }
+#endif
+}
+
+}  // namespace spamm::kernels::sm90

@@ -1,0 +1,129 @@
+// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a): float32 operands that
+// norm_map/split.cuh has cut into split parts, multiplied by float16 products.
+//
+// With two split parts of each operand, three products make float32's accuracy (promoted_sums.cuh);
+// with one, a single product makes TF32's at float16's speed (scaled_sums.cuh). Products that
+// split parts cannot carry (norm_map/split.cuh) are made of the operands themselves by FFMA.
+//
+// Tile and pipeline are sm90/multiply.cuh's, but a stage holds the split parts, each block comes
+// with its header, and C leaves from registers: with float32 each store fills its sectors. Limits:
+// M, N, K and the number of tiles below 2^31; block edges of 64 or 128 (blocks of 32 would share a
+// power of two with their neighbours).
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <type_traits>
+
+#include "kernels/common/turns_sm90.cuh"
+#include "kernels/multiply/sm90/list.cuh"
+#include "kernels/multiply/sm90/load.cuh"
+#include "kernels/multiply/sm90/split/promoted_sums.cuh"
+#include "kernels/multiply/sm90/split/scaled_sums.cuh"
+#include "kernels/multiply/store_pair.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// Stores a warpgroup's blocks of C, of which `first` is the first.
+template <bool kPairs, class Config, class Sums>
+__device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Tile first,
+                                             const Sums& sums) {
+  const int lane = threadIdx.x % 32;
+  const int64_t row = first.row * kBlock + threadIdx.x % 128 / 32 * 16 + lane / 4;
+  const int64_t column = first.column * kBlock + lane % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < Config::kOwn * kThreadValues; i += 2) {
+    store_pair<kPairs>(p, first.batch, row + i / 2 % 2 * 8, column + i / 4 * 8, sums.total(i),
+                       sums.total(i + 1));
+  }
+}
+
+// Warpgroup number `warpgroup` of those that multiply.
+template <class Config>
+__device__ void multiply_stages(const SplitProduct& params, int warpgroup,
+                                Storage<Config>& storage) {
+  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / kDescriptorUnit;
+  const MultiplyParams<float>& p = params.product;
+  const int row = warpgroup * Config::kOwn / Config::kColumns;
+  const int column = warpgroup * Config::kOwn % Config::kColumns;
+  uint64_t a = descriptor<Config::kMajorA>(storage.stages[0].a[0][row]);
+  uint64_t b = descriptor<Config::kMajorB>(storage.stages[0].b[0][column]);
+  using Sums =
+      std::conditional_t<Config::kSplitParts == 2, PromotedSums<Config>, ScaledSums<Config>>;
+  Sums sums;
+  const std::conditional_t<Config::kTakesTurns, Turns, NoTurns> turns(warpgroup);
+  RingPosition<Config::kStages> at;
+  while (true) {
+    storage.full[at.slot].wait(at.phase);
+    const auto& notice = storage.notices[at.slot];
+    const End ends = notice.ends;
+    if (ends == End::kWork) break;
+    const uint32_t bits = notice.mask.bits(warpgroup * Config::kOwn, Config::kOwn);
+    const bool ends_tile = ends == End::kTile;
+    Tile tile{};
+    const auto release = [&] {
+      if (ends_tile) tile = storage.tiles[at.slot];
+      // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
+    };
+    const auto begun = [&] { turns.pass(); };
+    turns.wait();
+    if (bits != 0) {
+      const auto& stage = storage.stages[at.slot];
+      sums.add(params, bits, a, b, stage.a_header[row], stage.b_header + column, begun, release);
+    } else {
+      begun();
+      release();
+    }
+    at.advance();
+    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
+    a = advance(a, onwards);
+    b = advance(b, onwards);
+    if (ends_tile) {
+      const Tile first{tile.batch, tile.row + row, tile.column + column};
+      const bool whole = (first.row + 1) * kBlock <= p.m &&
+                         (first.column + Config::kOwn) * kBlock <= p.n && p.n % 2 == 0;
+      if (whole && p.input == nullptr) {
+        store_totals<true, Config>(p, first, sums);
+      } else {
+        store_totals<false, Config>(p, first, sums);
+      }
+      sums.reset();
+    }
+  }
+  turns.end();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    multiply_split_sm90(const __grid_constant__ SplitProduct params) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  if (warp == 0 && elected) storage.initialize();
+  __syncthreads();
+
+  if (warp >= 4) {
+    if constexpr (Config::kMovesRegisters) {
+      cutlass::arch::warpgroup_reg_alloc<Config::kMultiplierRegisters>();
+    }
+    multiply_stages<Config>(params, warp / 4 - 1, storage);
+  } else {
+    if constexpr (Config::kMovesRegisters) {
+      cutlass::arch::warpgroup_reg_dealloc<Config::kOtherRegisters>();
+    }
+    if (warp >= 2) {
+      list_steps<Config>(params, warp - 2, storage);
+    } else if (warp == 1 && elected) {
+      load_lists<Config, false>(params, storage);
+    } else if (warp == 0 && elected) {
+      load_lists<Config, true>(params, storage);
+    }
+  }
+#endif
+}
+
+}  // namespace spamm::kernels::sm90

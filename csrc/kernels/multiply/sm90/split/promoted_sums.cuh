@@ -1,0 +1,176 @@
+// Sums of float32's accuracy from operands in two split parts each.
+//
+// With A = 2^i (a + a') and B = 2^j (b + b'), A B is 2^(i+j) (a b' + a' b + a b); a' b' is below
+// float32's own rounding. Tensor cores truncate when they add, the more the larger the sum already
+// is: so the small products come first, and a step of K, 64 deep, may be cut into parts with a set
+// of sums each. After each step these go together, with their power of two, into float32 registers
+// that round; where there is room for it, what they round away is kept and added at the end. The
+// order of all sums is that of K, at fixed places: what other blocks hold, or whether they are
+// skipped, does not change a block's share.
+//
+// These serve every Config that has kMajorA and kMajorB, kRows, kColumns, kOwn, kLastWidth: columns
+// of the last of a warpgroup's own blocks, a multiple of 8, kSets: 1, 2 or 4 of sums, and
+// kKeepsRests. A stage has all blocks of A, high ones first, and then those of B.
+#pragma once
+
+#include "kernels/common/numeric.cuh"
+#include "kernels/multiply/sm90/split/stage.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// Sums of one of a warpgroup's own blocks that a thread holds.
+template <class Config>
+constexpr int values_of(int column) {
+  return column == Config::kOwn - 1 ? Config::kLastWidth * kThreadValues / kBlock : kThreadValues;
+}
+
+// The tensor cores' sums of a step, kSize values for each part of it.
+template <class Config, int kSize>
+using StepSums = float[Config::kSets][kSize];
+
+// Sums in float32 over all steps.
+template <int kSize, bool kKeepsRests>
+struct Totals {
+  float values[kSize] = {};
+  float rests[kKeepsRests ? kSize : 1] = {};  // what was rounded away
+
+  // values[i] += sum * scale, scale a power of two.
+  __device__ __forceinline__ void add(int i, float sum, float scale) {
+    const float before = values[i];
+    values[i] = fmaf(sum, scale, before);
+    // Exact unless the share is the larger one of both.
+    if constexpr (kKeepsRests) rests[i] += fmaf(sum, scale, before - values[i]);
+  }
+
+  __device__ __forceinline__ float total(int i) const {
+    if constexpr (kKeepsRests) {
+      // Infinite values have no rest.
+      const float all = values[i] + rests[i];
+      if (isfinite(all)) return all;
+    }
+    return values[i];
+  }
+};
+
+// totals += 2^exponent * sums, for a block of C: kCount values, from kTo and kFrom on.
+template <int kCount, int kTo, int kFrom, int kSets, int kSize, class Totals>
+__device__ __forceinline__ void promote(float (&sums)[kSets][kSize], int exponent, Totals& totals) {
+#pragma unroll
+  for (int i = kFrom; i < kFrom + kCount; ++i) {
+    if constexpr (kSets == 2) sums[0][i] += sums[1][i];
+    if constexpr (kSets == 4) sums[0][i] = sums[0][i] + sums[1][i] + (sums[2][i] + sums[3][i]);
+  }
+  float(&sum)[kSize] = sums[0];
+  const int first = normal_exponent(exponent);
+  if (first != exponent) {
+    const float rest = power_of_two(normal_exponent(exponent - first));
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum[kFrom + i] *= rest;
+  }
+  const float scale = power_of_two(first);
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) totals.add(kTo + i, sum[kFrom + i], scale);
+}
+
+// Begins sums = the products of the split parts of a block of A and kWidth columns, from kColumn
+// on, of blocks of B, at these addresses in a stage.
+template <class Config, int kColumn, int kWidth, int kSize>
+__device__ __forceinline__ void multiply_split_parts(uint64_t a, uint64_t b,
+                                                     StepSums<Config, kSize>& sums) {
+  constexpr uint32_t kBlockStep = sizeof(OperandBlock) / kDescriptorUnit;
+  constexpr uint32_t kOffset = column_offset<Config::kMajorB>(kColumn);
+  const uint64_t a_low = advance(a, Config::kRows * kBlockStep), b_high = advance(b, kOffset);
+  const uint64_t b_low = advance(b, kOffset + Config::kColumns * kBlockStep);
+  const auto multiply = [&]<int kSet, int kSets>(uint64_t x, uint64_t y, ScaleOut start) {
+    constexpr int kPart = kBlock / kSets;
+    multiply_columns<__half, Config::kMajorA, Config::kMajorB, 0, kWidth, kSet * kPart, kPart>(
+        x, y, sums[kSet], start);
+  };
+  cute::warpgroup_arrive();
+  multiply.template operator()<0, 1>(a, b_low, ScaleOut::Zero);
+  multiply.template operator()<0, 1>(a_low, b_high, ScaleOut::One);
+  [&]<int... kSet>(std::integer_sequence<int, kSet...>) {
+    (multiply.template operator()<kSet, Config::kSets>(a, b_high,
+                                                       kSet == 0 ? ScaleOut::One : ScaleOut::Zero),
+     ...);
+  }
+  (std::make_integer_sequence<int, Config::kSets>{});
+  cute::warpgroup_commit_batch();
+}
+
+// Block by block: those that are not multiplied together.
+template <class Config, int kColumn = 0, class Params, class Totals>
+__device__ __forceinline__ void add_single(const Params& params, uint32_t bits, uint64_t a,
+                                           uint64_t b, const SplitHeader& header_a,
+                                           const SplitHeader* headers_b, Totals& totals) {
+  if constexpr (kColumn < Config::kOwn) {
+    constexpr int kValues = values_of<Config>(kColumn);
+    if (bits >> kColumn & 1) {
+      const SplitHeader header_b = headers_b[kColumn];
+      if (needs_exact(header_a, header_b)) {
+        float sum[1][kValues] = {};
+        add_exact<Config, 0, kValues>(params, header_a, header_b, sum[0]);
+        promote<kValues, kColumn * kThreadValues, 0>(sum, 0, totals);
+      } else {
+        StepSums<Config, kThreadValues> sums;
+        multiply_split_parts<Config, kColumn * kBlock, kBlock>(a, b, sums);
+        cute::warpgroup_wait<0>();
+        promote<kValues, kColumn * kThreadValues, 0>(sums, header_a.exponent + header_b.exponent,
+                                                     totals);
+      }
+    }
+    add_single<Config, kColumn + 1>(params, bits, a, b, header_a, headers_b, totals);
+  }
+}
+
+template <class Config, int kColumn = 0, int kSize, class Totals>
+__device__ __forceinline__ void promote_all(StepSums<Config, kSize>& sums,
+                                            const int (&exponents)[Config::kOwn], Totals& totals) {
+  if constexpr (kColumn < Config::kOwn) {
+    constexpr int kFirst = kColumn * kThreadValues;
+    promote<values_of<Config>(kColumn), kFirst, kFirst>(sums, exponents[kColumn], totals);
+    promote_all<Config, kColumn + 1>(sums, exponents, totals);
+  }
+}
+
+// A warpgroup's blocks of C.
+template <class Config>
+struct PromotedSums {
+  static constexpr int kColumns = (Config::kOwn - 1) * kBlock + Config::kLastWidth;
+  static constexpr int kSize = kColumns * kThreadValues / kBlock;
+  Totals<kSize, Config::kKeepsRests> totals;
+
+  // totals += a block of A times those of the kOwn blocks of B whose bits are set, one at least.
+  // Calls begun() when the tensor cores have been given their products, and release() when the
+  // stage is done with: then the next one's products can begin before this one's are promoted.
+  template <class Params, class Begun, class Release>
+  __device__ __forceinline__ void add(const Params& params, uint32_t bits, uint64_t a, uint64_t b,
+                                      const SplitHeader& header_a, const SplitHeader* headers_b,
+                                      const Begun& begun, const Release& release) {
+    bool together = bits == (1u << Config::kOwn) - 1;
+    int exponents[Config::kOwn];
+#pragma unroll
+    for (int i = 0; i < Config::kOwn; ++i) {
+      together &= !needs_exact(header_a, headers_b[i]);
+      exponents[i] = header_a.exponent + headers_b[i].exponent;
+    }
+    if (together) {
+      StepSums<Config, kSize> sums;
+      multiply_split_parts<Config, 0, kColumns>(a, b, sums);
+      begun();
+      cute::warpgroup_wait<0>();
+      release();
+      promote_all<Config>(sums, exponents, totals);
+    } else {
+      begun();
+      add_single<Config>(params, bits, a, b, header_a, headers_b, totals);
+      release();
+    }
+  }
+
+  __device__ __forceinline__ float total(int i) const { return totals.total(i); }
+
+  __device__ __forceinline__ void reset() { totals = {}; }
+};
+
+}  // namespace spamm::kernels::sm90

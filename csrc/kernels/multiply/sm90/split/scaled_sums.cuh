@@ -1,0 +1,162 @@
+// Sums of TF32's accuracy from operands in one half each: the tensor cores' own, times a power of
+// two for each block of C.
+//
+// Registers hold one set of sums, so that tiles are as large as float16's. Where the power of two
+// of a block product is another than that of the sums, these are multiplied by the difference
+// first, which is exact; norm_map/split.cuh takes coarse steps between powers, so that this is
+// rare. A scaled product of blocks is below 2^36 and a sum of 2^25 of them below 2^61, so the sums
+// may go 60 powers below the largest they were at without overflow. Beyond that, and for what split
+// parts cannot carry, they go to 2^0 and on in float32. The order is that of K; skipping leaves no
+// trace.
+#pragma once
+
+#include "kernels/common/numeric.cuh"
+#include "kernels/multiply/sm90/multiply.cuh"
+#include "kernels/multiply/sm90/split/stage.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// The power of two of a block's sums, and the largest of its products so far; in one register, of
+// which there are few.
+class SumScale {
+  static constexpr int kNone = -10000;  // of no sum yet
+  static constexpr int kRange = 60;     // from the largest down
+
+ public:
+  static constexpr int kAnything = 66;  // the largest of products that may be anything below 2^128
+
+  __device__ bool has_sums() const { return exponent() != kNone; }
+  __device__ int exponent() const { return static_cast<int16_t>(both_); }
+  __device__ bool reaches(int product) const { return product >= most() - kRange; }
+
+  __device__ void move(int exponent) { set(exponent, most()); }
+  __device__ void add(int product) { set(exponent(), max(most(), product)); }
+
+ private:
+  __device__ int most() const { return both_ >> 16; }
+  __device__ void set(int exponent, int most) { both_ = most << 16 | (exponent & 0xffff); }
+
+  int both_ = kNone * 0x10000 | (kNone & 0xffff);
+};
+
+// values[kFirst...] *= 2^exponent, rounded only below float32's normal numbers.
+template <int kFirst, int kSize>
+__device__ __forceinline__ void scale_by(int exponent, float (&values)[kSize]) {
+#pragma unroll 1
+  while (exponent != 0) {
+    const int step = normal_exponent(exponent);
+    const float factor = power_of_two(step);
+#pragma unroll
+    for (int i = 0; i < kThreadValues; ++i) values[kFirst + i] *= factor;
+    exponent -= step;
+  }
+}
+
+// A warpgroup's blocks of C.
+template <class Config>
+struct ScaledSums {
+  float values[Config::kOwn * kThreadValues] = {};
+  SumScale scales[Config::kOwn];
+
+  // values += a block of A times those of the kOwn blocks of B whose bits are set, one at least.
+  // Calls begun() and release() when the stage is done with.
+  template <class Begun, class Release>
+  __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
+                                      uint64_t b, const SplitHeader& header_a,
+                                      const SplitHeader* headers_b, const Begun& begun,
+                                      const Release& release) {
+    bool together = bits == (1u << Config::kOwn) - 1;
+    bool as_they_are = together;
+#pragma unroll
+    for (int i = 0; i < Config::kOwn; ++i) {
+      const int exponent = header_a.exponent + headers_b[i].exponent;
+      together &= by_split_parts(i, header_a, headers_b[i]);
+      as_they_are &= exponent == scales[i].exponent();
+    }
+    if (together) {
+      if (!as_they_are) scale_for_all(header_a, headers_b);
+      float wide[Config::kOwn * kThreadValues];  // ptxas: see hand_over()
+      hand_over<Config::kOwn * kThreadValues>(values, wide);
+      multiply_part<Config, 0, Config::kOwn * kBlock, 0, kBlock>(a, b, wide);
+      hand_over<Config::kOwn * kThreadValues>(wide, values);
+    } else {
+      add_single(params, bits, a, b, header_a, headers_b);
+    }
+    begun();
+    release();
+  }
+
+  // Value i of the sums themselves. Two factors: one reaches 2^127.
+  __device__ __forceinline__ float total(int i) const {
+    const int exponent = scales[i / kThreadValues].exponent();
+    const int first = normal_exponent(exponent);
+    return values[i] * power_of_two(first) * power_of_two(normal_exponent(exponent - first));
+  }
+
+  __device__ __forceinline__ void reset() {
+#pragma unroll
+    for (float& value : values) value = 0;
+#pragma unroll
+    for (SumScale& scale : scales) scale = {};
+  }
+
+ private:
+  __device__ bool by_split_parts(int column, const SplitHeader& a, const SplitHeader& b) const {
+    return !needs_exact(a, b) && ((a.kinds | b.kinds) & kSplitZero) == 0 &&
+           scales[column].reaches(a.exponent + b.exponent);
+  }
+
+  // Brings a block's sums to 2^exponent.
+  template <int kColumn>
+  __device__ __forceinline__ void move(int exponent) {
+    SumScale& scale = scales[kColumn];
+    if (scale.has_sums()) {
+      scale_by<kColumn * kThreadValues>(scale.exponent() - exponent, values);
+    }
+    scale.move(exponent);
+  }
+
+  // Brings them where a product with this power of two can be added.
+  template <int kColumn>
+  __device__ __forceinline__ void scale_for(int exponent) {
+    move<kColumn>(exponent);
+    scales[kColumn].add(exponent);
+  }
+
+  template <int kColumn = 0>
+  __device__ __forceinline__ void scale_for_all(const SplitHeader& a, const SplitHeader* b) {
+    if constexpr (kColumn < Config::kOwn) {
+      scale_for<kColumn>(a.exponent + b[kColumn].exponent);
+      scale_for_all<kColumn + 1>(a, b);
+    }
+  }
+
+  // Block by block: those that are not multiplied together.
+  template <int kColumn = 0>
+  __device__ __forceinline__ void add_single(const SplitProduct& params, uint32_t bits, uint64_t a,
+                                             uint64_t b, const SplitHeader& header_a,
+                                             const SplitHeader* headers_b) {
+    if constexpr (kColumn < Config::kOwn) {
+      if (bits >> kColumn & 1) add_block<kColumn>(params, a, b, header_a, headers_b[kColumn]);
+      add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b);
+    }
+  }
+
+  template <int kColumn>
+  __device__ __forceinline__ void add_block(const SplitProduct& params, uint64_t a, uint64_t b,
+                                            const SplitHeader& header_a,
+                                            const SplitHeader& header_b) {
+    const int exponent = header_a.exponent + header_b.exponent;
+    const int kinds = header_a.kinds | header_b.kinds;
+    if (by_split_parts(kColumn, header_a, header_b)) {
+      scale_for<kColumn>(exponent);
+      multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
+    } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {
+      move<kColumn>(0);
+      scales[kColumn].add((kinds & kSplitSpecial) != 0 ? SumScale::kAnything : exponent);
+      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, header_a, header_b, values);
+    }
+  }
+};
+
+}  // namespace spamm::kernels::sm90

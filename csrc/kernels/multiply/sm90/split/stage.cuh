@@ -1,0 +1,101 @@
+// A stage of the split multiply: what it is told, how operands that norm_map/split.cuh has cut into
+// split parts come into shared memory, and the products that split parts cannot carry.
+#pragma once
+
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "kernels/multiply/sm90/params.h"
+#include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/norm_map/split_params.h"
+
+namespace spamm::kernels::sm90 {
+
+struct SplitProduct : TiledProduct<float> {
+  SplitSource a, b;
+};
+
+// kSplitParts: 2, high and low, or the high ones alone.
+template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kRows_, int kColumns_, int kOwn_,
+          int kStages_>
+struct SplitConfig
+    : Config<__half, kMajorA_, kMajorB_, kBlock, kRows_, kColumns_, kOwn_, kStages_> {
+  static constexpr int kSplitParts = kSplitParts_, kLastWidth = kBlock;
+  struct Stage {
+    OperandBlock a[kSplitParts_][kRows_], b[kSplitParts_][kColumns_];
+    SplitHeader a_header[kRows_], b_header[kColumns_];
+  };
+  static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(SplitHeader);
+  struct Output {};
+  // Of promoted sums. The small tile has room for more, and needs more: where C is small,
+  // cublasSgemm cuts K into parts and is more accurate.
+  static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
+  static constexpr bool kKeepsRests = kOwn_ == 1;
+  static constexpr bool kTakesTurns = kSplitParts_ == 2;
+  // Of a thread that multiplies, and of the others: 640 threads start with 96 each, 384 with 168.
+  static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
+  static constexpr int kMultiplierRegisters = kSplitParts_ == 2 ? 216 : 104;
+  static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 72 : 64;
+};
+
+template <class T>
+__device__ __forceinline__ void fetch_bulk(const void* from, Barrier& barrier, T& to) {
+  cute::SM90_BULK_COPY_G2S::copy(from, reinterpret_cast<uint64_t*>(&barrier), &to, sizeof(T));
+}
+
+// What the loader calls for block `i` of its side of a tile.
+template <class Config, bool kIsA>
+__device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int block, int step,
+                                      int i, Barrier& barrier, typename Config::Stage& stage) {
+  const SplitOperand& x = (kIsA ? params.a : params.b).split;
+  const int64_t number = (static_cast<int64_t>(batch) * x.extent + block) * x.depth + step;
+  const auto& from = static_cast<const SplitBlock<Config::kSplitParts>*>(x.blocks)[number];
+  const auto fetch_into = [&](auto& split_parts, SplitHeader* headers) {
+#pragma unroll
+    for (int half = 0; half < Config::kSplitParts; ++half)
+      fetch_bulk(from.parts[half], barrier, split_parts[half][i]);
+    fetch_bulk(&x.headers[number], barrier, headers[i]);
+  };
+  if constexpr (kIsA) {
+    fetch_into(stage.a, stage.a_header);
+  } else {
+    fetch_into(stage.b, stage.b_header);
+  }
+}
+
+__device__ inline bool needs_exact(const SplitHeader& a, const SplitHeader& b) {
+  const auto both = [](const SplitHeader& faint, const SplitHeader& wide) {
+    return (faint.kinds & kSplitFaint) != 0 && (wide.kinds & kSplitWide) != 0;
+  };
+  return ((a.kinds | b.kinds) & kSplitSpecial) != 0 || both(a, b) || both(b, a);
+}
+
+// sum, kCount values from kFirst on, += the product of two blocks of the operands themselves by
+// FFMA. A pair of values at a time, for want of registers. Params have the sources a and b.
+template <class Config, int kFirst, int kCount, class Params, int kSums>
+__device__ __forceinline__ void add_exact(const Params& params, const SplitHeader& a,
+                                          const SplitHeader& b, float (&sum)[kSums]) {
+  constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
+  const int lane = threadIdx.x % 32;
+  // One of them may have been padded with zeros.
+  const int depth = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
+#pragma unroll
+  for (int i = 0; i < kCount; i += 2) {
+    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
+    const int column = lane % 4 * 2 + i / 4 * 8;
+    const int rows = kAlongA ? a.lines : a.length, columns = kAlongB ? b.lines : b.length;
+    const float* at_a = a.source + row * params.a.extent_stride;
+    const float* at_b = b.source + column * params.b.extent_stride;
+#pragma unroll 1
+    for (int k = depth; k > 0; --k) {
+      const float x = row < rows ? *at_a : 0;
+      const float y0 = column < columns ? *at_b : 0;
+      const float y1 = column + 1 < columns ? at_b[params.b.extent_stride] : 0;
+      sum[kFirst + i] = fmaf(x, y0, sum[kFirst + i]);
+      sum[kFirst + i + 1] = fmaf(x, y1, sum[kFirst + i + 1]);
+      at_a += params.a.k_stride;
+      at_b += params.b.k_stride;
+    }
+  }
+}
+
+}  // namespace spamm::kernels::sm90

@@ -1,0 +1,194 @@
+// Splits float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and takes
+// their norms in the same pass, with the very bits of norm_map.cuh. One launch serves one matrix or
+// both operands.
+//
+// Of two split parts, x = 2^exponent * (high + low), with the power of two that brings the block's
+// largest magnitude into [2^14, 2^15): high is x rounded to half, low the rest rounded to half.
+// Where high is 1 or more, both together are right to 2^-23; below, low runs into half's smallest
+// number and the error stays under 2^-40 of the block's largest entry. That is as good in a
+// product, as long as the other factor does not favour the small entries along K: a block in which
+// some k has nothing within 2^-15 of the largest entry is marked as wide and as faint, and such two
+// are multiplied without their split parts. So is every block with an infinity or a NaN, of which
+// split parts would make NaN alone.
+//
+// Of one half, x = 2^exponent * high, the largest magnitude comes into [2^11, 2^15), so that few
+// neighbours differ in their power of two. TF32 has as many digits, and high has them all down to
+// 2^-14; below, the error is up to 2^-25. A block is wide if some k has nothing from 2^-9 on, and
+// faint if some k has nothing from 2^-12 on. Faint times wide goes without split parts. Faint times
+// another one is off by 2^-25 * 2^15 where it lost digits, 2^-12 of the 2^11 * 2^-9 that it has
+// elsewhere, and without faint ones every k is as good as in TF32.
+#pragma once
+
+#include "kernels/norm_map/norm_map.cuh"
+#include "kernels/norm_map/split_params.h"
+
+namespace spamm::kernels {
+
+constexpr int kSplitThreads = norm_threads<float>(12);  // for a block
+constexpr int kSplitGroups = kNormThreads / kSplitThreads;
+constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
+constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
+static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
+constexpr int kHighBits = 14;  // the largest entry's exponent in split parts, at most
+
+// A number of split parts: exponents are multiples of kStep, and blocks are wide and faint if some
+// k has nothing from 2^kWide and 2^kFaint on.
+template <int kSplitParts>
+struct SplitRule {
+  static constexpr int kStep = kSplitParts == 1 ? 4 : 1;
+  static constexpr int kWide = kSplitParts == 1 ? -9 : 0, kFaint = kSplitParts == 1 ? -12 : 0;
+};
+
+// A thread's chunks of a block, line by line: index(i, thread) in the block.
+struct SplitShare {
+  Chunk<float> chunks[kSplitLoads];
+
+  __device__ static int index(int i, int thread) { return thread + i * kSplitThreads; }
+
+  __device__ void load(const NormBlock<float>& block, int thread) {
+    if (block.has_vectors()) {
+      block.load_vectors(thread, kSplitThreads, chunks);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSplitLoads; ++i) chunks[i] = block.gather(index(i, thread));
+    }
+  }
+};
+
+// norm_map's sum of a block.
+__device__ inline void sum_squares(const SplitShare& share, float& sum, bool& nonzero) {
+  AnyNonzero<float> any;
+#pragma unroll
+  for (int i = 0; i < kSplitLoads; i += kChain) sum += chain_of_squares(share.chunks + i);
+#pragma unroll
+  for (const Chunk<float>& chunk : share.chunks) any.add(chunk);
+  nonzero = any.found();
+}
+
+// Of magnitude bits that are a number other than zero.
+__device__ inline int exponent_of(uint32_t bits) {
+  const int exponent = static_cast<int>(bits >> 23);
+  return exponent > 0 ? exponent - 127 : 31 - 149 - __clz(static_cast<int>(bits));
+}
+
+// The largest magnitude for each k of a block, whose threads call it together. `largest` is zero
+// before.
+__device__ inline void find_largest(const SplitShare& share, bool lines_along_k, int thread,
+                                    uint32_t (&largest)[kSplitBlock]) {
+  constexpr uint32_t kMagnitude = 0x7fffffff;
+  if (lines_along_k) {
+    // A thread has the same four k in all its chunks.
+    uint32_t most[4] = {};
+#pragma unroll
+    for (const Chunk<float>& chunk : share.chunks) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
+    }
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      most[e] = max(most[e], __shfl_xor_sync(~0u, most[e], kSplitLineChunks));
+      if (thread % 32 < kSplitLineChunks) {
+        atomicMax(&largest[thread % kSplitLineChunks * 4 + e], most[e]);
+      }
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSplitLoads; ++i) {
+      const uint32_t(&w)[4] = share.chunks[i].words;
+      uint32_t most =
+          max(max(w[0] & kMagnitude, w[1] & kMagnitude), max(w[2] & kMagnitude, w[3] & kMagnitude));
+#pragma unroll
+      for (int distance = kSplitLineChunks / 2; distance > 0; distance /= 2) {
+        most = max(most, __shfl_xor_sync(~0u, most, distance));
+      }
+      if (thread % kSplitLineChunks == 0) {
+        largest[SplitShare::index(i, thread) / kSplitLineChunks] = most;
+      }
+    }
+  }
+}
+
+// Writes a thread's chunks as split parts of 2^shift times their entries.
+template <int kSplitParts>
+__device__ inline void write_split_parts(const SplitShare& share, int thread, int shift,
+                                         SplitBlock<kSplitParts>& to) {
+  const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
+#pragma unroll
+  for (int i = 0; i < kSplitLoads; ++i) {
+    const int index = SplitShare::index(i, thread);
+    const int line = index / kSplitLineChunks, chunk = index % kSplitLineChunks;
+    const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
+    float2 x[2];
+#pragma unroll
+    for (int e = 0; e < 4; e += 2) {
+      x[e / 2] = {share.chunks[i].entry(e) * first * second,
+                  share.chunks[i].entry(e + 1) * first * second};
+    }
+#pragma unroll
+    for (int half = 0; half < kSplitParts; ++half) {
+      const __half2 rounded[2] = {__float22half2_rn(x[0]), __float22half2_rn(x[1])};
+      *reinterpret_cast<uint2*>(to.parts[half] + at) = reinterpret_cast<const uint2&>(rounded);
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        const float2 taken = __half22float2(rounded[pair]);
+        x[pair] = {x[pair].x - taken.x, x[pair].y - taken.y};
+      }
+    }
+  }
+}
+
+template <int kSplitParts>
+__global__ void __launch_bounds__(kNormThreads, 2)
+    split(const __grid_constant__ MatrixPair<SplitParams> pair) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+  __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
+  let_next_kernel_start();
+  const SplitParams& p = pair.own();
+  const NormGroup group(kSplitThreads);
+  const NormPlace place(p.matrix, group, pair.thread_block());
+  const NormBlock<float> block = place.block<float>(p.matrix);
+  largest[threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
+  if (p.zeroed != nullptr && pair.thread_block() == 0 && threadIdx.x == 0) *p.zeroed = 0;
+  static_assert(kSplitGroups * kSplitBlock == kNormThreads);
+  __syncthreads();
+
+  SplitShare share;
+  float sum = 0;
+  bool nonzero = false;
+  share.load(block, group.thread);
+  sum_squares(share, sum, nonzero);
+  find_largest(share, p.lines_along_k, group.thread, largest[group.index]);
+  __syncthreads();
+  if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);
+  if (!place.exists) return;
+
+  const int lane = threadIdx.x % 32;
+  const uint32_t here[2] = {largest[group.index][lane], largest[group.index][lane + 32]};
+  const uint32_t most = __reduce_max_sync(~0u, max(here[0], here[1]));
+  const uint32_t least = __reduce_min_sync(~0u, min(here[0] - 1, here[1] - 1)) + 1;  // but 0
+  const bool number = most != 0 && most < 0x7f800000;
+  using Rule = SplitRule<kSplitParts>;
+  const int exponent =
+      number ? (exponent_of(most) - kHighBits + Rule::kStep - 1) & -Rule::kStep : 0;
+  int kinds = most == 0 ? kSplitZero : kSplitSpecial;
+  if (number) {
+    const int faintest = exponent_of(least) - exponent;
+    kinds = (faintest < Rule::kWide ? kSplitWide : 0) | (faintest < Rule::kFaint ? kSplitFaint : 0);
+  }
+
+  const int64_t i = p.lines_along_k ? place.line : place.position;
+  const int64_t k = p.lines_along_k ? place.position : place.line;
+  const int64_t at = (place.batch * p.split.extent + i) * p.split.depth + k;
+  write_split_parts(share, group.thread, -exponent,
+                    static_cast<SplitBlock<kSplitParts>*>(p.split.blocks)[at]);
+  if (group.thread == 0) {
+    const auto edge = [](int64_t left) {
+      return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
+    };
+    p.split.headers[at] = {block.data, static_cast<int16_t>(exponent), static_cast<uint8_t>(kinds),
+                           edge(block.lines_left), edge(block.length_left)};
+  }
+#endif
+}
+
+}  // namespace spamm::kernels

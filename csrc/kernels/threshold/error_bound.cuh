@@ -1,0 +1,222 @@
+// The bound of what skipping loses, sqrt(sum over (i,j) of (sum over skipped k of na * nb)^2), and
+// the search for the largest threshold that keeps it within a limit.
+//
+// All sums are double, rounded upwards, and taken in a fixed order. What is left to cover is that
+// each norm itself is only right to some bits: kNormSlack. The bound grows
+// with tau, so the search fixes the bits of tau from the top, three in a sweep: each sweep sums for
+// seven thresholds at once.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/threshold/norm_products.cuh"
+#include "norm_slack.h"
+
+namespace spamm::kernels {
+
+// Sum of squares of non-negative numbers, rounded upwards. Squares of products of float norms fit
+// a double.
+template <class Norm>
+struct SumOfSquares {
+  double sum;
+  __device__ void add(double x) { sum = __fma_ru(x, x, sum); }
+  __device__ void add(const SumOfSquares& other) { sum = __dadd_ru(sum, other.sum); }
+  // What the lane whose number differs by XOR has.
+  __device__ SumOfSquares of_lane(int distance) const {
+    return {__shfl_xor_sync(~0u, sum, distance)};
+  }
+  __device__ double root() const { return __dsqrt_ru(sum); }
+};
+
+// Those of double norms do not: small and large ones are summed scaled, each by itself. (Blue, "A
+// portable Fortran program to find the Euclidean norm of a vector", 1978.)
+template <>
+struct SumOfSquares<double> {
+  static constexpr double kSmall = 0x1p-400, kLarge = 0x1p400, kUp = 0x1p600, kDown = 0x1p-600;
+  double small, middle, large;
+
+  __device__ void add(double x) {
+    if (x < kSmall) {
+      small = __fma_ru(x * kUp, x * kUp, small);
+    } else if (x <= kLarge) {
+      middle = __fma_ru(x, x, middle);
+    } else {
+      large = __fma_ru(x * kDown, x * kDown, large);
+    }
+  }
+  __device__ void add(const SumOfSquares& other) {
+    small = __dadd_ru(small, other.small);
+    middle = __dadd_ru(middle, other.middle);
+    large = __dadd_ru(large, other.large);
+  }
+  __device__ SumOfSquares of_lane(int distance) const {
+    return {__shfl_xor_sync(~0u, small, distance), __shfl_xor_sync(~0u, middle, distance),
+            __shfl_xor_sync(~0u, large, distance)};
+  }
+  __device__ double root() const {
+    if (large != 0) {
+      const double rest = __dmul_ru(__dmul_ru(__dadd_ru(middle, small), kDown), kDown);
+      return __dmul_ru(__dsqrt_ru(__dadd_ru(large, rest)), kUp);
+    }
+    if (middle != 0) {
+      return __dsqrt_ru(__dadd_ru(middle, __dmul_ru(__dmul_ru(small, kDown), kDown)));
+    }
+    return __dmul_ru(__dsqrt_ru(small), kDown);
+  }
+};
+
+// The smallest number of the norms' type that is not below x.
+template <class Norm>
+__device__ Norm round_up(double x) {
+  if constexpr (sizeof(Norm) == 4) {
+    return __double2float_ru(x);
+  } else {
+    return x;
+  }
+}
+
+// Sum over a warp, in a fixed order; right in all lanes.
+template <class Norm>
+__device__ SumOfSquares<Norm> sum_warp(SumOfSquares<Norm> own) {
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) own.add(own.of_lane(distance));
+  return own;
+}
+
+// Sum of `count` numbers, over a warp.
+template <class Norm>
+__device__ SumOfSquares<Norm> sum_array(const SumOfSquares<Norm>* sums, int64_t count) {
+  SumOfSquares<Norm> own{};
+  for (int64_t i = threadIdx.x % 32; i < count; i += 32) own.add(sums[i]);
+  return sum_warp(own);
+}
+
+// A sweep for one given threshold.
+template <class Norm>
+struct BoundOfTau {
+  static constexpr int kThresholds = 1;
+  Tau<Norm> tau;
+  Norm* bound;
+
+  __device__ Norm threshold(int) const { return tau.value(); }
+  __device__ void finish(const Norm (&bounds)[kThresholds]) const { *bound = bounds[0]; }
+};
+
+// The state of the search between sweeps.
+template <class Norm>
+struct ErrorSearch {
+  double limit;                     // NaN: no threshold but 0 will do
+  typename Bits<Norm>::Type found;  // bits of the largest threshold known to keep the limit
+  unsigned arrived;
+};
+
+// A sweep that settles three bits of tau, from `shift` up.
+template <class Norm>
+struct SearchStep {
+  static constexpr int kThresholds = 7;
+  ErrorSearch<Norm>* search;
+  int shift;
+  Norm* tau;
+
+  __device__ typename Bits<Norm>::Type candidate(int i) const {
+    return search->found + (static_cast<typename Bits<Norm>::Type>(i + 1) << shift);
+  }
+  // Patterns above infinity are NaNs, which skip nothing.
+  __device__ Norm threshold(int i) const { return Bits<Norm>::to(candidate(i)); }
+  __device__ void finish(const Norm (&bounds)[kThresholds]) const {
+    typename Bits<Norm>::Type best = search->found;
+    for (int i = 0; i < kThresholds; ++i) {
+      const auto bits = candidate(i);
+      if (bits <= Bits<Norm>::kInfinity && bounds[i] <= search->limit) best = bits;
+    }
+    search->found = best;
+    *tau = Bits<Norm>::to(best);
+  }
+};
+
+// Bounds for all thresholds of a sweep; a thread block adds up one patch of C. `partial` holds
+// gridDim.x sums for each threshold.
+template <class Norm, class Sweep>
+__global__ void __launch_bounds__(kProductThreads)
+    bound_errors(const NormMaps<Norm> maps, const Sweep sweep, SumOfSquares<Norm>* partial,
+                 unsigned* arrived) {
+  constexpr int kThresholds = Sweep::kThresholds;
+  static_assert(kThresholds <= kProductWarps, "each threshold has a warp to end with");
+  __shared__ double patch_lost[kThresholds][kPatchRows][32];
+  __shared__ Norm bounds[kThresholds];
+  const Patch patch(maps, blockIdx.x);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+
+  Norm tau[kThresholds];
+#pragma unroll
+  for (int i = 0; i < kThresholds; ++i) tau[i] = sweep.threshold(i);
+  double lost[kThresholds][kPatchRows] = {};
+  for_each_product(maps, patch, warp, maps.kb, kProductWarps,
+                   [&](int r, Norm a, Norm b, Norm skip_norm_b) {
+                     const Norm skip_norm = norm_product(a, skip_norm_b);
+                     const double product = __dmul_ru(a, b);
+#pragma unroll
+                     for (int i = 0; i < kThresholds; ++i) {
+                       if (!is_valid(skip_norm, tau[i]))
+                         lost[i][r] = __dadd_ru(lost[i][r], product);
+                     }
+                   });
+  for (int turn = 0; turn < kProductWarps; ++turn) {
+    if (warp == turn) {
+#pragma unroll
+      for (int i = 0; i < kThresholds; ++i) {
+#pragma unroll
+        for (int r = 0; r < kPatchRows; ++r) {
+          double& sum = patch_lost[i][r][lane];
+          sum = turn == 0 ? lost[i][r] : __dadd_ru(sum, lost[i][r]);
+        }
+      }
+    }
+    __syncthreads();
+  }
+  if (warp < kThresholds) {
+    SumOfSquares<Norm> squares{};
+    for (int r = 0; r < kPatchRows; ++r) squares.add(patch_lost[warp][r][lane]);
+    squares = sum_warp(squares);
+    if (lane == 0) partial[static_cast<int64_t>(warp) * gridDim.x + blockIdx.x] = squares;
+  }
+  if (!is_last_block(arrived)) return;
+
+  if (warp < kThresholds) {
+    const double root =
+        sum_array(partial + static_cast<int64_t>(warp) * gridDim.x, gridDim.x).root();
+    if (lane == 0) bounds[warp] = round_up<Norm>(__dmul_ru(root, 1 + kNormSlack<Norm>));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) sweep.finish(bounds);
+}
+
+// Starts the search: limit = max_error * norm(A) * norm(B), less what the norms' own errors may
+// have added. Any grid; `partial` holds a sum of both maps for each warp of the grid.
+template <class Norm>
+__global__ void __launch_bounds__(kProductThreads)
+    start_error_search(const NormMaps<Norm> maps, double max_error, ErrorSearch<Norm>* search,
+                       SumOfSquares<Norm>* partial, Norm* tau) {
+  const int64_t sizes[2] = {maps.batch * maps.mb * maps.kb, maps.batch * maps.kb * maps.nb};
+  const Norm* const norms[2] = {maps.a, maps.b};
+  const int64_t threads = static_cast<int64_t>(gridDim.x) * kProductThreads;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kProductThreads + threadIdx.x;
+  const int64_t warps = threads / 32;
+  for (int map = 0; map < 2; ++map) {
+    SumOfSquares<Norm> own{};
+    for (int64_t i = thread; i < sizes[map]; i += threads) own.add(norms[map][i]);
+    own = sum_warp(own);
+    if (threadIdx.x % 32 == 0) partial[map * warps + thread / 32] = own;
+  }
+  if (!is_last_block(&search->arrived)) return;
+  if (threadIdx.x >= 32) return;
+  const double norm_a = sum_array(partial, warps).root();
+  const double norm_b = sum_array(partial + warps, warps).root();
+  if (threadIdx.x != 0) return;
+  const double limit = largest_bound<Norm>(max_error, norm_a, norm_b);
+  search->limit = isfinite(limit) ? limit : nan("");
+  search->found = 0;
+  *tau = 0;
+}
+
+}  // namespace spamm::kernels

@@ -1,0 +1,116 @@
+// What the threshold kernels share: the norm maps, the walk over the products of norms, and the
+// order in which the thread blocks of one launch end.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/skip_test.cuh"
+#include "kernels/threshold/map_pair.h"
+
+namespace spamm::kernels {
+
+constexpr int kProductThreads = 256, kProductWarps = kProductThreads / 32;
+constexpr int kBatch = 4;  // values of k whose norms are in flight together
+
+// A patch of C's blocks, of which each lane has one column: each norm of B that is read serves all
+// the patch's rows.
+struct Patch {
+  static_assert(kPatchColumns == 32);
+  int64_t batch;
+  int row, column;  // the first block row; this lane's block column
+
+  template <class Norm>
+  __device__ Patch(const NormMaps<Norm>& maps, int64_t number) {
+    const int patch_rows = (maps.mb - 1) / kPatchRows + 1;
+    const int patch_columns = (maps.nb - 1) / kPatchColumns + 1;
+    const int64_t patch_row = number / patch_columns;
+    batch = patch_row / patch_rows;
+    row = static_cast<int>(patch_row - batch * patch_rows) * kPatchRows;
+    column =
+        static_cast<int>(number - patch_row * patch_columns) * kPatchColumns + threadIdx.x % 32;
+  }
+};
+
+// Reads the norms of kBatch values of k before it uses the first of them. kWhole: the patch and the
+// batch lie in the maps as a whole, as nearly all do.
+template <bool kWhole, class Norm, class Visit>
+__device__ void visit_batch(const NormMaps<Norm>& maps, const Patch& patch, int first, int last,
+                            int step, const Visit& visit) {
+  const int rows = kWhole ? kPatchRows : min(kPatchRows, maps.mb - patch.row);
+  const Norm* const a = maps.a + (patch.batch * maps.mb + patch.row) * maps.kb;
+  const int64_t b = patch.batch * maps.kb * maps.nb + patch.column;
+  Norm norm_a[kBatch][kPatchRows], norm_b[kBatch], skip_norm_b[kBatch];
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    const int k = kWhole ? first + i * step : min(first + i * step, last - 1);
+    const int64_t at = b + static_cast<int64_t>(k) * maps.nb;
+    norm_b[i] = maps.b[at];
+    skip_norm_b[i] = maps.skip_norm_b[at];
+#pragma unroll
+    for (int r = 0; r < kPatchRows; ++r) {
+      norm_a[i][r] = a[static_cast<int64_t>(kWhole ? r : min(r, rows - 1)) * maps.kb + k];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+    for (int r = 0; r < kPatchRows; ++r) {
+      if (kWhole || (first + i * step < last && r < rows)) {
+        visit(r, norm_a[i][r], norm_b[i], skip_norm_b[i]);
+      }
+    }
+  }
+}
+
+// Calls visit(r, norm of A, norm of B, skip norm of B) for the rows r of a patch and for k =
+// first, first + step, ... < last, in this lane's column; for nothing where the patch sticks out.
+template <class Norm, class Visit>
+__device__ void for_each_product(const NormMaps<Norm>& maps, const Patch& patch, int first,
+                                 int last, int step, const Visit& visit) {
+  if (patch.column >= maps.nb || patch.row >= maps.mb) return;
+  for (; first < last; first += kBatch * step) {
+    if (patch.row + kPatchRows <= maps.mb && first + (kBatch - 1) * step < last) {
+      visit_batch<true>(maps, patch, first, last, step, visit);
+    } else {
+      visit_batch<false>(maps, patch, first, last, step, visit);
+    }
+  }
+}
+
+// True in the thread block that gets here last, which then sees what all the others have written.
+// `arrived` is zero at first and again at the end.
+__device__ inline bool is_last_block(unsigned* arrived) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(arrived, gridDim.x - 1) == gridDim.x - 1;
+  __syncthreads();
+  __threadfence();
+  return last;
+}
+
+// Non-negative floating-point numbers order as their bit patterns do.
+template <class Norm>
+struct Bits;
+
+template <>
+struct Bits<float> {
+  using Type = uint32_t;
+  static constexpr int kCount = 31;  // without the sign
+  static constexpr Type kInfinity = 0x7f800000;
+  __device__ static Type of_magnitude(float x) { return __float_as_uint(x) & 0x7fffffff; }
+  __device__ static float to(Type bits) { return __uint_as_float(bits); }
+};
+
+template <>
+struct Bits<double> {
+  using Type = unsigned long long;
+  static constexpr int kCount = 63;
+  static constexpr Type kInfinity = 0x7ff0000000000000;
+  __device__ static Type of_magnitude(double x) {
+    return __double_as_longlong(x) & 0x7fffffffffffffff;
+  }
+  __device__ static double to(Type bits) { return __longlong_as_double(bits); }
+};
+
+}  // namespace spamm::kernels

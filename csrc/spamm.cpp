@@ -1,0 +1,52 @@
+// The whole of SpAMM as one op: norm map -> threshold -> multiply. Device-free: every stage is
+// dispatched on its own.
+#include "spamm.h"
+
+#include <torch/library.h>
+
+#include <tuple>
+
+#include "checks.h"
+#include "ops.h"
+#include "spamm/spamm.h"
+#include "threshold.h"
+
+namespace spamm {
+Tensor spamm_by_stages(const Tensor& a, const Tensor& b, const std::optional<Tensor>& tau,
+                       std::optional<double> valid_ratio, std::optional<double> max_error,
+                       IntArrayRef block, const std::optional<Tensor>& norm_a,
+                       const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
+                       const Scalar& beta, const Scalar& alpha) {
+  check_operands(a, b);
+  check_knobs(tau, valid_ratio, max_error);
+  const auto [m, k, n] = check_block(block);
+  Tensor map_a, map_b;
+  if (norm_a || norm_b) {
+    map_a = norm_a ? *norm_a : norm_map(a, {m, k});
+    map_b = norm_b ? *norm_b : norm_map(b, {k, n});
+  } else {
+    using Maps = std::tuple<Tensor, Tensor>;
+    static const auto op =
+        ops::find<Maps(const Tensor&, const Tensor&, IntArrayRef)>("spamm_torch::norm_maps");
+    std::tie(map_a, map_b) = op.call(a, b, block);
+  }
+  const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+  return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
+}
+
+namespace {
+
+// Both operands' maps, one after the other; CUDA has a kernel that takes them together.
+std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
+  const auto [m, k, n] = check_block(block);
+  return {norm_map(a, {m, k}), norm_map(b, {k, n})};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("norm_maps", &norm_maps_op);
+  m.impl("spamm", &spamm_by_stages);
+}
+
+}  // namespace spamm

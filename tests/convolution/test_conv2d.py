@@ -1,0 +1,726 @@
+"""conv2d: equal to SpAMM on the documented matrices, whatever the shape, setting and device."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from im2col_reference import Im2col, default_pixel_block, gap_near, norm_products
+
+import spamm_torch
+
+ops = torch.ops.spamm_torch
+
+# Error allowed, relative to the largest result: a few roundings of the output's type.
+TOLERANCE = {
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+    torch.float32: 1e-5,
+    torch.float64: 1e-13,
+}
+
+
+def assert_near(got, expected, tolerance=None):
+    assert got.shape == expected.shape
+    tolerance = tolerance or TOLERANCE[got.dtype]
+    scale = expected.abs().max().item() if expected.numel() else 0.0
+    error = (got.cpu().double() - expected.cpu()).abs().max().item() if got.numel() else 0.0
+    assert error <= tolerance * max(scale, 1e-3)
+
+
+def randn(*shape, seed=0, dtype=torch.float32, device="cpu"):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return values.to(device=device, dtype=dtype)
+
+
+def decaying(*shape, seed=0, **kwargs):
+    """Values whose size falls off along every dimension, so that blocks differ in norm."""
+    values = randn(*shape, seed=seed)
+    for d, size in enumerate(shape):
+        scale = torch.exp(-torch.arange(size) / max(size / 3, 1))
+        values = values * scale.view([-1 if i == d else 1 for i in range(len(shape))])
+    return (values * 4).to(**kwargs)
+
+
+def maps(reference, device):
+    """The library's norms of the documented matrices: weights, columns, and the skip norms."""
+    m, k, n = reference.block
+    norm_a = spamm_torch.norm_map(reference.weights.to(device), (m, k))
+    norm_b = spamm_torch.norm_map(reference.columns.to(device), (k, n))
+    return norm_a, norm_b, reference.skip_norm(norm_b)
+
+
+# ---- Against the oracle -------------------------------------------------------------------------
+
+
+@st.composite
+def convolutions(draw):
+    """Arguments of a convolution, small but of every kind."""
+    groups = draw(st.integers(1, 3))
+    channels = groups * draw(st.sampled_from([1, 2, 3, 33]))
+    out_channels = groups * draw(st.sampled_from([1, 2, 5, 34]))
+    images = draw(st.integers(1, 5))
+    height, width = draw(st.integers(1, 9)), draw(st.integers(1, 9))
+    kernel = draw(st.tuples(st.integers(1, 3), st.integers(1, 3)))
+    shape = {
+        "stride": draw(st.tuples(st.integers(1, 3), st.integers(1, 3))),
+        "padding": draw(st.tuples(st.integers(0, 2), st.integers(0, 2))),
+        "dilation": draw(st.tuples(st.integers(1, 2), st.integers(1, 2))),
+        "groups": groups,
+    }
+    for size, edge, p, d in zip(
+        (height, width), kernel, shape["padding"], shape["dilation"], strict=True
+    ):
+        assume(d * (edge - 1) + 1 <= size + 2 * p)
+    pixel_block = draw(
+        st.sampled_from([None, (1, 4, 8), (2, 4, 4), (1, 8, 8), (4, 2, 8), (1, 1, 64), (8, 16, 1)])
+    )
+    n = st.sampled_from([32, 64, 128]) if pixel_block is None else st.just(prod(pixel_block))
+    edges = st.sampled_from([32, 64, 128])
+    block = draw(st.none() | st.tuples(edges, edges, n))
+    dtype = draw(st.sampled_from(list(TOLERANCE)))
+    seed = draw(st.integers(0, 1000))
+    input = decaying(images, channels, height, width, seed=seed, dtype=dtype)
+    weight = decaying(out_channels, channels // groups, *kernel, seed=seed + 1, dtype=dtype)
+    bias = randn(out_channels, seed=seed + 2, dtype=dtype) if draw(st.booleans()) else None
+    if draw(st.booleans()):
+        input = input.to(memory_format=torch.channels_last)
+    if draw(st.booleans()):
+        weight = weight.to(memory_format=torch.channels_last)
+    return input, weight, bias, shape, {"block": block, "pixel_block": pixel_block}
+
+
+def prod(edges):
+    images, rows, columns = edges
+    return images * rows * columns
+
+
+@st.composite
+def convolutions_of_batches(draw):
+    """Arguments of a convolution of many images or channels; pixel blocks hold several images.
+
+    The output is small, so that the oracle takes its time elsewhere.
+    """
+    images, groups = draw(st.integers(1, 300)), draw(st.integers(1, 3))
+    pixel_block = draw(
+        st.sampled_from([None, (64, 1, 1), (32, 1, 2), (16, 2, 2), (8, 4, 2), (32, 1, 1)])
+        | st.sampled_from([(128, 1, 1), (8, 1, 8), (32, 2, 2), (16, 1, 2)])
+    )
+    kernel = draw(st.tuples(st.integers(1, 7), st.integers(1, 7)))
+    # Several pixels only of some images, and many channels only where the im2col matrix is narrow.
+    output = [draw(st.integers(1, 3 if images < 100 else 1)) for _ in range(2)]
+    columns = (images + 127) // 128 * 128 * (16 if max(output) > 1 else 1)
+    most = max(2_000_000 // (columns * kernel[0] * kernel[1] * groups), 1)
+    channels = draw(st.integers(1, min(600, most)))
+    out_channels = draw(st.integers(1, 140))
+    shape = {
+        name: draw(st.tuples(st.integers(least, 3), st.integers(least, 3)))
+        for name, least in (("stride", 1), ("padding", 0), ("dilation", 1))
+    }
+    sizes = []
+    for d, size in enumerate(output):
+        window = (kernel[d] - 1) * shape["dilation"][d] + 1
+        sizes.append((size - 1) * shape["stride"][d] + window - 2 * shape["padding"][d])
+    assume(min(sizes) > 0)
+    edges = st.sampled_from([32, 64, 128])
+    n = edges if pixel_block is None else st.just(prod(pixel_block))
+    block = draw(st.none() | st.tuples(edges, edges, n))
+    dtype = draw(st.sampled_from(list(TOLERANCE)))
+    seed = draw(st.integers(0, 1000))
+    input = decaying(images, groups * channels, *sizes, seed=seed, dtype=dtype)
+    weight = decaying(groups * out_channels, channels, *kernel, seed=seed + 1, dtype=dtype)
+    bias = randn(groups * out_channels, seed=seed + 2, dtype=dtype) if draw(st.booleans()) else None
+    if draw(st.booleans()):
+        input = input.to(memory_format=torch.channels_last)
+    if draw(st.booleans()):
+        weight = weight.to(memory_format=torch.channels_last)
+    return (
+        input,
+        weight,
+        bias,
+        shape | {"groups": groups},
+        {"block": block, "pixel_block": pixel_block},
+    )
+
+
+@settings(max_examples=120)
+@given(convolutions() | convolutions_of_batches(), st.floats(0, 1))
+def test_equals_spamm_on_the_documented_matrices(device, convolution, share):
+    input, weight, bias, shape, blocks = convolution
+    reference = Im2col(input, weight, **shape, **blocks)
+    norm_a, _, skip_norm = maps(reference, device)
+    products = norm_products(norm_a, skip_norm)
+    tau = gap_near(products, share)
+    got = spamm_torch.conv2d(
+        input.to(device),
+        weight.to(device),
+        None if bias is None else bias.to(device),
+        **shape,
+        **blocks,
+        tau=tau,
+    )
+    assert got.dtype == input.dtype
+    assert got.device.type == device.type
+    assert_near(got, reference.product(~(products < tau), bias))
+
+
+@settings(max_examples=40)
+@given(convolutions(), st.sampled_from([0.0, -1.0, torch.tensor(float("nan"))]))
+def test_nothing_is_skipped_at_tau_of_zero_and_below(device, convolution, tau):
+    input, weight, bias, shape, blocks = convolution
+    expected = F.conv2d(
+        input.double(), weight.double(), None if bias is None else bias.double(), **shape
+    )
+    got = spamm_torch.conv2d(
+        input.to(device),
+        weight.to(device),
+        None if bias is None else bias.to(device),
+        **shape,
+        **blocks,
+        tau=tau,
+    )
+    assert_near(got, expected)
+
+
+@pytest.mark.parametrize("images", [1, 3, 64, 70])
+@pytest.mark.parametrize("n", [32, 64, 128])
+def test_default_pixel_block_takes_images_first(device, images, n):
+    input, weight = decaying(images, 4, 6, 5, seed=3), decaying(8, 4, 3, 3, seed=4)
+    input *= torch.linspace(0.2, 1, images).view(-1, 1, 1, 1)
+    reference = Im2col(input, weight, padding=1, block=(32, 32, n))
+    assert reference.pixel_block == default_pixel_block(images, n)
+    norm_a, _, skip_norm = maps(reference, device)
+    products = norm_products(norm_a, skip_norm)
+    tau = gap_near(products, 0.5)
+    got = spamm_torch.conv2d(
+        input.to(device), weight.to(device), padding=1, block=(32, 32, n), tau=tau
+    )
+    assert_near(got, reference.product(~(products < tau)))
+
+
+def test_the_documented_default_pixel_blocks():
+    assert default_pixel_block(64, 64) == default_pixel_block(1000, 64) == (64, 1, 1)
+    assert default_pixel_block(1, 64) == (1, 8, 8)
+    assert default_pixel_block(1, 128) == (1, 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("out_channels", "in_channels", "block"),
+    [(32, 32, (32, 32, 64)), (33, 32, (64, 32, 64)), (32, 33, (32, 64, 64)), (33, 33, (64,) * 3)],
+)
+def test_block_none_follows_the_documented_rule(device, out_channels, in_channels, block):
+    input = decaying(2, in_channels, 8, 8, device=device)
+    weight = decaying(out_channels, in_channels, 2, 2, seed=1, device=device)
+    reference = Im2col(input.cpu(), weight.cpu(), block=block)
+    norm_a, _, skip_norm = maps(reference, device)
+    tau = gap_near(norm_products(norm_a, skip_norm), 0.5)
+    assert torch.equal(
+        spamm_torch.conv2d(input, weight, tau=tau),
+        spamm_torch.conv2d(input, weight, tau=tau, block=block),
+    )
+    assert torch.equal(ops.conv2d_weight_norm(weight), norm_a)
+
+
+# ---- What is tested -----------------------------------------------------------------------------
+
+
+def test_few_last_images_are_tested_like_a_full_block(device):
+    input = torch.ones(65, 32, 1, 1, device=device)
+    weight = torch.ones(32, 32, 1, 1, device=device)
+    product = 32.0 * (64 * 32) ** 0.5  # of the first block; the second holds one image of 64
+    kept = spamm_torch.conv2d(input, weight, tau=product * 0.999)
+    skipped = spamm_torch.conv2d(input, weight, tau=product * 1.001)
+    assert torch.all(kept == 32)
+    assert torch.all(skipped == 0)
+
+
+def test_columns_outside_the_grid_enter_no_norm(device):
+    # Only the window's first row has weights, and no output pixel sees rows 7 and 8 through it. But
+    # the windows below the 7 x 7 grid, which the 8 x 8 block covers, would.
+    input = torch.ones(1, 32, 9, 9, device=device)
+    input[:, :, 7:] = 100
+    weight = torch.zeros(32, 32, 3, 3, device=device)
+    weight[:, :, 0] = 1
+    skip_norm = 32.0 * (64 * 32) ** 0.5  # as if all 64 columns were there, all ones
+    setting = {"block": (32, 32, 64), "pixel_block": (1, 8, 8)}
+    assert torch.all(spamm_torch.conv2d(input, weight, tau=skip_norm * 0.999, **setting) == 96)
+    assert torch.all(spamm_torch.conv2d(input, weight, tau=skip_norm * 1.001, **setting) == 0)
+
+
+def test_infinities_and_nans_are_never_skipped(device):
+    input = torch.ones(1, 2, 8, 16, device=device)
+    input[0, 0, 3, 3] = float("inf")
+    input[0, 0, 3, 12] = float("nan")
+    weight = torch.ones(2, 2, 1, 1, device=device)
+    output = spamm_torch.conv2d(input, weight, tau=1e30, pixel_block=(1, 8, 8))
+    assert output[0, 0, 3, 3] == float("inf")
+    assert output[0, 0, 3, 12].isnan()
+
+
+@pytest.mark.parametrize("pixel_block", [(1, 4, 8), (32, 1, 1), (8, 2, 2)])
+def test_padding_times_infinity_is_no_number(device, pixel_block):
+    # As in the product of the documented matrices, whatever the threshold: the norms' product is
+    # NaN or infinite there.
+    input, weight = randn(35, 40, 3, 4), randn(33, 40, 3, 3, seed=1)
+    weight[1, 2, 0, 0] = float("inf")
+    weight[0, 39, 2, 1] = float("nan")
+    reference = Im2col(input, weight, padding=1, block=(32, 32, 32), pixel_block=pixel_block)
+    expected = reference.product(torch.ones(1, 2, 9 * 2, len(reference.existing)))
+    for tau in (0.0, 1e-30):
+        got = spamm_torch.conv2d(
+            input.to(device),
+            weight.to(device),
+            padding=1,
+            tau=tau,
+            block=(32, 32, 32),
+            pixel_block=pixel_block,
+        )
+        torch.testing.assert_close(
+            got.cpu(), expected.float(), rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+
+
+def test_given_weight_norms_replace_the_weights_own(device):
+    input, weight = randn(2, 3, 8, 8, device=device), randn(4, 3, 3, 3, device=device)
+    bias = randn(4, seed=1, device=device)
+    norms = ops.conv2d_weight_norm(weight)
+    assert torch.equal(
+        spamm_torch.conv2d(input, weight, bias, tau=1.0, norm_weight=norms),
+        spamm_torch.conv2d(input, weight, bias, tau=1.0),
+    )
+    nothing = spamm_torch.conv2d(
+        input, weight, bias, tau=1e-30, norm_weight=torch.zeros_like(norms)
+    )
+    assert torch.equal(nothing, bias.view(1, -1, 1, 1).expand_as(nothing))
+
+
+# ---- The knobs that search ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[(5, (2, 4, 8)), (70, (64, 1, 1)), (19, (8, 2, 4))])
+def searched(request):
+    """A convolution in float64 whose pixel blocks stick out of the grid, and its oracle."""
+    images, pixel_block = request.param
+    input = decaying(images, 34, 7, 9, seed=5, dtype=torch.float64)
+    weight = decaying(40, 34, 3, 3, seed=6, dtype=torch.float64)
+    setting = {"padding": 1, "block": (32, 32, 64), "pixel_block": pixel_block}
+    return input, weight, setting, Im2col(input, weight, **setting)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.7, 1.0])
+def test_valid_ratio_is_that_of_skip_norms(device, searched, ratio):
+    input, weight, setting, reference = searched
+    norm_a, _, skip_norm = maps(reference, device)
+    tau = spamm_torch.find_tau(norm_a, skip_norm, ratio)
+    got = spamm_torch.conv2d(input.to(device), weight.to(device), valid_ratio=ratio, **setting)
+    valid = ~(norm_products(norm_a, skip_norm) < tau)
+    assert abs(valid.double().mean().item() - ratio) < 0.01
+    assert_near(got, reference.product(valid))
+
+
+@pytest.mark.parametrize("max_error", [0.0, 1e-3, 1e-2, 0.3])
+def test_max_error_is_kept(device, searched, max_error):
+    input, weight, setting, reference = searched
+    got = spamm_torch.conv2d(input.to(device), weight.to(device), max_error=max_error, **setting)
+    error = (got.cpu() - F.conv2d(input, weight, padding=1)).norm()
+    limit = max_error * reference.weights.norm() * reference.columns.norm()
+    assert error <= limit + 1e-12 * limit.clamp(min=1)
+    norm_a, norm_b, skip_norm = maps(reference, device)
+    tau = ops.find_tau_for_error(norm_a, norm_b, max_error, skip_norm_b=skip_norm)
+    skipped = norm_products(norm_a, skip_norm) < tau
+    assert_near(got, reference.product(~skipped))
+    loses = bool((norm_products(norm_a, norm_b)[skipped] > 0).any())
+    assert loses == (max_error > 0)
+
+
+def test_groups_share_one_knob(device):
+    input = decaying(2, 8, 8, 8, dtype=torch.float64, device=device)
+    input[:, 4:] *= 1e-3  # the second group's products are the lesser half
+    weight = decaying(8, 4, 1, 1, seed=1, dtype=torch.float64, device=device)
+    got = spamm_torch.conv2d(input, weight, groups=2, valid_ratio=0.5)
+    dense = F.conv2d(input, weight, groups=2)
+    assert_near(got[:, :4], dense[:, :4].cpu())
+    assert torch.all(got[:, 4:] == 0)
+
+
+@pytest.mark.parametrize("knob", ["tau", "valid_ratio", "max_error"])
+def test_large_convolutions_are_cut_into_pieces(device, knob):
+    # The im2col matrix is larger than what is built at a time, so that several pieces must act as
+    # one. With a 1 x 1 kernel it is the input itself, block by block; one image fills a quarter of
+    # the last blocks.
+    images = 65 if device.type == "cpu" else 321
+    generator = torch.Generator(device).manual_seed(0)
+    input = torch.randn(images, 64, 64, 64, generator=generator, device=device)
+    input *= torch.linspace(0, 1, 64, device=device).view(-1, 1)
+    weight = randn(32, 64, 1, 1, device=device) / 100
+    block = (32, 64, 64)
+
+    padded = F.pad(input, (0, 0, 0, 0, 0, 0, 0, 3)).view(-1, 4, 64, 64, 4, 16)
+    matrix = padded.permute(2, 0, 3, 4, 1, 5).reshape(64, -1)
+    norm_a = spamm_torch.norm_map(weight.view(32, 64), block[:2])
+    norm_b = spamm_torch.norm_map(matrix, block[1:])
+    skip_norm = norm_b.clone()
+    skip_norm[:, -64 * 4 :] *= 2  # sqrt(64 / 16)
+    tau = {
+        "tau": norm_a.max() * skip_norm.max() * 0.6,
+        "valid_ratio": spamm_torch.find_tau(norm_a, skip_norm, 0.4),
+        "max_error": ops.find_tau_for_error(norm_a, norm_b, 0.3, skip_norm_b=skip_norm),
+    }[knob]
+    expected = spamm_torch.mm(weight.view(32, 64), matrix, tau=tau, block=block, norm_b=skip_norm)
+    expected = expected.view(32, -1, 64, 4, 4, 16).permute(1, 4, 0, 2, 3, 5)
+    expected = expected.reshape(-1, 32, 64, 64)[:images]
+
+    value = {"tau": tau, "valid_ratio": 0.4, "max_error": 0.3}[knob]
+    got = spamm_torch.conv2d(input, weight, **{knob: value}, block=block, pixel_block=(4, 1, 16))
+    for images_tested in (slice(0, -1), slice(-1, None)):
+        assert 0 < (got[images_tested] == 0).double().mean() < 1
+    assert torch.equal(got == 0, expected == 0)
+    torch.testing.assert_close(got, expected)
+
+
+def test_rows_too_long_for_one_piece(device):
+    width = 64 * (313 if device.type == "cpu" else 8300)
+    generator = torch.Generator(device).manual_seed(0)
+    input = torch.randn(1, 64, 2, width, generator=generator, device=device, dtype=torch.float64)
+    input *= torch.linspace(0, 1, width, device=device)
+    weight = randn(32, 64, 1, 1, dtype=torch.float64, device=device)
+    knob = {"valid_ratio": 0.5, "block": (32, 64, 64)}
+    got = spamm_torch.conv2d(input, weight, **knob, pixel_block=(1, 1, 64))
+    expected = spamm_torch.mm(weight.view(32, 64), input.view(64, -1), **knob)
+    assert 0.4 < (got == 0).double().mean() < 0.6
+    torch.testing.assert_close(got.view(32, -1), expected)
+
+
+# ---- Promises about bits ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pixel_block", [(1, 8, 8), (1, 2, 16)])
+def test_images_are_bitwise_independent_with_one_image_blocks(device, dtype, pixel_block):
+    input = decaying(37, 16, 13, 11, dtype=dtype, device=device)
+    weight = decaying(24, 16, 3, 3, seed=1, dtype=dtype, device=device)
+    setting = {"padding": 1, "tau": 0.5, "pixel_block": pixel_block}
+    together = spamm_torch.conv2d(input, weight, **setting)
+    dense = spamm_torch.conv2d(input, weight, **{**setting, "tau": 0.0})
+    assert together.any()
+    assert not torch.equal(together, dense)
+    for first, last in [(0, 1), (5, 6), (30, 37), (3, 36)]:
+        alone = spamm_torch.conv2d(input[first:last], weight, **setting)
+        assert torch.equal(alone, together[first:last])
+    alone = spamm_torch.conv2d(input[7], weight, **setting)
+    assert torch.equal(alone, together[7])
+
+
+def test_same_inputs_give_same_bits(device):
+    input = decaying(9, 16, 12, 12, device=device)
+    weight = decaying(24, 16, 3, 3, seed=1, device=device)
+    for knob in ({"tau": 0.3}, {"valid_ratio": 0.5}, {"max_error": 0.1}):
+        first = spamm_torch.conv2d(input, weight, **knob)
+        assert torch.equal(first, spamm_torch.conv2d(input, weight, **knob))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("pixel_block", [(32, 1, 1), (8, 2, 2), (1, 4, 8)])
+def test_threads_change_no_bit(dtype, pixel_block):
+    input, weight = decaying(39, 70, 6, 7, dtype=dtype), decaying(80, 70, 3, 3, seed=1, dtype=dtype)
+    setting = {"padding": 1, "valid_ratio": 0.6, "pixel_block": pixel_block}
+    threads = torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            results.append(spamm_torch.conv2d(input, weight, **setting))
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(result, results[0]) for result in results)
+
+
+# ---- Layout and shapes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("input_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8), (4, 4, 4), (8, 2, 4)])
+def test_memory_format_is_torchs(device, input_format, weight_format, pixel_block):
+    input = randn(4, 5, 8, 8, device=device).to(memory_format=input_format)
+    weight = randn(6, 5, 3, 3, device=device).to(memory_format=weight_format)
+    got = spamm_torch.conv2d(input, weight, padding=1, tau=0.0, pixel_block=pixel_block)
+    assert got.stride() == F.conv2d(input, weight, padding=1).stride()
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_channels_last_stays_channels_last(device, dtype):
+    input = randn(2, 5, 6, 6, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    got = spamm_torch.conv2d(input, randn(6, 5, 3, 3, dtype=dtype, device=device), tau=0.0)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("images", [6, 40])
+def test_input_of_any_strides(device, images):
+    whole = randn(images, 12, 20, 18, device=device)
+    input = whole[1::2, ::3, 2:-1:2].flip(3).transpose(2, 3)
+    weight = randn(3, 6, 8, 5, device=device)[:, ::2, :, ::3].permute(2, 1, 0, 3)
+    input = input[:, 1:]
+    got = spamm_torch.conv2d(input, weight, tau=0.0)
+    assert_near(got, F.conv2d(input.double(), weight.double()))
+
+
+def test_unbatched_input(device):
+    input, weight = decaying(6, 9, 9, device=device), decaying(4, 6, 3, 3, device=device)
+    got = spamm_torch.conv2d(input, weight, tau=0.1)
+    assert got.shape == (4, 7, 7)
+    assert torch.equal(got, spamm_torch.conv2d(input[None], weight, tau=0.1)[0])
+
+
+@pytest.mark.parametrize("knob", [{"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}])
+def test_empty_batch(device, knob):
+    input = torch.empty(0, 3, 8, 8, device=device)
+    got = spamm_torch.conv2d(input, randn(5, 3, 3, 3, device=device), **knob)
+    assert got.shape == (0, 5, 6, 6)
+
+
+def test_no_input_channels(device):
+    bias = randn(5, device=device)
+    got = spamm_torch.conv2d(
+        torch.empty(2, 0, 4, 4, device=device),
+        torch.empty(5, 0, 3, 3, device=device),
+        bias,
+        tau=1.0,
+    )
+    assert torch.equal(got, bias.view(1, 5, 1, 1).expand(2, 5, 2, 2))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")  # torch's own, about a copy it makes
+@pytest.mark.parametrize("dilation", [1, 2, (1, 2)])
+@pytest.mark.parametrize("kernel", [(3, 3), (2, 4), (1, 2)])
+@pytest.mark.parametrize("padding", ["same", "valid"])
+def test_string_padding(device, padding, kernel, dilation):
+    input, weight = randn(2, 3, 9, 10, device=device), randn(4, 3, *kernel, device=device)
+    got = spamm_torch.conv2d(input, weight, padding=padding, dilation=dilation, tau=0.0)
+    expected = F.conv2d(input.double(), weight.double(), padding=padding, dilation=dilation)
+    assert_near(got, expected)
+
+
+# ---- Gradients, autocast, tracing ---------------------------------------------------------------
+
+
+def test_gradients_are_dense(device):
+    def gradients(convolve):
+        tensors = [
+            decaying(3, 4, 9, 9, seed=1, dtype=torch.float64, device=device),
+            decaying(6, 2, 3, 3, seed=2, dtype=torch.float64, device=device),
+            randn(6, dtype=torch.float64, device=device),
+        ]
+        for tensor in tensors:
+            tensor.requires_grad_()
+        output = convolve(*tensors, stride=2, padding=1, dilation=2, groups=2)
+        output.backward(randn(*output.shape, seed=9, dtype=torch.float64, device=device))
+        return output, [tensor.grad for tensor in tensors]
+
+    output, got = gradients(lambda *a, **k: spamm_torch.conv2d(*a, **k, valid_ratio=0.3))
+    dense, expected = gradients(F.conv2d)
+    assert not torch.allclose(output, dense)
+    for one, other in zip(got, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 5, 4), (2, 5, 4)])
+def test_gradcheck(device, shape):
+    def f64(*sizes, seed):
+        return randn(*sizes, seed=seed, dtype=torch.float64, device=device).requires_grad_()
+
+    tensors = (f64(*shape, seed=1), f64(2, 1, 2, 3, seed=2), f64(2, seed=3))
+
+    def convolve(input, weight, bias):
+        return spamm_torch.conv2d(input, weight, bias, (1, 2), (1, 0), groups=2, tau=0.0)
+
+    assert torch.autograd.gradcheck(convolve, tensors, fast_mode=True)
+    assert torch.autograd.gradgradcheck(convolve, tensors, fast_mode=True)
+
+
+def test_only_the_gradients_asked_for(device):
+    input, weight = randn(2, 3, 5, 5, device=device), randn(4, 3, 3, 3, device=device)
+    bias = randn(4, device=device).requires_grad_()
+    spamm_torch.conv2d(input, weight, bias, tau=0.5).sum().backward()
+    assert torch.equal(bias.grad, torch.full_like(bias, 18.0))
+    assert input.grad is None
+    assert weight.grad is None
+
+
+def test_autocast(device):
+    input, weight = randn(2, 3, 6, 6, device=device), randn(4, 3, 3, 3, device=device)
+    weight.requires_grad_()
+    with torch.autocast(device.type, torch.bfloat16):
+        got = spamm_torch.conv2d(input, weight, tau=0.0)
+    assert got.dtype == torch.bfloat16
+    expected = spamm_torch.conv2d(input.bfloat16(), weight.detach().bfloat16(), tau=0.0)
+    assert torch.equal(got, expected)
+    got.sum().backward()
+    assert weight.grad.dtype == torch.float32
+
+
+OPCHECKED = [
+    ((2, 3, 6, 5), (4, 3, 3, 3), {"tau": torch.tensor(0.5), "padding": [1, 1]}),
+    ((2, 4, 6, 5), (4, 2, 2, 3), {"valid_ratio": 0.5, "groups": 2, "stride": [2, 1]}),
+    ((3, 6, 5), (4, 3, 1, 1), {"max_error": 0.1, "pixel_block": [1, 4, 8]}),
+]
+
+
+@pytest.mark.parametrize(("input_shape", "weight_shape", "setting"), OPCHECKED)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_opcheck(device, input_shape, weight_shape, setting, channels_last):
+    input = randn(*input_shape, device=device)
+    weight = randn(*weight_shape, device=device)
+    if channels_last:
+        weight = weight.to(memory_format=torch.channels_last)
+    bias = randn(4, device=device)
+    for tensor in (input, weight, bias):
+        tensor.requires_grad_()
+    torch.library.opcheck(ops.conv2d.default, (input, weight, bias), setting)
+
+
+@pytest.mark.parametrize("setting", [{}, {"groups": 2}, {"block": [128, 64, 32]}])
+def test_opcheck_of_weight_norms(device, setting):
+    weight = randn(40, 33, 2, 3, device=device)
+    torch.library.opcheck(ops.conv2d_weight_norm.default, (weight,), setting)
+
+
+def test_compiles_with_a_dynamic_batch(device):
+    weight = randn(4, 3, 3, 3, device=device)
+
+    @torch.compile(backend="aot_eager", fullgraph=True, dynamic=True)
+    def convolve(input):
+        return spamm_torch.conv2d(input, weight, padding=1, valid_ratio=0.5).relu()
+
+    for images in (2, 5):
+        input = randn(images, 3, 7, 7, device=device)
+        expected = spamm_torch.conv2d(input, weight, padding=1, valid_ratio=0.5).relu()
+        assert torch.equal(convolve(input), expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("knob", [{"tau": 0.5}, {"valid_ratio": 0.5}, {"max_error": 0.2}])
+def test_never_waits_for_the_device_and_can_be_captured(knob):
+    input = decaying(5, 20, 9, 9, device="cuda")
+    weight = decaying(40, 20, 3, 3, seed=1, device="cuda")
+    bias = randn(40, device="cuda")
+    if "tau" in knob:
+        knob = {"tau": torch.tensor(0.5, device="cuda")}
+    expected = spamm_torch.conv2d(input, weight, bias, padding=1, **knob)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = spamm_torch.conv2d(input, weight, bias, padding=1, **knob)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(got, expected)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = spamm_torch.conv2d(input, weight, bias, padding=1, **knob)
+    input.mul_(0.5)
+    graph.replay()
+    assert torch.equal(got, spamm_torch.conv2d(input, weight, bias, padding=1, **knob))
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+GOOD = {
+    "input": torch.zeros(2, 4, 8, 8),
+    "weight": torch.zeros(6, 4, 3, 3),
+    "tau": 1.0,
+}
+BAD = [
+    ({"tau": None}, ValueError, r"exactly one of .* must be given; got none"),
+    ({"valid_ratio": 0.5}, ValueError, r"exactly one of .* must be given; got tau and valid_ratio"),
+    ({"tau": float("nan")}, ValueError, r"tau must be a number; got nan"),
+    ({"tau": None, "valid_ratio": 0.0}, ValueError, r"valid_ratio must be in \(0, 1\]; got 0"),
+    ({"tau": None, "valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
+    ({"tau": None, "max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
+    ({"tau": torch.zeros(2)}, RuntimeError, r"tau must be a 0-d tensor; got shape \[2\]"),
+    ({"tau": torch.tensor(1)}, TypeError, r"tau must be a floating-point tensor; got torch.int64"),
+    ({"block": 48}, ValueError, r"block must be 32, 64 or 128.*got \[48, 48, 48\]"),
+    ({"pixel_block": (1, 3, 8)}, ValueError, r"powers of two .* got \[1, 3, 8\]"),
+    ({"pixel_block": (2, 2, 4)}, ValueError, r"product is 32, 64 or 128; got \[2, 2, 4\]"),
+    ({"pixel_block": (2**62, 2, 16)}, ValueError, r"product is 32, 64 or 128; got \[4611"),
+    ({"pixel_block": (0, 8, 8)}, ValueError, r"powers of two .* got \[0, 8, 8\]"),
+    (
+        {"pixel_block": (1, 4, 8), "block": 64},
+        ValueError,
+        r"must be the block's n, 64; got pixel_block \[1, 4, 8\], whose product is 32",
+    ),
+    ({"input": torch.zeros(8, 8)}, RuntimeError, r"input must be .*; got shape \[8, 8\]"),
+    ({"weight": torch.zeros(6, 4, 3)}, RuntimeError, r"weight must be .*; got shape \[6, 4, 3\]"),
+    ({"weight": torch.zeros(6, 4, 0, 3)}, RuntimeError, r"at least 1 x 1; got shape \[6, 4, 0, 3"),
+    ({"weight": torch.zeros(6, 3, 3, 3)}, RuntimeError, r"input must have 3 channels .*; got"),
+    ({"groups": 0}, RuntimeError, r"groups must be positive .*; got 0"),
+    ({"groups": 4}, RuntimeError, r"groups must .* divide weight's out_channels, 6; got 4"),
+    ({"groups": 2}, RuntimeError, r"input must have 8 channels .* groups 2; got shape \[2, 4"),
+    ({"bias": torch.zeros(5)}, RuntimeError, r"bias must have shape \[6\] .*; got shape \[5\]"),
+    ({"bias": torch.zeros(6).half()}, TypeError, r"bias and weight must have one dtype; got Half"),
+    ({"input": torch.zeros(2, 4, 8, 8).half()}, TypeError, r"input and weight .* got Half and Fl"),
+    ({"weight": torch.zeros(6, 4, 3, 3).int()}, TypeError, r"weight must be float16.*; got Int"),
+    ({"stride": 0}, RuntimeError, r"stride must be .* from 1 to 2147483647; got \[0, 0\]"),
+    ({"stride": (1, -1)}, RuntimeError, r"stride must be .* from 1 to 2147483647; got \[1, -1\]"),
+    ({"padding": (0, -1)}, RuntimeError, r"padding must be .* from 0 to 2147483647; got \[0, -1\]"),
+    ({"dilation": 0}, RuntimeError, r"dilation must be .* from 1 to 2147483647; got \[0, 0\]"),
+    ({"dilation": 4}, RuntimeError, r"kernel, 9 x 9, must fit into the padded input; got 8 x 8"),
+    ({"padding": "full"}, ValueError, r"padding must be .*; got 'full'"),
+    ({"padding": "same", "stride": 2}, RuntimeError, r"needs stride 1; got stride \(2, 2\)"),
+    (
+        {"norm_weight": torch.zeros(1, 1, 8)},
+        RuntimeError,
+        r"norm_weight must have shape \[1, 1, 9\] .*; got \[1, 1, 8\]",
+    ),
+    ({"norm_weight": torch.zeros(1, 1, 9).double()}, TypeError, r"norm_weight must be Float.*Doub"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_bad_input_is_refused_in_one_line(device, change, error, message):
+    with pytest.raises(error, match=message) as caught:
+        spamm_torch.conv2d(**on(device, {**GOOD, **change}))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_bad_input_is_refused_while_tracing(change, error, message):
+    with pytest.raises(error, match=message.partition(" ")[0]) as caught:
+        spamm_torch.conv2d(**on("meta", {**GOOD, **change}))
+    assert "\n" not in str(caught.value)
+
+
+def on(device, arguments):
+    return {
+        name: value.to(device) if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+
+
+@pytest.mark.parametrize("name", ["input", "weight", "bias", "norm_weight", "tau"])
+def test_one_meta_tensor_among_real_ones_is_refused(name):
+    arguments = {**GOOD, "bias": torch.zeros(6), "tau": torch.tensor(1.0)}
+    arguments["norm_weight"] = torch.ops.spamm_torch.conv2d_weight_norm(GOOD["weight"])
+    arguments[name] = arguments[name].to("meta")
+    with pytest.raises(RuntimeError, match="device") as caught:
+        spamm_torch.conv2d(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_in_tuples_of_one_are_pairs(device):
+    x, weight = randn(2, 4, 9, 9, device=device), randn(6, 4, 3, 3, seed=1, device=device)
+    found = spamm_torch.conv2d(x, weight, None, (1,), "same", (2,), tau=0.0)
+    assert_near(found, F.conv2d(x.double(), weight.double(), None, (1,), "same", (2,)))
+
+
+@pytest.mark.parametrize("stride", [1000, 2**20, 2**31 - 1])
+def test_a_stride_beyond_the_input_reads_only_the_input(device, stride):
+    x, weight = randn(2, 4, 8, 8, device=device), randn(6, 4, 3, 3, seed=1, device=device)
+    found = spamm_torch.conv2d(x, weight, stride=stride, tau=0.0)
+    assert_near(found, F.conv2d(x.double(), weight.double(), stride=stride))
+
+
+@pytest.mark.cuda
+def test_operands_on_two_devices_are_refused():
+    message = "input and weight must be on the same device; got cuda:0 and cpu"
+    with pytest.raises(RuntimeError, match=message):
+        spamm_torch.conv2d(GOOD["input"].cuda(), GOOD["weight"], tau=1.0)

@@ -1,0 +1,593 @@
+"""Convolutions of the kinds that a GPU computes without an im2col matrix.
+
+Equal to SpAMM on the documented matrices whichever path is taken: shapes here follow what decides
+between the paths (multiples of 8 channels, blocks that one block of 32 fills, strides, batches that
+fill their last pixel block in part), and cross the lines in between.
+"""
+
+import contextlib
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from im2col_reference import Im2col, gap_near, norm_products
+from torch._prims_common import suggest_memory_format
+
+import spamm_torch
+
+ops = torch.ops.spamm_torch
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+FLOAT_TOLERANCE = {"highest": 4e-6, "high": 2e-3}  # float32's, by whether TF32 is allowed
+
+
+@contextlib.contextmanager
+def float32_precision(precision):
+    """The setting of matrix products, which conv2d follows: "high" allows TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(params=FLOAT_TOLERANCE)
+def precision(request):
+    with float32_precision(request.param):
+        yield request.param
+
+
+@pytest.fixture(params=[*TOLERANCE, torch.float32], ids=["float16", "bfloat16", "tf32"])
+def boxed_dtype(request):
+    """The types whose boxes Hopper multiplies as they lie, float32 where TF32 is allowed."""
+    with float32_precision("high"):
+        yield request.param
+
+
+@pytest.fixture(autouse=True)
+def exact_reference():
+    """The dense reference must not round to TF32 or to half sums."""
+    allowed = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    yield
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
+def uneven(*shape, seed, dtype):
+    """Values whose size differs from place to place, so that blocks differ in norm."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator)
+    for d, size in enumerate(shape):
+        scale = torch.rand(math.ceil(size / 16), generator=generator) * 0.9 + 0.1
+        scale = scale.repeat_interleave(16)[:size]
+        values = values * scale.view([-1 if i == d else 1 for i in range(len(shape))])
+    return (values * 2).to(dtype)
+
+
+def tolerance(dtype):
+    return TOLERANCE.get(dtype) or FLOAT_TOLERANCE[torch.get_float32_matmul_precision()]
+
+
+def assert_near(got, expected):
+    scale = max(expected.abs().max().item(), 1e-3)
+    torch.testing.assert_close(
+        got.double().cpu() / scale, expected.cpu() / scale, atol=tolerance(got.dtype), rtol=0
+    )
+
+
+@st.composite
+def convolutions(draw):
+    pixel_block = draw(
+        st.sampled_from(
+            [None, (64, 1, 1), (128, 1, 1), (32, 1, 2), (8, 2, 4), (1, 8, 8), (4, 8, 4)]
+        )
+    )
+    images = draw(st.sampled_from([1, 2, 5, 9] if pixel_block == (1, 8, 8) else [3, 64, 70, 100]))
+    most = 4 if images > 9 else 9
+    height, width = draw(st.integers(1, most)), draw(st.integers(1, most))
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), (2, 3), (5, 1)]))
+    shape = {
+        "stride": draw(st.sampled_from([(1, 1), (2, 2), (1, 3)])),
+        "padding": draw(st.sampled_from([(0, 0), (1, 1), (2, 3)])),
+        "dilation": draw(st.sampled_from([(1, 1), (2, 1)])),
+    }
+    for size, edge, p, d in zip(
+        (height, width), kernel, shape["padding"], shape["dilation"], strict=True
+    ):
+        assume(d * (edge - 1) + 1 <= size + 2 * p)
+    channels = draw(st.sampled_from([3, 8, 32, 40, 64, 72, 136]))
+    out_channels = draw(st.sampled_from([4, 8, 24, 64, 72, 136]))
+    edges = st.sampled_from([64, 128])
+    n = st.just(math.prod(pixel_block)) if pixel_block else edges
+    block = draw(st.none() | st.tuples(edges, edges, n))
+    dtype = draw(st.sampled_from([*TOLERANCE, torch.float32]))
+    seed = draw(st.integers(0, 1000))
+    input = uneven(images, channels, height, width, seed=seed, dtype=dtype)
+    weight = uneven(out_channels, channels, *kernel, seed=seed + 1, dtype=dtype)
+    bias = uneven(out_channels, seed=seed + 2, dtype=dtype) if draw(st.booleans()) else None
+    if draw(st.booleans()):
+        input = input.to(memory_format=torch.channels_last)
+        weight = weight.to(memory_format=torch.channels_last)
+    return input, weight, bias, shape, {"block": block, "pixel_block": pixel_block}
+
+
+@pytest.mark.cuda
+@settings(max_examples=30)
+@given(convolutions(), st.floats(0, 1), st.booleans(), st.sampled_from(list(FLOAT_TOLERANCE)))
+def test_equals_spamm_on_the_documented_matrices(convolution, share, relu, precision):
+    input, weight, bias, shape, blocks = convolution
+    reference = Im2col(input, weight, **shape, **blocks)
+    m, k, n = reference.block
+    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
+    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
+    products = norm_products(norm_a, skip_norm)
+    tau = gap_near(products, share)
+    with float32_precision(precision):
+        got = spamm_torch.conv2d(
+            input.cuda(),
+            weight.cuda(),
+            None if bias is None else bias.cuda(),
+            **shape,
+            **blocks,
+            tau=tau,
+            relu=relu,
+        )
+    expected = reference.product(~(products < tau), bias)
+    channels_last = torch.channels_last in map(suggest_memory_format, (input, weight))
+    memory_format = torch.channels_last if channels_last else torch.contiguous_format
+    assert got.is_contiguous(memory_format=memory_format)
+    with float32_precision(precision):
+        assert_near(got, expected.relu() if relu else expected)
+
+
+KINDS = {
+    "float16": (torch.float16, False),
+    "bfloat16": (torch.bfloat16, False),
+    "float32": (torch.float32, False),
+    "tf32": (torch.float32, True),
+    "float64": (torch.float64, False),
+}
+BLOCKS = [
+    ((64, 64, 64), (64, 1, 1)),
+    ((128, 32, 128), (64, 2, 1)),
+    ((32, 128, 32), (32, 1, 1)),
+    ((64, 32, 64), (1, 8, 8)),
+]
+SHAPE = {"stride": (1, 2), "padding": (2, 1), "dilation": (2, 1)}
+
+
+@functools.cache
+def documented(block, pixel_block, channels, groups):
+    """Operands that every type holds exactly, their matrices in float64, what the matrices' norms
+    are tested by, and a threshold that skips half."""
+    input = uneven(35, groups * channels, 4, 5, seed=1, dtype=torch.bfloat16).double()
+    weight = uneven(groups * 72, channels, 3, 2, seed=2, dtype=torch.bfloat16).double()
+    reference = Im2col(input, weight, **SHAPE, groups=groups, block=block, pixel_block=pixel_block)
+    m, k, n = block
+    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
+    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
+    tau = gap_near(norm_products(norm_a, skip_norm), 0.5)
+    return input, weight, reference, norm_a, skip_norm, tau
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("block", "pixel_block"), BLOCKS)
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (64, 1), (40, 2), (20, 3)])
+def test_equals_mm_on_the_documented_matrices(
+    kind, block, pixel_block, channels, groups, monkeypatch
+):
+    """Bit for bit where both multiply by the same kernel; with stride, padding, dilation, bias."""
+    dtype, allow_tf32 = KINDS[kind]
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", allow_tf32)
+    cuda = lambda x: x.to("cuda", dtype)  # noqa: E731
+    norms = lambda x: x.to("cuda", torch.promote_types(dtype, torch.float32))  # noqa: E731
+    case = documented(block, pixel_block, channels, groups)
+    input, weight, reference, norm_a, skip_norm, tau = case
+    bias = uneven(groups * 72, seed=3, dtype=dtype)
+    m, k, n = block
+    rows = ops.multiply(  # as the convolution has it: a row for each pixel
+        cuda(reference.columns.mT).contiguous(),
+        cuda(reference.weights).mT,
+        norms(skip_norm.mT),
+        norms(norm_a.mT),
+        torch.tensor(tau),
+        (n, k, m),
+        input=bias.view(groups, 1, 72).cuda(),
+    )
+    expected = torch.empty(reference.grid[0], groups * 72, *reference.grid[1:], dtype=dtype)
+    for row, pixel in zip(rows.transpose(0, 1).flatten(1).cpu(), reference.pixels, strict=True):
+        if pixel is not None:
+            expected[pixel[0], :, pixel[1], pixel[2]] = row
+    got = spamm_torch.conv2d(
+        cuda(input),
+        cuda(weight),
+        bias.cuda(),
+        **SHAPE,
+        groups=groups,
+        block=block,
+        pixel_block=pixel_block,
+        tau=tau,
+        relu=True,
+    )
+    on_hopper = spamm_torch.backend_for("cuda", torch.float16).startswith("sm90")
+    own_kernel = on_hopper and kind == "tf32" and n >= 64  # whatever multiplies such blocks
+    if spamm_torch.backend_for("cuda", dtype, block).startswith("sm80") and not own_kernel:
+        assert torch.equal(got.cpu(), expected.relu())
+    else:
+        allowed = {torch.float32: 1e-3 if allow_tf32 else 1e-5, torch.float64: 1e-13} | TOLERANCE
+        error = (got.cpu() - expected.relu()).abs().max() / expected.abs().max()
+        assert error <= allowed[dtype]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("images", [64, 65, 77, 90, 100, 121, 128, 192, 300])
+@pytest.mark.parametrize("out_channels", [40, 136])
+def test_batches_that_fill_their_last_block_in_part(images, out_channels, boxed_dtype):
+    input = uneven(images, 72, 5, 4, seed=images, dtype=boxed_dtype).cuda()
+    weight = uneven(out_channels, 72, 3, 3, seed=1, dtype=boxed_dtype).cuda()
+    dense = F.conv2d(input.double(), weight.double(), padding=1)
+    for tau in (0.0, 1e-6):
+        assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), dense)
+    nothing = spamm_torch.conv2d(input, weight, padding=1, tau=1e9)
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.02}])
+@pytest.mark.parametrize("pixel_block", [None, (8, 2, 4)])
+def test_knobs_that_search_hold(dtype, knob, pixel_block):
+    input = uneven(70, 136, 6, 5, seed=1, dtype=dtype)
+    weight = uneven(136, 136, 3, 3, seed=2, dtype=dtype)
+    reference = Im2col(input, weight, padding=1, pixel_block=pixel_block)
+    m, k, n = reference.block
+    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
+    norm_b = spamm_torch.norm_map(reference.columns, (k, n))
+    skip_norm = reference.skip_norm(norm_b)
+    got = spamm_torch.conv2d(
+        input.cuda(), weight.cuda(), padding=1, pixel_block=pixel_block, **knob
+    )
+    dense = F.conv2d(input.double(), weight.double(), padding=1)
+    loss = (got.cpu().double() - dense).norm()
+    if "max_error" in knob:
+        limit = knob["max_error"] * reference.weights.double().norm()
+        assert 0 < loss <= limit * reference.columns.double().norm()
+    else:
+        products = norm_products(norm_a, skip_norm)
+        tau = spamm_torch.find_tau(norm_a, skip_norm, knob["valid_ratio"])
+        # Whatever a last bit of a norm decides is small.
+        kept = [reference.product(~(products < tau * f)) for f in (1 - 1e-5, 1 + 1e-5)]
+        scale = max(kept[0].abs().max().item(), 1e-3)
+        error = (got.cpu().double() - kept[0]).abs().minimum((got.cpu().double() - kept[1]).abs())
+        assert error.max() <= tolerance(dtype) * scale
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("images", [65, 100, 128, 256])
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride"),
+    [(64, 3, 1), (72, 3, (2, 1)), (128, (1, 2), 1), (8, (4, 3), 1)],
+)
+def test_more_output_channels_change_no_bit_of_the_others(
+    boxed_dtype, images, channels, kernel, stride
+):
+    dtype = boxed_dtype
+    kernel = (kernel, kernel) if isinstance(kernel, int) else kernel
+    input = uneven(images, channels, 7, 5, seed=images, dtype=dtype).cuda()
+    input = input.to(memory_format=torch.channels_last)
+    many = uneven(72, channels, *kernel, seed=2, dtype=dtype).cuda()
+    many = many.to(memory_format=torch.channels_last)
+    few = many[:64].clone(memory_format=torch.channels_last)  # a kernel of their own
+    setting = {"stride": stride, "padding": 1, "return_norms": True, "relu": True}
+    for tau in (0.0, 2.0, 6.0, 1e9):
+        expected, norms = spamm_torch.conv2d(input, many, tau=tau, **setting)
+        for frozen in (None, ops.conv2d_weight_norm(few)):
+            got, left = spamm_torch.conv2d(input, few, tau=tau, norm_weight=frozen, **setting)
+            assert torch.equal(got, expected[:, :64])
+            assert torch.equal(left, norms[..., :1])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [*TOLERANCE, torch.float32])
+@pytest.mark.parametrize("channels", [64, 72])
+def test_pinned_weight_norms_change_no_bit(dtype, channels, precision):
+    input = uneven(100, channels, 8, 8, seed=3, dtype=dtype).cuda()
+    module = spamm_torch.SpAMMConv2d(
+        channels, 128, 3, padding=1, tau=1.0, dtype=dtype, device="cuda"
+    )
+    with torch.no_grad():
+        free = module(input)
+        assert torch.equal(module.freeze_()(input), free)
+
+
+@pytest.mark.cuda
+def test_an_image_does_not_depend_on_its_batch(boxed_dtype):
+    input = uneven(20, 64, 9, 9, seed=4, dtype=boxed_dtype).cuda()
+    weight = uneven(64, 64, 3, 3, seed=5, dtype=boxed_dtype).cuda()
+    setting = {"padding": 1, "tau": 5.0, "pixel_block": (1, 8, 8)}
+    together = spamm_torch.conv2d(input, weight, **setting)
+    for i in (0, 7, 19):
+        alone = spamm_torch.conv2d(input[i : i + 1], weight, **setting)
+        assert torch.equal(alone[0], together[i])
+
+
+@pytest.mark.cuda
+def test_extreme_bfloat16_is_tested_right():
+    weight = torch.eye(64, dtype=torch.bfloat16, device="cuda").view(64, 64, 1, 1)
+    for size in (1e-38, 1e30):
+        input = torch.full((64, 64, 2, 2), size, dtype=torch.bfloat16, device="cuda")
+        input[:, :, 1] = 0
+        norm = input[:, :, 0, 0].double().norm().item() * 8  # times the weight's norm
+        kept = spamm_torch.conv2d(input, weight, tau=norm * 0.999)
+        skipped = spamm_torch.conv2d(input, weight, tau=norm * 1.001)
+        assert torch.equal(kept, input)
+        assert torch.equal(skipped, torch.zeros_like(input))
+
+
+@pytest.mark.cuda
+def test_tiles_of_all_sizes_give_the_same_bits(boxed_dtype):
+    """Many pixels are cut into larger tiles than few."""
+    generator = torch.Generator().manual_seed(6)
+    input = torch.randn(1200, 64, 12, 12, generator=generator).to("cuda", boxed_dtype)
+    weight = torch.randn(192, 64, 3, 3, generator=generator).to("cuda", boxed_dtype)
+    kept = {"tau": 4096.0, "pixel_block": (64, 1, 1)}  # all norms are near 64: about half
+    input = input.to(memory_format=torch.channels_last)
+    whole = spamm_torch.conv2d(input, weight, **kept)
+    dense = spamm_torch.conv2d(input, weight, **(kept | {"tau": 0.0}))
+    assert not torch.equal(whole, dense)
+    for images, size in ((256, 12), (140, 12), (100, 12), (140, 5), (100, 5), (64, 4)):
+        part = spamm_torch.conv2d(input[:images, :, :size, :size], weight, **kept)
+        # A last block that is filled in part is tested by its own norm.
+        same = images // 64 * 64
+        assert torch.equal(part[:same], whole[:same, :, : size - 2, : size - 2])
+
+
+@pytest.mark.cuda
+def test_infinite_weights_meet_the_padding(boxed_dtype):
+    input = torch.ones(70, 64, 4, 4, dtype=boxed_dtype, device="cuda")
+    weight = torch.zeros(64, 64, 3, 3, dtype=boxed_dtype, device="cuda")
+    weight[3, 5, 0, 0] = float("inf")  # 0 * inf is NaN, in the padding above and to the left
+    output = spamm_torch.conv2d(input, weight, padding=1, tau=1e30)
+    assert output[:, 3, 0].isnan().all()
+    assert output[:, 3, :, 0].isnan().all()
+    assert (output[:, 3, 1:, 1:] == float("inf")).all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_runs_in_a_graph_and_reads_tau_there(dtype, precision):
+    input = uneven(100, 64, 16, 16, seed=6, dtype=dtype).cuda()
+    weight = uneven(128, 64, 3, 3, seed=7, dtype=dtype).cuda()
+    tau = torch.zeros((), device="cuda")
+    call = lambda: spamm_torch.conv2d(input, weight, padding=1, tau=tau)  # noqa: E731
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for value in (0.0, 3.0, 1e9, 0.0):
+        tau.fill_(value)
+        graph.replay()
+        assert torch.equal(captured, call())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", ["contiguous_format", "channels_last"])
+def test_slices_off_the_16_byte_grid(name, boxed_dtype):
+    memory_format = getattr(torch, name)
+    whole = uneven(65, 65, 5, 5, seed=8, dtype=boxed_dtype).cuda()
+    input = whole.to(memory_format=memory_format)[:, 1:]
+    weight = uneven(64, 64, 3, 3, seed=9, dtype=boxed_dtype).cuda()
+    expected = F.conv2d(input.double(), weight.double(), padding=1)
+    assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=0.0), expected)
+
+
+# ---- float32 ------------------------------------------------------------------------------------
+
+
+def error_of(got, expected):
+    return ((got.double() - expected).norm() / expected.norm()).item()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("images", [1, 5, 63, 64, 65, 77, 90, 100, 121, 128, 129, 200])
+def test_float32_batches(images, precision):
+    input = uneven(images, 72, 5, 4, seed=images, dtype=torch.float32).cuda()
+    weight = uneven(136, 72, 3, 3, seed=1, dtype=torch.float32).cuda()
+    dense = F.conv2d(input.double(), weight.double(), padding=1)
+    for tau in (0.0, 1e-6):
+        assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), dense)
+    nothing = spamm_torch.conv2d(input, weight, padding=1, tau=1e9)
+    assert torch.equal(nothing, torch.zeros_like(nothing))
+
+
+def operands(data):
+    """An input and a weight whose channels, pixels or rows may differ wildly in size."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    randn = lambda *shape: torch.randn(shape, generator=generator, device="cuda")  # noqa: E731
+    input, weight = randn(70, 136, 9, 7), randn(72, 136, 3, 3)
+    powers = lambda count: torch.randint(  # noqa: E731
+        -24, 25, (count,), generator=generator, device="cuda"
+    ).exp2()
+    if data == "rectified":
+        input = input.relu()
+    if data in ("channels", "both"):  # what one operand has large, the other has small
+        scale = powers(136)
+        input, weight = input * scale.view(1, -1, 1, 1), weight / scale.view(1, -1, 1, 1)
+    if data in ("places", "both"):
+        input = input * powers(63).view(1, 1, 9, 7)
+        weight = weight * powers(9).view(1, 1, 3, 3)
+    return input, weight
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("data", "most"), [("normal", 1), ("rectified", 1), ("channels", 4), ("places", 4), ("both", 4)]
+)
+@pytest.mark.parametrize("stride", [1, 2])
+def test_float32_is_as_accurate_as_cublas(data, most, stride):
+    input, weight = operands(data)
+    expected = F.conv2d(input.double(), weight.double(), padding=1, stride=stride)
+    columns = F.unfold(input, 3, padding=1, stride=stride)
+    by_cublas = (weight.flatten(1) @ columns).view_as(expected)
+    got = spamm_torch.conv2d(input, weight, padding=1, stride=stride, tau=0.0)
+    assert error_of(got, expected) <= most * error_of(by_cublas, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("data", ["normal", "rectified", "channels", "places", "both"])
+def test_tf32_is_as_accurate_as_cudnn(data):
+    input, weight = operands(data)
+    expected = F.conv2d(input.double(), weight.double(), padding=1)
+    torch.backends.cudnn.allow_tf32 = True
+    by_cudnn = F.conv2d(input, weight, padding=1)
+    with float32_precision("high"):
+        got = spamm_torch.conv2d(input, weight, padding=1, tau=0.0)
+    assert error_of(got, expected) <= 1.05 * error_of(by_cudnn, expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_float32_infinities_and_nan(precision, channels_last):
+    input = uneven(70, 72, 6, 5, seed=20, dtype=torch.float32).cuda()
+    weight = uneven(72, 72, 3, 3, seed=21, dtype=torch.float32).cuda()
+    input[0, 3, 2, 2], input[65, 70, 5, 4] = float("inf"), float("nan")
+    weight[7, 2, 0, 1], weight[70, 71, 2, 2] = float("-inf"), float("nan")
+    if channels_last:
+        input = input.to(memory_format=torch.channels_last)
+    columns = F.unfold(input, 3, padding=1).double()  # products with the padding's zeros included
+    exact = (weight.double().flatten(1) @ columns).view(70, 72, 6, 5)
+    expected = exact.float().double()
+    for tau in (0.0, 1e-3):
+        got = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
+        assert torch.equal(got.isnan(), expected.isnan())
+        assert torch.equal(got.isinf() * got.sign(), expected.isinf() * expected.sign())
+        finite = expected.isfinite()
+        assert finite.double().mean() > 0.5
+        assert_near(got[finite], expected[finite])
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("size", [1e-42, 1e-38, 1e-30, 1e30, 1e38])
+def test_extreme_float32_is_tested_and_multiplied_right(size, precision):
+    weight = torch.eye(64, device="cuda").view(64, 64, 1, 1)
+    input = torch.full((64, 64, 2, 2), size, device="cuda")
+    input[:, :, 1] = 0
+    norm = input[:, :, 0, 0].double().norm().item() * 8  # times the weight's norm
+    if norm < 3e38:
+        skipped = spamm_torch.conv2d(input, weight, tau=norm * 1.001)
+        assert torch.equal(skipped, torch.zeros_like(input))
+    kept = spamm_torch.conv2d(input, weight, tau=min(norm * 0.999, 3e38))
+    atol, rtol = (0, 1e-6) if precision == "highest" else (2.0**-137, 1e-3)  # TF32's least step
+    torch.testing.assert_close(kept, input, atol=atol, rtol=rtol)
+
+
+@pytest.mark.cuda
+def test_float32_tiles_do_not_depend_on_each_other(precision):
+    input = uneven(128, 96, 6, 6, seed=22, dtype=torch.float32).cuda()
+    weight = uneven(136, 96, 3, 3, seed=23, dtype=torch.float32).cuda()
+    together = spamm_torch.conv2d(input, weight, padding=1, tau=2.0)
+    alone = spamm_torch.conv2d(input[:64], weight[:64], padding=1, tau=2.0)
+    assert torch.equal(together[:64, :64], alone)
+    assert torch.equal(together, spamm_torch.conv2d(input, weight, padding=1, tau=2.0))
+
+
+# ---- Norms that one layer leaves for the next ---------------------------------------------------
+
+
+def norms_of(output):
+    """Of blocks of 64 images x 64 channels at each pixel."""
+    images, channels, height, width = output.shape
+    padded = F.pad(output.double(), (0, 0, 0, 0, 0, -channels % 64, 0, -images % 64))
+    blocks = padded.view(-(-images // 64), 64, -(-channels // 64), 64, height, width)
+    return blocks.square().sum((1, 3)).sqrt().permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("images", [3, 64, 65, 100, 121])
+@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
+def test_a_layer_leaves_its_norms(device, dtype, images, pixel_block, precision):
+    input = uneven(images, 8, 4, 4, seed=13, dtype=dtype).to(device)
+    weight = uneven(72, 8, 3, 3, seed=14, dtype=dtype).to(device)
+    bias = uneven(72, seed=15, dtype=dtype).to(device)
+    setting = {"padding": 1, "tau": 0.5, "relu": True, "pixel_block": pixel_block}
+    output, norms = spamm_torch.conv2d(input, weight, bias, return_norms=True, **setting)
+    assert torch.equal(output, spamm_torch.conv2d(input, weight, bias, **setting))
+    torch.testing.assert_close(norms.double(), norms_of(output), rtol=1e-5, atol=0)
+
+
+@pytest.mark.cuda
+def test_norms_that_are_left_stand_for_the_inputs_own(boxed_dtype):
+    input = uneven(100, 64, 6, 6, seed=16, dtype=boxed_dtype).cuda()
+    input = input.to(memory_format=torch.channels_last)
+    weight = uneven(64, 64, 3, 3, seed=17, dtype=boxed_dtype).cuda()
+    zero = torch.zeros(2, 6, 6, 1, device="cuda")
+    nothing = spamm_torch.conv2d(input, weight, padding=1, tau=1e-9, norm_input=zero)
+    assert not nothing.any()
+    hidden, norms = spamm_torch.conv2d(input, weight, padding=1, tau=0.0, return_norms=True)
+    for frozen in (None, ops.conv2d_weight_norm(weight)):
+        setting = {"padding": 1, "tau": 3.0, "norm_weight": frozen}
+        given = spamm_torch.conv2d(hidden, weight, norm_input=norms, **setting)
+        torch.testing.assert_close(given, spamm_torch.conv2d(hidden, weight, **setting))
+
+
+def test_norms_left_are_checked(device):
+    input, weight = torch.ones(1, 8, 4, 4, device=device), torch.ones(8, 8, 1, 1, device=device)
+    wrong = torch.ones(1, 4, 4, 2, device=device)
+    with pytest.raises(RuntimeError, match=r"norm_input must have shape \[1, 4, 4, 1\].*; got"):
+        spamm_torch.conv2d(input, weight, tau=0.0, norm_input=wrong)
+    with pytest.raises(RuntimeError, match="conv2d_with_norms is for inference"):
+        spamm_torch.conv2d(input, weight.requires_grad_(), tau=0.0, return_norms=True)
+
+
+# ---- The rectified convolution, on every device -------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_relu_rectifies_the_result(device, dtype):
+    input = uneven(3, 8, 6, 6, seed=10, dtype=dtype).to(device)
+    weight = uneven(8, 8, 3, 3, seed=11, dtype=dtype).to(device)
+    bias = uneven(8, seed=12, dtype=dtype).to(device)
+    plain = spamm_torch.conv2d(input, weight, bias, tau=0.5)
+    assert (plain < 0).any()
+    assert torch.equal(spamm_torch.conv2d(input, weight, bias, tau=0.5, relu=True), plain.relu())
+
+
+def test_relu_keeps_nan(device):
+    input = torch.full((1, 8, 2, 2), float("nan"), dtype=torch.float16, device=device)
+    weight = torch.ones(8, 8, 1, 1, dtype=torch.float16, device=device)
+    assert spamm_torch.conv2d(input, weight, tau=0.0, relu=True).isnan().all()
+
+
+def test_relu_has_its_gradient(device):
+    input, weight, bias = (
+        uneven(*shape, seed=i, dtype=torch.float64).to(device).requires_grad_()
+        for i, shape in enumerate([(2, 3, 5, 5), (4, 3, 3, 3), (4,)])
+    )
+    call = lambda x, w, b: spamm_torch.conv2d(x, w, b, tau=0.0, relu=True)  # noqa: E731
+    got = torch.autograd.grad(call(input, weight, bias).square().sum(), (input, weight, bias))
+    dense = F.conv2d(input, weight, bias).relu()
+    expected = torch.autograd.grad(dense.square().sum(), (input, weight, bias))
+    for ours, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    assert torch.autograd.gradgradcheck(call, (input, weight, bias))
+
+
+def test_relu_is_an_option_of_the_module(device):
+    dense = torch.nn.Conv2d(8, 8, 3, padding=1, device=device)
+    module = spamm_torch.SpAMMConv2d.from_dense(dense, tau=0.0, relu=True)
+    input = torch.randn(2, 8, 6, 6, device=device)
+    torch.testing.assert_close(module(input), dense(input).relu(), atol=1e-4, rtol=1e-4)
+    assert "relu=True" in repr(module)
+    assert spamm_torch.SpAMMConv2d.from_dense(module, tau=1.0).relu
+    assert module.state_dict().keys() == dense.state_dict().keys()
+    with pytest.raises(ValueError, match=r"to_dense expects relu=False.*; got relu=True"):
+        module.to_dense()

@@ -1,0 +1,449 @@
+"""What only CUDA has: streams, graphs, no host synchronisation, TF32, huge operands."""
+
+import contextlib
+import os
+import subprocess
+import sys
+
+import matrices
+import pytest
+import reference
+import torch
+from cuda_support import hopper_kernels_run, norm_maps, operands
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spamm_torch
+
+pytestmark = pytest.mark.cuda
+
+KNOBS = [{"tau": 60.0}, {"valid_ratio": 0.4}, {"max_error": 0.1}]
+GIB = 2**30
+
+
+# ---- Streams, graphs, synchronisation -----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_synchronisation():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_the_host_never_waits(dtype, knob):
+    a, b = operands(dtype)
+    spamm_torch.mm(a, b, **knob)
+    torch.cuda.synchronize()
+    with no_synchronisation():
+        spamm_torch.mm(a, b, **knob)
+        spamm_torch.bmm(a.expand(3, -1, -1), b.expand(3, -1, -1), **knob)
+        spamm_torch.linear(a, b.t(), b[0], **knob)
+
+
+def test_no_stage_waits():
+    a, b = operands()
+    tau = torch.tensor(60.0, device="cuda")
+    with no_synchronisation():
+        maps = norm_maps(a, b)
+        spamm_torch.find_tau(*maps, 0.4)
+        torch.ops.spamm_torch.find_tau_for_error(*maps, 0.1)
+        spamm_torch.valid_counts(*maps, tau)
+        spamm_torch.valid_ratio(*maps, tau)
+        spamm_torch.error_bound(*maps, tau)
+        spamm_torch.mm(a, b, tau=tau)
+
+
+@pytest.mark.parametrize("knob", KNOBS)
+def test_work_is_ordered_on_the_current_stream(knob):
+    """Operands are written on a side stream, after a long delay there, just before the product."""
+    a, b = operands()
+    expected = spamm_torch.mm(a, b, **knob)
+    late_a, late_b = torch.zeros_like(a), torch.zeros_like(b)
+    torch.cuda.synchronize()
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        late_a.copy_(a)
+        late_b.copy_(b)
+        actual = spamm_torch.mm(late_a, late_b, **knob)
+        late_a.zero_()  # ordered after the product as well
+    side.synchronize()
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_products_in_a_row_wait_for_each_other(dtype, knob):
+    """Kernels start while the one before ends, and must not read its product before it is there."""
+    a, b = operands(dtype, m=512, k=512, n=512)
+    b /= 512**0.5
+
+    def chain(after_each):
+        x = a
+        for _ in range(8):
+            x = spamm_torch.mm(x, b, **knob)
+            after_each()
+        return x
+
+    expected = chain(torch.cuda.synchronize)
+    for _ in range(20):
+        assert torch.equal(chain(lambda: None), expected)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", [*KNOBS, {"tau": "tensor"}])
+def test_a_graph_replays_with_new_data(dtype, knob):
+    a, b = (x.clone() for x in operands(dtype))
+    knob = {"tau": torch.tensor(60.0, device="cuda")} if knob == {"tau": "tensor"} else knob
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        spamm_torch.mm(a, b, **knob)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = spamm_torch.mm(a, b, **knob)
+    for seed in (0, 10, 20):
+        new_a, new_b = operands(dtype, seed)
+        a.copy_(new_a)
+        b.copy_(new_b)
+        if isinstance(knob.get("tau"), torch.Tensor):
+            knob["tau"].fill_(50.0 + seed)
+        graph.replay()
+        assert torch.equal(result, spamm_torch.mm(new_a, new_b, **knob))
+
+
+def test_every_stage_can_be_captured():
+    a, b = operands()
+    static_a, static_b = a.clone(), b.clone()
+
+    def stages(a, b):
+        maps = norm_maps(a, b)
+        tau = spamm_torch.find_tau(*maps, 0.4)
+        return (
+            *maps,
+            tau,
+            torch.ops.spamm_torch.find_tau_for_error(*maps, 0.1),
+            spamm_torch.valid_counts(*maps, tau),
+            spamm_torch.valid_ratio(*maps, tau),
+            spamm_torch.error_bound(*maps, tau),
+        )
+
+    stages(a, b)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = stages(static_a, static_b)
+    new_a, new_b = operands(seed=7)
+    static_a.copy_(new_a)
+    static_b.copy_(new_b)
+    graph.replay()
+    assert all(map(torch.equal, results, stages(new_a, new_b)))
+
+
+# One thread block finds tau, or many with norms in one and in two turns, or counts beyond 32 bits.
+SEARCHES = [(5, 7, 4), (20, 48, 30), (70, 1100, 70), (1700, 1700, 1700)]
+
+
+@pytest.mark.parametrize("shape", SEARCHES)
+def test_every_search_can_be_captured(shape):
+    mb, kb, nb = shape
+
+    def maps(seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        sizes = ((mb, kb), (kb, nb))
+        return [torch.rand(of, device="cuda", generator=generator) for of in sizes]
+
+    static = maps(0)
+    spamm_torch.find_tau(*static, 0.4)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tau = spamm_torch.find_tau(*static, 0.4)
+    for seed in (1, 2):
+        new = maps(seed)
+        for into, values in zip(static, new, strict=True):
+            into.copy_(values)
+        graph.replay()
+        assert torch.equal(tau, spamm_torch.find_tau(*new, 0.4))
+        ratio = spamm_torch.valid_ratio(*new, tau).item()
+        assert ratio == pytest.approx(0.4, abs=max(1e-6, 1 / (mb * kb * nb)))
+
+
+# Large enough for thread blocks to claim tiles from each other, which takes a counter. Which kernel
+# clears it depends on whether the norm maps are given.
+SIDE = 2560
+
+
+@pytest.fixture(params=[False, True], ids=["norms taken", "norms given"])
+def claiming_product(request):
+    a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
+    b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)
+    maps = dict(zip(("norm_a", "norm_b"), norm_maps(a, b), strict=True)) if request.param else {}
+    return lambda tau: spamm_torch.mm(a, b, tau=tau, **maps)
+
+
+def test_concurrent_streams_do_not_meet(claiming_product):
+    expected = [claiming_product(tau) for tau in (0.0, 40.0, 90.0)]
+    streams = [torch.cuda.Stream() for _ in expected]
+    torch.cuda.synchronize()
+    results = []
+    for _ in range(20):
+        for stream, tau in zip(streams, (0.0, 40.0, 90.0), strict=True):
+            with torch.cuda.stream(stream):
+                results.append(claiming_product(tau))
+    torch.cuda.synchronize()
+    assert all(map(torch.equal, results, expected * 20))
+
+
+def test_graphs_side_by_side_do_not_meet(claiming_product):
+    expected = claiming_product(40.0)
+    captured = []
+    for _ in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            results = [claiming_product(40.0) for _ in range(3)]
+        captured.append((graph, torch.cuda.Stream(), results))
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for graph, stream, _results in captured:
+            with torch.cuda.stream(stream):
+                graph.replay()
+    torch.cuda.synchronize()
+    for _graph, _stream, results in captured:
+        assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("k", [64, 20000])
+def test_tiles_with_no_few_and_many_valid_steps(dtype, k):
+    """Lists that are empty, that hold a part of a tile, and more tiles than thread blocks."""
+    a = matrices.normal(SIDE, k, dtype=dtype, device="cuda")
+    b = matrices.normal(k, SIDE, dtype=dtype, device="cuda", seed=1)
+    norm_a, norm_b = norm_maps(a, b)
+    few = torch.arange(norm_a.shape[1], device="cuda") % 5 == 2
+    norm_a[3:5, ~few] = 0.0  # a few steps of one tile row
+    norm_a[8:25] = 0.0  # none of several
+    valid = (norm_a != 0).repeat_interleave(64, 0).repeat_interleave(64, 1)[:, :k]
+    expected = (a.double() * valid) @ b.double()
+    for tau in (1e-30, torch.tensor(1e-30, device="cuda")):
+        actual = spamm_torch.mm(a, b, tau=tau, norm_a=norm_a, norm_b=norm_b)
+        error = (actual.double() - expected).norm() / expected.norm()
+        assert error < {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}[dtype]
+        assert not actual[8 * 64 : 25 * 64].any()
+
+
+# ---- Which kernel runs --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_hopper_has_kernels_of_its_own(dtype):
+    expected = "sm90-wgmma-" if hopper_kernels_run() else "sm80-mma-"
+    for block in (32, 64, 128, (128, 64, 128), (64, 128, 32)):
+        assert spamm_torch.backend_for("cuda", dtype, block).startswith(expected)
+
+
+@pytest.mark.parametrize(("value", "answer"), [("1", "sm80-mma-f16"), ("yes", "0 or 1; got yes")])
+def test_the_portable_kernels_can_be_forced(value, answer):
+    program = "import torch, spamm_torch; print(spamm_torch.backend_for('cuda', torch.half))"
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={
+            **os.environ,
+            "SPAMM_TORCH_FORCE_SM80": value,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert answer in (result.stdout + result.stderr).splitlines()[-1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128), (32, 64, 128), (64, 32, 32)])
+def test_a_block_of_c_does_not_depend_on_its_neighbours(dtype, block):
+    """Kernels do what is valid for a whole tile in one go, and anything else piece by piece."""
+    m, k, n = reference.edges(block)
+    a, b = operands(dtype, m=640, k=2000, n=768)
+    norm_a = torch.ones_like(spamm_torch.norm_map(a, (m, k)))
+    norm_b = torch.ones_like(spamm_torch.norm_map(b, (k, n)))
+    dense = spamm_torch.mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
+    generator = torch.Generator().manual_seed(0)
+    kept_rows = torch.rand(norm_a.shape[0], generator=generator) < 0.5
+    kept_columns = torch.rand(norm_b.shape[1], generator=generator) < 0.5
+    norm_a[~kept_rows.cuda()] = torch.rand(norm_a.shape[1], generator=generator).cuda()
+    norm_b[:, ~kept_columns.cuda()] = torch.rand(norm_b.shape[0], 1, generator=generator).cuda()
+    actual = spamm_torch.mm(a, b, tau=0.5, block=block, norm_a=norm_a, norm_b=norm_b)
+    for i in kept_rows.nonzero().flatten().tolist():
+        for j in kept_columns.nonzero().flatten().tolist():
+            rows, columns = slice(i * m, (i + 1) * m), slice(j * n, (j + 1) * n)
+            assert torch.equal(actual[rows, columns], dense[rows, columns])
+    assert not torch.equal(actual, dense)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("block", [32, 64, (32, 64, 128), (128, 32, 64)])
+@pytest.mark.parametrize("poisoned", ["a", "b"])
+def test_what_is_skipped_is_not_even_multiplied_by_zero(dtype, block, poisoned):
+    """Given maps, entries that are not finite can be skipped; they must not reach any result."""
+    m, k, n = reference.edges(block)
+    a = matrices.patchy(300, 520, dtype=dtype, device="cuda")
+    b = matrices.patchy(520, 400, dtype=dtype, device="cuda", seed=1)
+    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+    norm_a[-1, :], norm_b[:, -1] = 0.0, 0.0  # whole lines of blocks of C
+    norm_a[1, 2] = norm_b[3, 1] = 0.0
+    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    if poisoned == "a":
+        a[m : 2 * m, 2 * k : 3 * k] = float("nan")
+        a[a.shape[0] // m * m :] = float("inf")
+    else:
+        b[3 * k : 4 * k, n : 2 * n] = float("nan")
+        b[:, b.shape[1] // n * n :] = float("inf")
+    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual, expected)
+
+
+# ---- The same decisions as on the CPU -----------------------------------------------------------
+
+
+@given(
+    edges=st.tuples(*[st.integers(1, 70)] * 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    ratio=st.floats(0.001, 1),
+    seed=st.integers(0, 1000),
+)
+def test_given_the_same_maps_the_same_blocks_are_skipped(edges, dtype, ratio, seed):
+    m, k, n = edges
+    maps = [
+        matrices.normal(*shape, dtype=dtype, seed=seed + i).abs()
+        for i, shape in enumerate(((m, k), (k, n)))
+    ]
+    there = [norm.cuda() for norm in maps]
+    tau = spamm_torch.find_tau(*maps, ratio)
+    assert torch.equal(spamm_torch.find_tau(*there, ratio).cpu(), tau)
+    for threshold in (tau, torch.nextafter(tau, tau + 1), tau * 0.7):
+        counts = spamm_torch.valid_counts(*there, threshold)
+        assert torch.equal(counts.cpu(), spamm_torch.valid_counts(*maps, threshold))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+def test_products_with_given_maps_equal_the_cpus(dtype, block):
+    """Exactly summable operands and the CPU's maps: no block more or less, so the same bits."""
+    a = matrices.patchy(500, 700, dtype=dtype)
+    b = matrices.patchy(700, 400, dtype=dtype, seed=1)
+    m, k, n = reference.edges(block)
+    norm_a, norm_b = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.4)
+    expected = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    a, b, norm_a, norm_b = (x.cuda() for x in (a, b, norm_a, norm_b))
+    actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(actual.cpu(), expected)
+
+
+# ---- Beyond 2^31 elements -----------------------------------------------------------------------
+
+
+def needs_memory(gib):
+    free, _ = torch.cuda.mem_get_info()
+    if free < gib * GIB:
+        pytest.skip(f"needs {gib} GiB of GPU memory")
+
+
+def small_integers(rows, columns):
+    """Values of -1, 0 and 1 that depend on row and column, half of the 64-blocks zero."""
+    row = torch.arange(rows, device="cuda", dtype=torch.int32)[:, None]
+    column = torch.arange(columns, device="cuda", dtype=torch.int32)
+    matrix = torch.empty(rows, columns, dtype=torch.float16, device="cuda")
+    for part, r in zip(matrix.split(4096), row.split(4096), strict=True):
+        keep = ((r // 64) * 3 + column // 64) % 2
+        part.copy_(((r * 5 + column * 7) % 3 - 1) * keep)
+    return matrix
+
+
+def assert_dense_product(actual, a, b):
+    """Block by block of rows, in float32, where sums of small integers are exact."""
+    for rows, left in zip(actual.split(4096), a.split(4096), strict=True):
+        assert torch.equal(rows, (left.float() @ b.float()).to(actual.dtype))
+
+
+def test_a_huge_operand():
+    needs_memory(24)
+    a, b = small_integers(70_001, 31_000), small_integers(31_000, 65)
+    assert a.numel() > 2**31
+    assert_dense_product(spamm_torch.mm(a, b, tau=0.5), a, b)
+    norms = spamm_torch.norm_map(a)
+    last = spamm_torch.norm_map(a[70_001 // 64 * 64 :].clone())
+    assert torch.equal(norms[-1], last[-1])
+
+
+def test_a_huge_second_operand():
+    needs_memory(24)
+    a, b = small_integers(65, 31_000), small_integers(31_000, 70_001)
+    assert b.numel() > 2**31
+    assert_dense_product(spamm_torch.mm(a, b, tau=0.5), a, b)
+
+
+def test_a_huge_result():
+    needs_memory(24)
+    a, b = small_integers(46_500, 96), small_integers(96, 46_500)
+    result = spamm_torch.mm(a, b, tau=0.5)
+    assert result.numel() > 2**31
+    assert_dense_product(result, a, b)
+
+
+def test_a_huge_stride():
+    """Few elements, far apart."""
+    needs_memory(24)
+    wide = torch.empty(66, 2**26, dtype=torch.float16, device="cuda")
+    a = wide[:, :100]
+    a.copy_(matrices.patchy(66, 100, dtype=torch.float16))
+    b = matrices.patchy(100, 70, dtype=torch.float16, device="cuda", seed=1)
+    assert torch.equal(spamm_torch.mm(a, b, tau=1.0), spamm_torch.mm(a.clone(), b, tau=1.0))
+
+
+def test_more_batches_than_a_grid_dimension_holds():
+    a = matrices.patchy(70_000, 3, 5, dtype=torch.float16, device="cuda")
+    b = matrices.patchy(70_000, 5, 2, dtype=torch.float16, device="cuda", seed=1)
+    expected = (a.float() @ b.float()).half()
+    assert torch.equal(spamm_torch.bmm(a, b, tau=0.0), expected)
+
+
+def test_more_block_rows_than_a_grid_dimension_holds():
+    a = torch.ones(32 * 65_600, 2, dtype=torch.float16, device="cuda")
+    b = torch.ones(2, 3, dtype=torch.float16, device="cuda")
+    assert (spamm_torch.mm(a, b, tau=0.5, block=32) == 2).all()
+    assert (spamm_torch.mm(b.t(), a.t(), tau=0.5, block=32) == 2).all()
+
+
+# ---- Two devices --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second_device():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    return torch.device("cuda:1")
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS)
+def test_operands_on_another_than_the_current_device(second_device, dtype, knob):
+    a, b = operands(dtype)
+    expected = spamm_torch.mm(a, b, **knob)
+    actual = spamm_torch.mm(a.to(second_device), b.to(second_device), **knob)
+    assert actual.device == second_device
+    assert torch.equal(actual.to("cuda:0"), expected)
+    assert torch.cuda.current_device() == 0
+
+
+def test_operands_on_two_cuda_devices(second_device):
+    a, b = operands()
+    with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
+        spamm_torch.mm(a, b.to(second_device), tau=1.0)

@@ -1,0 +1,442 @@
+"""Every check of arguments: the exception's type, one line, and the value that was refused."""
+
+import matrices
+import numpy
+import pytest
+import torch
+
+import spamm_torch
+
+INF, NAN = float("inf"), float("nan")
+ops = torch.ops.spamm_torch
+
+
+def refuses(error, call, *fragments):
+    """The call raises ``error`` with one line that holds every fragment."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is missing in: {message}"
+
+
+@pytest.fixture(scope="module")
+def operands(device):
+    """(a, b, batches of a, batches of b)"""
+    a, b = matrices.normal(40, 50, device=device), matrices.normal(50, 30, device=device)
+    return a, b, a.expand(2, -1, -1), b.expand(2, -1, -1)
+
+
+# Every function that takes the three knobs, on the operands above.
+PRODUCTS = {
+    "mm": lambda a, b, aa, bb, **knobs: spamm_torch.mm(a, b, **knobs),
+    "addmm": lambda a, b, aa, bb, **knobs: spamm_torch.addmm(b[:1], a, b, **knobs),
+    "bmm": lambda a, b, aa, bb, **knobs: spamm_torch.bmm(aa, bb, **knobs),
+    "linear": lambda a, b, aa, bb, **knobs: spamm_torch.linear(a, b.t(), **knobs),
+}
+every_product = pytest.mark.parametrize("product", PRODUCTS)
+
+
+# ---- Knobs and blocks: ValueError ---------------------------------------------------------------
+
+
+@every_product
+@pytest.mark.parametrize(
+    ("knobs", "got"),
+    [
+        ({}, "got none"),
+        ({"tau": 1.0, "valid_ratio": 0.5}, "got tau and valid_ratio"),
+        ({"tau": 1.0, "max_error": 0.5}, "got tau and max_error"),
+        ({"valid_ratio": 0.5, "max_error": 0.5}, "got valid_ratio and max_error"),
+        (
+            {"tau": 1.0, "valid_ratio": 0.5, "max_error": 0.5},
+            "got tau and valid_ratio and max_error",
+        ),
+        ({"tau": NAN}, "got nan"),
+        ({"valid_ratio": 0.0}, "got 0"),
+        ({"valid_ratio": 1.5}, "got 1.5"),
+        ({"valid_ratio": -0.25}, "got -0.25"),
+        ({"valid_ratio": NAN}, "got nan"),
+        ({"valid_ratio": INF}, "got inf"),
+        ({"max_error": -0.5}, "got -0.5"),
+        ({"max_error": NAN}, "got nan"),
+        ({"tau": 1.0, "block": 48}, "48"),
+        ({"tau": 1.0, "block": 0}, "0"),
+        ({"tau": 1.0, "block": -64}, "-64"),
+        ({"tau": 1.0, "block": 256}, "256"),
+        ({"tau": 1.0, "block": (32, 64, 16)}, "[32, 64, 16]"),
+        ({"tau": 1.0, "block": (32, 64)}, "[32, 64]"),
+        ({"tau": 1.0, "block": (32, 32, 32, 32)}, "[32, 32, 32, 32]"),
+    ],
+)
+def test_knobs_and_blocks(operands, product, knobs, got):
+    refuses(ValueError, lambda: PRODUCTS[product](*operands, **knobs), got)
+
+
+@pytest.mark.parametrize("block", [48, 0, (32, 48), (32, 64, 128), (-32, 32)])
+def test_norm_map_block(operands, block):
+    refuses(ValueError, lambda: spamm_torch.norm_map(operands[0], block), str(block).strip("()"))
+
+
+@pytest.mark.parametrize("block", [48, (32, 64, 16)])
+def test_backend_for_block(device, block):
+    refuses(
+        ValueError,
+        lambda: spamm_torch.backend_for(device, torch.float32, block),
+        str(block).strip("()"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [
+        ({"valid_ratio": 0.0}, "got 0"),
+        ({"valid_ratio": 1.5}, "got 1.5"),
+        ({"valid_ratio": NAN}, "got nan"),
+        ({"valid_ratio": 0.5, "max_iterations": 0}, "got 0"),
+        ({"valid_ratio": 0.5, "max_iterations": -3}, "got -3"),
+        ({"valid_ratio": 0.5, "tolerance": -0.25}, "got -0.25"),
+        ({"valid_ratio": 0.5, "tolerance": NAN}, "got nan"),
+    ],
+)
+@pytest.mark.parametrize("method", ["selection", "bisection"])
+def test_find_tau_arguments(device, arguments, got, method):
+    norms = torch.ones(2, 2, device=device)
+    search = lambda: spamm_torch.find_tau(norms, norms, **arguments, method=method)  # noqa: E731
+    refuses(ValueError, search, got)
+
+
+@pytest.mark.parametrize("method", ["selection", "bisection"])
+@pytest.mark.parametrize("shapes", [((2, 3), (4, 2)), ((3,), (3,)), ((0, 3), (4, 0))], ids=str)
+def test_find_tau_of_maps_that_do_not_fit(device, shapes, method):
+    norm_a, norm_b = (torch.ones(shape, device=device) for shape in shapes)
+    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.5, method=method)  # noqa: E731
+    refuses(RuntimeError, search, str(list(shapes[1])))
+
+
+def test_find_tau_method(device):
+    norms = torch.ones(2, 2, device=device)
+    search = lambda: spamm_torch.find_tau(norms, norms, 0.5, method="newton")  # noqa: E731
+    refuses(ValueError, search, "got 'newton'")
+
+
+@pytest.mark.parametrize(("max_error", "got"), [(-0.5, "got -0.5"), (NAN, "got nan")])
+def test_find_tau_for_error_argument(device, max_error, got):
+    norms = torch.ones(2, 2, device=device)
+    refuses(ValueError, lambda: ops.find_tau_for_error(norms, norms, max_error), got)
+
+
+@pytest.mark.parametrize(
+    "function", [spamm_torch.valid_counts, spamm_torch.valid_ratio, spamm_torch.error_bound]
+)
+def test_a_nan_float_is_no_threshold(device, function):
+    norms = torch.ones(2, 2, device=device)
+    refuses(ValueError, lambda: function(norms, norms, NAN), "got nan")
+
+
+# ---- Types: TypeError ---------------------------------------------------------------------------
+
+
+@every_product
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        (torch.int64, "Long"),
+        (torch.int8, "Char"),
+        (torch.bool, "Bool"),
+        (torch.complex64, "ComplexFloat"),
+        (torch.float8_e4m3fn, "Float8_e4m3fn"),
+    ],
+)
+def test_operand_types(operands, product, dtype, name):
+    wrong = [operand.contiguous().to(dtype) for operand in operands]
+    refuses(TypeError, lambda: PRODUCTS[product](*wrong, tau=1.0), "float16", name)
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.int32, "Int"), (torch.complex64, "Complex")])
+def test_norm_map_type(device, dtype, name):
+    a = torch.ones(40, 40, dtype=dtype, device=device)
+    refuses(TypeError, lambda: spamm_torch.norm_map(a), name)
+    refuses(TypeError, lambda: spamm_torch.backend_for(device, dtype), name)
+
+
+@every_product
+def test_mixed_types(operands, product):
+    a, b, aa, bb = operands
+    mixed = a, b.double(), aa, bb.double()
+    refuses(TypeError, lambda: PRODUCTS[product](*mixed, tau=1.0), "Float", "Double")
+
+
+def test_input_type(operands):
+    a, b, *_ = operands
+    input = torch.ones(30, device=a.device, dtype=torch.float64)
+    refuses(TypeError, lambda: spamm_torch.addmm(input, a, b, tau=1.0), "Float", "Double")
+    refuses(TypeError, lambda: spamm_torch.linear(a, b.t(), input, tau=1.0), "Float", "Double")
+
+
+@every_product
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.int64, "int64"), (torch.complex64, "complex64")]
+)
+def test_threshold_type(operands, product, dtype, name):
+    tau = torch.ones((), dtype=dtype, device=operands[0].device)
+    refuses(TypeError, lambda: PRODUCTS[product](*operands, tau=tau), "tau", name)
+
+
+@pytest.mark.parametrize("map_name", ["norm_a", "norm_b"])
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float64, "Double"), (torch.float16, "Half")])
+def test_type_of_given_maps(operands, map_name, dtype, name):
+    a, b, *_ = operands
+    norms = torch.ones(1, 1, dtype=dtype, device=a.device)
+    for knob in ({"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}):
+        refuses(TypeError, lambda k=knob: spamm_torch.mm(a, b, **k, **{map_name: norms}), name)
+
+
+STAGES = {
+    "find_tau": lambda x, y: spamm_torch.find_tau(x, y, 0.5),
+    "find_tau_for_error": lambda x, y: ops.find_tau_for_error(x, y, 0.5),
+    "valid_counts": lambda x, y: spamm_torch.valid_counts(x, y, 1.0),
+    "valid_ratio": lambda x, y: spamm_torch.valid_ratio(x, y, 1.0),
+    "error_bound": lambda x, y: spamm_torch.error_bound(x, y, 1.0),
+}
+every_stage = pytest.mark.parametrize("stage", STAGES)
+
+
+@every_stage
+def test_type_of_maps(device, stage):
+    norms = torch.ones(2, 2, device=device)
+    refuses(TypeError, lambda: STAGES[stage](norms.half(), norms.half()), "Half")
+    refuses(TypeError, lambda: STAGES[stage](norms.int(), norms.int()), "Int")
+    refuses(TypeError, lambda: STAGES[stage](norms, norms.double()), "Float", "Double")
+
+
+# ---- Shapes: RuntimeError -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("function", "shapes"),
+    [
+        ("mm", [(4, 5), (6, 7)]),
+        ("mm", [(5,), (5, 7)]),
+        ("mm", [(4, 5), (5,)]),
+        ("mm", [(2, 4, 5), (2, 5, 7)]),
+        ("mm", [(), (5, 7)]),
+        ("bmm", [(4, 5), (5, 7)]),
+        ("bmm", [(2, 4, 5), (5, 7)]),
+        ("bmm", [(2, 4, 5), (3, 5, 7)]),
+        ("bmm", [(2, 4, 5), (2, 6, 7)]),
+        ("bmm", [(1, 2, 4, 5), (1, 2, 5, 7)]),
+        ("linear", [(4, 5), (7, 6)]),
+        ("linear", [(4, 5), (5,)]),
+        ("linear", [(), (7, 5)]),
+    ],
+)
+def test_operand_shapes(device, function, shapes):
+    tensors = [torch.ones(shape, device=device) for shape in shapes]
+    got = [", ".join(map(str, shape)) for shape in shapes]
+    refuses(RuntimeError, lambda: getattr(spamm_torch, function)(*tensors, tau=1.0), *got)
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        [(3, 7), (4, 5), (6, 7)],
+        [(3, 7), (5,), (5, 7)],
+        [(3, 7), (4, 5), (5, 7)],
+        [(4, 3), (4, 5), (5, 7)],
+        [(2, 4, 7), (4, 5), (5, 7)],
+        [(6,), (4, 5), (5, 7)],
+    ],
+)
+def test_addmm_shapes(device, shapes):
+    tensors = [torch.ones(shape, device=device) for shape in shapes]
+    refuses(RuntimeError, lambda: spamm_torch.addmm(*tensors, tau=1.0), "got")
+
+
+def test_linear_bias_shape(device):
+    input, weight = torch.ones(4, 5, device=device), torch.ones(7, 5, device=device)
+    bias = torch.ones(6, device=device)
+    refuses(RuntimeError, lambda: spamm_torch.linear(input, weight, bias, tau=1.0), "6")
+
+
+@pytest.mark.parametrize("shape", [(), (5,)])
+def test_norm_map_shape(device, shape):
+    a = torch.ones(shape, device=device)
+    refuses(RuntimeError, lambda: spamm_torch.norm_map(a), "got", ", ".join(map(str, shape)))
+
+
+@every_product
+@pytest.mark.parametrize("shape", [(1,), (2, 2)])
+def test_threshold_shape(operands, product, shape):
+    tau = torch.ones(shape, device=operands[0].device)
+    got = ", ".join(map(str, shape))
+    refuses(RuntimeError, lambda: PRODUCTS[product](*operands, tau=tau), "tau", got)
+
+
+@pytest.mark.parametrize("map_name", ["norm_a", "norm_b"])
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (1,), (1, 2, 1), (0, 0)])
+def test_shape_of_given_maps(device, map_name, shape):
+    """With blocks of 32 the maps of 100 x 130 and 130 x 70 are 4 x 5 and 5 x 3."""
+    a, b = torch.ones(100, 130, device=device), torch.ones(130, 70, device=device)
+    norms = torch.ones(shape, device=device)
+    for knob in ({"tau": 1.0}, {"valid_ratio": 0.5}, {"max_error": 0.5}):
+        refuses(
+            RuntimeError,
+            lambda k=knob: spamm_torch.mm(a, b, block=32, **k, **{map_name: norms}),
+            "got",
+            ", ".join(map(str, shape)),
+        )
+
+
+def test_shape_of_the_maps_of_multiply(device):
+    a, b = torch.ones(100, 130, device=device), torch.ones(130, 70, device=device)
+    right, wrong = torch.ones(4, 5, device=device), torch.ones(4, 3, device=device)
+    refuses(
+        RuntimeError,
+        lambda: ops.multiply(a, b, right, wrong, torch.tensor(1.0), (32, 32, 32)),
+        "norm_b",
+        "[5, 3]",
+        "[4, 3]",
+    )
+
+
+@every_stage
+@pytest.mark.parametrize(
+    "shapes", [((2, 3), (2, 3)), ((3,), (3, 2)), ((2, 2, 3), (3, 3, 2)), ((2, 2, 3), (3, 2))]
+)
+def test_shape_of_maps(device, stage, shapes):
+    norms = [torch.ones(shape, device=device) for shape in shapes]
+    got = [", ".join(map(str, shape)) for shape in shapes]
+    refuses(RuntimeError, lambda: STAGES[stage](*norms), *got)
+
+
+def test_shape_of_skip_norms(device):
+    norms, skip_norm = torch.ones(2, 2, device=device), torch.ones(2, 3, device=device)
+    tau = torch.tensor(1.0)
+    for op, limit in ((ops.error_bound, tau), (ops.find_tau_for_error, 0.5)):
+        refuses(
+            RuntimeError, lambda op=op, x=limit: op(norms, norms, x, skip_norm_b=skip_norm), "2, 3"
+        )
+
+
+# ---- Devices ------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@every_product
+def test_operands_on_two_devices(product):
+    a, b = matrices.normal(40, 50), matrices.normal(50, 30)
+    for wrong in ((a.cuda(), b), (a, b.cuda())):
+        batches = [operand.expand(2, -1, -1) for operand in wrong]
+        refuses(
+            RuntimeError,
+            lambda w=wrong, bb=batches: PRODUCTS[product](*w, *bb, tau=1.0),
+            "cpu",
+            "cuda",
+        )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("misplaced", ["input", "norm_a", "norm_b"])
+def test_another_tensor_on_another_device(misplaced):
+    a = torch.ones(40, 40)
+    for place, other in (("cuda", "cpu"), ("cpu", "cuda")):
+        operand = a.to(place)
+        more = {misplaced: torch.ones(1, 1, device=other)}
+        refuses(
+            RuntimeError,
+            lambda x=operand, m=more: ops.spamm(x, x, tau=torch.tensor(1.0), **m),
+            "cpu",
+            "cuda",
+        )
+
+
+@pytest.mark.cuda
+def test_maps_and_thresholds_on_another_device():
+    norms = torch.ones(2, 2)
+    for stage in STAGES.values():
+        refuses(RuntimeError, lambda s=stage: s(norms.cuda(), norms), "cpu", "cuda")
+        refuses(RuntimeError, lambda s=stage: s(norms, norms.cuda()), "cpu", "cuda")
+    on_gpu = torch.tensor(1.0, device="cuda")
+    refuses(RuntimeError, lambda: spamm_torch.valid_counts(norms, norms, on_gpu), "tau", "cuda")
+    refuses(RuntimeError, lambda: spamm_torch.mm(norms, norms, tau=on_gpu), "tau", "cuda")
+
+
+def test_meta_operands_do_not_mix_with_real_ones(device):
+    a, b = torch.ones(40, 50, device=device), torch.ones(50, 30, device="meta")
+    refuses(RuntimeError, lambda: spamm_torch.mm(a, b, tau=1.0), "meta", device.type)
+    refuses(RuntimeError, lambda: spamm_torch.mm(b.t(), a.t(), tau=1.0), "meta", device.type)
+
+
+@pytest.mark.parametrize("name", ["tau", "norm_a", "norm_b"])
+def test_one_meta_tensor_among_real_ones_is_refused(device, name):
+    a = torch.ones(40, 40, device=device)
+    given = {"tau": torch.tensor(1.0), "norm_a": spamm_torch.norm_map(a)}
+    given["norm_b"] = given["norm_a"].clone()
+    given[name] = given[name].to("meta")
+    refuses(RuntimeError, lambda: spamm_torch.mm(a, a, **given), name, "meta")
+
+
+def test_a_meta_addend_among_real_operands_is_refused(device):
+    a = torch.ones(40, 40, device=device)
+    addend = torch.ones(40, device="meta")
+    refuses(RuntimeError, lambda: spamm_torch.addmm(addend, a, a, tau=1.0), "input", "meta")
+
+
+def test_a_meta_threshold_among_real_maps_is_refused(device):
+    norms, tau = torch.ones(2, 2, device=device), torch.ones((), device="meta")
+    for stage in (spamm_torch.valid_counts, spamm_torch.valid_ratio, spamm_torch.error_bound):
+        refuses(RuntimeError, lambda stage=stage: stage(norms, norms, tau), "tau", "meta")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "fragment"),
+    [
+        (lambda a: spamm_torch.mm(a, a, valid_ratio="x"), TypeError, "valid_ratio"),
+        (lambda a: spamm_torch.mm(a, a, max_error="x"), TypeError, "max_error"),
+        (lambda a: spamm_torch.mm(a, a, tau="x"), TypeError, "tau"),
+        (lambda a: spamm_torch.mm(a, a, tau=1.0, block=64.0), ValueError, "block"),
+        (lambda a: spamm_torch.mm(a, a, tau=1.0, block="64"), ValueError, "block"),
+        (lambda a: spamm_torch.mm(a, a, tau=1.0, block=None), ValueError, "block"),
+        (lambda a: spamm_torch.mm(a, a, tau=1.0, norm_a=3), TypeError, "norm_a"),
+        (lambda a: spamm_torch.mm([[1.0]], a, tau=1.0), TypeError, "list"),
+        (lambda a: spamm_torch.mm(a.to_sparse(), a, tau=1.0), TypeError, "sparse"),
+        (lambda a: spamm_torch.addmm(None, a, a, tau=1.0), TypeError, "input"),
+        (lambda a: spamm_torch.linear(a, a, a, tau=1.0), RuntimeError, "bias"),
+        (lambda a: spamm_torch.norm_map(a, None), ValueError, "block"),
+        (lambda a: spamm_torch.norm_map([[1.0]]), TypeError, "list"),
+        (lambda a: spamm_torch.valid_counts(a, a, None), TypeError, "tau"),
+        (lambda a: spamm_torch.backend_for("cpu", "float32"), TypeError, "dtype"),
+        (
+            lambda a: spamm_torch.conv2d(
+                a.view(1, 1, 40, 40), a.view(1, 1, 40, 40), tau=1.0, pixel_block=(1.0, 8, 8)
+            ),
+            ValueError,
+            "pixel_block",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_type(device, call, error, fragment):
+    refuses(error, lambda: call(torch.ones(40, 40, device=device)), fragment)
+
+
+def test_integers_of_numpy_are_integers():
+    a = torch.ones(40, 40)
+    found = spamm_torch.mm(a, a, tau=numpy.float64(0), block=numpy.int64(64))
+    assert torch.equal(found, a @ a)
+
+
+def test_no_kernels_for_a_device():
+    refuses(RuntimeError, lambda: spamm_torch.backend_for("meta", torch.float32), "meta")
+
+
+# ---- After an error -----------------------------------------------------------------------------
+
+
+def test_a_refused_call_leaves_the_operands_alone(operands):
+    copies = [operand.clone() for operand in operands]
+    for knobs in ({}, {"tau": 1.0, "block": 48}, {"valid_ratio": 2.0}):
+        with pytest.raises(ValueError, match="got"):
+            spamm_torch.mm(*operands[:2], **knobs)
+    assert all(map(torch.equal, operands, copies))

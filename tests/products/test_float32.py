@@ -1,0 +1,232 @@
+"""float32 products on CUDA: accuracy, TF32, the whole range of the type."""
+
+import matrices
+import numpy as np
+import pytest
+import reference
+import torch
+from cuda_support import hopper_kernels_run, norm_maps, operands
+
+import spamm_torch
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.fixture(params=[False, True], ids=["float32", "tf32"])
+def tf32(request):
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = request.param
+    yield request.param
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.3])
+@pytest.mark.parametrize("block", [32, 64, 128, (128, 64, 128)])
+def test_float32_follows_the_setting_of_torch(tf32, ratio, block):
+    a, b = operands(m=500, k=800, n=300)
+    m, k, n = reference.edges(block)
+    maps = spamm_torch.norm_map(a, (m, k)), spamm_torch.norm_map(b, (k, n))
+    tau = spamm_torch.find_tau(*maps, ratio)
+    actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=block))
+    error = np.abs(actual - reference.multiply(a, b, *maps, tau, block))
+    bound = reference.rounding_bound(a, b, *maps, tau, block, tf32=tf32)
+    assert (error <= bound).all()
+    if tf32:  # or TF32 was not used where torch allows it
+        strict = reference.rounding_bound(a, b, *maps, tau, block)
+        assert (error > strict).any()
+
+
+def frobenius_error(product, a, b):
+    dense = a.double() @ b.double()
+    return ((product.double() - dense).norm() / dense.norm()).item()
+
+
+def distances(rows, columns):
+    """The paper's decay matrix: entries fall off with their distance from the diagonal."""
+    row, column = (torch.arange(n, device="cuda", dtype=torch.float32) for n in (rows, columns))
+    return 0.1 / ((row[:, None] - column).abs().pow(0.1) + 1)
+
+
+DATA = {
+    "normal": lambda a, b: (a, b),
+    "positive": lambda a, b: (a.abs(), b.abs()),
+    "uniform": lambda a, b: (torch.special.ndtr(a), torch.special.ndtr(b)),
+    "decay": lambda a, b: (distances(*a.shape), distances(*b.shape)),
+}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_float32_is_as_accurate_as_cublas(tf32, data):
+    a, b = DATA[data](*operands(m=1000, k=2000, n=1000))
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    allowed = 1
+    if tf32:  # all of the error is that of rounding the operands; the portable kernel truncates too
+        allowed = 1.02 if hopper_kernels_run() else 1.5
+    elif data in ("positive", "uniform") and not hopper_kernels_run():
+        allowed = 2  # cuBLAS cuts K here; the portable kernel sums in one go
+    assert ours <= allowed * frobenius_error(a @ b, a, b)
+
+
+# M and N, and K: from all that a tile can hold to where cuBLAS cuts K into parts, one tile or many.
+SHAPES = [(256, 64), (256, 256), (256, 512), (256, 8192), (64, 8192), (512, 512), (1280, 8192)]
+SHAPES += [(1536, 4096), (2048, 64), (2048, 256), (2048, 2048), (3000, 4096)]
+
+
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize(("edge", "k"), SHAPES)
+def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data):
+    if not hopper_kernels_run():
+        pytest.skip("float32 in halves is Hopper's")
+    a, b = DATA[data](*operands(m=edge, k=k, n=edge))
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= frobenius_error(a @ b, a, b)
+
+
+@pytest.mark.parametrize("edge", [256, 2048])
+def test_float32_sums_overflow_to_infinity(edge):
+    """In the middle of K, and then whatever follows."""
+    a, b = (x.abs() for x in operands(m=edge, k=512, n=edge))
+    a[:, 128:384] *= 1e20
+    b[128:384] *= 1e20
+    a[: edge // 2, 448:] *= -1e10
+    actual = spamm_torch.mm(a, b, tau=0.0)
+    assert torch.equal(actual, torch.full_like(actual, torch.inf))
+
+
+def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
+    a, b = operands(m=500, k=1000, n=500)
+    scale = torch.logspace(-8, 8, 1000, device="cuda")
+    a, b = a * scale, b / scale[:, None]
+    a *= torch.logspace(-4, 4, 500, device="cuda")[:, None]
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= 4 * frobenius_error(a @ b, a, b)
+
+
+def test_float32_backend_by_block_and_setting(tf32):
+    if not hopper_kernels_run():
+        pytest.skip("float32 in halves is Hopper's")
+    expected = "sm90-wgmma-f32x1" if tf32 else "sm90-wgmma-f32x3"
+    assert spamm_torch.backend_for("cuda", torch.float32) == expected
+    expected = "sm80-mma-tf32" if tf32 else "sm80-simt-f32"
+    assert spamm_torch.backend_for("cuda", torch.float32, 32) == expected
+
+
+SCALINGS = {
+    "rows and columns": lambda a, b, s: (a * s(a, 0, 8)[:, None], b * s(b, 1, 8)),
+    "along K": lambda a, b, s: (a * s(a, 1, 3), b / s(a, 1, 3)[:, None]),
+    "far along K": lambda a, b, s: (a * s(a, 1, 8), b / s(a, 1, 8)[:, None]),
+    "blocks along K": lambda a, b, s: (a * s(a, 1, 9, 64), b / s(a, 1, 9, 64)[:, None]),
+    "one operand along K": lambda a, b, s: (a * s(a, 1, 8), b),
+    "blocks of one operand along K": lambda a, b, s: (a * s(a, 1, 3, 64), b),
+    "far blocks of one operand along K": lambda a, b, s: (a * s(a, 1, 17, 64), b),
+    "entries": lambda a, b, s: (a * s(a, None, 6), b * s(b, None, 6)),
+    "tiny": lambda a, b, s: (a * 1e-38, b * 1e6),
+    "subnormal": lambda a, b, s: (a * 1e-41, b * 1e37),
+    "huge": lambda a, b, s: (a * 1e36, b * 1e-37),
+}
+
+
+def powers_of_ten(x, dim, most, repeats=1):
+    """Random powers 10^-most to 10^most for each line of x along `dim`, or for each entry; a value
+    serves `repeats` neighbours. Of one x and dim they are always the same."""
+    shape = x.shape if dim is None else (-(-x.shape[dim] // repeats),)
+    generator = torch.Generator().manual_seed(sum(x.shape))
+    exponents = torch.randint(-most, most + 1, shape, generator=generator).double()
+    scales = (10.0**exponents).float().cuda()
+    return scales if dim is None else scales.repeat_interleave(repeats)[: x.shape[dim]]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column"])
+def test_float32_of_any_scaling_is_near_cublas(tf32, scaling, layout):
+    a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=500, k=1000, n=400))
+    a, b = SCALINGS[scaling](a, b, powers_of_ten)
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    assert ours <= 4 * frobenius_error(a @ b, a, b)
+
+
+@pytest.mark.parametrize("large", [slice(0, 64), slice(256, 320), slice(448, 512)])
+@pytest.mark.parametrize("factor", [1e9, 1e20, 1e35])
+def test_float32_sums_beside_large_ones_keep_their_digits(tf32, large, factor):
+    """Columns of C of which large entries of A are no part, in blocks of which they are one."""
+    a, b = operands(m=200, k=512, n=128)
+    a *= 1e-5
+    a[:, large] *= factor
+    b[large, 32:] = 0
+    ours = spamm_torch.mm(a, b, tau=0.0)
+    assert frobenius_error(ours, a, b) <= 1.5 * frobenius_error(a @ b, a, b)
+    mine, theirs = ours[:, 32:], (a @ b)[:, 32:]
+    assert frobenius_error(mine, a, b[:, 32:]) <= 1.5 * frobenius_error(theirs, a, b[:, 32:])
+
+
+@pytest.mark.parametrize("block", [64, (128, 64, 128)])
+def test_float32_keeps_infinities_and_nan(tf32, block):
+    a, b = operands(m=300, k=500, n=260)
+    a[10, 100], a[70, 450], b[200, 130], b[300, 200] = torch.inf, -torch.inf, torch.nan, torch.inf
+    a[150, 300] = 0  # times infinity
+    expected = (a.double() @ b.double()).float()
+    actual = spamm_torch.mm(a, b, tau=torch.inf, block=block)
+    skipped = spamm_torch.mm(a, b, tau=0.0, block=block)
+    assert not torch.equal(actual, skipped)  # finite products are skipped, others never
+    atol = 0.1 if tf32 else 1e-3
+    wrong = ~torch.isclose(skipped, expected, rtol=1e-4, atol=atol, equal_nan=True)
+    assert not wrong.any()
+    assert torch.equal(actual.isfinite(), expected.isfinite())
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_a_block_of_float32_does_not_depend_on_others(tf32, block):
+    """Whatever shares a tile, a batch or K with it, and whether that is skipped."""
+    a, b = operands(m=512, k=2048, n=640)
+    a[100] *= 1e-9
+    b[:, 300:] *= 1e12
+    rows, columns = slice(128, 256), slice(256, 384)
+    whole = spamm_torch.mm(a, b, tau=0.0, block=block)
+    part = spamm_torch.mm(a[rows].clone(), b[:, columns].clone(), tau=0.0, block=block)
+    assert torch.equal(whole[rows, columns], part)
+    batch = spamm_torch.bmm(torch.stack([-a, a]), b.expand(2, -1, -1), tau=0.0, block=block)
+    assert torch.equal(batch[1], whole)
+    maps = norm_maps(a, b, block)
+    a_zeros = a.clone()
+    a_zeros[:, 512:1024] = 0
+    maps[0][:, 512 // block : 1024 // block] = 0
+    skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=maps[0], norm_b=maps[1])
+    assert torch.equal(skipped, spamm_torch.mm(a_zeros, b, tau=0.0, block=block))
+
+
+@pytest.mark.parametrize("layout", matrices.LAYOUTS)
+def test_norms_taken_with_the_halves_are_those_of_norm_map(tf32, layout):
+    a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=330, k=450, n=270))
+    maps = norm_maps(a, b)
+    products = (maps[0][:, :, None] * maps[1][None]).flatten().sort().values
+    for tau in products[:: products.numel() // 7]:  # each the norm of one product, kept by it alone
+        expected = spamm_torch.mm(a, b, tau=tau, norm_a=maps[0], norm_b=maps[1])
+        assert torch.equal(spamm_torch.mm(a, b, tau=tau), expected)
+
+
+def test_float32_says_how_much_memory_its_halves_need():
+    if not hopper_kernels_run():
+        pytest.skip("float32 in halves is Hopper's")
+    a = torch.ones(16384, 16384, device="cuda")
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    room = torch.cuda.memory_reserved() + 1.2 * a.numel() * 4
+    torch.cuda.set_per_process_memory_fraction(room / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError, match=r"need \d+ bytes .* \[1, 16384, 16384\]"):
+            spamm_torch.mm(a, a, tau=0.0)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_the_setting_changes_no_norm(tf32):
+    a, _ = operands()
+    expected = reference.norm_map(a, 64)
+    np.testing.assert_allclose(spamm_torch.norm_map(a).cpu().numpy(), expected, rtol=1e-5)
+
+
+def test_the_setting_does_not_reach_the_cpu(tf32):
+    a, b = operands(device="cpu")
+    actual = spamm_torch.mm(a, b, tau=0.0)
+    torch.backends.cuda.matmul.allow_tf32 = not tf32
+    assert torch.equal(spamm_torch.mm(a, b, tau=0.0), actual)

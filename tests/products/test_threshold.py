@@ -1,0 +1,578 @@
+"""Norm maps -> threshold: the search, the decisions, the counts and the error bound."""
+
+from fractions import Fraction
+
+import matrices
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+import spamm_torch
+
+INF, NAN = float("inf"), float("nan")
+REAL = (torch.float32, torch.float64)
+find_tau_for_error = torch.ops.spamm_torch.find_tau_for_error
+
+
+def maps(device, norm_a, norm_b, dtype=torch.float32):
+    return tuple(torch.tensor(norm, dtype=dtype, device=device) for norm in (norm_a, norm_b))
+
+
+@st.composite
+def norm_maps(draw, max_edge=8, special=True, tiny=0.0):
+    """Pairs of norm maps on the CPU, some batched, with ties, zeros and, if asked, NaN and Inf."""
+    dtype = draw(st.sampled_from(REAL))
+    batch = draw(st.sampled_from([(), (1,), (3,), (2, 2), (0,)]))
+    rows, inner, columns = (draw(st.integers(0, max_edge)) for _ in range(3))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kind = draw(st.sampled_from(["continuous", "ties", "decades"]))
+    share = draw(st.sampled_from([0.0, 0.1])) if special else 0.0
+
+    def norms(*shape):
+        if kind == "continuous":
+            values = rng.random(shape)
+        elif kind == "ties":
+            values = rng.integers(0, 4, shape).astype(float)
+        else:
+            values = 10.0 ** rng.uniform(-12, 12, shape)
+        unusual = rng.random(shape)
+        values = np.where(unusual < 0.1, tiny, values)
+        values = np.where(unusual > 1 - share, rng.choice([INF, NAN], shape), values)
+        return torch.from_numpy(values).to(dtype)
+
+    return norms(*batch, rows, inner), norms(*batch, inner, columns)
+
+
+@st.composite
+def maps_and_tau(draw, **options):
+    """Norm maps, and a threshold: often one of the products itself, or its neighbour."""
+    norm_a, norm_b = draw(norm_maps(**options))
+    candidates = reference.thresholds(norm_a, norm_b)
+    tau = candidates[draw(st.integers(0, len(candidates) - 1))]
+    nudge = draw(st.sampled_from([-INF, None, INF]))
+    if nudge is not None:
+        tau = np.nextafter(tau, tau.dtype.type(nudge))
+    return norm_a, norm_b, float(tau)
+
+
+# ---- find_tau -----------------------------------------------------------------------------------
+
+
+@given(pair=norm_maps(), ratio=st.floats(0, 1, exclude_min=True))
+def test_find_tau_is_the_exact_selection(device, pair, ratio):
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+    assert tau.shape == ()
+    assert tau.dtype == norm_a.dtype
+    assert tau.device == norm_a.device
+    assert tau.item() == reference.find_tau(norm_a, norm_b, ratio)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    edges=st.tuples(*[st.integers(5, 40)] * 3),
+    ratio=st.floats(0.001, 1),
+    dtype=st.sampled_from(REAL),
+)
+def test_find_tau_without_ties_meets_the_ratio(device, seed, edges, ratio, dtype):
+    """The count is the nearest integer to the ratio's, hence within half a product of it."""
+    rng = np.random.default_rng(seed)
+    m, k, n = edges
+    norm_a, norm_b = maps(device, rng.random((m, k)) + 0.1, rng.random((k, n)) + 0.1, dtype)
+    values = reference.products(norm_a, norm_b)
+    assume(np.unique(values).size == values.size)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+    count = spamm_torch.valid_counts(norm_a, norm_b, tau).sum().item()
+    assert abs(count - ratio * values.size) <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("ratio", "kept"),
+    [
+        (1.0, 8),
+        (0.95, 8),  # 7.6 of 8: 8 is nearer than 5
+        (0.8125, 8),  # 6.5, halfway between 5 and 8: the larger
+        (0.8, 5),
+        (0.375, 5),  # 3, halfway between 1 and 5: the larger
+        (0.37, 1),
+        (0.0625, 1),  # 0.5, halfway between 0 and 1: the larger
+        (0.06, 0),
+    ],
+)
+@pytest.mark.parametrize("dtype", REAL)
+def test_find_tau_between_ties_takes_the_nearest_then_the_larger(device, ratio, kept, dtype):
+    """Products 1, 1, 1, 2, 2, 2, 2, 3: only 0, 1, 5 and 8 of them can be kept."""
+    norm_a, norm_b = maps(device, [[1], [2], [1], [2], [1], [2], [2], [3]], [[1]], dtype)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+    assert tau.item() == {8: 1, 5: 2, 1: 3, 0: INF}[kept]
+    assert spamm_torch.valid_counts(norm_a, norm_b, tau).sum() == kept
+
+
+@pytest.mark.parametrize("ratio", [1e-9, 0.3, 1.0])
+def test_find_tau_of_equal_products(device, ratio):
+    norm_a, norm_b = torch.full((4, 4), 0.3, device=device), torch.full((4, 4), 0.7, device=device)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+    product = (norm_a[0, 0] * norm_b[0, 0]).item()
+    assert tau.item() == (product if ratio == 1 else INF)
+
+
+@pytest.mark.parametrize("ratio", [0.2, 1.0])
+def test_find_tau_of_zeros(device, ratio):
+    """Zero products are kept all together, by tau = 0, or not at all."""
+    zeros = torch.zeros(4, 4, device=device)
+    tau = spamm_torch.find_tau(zeros, zeros, ratio)
+    assert tau.item() == (0 if ratio == 1 else INF)
+
+
+@pytest.mark.parametrize("special", [INF, NAN])
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
+def test_find_tau_when_nothing_can_be_skipped(device, special, ratio):
+    norm_a, norm_b = maps(device, [[special] * 3] * 2, [[1.0] * 2] * 3)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+    assert tau.item() == INF
+    assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == 1
+
+
+def test_find_tau_counts_what_is_never_skipped(device):
+    """Two of eight products are never skipped, so a quarter needs no finite one."""
+    norm_a, norm_b = maps(device, [[INF], [NAN], [1], [2], [3], [4], [5], [6]], [[1]])
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.25).item() == INF
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.5).item() == 5
+
+
+def test_find_tau_counts_products_that_overflow(device):
+    """Finite norms with a product beyond the type: Inf, never skipped."""
+    norm_a, norm_b = maps(device, [[3e38], [2.0]], [[3e38, 1.0]])
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.25).item() == INF
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.75).item() == norm_a[0, 0].item()
+    assert spamm_torch.find_tau(norm_a, norm_b, 1.0).item() == 2
+    assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[1, 0], [1, 0]]
+
+
+def test_find_tau_inf_times_zero_is_never_skipped(device):
+    norm_a, norm_b = maps(device, [[INF], [1]], [[0, 2]])
+    assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[1, 1], [0, 0]]
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.75).item() == 2
+
+
+@pytest.mark.parametrize("shapes", [((0, 3), (3, 2)), ((2, 0), (0, 2)), ((0, 2, 2), (0, 2, 2))])
+def test_empty_maps(device, shapes):
+    norm_a, norm_b = (torch.zeros(shape, device=device) for shape in shapes)
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.3).item() == 0
+    assert find_tau_for_error(norm_a, norm_b, 0.3).shape == ()
+    counts = spamm_torch.valid_counts(norm_a, norm_b, 1.0)
+    assert counts.shape == (*shapes[0][:-1], shapes[1][-1])
+    assert not counts.any()
+    assert spamm_torch.valid_ratio(norm_a, norm_b, 1.0).item() == 1
+    assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() == 0
+
+
+def test_the_papers_arguments_are_taken(device):
+    """The selection is exact, hence within every tolerance and limit of the paper's search."""
+    norm_a = matrices.normal(20, 20, device=device).abs()
+    tau = spamm_torch.find_tau(norm_a, norm_a, 0.3)
+    loose = spamm_torch.find_tau(norm_a, norm_a, 0.3, max_iterations=1, tolerance=0.5)
+    ratios = [spamm_torch.valid_ratio(norm_a, norm_a, t).item() for t in (tau, loose)]
+    assert ratios[0] == pytest.approx(0.3, abs=0.01)
+    assert ratios[1] == pytest.approx(0.3, abs=0.5)
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize("dtype", REAL)
+def test_the_papers_own_search(device, ratio, dtype):
+    """Within the tolerance where products are many; 1.0 keeps growing k, or ends at 0."""
+    norm_a = matrices.normal(40, 30, device=device).abs().to(dtype)
+    norm_b = matrices.normal(30, 50, device=device, seed=1).abs().to(dtype)
+    tau = spamm_torch.find_tau(norm_a, norm_b, ratio, method="bisection")
+    assert tau.shape == ()
+    assert tau.dtype == dtype
+    assert tau.device.type == device.type
+    assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == pytest.approx(ratio, abs=0.01)
+
+
+def test_the_papers_search_steps_as_described(device):
+    """Products 0 to 5 and 24, mean 39/7: halving where too few are kept, else k grows."""
+    norm_a = torch.tensor([[0.0], [1], [2], [3], [4], [5], [24]], device=device)
+    norm_b = torch.ones(1, 1, device=device)
+    mean = torch.tensor(39 / 7, device=device)
+    taus = [
+        spamm_torch.find_tau(norm_a, norm_b, ratio, max_iterations=steps, method="bisection")
+        for ratio, steps in ((1 / 7, 9), (3 / 7, 1), (3 / 7, 2), (0.01, 2))
+    ]
+    expected = [mean, mean / 2, mean * 3 / 4, mean * 3]
+    torch.testing.assert_close(torch.stack(taus), torch.stack(expected))
+
+
+def test_the_papers_search_without_a_mean(device):
+    norm_a, norm_b = maps(device, [[1.0, INF], [2.0, 3.0]], [[1.0], [1.0]])
+    assert spamm_torch.find_tau(norm_a, norm_b, 0.5, method="bisection").item() == 0
+    empty = torch.zeros(0, 2, device=device)
+    assert spamm_torch.find_tau(empty, norm_b, 0.5, method="bisection").item() == 0
+
+
+@pytest.mark.cuda
+def test_the_papers_search_in_a_graph():
+    norm_a = matrices.normal(40, 30, device="cuda").abs()
+    norm_b = matrices.normal(30, 50, device="cuda", seed=1).abs()
+    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3, method="bisection")  # noqa: E731
+    search()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tau = search()
+    norm_a.mul_(2)
+    graph.replay()
+    assert tau.item() == search().item()
+
+
+def test_one_tau_speaks_for_all_batches(device):
+    norm_a = torch.cat([torch.full((1, 2, 2), x, device=device) for x in (1.0, 2.0, 3.0, 4.0)])
+    norm_b = torch.ones_like(norm_a)
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+    assert tau.item() == 3
+    assert spamm_torch.valid_counts(norm_a, norm_b, tau).sum((1, 2)).tolist() == [0, 0, 8, 8]
+
+
+def test_maps_of_any_stride(device):
+    norm_a = matrices.normal(24, 18, device=device).abs()
+    norm_b = matrices.normal(18, 30, device=device, seed=1).abs()
+    plain = spamm_torch.find_tau(norm_a, norm_b, 0.4)
+    for layout in ("transposed", "every other row", "every third column", "misaligned"):
+        a, b = (matrices.LAYOUTS[layout](norm) for norm in (norm_a, norm_b))
+        assert torch.equal(spamm_torch.find_tau(a, b, 0.4), plain)
+        assert torch.equal(find_tau_for_error(a, b, 0.1), find_tau_for_error(norm_a, norm_b, 0.1))
+        counts = spamm_torch.valid_counts(a, b, plain)
+        assert torch.equal(counts, spamm_torch.valid_counts(norm_a, norm_b, plain))
+        bound = spamm_torch.error_bound(a, b, plain)
+        assert torch.equal(bound, spamm_torch.error_bound(norm_a, norm_b, plain))
+
+
+# ---- Decisions, counts and ratio ----------------------------------------------------------------
+
+
+@given(case=maps_and_tau())
+def test_counts_and_ratio(device, case):
+    *pair, tau = case
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    counts = spamm_torch.valid_counts(norm_a, norm_b, tau)
+    assert counts.dtype == torch.int32
+    assert counts.device == norm_a.device
+    expected = reference.valid_counts(norm_a, norm_b, tau)
+    np.testing.assert_array_equal(counts.cpu().numpy(), expected, strict=True)
+    ratio = spamm_torch.valid_ratio(norm_a, norm_b, tau)
+    assert ratio.shape == ()
+    assert ratio.dtype == norm_a.dtype
+    exact = reference.valid_ratio(norm_a, norm_b, tau)
+    assert ratio.item() == torch.tensor(exact, dtype=norm_a.dtype).item()
+
+
+@pytest.mark.parametrize("tau", [0.0, -0.0, -1.0, -INF])
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_no_threshold_below_zero_skips(device, tau, as_tensor):
+    norm_a, norm_b = maps(device, [[0, 1], [NAN, 1e-30]], [[1e-30, 0], [2, INF]])
+    given_tau = torch.tensor(tau, device=device) if as_tensor else tau
+    assert spamm_torch.valid_counts(norm_a, norm_b, given_tau).tolist() == [[2, 2], [2, 2]]
+
+
+def test_a_nan_tensor_skips_nothing(device):
+    norm_a, norm_b = maps(device, [[0.0, 1.0]], [[1.0], [2.0]])
+    tau = torch.tensor(NAN, device=device)
+    assert spamm_torch.valid_counts(norm_a, norm_b, tau).tolist() == [[2]]
+    assert spamm_torch.error_bound(norm_a, norm_b, tau).item() == 0
+
+
+def test_tau_inf_keeps_what_is_not_finite(device):
+    norm_a, norm_b = maps(device, [[INF, NAN, 3e38, 1.0]], [[1.0], [1.0], [3e38], [1.0]])
+    assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[3]]
+
+
+@pytest.mark.parametrize("where", ["float", "host tensor", "device tensor"])
+@pytest.mark.parametrize("dtype", REAL)
+def test_tau_is_rounded_once_to_the_norms_type(device, where, dtype):
+    """float32: 1 + 2^-25 rounds to 1 and keeps a product of 1; float64 tells the two apart."""
+    one = torch.ones(1, 1, dtype=dtype, device=device)
+
+    def count(value):
+        tau = value
+        if where != "float":
+            place = device if where == "device tensor" else "cpu"
+            tau = torch.tensor(value, dtype=torch.float64, device=place)
+        return spamm_torch.valid_counts(one, one, tau).item()
+
+    assert count(1.0) == 1
+    assert count(1 + 2.0**-25) == (1 if dtype == torch.float32 else 0)
+    assert count(1 + 2.0**-22) == 0
+    assert count(1e300) == 0
+
+
+@pytest.mark.parametrize("tau_dtype", matrices.DTYPES)
+def test_tau_of_any_floating_type(device, tau_dtype):
+    norm_a, norm_b = maps(device, [[1.0], [1.5], [2.0]], [[1.0]])
+    tau = torch.tensor(1.5, dtype=tau_dtype, device=device)
+    assert spamm_torch.valid_counts(norm_a, norm_b, tau).flatten().tolist() == [0, 1, 1]
+
+
+def test_the_product_of_norms_is_one_float32_rounding(device):
+    """x * x rounds up to p in float32, so tau = p keeps it; a wider product would be below tau."""
+    x = torch.linspace(1, 2, 1000)
+    product, wide = x * x, x.double() ** 2
+    above = product.double() > wide
+    assert above.any()
+    for norm, tau in zip(x[above], product[above], strict=True):
+        one_block = norm.reshape(1, 1).to(device)
+        assert spamm_torch.valid_counts(one_block, one_block, tau).item() == 1
+
+
+def test_subnormal_products_are_not_flushed(device):
+    norm_a, norm_b = maps(device, [[1e-20]], [[1e-20]])
+    product = float(np.float32(1e-20) * np.float32(1e-20))
+    assert product > 0
+    assert spamm_torch.valid_counts(norm_a, norm_b, product).item() == 1
+    assert spamm_torch.find_tau(norm_a, norm_b, 1.0).item() == product
+
+
+# ---- The error bound and its search -------------------------------------------------------------
+
+
+@given(case=maps_and_tau(special=False, tiny=1e-30))
+def test_error_bound_is_above_the_exact_value_and_close(device, case):
+    *pair, tau = case
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    bound = spamm_torch.error_bound(norm_a, norm_b, tau)
+    assert bound.shape == ()
+    assert bound.dtype == norm_a.dtype
+    assert bound.device == norm_a.device
+    exact = reference.error_bound(norm_a, norm_b, tau)
+    slack = 2.0**-17 if norm_a.dtype == torch.float32 else 2.0**-43
+    smallest = torch.finfo(norm_a.dtype).smallest_normal * torch.finfo(norm_a.dtype).eps
+    assert bound.item() >= exact
+    assert bound.item() <= exact * (1 + slack) + smallest
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_error_bound_covers_the_rounding_of_the_norms(device, dtype):
+    """A row times itself loses exactly the product of the true norms, which rounded norms miss."""
+    for seed in range(50):
+        row = matrices.normal(1, 3, dtype=dtype, device=device, seed=seed)
+        norms = spamm_torch.norm_map(row), spamm_torch.norm_map(row.t())
+        bound = spamm_torch.error_bound(*norms, tau=float("inf")).item()
+        assert Fraction(bound) >= sum(Fraction(x) ** 2 for x in row.flatten().tolist())
+
+
+def test_error_bound_by_hand(device):
+    """C[0,0] loses 1*1 + 1*1, C[0,1] loses 1*2, C[1,*] loses nothing: sqrt(4 + 4)."""
+    norm_a, norm_b = maps(device, [[1, 1], [5, 5]], [[1, 2], [1, 3]])
+    bound = spamm_torch.error_bound(norm_a, norm_b, 3.0).item()
+    assert 8**0.5 <= bound <= 8**0.5 * (1 + 2e-5)
+
+
+@pytest.mark.parametrize(("dtype", "norm"), [(torch.float32, 1e-30), (torch.float64, 1e-160)])
+def test_error_bound_does_not_vanish(device, dtype, norm):
+    """Squares, or even products, below the type's range still bound what is lost from above."""
+    norm_a, norm_b = maps(device, [[norm]], [[norm]], dtype)
+    exact = float(reference.error_bound(norm_a, norm_b, 1.0))
+    assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() >= exact > 0
+
+
+@pytest.mark.parametrize(("dtype", "norm"), [(torch.float32, 1e15), (torch.float64, 1e120)])
+def test_error_bound_does_not_overflow(device, dtype, norm):
+    norm_a, norm_b = maps(device, [[norm]], [[norm]], dtype)
+    bound = spamm_torch.error_bound(norm_a, norm_b, INF).item()
+    assert bound == pytest.approx(norm * norm, rel=2e-5)
+
+
+def test_error_bound_leaves_out_what_is_never_skipped(device):
+    norm_a, norm_b = maps(device, [[INF, NAN, 2.0]], [[1.0], [1.0], [3.0]])
+    assert spamm_torch.error_bound(norm_a, norm_b, INF).item() == pytest.approx(6, rel=2e-5)
+
+
+def test_error_bound_of_zeros_is_zero(device):
+    norm_a, norm_b = maps(device, [[0, 0]], [[1], [2]])
+    assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() == 0
+
+
+@given(
+    case=maps_and_tau(special=False),
+    factor=st.sampled_from([0.5, 1.0, 2.0]),
+)
+def test_skip_norms_decide_and_plain_norms_measure(device, case, factor):
+    *pair, tau = case
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    skip_norm = norm_b * factor
+    host_tau = torch.tensor(tau, dtype=torch.float64)
+    bound = torch.ops.spamm_torch.error_bound(norm_a, norm_b, host_tau, skip_norm_b=skip_norm)
+    exact = reference.error_bound(norm_a, norm_b, tau, skip_norm)
+    assert exact <= bound.item() <= exact * (1 + 2e-5) + 1e-44
+
+
+@given(
+    pair=norm_maps(special=False, tiny=1e-30),
+    max_error=st.one_of(st.sampled_from([0.0, 1.0, 1.01]), st.floats(1e-6, 1)),
+)
+def test_find_tau_for_error_keeps_the_promise_and_skips_all_it_may(device, pair, max_error):
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    tau = find_tau_for_error(norm_a, norm_b, max_error)
+    assert tau.shape == ()
+    assert tau.dtype == norm_a.dtype
+    assert tau.device == norm_a.device
+    norms = (reference.to_array(norm).astype(np.longdouble) for norm in (norm_a, norm_b))
+    limit = max_error * np.prod([np.sqrt(np.sum(norm**2)) for norm in norms])
+    assert reference.error_bound(norm_a, norm_b, tau) <= limit
+    candidates = reference.thresholds(norm_a, norm_b)
+    larger = candidates[candidates > tau.item()]
+    if candidates.size > 1 and larger.size:
+        # The next larger set of skipped products must break the promise.
+        lost = reference.error_bound(norm_a, norm_b, larger[0])
+        assert lost * (1 + 2.0**-14) > limit
+
+
+def test_find_tau_for_error_zero_skips_only_zeros(device):
+    norm_a, norm_b = maps(device, [[0, 1, 2]], [[1], [3], [2]])
+    tau = find_tau_for_error(norm_a, norm_b, 0.0)
+    assert tau.item() == 3
+    assert spamm_torch.valid_counts(norm_a, norm_b, tau).item() == 2
+
+
+def test_find_tau_for_error_zero_keeps_products_that_underflow(device):
+    """1e-30 * 1e-30 is zero in float32, but what it stands for is not."""
+    norm_a, norm_b = maps(device, [[1e-30, 1]], [[1e-30], [1]])
+    tau = find_tau_for_error(norm_a, norm_b, 0.0)
+    assert spamm_torch.valid_counts(norm_a, norm_b, tau).item() == 2
+
+
+@pytest.mark.parametrize("special", [INF, NAN])
+def test_find_tau_for_error_of_unbounded_norms_skips_nothing(device, special):
+    """No finite limit can be told from such norms."""
+    norm_a, norm_b = maps(device, [[special, 1e-3]], [[1], [1e-3]])
+    assert find_tau_for_error(norm_a, norm_b, 0.5).item() == 0
+
+
+@given(pair=norm_maps(special=False), max_error=st.floats(0, 1))
+def test_find_tau_for_error_with_skip_norms(device, pair, max_error):
+    norm_a, norm_b = (norm.to(device) for norm in pair)
+    skip_norm = norm_b * 2
+    tau = find_tau_for_error(norm_a, norm_b, max_error, skip_norm_b=skip_norm)
+    norms = (reference.to_array(norm).astype(np.longdouble) for norm in (norm_a, norm_b))
+    limit = max_error * np.prod([np.sqrt(np.sum(norm**2)) for norm in norms])
+    assert reference.error_bound(norm_a, norm_b, tau, skip_norm) <= limit
+
+
+# ---- Same bits ----------------------------------------------------------------------------------
+
+
+def test_same_bits_every_time(device):
+    norm_a = matrices.normal(70, 60, device=device).abs()
+    norm_b = matrices.normal(60, 50, device=device, seed=1).abs()
+
+    def stages():
+        tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
+        return (
+            tau,
+            find_tau_for_error(norm_a, norm_b, 0.1),
+            spamm_torch.error_bound(norm_a, norm_b, tau),
+            spamm_torch.valid_counts(norm_a, norm_b, tau),
+        )
+
+    first = stages()
+    for _ in range(5):
+        assert all(map(torch.equal, first, stages()))
+
+
+@pytest.mark.cuda
+@given(pair=norm_maps(max_edge=40), ratio=st.floats(0, 1, exclude_min=True))
+def test_cpu_and_cuda_find_the_same_tau(pair, ratio):
+    there = [norm.cuda() for norm in pair]
+    tau = spamm_torch.find_tau(*pair, ratio)
+    assert torch.equal(spamm_torch.find_tau(*there, ratio).cpu(), tau)
+    counts = spamm_torch.valid_counts(*there, tau)
+    assert torch.equal(counts.cpu(), spamm_torch.valid_counts(*pair, tau))
+    ratio = spamm_torch.valid_ratio(*there, tau)
+    assert torch.equal(ratio.cpu(), spamm_torch.valid_ratio(*pair, tau))
+
+
+def norms_of_kind(kind, rows, columns, dtype, seed):
+    """Norms whose products a sample tells much of, or little: ties, decades, a few far above."""
+    normal = matrices.normal(rows, columns, dtype=dtype, seed=seed).abs()
+    return {
+        "normal": normal,
+        "ties": normal.clamp(0, 3).round(),
+        "decades": 10 ** (8 * normal - 12),
+        "outliers": torch.where(normal < 2.2, 0.3, 1e6 * normal),
+        "specials": torch.where(normal > 2, INF, torch.where(normal < 0.1, 0.0, normal)),
+    }[kind]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("kind", ["normal", "ties", "decades", "outliers", "specials"])
+@pytest.mark.parametrize("shape", [(16, 16, 16), (3, 200, 65), (128, 128, 128), (150, 170, 190)])
+def test_one_thread_block_or_many_find_the_same_tau(shape, kind, dtype):
+    """Maps that one thread block takes, and maps for many; whether or not the sample misleads."""
+    m, k, n = shape
+    norm_a = norms_of_kind(kind, m, k, dtype, 0)
+    norm_b = norms_of_kind(kind, k, n, dtype, 1)
+    for ratio in (0.001, 0.05, 0.3, 0.95, 1.0):
+        there = spamm_torch.find_tau(norm_a.cuda(), norm_b.cuda(), ratio)
+        assert torch.equal(there.cpu(), spamm_torch.find_tau(norm_a, norm_b, ratio))
+
+
+@pytest.mark.cuda
+def test_more_staircases_than_shared_memory_keeps():
+    """Maps whose sorted rows a launch has to sort anew in every pass."""
+    norm_a = matrices.normal(64, 200_000, dtype=torch.float32, device="cuda").abs()
+    norm_b = matrices.normal(200_000, 64, dtype=torch.float32, device="cuda", seed=1).abs()
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
+    total = norm_a.shape[1] * 64 * 64
+    above = torch.nextafter(tau, torch.full_like(tau, INF))
+    kept = [spamm_torch.valid_counts(norm_a, norm_b, t).sum().item() for t in (tau, above)]
+    assert kept[1] < kept[0]
+    distance = abs(kept[0] - 0.3 * total)
+    assert distance <= abs(kept[1] - 0.3 * total)
+    assert distance <= kept[0] - kept[1]
+
+
+@pytest.mark.cuda
+def test_counts_beyond_32_bits():
+    """2048^3 = 8.6e9 products of four values: sum and selection must not wrap around."""
+    norm_a = torch.arange(2048, device="cuda").remainder(4).add(1.0)[:, None].expand(2048, 2048)
+    norm_b = torch.ones(2048, 2048, device="cuda")
+    for ratio, tau in ((0.25, 4), (0.5, 3), (0.75, 2), (1.0, 1)):
+        assert spamm_torch.find_tau(norm_a, norm_b, ratio).item() == tau
+        assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == ratio
+
+
+# ---- Table 1 of the paper -----------------------------------------------------------------------
+
+TABLE_1 = {
+    1024: (1.434815, 1.456555, 1.489164, 1.521774, 1.586993, 1.695691),
+    2048: (1.310666, 1.330525, 1.360312, 1.40003, 1.449676, 1.548969),
+    4096: (1.195803, 1.222981, 1.250158, 1.277335, 1.322631, 1.413222),
+    8192: (1.093354, 1.113983, 1.138739, 1.171746, 1.204753, 1.28727),
+    16384: (0.997847, 1.012852, 1.03536, 1.06537, 1.110386, 1.170407),
+    32768: (0.905539, 0.919156, 0.939582, 0.966816, 1.007668, 1.062136),
+}
+RATIOS = (0.30, 0.25, 0.20, 0.15, 0.10, 0.05)
+
+
+def assert_table_1(n, device):
+    """Thresholds for a_ij = b_ij = 0.1 / (|i-j|^0.1 + 1) in float32 with blocks of 32."""
+    norms = spamm_torch.norm_map(matrices.algebraic_decay(n, device=device), 32)
+    for ratio, paper in zip(RATIOS, TABLE_1[n], strict=True):
+        tau = spamm_torch.find_tau(norms, norms, ratio)
+        assert tau.item() == pytest.approx(paper, rel=0.01), f"N = {n}, ratio {ratio}"
+        reached = spamm_torch.valid_ratio(norms, norms, tau).item()
+        assert reached == pytest.approx(ratio, abs=0.01), f"N = {n}, ratio {ratio}"
+
+
+@pytest.mark.parametrize("n", [1024, 2048, 4096])
+def test_table_1(device, n):
+    assert_table_1(n, device)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("n", [8192, 16384, 32768])
+def test_table_1_large(n):
+    assert_table_1(n, "cuda")

@@ -1,0 +1,350 @@
+"""VGG13 and its training."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+from torch import nn
+
+from models import training
+from models.checkpoint import load_checkpoint
+from models.data import ROOT_VARIABLE, Digits, to_pictures
+from models.training import TrainConfig, resolve_config, train
+from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
+from scripts import train_vgg13
+from scripts._console import exit_code
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+TINY = TrainConfig(width=2, epochs=2, batch=10)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def data():
+    return Digits(*digits(50), "50 bars")
+
+
+def silent(step, steps, message):
+    pass
+
+
+def same_parameters(a, b):
+    return all(
+        torch.equal(x, y)
+        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    )
+
+
+# ---- The network --------------------------------------------------------------------------------
+
+
+def test_convolutions_are_vgg13s():
+    model = VGG13()
+    assert list(CONVOLUTIONS) == [f"conv{s}{i}" for s in range(1, 6) for i in (1, 2)]
+    shapes = {name: tuple(getattr(model, name).weight.shape) for name in CONVOLUTIONS}
+    channels = [64, 64, 128, 128, 256, 256, 512, 512, 512, 512]
+    before = [3, *channels[:-1]]
+    assert list(shapes.values()) == [
+        (co, ci, 3, 3) for co, ci in zip(channels, before, strict=True)
+    ]
+    weighted = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
+    assert len(weighted) == 13
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_shapes_at_every_stage(batch_norm):
+    model = VGG13(batch_norm=batch_norm, width=4).eval()
+    x = torch.randn(2, 3, 32, 32)
+    sides = {}
+    y = x
+    for name, layer in model.named_children():
+        sides[name] = y.shape[-1]
+        y = layer(y)
+    assert [sides[name] for name in CONVOLUTIONS] == [32, 32, 16, 16, 8, 8, 4, 4, 2, 2]
+    assert y.shape == (2, 10)
+    assert torch.equal(y, model(x))
+    assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 10 * batch_norm
+
+
+def test_split_leaves_out_one_layer():
+    model = VGG13(width=4).eval()
+    x = torch.randn(2, 3, 32, 32)
+    before, after = model.split("conv31")
+    assert before(x).shape[1:] == (8, 8, 8)
+    assert torch.equal(after(model.conv31(before(x))), model(x))
+
+
+def test_folding_batch_norm_keeps_the_function():
+    torch.manual_seed(0)
+    model = VGG13(batch_norm=True, width=4).double()
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm2d)):
+        for tensor in (norm.weight, norm.running_var):
+            nn.init.uniform_(tensor, 0.5, 2)
+        for tensor in (norm.bias, norm.running_mean):
+            nn.init.normal_(tensor)
+    plain = fold_batch_norm(model)
+    assert model.training
+    assert not plain.training
+    assert not any(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
+    x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
+    torch.testing.assert_close(plain(x), model.eval()(x))
+
+
+def test_folding_a_plain_model_copies_it():
+    model = VGG13(width=4)
+    plain = fold_batch_norm(model)
+    assert same_parameters(plain, model)
+    with torch.no_grad():
+        plain.conv31.weight.zero_()
+    assert model.conv31.weight.any()
+
+
+# ---- Training -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", training.MODELS)
+def test_training_learns(name, tmp_path, data):
+    """Bars are easy: a narrow network knows all training images after a few epochs."""
+    config = TrainConfig(model=name, width=8, epochs=12, batch=10)
+    model = train(config, data, tmp_path / "c.pt", CPU, silent)
+    images = data.split(config.seed)[0]
+    assert not model.training
+    found = model(to_pictures(images.images)).argmax(1)
+    assert (found == images.labels).double().mean() > 0.8
+
+
+def test_building_leaves_the_global_generator_alone():
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = TINY.build()
+    assert torch.equal(torch.rand(3), expected)
+    assert same_parameters(first, TINY.build())
+
+
+@pytest.mark.parametrize("name", training.MODELS)
+@pytest.mark.parametrize("stop", [3, 4, 6])
+def test_an_interrupted_training_ends_as_an_uninterrupted_one(
+    name, stop, tmp_path, data, monkeypatch
+):
+    """Stopped within and between epochs of 4 steps, a checkpoint at each step."""
+    monkeypatch.setattr(training, "_CHECKPOINT_EVERY_S", -1)
+    config = TrainConfig(model=name, width=2, epochs=2, batch=10)
+    whole = train(config, data, tmp_path / "whole.pt", CPU, silent)
+
+    def interrupt(step, steps, message):
+        assert steps == 8
+        if step == stop:
+            raise KeyboardInterrupt
+
+    messages = []
+    with pytest.raises(KeyboardInterrupt):
+        train(config, data, tmp_path / "cut.pt", CPU, interrupt)
+    resumed = train(config, data, tmp_path / "cut.pt", CPU, lambda *report: messages.append(report))
+    assert messages[0][0] == stop - 1
+    assert "resumed" in messages[0][2]
+    assert same_parameters(resumed, whole)
+
+
+def test_a_killed_training_resumes(tmp_path, data):
+    """The script itself, killed without warning after its first checkpoint."""
+    write_part(tmp_path, "t10k", data.images, data.labels)
+    arguments = ["--width", "2", "--batch", "10", "--epochs", "20", "--data", str(tmp_path)]
+
+    def start(checkpoint):
+        script = str(REPOSITORY / "scripts" / "train_vgg13.py")
+        return subprocess.Popen(
+            [
+                sys.executable,
+                script,
+                *arguments,
+                "--checkpoint",
+                str(checkpoint),
+                "--device",
+                "cpu",
+            ],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    cut = tmp_path / "cut.pt"
+    process = start(cut)
+    while not cut.exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    stopped_at = load_checkpoint(cut)["step"]
+    assert 0 < stopped_at < 80
+
+    output, _ = start(cut).communicate()
+    assert f"resumed from {cut} at step {stopped_at} of 80" in output
+    whole = train(
+        TrainConfig(width=2, batch=10, epochs=20), data, tmp_path / "whole.pt", CPU, silent
+    )
+    for name, tensor in load_checkpoint(cut)["model"].items():
+        assert torch.equal(tensor, whole.state_dict()[name]), name
+
+
+def test_a_finished_training_returns_at_once(tmp_path, data):
+    path = tmp_path / "c.pt"
+    first = train(TINY, data, path, CPU, silent)
+    content = path.read_bytes()
+    reports = []
+    again = train(TINY, data, path, CPU, lambda *report: reports.append(report))
+    assert [step for step, _, _ in reports] == [8]
+    assert "already trained" in reports[0][2]
+    assert not again.training
+    assert same_parameters(first, again)
+    assert path.read_bytes() == content
+
+
+def test_options_not_given_are_the_checkpoints(tmp_path, data):
+    path = tmp_path / "c.pt"
+    assert resolve_config(path, {}) == TrainConfig()
+    train(TINY, data, path, CPU, silent)
+    assert resolve_config(path, {}) == TINY
+    assert resolve_config(path, {"epochs": 2}) == TINY
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+def run(capsys, *arguments):
+    """Exit code and error lines of the script."""
+    code = exit_code(lambda: train_vgg13.main([str(argument) for argument in arguments]))
+    return code, capsys.readouterr().err.splitlines()
+
+
+@pytest.fixture
+def trained(tmp_path, data, monkeypatch):
+    """A checkpoint of a tiny training, and its data as the default."""
+    monkeypatch.setenv(ROOT_VARIABLE, str(tmp_path))
+    write_part(tmp_path, "t10k", data.images, data.labels)
+    path = tmp_path / "c.pt"
+    train(TINY, data, path, CPU, silent)
+    return path
+
+
+def assert_refused(capsys, path, *arguments, words):
+    content = path.read_bytes()
+    code, lines = run(capsys, "--checkpoint", path, *arguments)
+    assert code == 1
+    assert len(lines) == 1
+    for word in (*words, str(path)):
+        assert word in lines[0]
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--model", "vgg13_bn"), ("model=vgg13_bn", "model=vgg13 ")),
+        (("--width", "4"), ("width=4", "width=2")),
+        (("--epochs", "3"), ("epochs=3", "epochs=2")),
+        (("--seed", "1"), ("seed=1", "seed=0")),
+        (("--full",), ("full=True", "full=False")),
+    ],
+)
+def test_a_checkpoint_of_another_training(capsys, trained, arguments, words):
+    assert_refused(capsys, trained, *arguments, words=words)
+
+
+def test_a_checkpoint_of_other_images(capsys, trained, tmp_path):
+    write_part(tmp_path, "t10k", *digits(50, seed=1))
+    assert_refused(capsys, trained, words=("other images",))
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text", "other"])
+def test_a_damaged_checkpoint(capsys, trained, damage):
+    content = bytearray(trained.read_bytes())
+    if damage == "other":
+        torch.save({"model": {}}, trained)
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 0xFF]) + content[middle + 1 :]
+        trained.write_bytes(
+            {"empty": b"", "cut": content[:-100], "flipped": flipped, "text": b"hello\n"}[damage]
+        )
+    assert_refused(capsys, trained, words=("expected a checkpoint",))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"depth": 13}, "differs in depth:"),
+        ({"width": 2.0}, "differs in width:"),
+        ({"seed": None, "model": 1}, "differs in model, seed:"),
+    ],
+)
+def test_a_checkpoint_with_options_of_another_kind(capsys, trained, change, words):
+    content = torch.load(trained)
+    content["config"].update(change)
+    torch.save(content, trained)
+    assert_refused(capsys, trained, words=(words,))
+
+
+def test_a_checkpoint_without_options(capsys, trained):
+    torch.save({**torch.load(trained), "config": None}, trained)
+    assert_refused(capsys, trained, words=("expected a checkpoint",))
+
+
+def test_a_folder_as_checkpoint(capsys, tmp_path):
+    code, lines = run(capsys, "--checkpoint", tmp_path)
+    assert code == 1
+    assert lines == [f"error: expected a checkpoint; got {tmp_path}: Is a directory"]
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(capsys, trained):
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(trained.parent / "harm"),)
+
+    torch.save({"model": Harmful()}, trained)
+    assert_refused(capsys, trained, words=("expected a checkpoint",))
+    assert not (trained.parent / "harm").exists()
+
+
+def test_a_checkpoint_that_cannot_be_written(capsys, tmp_path):
+    (tmp_path / "file").touch()
+    code, lines = run(capsys, "--checkpoint", tmp_path / "file" / "c.pt")
+    assert code == 1
+    assert len(lines) == 1
+    assert str(tmp_path / "file") in lines[0]
+
+
+def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
+    code, lines = run(capsys, "--data", tmp_path / "none", "--checkpoint", tmp_path / "c.pt")
+    assert code == 1
+    assert len(lines) == 1
+    assert str(tmp_path / "none") in lines[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "words"),
+    [
+        ("--epochs", "0", "an integer of 1 or more"),
+        ("--epochs", "x", "an integer of 1 or more"),
+        ("--batch", "-1", "an integer of 1 or more"),
+        ("--width", "1000000000", "an integer from 1 to 1024"),
+        ("--seed", "-1", "an integer from 0"),
+        ("--seed", "99999999999999999999999", "an integer from 0"),
+        ("--model", "vgg16", "choose from"),
+    ],
+)
+def test_options_out_of_range(capsys, option, value, words):
+    with pytest.raises(SystemExit) as caught:
+        train_vgg13.main([option, value])
+    assert caught.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert option in line
+    assert value in line
+    assert words in line
