@@ -125,7 +125,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
               at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
   return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, knob.tau,
                      knob.valid_ratio, knob.max_error, block, pixel_block, std::nullopt,
-                     std::nullopt, relu);
+                     std::nullopt, relu, /*weight_is_ready=*/false);
 }
 
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {

@@ -37,12 +37,13 @@ struct Autocast {
                        int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
                        std::optional<double> max_error, at::OptionalIntArrayRef block,
                        at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                       const OptTensor& norm_input, bool relu) {
+                       const OptTensor& norm_input, bool relu, bool weight_is_ready) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
-    return ops::conv2d(cast(input), cast(weight), cast(bias), stride, padding, dilation, groups,
-                       tau, valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
-                       relu);
+    const Tensor cast_weight = cast(weight);
+    return ops::conv2d(cast(input), cast_weight, cast(bias), stride, padding, dilation, groups, tau,
+                       valid_ratio, max_error, block, pixel_block, norm_weight, norm_input, relu,
+                       weight_is_ready && cast_weight.is_same(weight));
   }
 
   static std::tuple<Tensor, Tensor> conv2d_with_norms(
@@ -50,12 +51,14 @@ struct Autocast {
       IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
       std::optional<double> valid_ratio, std::optional<double> max_error,
       at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-      const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
+      const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
-    return ops::conv2d_with_norms(cast(input), cast(weight), cast(bias), stride, padding, dilation,
+    const Tensor cast_weight = cast(weight);
+    return ops::conv2d_with_norms(cast(input), cast_weight, cast(bias), stride, padding, dilation,
                                   groups, tau, valid_ratio, max_error, block, pixel_block,
-                                  norm_weight, norm_input, relu);
+                                  norm_weight, norm_input, relu,
+                                  weight_is_ready && cast_weight.is_same(weight));
   }
 
   static void register_ops(torch::Library& m) {

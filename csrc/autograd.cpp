@@ -134,10 +134,11 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
                        int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
                        std::optional<double> max_error, at::OptionalIntArrayRef block,
                        at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                       const OptTensor& norm_input, bool relu) {
+                       const OptTensor& norm_input, bool relu, bool weight_is_ready) {
   const auto op = [&] {
     return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                       max_error, block, pixel_block, norm_weight, norm_input, relu);
+                       max_error, block, pixel_block, norm_weight, norm_input, relu,
+                       weight_is_ready);
   };
   return with_dense_gradient<Conv2dFunction>(
       op, {needs_grad(input), needs_grad(weight), needs_grad(bias)}, input, weight, bias, stride,
@@ -157,12 +158,12 @@ std::tuple<Tensor, Tensor> conv2d_with_norms_autograd(
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
     std::optional<double> valid_ratio, std::optional<double> max_error,
     at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
+    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
   refuse_gradient("conv2d_with_norms", needs_grad(input) || needs_grad(weight) || needs_grad(bias));
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return ops::conv2d_with_norms(input, weight, bias, stride, padding, dilation, groups, tau,
                                 valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
-                                relu);
+                                relu, weight_is_ready);
 }
 
 std::tuple<Tensor, Tensor> max_pool2d_with_norms_autograd(const Tensor& input,

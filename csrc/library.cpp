@@ -26,18 +26,21 @@ TORCH_LIBRARY(spamm_torch, m) {
       "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+  // weight_is_ready: the weight was complete before this call was made, or before each replay of a
+  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, "
       "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
-      "Tensor? norm_weight=None, Tensor? norm_input=None, bool relu=False) -> Tensor");
+      "Tensor? norm_weight=None, Tensor? norm_input=None, bool relu=False, "
+      "bool weight_is_ready=False) -> Tensor");
   // The same, and the output's norms as norm_input of a layer that follows. Without a gradient.
   m.def(
       "conv2d_with_norms(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
       "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
       "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, "
-      "bool relu=False) -> (Tensor, Tensor)");
+      "bool relu=False, bool weight_is_ready=False) -> (Tensor, Tensor)");
   // torch's max pooling of a batch, and its output's norms. Without a gradient.
   m.def(
       "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "

@@ -35,10 +35,10 @@ inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor&
                      const OptTensor& tau, std::optional<double> valid_ratio,
                      std::optional<double> max_error, OptionalIntArrayRef block,
                      OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                     const OptTensor& norm_input, bool relu) {
+                     const OptTensor& norm_input, bool relu, bool weight_is_ready) {
   static const auto op = find<decltype(ops::conv2d)>("spamm_torch::conv2d");
   return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                 max_error, block, pixel_block, norm_weight, norm_input, relu);
+                 max_error, block, pixel_block, norm_weight, norm_input, relu, weight_is_ready);
 }
 
 inline std::tuple<Tensor, Tensor> conv2d_with_norms(
@@ -46,10 +46,10 @@ inline std::tuple<Tensor, Tensor> conv2d_with_norms(
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
     std::optional<double> valid_ratio, std::optional<double> max_error, OptionalIntArrayRef block,
     OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, const OptTensor& norm_input,
-    bool relu) {
+    bool relu, bool weight_is_ready) {
   static const auto op = find<decltype(ops::conv2d_with_norms)>("spamm_torch::conv2d_with_norms");
   return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                 max_error, block, pixel_block, norm_weight, norm_input, relu);
+                 max_error, block, pixel_block, norm_weight, norm_input, relu, weight_is_ready);
 }
 
 inline std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input,

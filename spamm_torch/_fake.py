@@ -353,6 +353,7 @@ def _fake_conv2d(
     norm_weight=None,
     norm_input=None,
     relu=False,
+    weight_is_ready=False,
 ):
     _check_knobs(tau, valid_ratio, max_error, input.device)
     _check_conv_weight(weight, groups)
@@ -455,7 +456,7 @@ def _(input, weights, biases, norm_weights, knobs, layers):
             continue
         _check_weights(convolutions < len(weights), weights)
         geometry = *pairs(3), *take(1)
-        _relu, knob = take(2)
+        _relu, _weight_is_ready, knob = take(3)
         torch._check_value(
             knob in (0, 1, 2),
             lambda knob=knob: (

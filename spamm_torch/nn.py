@@ -350,8 +350,9 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             kind, knob = 2, as_tau(self.max_error)
         block = _NO_EDGES if self.block is None else check_block(self.block)
         settings = (
-            *(0, *self.stride, *self.padding, *self.dilation, self.groups, self.relu, kind),
-            *(*block, *(self.pixel_block or _NO_EDGES)),
+            *(0, *self.stride, *self.padding, *self.dilation, self.groups, self.relu),
+            False,  # weight_is_ready: nothing here proves it
+            *(kind, *block, *(self.pixel_block or _NO_EDGES)),
         )
         parameters = self._parameters  # torch's look-up by attribute takes longer
         return parameters["weight"], parameters["bias"], self._norm_weight, knob, settings

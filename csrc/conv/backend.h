@@ -23,6 +23,7 @@ struct Convolution {
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
   std::optional<at::Tensor> norm_input;   // as layer_norms' of the input
   bool wants_output_norms;                // the output's, too
+  bool weight_is_ready;                   // see kernels/common/overlap.cuh
 };
 
 // Norms that one layer leaves for the next: of every (block of 64 images, pixel, block of 64

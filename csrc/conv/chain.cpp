@@ -16,8 +16,8 @@ using OptTensor = std::optional<Tensor>;
 using OptTensorList = c10::List<OptTensor>;
 
 // A layer is a kind and then its settings, pairs being (rows, columns).
-//   kConvolution  stride, padding, dilation, groups, relu, knob, block (m, k, n) and pixel block
-//                 (images, rows, columns), either all zero for the default
+//   kConvolution  stride, padding, dilation, groups, relu, weight_is_ready, knob, block (m, k, n)
+//                 and pixel block (images, rows, columns), either all zero for the default
 //   kMaxPool      kernel, stride, padding, dilation, ceil_mode
 enum Kind : int64_t { kConvolution, kMaxPool };
 enum KnobKind : int64_t { kTau, kValidRatio, kMaxError };
@@ -89,6 +89,7 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
     const IntArrayRef stride = layers.take(2), padding = layers.take(2), dilation = layers.take(2);
     const int64_t groups = layers.take();
     const bool relu = layers.take() != 0;
+    const bool weight_is_ready = layers.take() != 0;
     const int64_t knob_kind = layers.take();
     TORCH_CHECK_VALUE(knob_kind >= kTau && knob_kind <= kMaxError,
                       "a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got ",
@@ -102,7 +103,7 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
         current, weights[convolutions], biases[convolutions], stride, padding, dilation, groups,
         knob_kind == kTau ? OptTensor(knob) : OptTensor(), number_of(kValidRatio),
         number_of(kMaxError), unless_zero(block), unless_zero(pixel_block),
-        norm_weights[convolutions], norms, relu, layers.next_is(kConvolution));
+        norm_weights[convolutions], norms, relu, weight_is_ready, layers.next_is(kConvolution));
     ++convolutions;
     current = result.output;
     norms = result.norms.defined() ? OptTensor(result.norms) : OptTensor();

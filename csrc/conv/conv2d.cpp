@@ -174,7 +174,7 @@ ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
                                      std::optional<double> max_error, at::OptionalIntArrayRef block,
                                      at::OptionalIntArrayRef pixel_block,
                                      const OptTensor& norm_weight, const OptTensor& norm_input,
-                                     bool relu, bool wants_output_norms) {
+                                     bool relu, bool weight_is_ready, bool wants_output_norms) {
   check_knobs(tau, valid_ratio, max_error);
   if (tau) check_tau(*tau, input.device());
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
@@ -184,8 +184,9 @@ ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
                               .edge = pixel_block ? check_pixel_block(*pixel_block)
                                                   : default_pixel_block(shape.images, edges.n)};
   const Tensor batch = input.dim() == 4 ? input : input.unsqueeze(0);
-  const Convolution conv = {batch, weight, bias,        relu,       shape,
-                            edges, blocks, norm_weight, norm_input, wants_output_norms};
+  const Convolution conv = {batch,          weight, bias,        relu,       shape,
+                            edges,          blocks, norm_weight, norm_input, wants_output_norms,
+                            weight_is_ready};
   check_norm_weight(conv);
   if (norm_input) {
     check_given_norm_map(*norm_input,
@@ -203,10 +204,10 @@ Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bia
                  const OptTensor& tau, std::optional<double> valid_ratio,
                  std::optional<double> max_error, at::OptionalIntArrayRef block,
                  at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                 const OptTensor& norm_input, bool relu) {
+                 const OptTensor& norm_input, bool relu, bool weight_is_ready) {
   return check_and_convolve(input, weight, bias, stride, padding, dilation, groups, tau,
                             valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
-                            relu, /*wants_output_norms=*/false)
+                            relu, weight_is_ready, /*wants_output_norms=*/false)
       .output;
 }
 
@@ -215,10 +216,10 @@ std::tuple<Tensor, Tensor> conv2d_with_norms_op(
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
     std::optional<double> valid_ratio, std::optional<double> max_error,
     at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu) {
+    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
   auto [output, norms] = check_and_convolve(
       input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio, max_error, block,
-      pixel_block, norm_weight, norm_input, relu, /*wants_output_norms=*/true);
+      pixel_block, norm_weight, norm_input, relu, weight_is_ready, /*wants_output_norms=*/true);
   return {output, norms};
 }
 

@@ -132,5 +132,5 @@ def test_conv2d_with_norms(device, dtype, layout):
     opcheck(
         ops.conv2d_with_norms.default,
         (input[0], weight, None, 2),
-        {"valid_ratio": 0.5, "norm_input": norms, "relu": True},
+        {"valid_ratio": 0.5, "norm_input": norms, "relu": True, "weight_is_ready": True},
     )

@@ -297,7 +297,7 @@ def test_norms_travel_in_a_chain(hands_on):
     model = nn.Sequential(conv(8, 64, tau=0.0), conv(64, 8, tau=1e-3)).eval()
     fuse_(model)
     weight = model[0][0].weight
-    settings = [0, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0]
+    settings = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 0, 0, 0), *(0, 0, 0), *(0, 0, 0)]
     with torch.no_grad():
         operands = [[getattr(layer, name) for layer in model[0]] for name in ("weight", "bias")]
         taus = [torch.tensor(layer.tau) for layer in model[0]]
@@ -311,8 +311,9 @@ def test_norms_travel_in_a_chain(hands_on):
         OPS.chain(pictures(), [weight], [None], [None], taus[:1], settings)
 
 
-# One convolution: its kind; stride, padding, dilation; groups, relu, kind of the knob; blocks.
-CONVOLUTION = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0), *(0, 0, 0), *(0, 0, 0)]
+# One convolution: its kind; stride, padding, dilation; groups, relu, weight_is_ready, kind of the
+# knob; blocks.
+CONVOLUTION = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0, 0), *(0, 0, 0), *(0, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -323,8 +324,8 @@ CONVOLUTION = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0), *(0, 0, 0), *(0, 0, 0)]
         ([], 0, "layers must hold a layer; got none"),
         (CONVOLUTION * 2, 1, "weights must be as many as convolutions; got 1"),
         (CONVOLUTION, 2, "weights must be as many as convolutions; got 2"),
-        ([*CONVOLUTION[:9], 3, *CONVOLUTION[10:]], 1, "2 (max_error); got 3"),
-        ([*CONVOLUTION[:10], 0, 64, 64, *CONVOLUTION[13:]], 1, "must be 32, 64 or 128"),
+        ([*CONVOLUTION[:10], 3, *CONVOLUTION[11:]], 1, "2 (max_error); got 3"),
+        ([*CONVOLUTION[:11], 0, 64, 64, *CONVOLUTION[14:]], 1, "must be 32, 64 or 128"),
     ],
 )
 @pytest.mark.parametrize("meta", [False, True])
@@ -347,7 +348,7 @@ def test_chain_refuses_lists_of_unequal_length(device, meta):
 
 def test_chain_refuses_a_ratio_that_is_no_number_of_the_host(device):
     input, weight = pictures(device=device), torch.ones(8, 8, 3, 3, device=device)
-    layers = [*CONVOLUTION[:9], 1, *CONVOLUTION[10:]]
+    layers = [*CONVOLUTION[:10], 1, *CONVOLUTION[11:]]
     with pytest.raises(ValueError, match=r"must be 0-d and on the CPU; got shape \[2\]"):
         OPS.chain(input, [weight], [None], [None], [torch.ones(2)], layers)
 
@@ -465,9 +466,12 @@ def test_a_cuda_graph_captures_a_chain(knob):
 def test_chain_opcheck(device, dtype):
     input = pictures(3, device, dtype)
     weight = torch.ones(16, 8, 3, 3, device=device, dtype=dtype)
-    settings = [1, 2, 2, 2, 2, 0, 0, 1, 1, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0, 0, 0]
+    pool = [1, *(2, 2), *(2, 2), *(0, 0), *(1, 1), 0]
+    convolution = [0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 1, 1), *(0, 0, 0), *(0, 0, 0)]
     knob = torch.tensor(0.5, dtype=torch.float64)
-    torch.library.opcheck(OPS.chain.default, (input, [weight], [None], [None], [knob], settings))
+    torch.library.opcheck(
+        OPS.chain.default, (input, [weight], [None], [None], [knob], pool + convolution)
+    )
 
 
 def linear_network():

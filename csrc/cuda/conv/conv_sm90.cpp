@@ -226,9 +226,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const TileSize tile = choose_tile<Element>(p, box, device.multiprocessors());
   const Norms norms = take_norms<Element>(conv, input, weight, tile == TileSize::k128x256, stream);
   arguments.set(norms, knob, stream);
-  // Whatever took the norms that are given has waited for the weight, and lets no kernel start
-  // before; a copy made here is another matter.
-  p.weight_is_ready = conv.norm_weight && weight.is_same(conv.weight);
+  // A copy made in this call is never ready.
+  p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
   // Boxes that are the blocks of the next layer's norms leave these with the output.
   const bool computes_output_norms =
       conv.wants_output_norms && box.images == log2_of(kLayerNormBlock);

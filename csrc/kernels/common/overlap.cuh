@@ -1,5 +1,10 @@
-// Programmatic dependent launch: a kernel starts while the one before it on the stream still runs.
-// Both calls do nothing before sm_90, or where the launch did not ask for it.
+// Programmatic dependent launch: a kernel starts while the kernels ahead of it on the stream still
+// run. Both calls do nothing before sm_90, or where the launch did not ask for it.
+//
+// Invariant: every thread block of a kernel launched so waits before anything that it reads or
+// writes in global memory. The kernel's end then implies the end of all kernels ahead of it,
+// however early any of them lets its successor start. The one exception is a weight whose caller
+// passes weight_is_ready: complete when the call was made (in a captured graph: at each replay).
 #pragma once
 
 #include <cuda_runtime.h>
