@@ -24,6 +24,7 @@ struct Convolution {
   std::optional<at::Tensor> norm_input;   // as layer_norms' of the input
   bool wants_output_norms;                // the output's, too
   bool weight_is_ready;                   // see kernels/common/overlap.cuh
+  bool allow_tf32;                        // of float32 on CUDA, asked once for the whole call
 };
 
 // Norms that one layer leaves for the next: of every (block of 64 images, pixel, block of 64

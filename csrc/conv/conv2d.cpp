@@ -16,6 +16,7 @@
 
 #include <vector>
 
+#include "backend.h"
 #include "checks.h"
 #include "conv/backend.h"
 #include "conv/im2col.h"
@@ -184,9 +185,14 @@ ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
                               .edge = pixel_block ? check_pixel_block(*pixel_block)
                                                   : default_pixel_block(shape.images, edges.n)};
   const Tensor batch = input.dim() == 4 ? input : input.unsqueeze(0);
-  const Convolution conv = {batch,          weight, bias,        relu,       shape,
-                            edges,          blocks, norm_weight, norm_input, wants_output_norms,
-                            weight_is_ready};
+#ifdef SPAMM_WITH_CUDA
+  const bool allow_tf32 = input.is_cuda() && cuda::allow_tf32();
+#else
+  const bool allow_tf32 = false;
+#endif
+  const Convolution conv = {batch,           weight,    bias,        relu,       shape,
+                            edges,           blocks,    norm_weight, norm_input, wants_output_norms,
+                            weight_is_ready, allow_tf32};
   check_norm_weight(conv);
   if (norm_input) {
     check_given_norm_map(*norm_input,

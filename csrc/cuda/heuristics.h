@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 
 #include "checks.h"
 #include "kernels/common/tile.h"
@@ -38,12 +39,42 @@ inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
   return k > 0 && std::max({m, n, k}) <= kLongest;
 }
 
-// `hopper`: the two functions above are true, and the library holds these kernels. float32 is
-// rounded to TF32's digits only where PyTorch's setting allows it. Hopper's tensor cores serve it
-// by one product of split parts then, and else by three. Blocks of 32 would share these split
-// parts' scales with their neighbours.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32,
-                            bool hopper) {
+// In how many split parts a kernel takes float32 operands; 0 if it takes them as they are.
+inline int split_parts_of(Kernel kernel) {
+  return kernel == Kernel::kSm90F32x1 ? 1 : kernel == Kernel::kSm90F32x3 ? 2 : 0;
+}
+
+// `batch` products of (m x k) times (k x n). Operands hold one matrix where the batch shares it.
+struct ProductSize {
+  int64_t batch_a, batch_b, batch, m, n, k;
+};
+
+// Whether split parts, which are padded to blocks of 64 x 64, take several times the memory of
+// float32 operands and result. Little memory does not count.
+inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
+  constexpr double kMostTimes = 4, kLittle = 1 << 20;
+  const auto entries = [](int64_t batch, int64_t rows, int64_t columns) {
+    return static_cast<double>(batch) * static_cast<double>(rows) * static_cast<double>(columns);
+  };
+  const auto split_bytes = [&](int64_t batch, int64_t rows, int64_t columns) {
+    constexpr double kBlockBytes = 64 * 64 * 2;  // of a half type
+    return split_parts * kBlockBytes * entries(batch, blocks_of(rows, 64), blocks_of(columns, 64));
+  };
+  const double split =
+      split_bytes(size.batch_a, size.m, size.k) + split_bytes(size.batch_b, size.k, size.n);
+  const double plain =
+      sizeof(float) * (entries(size.batch_a, size.m, size.k) +
+                       entries(size.batch_b, size.k, size.n) + entries(size.batch, size.m, size.n));
+  return split > kLittle && split > kMostTimes * plain;
+}
+
+// `hopper`: the chip and the sizes allow it, as the first two functions say, and the library holds
+// these kernels. float32 is rounded to TF32's digits only where PyTorch's setting allows it.
+// Hopper's tensor cores serve it by one product of split parts then, and else by three, where the
+// parts' memory is worth it. Blocks of 32 would share these parts' scales with their neighbours.
+// `size` is absent where a kernel is asked for before a product's size is known.
+inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
+                            const std::optional<ProductSize>& size = std::nullopt) {
   switch (dtype) {
     case c10::ScalarType::Half:
       return hopper ? Kernel::kSm90F16 : Kernel::kSm80F16;
@@ -51,7 +82,8 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
       if (hopper && std::min({block.m, block.k, block.n}) >= 64) {
-        return allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
+        const Kernel split = allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
+        if (!size || !split_wastes_memory(*size, split_parts_of(split))) return split;
       }
       return allow_tf32 ? Kernel::kSm80Tf32 : Kernel::kSm80F32;
     case c10::ScalarType::Double:
@@ -85,11 +117,6 @@ inline const char* kernel_name(Kernel kernel) {
       return "sm80-dmma-f64";
   }
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
-}
-
-// In how many split parts a kernel takes float32 operands; 0 if it takes them as they are.
-inline int split_parts_of(Kernel kernel) {
-  return kernel == Kernel::kSm90F32x1 ? 1 : kernel == Kernel::kSm90F32x3 ? 2 : 0;
 }
 
 // From how many 128 x 128 tiles of C for each multiprocessor on the large tile pays: it reads each

@@ -31,7 +31,7 @@ kernels::Size2 pair(const Size2& size) {
 }
 
 Kernel kernel_of(const Convolution& conv, bool hopper) {
-  return choose_kernel(conv.input.scalar_type(), conv.block, allow_tf32(), hopper);
+  return choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
 }
 
 // Channels of a group as readable_pixels() has them.
@@ -142,9 +142,9 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
   const Kernel kernel = kernel_of(conv, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   // Large tiles are 128 channels wide.
-  const Tile tile = p.out_channels <= 64 ? Tile::kSmall
-                                         : choose_tile(kernel, shape.groups, pixels, p.out_channels,
-                                                       device.multiprocessors());
+  const Tile chosen = p.out_channels <= 64 ? Tile::kSmall
+                                           : choose_tile(kernel, shape.groups, pixels,
+                                                         p.out_channels, device.multiprocessors());
   const auto launch = [&]() -> ConvLauncher<Norm> {
     if constexpr (std::is_same_v<Norm, double>) {
       return conv_f64;
@@ -161,7 +161,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
       }
     }
   }();
-  launch(p, tile, device.multiprocessors(), device.stream());
+  launch(p, forced_tile().value_or(chosen), device.multiprocessors(), device.stream());
   if (!target.is_same(output)) output.copy_(target);
 }
 

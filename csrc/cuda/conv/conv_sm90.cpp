@@ -46,7 +46,7 @@ bool takes_channels(const Block& block, int64_t out_channels, int64_t in_channel
 // Whether the input's blocks can be loaded, and the output stored.
 bool takes_layout(const Convolution& conv) {
   const bool is_float = conv.input.scalar_type() == at::kFloat;
-  if (is_float && !allow_tf32()) {
+  if (is_float && !conv.allow_tf32) {
     // Split parts come in blocks of 64 images x 64 channels; half empty ones do not pay.
     constexpr int64_t kLeastChannels = kernels::kSplitBlock / 2;
     return conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
@@ -209,9 +209,9 @@ TileSize choose_tile(const ConvParams& p, const Log2Block& box, int multiprocess
     return TileSize::k64x256;
   }
   const Extent boxes = count(p.shape.output, box);
-  const Tile tile =
+  const Tile tile = forced_tile().value_or(
       choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                       multiprocessors);
+                       multiprocessors));
   return tile == Tile::kLarge ? TileSize::k128x256 : TileSize::k128x128;
 }
 
@@ -348,7 +348,7 @@ ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob) {
     case at::kBFloat16:
       return convolve<__nv_bfloat16>(conv, knob);
     default:
-      return allow_tf32() ? convolve_tf32(conv, knob) : convolve_split(conv, knob);
+      return conv.allow_tf32 ? convolve_tf32(conv, knob) : convolve_split(conv, knob);
   }
 }
 

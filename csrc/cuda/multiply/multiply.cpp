@@ -1,7 +1,8 @@
 // multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
 //
-// Environment variable SPAMM_TORCH_TILE: small or large takes that tile everywhere, so that
-// scripts/tune.py can time both. Read once. (And see hopper.h.)
+// Environment variable SPAMM_TORCH_TILE: small or large takes that tile in all products and
+// convolutions whose kernel has both, so that scripts/tune.py can time both and scripts/sanitize.py
+// can run both. Read once. (And see hopper.h.)
 #include "cuda/multiply/multiply.h"
 
 #include <ATen/Context.h>
@@ -27,17 +28,6 @@ namespace {
 
 using at::Scalar;
 using at::Tensor;
-
-std::optional<Tile> forced_tile() {
-  static const std::optional<Tile> forced = []() -> std::optional<Tile> {
-    const std::string value = environment("SPAMM_TORCH_TILE");
-    TORCH_CHECK_VALUE(value.empty() || value == "small" || value == "large",
-                      "SPAMM_TORCH_TILE must be small or large; got ", value);
-    if (value.empty()) return std::nullopt;
-    return value == "small" ? Tile::kSmall : Tile::kLarge;
-  }();
-  return forced;
-}
 
 int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }
 
@@ -99,6 +89,17 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 
 }  // namespace
 
+std::optional<Tile> forced_tile() {
+  static const std::optional<Tile> forced = []() -> std::optional<Tile> {
+    const std::string value = environment("SPAMM_TORCH_TILE");
+    TORCH_CHECK_VALUE(value.empty() || value == "small" || value == "large",
+                      "SPAMM_TORCH_TILE must be small or large; got ", value);
+    if (value.empty()) return std::nullopt;
+    return value == "small" ? Tile::kSmall : Tile::kLarge;
+  }();
+  return forced;
+}
+
 bool allow_tf32() {
   return !at::NoTF32Guard::should_disable_tf32() &&
          at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
@@ -106,9 +107,18 @@ bool allow_tf32() {
 }
 
 Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
-  const bool hopper = has_hopper_kernels(device.properties()) &&
-                      tensor_maps_take(a.size(-2), b.size(-1), a.size(-1));
-  return choose_kernel(a.scalar_type(), block, allow_tf32(), hopper);
+  const auto matrices = [](const Tensor& x) {
+    return x.dim() == 3 && x.stride(0) != 0 ? x.size(0) : 1;
+  };
+  const ProductSize size = {.batch_a = matrices(a),
+                            .batch_b = matrices(b),
+                            .batch = a.dim() == 3 ? a.size(0) : 1,
+                            .m = a.size(-2),
+                            .n = b.size(-1),
+                            .k = a.size(-1)};
+  const bool hopper =
+      has_hopper_kernels(device.properties()) && tensor_maps_take(size.m, size.n, size.k);
+  return choose_kernel(a.scalar_type(), block, allow_tf32(), hopper, size);
 }
 
 Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,

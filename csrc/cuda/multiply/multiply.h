@@ -12,8 +12,8 @@
 
 namespace spamm::cuda {
 
-// Whether float32 may be rounded to TF32, as PyTorch's own matrix products decide it.
-bool allow_tf32();
+// What SPAMM_TORCH_TILE asks for.
+std::optional<Tile> forced_tile();
 
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
