@@ -29,8 +29,6 @@ class OnDevice {
 
   const cudaDeviceProp& properties() const { return properties_; }
   int multiprocessors() const { return properties_.multiProcessorCount; }
-  // Whether a kernel may be launched to start before the one ahead of it on the stream has ended.
-  bool can_overlap() const { return properties_.major >= 9; }
   cudaStream_t stream() const { return c10::cuda::getCurrentCUDAStream(); }
 
  private:

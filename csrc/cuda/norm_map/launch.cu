@@ -30,7 +30,9 @@ unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p
 // A grid that the device holds as a whole is short enough for its launch to count, and may start
 // while the kernel before it ends. (Larger ones lose by it.)
 bool starts_early(const void* kernel, unsigned blocks, int threads, const OnDevice& device) {
-  if (!device.can_overlap()) return false;
+  bool waits = false;
+  C10_CUDA_CHECK(kernels::find_waits(kernel, waits));
+  if (!waits) return false;
   int per_multiprocessor = 0;
   C10_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads,
                                                                /*dynamicSMemSize=*/0));

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "cuda/threshold/launch.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/select_tau.cuh"
 #include "kernels/threshold/valid_counts.cuh"
@@ -65,8 +66,7 @@ kernels::SampleRanks sample_ranks(double share) {
 // kGrid, kLaneRows, Count: see select_tau().
 template <bool kGrid, int kLaneRows, class Count, class Norm>
 void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
-                   Norm* tau, unsigned blocks, const cudaDeviceProp& device, bool overlap_previous,
-                   cudaStream_t stream) {
+                   Norm* tau, unsigned blocks, const cudaDeviceProp& device, cudaStream_t stream) {
   constexpr int kWarps = kernels::kSelectWarps<Norm>;
   const auto kernel = kernels::select_tau<kGrid, kLaneRows, Norm, Count>;
   // The part that the kernel declares itself is small.
@@ -82,6 +82,8 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       kernels::kSelectSharedBytes<Norm> + most));
 
+  bool overlaps = false;
+  C10_CUDA_CHECK(kernels::find_waits(reinterpret_cast<const void*>(kernel), overlaps));
   cudaLaunchAttribute attributes[2]{};
   attributes[0].id = cudaLaunchAttributeCooperative;
   attributes[0].val.cooperative = kGrid;
@@ -93,7 +95,7 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
   launch.dynamicSmemBytes = bytes;
   launch.stream = stream;
   launch.attrs = attributes;
-  launch.numAttrs = overlap_previous ? 2 : 1;
+  launch.numAttrs = overlaps ? 2 : 1;
   const auto rank = static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
   const double share = std::min(1.0, static_cast<double>(rank) / products);
   C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, maps,
@@ -105,7 +107,7 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
 
 template <class Norm>
 void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
-                     const cudaDeviceProp& device, bool overlap_previous, cudaStream_t stream) {
+                     const cudaDeviceProp& device, cudaStream_t stream) {
   // Few enough thread blocks that they meet sooner than a full grid would.
   constexpr int64_t kFewBlocks = 64;
   const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
@@ -116,7 +118,7 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
   const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
   const auto launch = [&](auto select, int64_t blocks) {
     select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),
-           device, overlap_previous, stream);
+           device, stream);
   };
   const auto blocks_for = [](int64_t staircases, int64_t most) {
     return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
@@ -172,7 +174,7 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
                                     cudaStream_t);                                        \
   template size_t find_tau_workspace<Norm>();                                             \
   template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*,              \
-                                const cudaDeviceProp&, bool, cudaStream_t);               \
+                                const cudaDeviceProp&, cudaStream_t);                     \
   template size_t error_workspace(const NormMaps<Norm>&);                                 \
   template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
                                    cudaStream_t);                                         \

@@ -15,14 +15,12 @@ template <class Norm>
 void launch_valid_counts(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
                          int32_t* counts, cudaStream_t stream);
 
-// `workspace` holds find_tau_workspace<Norm>() bytes. `overlap_previous`: the kernel may start
-// while the one before it on the stream ends, as devices from sm_90 on can.
+// `workspace` holds find_tau_workspace<Norm>() bytes.
 template <class Norm>
 size_t find_tau_workspace();
 template <class Norm>
 void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, void* workspace,
-                     Norm* tau, const cudaDeviceProp& device, bool overlap_previous,
-                     cudaStream_t stream);
+                     Norm* tau, const cudaDeviceProp& device, cudaStream_t stream);
 
 // `workspace` holds error_workspace(maps) bytes, the first kErrorStateBytes of them zero.
 constexpr size_t kErrorStateBytes = 64;

@@ -71,8 +71,7 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
     const auto bytes = static_cast<int64_t>(find_tau_workspace<Norm>());
     const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
     launch_find_tau(pointers, valid_ratio, workspace.mutable_data_ptr(),
-                    tau.mutable_data_ptr<Norm>(), device.properties(), device.can_overlap(),
-                    device.stream());
+                    tau.mutable_data_ptr<Norm>(), device.properties(), device.stream());
   });
   return tau;
 }

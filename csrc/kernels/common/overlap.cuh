@@ -1,10 +1,10 @@
 // Programmatic dependent launch: a kernel starts while the kernels ahead of it on the stream still
 // run. Both calls do nothing before sm_90, or where the launch did not ask for it.
 //
-// Invariant: every thread block of a kernel launched so waits before anything that it reads or
-// writes in global memory. The kernel's end then implies the end of all kernels ahead of it,
-// however early any of them lets its successor start. The one exception is a weight whose caller
-// passes weight_is_ready: complete when the call was made (in a captured graph: at each replay).
+// Invariant: in a kernel launched so, every thread block waits, and what it reads or writes in
+// global memory comes after that. Its end then implies the end of all kernels ahead of it, however
+// early these let their successors start. The one exception is reading a weight whose caller passes
+// weight_is_ready: complete before the call was made, or before each replay of a captured graph.
 #pragma once
 
 #include <cuda_runtime.h>

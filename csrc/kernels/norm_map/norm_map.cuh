@@ -147,7 +147,7 @@ struct NormBlock {
     const int64_t stride = (step >> log2_line_chunks()) * p.line_stride;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const uint4 words = __ldg(reinterpret_cast<const uint4*>(from + i * stride));
+      const uint4 words = *reinterpret_cast<const uint4*>(from + i * stride);
       chunks[i] = {words.x, words.y, words.z, words.w};
     }
   }
@@ -401,8 +401,8 @@ struct MatrixPair {
 template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {
-  wait_for_previous_kernel();  // where the launch asked for an early start
-  let_next_kernel_start();     // only now: who is given these norms may read the weight at once
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   if (zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *zeroed = 0;
   const auto& p = pair.own();
   const NormGroup group(norm_threads<Element>(p.log2_block_lines + p.log2_block_length));

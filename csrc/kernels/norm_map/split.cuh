@@ -140,7 +140,7 @@ __device__ inline void write_split_parts(const SplitShare& share, int thread, in
 template <int kSplitParts>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
@@ -188,6 +188,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     p.split.headers[at] = {block.data, static_cast<int16_t>(exponent), static_cast<uint8_t>(kinds),
                            edge(block.lines_left), edge(block.length_left)};
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 

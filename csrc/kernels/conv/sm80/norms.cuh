@@ -42,7 +42,7 @@ class Im2colBlock {
     const int64_t number = pixel.input_pixel + step_.pixels;
     const auto* from = static_cast<const Element*>(m.data) + number * (m.groups * m.channels) +
                        first_channel_ + channel;
-    const uint4 words = __ldg(reinterpret_cast<const uint4*>(from));
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
     return {words.x, words.y, words.z, words.w};
   }
 

@@ -27,10 +27,8 @@ __device__ float root_of_squares(const ForEach& for_each) {
 
 __global__ void __launch_bounds__(kNormThreads)
     block_norms(const __grid_constant__ BlockNormsParams p) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  let_next_kernel_start();
+  wait_for_previous_kernel();
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
   const int depth = positions * p.groups;
   const int64_t total =

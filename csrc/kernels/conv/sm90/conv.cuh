@@ -20,17 +20,12 @@
 // or 128, or 32 where there is only one such block.
 #pragma once
 
-#include "kernels/conv/sm90/wgmma.cuh"
-
-#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
-#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
-#endif
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#include "cutlass/arch/grid_dependency_control.h"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
 #include "kernels/conv/sm90/list.cuh"
+#include "kernels/conv/sm90/wgmma.cuh"
 
 namespace spamm::kernels::conv {
 
@@ -290,12 +285,12 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  cutlass::arch::launch_dependent_grids();
+  let_next_kernel_start();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
     if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
@@ -313,6 +308,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else if (warp == 0 && elected) {
     load_lists<Config, true>(p, storage);
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 

@@ -150,7 +150,7 @@ class FewChannels {
 #pragma unroll
             for (int i = 0; i < kImages; ++i, from += kWarps * image_size) {
               entries[y][i] = 0;
-              if (exists && image + i * kWarps < images_) entries[y][i] = __ldg(from);
+              if (exists && image + i * kWarps < images_) entries[y][i] = *from;
             }
           }
           auto* to = pixels_ + image * layout_.image + first_y * layout_.line + x;
@@ -178,7 +178,7 @@ class FewChannels {
         static_cast<const uint16_t*>(p_.weight) +
         (static_cast<int64_t>(channel) * p_.shape.kernel.rows + row) * layout_.window;
     const auto entry = [&](int k) -> uint32_t {
-      return exists && k < layout_.window ? __ldg(line + k) : 0;
+      return exists && k < layout_.window ? line[k] : 0;
     };
     const auto pair = [&](int k) { return entry(k) | entry(k + 1) << 16; };
     const int k = first + lane % 4 * 2;

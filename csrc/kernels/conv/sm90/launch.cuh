@@ -183,7 +183,7 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
 
 // Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
 // next_tile are given, the rest follows.
-// weight_is_ready: the weight may be read while kernels before on the stream still run.
+// weight_is_ready: see overlap.cuh.
 // next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
 // kernel in flight may use it.
 template <class Element>

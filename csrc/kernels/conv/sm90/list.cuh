@@ -2,10 +2,7 @@
 // ahead of the loads.
 #pragma once
 
-#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
-#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
-#endif
-#include "cutlass/arch/grid_dependency_control.h"
+#include "kernels/common/overlap.cuh"
 #include "kernels/common/skip_test.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
 
@@ -269,7 +266,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
     const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so this warp waits for the kernels before.
     if (!waited) {
-      cutlass::arch::wait_on_dependent_grids();
+      wait_for_previous_kernel();
       wait_for_barriers();
       tau = p.tau.value();
       waited = true;

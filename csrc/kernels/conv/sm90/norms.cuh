@@ -29,12 +29,13 @@ struct alignas(16) Chunk {
 __device__ inline float larger_or_nan(float x, float y) { return x > y || x != x ? x : y; }
 
 // 16 bytes that nobody else reads, or zeros. Volatile, so that all loads are on their way before
-// the first is used.
+// the first is used. Not ld.global.nc: a kernel that is still running when this one starts may
+// write them (overlap.cuh).
 __device__ __forceinline__ uint4 load_once(const void* data, bool exists) {
   uint4 words{};
   asm volatile(
       "{\n.reg .pred exists;\nsetp.ne.b32 exists, %5, 0;\n"
-      "@exists ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+      "@exists ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
       : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)
       : "l"(data), "r"(static_cast<int>(exists)));
   return words;
@@ -165,13 +166,9 @@ __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number
 template <class Element, int kLog2Slices, int kLog2Lanes>
 __global__ void __launch_bounds__(kNormThreads)
     pixel_norms(const __grid_constant__ PixelNormsParams p) {
-  // Whoever is given a weight's norms may read that weight without waiting for other kernels, which
-  // must therefore be over when the next one starts.
-  const bool reads_weight = p.jobs[1].thread_blocks > 0;
-  if (!reads_weight) let_next_kernel_start();
+  let_next_kernel_start();
   const auto wait = [&] {
     wait_for_previous_kernel();
-    if (reads_weight) let_next_kernel_start();
     if (p.zeroed != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *p.zeroed = 0;
   };
   const int number = blockIdx.x - p.jobs[0].thread_blocks;

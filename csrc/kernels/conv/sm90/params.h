@@ -158,7 +158,7 @@ struct ConvParams {
   int log2_block_m, log2_block_k;
   int norm_groups, box_groups;  // channel groups of block k, and of 64
   const float* norm_weight;     // (blocks of out_channels, kernel positions x norm_groups)
-  bool weight_is_ready;         // before the kernels before are over
+  bool weight_is_ready;         // see overlap.cuh
   InputNorms norm_input;
   Tau<float> tau;
   const void* bias;  // may be null

@@ -170,7 +170,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
     const auto tile = resident_tile_at<Config>(p, number);
     const ResidentNorms<Config> norms(p, tile, step);
     if (!waited) {
-      cutlass::arch::wait_on_dependent_grids();
+      wait_for_previous_kernel();
       wait_for_barriers();
       tau = p.tau.value();
       waited = true;
@@ -187,7 +187,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
 // One thread's work.
 template <class Config>
 __device__ void load_resident_weights(const ConvParams& p, ResidentStorage<Config>& storage) {
-  if (!p.weight_is_ready) cutlass::arch::wait_on_dependent_grids();
+  if (!p.weight_is_ready) wait_for_previous_kernel();
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
 #pragma unroll 1
   for (int position = 0; position < positions; ++position) {
@@ -253,12 +253,12 @@ __device__ void load_resident_pixels(const ConvParams& p, ResidentStorage<Config
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_resident_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<ResidentStorage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  cutlass::arch::launch_dependent_grids();
+  let_next_kernel_start();
   if (warp == 1 && elected) {
     cute::prefetch_tma_descriptor(&p.map_input);
     if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
@@ -276,6 +276,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else if (warp == 0 && elected) {
     load_resident_weights<Config>(p, storage);
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 

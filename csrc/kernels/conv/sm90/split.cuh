@@ -206,12 +206,12 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_split_sm90(const __grid_constant__ ConvParams p) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
   const bool elected = threadIdx.x % 32 == 0;
-  cutlass::arch::launch_dependent_grids();
+  let_next_kernel_start();
   set_up_barriers<Config>(storage, warp);
 
   if (warp >= 4) {
@@ -223,6 +223,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   } else if (warp == 0 && elected) {
     load_lists<Config, true>(p, storage);
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 

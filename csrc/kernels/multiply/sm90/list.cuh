@@ -4,10 +4,7 @@
 // turns: every other tile of a thread block is one's.
 #pragma once
 
-#ifndef CUTLASS_ENABLE_GDC_FOR_SM90
-#define CUTLASS_ENABLE_GDC_FOR_SM90  // else the next header's functions are empty
-#endif
-#include "cutlass/arch/grid_dependency_control.h"
+#include "kernels/common/overlap.cuh"
 #include "kernels/common/skip_test.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
@@ -179,7 +176,7 @@ template <class Config>
 __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int warp,
                            Storage<Config>& storage) {
   // Nothing is loaded or stored before it is listed, so these warps wait for all of them.
-  cutlass::arch::wait_on_dependent_grids();
+  wait_for_previous_kernel();
   constexpr int kUnroll = 2 / Config::kGranules;  // norms of up to 64 steps are in flight at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;

@@ -164,7 +164,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_sm90(const __grid_constant__ Params params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
   }
   __syncthreads();
-  cutlass::arch::launch_dependent_grids();
+  let_next_kernel_start();
 
   if (warp >= 4) {
     multiply_stages<Config>(params, warp / 4 - 1, storage);
@@ -187,6 +187,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   } else if (warp == 0 && elected) {
     load_lists<Config, true>(params, storage);
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 

@@ -318,7 +318,7 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_dmma_sm90(const __grid_constant__ DoubleProduct params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -339,6 +339,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
       load_lists<Config, true>(params, storage);
     }
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 

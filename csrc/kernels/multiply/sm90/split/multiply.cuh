@@ -98,7 +98,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     multiply_split_sm90(const __grid_constant__ SplitProduct params) {
-#ifdef __CUDA_ARCH_FEAT_SM90_ALL  // the same build's other targets hold an empty kernel
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
@@ -123,6 +123,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       load_lists<Config, true>(params, storage);
     }
   }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 
