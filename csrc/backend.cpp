@@ -13,11 +13,9 @@ namespace {
 std::string backend_for_op(at::Device device, at::ScalarType dtype, IntArrayRef block) {
   check_operand_dtype(dtype, "dtype");
   const Block edges = check_block(block);
-  if (device.is_cpu()) return cpu::backend_name(dtype, edges);
-#ifdef SPAMM_WITH_CUDA
-  if (device.is_cuda()) return cuda::backend_name(device, dtype, edges);
-#endif
-  TORCH_CHECK(false, "no kernels were built for device ", device);
+  const auto* kernels = Backends<NamedKernels>::find(device.type());
+  TORCH_CHECK(kernels != nullptr, "no kernels were built for device ", device);
+  return kernels->name(device, dtype, edges);
 }
 
 }  // namespace

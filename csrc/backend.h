@@ -1,4 +1,4 @@
-// The kernels' names, as backend_for reports them, and the setting that they depend on.
+// The names of a device's multiply kernels, as backend_for reports them.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -6,20 +6,15 @@
 
 #include <string>
 
+#include "backends.h"
 #include "checks.h"
 
 namespace spamm {
 
-namespace cpu {
-std::string backend_name(at::ScalarType dtype, const Block& block);
-}
+struct NamedKernels {
+  std::string (*name)(at::Device device, at::ScalarType dtype, const Block& block);
 
-namespace cuda {
-std::string backend_name(at::Device device, at::ScalarType dtype, const Block& block);
-
-// Whether float32 may be rounded to TF32, as PyTorch's own matrix products decide it. Another
-// thread may change the setting at any time: ask once in each call and pass the answer on.
-bool allow_tf32();
-}  // namespace cuda
+  bool takes() const { return true; }
+};
 
 }  // namespace spamm

@@ -8,16 +8,11 @@
 #include <cmath>
 #include <optional>
 #include <string>
-#include <utility>
+
+#include "block.h"
+#include "spamm/spamm.h"
 
 namespace spamm {
-
-// (m, k, n): edges of the blocks of A (m x k), B (k x n) and C (m x n).
-struct Block {
-  int64_t m, k, n;
-};
-
-inline bool is_block_edge(int64_t edge) { return edge == 32 || edge == 64 || edge == 128; }
 
 inline Block check_block(at::IntArrayRef block) {
   TORCH_CHECK_VALUE(block.size() == 3 && is_block_edge(block[0]) && is_block_edge(block[1]) &&
@@ -70,8 +65,6 @@ inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
 inline void check_matrices(const at::Tensor& x, const char* name) {
   TORCH_CHECK(x.dim() >= 2, name, " must be (..., rows, columns); got shape ", x.sizes());
 }
-
-inline int64_t blocks_of(int64_t length, int64_t edge) { return (length + edge - 1) / edge; }
 
 // The addend of a product of the operands `a` and b, whose result has `shape`.
 inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArrayRef shape) {
@@ -156,19 +149,20 @@ inline void check_max_error(double max_error) {
   TORCH_CHECK_VALUE(max_error >= 0, "max_error must be at least 0; got ", max_error);
 }
 
-inline void check_knobs(const std::optional<at::Tensor>& tau, std::optional<double> valid_ratio,
-                        std::optional<double> max_error) {
+inline void check_knob(const Knob& knob) {
   std::string given;
-  for (const auto& [name, is_given] :
-       {std::pair{"tau", tau.has_value()}, std::pair{"valid_ratio", valid_ratio.has_value()},
-        std::pair{"max_error", max_error.has_value()}}) {
-    if (is_given) given += (given.empty() ? "" : " and ") + std::string(name);
-  }
-  TORCH_CHECK_VALUE(tau.has_value() + valid_ratio.has_value() + max_error.has_value() == 1,
-                    "exactly one of tau, valid_ratio and max_error must be given; got ",
-                    given.empty() ? "none" : given);
-  if (valid_ratio) check_valid_ratio(*valid_ratio);
-  if (max_error) check_max_error(*max_error);
+  const auto add = [&](const char* name) {
+    given += (given.empty() ? "" : " and ") + std::string(name);
+  };
+  if (knob.tau) add("tau");
+  if (knob.valid_ratio) add("valid_ratio");
+  if (knob.max_error) add("max_error");
+  TORCH_CHECK_VALUE(
+      knob.tau.has_value() + knob.valid_ratio.has_value() + knob.max_error.has_value() == 1,
+      "exactly one of tau, valid_ratio and max_error must be given; got ",
+      given.empty() ? "none" : given);
+  if (knob.valid_ratio) check_valid_ratio(*knob.valid_ratio);
+  if (knob.max_error) check_max_error(*knob.max_error);
 }
 
 }  // namespace spamm

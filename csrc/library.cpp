@@ -55,5 +55,7 @@ TORCH_LIBRARY(spamm_torch, m) {
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
+  // Whether convolutions there compute their output's norms without a pass over it.
+  m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
 }

@@ -12,13 +12,9 @@
 #include "threshold.h"
 
 namespace spamm {
-Tensor spamm_by_stages(const Tensor& a, const Tensor& b, const std::optional<Tensor>& tau,
-                       std::optional<double> valid_ratio, std::optional<double> max_error,
-                       IntArrayRef block, const std::optional<Tensor>& norm_a,
-                       const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
-                       const Scalar& beta, const Scalar& alpha) {
-  check_operands(a, b);
-  check_knobs(tau, valid_ratio, max_error);
+
+Tensor spamm_by_stages(const SpammArguments& arguments) {
+  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha] = arguments;
   const auto [m, k, n] = check_block(block);
   Tensor map_a, map_b;
   if (norm_a || norm_b) {
@@ -30,7 +26,7 @@ Tensor spamm_by_stages(const Tensor& a, const Tensor& b, const std::optional<Ten
         ops::find<Maps(const Tensor&, const Tensor&, IntArrayRef)>("spamm_torch::norm_maps");
     std::tie(map_a, map_b) = op.call(a, b, block);
   }
-  const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+  const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
   return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
 }
 
@@ -42,11 +38,22 @@ std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArr
   return {norm_map(a, {m, k}), norm_map(b, {k, n})};
 }
 
+Tensor spamm_op(const Tensor& a, const Tensor& b, const std::optional<Tensor>& tau,
+                std::optional<double> valid_ratio, std::optional<double> max_error,
+                IntArrayRef block, const std::optional<Tensor>& norm_a,
+                const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
+                const Scalar& beta, const Scalar& alpha) {
+  const Knob knob = {tau, valid_ratio, max_error};
+  check_operands(a, b);
+  check_knob(knob);
+  return spamm_by_stages({a, b, knob, block, norm_a, norm_b, input, beta, alpha});
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("norm_maps", &norm_maps_op);
-  m.impl("spamm", &spamm_by_stages);
+  m.impl("spamm", &spamm_op);
 }
 
 }  // namespace spamm

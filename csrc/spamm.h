@@ -5,15 +5,21 @@
 
 #include <optional>
 
+#include "spamm/spamm.h"
+
 namespace spamm {
 
-// spamm_torch::spamm by the stages' own ops; devices that join stages fall back on it.
-at::Tensor spamm_by_stages(const at::Tensor& a, const at::Tensor& b,
-                           const std::optional<at::Tensor>& tau, std::optional<double> valid_ratio,
-                           std::optional<double> max_error, at::IntArrayRef block,
-                           const std::optional<at::Tensor>& norm_a,
-                           const std::optional<at::Tensor>& norm_b,
-                           const std::optional<at::Tensor>& input, const at::Scalar& beta,
-                           const at::Scalar& alpha);
+// The arguments of spamm_torch::spamm: beta * input + alpha * (a @ b).
+struct SpammArguments {
+  const Tensor &a, &b;
+  Knob knob;
+  IntArrayRef block;
+  const std::optional<Tensor>&norm_a, &norm_b;  // computed where absent
+  const std::optional<Tensor>& input;
+  const Scalar &beta, &alpha;
+};
+
+// By the stages' own ops; devices that join stages fall back on it. Checks nothing itself.
+Tensor spamm_by_stages(const SpammArguments& arguments);
 
 }  // namespace spamm

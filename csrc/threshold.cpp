@@ -22,13 +22,11 @@ Tensor valid_ratio_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& 
 
 }  // namespace
 
-Tensor threshold_from_knob(const Tensor& norm_a, const Tensor& norm_b,
-                           const std::optional<Tensor>& tau, std::optional<double> valid_ratio,
-                           std::optional<double> max_error,
+Tensor threshold_from_knob(const Tensor& norm_a, const Tensor& norm_b, const Knob& knob,
                            const std::optional<Tensor>& skip_norm_b) {
-  if (tau) return *tau;
-  if (valid_ratio) return find_tau(norm_a, skip_norm_b.value_or(norm_b), *valid_ratio);
-  return find_tau_for_error(norm_a, norm_b, *max_error, skip_norm_b);
+  if (knob.tau) return *knob.tau;
+  if (knob.valid_ratio) return find_tau(norm_a, skip_norm_b.value_or(norm_b), *knob.valid_ratio);
+  return find_tau_for_error(norm_a, norm_b, *knob.max_error, skip_norm_b);
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {

@@ -1,4 +1,7 @@
-// Convolutions whose im2col matrix is never in memory: each device has them for some arguments.
+// Convolutions and what goes with them, as a device's backends take them (backends.h).
+//
+// A device without a backend gets the explicit im2col matrix of conv2d.cpp, torch's own max pooling
+// and norm maps of whole tensors: results are the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -6,6 +9,7 @@
 #include <array>
 #include <optional>
 
+#include "backends.h"
 #include "conv/pixel_blocks.h"
 #include "conv/shape.h"
 #include "spamm/spamm.h"
@@ -21,13 +25,18 @@ struct Convolution {
   Block block;
   PixelBlocks blocks;
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
-  std::optional<at::Tensor> norm_input;   // as layer_norms' of the input
-  bool wants_output_norms;                // the output's, too
-  bool weight_is_ready;                   // see kernels/common/overlap.cuh
-  bool allow_tf32;                        // of float32 on CUDA, asked once for the whole call
+  std::optional<at::Tensor> norm_input;   // as layer_norms() of the input
+  bool wants_output_norms;
+  bool weight_is_ready;            // see kernels/common/overlap.cuh
+  bool allow_tf32;                 // for float32 on CUDA, asked once for the whole call
+  at::MemoryFormat output_format;  // channels last or contiguous
+
+  std::array<int64_t, 4> output_sizes() const {
+    return {shape.images, shape.out_channels, shape.output.height, shape.output.width};
+  }
 };
 
-// Norms that one layer leaves for the next: of every (block of 64 images, pixel, block of 64
+// Norms that one layer passes on to the next: of every (block of 64 images, pixel, block of 64
 // channels), float32. They are the norms of the next layer's im2col blocks, shifted by the kernel
 // position, where its pixel block is (64, 1, 1) and its k is 64.
 constexpr int64_t kLayerNormBlock = 64;
@@ -38,11 +47,28 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
           blocks_of(channels, kLayerNormBlock)};
 }
 
-// The norms that an output leaves for the next layer.
+// These norms of an output, in a pass over it.
 at::Tensor layer_norms(const at::Tensor& output);
 
 struct ConvolutionResult {
-  at::Tensor output, norms;  // the second undefined where it is not asked for, or not left
+  at::Tensor output;  // in any memory format
+  at::Tensor norms;   // layer_norms() of it; undefined where a pass over it must compute them
+};
+
+// The norms of the weight: the caller's, or those of the weight matrix.
+at::Tensor weight_norms(const Convolution& conv);
+
+// A convolution whose im2col matrix is never in memory.
+struct ConvBackend {
+  bool (*takes)(const Convolution&, const Knob&);  // the output is not empty
+  ConvolutionResult (*run)(const Convolution&, const Knob&);
+};
+
+// The norms (1, MB, KB) of a weight as the device's convolution computes them, where those are not
+// bit for bit norm_map's of the weight matrix.
+struct WeightNormBackend {
+  bool (*takes)(const at::Tensor& weight, int64_t groups, const Block& block);
+  at::Tensor (*run)(const at::Tensor& weight, const Block& block);
 };
 
 // A max pooling whose arguments have been checked.
@@ -50,53 +76,15 @@ struct MaxPool {
   Size2 kernel, stride, padding, dilation, output;
 };
 
-namespace cpu {
+struct MaxPoolBackend {
+  bool (*takes)(const at::Tensor& input, const MaxPool& pool);
+  ConvolutionResult (*run)(const at::Tensor& input, const MaxPool& pool);
+};
 
-// Whether implicit_conv takes it.
-bool has_implicit_conv(const Convolution& conv);
-
-// Writes the convolution, whose weight has the norms `norm_weight`, into `output`, which is
-// contiguous or channels last; without what follows it (relu, norms for the next layer).
-void implicit_conv(const Convolution& conv, const Knob& knob, const at::Tensor& norm_weight,
-                   const at::Tensor& output);
-
-}  // namespace cpu
-
-namespace cuda {
-
-#ifdef SPAMM_WITH_CUDA
-// On sm_80 and newer; whether implicit_conv_sm80 takes it, and should.
-bool has_implicit_conv_sm80(const Convolution& conv);
-
-// Writes the convolution of `weights`, (groups, out_channels / groups, K), whose norms are
-// `norm_weight`, into `output`, which is contiguous or channels last; without norms for the next
-// layer.
-void implicit_conv_sm80(const Convolution& conv, const Knob& knob, const at::Tensor& weights,
-                        const at::Tensor& norm_weight, const at::Tensor& output);
-#endif
-
-#ifdef SPAMM_WITH_SM90A
-// On Hopper: whether implicit_conv takes it.
-bool has_implicit_conv(const Convolution& conv);
-
-// The output is in channels-last memory. float32 at full accuracy leaves no norms: the next
-// layer reads its input anyway, to split it.
-ConvolutionResult implicit_conv(const Convolution& conv, const Knob& knob);
-
-// The same for few input channels where the threshold, held by the host, skips nothing.
-bool has_few_channels_conv(const Convolution& conv, const Knob& knob);
-ConvolutionResult few_channels_conv(const Convolution& conv);
-
-// The norms (1, MB, KB) of a weight that implicit_conv would take itself, bit for bit, where they
-// are not norm_map's of the weight matrix.
-bool has_implicit_weight_norm(const at::Tensor& weight, int64_t groups, const Block& block);
-at::Tensor implicit_weight_norm(const at::Tensor& weight, const Block& block);
-
-// Whether max_pool takes it. Its output is in channels-last memory, as its input must be.
-bool has_max_pool(const at::Tensor& input, const MaxPool& pool);
-ConvolutionResult max_pool(const at::Tensor& input, const MaxPool& pool);
-#endif
-
-}  // namespace cuda
+// Takes the devices and types whose convolutions compute their output's norms without a pass over
+// it: there a chain of layers pays.
+struct OutputNormsBackend {
+  bool (*takes)(at::Device device, at::ScalarType dtype);
+};
 
 }  // namespace spamm

@@ -70,6 +70,10 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
   TORCH_CHECK_VALUE(!layers.done(), "layers must hold a layer; got none");
   Tensor current = input;
   OptTensor norms;
+  const auto pass_on = [&](const ConvolutionResult& result) {
+    current = result.output;
+    norms = result.norms.defined() ? OptTensor(result.norms) : OptTensor();
+  };
   size_t convolutions = 0;
   while (!layers.done()) {
     const int64_t kind = layers.take();
@@ -79,10 +83,8 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
       const IntArrayRef kernel = layers.take(2), stride = layers.take(2), padding = layers.take(2),
                         dilation = layers.take(2);
       const bool ceil_mode = layers.take() != 0;
-      Tensor left;
-      std::tie(current, left) = check_and_pool(current, kernel, stride, padding, dilation,
-                                               ceil_mode, layers.next_is(kConvolution));
-      norms = left.defined() ? OptTensor(left) : OptTensor();
+      pass_on(check_and_pool(current, kernel, stride, padding, dilation, ceil_mode,
+                             layers.next_is(kConvolution)));
       continue;
     }
     check_count(convolutions < weights.size(), weights.size());
@@ -95,18 +97,27 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
                       "a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got ",
                       knob_kind);
     const IntArrayRef block = layers.take(3), pixel_block = layers.take(3);
-    const Tensor& knob = knobs[convolutions];
-    const auto number_of = [&](KnobKind kind) {
-      return knob_kind == kind ? std::optional(host_number(knob)) : std::nullopt;
-    };
-    auto result = check_and_convolve(
-        current, weights[convolutions], biases[convolutions], stride, padding, dilation, groups,
-        knob_kind == kTau ? OptTensor(knob) : OptTensor(), number_of(kValidRatio),
-        number_of(kMaxError), unless_zero(block), unless_zero(pixel_block),
-        norm_weights[convolutions], norms, relu, weight_is_ready, layers.next_is(kConvolution));
+    const Tensor& value = knobs[convolutions];
+    Knob knob;
+    if (knob_kind == kTau) knob.tau = value;
+    if (knob_kind == kValidRatio) knob.valid_ratio = host_number(value);
+    if (knob_kind == kMaxError) knob.max_error = host_number(value);
+    const ConvArguments arguments = {.input = current,
+                                     .weight = weights[convolutions],
+                                     .bias = biases[convolutions],
+                                     .stride = stride,
+                                     .padding = padding,
+                                     .dilation = dilation,
+                                     .groups = groups,
+                                     .knob = knob,
+                                     .block = unless_zero(block),
+                                     .pixel_block = unless_zero(pixel_block),
+                                     .norm_weight = norm_weights[convolutions],
+                                     .norm_input = norms,
+                                     .relu = relu,
+                                     .weight_is_ready = weight_is_ready};
+    pass_on(check_and_convolve(arguments, layers.next_is(kConvolution)));
     ++convolutions;
-    current = result.output;
-    norms = result.norms.defined() ? OptTensor(result.norms) : OptTensor();
   }
   check_count(convolutions == weights.size(), weights.size());
   return current;

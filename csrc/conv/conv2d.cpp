@@ -1,9 +1,8 @@
 // Convolution as SpAMM: weight matrix (out_channels x K) times im2col matrix (K x pixels), groups
 // as batches, in the pipeline's order: norm map -> threshold -> multiply.
 //
-// Where a device has a convolution without an im2col matrix (conv/backend.h), that is taken. What
-// follows here serves everything else, device-free: built of ATen ops and of the stages, each
-// dispatched on its own.
+// A device's own convolution (conv/backend.h) needs no im2col matrix. What follows here serves
+// everything else, device-free: built of ATen ops and of the stages, each dispatched on its own.
 //
 // The im2col matrix is explicit but never whole: it is built, tested and multiplied in pieces that
 // fit a budget. A given tau takes one pass over the pieces. A searched one needs all norms first,
@@ -16,7 +15,6 @@
 
 #include <vector>
 
-#include "backend.h"
 #include "checks.h"
 #include "conv/backend.h"
 #include "conv/im2col.h"
@@ -25,6 +23,7 @@
 #include "conv/pixel_blocks.h"
 #include "conv/shape.h"
 #include "spamm/spamm.h"
+#include "tf32_setting.h"
 #include "threshold.h"
 
 namespace spamm {
@@ -35,15 +34,6 @@ using OptTensor = std::optional<Tensor>;
 // Bytes of im2col matrix held at a time (one pixel block at least, however large). On the CPU a
 // piece should still be in cache when it is multiplied; a GPU wants pieces that fill it.
 int64_t piece_budget(at::Device device) { return int64_t{device.is_cuda() ? 256 : 8} << 20; }
-
-// (groups, out_channels / groups, K): K in the im2col matrix's order.
-Tensor weight_matrix(const Tensor& weight, int64_t groups, int64_t block_k) {
-  const int64_t rows = weight.size(0) / groups, channels = weight.size(1);
-  const int64_t padding = blocks_of(channels, block_k) * block_k - channels;
-  const Tensor channels_last = weight.permute({0, 2, 3, 1});
-  const Tensor padded = padding ? at::constant_pad_nd(channels_last, {0, padding}) : channels_last;
-  return padded.reshape({groups, rows, weight.size(2) * weight.size(3) * (channels + padding)});
-}
 
 // Channels last if the input or the weight is, as in torch's own convolutions.
 at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
@@ -89,8 +79,10 @@ void check_norm_weight(const Convolution& conv) {
                        "norm_weight");
 }
 
-// The stages in order, piece by piece, into `output`.
-void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
+// The stages in order, piece by piece.
+Tensor convolve_by_matrix(const Convolution& conv, const Knob& knob) {
+  const Tensor output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
+  if (output.numel() == 0) return output;
   const Tensor& input = conv.input;
   const ConvShape& shape = conv.shape;
   const Block& block = conv.block;
@@ -98,25 +90,13 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   const OptTensor &bias = conv.bias, &norm_weight = conv.norm_weight;
   const Tensor weights = weight_matrix(conv.weight, shape.groups, block.k);
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
-  if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
-    cpu::implicit_conv(conv, knob, norm_a, output);
-    if (conv.relu) output.relu_();
-    return;
-  }
-#ifdef SPAMM_WITH_CUDA
-  if (cuda::has_implicit_conv_sm80(conv)) {
-    cuda::implicit_conv_sm80(conv, knob, weights, norm_a, output);
-    return;
-  }
-#endif
   const Im2col im2col(input, shape, blocks, block.k);
   const PartialBlockScale scale(blocks, norm_a.options());
   const auto norms_of = [&](const Tensor& pixels) {
     return norm_map(pixels.mT(), {block.k, block.n});
   };
   const auto threshold_for = [&](const Tensor& norm_b) {
-    return threshold_from_knob(norm_a, norm_b, knob.tau, knob.valid_ratio, knob.max_error,
-                               scale(norm_b, 0));
+    return threshold_from_knob(norm_a, norm_b, knob, scale(norm_b, 0));
   };
 
   const int64_t block_bytes =
@@ -142,64 +122,52 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
     first += norm_b.size(-1);
   }
   if (conv.relu) output.relu_();
+  return output;
 }
 
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
-  const ConvShape& shape = conv.shape;
-  const auto format = output_format(conv.input, conv.weight);
-  const std::array<int64_t, 4> sizes = {shape.images, shape.out_channels, shape.output.height,
-                                        shape.output.width};
-  const bool empty = c10::multiply_integers(sizes) == 0;
-#ifdef SPAMM_WITH_SM90A
-  if (!empty) {
-    const bool few_channels = cuda::has_few_channels_conv(conv, knob);
-    if (few_channels || cuda::has_implicit_conv(conv)) {
-      const auto [output, norms] =
-          few_channels ? cuda::few_channels_conv(conv) : cuda::implicit_conv(conv, knob);
-      return {output.contiguous(format),
-              conv.wants_output_norms && !norms.defined() ? layer_norms(output) : norms};
-    }
-  }
-#endif
-  const Tensor output = at::empty(sizes, conv.input.options(), format);
-  if (!empty) convolve(conv, knob, output);
-  return {output, conv.wants_output_norms ? layer_norms(output) : Tensor()};
+  const bool empty = c10::multiply_integers(conv.output_sizes()) == 0;
+  const at::DeviceType device = conv.input.device().type();
+  const auto* backend = empty ? nullptr : Backends<ConvBackend>::find(device, conv, knob);
+  auto [output, norms] =
+      backend ? backend->run(conv, knob) : ConvolutionResult{convolve_by_matrix(conv, knob), {}};
+  if (conv.wants_output_norms && !norms.defined()) norms = layer_norms(output);
+  return {output.contiguous(conv.output_format), norms};
 }
 
 }  // namespace
 
-ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
-                                     const OptTensor& bias, IntArrayRef stride, IntArrayRef padding,
-                                     IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-                                     std::optional<double> valid_ratio,
-                                     std::optional<double> max_error, at::OptionalIntArrayRef block,
-                                     at::OptionalIntArrayRef pixel_block,
-                                     const OptTensor& norm_weight, const OptTensor& norm_input,
-                                     bool relu, bool weight_is_ready, bool wants_output_norms) {
-  check_knobs(tau, valid_ratio, max_error);
-  if (tau) check_tau(*tau, input.device());
+ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms) {
+  const auto& [input, weight, bias, stride, padding, dilation, groups, knob, block, pixel_block,
+               norm_weight, norm_input, relu, weight_is_ready] = arguments;
+  check_knob(knob);
+  if (knob.tau) check_tau(*knob.tau, input.device());
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
   const Block edges =
       conv_block(block, pixel_block, shape.group_out_channels(), shape.group_in_channels());
   const PixelBlocks blocks = {.grid = {shape.images, shape.output.height, shape.output.width},
                               .edge = pixel_block ? check_pixel_block(*pixel_block)
                                                   : default_pixel_block(shape.images, edges.n)};
-  const Tensor batch = input.dim() == 4 ? input : input.unsqueeze(0);
-#ifdef SPAMM_WITH_CUDA
-  const bool allow_tf32 = input.is_cuda() && cuda::allow_tf32();
-#else
-  const bool allow_tf32 = false;
-#endif
-  const Convolution conv = {batch,           weight,    bias,        relu,       shape,
-                            edges,           blocks,    norm_weight, norm_input, wants_output_norms,
-                            weight_is_ready, allow_tf32};
+  const Convolution conv = {.input = input.dim() == 4 ? input : input.unsqueeze(0),
+                            .weight = weight,
+                            .bias = bias,
+                            .relu = relu,
+                            .shape = shape,
+                            .block = edges,
+                            .blocks = blocks,
+                            .norm_weight = norm_weight,
+                            .norm_input = norm_input,
+                            .wants_output_norms = wants_output_norms,
+                            .weight_is_ready = weight_is_ready,
+                            .allow_tf32 = allow_tf32(),
+                            .output_format = output_format(input, weight)};
   check_norm_weight(conv);
   if (norm_input) {
     check_given_norm_map(*norm_input,
-                         layer_norms_shape(shape.images, shape.input, shape.in_channels), batch,
-                         batch.sizes(), "norm_input");
+                         layer_norms_shape(shape.images, shape.input, shape.in_channels),
+                         conv.input, conv.input.sizes(), "norm_input");
   }
-  auto [output, norms] = convolve(conv, {tau, valid_ratio, max_error});
+  auto [output, norms] = convolve(conv, knob);
   return {input.dim() == 4 ? output : output.squeeze(0), norms};
 }
 
@@ -211,10 +179,12 @@ Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bia
                  std::optional<double> max_error, at::OptionalIntArrayRef block,
                  at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
                  const OptTensor& norm_input, bool relu, bool weight_is_ready) {
-  return check_and_convolve(input, weight, bias, stride, padding, dilation, groups, tau,
-                            valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
-                            relu, weight_is_ready, /*wants_output_norms=*/false)
-      .output;
+  const ConvArguments arguments = {
+      input,   weight,         bias,        stride,
+      padding, dilation,       groups,      {tau, valid_ratio, max_error},
+      block,   pixel_block,    norm_weight, norm_input,
+      relu,    weight_is_ready};
+  return check_and_convolve(arguments, /*wants_output_norms=*/false).output;
 }
 
 std::tuple<Tensor, Tensor> conv2d_with_norms_op(
@@ -223,9 +193,12 @@ std::tuple<Tensor, Tensor> conv2d_with_norms_op(
     std::optional<double> valid_ratio, std::optional<double> max_error,
     at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
     const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
-  auto [output, norms] = check_and_convolve(
-      input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio, max_error, block,
-      pixel_block, norm_weight, norm_input, relu, weight_is_ready, /*wants_output_norms=*/true);
+  const ConvArguments arguments = {
+      input,   weight,         bias,        stride,
+      padding, dilation,       groups,      {tau, valid_ratio, max_error},
+      block,   pixel_block,    norm_weight, norm_input,
+      relu,    weight_is_ready};
+  auto [output, norms] = check_and_convolve(arguments, /*wants_output_norms=*/true);
   return {output, norms};
 }
 
@@ -233,15 +206,23 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
                              at::OptionalIntArrayRef pixel_block) {
   check_conv_weight(weight, groups);
   const Block edges = conv_block(block, pixel_block, weight.size(0) / groups, weight.size(1));
-#ifdef SPAMM_WITH_SM90A
-  if (cuda::has_implicit_weight_norm(weight, groups, edges)) {
-    return cuda::implicit_weight_norm(weight, edges);
-  }
-#endif
-  return norm_map(weight_matrix(weight, groups, edges.k), {edges.m, edges.k});
+  const auto* backend =
+      Backends<WeightNormBackend>::find(weight.device().type(), weight, groups, edges);
+  return backend ? backend->run(weight, edges)
+                 : norm_map(weight_matrix(weight, groups, edges.k), {edges.m, edges.k});
+}
+
+bool computes_output_norms_op(at::Device device, at::ScalarType dtype) {
+  return Backends<OutputNormsBackend>::find(device.type(), device, dtype) != nullptr;
 }
 
 }  // namespace
+
+Tensor weight_norms(const Convolution& conv) {
+  if (conv.norm_weight) return *conv.norm_weight;
+  return norm_map(weight_matrix(conv.weight, conv.shape.groups, conv.block.k),
+                  {conv.block.m, conv.block.k});
+}
 
 Tensor layer_norms(const Tensor& output) {
   const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
@@ -252,6 +233,10 @@ TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", &conv2d_op);
   m.impl("conv2d_with_norms", &conv2d_with_norms_op);
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
+  m.impl("computes_output_norms", &computes_output_norms_op);
 }
 
 }  // namespace spamm

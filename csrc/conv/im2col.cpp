@@ -21,6 +21,15 @@ at::Tensor padded(const at::Tensor& input, const ConvShape& shape) {
 
 }  // namespace
 
+at::Tensor weight_matrix(const Tensor& weight, int64_t groups, int64_t block_k) {
+  const int64_t rows = weight.size(0) / groups, channels = weight.size(1);
+  const int64_t padding = blocks_of(channels, block_k) * block_k - channels;
+  const at::Tensor channels_last = weight.permute({0, 2, 3, 1});
+  const at::Tensor padded =
+      padding ? at::constant_pad_nd(channels_last, {0, padding}) : channels_last;
+  return padded.reshape({groups, rows, weight.size(2) * weight.size(3) * (channels + padding)});
+}
+
 std::vector<Piece> cut(const Box& blocks, int64_t most) {
   Box step;  // blocks of a piece: a dimension is cut only where the outer ones go one by one
   for (int d = 2; d >= 0; --d) {

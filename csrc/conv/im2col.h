@@ -25,6 +25,9 @@ struct Piece {
 // block order, and each is a run of consecutive blocks.
 std::vector<Piece> cut(const Box& blocks, int64_t most);
 
+// The weight matrix (groups, out_channels / groups, K), K in the im2col matrix's order.
+at::Tensor weight_matrix(const at::Tensor& weight, int64_t groups, int64_t block_k);
+
 class Im2col {
  public:
   // `input` is (images, channels, height, width), in any memory format.

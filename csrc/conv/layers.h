@@ -10,23 +10,24 @@
 
 namespace spamm {
 
-// Of the arguments that conv2d and conv2d_with_norms share.
-ConvolutionResult check_and_convolve(const at::Tensor& input, const at::Tensor& weight,
-                                     const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                     at::IntArrayRef padding, at::IntArrayRef dilation,
-                                     int64_t groups, const std::optional<at::Tensor>& tau,
-                                     std::optional<double> valid_ratio,
-                                     std::optional<double> max_error, at::OptionalIntArrayRef block,
-                                     at::OptionalIntArrayRef pixel_block,
-                                     const std::optional<at::Tensor>& norm_weight,
-                                     const std::optional<at::Tensor>& norm_input, bool relu,
-                                     bool weight_is_ready, bool wants_output_norms);
+// The arguments of conv2d, conv2d_with_norms and a chain's convolutions.
+struct ConvArguments {
+  const Tensor &input, &weight;
+  std::optional<Tensor> bias;
+  IntArrayRef stride, padding, dilation;
+  int64_t groups;
+  Knob knob;
+  at::OptionalIntArrayRef block, pixel_block;
+  std::optional<Tensor> norm_weight, norm_input;
+  bool relu, weight_is_ready;
+};
 
-// The second undefined where it is not asked for and a pass over the output would have to take it.
-std::tuple<at::Tensor, at::Tensor> check_and_pool(const at::Tensor& input,
-                                                  at::IntArrayRef kernel_size,
-                                                  at::IntArrayRef stride, at::IntArrayRef padding,
-                                                  at::IntArrayRef dilation, bool ceil_mode,
-                                                  bool wants_output_norms);
+// The norms are undefined where they are not wanted.
+ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms);
+
+// The norms are undefined where they are not wanted and would take a pass over the output.
+ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
+                                 bool wants_output_norms);
 
 }  // namespace spamm

@@ -45,23 +45,20 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
 std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRef kernel_size,
                                                  IntArrayRef stride, IntArrayRef padding,
                                                  IntArrayRef dilation, bool ceil_mode) {
-  return check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
-                        /*wants_output_norms=*/true);
+  auto [output, norms] = check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
+                                        /*wants_output_norms=*/true);
+  return {output, norms};
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> check_and_pool(const Tensor& input, IntArrayRef kernel_size,
-                                          IntArrayRef stride, IntArrayRef padding,
-                                          IntArrayRef dilation, bool ceil_mode,
-                                          bool wants_output_norms) {
+ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
+                                 bool wants_output_norms) {
   const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
-#ifdef SPAMM_WITH_SM90A
-  if (cuda::has_max_pool(input, pool)) {
-    auto [output, norms] = cuda::max_pool(input, pool);
-    return {output, norms};
+  if (const auto* backend = Backends<MaxPoolBackend>::find(input.device().type(), input, pool)) {
+    return backend->run(input, pool);
   }
-#endif
   const Tensor output = std::get<0>(
       at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
   return {output, wants_output_norms ? layer_norms(output) : Tensor()};

@@ -9,7 +9,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "checks.h"
+#include "block.h"
 #include "kernels/common/tile.h"
 
 namespace spamm::cuda {

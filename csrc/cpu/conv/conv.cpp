@@ -5,6 +5,7 @@
 // Both ends are channels last. Contiguous images are brought there and back, image by image, which
 // costs a copy of input and output but less time than elements that lie far apart.
 #include <ATen/Dispatch.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include "conv/backend.h"
@@ -35,8 +36,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weig
   const Positions<T, P> positions(conv.input, conv.shape, conv.blocks.edge[0], conv.block.k);
   const Tensor norm_columns = column_norms(conv, positions).mT();
   const auto skip_norms = PartialBlockScale(conv.blocks, norm_columns.options())(norm_columns, 0);
-  const Tensor tau = threshold_from_knob(norm_weight, norm_columns, knob.tau, knob.valid_ratio,
-                                         knob.max_error, skip_norms);
+  const Tensor tau = threshold_from_knob(norm_weight, norm_columns, knob, skip_norms);
   const WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
                                   positions.depth());
   const ConvNorms norms{norm_weight.contiguous(),
@@ -65,15 +65,14 @@ Tensor channels_last_like(const Tensor& images) {
   return with_large_pages(at::empty_like(images, images.options(), at::MemoryFormat::ChannelsLast));
 }
 
-}  // namespace
-
-bool has_implicit_conv(const Convolution& conv) {
+bool takes(const Convolution& conv, const Knob&) {
   return conv.blocks.edge[0] >= kLeastImages && conv.shape.in_channels > 0;
 }
 
-void implicit_conv(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
-                   const Tensor& output) {
+ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const ConvShape& shape = conv.shape;
+  const Tensor norm_weight = weight_norms(conv);
+  const Tensor output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, output.scalar_type(), "conv2d", [&] {
     Convolution channels_last = conv;
     if (conv.input.is_contiguous() && !is_channels_last(conv.input)) {
@@ -91,6 +90,11 @@ void implicit_conv(const Convolution& conv, const Knob& knob, const Tensor& norm
     transpose_matrices(result.const_data_ptr<scalar_t>(), output.mutable_data_ptr<scalar_t>(),
                        shape.images, shape.output.height * shape.output.width, shape.out_channels);
   });
+  if (conv.relu) output.relu_();
+  return {output, Tensor()};
 }
 
+const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&takes, &run});
+
+}  // namespace
 }  // namespace spamm::cpu

@@ -355,14 +355,16 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   return result;
 }
 
-}  // namespace
-
-std::string backend_name(at::ScalarType dtype, const Block&) {
+std::string kernel_name(at::Device, at::ScalarType dtype, const Block&) {
   if (dtype == at::kDouble) return "cpu-plain";
   if (at::isReducedFloatingType(dtype) && multiplies_natively(dtype)) return "cpu-brgemm-vnni";
   const std::string name = has_float_brgemm() ? "cpu-brgemm" : "cpu-blas";
   return dtype == at::kFloat ? name : name + "-float32";
 }
+
+const Backends<NamedKernels> named(at::kCPU, Rank::kPortable, {&kernel_name});
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("multiply", &multiply); }
 

@@ -1,36 +1,31 @@
-// A convolution's sizes, as the Hopper kernels take them.
+// The parameters of a Hopper convolution's kernel, and the tensors they point to.
 #pragma once
 
-#include <cstdint>
+#include <ATen/core/Tensor.h>
+#include <cuda_runtime.h>
 
-#include "conv/shape.h"
+#include "conv/backend.h"
+#include "cuda/conv/norms_sm90.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
 
-// Offsets, coordinates and numbers of tiles are 32 bits wide, with some room to step past the end.
-constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
+class Arguments {
+ public:
+  kernels::conv::ConvParams params{};  // without the operands
+  at::Tensor output;
 
-inline bool is_half(at::ScalarType dtype) { return dtype == at::kHalf || dtype == at::kBFloat16; }
+  // Of an input as readable_pixels() gives it. `conv` must outlive this.
+  Arguments(const Convolution& conv, const at::Tensor& input);
 
-inline kernels::Size2 step(const Size2& size) {
-  return {static_cast<int>(size.height), static_cast<int>(size.width)};
-}
+  // The norms, the threshold that follows from them, and the output.
+  void set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream);
 
-inline kernels::conv::Extent extent(int64_t images, const Size2& size) {
-  return {static_cast<int>(images), static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-// Of an input that has `channels`, those included that it was padded with.
-inline kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape, int64_t channels) {
-  return {.input = extent(shape.images, shape.input),
-          .output = extent(shape.images, shape.output),
-          .channels = static_cast<int>(channels),
-          .out_channels = static_cast<int>(shape.out_channels),
-          .kernel = step(shape.kernel),
-          .stride = step(shape.stride),
-          .padding = step(shape.padding),
-          .dilation = step(shape.dilation)};
-}
+ private:
+  const Convolution& conv_;
+  at::TensorOptions output_options_;
+  at::Tensor bias_, tau_;
+  at::Tensor norm_blocks_;  // where a search wants them, or a shifted look-up will not do
+};
 
 }  // namespace spamm::cuda

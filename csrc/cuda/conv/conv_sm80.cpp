@@ -2,9 +2,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "conv/backend.h"
+#include "conv/im2col.h"
 #include "conv/partial_blocks.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/im2col_norms.h"
@@ -23,8 +23,6 @@ using kernels::Im2colMatrix;
 
 // Sizes, numbers of pixels and of norms are 32 bits wide, and tiles may stick out.
 constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
-
-int log2_of(int64_t power) { return std::countr_zero(static_cast<uint64_t>(power)); }
 
 kernels::Size2 pair(const Size2& size) {
   return {static_cast<int>(size.height), static_cast<int>(size.width)};
@@ -96,10 +94,12 @@ bool takes_layer_norms(const Convolution& conv) {
 }
 
 template <class Norm>
-void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
-              const Tensor& norm_weight, const Tensor& output) {
+Tensor convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
   const ConvShape& shape = conv.shape;
+  const Tensor weights = weight_matrix(conv.weight, shape.groups, conv.block.k);
+  const Tensor norm_weight =
+      conv.norm_weight ? *conv.norm_weight : norm_map(weights, {conv.block.m, conv.block.k});
   const Tensor input = readable_pixels(conv.input);
   const Tensor weight = reads_along(weights, 2, 1) ? weights : aligned_copy(weights);
   const Tensor norm_a = norm_weight.contiguous();
@@ -119,7 +119,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
   p.norm_pixels.norms = norms.const_data_ptr<Norm>();
   const auto find_threshold = [&] {
     const Tensor norm_b = norms.mT();
-    return threshold_from_knob(norm_a, norm_b, knob.tau, knob.valid_ratio, knob.max_error,
+    return threshold_from_knob(norm_a, norm_b, knob,
                                PartialBlockScale(conv.blocks, norm_a.options())(norm_b, 0));
   };
   const Tensor tau = tau_as(knob.tau ? *knob.tau : find_threshold(), norm_a.scalar_type());
@@ -133,11 +133,9 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
   const Tensor bias = conv.bias ? conv.bias->contiguous() : Tensor();
   p.bias = conv.bias ? bias.const_data_ptr() : nullptr;
   p.relu = conv.relu;
-  const Tensor target =
-      output.is_contiguous(at::MemoryFormat::ChannelsLast)
-          ? output
-          : at::empty(output.sizes(), output.options(), at::MemoryFormat::ChannelsLast);
-  p.output = target.mutable_data_ptr();
+  const Tensor output =
+      at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
+  p.output = output.mutable_data_ptr();
 
   const Kernel kernel = kernel_of(conv, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
@@ -162,13 +160,10 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& weights,
     }
   }();
   launch(p, forced_tile().value_or(chosen), device.multiprocessors(), device.stream());
-  if (!target.is_same(output)) output.copy_(target);
+  return output;
 }
 
-}  // namespace
-
-bool has_implicit_conv_sm80(const Convolution& conv) {
-  if (!conv.input.is_cuda()) return false;
+bool takes(const Convolution& conv, const Knob&) {
   const ConvShape& shape = conv.shape;
   // Hopper's product of an explicit matrix in three products of split parts is worth the matrix,
   // unless most of that is the padding of few channels to blocks.
@@ -199,10 +194,12 @@ bool has_implicit_conv_sm80(const Convolution& conv) {
              kMost;
 }
 
-void implicit_conv_sm80(const Convolution& conv, const Knob& knob, const Tensor& weights,
-                        const Tensor& norm_weight, const Tensor& output) {
-  const auto run = norm_weight.scalar_type() == at::kDouble ? convolve<double> : convolve<float>;
-  run(conv, knob, weights, norm_weight, output);
+ConvolutionResult run(const Convolution& conv, const Knob& knob) {
+  const bool is_double = conv.input.scalar_type() == at::kDouble;
+  return {is_double ? convolve<double>(conv, knob) : convolve<float>(conv, knob), Tensor()};
 }
 
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {&takes, &run});
+
+}  // namespace
 }  // namespace spamm::cuda

@@ -4,8 +4,8 @@
 #include <algorithm>
 
 #include "conv/backend.h"
-#include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
@@ -22,13 +22,11 @@ bool skips_nothing(const Knob& knob) {
   return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;
 }
 
-}  // namespace
-
-bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
+bool takes(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
   return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
-         conv.input.is_cuda() && is_half(conv.input.scalar_type()) && skips_nothing(knob) &&
-         shape.groups == 1 && shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         is_half(conv.input.scalar_type()) && skips_nothing(knob) && shape.groups == 1 &&
+         shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
          // Sizes of kernels and offsets within an image are 32 bits wide.
          std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
@@ -42,7 +40,7 @@ bool has_few_channels_conv(const Convolution& conv, const Knob& knob) {
              kFewChannelsSharedBytes;
 }
 
-ConvolutionResult few_channels_conv(const Convolution& conv) {
+ConvolutionResult run(const Convolution& conv, const Knob&) {
   const OnDevice device(conv.input);
   const spamm::ConvShape& shape = conv.shape;
   const Tensor input = conv.input.contiguous(at::MemoryFormat::ChannelsLast);
@@ -74,4 +72,7 @@ ConvolutionResult few_channels_conv(const Convolution& conv) {
   return {output, norms};
 }
 
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial, {&takes, &run});
+
+}  // namespace
 }  // namespace spamm::cuda

@@ -2,18 +2,20 @@
 #include <ATen/ops/empty.h>
 
 #include "conv/backend.h"
-#include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
 
 namespace spamm::cuda {
+namespace {
+
 using at::Tensor;
 using namespace kernels::conv;
 
-bool has_max_pool(const Tensor& input, const MaxPool& pool) {
-  return input.is_cuda() && is_half(input.scalar_type()) && input.numel() > 0 &&
+bool takes(const Tensor& input, const MaxPool& pool) {
+  return is_half(input.scalar_type()) && input.numel() > 0 &&
          input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
          input.size(1) * input.element_size() % kAlignment == 0 &&
          reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment == 0 &&
@@ -24,7 +26,7 @@ bool has_max_pool(const Tensor& input, const MaxPool& pool) {
              kMost;
 }
 
-ConvolutionResult max_pool(const Tensor& input, const MaxPool& pool) {
+ConvolutionResult run(const Tensor& input, const MaxPool& pool) {
   const OnDevice device(input);
   const int64_t images = input.size(0), channels = input.size(1);
   const Tensor output = at::empty({images, channels, pool.output.height, pool.output.width},
@@ -38,15 +40,18 @@ ConvolutionResult max_pool(const Tensor& input, const MaxPool& pool) {
       .input = input.const_data_ptr(),
       .output = output.mutable_data_ptr(),
       .in_size = {static_cast<int>(input.size(2)), static_cast<int>(input.size(3))},
-      .out_size = step(pool.output),
-      .kernel = step(pool.kernel),
-      .stride = step(pool.stride),
-      .padding = step(pool.padding),
-      .dilation = step(pool.dilation)};
+      .out_size = size2(pool.output),
+      .kernel = size2(pool.kernel),
+      .stride = size2(pool.stride),
+      .padding = size2(pool.padding),
+      .dilation = size2(pool.dilation)};
   const auto launch =
       input.scalar_type() == at::kHalf ? launch_max_pool<__half> : launch_max_pool<__nv_bfloat16>;
   launch(p, device.stream());
   return {output, norms};
 }
 
+const Backends<MaxPoolBackend> registered(at::kCUDA, Rank::kHopper, {&takes, &run});
+
+}  // namespace
 }  // namespace spamm::cuda

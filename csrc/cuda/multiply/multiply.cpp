@@ -5,12 +5,10 @@
 // can run both. Read once. (And see hopper.h.)
 #include "cuda/multiply/multiply.h"
 
-#include <ATen/Context.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <bit>
 #include <optional>
 #include <string>
 
@@ -22,14 +20,13 @@
 #include "cuda/multiply/launch.h"
 #include "cuda/operand.h"
 #include "cuda/tau_argument.h"
+#include "tf32_setting.h"
 
 namespace spamm::cuda {
 namespace {
 
 using at::Scalar;
 using at::Tensor;
-
-int log2_edge(int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); }
 
 // A product but for its operands. Holds what the parameters point to.
 template <class Norm>
@@ -51,9 +48,9 @@ struct Arguments {
     p.norm_b = map_b.const_data_ptr<Norm>();
     p.tau = tau_argument<Norm>(threshold);
     p.batch = c.size(0), p.m = c.size(1), p.n = c.size(2), p.k = k;
-    p.log2_block_m = log2_edge(block.m);
-    p.log2_block_k = log2_edge(block.k);
-    p.log2_block_n = log2_edge(block.n);
+    p.log2_block_m = log2_of(block.m);
+    p.log2_block_k = log2_of(block.k);
+    p.log2_block_n = log2_of(block.n);
     p.alpha = alpha.to<Norm>();
     if (addend.defined()) {
       p.beta = beta.to<Norm>();
@@ -98,12 +95,6 @@ std::optional<Tile> forced_tile() {
     return value == "small" ? Tile::kSmall : Tile::kLarge;
   }();
   return forced;
-}
-
-bool allow_tf32() {
-  return !at::NoTF32Guard::should_disable_tf32() &&
-         at::globalContext().float32Precision(at::Float32Backend::CUDA, at::Float32Op::MATMUL) ==
-             at::Float32Precision::TF32;
 }
 
 Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
@@ -193,10 +184,16 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
   return c;
 }
 
-std::string backend_name(at::Device device, at::ScalarType dtype, const Block& block) {
+namespace {
+
+std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block& block) {
   const bool hopper = has_hopper_kernels(check_device(device));
   return kernel_name(choose_kernel(dtype, block, allow_tf32(), hopper));
 }
+
+const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel});
+
+}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }
 

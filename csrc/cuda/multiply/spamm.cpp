@@ -57,12 +57,12 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                 std::optional<double> valid_ratio, std::optional<double> max_error,
                 at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
                 const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  const Knob knob = {tau, valid_ratio, max_error};
   check_operands(a, b);
-  check_knobs(tau, valid_ratio, max_error);
+  check_knob(knob);
   const Block block = check_block(block_edges);
   const auto by_stages = [&] {
-    return spamm_by_stages(a, b, tau, valid_ratio, max_error, block_edges, norm_a, norm_b, input,
-                           beta, alpha);
+    return spamm_by_stages({a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha});
   };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
@@ -70,7 +70,7 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   if (!norm_a && !norm_b && claims_tiles(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = norm_maps(a, b, block_edges, counter.get());
-    const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+    const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
     return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, threshold,
                    block_edges, input, beta, alpha);
   }
@@ -82,7 +82,7 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
   const SplitOperands split_parts(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
                                   batch_of_map(map_b, norm_b), device.stream());
-  const Tensor threshold = threshold_from_knob(map_a, map_b, tau, valid_ratio, max_error);
+  const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
   return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, threshold,
                  block_edges, input, beta, alpha);
 }

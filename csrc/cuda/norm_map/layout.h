@@ -3,8 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <bit>
-
+#include "block.h"
 #include "kernels/norm_map/params.h"
 
 namespace spamm::cuda {
@@ -21,13 +20,12 @@ kernels::NormMapParams<Norm> norm_map_params(const at::Tensor& a, int64_t block_
                                              int64_t block_columns, const at::Tensor& norms) {
   const bool by_rows = lines_are_rows(a);
   const int64_t line = by_rows ? 1 : 2, entry = by_rows ? 2 : 1;
-  const auto log2_edge = [](int64_t edge) { return std::countr_zero(static_cast<uint64_t>(edge)); };
   kernels::NormMapParams<Norm> p{};
   p.data = a.const_data_ptr();
   p.batch = a.size(0), p.lines = a.size(line), p.length = a.size(entry);
   p.batch_stride = a.stride(0), p.line_stride = a.stride(line), p.entry_stride = a.stride(entry);
-  p.log2_block_lines = log2_edge(by_rows ? block_rows : block_columns);
-  p.log2_block_length = log2_edge(by_rows ? block_columns : block_rows);
+  p.log2_block_lines = log2_of(by_rows ? block_rows : block_columns);
+  p.log2_block_length = log2_of(by_rows ? block_columns : block_rows);
   if (norms.defined()) {
     p.norms = norms.mutable_data_ptr<Norm>();
     p.norm_batch_stride = norms.stride(0);

@@ -1,0 +1,77 @@
+#include "cuda/conv/arguments_sm90.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "conv/partial_blocks.h"
+#include "cuda/conv/sizes_sm90.h"
+#include "cuda/device.h"
+#include "cuda/hopper.h"
+#include "cuda/tau_argument.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+
+using at::Tensor;
+
+namespace {
+
+Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+                      const Tensor& norm_blocks) {
+  const Tensor map = norm_blocks.t().unsqueeze(0);
+  const PartialBlockScale scale(conv.blocks, norm_weight.options());
+  return threshold_from_knob(norm_weight, map, knob, scale(map, 0));
+}
+
+}  // namespace
+
+bool fits_hopper(const Convolution& conv) {
+  const spamm::ConvShape& shape = conv.shape;
+  if (!has_hopper_kernels(check_device(conv.input.device()))) return false;
+  const int64_t positions = shape.kernel.height * shape.kernel.width;
+  const int64_t in_pixels = shape.input.height * shape.input.width;
+  const int64_t out_pixels = shape.images * shape.output.height * shape.output.width;
+  const auto window = shape.window();
+  return shape.groups == 1 && conv.block.n >= 64 &&
+         takes_channels(conv.block, shape.out_channels, shape.in_channels) &&
+         shape.in_channels > 0 && std::max(shape.kernel.height, shape.kernel.width) < 256 &&
+         std::max(shape.in_channels, shape.out_channels) < (1 << 20) &&
+         // Coordinates, counts of pixels and numbers of norms are 32 bits wide.
+         std::max({shape.input.height + 2 * shape.padding.height + window.height,
+                   shape.input.width + 2 * shape.padding.width + window.width}) < kMost / 256 &&
+         in_pixels * blocks_of(shape.in_channels, 64) *
+                 blocks_of(shape.images, conv.blocks.edge[0]) <
+             kMost &&
+         in_pixels < kMost && out_pixels * blocks_of(shape.out_channels, 64) < kMost &&
+         volume(conv.blocks.count()) * positions * blocks_of(shape.in_channels, 64) < kMost;
+}
+
+Arguments::Arguments(const Convolution& conv, const Tensor& input)
+    : conv_(conv),
+      output_options_(input.options()),
+      bias_(conv.bias ? conv.bias->contiguous() : Tensor()) {
+  params.shape = kernel_shape(conv.shape, input.size(1));
+  params.block = log2_block(conv.blocks);
+  params.log2_block_m = log2_of(conv.block.m);
+  params.log2_block_k = log2_of(conv.block.k);
+  params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
+  params.relu = conv.relu;
+}
+
+void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream) {
+  params.norm_weight = norms.weight.const_data_ptr<float>();
+  params.norm_input = {norms.pixels.const_data_ptr<float>(), true};
+  params.next_tile = norms.next_tile;
+  if (!knob.tau || conv_.blocks.edge[1] * conv_.blocks.edge[2] > 1) {
+    norm_blocks_ = im2col_block_norms(conv_, params, norms, stream);
+    params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
+  }
+  tau_ = tau_as(knob.tau ? *knob.tau : find_threshold(conv_, knob, norms.weight, norm_blocks_),
+                at::kFloat);
+  params.tau = tau_argument<float>(tau_);
+  output = at::empty(conv_.output_sizes(), output_options_, at::MemoryFormat::ChannelsLast);
+  params.output = output.mutable_data_ptr();
+}
+
+}  // namespace spamm::cuda

@@ -1,0 +1,86 @@
+// The convolution of float32 at full accuracy on Hopper: tensors to pointers.
+//
+// Input and weight are split into parts of half types, in the pass that computes their norms.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "conv/backend.h"
+#include "cuda/conv/arguments_sm90.h"
+#include "cuda/conv/channels_last.h"
+#include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/norms_sm90.h"
+#include "cuda/conv/sizes_sm90.h"
+#include "cuda/device.h"
+#include "cuda/multiply/split.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+
+// A float32 operand's split parts. The pass that makes them also computes norms of blocks of
+// 64 x 64, into `map` where those are the ones wanted.
+SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool brings_norms) {
+  return {x, /*k_dim=*/2, split_parts, brings_norms ? map : Tensor()};
+}
+
+// Split parts come in blocks of 64 images x 64 channels; half empty ones do not pay.
+constexpr int64_t kLeastChannels = kernels::kSplitBlock / 2;
+
+bool takes(const Convolution& conv, const Knob&) {
+  return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
+         conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
+         conv.shape.in_channels >= kLeastChannels && fits_hopper(conv);
+}
+
+ConvolutionResult run(const Convolution& conv, const Knob& knob) {
+  const OnDevice device(conv.input);
+  const Tensor input = readable_pixels(conv.input);
+  const Tensor weight = readable_pixels(conv.weight, conv.block.k);
+  const Tensor pixels = by_pixel(input), positions = by_pixel(weight);
+  const auto empty = [&](at::IntArrayRef sizes) {
+    return at::empty(sizes, input.options(), at::MemoryFormat::Contiguous);
+  };
+  // Maps, (blocks of images, pixels, groups) and (blocks of out_channels, positions, groups), as
+  // the convolution wants them; where split parts bring them, those fill them.
+  constexpr int64_t kEdge = kernels::kSplitBlock;
+  const int64_t group = std::max(conv.block.k, kEdge), images = conv.blocks.edge[0];
+  const bool input_given = has_input_norms(conv);
+  const bool input_brings = !input_given && images == kEdge && group == kEdge;
+  const bool weight_brings = !conv.norm_weight && conv.block.m == kEdge && conv.block.k == kEdge;
+  const auto map_of = [&](const Tensor& x, int64_t rows, int64_t columns, bool brings) {
+    return brings ? empty({blocks_of(x.size(1), rows), x.size(0), blocks_of(x.size(2), columns)})
+                  : pixel_map(x, rows, columns);
+  };
+  const Tensor map_input =
+      input_given ? conv.norm_input->contiguous() : map_of(pixels, images, group, input_brings);
+  const Tensor map_weight =
+      (conv.norm_weight ? conv.norm_weight->contiguous()
+                        : map_of(positions, conv.block.m, conv.block.k, weight_brings))
+          .view({blocks_of(weight.size(0), conv.block.m), positions.size(0), -1});
+  const Tensor counter = at::empty({1}, input.options().dtype(at::kInt));
+
+  constexpr int kSplitParts = 2;
+  const SplitTensor a = split(positions, kSplitParts, map_weight.transpose(0, 1), weight_brings);
+  const SplitTensor b = split(pixels, kSplitParts, map_input.transpose(0, 1), input_brings);
+  kernels::SplitParams params[] = {a.params(), b.params()};
+  params[0].zeroed = counter.mutable_data_ptr<int>();
+  launch_split(params, 2, kSplitParts, device.stream());
+
+  Arguments arguments(conv, input);
+  arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
+                 .pixels = map_input,
+                 .own_pixels = {},
+                 .next_tile = counter.mutable_data_ptr<int>()},
+                knob, device.stream());
+  arguments.params.a = a.source();
+  arguments.params.b = b.source();
+  launch_conv_f32x3(arguments.params, device.multiprocessors(), device.stream());
+  return {arguments.output, Tensor()};
+}
+
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&takes, &run});
+
+}  // namespace
+}  // namespace spamm::cuda
