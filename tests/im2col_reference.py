@@ -1,7 +1,7 @@
 """The oracle of convolution as SpAMM: the documented matrices, built slowly and obviously.
 
 A convolution is weight matrix (out_channels x K) times im2col matrix (K x pixels), one pair of
-matrices a group. Everything here follows the definition word by word (docs/design.md, Convolution;
+matrices a group. Everything here follows the definition word by word (docs/kernels/conv.md;
 spamm_torch.conv2d's arguments), one output pixel at a time, and knows nothing of how the library
 does it.
 """
