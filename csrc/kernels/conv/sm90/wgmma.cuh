@@ -2,7 +2,9 @@
 // that fill a block in part. Both operands run along the channels.
 #pragma once
 
-#define CUTE_SM90_EXTENDED_MMA_SHAPES_ENABLED  // else CUTLASS has no such widths
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/arch/mma_sm90_gmma_ext.hpp>  // the widths that CUTLASS keeps apart
+
 #include "kernels/common/tf32.h"
 #include "kernels/common/wgmma_sm90.cuh"
 
