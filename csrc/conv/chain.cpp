@@ -69,10 +69,10 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
   Layers layers(numbers);
   TORCH_CHECK_VALUE(!layers.done(), "layers must hold a layer; got none");
   Tensor current = input;
-  OptTensor norms;
+  Tensor norms;  // of `current`, where the layer before computed them
   const auto pass_on = [&](const ConvolutionResult& result) {
     current = result.output;
-    norms = result.norms.defined() ? OptTensor(result.norms) : OptTensor();
+    norms = result.norms;
   };
   size_t convolutions = 0;
   while (!layers.done()) {
@@ -113,7 +113,7 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
                                      .block = unless_zero(block),
                                      .pixel_block = unless_zero(pixel_block),
                                      .norm_weight = norm_weights[convolutions],
-                                     .norm_input = norms,
+                                     .norm_input = norms.defined() ? OptTensor(norms) : OptTensor(),
                                      .relu = relu,
                                      .weight_is_ready = weight_is_ready};
     pass_on(check_and_convolve(arguments, layers.next_is(kConvolution)));
