@@ -20,12 +20,13 @@
 // or 128, or 32 where there is only one such block.
 #pragma once
 
+#include "kernels/conv/sm90/wgmma.cuh"
+// (The header above comes first: it decides what CUTLASS's own headers declare.)
 #include <cute/arch/copy_sm90_desc.hpp>
 
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
 #include "kernels/conv/sm90/list.cuh"
-#include "kernels/conv/sm90/wgmma.cuh"
 
 namespace spamm::kernels::conv {
 
