@@ -96,6 +96,12 @@ def batches_and_convolutions():
             spamm_torch.conv2d(x[:, :3], weight[:9, :3], dilation=2, valid_ratio=0.5, **setting)
 
 
+def many_small_float32():
+    """Batches that are not split into parts."""
+    a = torch.randn(3000, 4, 5, device="cuda")
+    spamm_torch.bmm(a, a.mT, valid_ratio=0.5)
+
+
 def convolutions_without_im2col():
     """Every tile, with norms taken, pinned, given and left, and a last box filled in part."""
     cases = (  # images, channels, out_channels, size, pixel_block
@@ -105,7 +111,7 @@ def convolutions_without_im2col():
         (5, 72, 136, 9, (1, 8, 8)),
         (128, 8, 72, 24, None),
     )
-    for dtype, case in itertools.product(DTYPES[:2], cases):
+    for dtype, case in itertools.product(DTYPES[:3], cases):
         images, channels, out_channels, size, pixel_block = case
         x = torch.randn(images, channels, size, size, device="cuda").to(dtype)
         weight = torch.randn(out_channels, channels, 3, 3, device="cuda").to(dtype)
@@ -114,6 +120,9 @@ def convolutions_without_im2col():
         hidden, norms = spamm_torch.conv2d(x, weight, tau=1.0, return_norms=True, **setting)
         pinned = torch.ops.spamm_torch.conv2d_weight_norm(weight, **blocks)
         spamm_torch.conv2d(x, weight, valid_ratio=0.5, norm_weight=pinned, **setting)
+        ready = {"norm_weight": pinned, "weight_is_ready": True, "valid_ratio": 0.5, **setting}
+        weight = weight.to(memory_format=torch.channels_last)  # else a copy of it is read
+        torch.ops.spamm_torch.conv2d(x, weight, **ready)
         square = torch.randn(out_channels, out_channels, 3, 3, device="cuda").to(dtype)
         spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
 
@@ -127,6 +136,27 @@ def first_layers():
         output, _ = spamm_torch.conv2d(x, weight, bias, tau=0.0, **setting)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 2)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 3, 2, 1)
+
+
+def chains():
+    """Convolutions and pools in one call, with weights' norms pinned and computed."""
+    for dtype in DTYPES[:2]:
+        layers = (
+            spamm_torch.SpAMMConv2d(3, 64, 3, padding=1, tau=0.0),
+            torch.nn.ReLU(),
+            spamm_torch.SpAMMConv2d(64, 64, 3, padding=1, tau=0.01),
+            torch.nn.MaxPool2d(2),
+            spamm_torch.SpAMMConv2d(64, 136, 3, padding=1, valid_ratio=0.5),
+        )
+        model = torch.nn.Sequential(*layers).to("cuda", dtype).eval()
+        spamm_torch.fuse_(model)
+        x = torch.randn(70, 3, 11, 13, device="cuda").to(dtype)
+        with torch.no_grad():
+            model(x)
+            for layer in model.modules():
+                if isinstance(layer, spamm_torch.SpAMMConv2d):
+                    layer.unfreeze_()
+            model(x)
 
 
 def extremes():
@@ -145,10 +175,12 @@ def main():
         products()
         awkward_float32()
         batches_and_convolutions()
+        many_small_float32()
+        convolutions_without_im2col()
     claimed_tiles()
     stages()
-    convolutions_without_im2col()
     first_layers()
+    chains()
     extremes()
     torch.cuda.synchronize()
     print("every kernel ran")

@@ -8,6 +8,8 @@ fill their last pixel block in part), and cross the lines in between.
 import contextlib
 import functools
 import math
+import sys
+import threading
 
 import pytest
 import torch
@@ -591,3 +593,33 @@ def test_relu_is_an_option_of_the_module(device):
     assert module.state_dict().keys() == dense.state_dict().keys()
     with pytest.raises(ValueError, match=r"to_dense expects relu=False.*; got relu=True"):
         module.to_dense()
+
+
+@pytest.mark.cuda
+def test_another_thread_may_change_the_tf32_setting(monkeypatch):
+    """Each call is right by one answer or the other: of pixels in boxes, only TF32's kernel is."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    x, weight = torch.randn(128, 64, 8, 8), torch.randn(128, 64, 3, 3)
+    exact = F.conv2d(x.double(), weight.double(), padding=1).cuda()
+    x, weight = (t.cuda().to(memory_format=torch.channels_last) for t in (x, weight))
+    setting = {"padding": 1, "tau": 0.0, "block": (64, 64, 128), "pixel_block": (64, 2, 1)}
+    done = threading.Event()
+
+    def flip():
+        while not done.is_set():
+            for allowed in (True, False):
+                torch.backends.cuda.matmul.allow_tf32 = allowed
+
+    thread = threading.Thread(target=flip)
+    thread.start()
+    try:
+        errors = [
+            (spamm_torch.conv2d(x, weight, **setting).double() - exact).norm() for _ in range(1000)
+        ]
+    finally:
+        done.set()
+        thread.join()
+        sys.setswitchinterval(before)
+    assert (torch.stack(errors) < 1e-2 * exact.norm()).all()

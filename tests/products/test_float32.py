@@ -230,3 +230,24 @@ def test_the_setting_does_not_reach_the_cpu(tf32):
     actual = spamm_torch.mm(a, b, tau=0.0)
     torch.backends.cuda.matmul.allow_tf32 = not tf32
     assert torch.equal(spamm_torch.mm(a, b, tau=0.0), actual)
+
+
+def peak_memory(call):
+    """Bytes that a call takes at its peak beyond what was allocated before."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, result
+
+
+def test_many_small_matrices_take_little_memory(tf32):
+    """Split parts pad each of them to 64 x 64."""
+    a = torch.ones(50_000, 4, 4, device="cuda")
+    taken, result = peak_memory(lambda: spamm_torch.bmm(a, a, tau=0.0))
+    assert (result == 4).all()
+    assert taken < 20 * 3 * a.numel() * 4  # operands and result
+    taken, shared = peak_memory(lambda: spamm_torch.bmm(a[:1].expand_as(a), a, tau=0.0))
+    assert torch.equal(shared, result)
+    assert taken < 20 * 3 * a.numel() * 4

@@ -1,0 +1,352 @@
+"""Kernels that start while those ahead of them on the stream still run.
+
+Every op is called with each tensor that it reads written late by a kernel that lets its successor
+start at once, and with its own memory lying where such a kernel still reads. On chips without this
+feature (programmatic dependent launch, from sm_90 on) the late kernels cannot be built.
+"""
+
+import threading
+
+import late_cases
+import pytest
+import torch
+from cuda_support import hopper_kernels_run
+from late_cases import FAMILIES, OPS, late_copy, layer_norms, number
+
+import spamm_torch
+
+families = pytest.mark.parametrize("family", FAMILIES)
+HALF_TYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+
+
+@pytest.fixture
+def overlaps():
+    if torch.cuda.get_device_capability()[0] < 9:
+        pytest.skip("needs programmatic dependent launch, of compute capability 9.0 and newer")
+
+
+@pytest.fixture
+def hopper():
+    if not hopper_kernels_run():
+        pytest.skip("Hopper's kernels do not run here")
+
+
+def let_the_host_get_ahead():
+    torch.cuda.synchronize()
+    torch.cuda._sleep(20_000_000)  # cycles: some 10 ms
+
+
+def is_read_too_early(case, operand):
+    old, new = case.tensors[operand], case.changed(operand)
+    expected, stale = case.run(**{operand: new}), case.run(**{operand: old})
+    assert not all(map(torch.equal, expected, stale)), f"{case.name}: {operand} does not count"
+    late = torch.empty_like(old)
+    for _ in range(2):
+        late.copy_(old)
+        let_the_host_get_ahead()
+        late_copy(new, late)
+        actual = case.run(**{operand: late})
+        torch.cuda.synchronize()
+        if not all(map(torch.equal, actual, expected)):
+            return True
+    return False
+
+
+@pytest.mark.cuda
+@families
+def test_no_operand_is_read_before_it_is_written(overlaps, family):
+    early = [
+        f"{case.name}: {operand}"
+        for case in FAMILIES[family]("cuda")
+        for operand in case.tensors
+        if is_read_too_early(case, operand)
+    ]
+    assert early == []
+
+
+def is_overwritten_too_early(case, size):
+    """Whether the call writes memory of `size` bytes, freed before it, that is still read."""
+    copy = torch.empty(size // 4, dtype=torch.int32, device="cuda")
+    case.run()
+    pool = torch.cuda.MemPool()
+    torch.cuda.synchronize()
+    with torch.cuda.use_mem_pool(pool):
+        read = torch.arange(size // 4, dtype=torch.int32, device="cuda")
+        let_the_host_get_ahead()
+        late_copy(read, copy, thread_blocks=32)
+        del read
+        results = case.run()
+        torch.cuda.synchronize()
+        del results
+    return not torch.equal(copy, torch.arange(size // 4, dtype=torch.int32, device="cuda"))
+
+
+@pytest.mark.cuda
+@families
+def test_no_memory_is_written_while_it_is_read(overlaps, family):
+    """In the allocator's small blocks, and in its large ones."""
+    early = [
+        f"{case.name}: {size} bytes"
+        for case in FAMILIES[family]("cuda")
+        for size in (960 * 1024, 48 * 2**20)
+        if is_overwritten_too_early(case, size)
+    ]
+    assert early == []
+
+
+def normal_pictures(*shape, dtype, seed=0):
+    generator = torch.Generator("cuda").manual_seed(seed)
+    values = torch.randn(*shape, device="cuda", generator=generator)
+    return values.to(dtype).to(memory_format=torch.channels_last)
+
+
+@pytest.mark.cuda
+@HALF_TYPES
+@pytest.mark.parametrize("given", [(), ("norm_weight",), ("norm_weight", "norm_input")])
+def test_a_weight_may_come_from_a_product_right_before(hopper, dtype, given):
+    """Its norms are those of the very same weight, computed earlier."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    a, b = (
+        torch.randn(*shape, device="cuda", generator=generator).to(dtype) / 256
+        for shape in ((64, 65536), (65536, 576))  # K so long that the product takes a while
+    )
+    x = normal_pictures(128, 64, 16, 16, dtype=dtype)
+
+    def weight(sign):
+        product = spamm_torch.mm(a if sign > 0 else -a, b, tau=0.0)
+        return product.view(64, 3, 3, 64).permute(0, 3, 1, 2)  # channels last
+
+    norms = {"norm_weight": OPS.conv2d_weight_norm(weight(1)), "norm_input": layer_norms(x)}
+    norms = {name: norms[name] for name in given}
+    expected = {}
+    for sign in (1, -1):
+        ready = weight(sign)
+        torch.cuda.synchronize()
+        expected[sign] = OPS.conv2d(x, ready, None, 1, 1, tau=number(0.0))
+    for trial in range(6):
+        sign = 1 if trial % 2 else -1  # memory of the trial before holds another weight
+        let_the_host_get_ahead()
+        actual = OPS.conv2d(x, weight(sign), None, 1, 1, tau=number(0.0), **norms)
+        assert torch.equal(actual, expected[sign])
+
+
+@pytest.mark.cuda
+@HALF_TYPES
+@pytest.mark.parametrize("write", ["cast", "negate"])
+def test_a_weight_may_be_written_in_place_right_before(hopper, dtype, write):
+    """By torch's own kernels, which do not let the next one start early."""
+    x = normal_pictures(128, 64, 8, 8, dtype=dtype)
+    master = normal_pictures(64, 64, 3, 3, dtype=torch.float32, seed=1)
+    masters = [master, -master]
+    weight = master.to(dtype)
+    norms = {"norm_weight": OPS.conv2d_weight_norm(weight), "norm_input": layer_norms(x)}
+
+    def run():
+        return OPS.conv2d(x, weight, None, 1, 1, tau=number(0.0), **norms)
+
+    expected = []
+    for values in masters:
+        weight.copy_(values)
+        torch.cuda.synchronize()
+        expected.append(run())
+    for trial in range(200):  # the weight is the second one before the first
+        torch.cuda.synchronize()
+        torch.cuda._sleep(300_000)
+        weight.copy_(masters[trial % 2]) if write == "cast" else weight.neg_()
+        assert torch.equal(run(), expected[trial % 2])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@HALF_TYPES
+def test_a_ready_weight_changes_no_bit(device, dtype, memory_format):
+    """Nor does a copy of it that the call makes: a weight in another memory format is copied."""
+    x = torch.randn(128, 64, 4, 4, device=device).to(dtype)
+    weight = torch.randn(64, 64, 3, 3, device=device).to(dtype).to(memory_format=memory_format)
+    norm_weight = OPS.conv2d_weight_norm(weight)
+    for given in ({}, {"norm_weight": norm_weight}):
+        setting = {"tau": number(9.0), **given}
+        expected = OPS.conv2d(x, weight, None, 1, 1, **setting)
+        actual = OPS.conv2d(x, weight, None, 1, 1, **setting, weight_is_ready=True)
+        assert torch.equal(actual, expected)
+
+
+@pytest.mark.cuda
+def test_a_ready_weight_is_replayed(hopper):
+    x = normal_pictures(128, 64, 8, 8, dtype=torch.float16)
+    weight = normal_pictures(64, 64, 3, 3, dtype=torch.float16, seed=1)
+    setting = {"tau": number(0.0), "norm_weight": OPS.conv2d_weight_norm(weight)}
+    expected = OPS.conv2d(x, weight, None, 1, 1, **setting)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = OPS.conv2d(x, weight, None, 1, 1, **setting, weight_is_ready=True)
+    for _ in range(10):
+        output.zero_()
+        graph.replay()
+        assert torch.equal(output, expected)
+
+
+def small_network(dtype):
+    """Layers of a few thread blocks each: (kind, weight, its norms or None, knob)."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    sizes = [(64, 3), (64, 3), (128, 3), (64, 3), (64, 3), (96, 1), (64, 3), (64, 3)] * 2
+    layers, channels = [], 3
+    for i, (out_channels, kernel) in enumerate(sizes):
+        shape = out_channels, channels, kernel, kernel
+        values = torch.randn(*shape, device="cuda", generator=generator)
+        scaled = values / (channels * kernel * kernel) ** 0.5
+        weight = scaled.to(dtype).to(memory_format=torch.channels_last)
+        pinned = OPS.conv2d_weight_norm(weight) if i % 3 else None
+        knob = {"valid_ratio": 0.6} if i % 5 == 4 else {"tau": number(0.0 if i == 0 else 1.0)}
+        layers.append(("convolution", weight, pinned, knob))
+        if i in (3, 9) and dtype != torch.float32:
+            layers.append(("pool",))
+        channels = out_channels
+    return layers
+
+
+def run_network(layers, x, after_each):
+    norms = None
+    for kind, *rest in layers:
+        if kind == "pool":
+            x, norms = OPS.max_pool2d_with_norms(x, 3, 1, 1)
+        else:
+            weight, pinned, knob = rest
+            x, norms = OPS.conv2d_with_norms(
+                *(x, weight, None, 1, weight.shape[-1] // 2),
+                **knob,
+                norm_weight=pinned,
+                norm_input=norms,
+            )
+        after_each()
+    return x, norms
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("images", "side"), [(128, 4), (100, 3), (64, 2)])
+@pytest.mark.parametrize(
+    ("dtype", "allow_tf32"),
+    [
+        (torch.float16, False),
+        (torch.bfloat16, False),
+        (torch.float32, True),
+        (torch.float32, False),
+    ],
+)
+def test_many_small_kernels_in_flight(dtype, allow_tf32, images, side):
+    """A dozen are on the device together; outputs lie where inputs of earlier layers were."""
+    with late_cases.tf32(allow_tf32):
+        layers = small_network(dtype)
+        inputs = [normal_pictures(images, 3, side, side, dtype=dtype, seed=i) for i in range(4)]
+        x = inputs[0].clone(memory_format=torch.channels_last)
+        expected = []
+        for values in inputs:
+            x.copy_(values)
+            expected.append(run_network(layers, x, torch.cuda.synchronize))
+        for i in range(8):
+            torch.cuda._sleep(4_000_000)  # the host gets ahead
+            x.copy_(inputs[i % 4])
+            results = [run_network(layers, x, lambda: None) for _ in range(2)]
+            x.zero_()  # after all of it
+            for result in results:
+                assert all(map(torch.equal, result, expected[i % 4]))
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """Searches for a threshold, which are cooperative launches, and what surrounds them."""
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def normal(*shape):
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    calls = []
+    for edge in (8, 40, 200, 600):
+        maps = normal(edge, edge).abs(), normal(edge, edge).abs()
+        for ratio in (0.05, 0.5):
+            calls.append(lambda maps=maps, ratio=ratio: spamm_torch.find_tau(*maps, ratio))
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        operands = normal(2560, 256).to(dtype), normal(256, 2560).to(dtype)
+        calls.append(lambda operands=operands: spamm_torch.mm(*operands, valid_ratio=0.3))
+        calls.append(lambda operands=operands: spamm_torch.mm(*operands, tau=250.0))
+    x = normal_pictures(128, 64, 16, 16, dtype=torch.float16)
+    for channels in (64, 256):
+        weight = normal_pictures(channels, 64, 3, 3, dtype=torch.float16, seed=1)
+        for knob in ({"valid_ratio": 0.4}, {"tau": 1500.0}):
+            calls.append(
+                lambda weight=weight, knob=knob: spamm_torch.conv2d(x, weight, padding=1, **knob)
+            )
+    expected = []
+    for call in calls:
+        expected.append(call())
+        torch.cuda.synchronize()
+    return list(zip(calls, expected, strict=True))
+
+
+def assert_expected(results, expected):
+    torch.cuda.synchronize()
+    assert [
+        i for i, pair in enumerate(zip(results, expected, strict=True)) if not torch.equal(*pair)
+    ] == []
+
+
+@pytest.mark.cuda
+def test_searches_in_a_row(calls):
+    torch.cuda._sleep(10_000_000)
+    searches = [calls[i % 8] for i in range(400)]
+    assert_expected([call() for call, _ in searches], [expected for _, expected in searches])
+
+
+@pytest.mark.cuda
+def test_calls_on_several_streams(calls):
+    streams = [torch.cuda.Stream() for _ in range(6)]
+    torch.cuda.synchronize()
+    results, wanted = [], []
+    for turn in range(20):
+        for s, stream in enumerate(streams):
+            call, expected = calls[(turn * 7 + s * 5) % len(calls)]
+            with torch.cuda.stream(stream):
+                results.append(call())
+            wanted.append(expected)
+    assert_expected(results, wanted)
+
+
+@pytest.mark.cuda
+def test_graphs_beside_calls(calls):
+    graphs, captured, wanted = [], [], []
+    for first in (0, 5, 10):
+        some = [calls[i % len(calls)] for i in range(first, first + 8)]
+        graphs.append(torch.cuda.CUDAGraph())
+        with torch.cuda.graph(graphs[-1]):
+            captured += [call() for call, _ in some]
+        wanted += [expected for _, expected in some]
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    torch.cuda.synchronize()
+    for _ in range(10):
+        for graph, stream in zip(graphs, streams, strict=False):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        with torch.cuda.stream(streams[-1]):
+            results = [call() for call, _ in calls]
+        assert_expected(results, [expected for _, expected in calls])
+        assert_expected(captured, wanted)
+
+
+@pytest.mark.cuda
+def test_calls_of_several_threads(calls):
+    failures = []
+
+    def work(offset):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(30):
+                call, expected = calls[(turn + offset) % len(calls)]
+                result = call()
+                torch.cuda.current_stream().synchronize()
+                if not torch.equal(result, expected):
+                    failures.append(turn + offset)
+
+    threads = [threading.Thread(target=work, args=(5 * i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
