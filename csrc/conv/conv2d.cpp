@@ -180,9 +180,10 @@ ConvolutionResult check_and_convolve(const Tensor& input, const Tensor& weight,
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
   const Block edges =
       conv_block(block, pixel_block, shape.group_out_channels(), shape.group_in_channels());
-  const PixelBlocks blocks = {.grid = {shape.images, shape.output.height, shape.output.width},
-                              .edge = pixel_block ? check_pixel_block(*pixel_block)
-                                                  : default_pixel_block(shape.images, edges.n)};
+  const PixelBlocks blocks = {
+      .grid = {shape.images, shape.output.height, shape.output.width},
+      .edge = pixel_block ? check_pixel_block(*pixel_block)
+                          : default_pixel_block(tau.has_value(), shape.images, edges.n)};
   const Tensor batch = input.dim() == 4 ? input : input.unsqueeze(0);
   const Convolution conv = {batch, weight, bias,        relu,       shape,
                             edges, blocks, norm_weight, norm_input, wants_output_norms};
