@@ -21,8 +21,14 @@ def pair(value):
     return (value, value) if isinstance(value, int) else tuple(value)
 
 
-def default_pixel_block(images, n):
-    """As many images as fit, the rest split evenly with columns >= rows."""
+def default_pixel_block(knob, images, n):
+    """(images, rows, columns) where none is given.
+
+    n images with a tau, whatever the batch. With a knob that searches in each call, as many images
+    as there are, the rest split evenly with columns >= rows.
+    """
+    if knob == "tau":
+        return n, 1, 1
     together = 1
     while 2 * together <= min(images, n):
         together *= 2
@@ -58,6 +64,7 @@ class Im2col:
         groups=1,
         block=None,
         pixel_block=None,
+        knob="tau",
     ):
         (sh, sw), (ph, pw), (dh, dw) = pair(stride), pair(padding), pair(dilation)
         images, _, height, width = input.shape
@@ -66,7 +73,7 @@ class Im2col:
             block = default_block(out_channels // groups, group_channels, pixel_block)
         self.block = (block,) * 3 if isinstance(block, int) else block
         _, k, n = self.block
-        self.pixel_block = edges = pixel_block or default_pixel_block(images, n)
+        self.pixel_block = edges = pixel_block or default_pixel_block(knob, images, n)
         padded = F.pad(input, (pw, pw, ph, ph))
         self.grid = (
             images,

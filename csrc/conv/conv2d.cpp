@@ -145,9 +145,10 @@ ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
   const Block edges =
       conv_block(block, pixel_block, shape.group_out_channels(), shape.group_in_channels());
-  const PixelBlocks blocks = {.grid = {shape.images, shape.output.height, shape.output.width},
-                              .edge = pixel_block ? check_pixel_block(*pixel_block)
-                                                  : default_pixel_block(shape.images, edges.n)};
+  const PixelBlocks blocks = {
+      .grid = {shape.images, shape.output.height, shape.output.width},
+      .edge = pixel_block ? check_pixel_block(*pixel_block)
+                          : default_pixel_block(knob.tau.has_value(), shape.images, edges.n)};
   const Convolution conv = {.input = input.dim() == 4 ? input : input.unsqueeze(0),
                             .weight = weight,
                             .bias = bias,

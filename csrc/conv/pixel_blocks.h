@@ -18,9 +18,12 @@ using Box = std::array<int64_t, 3>;
 
 inline int64_t volume(const Box& box) { return box[0] * box[1] * box[2]; }
 
-// As many images as fit, the rest split evenly with columns >= rows: skipping then follows the
-// position in the picture, which costs the least accuracy.
-inline Box default_pixel_block(int64_t images, int64_t n) {
+// Images at one position of the picture: skipping then follows the position, which costs the least
+// accuracy. With a tau, a block holds n images whatever the batch, so that tau means the same for
+// every batch; the last block is partial. A threshold that is searched for in each call fits the
+// batch anyway: then as many images as there are, and the rest split evenly with columns >= rows.
+inline Box default_pixel_block(bool has_tau, int64_t images, int64_t n) {
+  if (has_tau) return {n, 1, 1};
   const int64_t most = std::clamp<int64_t>(images, 1, n);
   const int64_t together = std::bit_floor(static_cast<uint64_t>(most));
   const int rest = std::countr_zero(static_cast<uint64_t>(n / together));

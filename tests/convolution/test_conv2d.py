@@ -188,7 +188,7 @@ def test_default_pixel_block_takes_images_first(device, images, n):
     input, weight = decaying(images, 4, 6, 5, seed=3), decaying(8, 4, 3, 3, seed=4)
     input *= torch.linspace(0.2, 1, images).view(-1, 1, 1, 1)
     reference = Im2col(input, weight, padding=1, block=(32, 32, n))
-    assert reference.pixel_block == default_pixel_block(images, n)
+    assert reference.pixel_block == (n, 1, 1)
     norm_a, _, skip_norm = maps(reference, device)
     products = norm_products(norm_a, skip_norm)
     tau = gap_near(products, 0.5)
@@ -199,9 +199,13 @@ def test_default_pixel_block_takes_images_first(device, images, n):
 
 
 def test_the_documented_default_pixel_blocks():
-    assert default_pixel_block(64, 64) == default_pixel_block(1000, 64) == (64, 1, 1)
-    assert default_pixel_block(1, 64) == (1, 8, 8)
-    assert default_pixel_block(1, 128) == (1, 8, 16)
+    assert default_pixel_block("tau", 1, 64) == default_pixel_block("tau", 1000, 64) == (64, 1, 1)
+    for knob in ("valid_ratio", "max_error"):
+        assert (
+            default_pixel_block(knob, 64, 64) == default_pixel_block(knob, 1000, 64) == (64, 1, 1)
+        )
+        assert default_pixel_block(knob, 1, 64) == (1, 8, 8)
+        assert default_pixel_block(knob, 1, 128) == (1, 8, 16)
 
 
 @pytest.mark.parametrize(

@@ -246,7 +246,7 @@ def test_batches_that_fill_their_last_block_in_part(images, out_channels, boxed_
 def test_knobs_that_search_hold(dtype, knob, pixel_block):
     input = uneven(70, 136, 6, 5, seed=1, dtype=dtype)
     weight = uneven(136, 136, 3, 3, seed=2, dtype=dtype)
-    reference = Im2col(input, weight, padding=1, pixel_block=pixel_block)
+    reference = Im2col(input, weight, padding=1, pixel_block=pixel_block, knob=next(iter(knob)))
     m, k, n = reference.block
     norm_a = spamm_torch.norm_map(reference.weights, (m, k))
     norm_b = spamm_torch.norm_map(reference.columns, (k, n))

@@ -1,6 +1,8 @@
 """What only the CPU has: threads, and more than one microkernel for the same operands."""
 
 import contextlib
+import subprocess
+import sys
 
 import matrices
 import pytest
@@ -93,3 +95,110 @@ def test_gradients_from_a_backward_thread():
     first, a.grad = a.grad, None
     spamm_torch.mm(a, b, tau=30.0).square().sum().backward()
     assert torch.equal(first, a.grad)
+
+
+# ---- Kernels that are generated ------------------------------------------------------------------
+
+# Prints by how many MiB the process grows over many sizes, after as many others.
+GROWTH = """
+import torch, spamm_torch
+
+def resident():
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith("VmRSS"))
+    return int(line.split()[1]) / 1024
+
+torch.set_num_threads(1)
+a, b = torch.ones(128 * 2048), torch.ones(2048 * 64)  # nothing else grows
+
+def multiply(sizes):
+    for size in sizes:
+        rows = 64 + size % 61
+        spamm_torch.mm(a[: rows * size].view(rows, size), b[: size * 64].view(size, 64), tau=0.0)
+
+multiply(range(600, 800))
+before = resident()
+multiply(range(800, 1000))
+print(resident() - before)
+"""
+
+
+def test_new_sizes_take_no_memory_that_stays():
+    run = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 10  # MiB; kernels for each size would be 30
+
+
+# Multiplies shapes in place, then so many others that the same operands are packed in the end.
+PACKED = """
+import itertools
+import torch, spamm_torch
+
+torch.manual_seed(0)
+SHAPES = [(1, 100, 70), (3, 33, 65), (17, 600, 100), (130, 1030, 200), (200, 129, 31)]
+cases = []
+for dtype, block, (m, k, n) in itertools.product(
+    (torch.float32, torch.bfloat16), (32, 64, (128, 32, 64)), SHAPES
+):
+    a, b = torch.randn(m, k).to(dtype), torch.randn(k, n).to(dtype)
+    cases.append((a, b, block, spamm_torch.mm(a, b, tau=20.0, block=block)))
+for k in range(600, 640):
+    spamm_torch.mm(torch.ones(64, k), torch.ones(k, 64), tau=0.0)
+for a, b, block, in_place in cases:
+    rows = a.new_full((a.shape[0], a.shape[1] + 37), float("nan"))
+    rows[:, : a.shape[1]] = a
+    assert in_place.any()
+    assert torch.equal(spamm_torch.mm(rows[:, : a.shape[1]], b, tau=20.0, block=block), in_place)
+"""
+
+
+def test_packed_rows_change_no_bit():
+    subprocess.run([sys.executable, "-c", PACKED], check=True)
+
+
+# ---- Accuracy ------------------------------------------------------------------------------------
+
+
+def relative_error(result, exact):
+    return ((result.double() - exact).norm() / exact.norm()).item()
+
+
+@pytest.mark.parametrize("size", [512, 1024, 2048])
+@pytest.mark.parametrize("decay", ["algebraic", "slow", "exponential"])
+def test_float32_is_as_accurate_as_torch_on_decay_matrices(size, decay):
+    a = {
+        "algebraic": lambda: matrices.algebraic_decay(size, exponent=1.5),
+        "slow": lambda: matrices.algebraic_decay(size, exponent=1.0),
+        "exponential": lambda: matrices.exponential_decay(size, base=0.99),
+    }[decay]()
+    exact = a.double() @ a.double()
+    dense = relative_error(a @ a, exact)
+    for block in (32, 64, 128):
+        assert relative_error(spamm_torch.mm(a, a, tau=0.0, block=block), exact) <= 1.1 * dense
+
+
+def test_long_sums_of_float64_are_as_accurate_as_torch():
+    # The first term is 1, and each addition of another to it is lost.
+    terms = 8192
+    a, b = torch.full((1, terms), 2.0**-54, dtype=torch.float64), torch.ones(terms, 1).double()
+    a[0, 0] = 1.0
+    exact = 1.0 + (terms - 1) * 2.0**-54
+    result = spamm_torch.mm(a, b, tau=0.0).item()
+    assert abs(result - exact) <= 128 * 2.0**-54 + 2.0**-52
+
+
+def test_float32_convolutions_are_as_accurate_as_torch():
+    def decaying(*shape):
+        values = torch.ones(shape)
+        for d, length in enumerate(shape[1:], 1):
+            scale = 0.1 / (torch.arange(length) ** 1.5 + 1)
+            values *= scale.view([-1 if d == e else 1 for e in range(len(shape))])
+        return values
+
+    input, weight = decaying(64, 1024, 4, 4), decaying(64, 1024, 3, 3)
+    exact = torch.nn.functional.conv2d(input.double(), weight.double(), padding=1)
+    dense = relative_error(torch.nn.functional.conv2d(input, weight, padding=1), exact)
+    for images, pixel_block in ((64, (64, 1, 1)), (2, (1, 8, 8))):
+        result = spamm_torch.conv2d(
+            input[:images], weight, padding=1, tau=0.0, pixel_block=pixel_block
+        )
+        assert relative_error(result, exact[:images]) <= 1.1 * dense

@@ -81,7 +81,7 @@ class Positions {
 
   // A task takes a part of a row of the images of one block.
   void copy(const at::Tensor& input) {
-    const int64_t pixel_bytes = block_images_ * row_stride() * static_cast<int64_t>(sizeof(P));
+    const int64_t pixel_bytes = images(0) * row_stride() * static_cast<int64_t>(sizeof(P));
     const int64_t columns = std::clamp<int64_t>(kTaskBytes / pixel_bytes, 1, shape_.input.width);
     const int64_t parts = blocks_of(shape_.input.width, columns);
     at::parallel_for(0, shape_.input.height * parts * image_blocks_, 1,

@@ -1,8 +1,8 @@
 // C = A @ B in float64, added to C where `add`, row-major: the one dense kernel that ATen offers to
 // no one but itself.
 //
-// A tile of C stays in registers while all of K passes. The tile is as large as the registers of
-// the instruction set allow, which is chosen when the program runs.
+// A tile of C stays in registers while all of K passes; what C held before is added last. The tile
+// is as large as the registers of the instruction set allow, which is chosen when the program runs.
 #pragma once
 
 #include <cstdint>
@@ -23,10 +23,7 @@ template <int bytes, int rows, int vectors>
   constexpr int64_t lanes = bytes / sizeof(double);
   Lanes sums[rows][vectors];
   for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < vectors; ++v) {
-      sums[r][v] = Lanes{};
-      if (add) std::memcpy(&sums[r][v], C + r * ldc + v * lanes, bytes);
-    }
+    for (int v = 0; v < vectors; ++v) sums[r][v] = Lanes{};
   for (int64_t k = 0; k < K; ++k) {
     Lanes b[vectors];
     for (int v = 0; v < vectors; ++v) std::memcpy(&b[v], B + k * ldb + v * lanes, bytes);
@@ -34,7 +31,14 @@ template <int bytes, int rows, int vectors>
       for (int v = 0; v < vectors; ++v) sums[r][v] += A[r * lda + k] * b[v];
   }
   for (int r = 0; r < rows; ++r)
-    for (int v = 0; v < vectors; ++v) std::memcpy(C + r * ldc + v * lanes, &sums[r][v], bytes);
+    for (int v = 0; v < vectors; ++v) {
+      if (add) {
+        Lanes before;
+        std::memcpy(&before, C + r * ldc + v * lanes, bytes);
+        sums[r][v] += before;
+      }
+      std::memcpy(C + r * ldc + v * lanes, &sums[r][v], bytes);
+    }
 }
 
 template <int bytes, int rows, int vectors>

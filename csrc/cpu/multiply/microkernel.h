@@ -2,7 +2,7 @@
 // ATen has one.
 //
 // brgemm generates code for each combination of sizes and strides and keeps it for the thread, so
-// callers should ask for few combinations.
+// callers should ask for few combinations (kernel_shapes.h).
 #pragma once
 
 #include <ATen/Context.h>
@@ -32,8 +32,8 @@ struct Microkernel {
   static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;
   using Sum = std::conditional_t<std::is_same_v<P, double>, double, float>;
 
-  // C (M x N) = A (M x K) @ B (K x N), added to C where `add`. N is a multiple of 32; with VNNI, K
-  // is even.
+  // C (M x N) = A (M x K) @ B (K x N), added to C where `add`, which rounds the sum over K once
+  // more. N is a multiple of 32; with VNNI, K is even.
   static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
                        int64_t ldb, Sum* C, int64_t ldc, bool add) {
     if constexpr (std::is_same_v<P, double>) {
@@ -42,6 +42,9 @@ struct Microkernel {
       at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C, kVnni);
     }
   }
+
+  // Whether a kernel is generated for each combination of sizes and strides.
+  static bool generates() { return kVnni || (!std::is_same_v<P, double> && has_float_brgemm()); }
 
   // For each thread after its last product: matrix instructions hold state.
   static void release() {

@@ -3,8 +3,8 @@
 // C is cut into tiles of some blocks each, which threads take one after another. For each slice of
 // K, a tile lists its valid products as bit masks and multiplies runs of neighbouring valid k in
 // one call of the microkernel, into sums that stay in the thread's cache until the tile is written
-// out, rounded once. Slices keep what a tile reads of A and B in cache and bound the number of
-// kernel shapes.
+// out, rounded once. Slices keep what a tile reads of A and B in cache. The microkernel sums short
+// pieces of K one by one: a single long run of additions would cost accuracy.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -23,6 +23,7 @@
 #include "checks.h"
 #include "cpu/common/large_pages.h"
 #include "cpu/multiply/epilogue.h"
+#include "cpu/multiply/kernel_shapes.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/valid_masks.h"
@@ -36,6 +37,7 @@ using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
 constexpr int64_t kSliceDepth = 512;    // of K, multiplied before a tile moves on
+constexpr int64_t kPieceDepth = 128;    // of K, summed at a time: below torch.mm's error, 2% slower
 constexpr int64_t kPanelWidth = 64;     // as wide as packing for matrix instructions goes
 constexpr int64_t kTileColumns = 512;   // of C, at most
 constexpr int64_t kTilesPerThread = 4;  // at least, where C has as many blocks
@@ -66,6 +68,8 @@ class Product {
   static constexpr bool kVnni = Microkernel<P>::kVnni;
   // Measured: packing B once more costs matrix instructions less than sums that leave the cache.
   static constexpr int64_t kTileRows = kVnni ? 256 : 512;
+  // Half types round the result to fewer bits than the sums can lose.
+  static constexpr int64_t kPiece = sizeof(T) == 2 ? kSliceDepth : kPieceDepth;
 
  public:
   explicit Product(const Arguments& arguments)
@@ -131,7 +135,6 @@ class Product {
     P* panel;  // of B: a slice of one block column
   };
 
-  int64_t padded_depth() const { return kb_ * block_.k; }
   int64_t panel_size() const { return kSliceDepth * block_.n; }
   int64_t sums_size() const { return tile_rows_ * block_.m * tile_columns_ * block_.n; }
 
@@ -175,38 +178,63 @@ class Product {
     return largest;
   }
 
+  // A stays where it is if its rows are contiguous and its shape is early; otherwise it is packed.
   void place_a() {
-    const View<T> whole = view<T>(arguments_.a, 0);
-    const bool rows_are_contiguous =
-        (whole.column_stride == 1 || depth_ == 1) && (whole.row_stride >= depth_ || rows_ == 1);
     if constexpr (std::is_same_v<T, P>) {
-      if (rows_are_contiguous && (!kVnni || depth_ % 2 == 0)) {
+      const View<T> whole = view<T>(arguments_.a, 0);
+      const bool rows_are_contiguous =
+          (whole.column_stride == 1 || depth_ == 1) && (whole.row_stride >= depth_ || rows_ == 1);
+      // A single row has no stride of its own.
+      lda_ = rows_ == 1 ? kSliceDepth : std::max(whole.row_stride, depth_);
+      if (rows_are_contiguous && (!kVnni || depth_ % 2 == 0) &&
+          (!Microkernel<P>::generates() ||
+           is_early_shape(arguments_.a.scalar_type(), lda_, rows_ % block_.m, depth_ % block_.k,
+                          block_.m, block_.k, block_.n))) {
         a_ = whole.data;
-        lda_ = std::max(whole.row_stride, depth_);
+        slice_stride_a_ = kSliceDepth;
+        row_stride_a_ = block_.m * lda_;
         batch_stride_a_ = arguments_.a.stride(0);
         return;
       }
     }
-    const std::vector<N> largest_b = largest_norms();
-    lda_ = padded_depth();
-    batch_stride_a_ = rows_ * lda_;
+    pack_a();
+  }
+
+  // Packed, A is [block row][slice][row][K of the slice]. Rows and K are padded with zeros to the
+  // sizes that multiply_run asks for.
+  void pack_a() {
+    is_packed_ = true;
+    const int64_t padded_depth = kb_ * block_.k;
+    lda_ = std::min<int64_t>(kSliceDepth, std::bit_ceil(static_cast<uint64_t>(padded_depth)));
+    slice_stride_a_ = block_.m * lda_;
+    row_stride_a_ = blocks_of(padded_depth, kSliceDepth) * slice_stride_a_;
+    batch_stride_a_ = mb_ * row_stride_a_;
     packed_a_ = with_large_pages(
         at::empty({batches_ * batch_stride_a_ * static_cast<int64_t>(sizeof(P))}, at::kByte));
-    P* target = reinterpret_cast<P*>(packed_a_.mutable_data_ptr());
-    a_ = target;
+    a_ = static_cast<const P*>(packed_a_.const_data_ptr());
+    P* const packed = static_cast<P*>(packed_a_.mutable_data_ptr());
+    const std::vector<N> largest_b = largest_norms();
     at::parallel_for(0, batches_ * mb_, 1, [&](int64_t from, int64_t to) {
       for (int64_t task = from; task < to; ++task) {
         const int64_t batch = task / mb_, i = task % mb_;
         const View<T> source = view<T>(arguments_.a, batch);
         const Norms<N> maps = norms(batch);
-        P* rows = target + batch * batch_stride_a_ + i * block_.m * lda_;
         for (int64_t k = 0; k < kb_; ++k) {
           if (maps.a[i * kb_ + k] * largest_b[batch * kb_ + k] < maps.tau) continue;
-          copy_rows(source.block(i * block_.m, k * block_.k, block_.m, block_.k),
-                    rows + k * block_.k, lda_, block_.k);
+          const View<T> block = source.block(i * block_.m, k * block_.k, block_.m, block_.k);
+          P* target = packed + (a(batch, i, k * block_.k) - a_);
+          copy_rows(block, target, lda_, block_.k);
+          for (int64_t r = block.rows; r < rounded_rows(block.rows); ++r)
+            std::fill_n(target + r * lda_, block_.k, P(0));
         }
       }
     });
+  }
+
+  // Block row i of A, from column `first` on.
+  const P* a(int64_t batch, int64_t i, int64_t first) const {
+    return a_ + batch * batch_stride_a_ + i * row_stride_a_ +
+           first / kSliceDepth * slice_stride_a_ + first % kSliceDepth;
   }
 
   void multiply_tile(const Tile& tile, Workspace& workspace) const {
@@ -264,6 +292,10 @@ class Product {
         } else {
           copy_rows(part, target, width_, width_);
         }
+        // What K is padded with; half types come in pairs of rows.
+        const int64_t copied = kVnni ? round_up(part.rows, 2) : part.rows;
+        std::fill(target + copied * width_, target + round_up(part.rows, kDepthStep) * width_,
+                  P(0));
       }
     }
   }
@@ -271,15 +303,21 @@ class Product {
   // Block row i of A times `run` of the panel's blocks, which are B's from block k on.
   void multiply_run(int64_t batch, int64_t i, int64_t k, Range run, int64_t j, const P* panel,
                     Sum* sums, bool add) const {
-    const int64_t rows = std::min(block_.m, rows_ - i * block_.m);
+    int64_t rows = std::min(block_.m, rows_ - i * block_.m);
     const int64_t columns = std::min(block_.n, columns_ - j * block_.n);
     const int64_t first = (k + run.begin) * block_.k;
     int64_t depth = std::min(run.size * block_.k, depth_ - first);
-    if (kVnni) depth += depth % 2;
-    const P* a = a_ + batch * batch_stride_a_ + i * block_.m * lda_ + first;
+    if (is_packed_) {
+      rows = rounded_rows(rows);
+      depth = round_up(depth, kDepthStep);
+    }
+    const P* const from = a(batch, i, first);
     for (int64_t c = 0; c < columns; c += width_) {
       const P* b = panel + c * kSliceDepth + run.begin * block_.k * width_;
-      Microkernel<P>::multiply(rows, width_, depth, a, lda_, b, width_, sums + c, block_.n, add);
+      for (int64_t d = 0; d < depth; d += kPiece) {
+        Microkernel<P>::multiply(rows, width_, std::min(kPiece, depth - d), from + d, lda_,
+                                 b + d * width_, width_, sums + c, block_.n, add || d > 0);
+      }
     }
   }
 
@@ -303,7 +341,8 @@ class Product {
   Sum alpha_, beta_;
   int64_t tile_rows_, tile_columns_;
   const P* a_;
-  int64_t lda_, batch_stride_a_;
+  int64_t lda_, slice_stride_a_, row_stride_a_, batch_stride_a_;  // the third of block rows
+  bool is_packed_ = false;
   Tensor packed_a_;
 };
 
