@@ -115,30 +115,44 @@ def kernels_of_cubin(target: str, data: bytes) -> list[Kernel]:
             for offset, info, addend in sorted(struct.iter_unpack("<QQq", places.data)):
                 kind = info & 0xFFFFFFFF  # the other half names what is filled in
                 parts += [b"filled in %d %d %d" % (offset, kind, addend)]
+        if places := sections.get(f".rel.text.{name}"):
+            for offset, info in sorted(struct.iter_unpack("<QQ", places.data)):
+                parts += [b"filled in %d %d" % (offset, info & 0xFFFFFFFF)]
         kernels.append(Kernel(target, name, b"\0".join(parts)))
     return kernels
 
 
-def kernels_of_ptx(target: str, text: str) -> list[Kernel]:
-    """The functions of one PTX module, their names and labels numbered by first use."""
-    lines = []
+def ptx_functions(text: str) -> list[str]:
+    """The functions of a PTX module that have a body, without comments and source lines."""
+    functions, lines, depth = [], [], 0
     for line in text.splitlines():
         line = line.partition("//")[0].strip()
-        if line and not line.startswith((".loc", ".file")):
-            lines.append(line)
-    functions = re.compile(
-        r"^[^\n]*?\.(?:entry|func)\s(?:\s*\([^)]*\)\s*)?\s*([\w$]+)(?:(?!^\{$|;$).)*^\{$.*?^\}$",
-        re.MULTILINE | re.DOTALL,
-    )
+        if not line or line.startswith((".loc", ".file")):
+            continue
+        if not lines and not re.search(r"\.(entry|func)\b", line):
+            continue
+        lines.append(line)
+        depth += line.count("{") - line.count("}")
+        if depth == 0 and line.endswith("}"):
+            functions.append("\n".join(lines))
+            lines = []
+        elif depth == 0 and line.endswith(";"):
+            lines = []  # a declaration
+    return functions
+
+
+def kernels_of_ptx(target: str, text: str) -> list[Kernel]:
+    """The functions of one PTX module, their names and labels numbered by first use."""
     kernels = []
-    for function in functions.finditer("\n".join(lines)):
+    for function in ptx_functions(text):
+        name = re.search(r"\.(?:entry|func)\s*(?:\([^)]*\)\s*)?([\w$]+)", function)[1]
         numbers: dict[str, str] = {}
         code = re.sub(
             r"\$L__BB\d+_|__local_depot\d+|\bprototype_\d+|\b_Z[\w$]+",
             lambda found, numbers=numbers: numbers.setdefault(found[0], f"name_{len(numbers)}_"),
-            function[0],
+            function,
         )
-        kernels.append(Kernel(target, function[1], code.encode()))
+        kernels.append(Kernel(target, name, code.encode()))
     return kernels
 
 
