@@ -13,18 +13,20 @@ PY ?= .venv/bin/python
 
 LIBRARY := spamm_torch/libspamm_torch.so
 SOURCES := $(sort $(shell find csrc -type f))
-CPP_FILES := $(sort $(filter %.h %.cpp %.cu %.cuh,$(SOURCES)) $(wildcard tests/cpp/*.h tests/cpp/*.cpp))
+CPP_FILES := $(sort $(filter %.h %.cpp %.cu %.cuh,$(SOURCES)) $(wildcard tests/cpp/*.h tests/cpp/*.cpp examples/cpp/*.cpp))
 CPP_TESTS := build/tests-cpp
+CPP_EXAMPLE := build/example-cpp
 
 MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-cpp test-python study lint clean distclean FORCE
+.PHONY: help build test test-cpp test-python quick study lint clean distclean FORCE
 
 help:
 	@echo "make build   build the library into an environment in .venv"
 	@echo "make test    build, then run the C++ and Python tests"
+	@echo "make quick   build, then run the Python tests but those of every combination"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
 	@echo "make lint    check formatting and style"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
@@ -95,14 +97,20 @@ test: test-cpp test-python
 test-cpp: build
 	@$(call need,cmake --version,cmake,cmake)
 	@$(call need,echo '#include <gtest/gtest.h>' | c++ -x c++ -E -,GoogleTest,libgtest-dev)
-	@cmake -S tests/cpp -B $(CPP_TESTS) --log-level=NOTICE \
-		-DPython3_EXECUTABLE="$$($(PY) -c 'import sys; print(sys.executable)')"
+	@cmake -S tests/cpp -B $(CPP_TESTS) --log-level=NOTICE
 	@cmake --build $(CPP_TESTS) --parallel 2
 	ctest --test-dir $(CPP_TESTS) --parallel 2 --output-on-failure
+	@cmake -S examples/cpp -B $(CPP_EXAMPLE) --log-level=NOTICE \
+		-DCMAKE_PREFIX_PATH="$$($(PY) -c 'import spamm_torch; print(spamm_torch.cmake_prefix_path())')"
+	@cmake --build $(CPP_EXAMPLE)
+	$(CPP_EXAMPLE)/decay
 
 test-python: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: tests that need one are skipped")'
 	$(PY) -m pytest $(PYTEST_ARGS)
+
+quick: build
+	$(PY) -m pytest -m "not thorough" $(PYTEST_ARGS)
 
 study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'

@@ -22,16 +22,22 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from setuptools import Extension, setup
-from setuptools.command.bdist_wheel import bdist_wheel
+import setuptools
 
 # torch logs a warning about a missing GPU, which a build does not need.
 logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 try:
+    if int(setuptools.__version__.partition(".")[0]) < 77:  # older ones cannot read pyproject.toml
+        raise ImportError(f"setuptools {setuptools.__version__}")
     import torch
+    from setuptools.command.bdist_wheel import bdist_wheel
     from torch.utils import cpp_extension
 except ImportError as error:
-    sys.exit(f"spamm_torch: building needs torch 2.11 in this environment; got: {error}")
+    sys.exit(
+        "spamm_torch: building needs setuptools 77 or newer and torch 2.11 in this environment; "
+        f"got: {error}. Run `pip install 'setuptools>=77,<82' 'torch>=2.11,<2.12' ninja`, or build "
+        "without --no-build-isolation"
+    )
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "libspamm_torch"
@@ -106,6 +112,16 @@ def cuda_targets() -> list[str]:
     return re.split(r"[\s;]+", os.environ["TORCH_CUDA_ARCH_LIST"].strip())
 
 
+def check_cuda_targets() -> None:
+    """9.0 beside 9.0a is refused: Hopper GPUs run both, and in 9.0 Hopper's kernels are empty."""
+    names = {target.removesuffix("+PTX") for target in cuda_targets()}
+    if "9.0a" in names and names & {"9.0", "Hopper"}:
+        sys.exit(
+            "spamm_torch: TORCH_CUDA_ARCH_LIST must hold 9.0a or 9.0, not both (a Hopper GPU could "
+            f"run either, and the kernels for Hopper are in 9.0a alone); got {cuda_targets()}"
+        )
+
+
 def builds_for_hopper() -> bool:
     """Whether the CUDA targets hold sm_90a, which Hopper's own instructions need."""
     return any(target.removesuffix("+PTX") == "9.0a" for target in cuda_targets())
@@ -148,7 +164,7 @@ def sources(*patterns: str) -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in files)
 
 
-def operators(cuda: bool) -> Extension:
+def operators(cuda: bool) -> setuptools.Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     files = sources("*.cpp", "conv/*.cpp", "cpu/**/*.cpp")
@@ -166,7 +182,8 @@ def operators(cuda: bool) -> Extension:
         files,
         define_macros=macros,
         py_limited_api=True,  # so that torch's Python library is not linked
-        extra_link_args=["-fopenmp", "-Wl,--no-undefined"],
+        # The soname: else programs that link the library would record its absolute path.
+        extra_link_args=["-fopenmp", "-Wl,--no-undefined", f"-Wl,-soname,{LIBRARY}.so"],
     )
     headers += extension.include_dirs
     system = [flag for path in headers for flag in ("-isystem", path)]
@@ -179,7 +196,7 @@ def has_python_header() -> bool:
     return Path(sysconfig.get_path("include"), "Python.h").exists()
 
 
-def introspection(cuda: bool) -> Extension:
+def introspection(cuda: bool) -> setuptools.Extension:
     """The module behind build_info(): pybind11 from torch's own headers, nothing linked."""
     facts = {
         "SPAMM_TORCH_VERSION": torch.__version__,
@@ -190,7 +207,7 @@ def introspection(cuda: bool) -> Extension:
         facts["SPAMM_CUDA_ARCH_LIST"] = os.environ["TORCH_CUDA_ARCH_LIST"]
         facts["SPAMM_NVCC_FLAGS"] = " ".join(NVCC_FLAGS)
     system = [flag for path in cpp_extension.include_paths() for flag in ("-isystem", path)]
-    return Extension(
+    return setuptools.Extension(
         f"spamm_torch.{INTROSPECTION}",
         sources("python/*.cpp"),
         language="c++",
@@ -222,16 +239,17 @@ class BuildLibrary(cpp_extension.BuildExtension):
             print("spamm_torch: no Python.h (Debian: python3-dev): build_info() is left out")
         super().run()
         packages = [Path(self.build_lib, "spamm_torch")]
-        if self.in_place:
-            packages.append(ROOT / "spamm_torch")
-        else:
-            shutil.copytree(ROOT / "csrc" / "include", packages[0] / "include", dirs_exist_ok=True)
         built = {
             "version": self.distribution.get_version(),
             "torch": torch.__version__,
             "cuda": None if reason else nvcc_version(nvcc_path()),
             "cuda_targets": [] if reason else cuda_targets(),
         }
+        if self.in_place:
+            packages.append(ROOT / "spamm_torch")
+            built["torch_folder"] = str(Path(torch.__file__).parent)  # an installed one lies beside
+        else:
+            shutil.copytree(ROOT / "csrc" / "include", packages[0] / "include", dirs_exist_ok=True)
         for package in packages:
             (package / "_built.json").write_text(json.dumps(built) + "\n")
 
@@ -267,20 +285,37 @@ class PlatformWheel(bdist_wheel):
         return ("py3", "none", super().get_tag()[2])
 
 
+def long_description(readme: str) -> str:
+    """README for a package index, where pictures and links into the repository lead nowhere.
+
+    Pictures with a relative path go, relative links become their text. Code is left as it is.
+    """
+    picture = r"!\[[^\]]*\]\((?!https?:)[^)]*\)|<img\s[^>]*src=\"(?!https?:)[^>]*>"
+    link = r"(?<!!)\[([^\]]*)\]\((?!https?:)[^)]*\)"
+    parts = re.split(r"(^```.*?^```$)", readme, flags=re.MULTILINE | re.DOTALL)
+    for index in range(0, len(parts), 2):  # every other part is a block of code
+        text = re.sub(rf"^(?:{picture})\n+", "", parts[index], flags=re.MULTILINE)
+        parts[index] = re.sub(link, r"\1", re.sub(picture, "", text))
+    return "".join(parts)
+
+
 def main():
     cuda = reason_for_cpu_only() is None
-    if cuda:
-        check_cuda_matches_torch()
     # ninja may be installed in this environment without the environment being activated.
     os.environ["PATH"] = os.pathsep.join([sysconfig.get_path("scripts"), os.environ["PATH"]])
     os.environ["TORCH_CUDA_ARCH_LIST"] = (
         os.environ.get("TORCH_CUDA_ARCH_LIST") or DEFAULT_CUDA_TARGETS
     )
+    if cuda:
+        check_cuda_matches_torch()
+        check_cuda_targets()
     os.environ.setdefault(
         "MAX_JOBS", str(default_max_jobs(len(os.sched_getaffinity(0)), free_gib()))
     )
-    setup(
+    setuptools.setup(
         ext_modules=[operators(cuda)] + ([introspection(cuda)] if has_python_header() else []),
+        long_description=long_description((ROOT / "README.md").read_text(encoding="utf-8")),
+        long_description_content_type="text/markdown",
         cmdclass={"build_ext": BuildLibrary, "bdist_wheel": PlatformWheel},
     )
 

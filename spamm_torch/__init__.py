@@ -4,7 +4,13 @@ Products and convolutions skip the block products that cannot matter: those whos
 norms multiply to less than a threshold tau.
 """
 
-from ._library import VERSION, build_info, include_path, library_path  # isort: skip  # loads the ops
+from ._library import (  # isort: skip  # loads the ops
+    VERSION,
+    build_info,
+    cmake_prefix_path,
+    include_path,
+    library_path,
+)
 from . import _fake  # noqa: F401  shapes for torch.compile and FakeTensor
 from .functional import (
     addmm,
@@ -34,6 +40,7 @@ __all__ = [
     "backend_for",
     "bmm",
     "build_info",
+    "cmake_prefix_path",
     "conv2d",
     "error_bound",
     "find_tau",

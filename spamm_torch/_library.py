@@ -1,11 +1,57 @@
 """Finds, checks and loads the library of operators, and tells how it was built."""
 
 import json
+import sys
 from pathlib import Path
 
 import torch
 
-_PACKAGE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parent
+
+
+def _is_built(package: Path) -> bool:
+    return (package / "libspamm_torch.so").exists() and (package / "_built.json").exists()
+
+
+def _python_files(package: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in package.glob("*.py")}
+
+
+def _find_package() -> Path:
+    """The folder with the library: this one, or the installed package that this one hides.
+
+    In a clone, Python finds the source folder before the package that `pip install .` has put
+    elsewhere. Until `make build`, the source folder holds no library; the installed one then
+    serves, if it was installed from the same Python files.
+    """
+    if _is_built(_HERE):
+        return _HERE
+    root = _HERE.parent
+    if not (root / "csrc").is_dir():
+        raise ImportError(
+            f"spamm_torch: the installed package in {_HERE} has no library libspamm_torch.so with "
+            "its _built.json; install it again, with `pip install --force-reinstall --no-deps .` "
+            "in the source folder"
+        )
+    on_path = [Path(entry, "spamm_torch").resolve() for entry in sys.path]
+    hidden = [package for package in on_path if package != _HERE and _is_built(package)]
+    if not hidden:
+        raise ImportError(
+            f"spamm_torch: {_HERE} is the source folder, no library is built in it and no "
+            f"installed package was found; run `make build` in {root}"
+        )
+    if _python_files(hidden[0]) != _python_files(_HERE):
+        raise ImportError(
+            f"spamm_torch: {_HERE} is the source folder, no library is built in it, and the "
+            f"installed package in {hidden[0]} has other Python files; run `make build` in {root}, "
+            "or start Python in another folder"
+        )
+    return hidden[0]
+
+
+_PACKAGE = _find_package()
+if _PACKAGE != _HERE:
+    sys.modules[__package__].__path__.append(str(_PACKAGE))  # where _build_info is
 
 
 def library_path() -> Path:
@@ -17,6 +63,14 @@ def include_path() -> Path:
     """The folder that holds ``spamm/spamm.h``, the C++ API."""
     installed = _PACKAGE / "include"
     return installed if installed.exists() else _PACKAGE.parent / "csrc" / "include"
+
+
+def cmake_prefix_path() -> Path:
+    """The folder for ``CMAKE_PREFIX_PATH``, so that ``find_package(spamm_torch)`` succeeds.
+
+    The package defines the target ``spamm_torch::spamm_torch``: library, header and LibTorch.
+    """
+    return _PACKAGE / "share" / "cmake"
 
 
 def build_info() -> dict:
@@ -61,25 +115,27 @@ def _load() -> dict:
     Returns what the build left beside it: the versions of spamm_torch ("version"), torch ("torch")
     and CUDA ("cuda", None in a CPU-only build), and what CUDA code it holds ("cuda_targets").
     """
-    library, built_file = library_path(), _PACKAGE / "_built.json"
-    if not library.exists() or not built_file.exists():
+    built_file = _PACKAGE / "_built.json"
+    try:
+        built = json.loads(built_file.read_text())
+        built["version"], built["torch"], built["cuda"], built["cuda_targets"]
+    except (ValueError, TypeError, KeyError) as error:
         raise ImportError(
-            f"spamm_torch is not built: {library} is missing; build it with `make build`, or "
-            "install it with `pip install . --no-build-isolation`"
-        )
-    built = json.loads(built_file.read_text())
+            f"spamm_torch: {built_file} is damaged ({type(error).__name__}: {error}); build the "
+            "library again"
+        ) from None
     if _release(built["torch"]) != _release(torch.__version__):
         raise ImportError(
             f"spamm_torch was built for torch {built['torch']} but this is torch "
             f"{torch.__version__}; build it again"
         )
     try:
-        torch.ops.load_library(str(library))
+        torch.ops.load_library(str(library_path()))
     except OSError as error:
         kind = f"CUDA {built['cuda']}" if built["cuda"] else "the CPU only"
         raise ImportError(
             f"spamm_torch, built with torch {built['torch']} for {kind}, cannot be loaded by torch "
-            f"{torch.__version__}: {error}"
+            f"{torch.__version__}: {error.__cause__ or error}"  # torch's own text gives no reason
         ) from None
     return built
 

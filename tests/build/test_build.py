@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +42,13 @@ def test_library_links_torch_but_not_python():
     needed = needed_libraries(_library.library_path())
     assert "libtorch_cpu.so" in needed
     assert [name for name in needed if "python" in name] == []
+
+
+def test_library_has_a_soname():
+    """Else programs that link it record the absolute path it had when they were built."""
+    lines = tool("readelf", "--dynamic", "--wide", _library.library_path()).splitlines()
+    [soname] = [line.split("[")[1].rstrip("]") for line in lines if "(SONAME)" in line]
+    assert soname == "libspamm_torch.so"
 
 
 def test_include_path_holds_the_header():
@@ -89,19 +97,20 @@ def copy_of_package(tmp_path):
     return copy
 
 
-def import_it(package):
+def import_it(package, *path):
+    """Imports the package from its parent folder, with further folders on the path."""
     return subprocess.run(
-        [sys.executable, "-c", "import spamm_torch; print(spamm_torch.__file__)"],
+        [sys.executable, "-c", "import spamm_torch; print(spamm_torch.library_path())"],
         cwd=package.parent,
-        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (package.parent, *path)))},
         capture_output=True,
         text=True,
     )
 
 
-def import_error(package):
+def import_error(package, *path):
     """The last line of the traceback, which must be an ImportError's only line."""
-    result = import_it(package)
+    result = import_it(package, *path)
     assert result.returncode != 0
     last = result.stderr.splitlines()[-1]
     assert last.startswith("ImportError: spamm_torch"), result.stderr
@@ -123,20 +132,77 @@ def test_library_for_another_torch_is_refused(copy_of_package):
 def test_only_the_release_of_torch_counts(copy_of_package):
     mark_as_built_for(copy_of_package, torch.__version__.partition("+")[0] + "+elsewhere")
     result = import_it(copy_of_package)
-    assert result.stdout.strip() == str(copy_of_package / "__init__.py"), result.stderr
+    assert result.stdout.strip() == str(copy_of_package / "libspamm_torch.so"), result.stderr
 
 
 @pytest.mark.parametrize("missing", ["libspamm_torch.so", "_built.json"])
-def test_missing_library_says_how_to_build(copy_of_package, missing):
+def test_missing_library_of_an_installed_package(copy_of_package, missing):
     (copy_of_package / missing).unlink()
     line = import_error(copy_of_package)
-    assert "make build" in line
+    assert "pip install --force-reinstall" in line
     assert str(copy_of_package) in line
 
 
-def test_damaged_library_is_one_line(copy_of_package):
-    (copy_of_package / "libspamm_torch.so").write_bytes(b"not a library")
-    assert "cannot be loaded" in import_error(copy_of_package)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "file too short"),
+        (b"not a library" * 100, "invalid ELF header"),
+    ],
+)
+def test_damaged_library_is_one_line_with_the_loaders_reason(copy_of_package, content, reason):
+    (copy_of_package / "libspamm_torch.so").write_bytes(content)
+    line = import_error(copy_of_package)
+    assert "cannot be loaded" in line
+    assert reason in line
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"version": "0.1.0"}'])
+def test_damaged_facts_of_the_build_are_one_line(copy_of_package, content):
+    (copy_of_package / "_built.json").write_text(content)
+    line = import_error(copy_of_package)
+    assert str(copy_of_package / "_built.json") in line
+    assert "is damaged" in line
+
+
+# ---- Import in a clone --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A source folder in which nothing is built."""
+    clone = tmp_path / "a clone"
+    (clone / "csrc").mkdir(parents=True)
+    ignored = shutil.ignore_patterns("__pycache__", "*.so", "_built.json", "include")
+    return Path(shutil.copytree(PACKAGE, clone / "spamm_torch", ignore=ignored))
+
+
+def test_clone_finds_the_installed_library_that_it_hides(clone, copy_of_package):
+    result = import_it(clone, copy_of_package.parent)
+    assert result.stdout.strip() == str(copy_of_package / "libspamm_torch.so"), result.stderr
+
+
+def test_clone_without_an_installed_package_says_how_to_build(clone):
+    line = import_error(clone)
+    assert f"run `make build` in {clone.parent}" in line
+
+
+def test_clone_does_not_take_a_library_of_other_sources(clone, copy_of_package):
+    with (clone / "nn.py").open("a") as file:
+        file.write("# changed\n")
+    line = import_error(clone, copy_of_package.parent)
+    assert str(copy_of_package) in line
+    assert f"run `make build` in {clone.parent}" in line
+
+
+def test_build_info_of_the_installed_library_that_a_clone_hides(clone, copy_of_package):
+    command = "import spamm_torch; print(spamm_torch.build_info()['version'])"
+    path = os.pathsep.join((str(clone.parent), str(copy_of_package.parent)))
+    env = {**os.environ, "PYTHONPATH": path}
+    run = subprocess.run(
+        [sys.executable, "-c", command], cwd=clone.parent, env=env, capture_output=True, text=True
+    )
+    assert run.stdout.strip() == spamm_torch.__version__, run.stderr
 
 
 # ---- setup.py -----------------------------------------------------------------------------------
@@ -215,6 +281,92 @@ def test_hopper_kernels_are_built_for_their_target_alone(
 ):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
     assert setup_module.builds_for_hopper() == hopper
+
+
+@pytest.mark.parametrize("targets", ["9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"])
+def test_plain_hopper_beside_its_own_target_is_refused(setup_module, monkeypatch, targets):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
+    with pytest.raises(SystemExit, match="TORCH_CUDA_ARCH_LIST must hold") as error:
+        setup_module.check_cuda_targets()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("targets", ["8.0+PTX 9.0a", "8.0;9.0+PTX", "9.0a+PTX", "9.0a 10.0"])
+def test_other_cuda_targets_are_taken(setup_module, monkeypatch, targets):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
+    setup_module.check_cuda_targets()
+
+
+def run_setup_with_module(tmp_path, name, text):
+    """What setup.py says where a module is another one than that of this environment."""
+    (tmp_path / name).write_text(text)
+    return subprocess.run(
+        [sys.executable, "setup.py", "--version"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "found"),
+    [
+        ("setuptools.py", "__version__ = '65.5.0'", "setuptools 65.5.0"),
+        ("torch.py", "raise ImportError(\"No module named 'torch'\")", "No module named 'torch'"),
+    ],
+)
+def test_build_without_its_requirements_is_one_line(tmp_path, module, text, found):
+    result = run_setup_with_module(tmp_path, module, text)
+    assert result.returncode != 0
+    [line] = result.stderr.splitlines()
+    assert "setuptools 77 or newer and torch 2.11" in line
+    assert f"got: {found}" in line
+    assert "pip install 'setuptools>=77,<82' 'torch>=2.11,<2.12' ninja" in line
+
+
+def test_requirements_that_setup_names_are_those_of_the_package(setup_module):
+    named = re.findall(r"'([a-z]+>=[^']*)'", (ROOT / "setup.py").read_text())
+    required = (ROOT / "pyproject.toml").read_text()
+    assert len(named) == 2
+    assert [requirement for requirement in named if f'"{requirement}"' not in required] == []
+
+
+def test_long_description_holds_no_link_into_the_repository(setup_module):
+    readme = """# Name
+
+![a picture](docs/a.png)
+
+<img src="docs/b.png" width="50%">
+
+Text ([page](docs/page.md#part)), [site](https://example.org) and [![badge](b.svg)](docs/c.md).
+
+![far](https://example.org/far.png)
+
+```python
+x = layers[0](image)  # ![not](a-picture.png)
+```
+"""
+    assert (
+        setup_module.long_description(readme)
+        == """# Name
+
+Text (page), [site](https://example.org) and .
+
+![far](https://example.org/far.png)
+
+```python
+x = layers[0](image)  # ![not](a-picture.png)
+```
+"""
+    )
+
+
+def test_long_description_of_this_package(setup_module):
+    text = setup_module.long_description((ROOT / "README.md").read_text())
+    assert text.startswith("# spamm_torch\n")
+    outside_code = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    assert re.findall(r"\]\((?!https?:)[^)]*\)", outside_code) == []
 
 
 def test_missing_cutlass_is_one_line(setup_module, monkeypatch):

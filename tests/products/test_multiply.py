@@ -93,6 +93,7 @@ def test_mm_of_anything(device, case):
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=block), a, b, tau, block)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", TRIPLES)
 def test_every_block(device, dtype, block):
@@ -104,6 +105,7 @@ def test_every_block(device, dtype, block):
         assert_exact(spamm_torch.mm(a, b, tau=tau, block=block), a, b, tau, block)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("layouts", list(itertools.product(matrices.LAYOUTS, repeat=2)))
 def test_every_layout(device, dtype, layouts):
@@ -125,6 +127,7 @@ def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("shape", list(itertools.product((0, 1, 40), repeat=3)))
 def test_empty_and_tiny_shapes(device, dtype, shape):
@@ -209,6 +212,7 @@ def test_results_beyond_the_type_are_inf(device, dtype):
 # ---- Thresholds ---------------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize(
     ("form", "tau"),

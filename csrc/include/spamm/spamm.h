@@ -14,8 +14,8 @@
 // is asynchronous on CUDA's current stream and free of host synchronisation.
 //
 // Errors: c10::ValueError for a knob or block out of range, c10::TypeError for a wrong dtype,
-// c10::Error for shapes and devices that do not fit; one line, with what was expected and what
-// came.
+// c10::Error for shapes and devices that do not fit. what_without_backtrace() is one line, with
+// what was expected and what came; what() adds the stack of the call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
