@@ -6,6 +6,7 @@ norms multiply to less than a threshold tau.
 
 from ._library import VERSION, build_info, include_path, library_path  # isort: skip  # loads the ops
 from . import _fake  # noqa: F401  shapes for torch.compile and FakeTensor
+from .chain import SpAMMChain
 from .functional import (
     addmm,
     backend_for,
@@ -19,7 +20,7 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .fuse import FuseReport, Fusion, SpAMMChain, fuse_
+from .fuse import FuseReport, Fusion, fuse_
 from .nn import SpAMMConv2d, SpAMMLinear
 
 __version__ = VERSION
