@@ -33,8 +33,8 @@ class SpAMMChain(nn.Sequential):
     Made by :func:`fuse_`; computes what an ``nn.Sequential`` of the same layers does. On Hopper, in
     float16 and bfloat16, the convolutions then need no pass over their inputs, and all layers are
     one call of one op, so that the host pays for Python once. That is so for batches of 64 images
-    and more, without gradients and autocast. Otherwise, on other devices and under
-    ``torch.compile`` the layers run one by one, and so they do where something was set on them from
+    and more, without gradients and autocast. Otherwise, on other devices, under ``torch.compile``,
+    ``torch.jit.trace`` and ``torch.func`` the layers run one by one, and so they do where something was set on them from
     outside: hooks (on a layer or on all modules), a ``forward`` on the instance, replicas of
     ``nn.DataParallel``, and layers that :func:`fuse_` would not have chained. It keeps no state of
     its own between calls.
@@ -67,6 +67,9 @@ class SpAMMChain(nn.Sequential):
             and not torch.is_autocast_enabled(input.device.type)
             and _computes_output_norms(input.device, input.dtype)
             and not torch_module._has_any_global_hook()
+            # Neither vmap nor torch.jit.trace takes an op with lists of optional tensors.
+            and torch._C._functorch.peek_interpreter_stack() is None
+            and not torch.jit.is_tracing()
             # Slices, and what was appended or changed since, may hold anything.
             and SpAMMConv2d in map(type, layers)
             and all(map(fits_a_chain, layers))

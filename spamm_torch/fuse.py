@@ -121,7 +121,8 @@ def fuse_(model: nn.Module) -> FuseReport:
         raise ValueError(f"fuse_ expects a model in eval mode; got {where} in training mode")
     places = Counter(id(module) for _, module in model.named_modules(remove_duplicate=False))
     fusions: list[Fusion] = []
-    with torch.inference_mode(False):  # what is folded in inference mode could not be pinned
+    # What is folded in inference mode could not be pinned.
+    with torch.inference_mode(False), torch.no_grad():
         for name, module in list(model.named_modules()):
             if _runs_in_order(module):
                 _Fuser(f"{name}." if name else "", module, places, fusions).run()

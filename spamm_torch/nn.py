@@ -55,15 +55,21 @@ class PinnedNorms:
         if type(weight) not in (nn.Parameter, Tensor) or weight.is_inference():
             return cls(norms, None)
         if weight.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "freeze_ expects that no CUDA graph is captured, since it waits for the norms; "
+                    "got a stream that captures (call freeze_ before)"
+                )
             torch.cuda.current_stream(weight.device).synchronize()
         return cls(norms, weakref.ref(weight), weight._version, weight.data_ptr())
 
     def are_of(self, weight: Tensor) -> bool:
         """Whether ``weight`` is the one that was pinned, and unchanged.
 
-        Compiled code guards on the tensor alone: it is traced without versions and addresses.
+        Compiled code guards on the tensor alone: it is traced without versions and addresses. A
+        program that is exported takes the weight as an input, which may be loaded anew.
         """
-        if self.weight is None or self.weight() is not weight:
+        if self.weight is None or self.weight() is not weight or torch.compiler.is_exporting():
             return False
         return torch.compiler.is_compiling() or (
             weight._version == self.version and weight.data_ptr() == self.address
@@ -151,7 +157,7 @@ class _SpAMM(nn.Module):
         after what moves neither: writes through ``.data``, by torch's optimisers with
         ``fused=True``, and by another process. A captured CUDA graph holds the norms of its
         capture; compiled code guards that the weight is the same tensor, not that it is unchanged;
-        a program of ``torch.export`` computes norms itself where its weights are inputs. Weights
+        a program of ``torch.export`` computes the norms in each call. Weights
         made in inference mode and weights that are subclasses of Tensor cannot be pinned, since
         nothing tells of their changes: norms are computed in each call.
 
@@ -162,11 +168,6 @@ class _SpAMM(nn.Module):
         """
         with torch.no_grad(), torch.inference_mode(False):
             weight = self.weight
-            if weight.is_cuda and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    "freeze_ expects that no CUDA graph is captured, since it waits for the norms; "
-                    "got a stream that captures (call freeze_ before)"
-                )
             self._pinned = PinnedNorms.of(weight, self._weight_norms())
         return self
 
