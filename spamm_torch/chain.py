@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from .functional import backend_for
-from .nn import SpAMMConv2d
+from .nn import SpAMMConv2d, takes_ready_weights
 from .settings import as_tau, check_block
 
 _ops = torch.ops.spamm_torch
@@ -34,10 +34,10 @@ class SpAMMChain(nn.Sequential):
     float16 and bfloat16, the convolutions then need no pass over their inputs, and all layers are
     one call of one op, so that the host pays for Python once. That is so for batches of 64 images
     and more, without gradients and autocast. Otherwise, on other devices, under ``torch.compile``,
-    ``torch.jit.trace`` and ``torch.func`` the layers run one by one, and so they do where something was set on them from
-    outside: hooks (on a layer or on all modules), a ``forward`` on the instance, replicas of
-    ``nn.DataParallel``, and layers that :func:`fuse_` would not have chained. It keeps no state of
-    its own between calls.
+    ``torch.jit.trace`` and ``torch.func`` the layers run one by one. So they do where something was
+    set on them from outside: hooks (on a layer or on all modules), a ``forward`` on the instance,
+    replicas of ``nn.DataParallel``, and layers that :func:`fuse_` would not have chained. It keeps
+    no state of its own between calls.
 
     Shapes: input (N, C, H, W), or what the first layer takes; output as of the last layer.
     """
@@ -46,10 +46,11 @@ class SpAMMChain(nn.Sequential):
         """The output of the last layer."""
         if not self._passes_norms_on(input):
             return super().forward(input)
+        ready_weights = takes_ready_weights(input)
         convolutions, settings = [], []
         for layer in self._modules.values():
             if isinstance(layer, SpAMMConv2d):
-                *operands, of_layer = _encode_convolution(layer)
+                *operands, of_layer = _encode_convolution(layer, ready_weights)
                 convolutions.append(operands)
             else:
                 of_layer = _encode_max_pool(layer)
@@ -140,7 +141,7 @@ def reason_not_plain(module: nn.Module) -> str | None:
 # ---- The layers as the op takes them ------------------------------------------------------------
 
 
-def _encode_convolution(layer: Any) -> tuple[Any, ...]:
+def _encode_convolution(layer: Any, ready_weights: bool) -> tuple[Any, ...]:
     """Weight, bias, norms of the weight, knob, and the settings as integers.
 
     Of what a call costs on the host, Python's checks are the larger half; here the layer's settings
@@ -152,14 +153,23 @@ def _encode_convolution(layer: Any) -> tuple[Any, ...]:
         kind, knob = VALID_RATIO, as_tau(layer.valid_ratio)
     else:
         kind, knob = MAX_ERROR, as_tau(layer.max_error)
+    parameters = layer._parameters  # torch's look-up by attribute takes longer
+    weight = parameters["weight"]
+    pinned = layer._pinned
+    is_pinned = pinned is not None and pinned.are_of_eager(weight)
+    norms = pinned.norms if is_pinned else None
     block = _DEFAULT_EDGES if layer.block is None else check_block(layer.block)
     settings = (
         *(CONVOLUTION, *layer.stride, *layer.padding, *layer.dilation, layer.groups),
-        *(layer.relu, kind, *block, *(layer.pixel_block or _DEFAULT_EDGES)),
+        *(
+            layer.relu,
+            is_pinned and ready_weights,
+            kind,
+            *block,
+            *(layer.pixel_block or _DEFAULT_EDGES),
+        ),
     )
-    parameters = layer._parameters  # torch's look-up by attribute takes longer
-    weight = parameters["weight"]
-    return weight, parameters["bias"], layer._pinned_norms(weight), knob, settings
+    return weight, parameters["bias"], norms, knob, settings
 
 
 def _encode_max_pool(layer: Any) -> tuple[int, ...]:

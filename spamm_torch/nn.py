@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .functional import conv2d, linear, norm_map
-from .settings import as_tau, check_block, check_knobs, check_pixel_block
+from .settings import as_knobs, as_tau, check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
 
@@ -69,10 +69,18 @@ class PinnedNorms:
         Compiled code guards on the tensor alone: it is traced without versions and addresses. A
         program that is exported takes the weight as an input, which may be loaded anew.
         """
-        if self.weight is None or self.weight() is not weight or torch.compiler.is_exporting():
-            return False
-        return torch.compiler.is_compiling() or (
-            weight._version == self.version and weight.data_ptr() == self.address
+        if not torch.compiler.is_compiling():
+            return self.are_of_eager(weight)
+        is_same = self.weight is not None and self.weight() is weight
+        return is_same and not torch.compiler.is_exporting()
+
+    def are_of_eager(self, weight: Tensor) -> bool:
+        """:meth:`are_of` for code that is neither compiled nor exported."""
+        return (
+            self.weight is not None
+            and self.weight() is weight
+            and weight._version == self.version
+            and weight.data_ptr() == self.address
         )
 
 
@@ -236,6 +244,20 @@ class _SpAMM(nn.Module):
         return ", ".join([super().extra_repr(), *parts, *frozen])
 
 
+def takes_ready_weights(input: Tensor) -> bool:
+    """Whether it may be said in a call that a weight whose norms are pinned is ready to be read.
+
+    Convolutions may then read it while kernels before them on the stream still run. Whoever pins
+    norms waits for them, and with them for the weight. It is not said where a call is recorded to
+    be run later: the weight may be another by then.
+    """
+    return (
+        input.is_cuda
+        and not torch.compiler.is_compiling()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
 def _is_cast_by_autocast(weight: Tensor) -> bool:
     if weight.is_meta:  # there is no autocast on meta
         return False
@@ -314,7 +336,8 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
     Shape, memory format and dtype of input and output are those of ``torch.nn.Conv2d``.
 
     Raises ValueError for a knob, block or pixel_block out of range, and where not exactly one knob
-    is given; TypeError for a knob of another type or a ``tau`` that requires a gradient.
+    is given; TypeError for a knob of another type; RuntimeError for a ``tau`` that is not 0-d or
+    requires a gradient.
     """
 
     _dense = nn.Conv2d
@@ -438,20 +461,22 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
                 input, self._reversed_padding_repeated_twice, mode=self.padding_mode
             )
             padding = 0
-        return conv2d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            **self._knobs(),
-            block=self.block,
-            pixel_block=self.pixel_block,
-            norm_weight=self._pinned_norms(weight),
-            relu=self.relu,
-        )
+        norm_weight = self._pinned_norms(weight)
+        options: dict[str, Any] = {
+            "stride": self.stride,
+            "padding": padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "block": self.block,
+            "pixel_block": self.pixel_block,
+            "norm_weight": norm_weight,
+            "relu": self.relu,
+        }
+        is_resolved = isinstance(input, Tensor) and not isinstance(padding, str)
+        if norm_weight is not None and is_resolved and takes_ready_weights(input):
+            knobs = as_knobs(**self._knobs())
+            return _ops.conv2d(input, weight, bias, **knobs, **options, weight_is_ready=True)
+        return conv2d(input, weight, bias, **self._knobs(), **options)
 
 
 class SpAMMLinear(_SpAMM, nn.Linear):
@@ -474,7 +499,8 @@ class SpAMMLinear(_SpAMM, nn.Linear):
     Shapes: input (..., in_features), output (..., out_features), of the input's dtype.
 
     Raises ValueError for a knob or block out of range, and where not exactly one knob is given;
-    TypeError for a knob of another type or a ``tau`` that requires a gradient.
+    TypeError for a knob of another type; RuntimeError for a ``tau`` that is not 0-d or requires a
+    gradient.
     """
 
     _dense = nn.Linear

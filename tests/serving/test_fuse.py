@@ -490,6 +490,27 @@ def test_a_relu_behind_a_linear_layer_is_folded():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(128, 512, 4096), (64, 256, 128), (1, 64, 8)], ids=str)
+def test_a_linear_layer_with_relu_keeps_nan_and_infinities(dtype, sizes):
+    """As nn.ReLU does; cuBLASLt documents max(x, 0), which may lose a NaN."""
+    rows, inner, columns = sizes
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(inner, columns), nn.ReLU()).to("cuda", dtype).eval()
+    fused = copy.deepcopy(model)
+    fuse_(fused)
+    assert isinstance(fused[0], fuse.LinearReLU)
+    input = torch.randn(rows, inner, device="cuda", dtype=dtype)
+    input[0, 3] = torch.nan
+    input[-1, 5] = torch.inf
+    with torch.no_grad():
+        expected, output = model(input), fused(input)
+    assert expected.isnan().any()
+    assert torch.equal(output.isnan(), expected.isnan())
+    assert torch.equal(output.isinf(), expected.isinf())
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("shape", [(128, 8), (1, 8), (3, 5, 8)], ids=str)
 def test_a_linear_layer_with_relu_on_cuda(shape):
     model = linear_network().cuda().half()
