@@ -161,13 +161,8 @@ def _encode_convolution(layer: Any, ready_weights: bool) -> tuple[Any, ...]:
     block = _DEFAULT_EDGES if layer.block is None else check_block(layer.block)
     settings = (
         *(CONVOLUTION, *layer.stride, *layer.padding, *layer.dilation, layer.groups),
-        *(
-            layer.relu,
-            is_pinned and ready_weights,
-            kind,
-            *block,
-            *(layer.pixel_block or _DEFAULT_EDGES),
-        ),
+        *(layer.relu, is_pinned and ready_weights, kind),
+        *(*block, *(layer.pixel_block or _DEFAULT_EDGES)),
     )
     return weight, parameters["bias"], norms, knob, settings
 

@@ -45,6 +45,7 @@ def test_an_encoder_layer_calls_its_linear_layers(norm_first, duplicate):
     torch.testing.assert_close(layer(input), output)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 def test_an_encoder_that_makes_nested_tensors():
     """With a padding mask, in evaluation, nn.TransformerEncoder drops the padding."""
     encoder = nn.TransformerEncoder(encoder_layer(), 2).eval()
