@@ -12,6 +12,7 @@ from ._library import (  # isort: skip  # loads the ops
     library_path,
 )
 from . import _fake  # noqa: F401  shapes for torch.compile and FakeTensor
+from .chain import SpAMMChain
 from .functional import (
     addmm,
     backend_for,
@@ -25,7 +26,7 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .fuse import FuseReport, Fusion, SpAMMChain, fuse_
+from .fuse import FuseReport, Fusion, fuse_
 from .nn import SpAMMConv2d, SpAMMLinear
 
 __version__ = VERSION

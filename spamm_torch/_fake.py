@@ -10,6 +10,8 @@ import torch
 from torch._prims_common import suggest_memory_format
 from torch.library import register_fake
 
+from .chain import CONVOLUTION, MAX_ERROR, MAX_POOL, TAU, VALID_RATIO
+
 
 def _norm_dtype(operand):
     return torch.float64 if operand.dtype == torch.float64 else torch.float32
@@ -446,24 +448,24 @@ def _(input, weights, biases, norm_weights, knobs, layers):
     while rest:
         (kind,) = take(1)
         torch._check_value(
-            kind in (0, 1),
+            kind in (CONVOLUTION, MAX_POOL),
             lambda kind=kind: (
                 f"a layer's kind must be 0 (convolution) or 1 (max pooling); got {kind}"
             ),
         )
-        if kind == 1:
+        if kind == MAX_POOL:
             input = _fake_max_pool(input, *pairs(4), bool(*take(1)))
             continue
         _check_weights(convolutions < len(weights), weights)
         geometry = *pairs(3), *take(1)
         _relu, _weight_is_ready, knob = take(3)
         torch._check_value(
-            knob in (0, 1, 2),
+            knob in (TAU, VALID_RATIO, MAX_ERROR),
             lambda knob=knob: (
                 f"a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got {knob}"
             ),
         )
-        if knob == 0:
+        if knob == TAU:
             _check_tau(knobs[convolutions], input.device)
         setting = {"valid_ratio": 1.0, "block": edges(), "pixel_block": edges()}
         setting["norm_weight"] = norm_weights[convolutions]

@@ -6,133 +6,271 @@ initialisation and state dicts are those of torch's modules, so that weights mov
 dense and the approximate form. Training works: gradients are those of the dense layer.
 """
 
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, TypeVar
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .functional import conv2d, linear, norm_map
-from .settings import as_tau, check_block, check_knobs, check_pixel_block
+from .settings import as_knobs, as_tau, check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
 
-_NO_EDGES = (0, 0, 0)  # of a block left to the default, as the chain op takes it
+Pair = int | tuple[int, int]
+Block = int | Sequence[int]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Device = torch.device | str | int | None
+Module = TypeVar("Module", bound="_SpAMM")
+Other = TypeVar("Other", bound=nn.Module)
 
 
 # ---- What the modules share ---------------------------------------------------------------------
 
 
-class _SpAMM:
+@dataclass(frozen=True, slots=True, eq=False)
+class PinnedNorms:
+    """The norms of a weight, and what proves that they still are that weight's norms.
+
+    Attributes:
+        norms: the norm map. It, and the weight before it, are final: no kernel still writes them.
+        weight: the tensor itself. Weak, so that a weight that was replaced does not stay in memory.
+        version, address: of the weight when its norms were computed.
+    """
+
+    norms: Tensor
+    weight: "weakref.ref[Tensor] | None"  # None: nothing can be proven
+    version: int = 0
+    address: int = 0
+
+    @classmethod
+    def of(cls, weight: Tensor, norms: Tensor) -> "PinnedNorms":
+        """Pins the norms that were just computed from ``weight``, and waits until they are there.
+
+        Tensors made in inference mode count no versions, and subclasses of Tensor (DTensor, fake
+        tensors) may hold no memory of their own: for these nothing can be proven.
+        """
+        if type(weight) not in (nn.Parameter, Tensor) or weight.is_inference():
+            return cls(norms, None)
+        if weight.is_cuda:
+            if torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    "freeze_ expects that no CUDA graph is captured, since it waits for the norms; "
+                    "got a stream that captures (call freeze_ before)"
+                )
+            torch.cuda.current_stream(weight.device).synchronize()
+        return cls(norms, weakref.ref(weight), weight._version, weight.data_ptr())
+
+    def are_of(self, weight: Tensor) -> bool:
+        """Whether ``weight`` is the one that was pinned, and unchanged.
+
+        Compiled code guards on the tensor alone: it is traced without versions and addresses. A
+        program that is exported takes the weight as an input, which may be loaded anew.
+        """
+        if not torch.compiler.is_compiling():
+            return self.are_of_eager(weight)
+        is_same = self.weight is not None and self.weight() is weight
+        return is_same and not torch.compiler.is_exporting()
+
+    def are_of_eager(self, weight: Tensor) -> bool:
+        """:meth:`are_of` for code that is neither compiled nor exported."""
+        return (
+            self.weight is not None
+            and self.weight() is weight
+            and weight._version == self.version
+            and weight.data_ptr() == self.address
+        )
+
+
+class _SpAMM(nn.Module):
     """The setting of a module, its pinned weight norms, and the way to its dense twin and back.
 
-    Mixed in before a class of torch.nn. ``tau`` may be a 0-d tensor: it then moves with the module,
+    A base before a class of torch.nn. ``tau`` may be a 0-d tensor: it then moves with the module,
     stays out of the state dict, and is never read on the host.
     """
 
-    _dense: type[nn.Module]  # the class of torch.nn
+    _dense: ClassVar[type[nn.Module]]  # the class of torch.nn
 
-    def _set(self, *, tau, valid_ratio, max_error, **blocks):
+    weight: Tensor
+    tau: float | Tensor | None
+    valid_ratio: float | None
+    max_error: float | None
+    _pinned: PinnedNorms | None
+
+    def _set(
+        self,
+        *,
+        tau: float | Tensor | None,
+        valid_ratio: float | None,
+        max_error: float | None,
+        **blocks: Any,
+    ) -> None:
         self.tau = tau
         self.valid_ratio = valid_ratio
         self.max_error = max_error
         for name, value in blocks.items():
             setattr(self, name, value)
         self._blocks = tuple(blocks)
-        self._norm_weight = None
-        self._tau_taken = (None, None)
+        self._pinned = None
+        self._tau_taken: tuple[float | None, Tensor | None] = (None, None)
 
-    def _knobs(self):
+    def _knobs(self) -> dict[str, Any]:
         return {
             "tau": self.tau,
             "valid_ratio": self.valid_ratio,
             "max_error": self.max_error,
         }
 
-    def _tau_argument(self):
+    def _tau_argument(self) -> Tensor:
         """The threshold in the op's form, made anew only when ``tau`` has been set to another."""
-        if isinstance(self.tau, torch.Tensor):
-            return self.tau
+        if isinstance(self.tau, Tensor):
+            return as_tau(self.tau)
         tau, argument = self._tau_taken
-        if tau is not self.tau:
+        if argument is None or tau is not self.tau:
             argument = as_tau(self.tau)
             self._tau_taken = (self.tau, argument)
         return argument
 
     @staticmethod
-    def _arguments(module):
+    def _arguments(module: Any) -> dict[str, Any]:
         """The constructor's arguments that make a module of the same shape."""
         raise NotImplementedError
 
     @classmethod
-    def _from_dense(cls, module, **setting):
+    def _from_dense(cls: type[Module], module: nn.Module, **setting: Any) -> Module:
         _check_replaceable(module, cls)
         return _sharing(module, cls(**cls._arguments(module), device="meta", **setting))
 
-    def to_dense(self):
+    def to_dense(self) -> nn.Module:
         """torch's own module with the very same Parameters, in the same training mode."""
         return _sharing(self, self._dense(**self._arguments(self), device="meta"))
 
-    def _weight_norms(self):
+    def _weight_norms(self) -> Tensor:
         raise NotImplementedError
 
-    def freeze_(self):
-        """Pins the weight's norms, for serving: they are no longer taken anew in each call.
+    def freeze_(self: Module) -> Module:
+        """Pins the weight's norms, for serving: they are no longer computed in each call.
 
-        Moving, casting and loading the module pin them again. After any other change of the weight
-        call ``freeze_()`` once more. Undone by ``train()`` and :meth:`unfreeze_`. Under autocast to
-        another dtype the pinned norms rest, since the weight multiplied is not the one pinned.
+        The norms count for this weight as it is now, and for nothing else. After a change in place
+        (an optimiser's step, ``load_state_dict`` on a module that shares the Parameter, an average
+        copied into it), and where another tensor takes the weight's place (``functional_call``, a
+        new Parameter, replicas of ``nn.DataParallel``), they rest: each call computes norms anew,
+        until ``freeze_()`` is called again. They rest under autocast to another dtype, too, since
+        the weight multiplied is not the one pinned. Moving, casting, loading, copying and
+        unpickling the module pin them again. ``train()`` and :meth:`unfreeze_` undo it.
+
+        A change is found by the weight's version counter and address. Call ``freeze_()`` yourself
+        after what moves neither: writes through ``.data``, by torch's optimisers with
+        ``fused=True``, and by another process. A captured CUDA graph holds the norms of its
+        capture; compiled code guards that the weight is the same tensor, not that it is unchanged;
+        a program of ``torch.export`` computes the norms in each call. Weights
+        made in inference mode and weights that are subclasses of Tensor cannot be pinned, since
+        nothing tells of their changes: norms are computed in each call.
+
+        On CUDA it waits until the norms are computed, so that every stream may use them; it cannot
+        be called while a CUDA graph is captured.
 
         Returns the module.
         """
-        with torch.no_grad():
-            self._norm_weight = self._weight_norms()
+        with torch.no_grad(), torch.inference_mode(False):
+            weight = self.weight
+            self._pinned = PinnedNorms.of(weight, self._weight_norms())
         return self
 
-    def unfreeze_(self):
+    @property
+    def is_frozen(self) -> bool:
+        """Whether norms are pinned, and those of the weight as it is now."""
+        return self._pinned is not None and self._pinned.are_of(self.weight)
+
+    def unfreeze_(self: Module) -> Module:
         """Undoes :meth:`freeze_`. Returns the module."""
-        self._norm_weight = None
+        self._pinned = None
         return self
 
-    def _pinned_norms(self):
-        """The pinned norms where they are those of the weight as it will be multiplied."""
-        device, dtype = self.weight.device.type, self.weight.dtype
-        if self._norm_weight is None or self.weight.is_meta:  # there is no autocast on meta
-            return self._norm_weight
-        is_cast = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != dtype
-        return None if is_cast else self._norm_weight
+    def _pinned_norms(self, weight: Tensor) -> Tensor | None:
+        """The pinned norms where they are those of this weight as it will be multiplied."""
+        pinned = self._pinned
+        if pinned is None or not pinned.are_of(weight):
+            return None
+        return None if _is_cast_by_autocast(weight) else pinned.norms
 
-    def _pin_again(self):
-        if self._norm_weight is not None:
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """As of ``nn.Module``. TypeError for ``tau``, which is no part of the state dict."""
+        if name == "tau":
+            raise TypeError(
+                "tau must be a float or a plain tensor, since a threshold is not learned; got a "
+                "Parameter (pass its detach())"
+            )
+        super().register_parameter(name, param)
+
+    def _pin_again(self) -> None:
+        if self._pinned is not None:
             self.freeze_()
 
-    def train(self, mode=True):
+    def train(self: Module, mode: bool = True) -> Module:
+        """As of ``nn.Module``; training mode unpins the norms (:meth:`unfreeze_`)."""
         if mode:
             self.unfreeze_()
         return super().train(mode)
 
-    def _apply(self, fn, recurse=True):
+    def _apply(self: Module, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Module:
         super()._apply(fn, recurse)
-        if isinstance(self.tau, torch.Tensor):
+        if isinstance(self.tau, Tensor):
             # On the CPU a threshold serves any device, and keeps the value that meta would lose.
             self.tau = self.tau.to("cpu" if self.weight.is_meta else self.weight.device)
         self._pin_again()
         return self
 
-    def _load_from_state_dict(self, *args, **kwargs):
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._pin_again()
 
-    def extra_repr(self):
+    def __getstate__(self) -> dict[str, Any]:
+        # Proof does not outlive a copy of the weight: the copy is told to compute its own.
+        return {**self.__dict__, "_pinned": self._pinned is not None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        is_pinned = state["_pinned"]
+        super().__setstate__({**state, "_pinned": None})
+        if is_pinned:
+            self.freeze_()
+
+    def extra_repr(self) -> str:
         shown = {**self._knobs(), **{name: getattr(self, name) for name in self._blocks}}
         parts = [f"{name}={_shown(value)}" for name, value in shown.items() if value is not None]
-        frozen = ["frozen"] if self._norm_weight is not None else []
+        frozen = ["frozen"] if self.is_frozen else []
         return ", ".join([super().extra_repr(), *parts, *frozen])
 
 
-def _shown(value):
-    is_scalar = isinstance(value, torch.Tensor)
+def takes_ready_weights(input: Tensor) -> bool:
+    """Whether it may be said in a call that a weight whose norms are pinned is ready to be read.
+
+    Convolutions may then read it while kernels before them on the stream still run. Whoever pins
+    norms waits for them, and with them for the weight. It is not said where a call is recorded to
+    be run later: the weight may be another by then.
+    """
+    return (
+        input.is_cuda
+        and not torch.compiler.is_compiling()
+        and not torch.cuda.is_current_stream_capturing()
+    )
+
+
+def _is_cast_by_autocast(weight: Tensor) -> bool:
+    if weight.is_meta:  # there is no autocast on meta
+        return False
+    device = weight.device.type
+    return torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) != weight.dtype
+
+
+def _shown(value: Any) -> str:
+    is_scalar = isinstance(value, Tensor)
     return f"{value.item():.6g}" if is_scalar else f"{value}"
 
 
-def _check_replaceable(module, ours):
+def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:
     """Only what computes as torch's own module, or is ours already, may be replaced by ours."""
     dense = ours._dense
     if not isinstance(module, dense):
@@ -154,7 +292,7 @@ def _check_replaceable(module, ours):
             )
 
 
-def _sharing(source, module):
+def _sharing(source: nn.Module, module: Other) -> Other:
     """Gives `module` the Parameters and the training mode of `source`."""
     module.weight = source.weight
     module.bias = source.bias
@@ -198,32 +336,33 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
     Shape, memory format and dtype of input and output are those of ``torch.nn.Conv2d``.
 
     Raises ValueError for a knob, block or pixel_block out of range, and where not exactly one knob
-    is given.
+    is given; TypeError for a knob of another type; RuntimeError for a ``tau`` that is not 0-d or
+    requires a gradient.
     """
 
     _dense = nn.Conv2d
 
     def __init__(
         self,
-        in_channels,
-        out_channels,
-        kernel_size,
-        stride=1,
-        padding=0,
-        dilation=1,
-        groups=1,
-        bias=True,
-        padding_mode="zeros",
-        device=None,
-        dtype=None,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str = 0,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         *,
-        tau=None,
-        valid_ratio=None,
-        max_error=None,
-        block=None,
-        pixel_block=None,
-        relu=False,
-    ):
+        tau: float | Tensor | None = None,
+        valid_ratio: float | None = None,
+        max_error: float | None = None,
+        block: Block | None = None,
+        pixel_block: Sequence[int] | None = None,
+        relu: bool = False,
+    ) -> None:
         check_knobs(tau, valid_ratio, max_error)
         if block is not None:
             check_block(block)
@@ -254,20 +393,21 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
     @classmethod
     def from_dense(
         cls,
-        module,
+        module: nn.Conv2d,
         *,
-        tau=None,
-        valid_ratio=None,
-        max_error=None,
-        block=None,
-        pixel_block=None,
-        relu=None,
-    ):
+        tau: float | Tensor | None = None,
+        valid_ratio: float | None = None,
+        max_error: float | None = None,
+        block: Block | None = None,
+        pixel_block: Sequence[int] | None = None,
+        relu: bool | None = None,
+    ) -> "SpAMMConv2d":
         """A SpAMMConv2d that shares the very same Parameters with an ``nn.Conv2d``.
 
-        ``relu=None`` keeps what the module does: False, but for a SpAMMConv2d its own. Training
-        mode, device and dtype are the module's; its hooks are not copied. Raises TypeError for a
-        module that computes differently from ``nn.Conv2d`` or whose weight is not a Parameter.
+        ``relu=None`` keeps what the module does: False, but for a SpAMMConv2d its own; the other
+        arguments are the constructor's, and raise as there. Training mode, device and dtype are the
+        module's; its hooks are not copied. Raises TypeError for a module that computes differently
+        from ``nn.Conv2d`` or whose weight is not a Parameter.
         """
         return cls._from_dense(
             module,
@@ -279,7 +419,7 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             relu=getattr(module, "relu", False) if relu is None else relu,
         )
 
-    def to_dense(self):
+    def to_dense(self) -> nn.Module:
         """torch's own module with the very same Parameters, in the same training mode.
 
         Raises ValueError where ``relu`` is set: ``nn.Conv2d`` cannot do the same.
@@ -291,11 +431,11 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             )
         return super().to_dense()
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return super().extra_repr() + (", relu=True" if self.relu else "")
 
     @staticmethod
-    def _arguments(module):
+    def _arguments(module: Any) -> dict[str, Any]:
         return {
             "in_channels": module.in_channels,
             "out_channels": module.out_channels,
@@ -309,53 +449,34 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             "dtype": module.weight.dtype,
         }
 
-    def _weight_norms(self):
+    def _weight_norms(self) -> Tensor:
         return _ops.conv2d_weight_norm(
             self.weight, self.groups, block=self.block, pixel_block=self.pixel_block
         )
 
-    def _conv_forward(self, input, weight, bias):
-        padding = self.padding
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        padding: Any = self.padding
         if self.padding_mode != "zeros":
             input = nn.functional.pad(
                 input, self._reversed_padding_repeated_twice, mode=self.padding_mode
             )
             padding = 0
-        return conv2d(
-            input,
-            weight,
-            bias,
-            self.stride,
-            padding,
-            self.dilation,
-            self.groups,
-            **self._knobs(),
-            block=self.block,
-            pixel_block=self.pixel_block,
-            norm_weight=self._pinned_norms(),
-            relu=self.relu,
-        )
-
-    def _in_chain(self):
-        """The module as the chain op takes it: weight, bias, norms of the weight, knob, settings.
-
-        Of what a call costs on the host, Python's checks are the larger half; here the module's
-        settings have been checked when it was made, and the input by the layer before.
-        """
-        if self.tau is not None:
-            kind, knob = 0, self._tau_argument()
-        elif self.valid_ratio is not None:
-            kind, knob = 1, as_tau(self.valid_ratio)
-        else:
-            kind, knob = 2, as_tau(self.max_error)
-        block = _NO_EDGES if self.block is None else check_block(self.block)
-        settings = (
-            *(0, *self.stride, *self.padding, *self.dilation, self.groups, self.relu),
-            False,  # weight_is_ready: nothing here proves it
-            *(kind, *block, *(self.pixel_block or _NO_EDGES)),
-        )
-        parameters = self._parameters  # torch's look-up by attribute takes longer
-        return parameters["weight"], parameters["bias"], self._norm_weight, knob, settings
+        norm_weight = self._pinned_norms(weight)
+        options: dict[str, Any] = {
+            "stride": self.stride,
+            "padding": padding,
+            "dilation": self.dilation,
+            "groups": self.groups,
+            "block": self.block,
+            "pixel_block": self.pixel_block,
+            "norm_weight": norm_weight,
+            "relu": self.relu,
+        }
+        is_resolved = isinstance(input, Tensor) and not isinstance(padding, str)
+        if norm_weight is not None and is_resolved and takes_ready_weights(input):
+            knobs = as_knobs(**self._knobs())
+            return _ops.conv2d(input, weight, bias, **knobs, **options, weight_is_ready=True)
+        return conv2d(input, weight, bias, **self._knobs(), **options)
 
 
 class SpAMMLinear(_SpAMM, nn.Linear):
@@ -369,43 +490,61 @@ class SpAMMLinear(_SpAMM, nn.Linear):
         tau, valid_ratio, max_error: exactly one, as of :class:`SpAMMConv2d`.
         block: (m, k, n) for the rows, in_features and out_features, or an int for three equal ones.
 
-    Raises ValueError for a knob or block out of range, and where not exactly one knob is given.
+    Attention: ``nn.MultiheadAttention`` multiplies with the weight of its ``out_proj`` itself and
+    never calls it, so that a SpAMMLinear there skips nothing (:func:`unreached_layers` names it).
+    ``nn.TransformerEncoderLayer`` does likewise in evaluation with ``linear1`` and ``linear2``,
+    unless one of its modules has a hook: each SpAMMLinear has a forward pre-hook that does nothing,
+    so that the layer calls both.
+
+    Shapes: input (..., in_features), output (..., out_features), of the input's dtype.
+
+    Raises ValueError for a knob or block out of range, and where not exactly one knob is given;
+    TypeError for a knob of another type; RuntimeError for a ``tau`` that is not 0-d or requires a
+    gradient.
     """
 
     _dense = nn.Linear
 
     def __init__(
         self,
-        in_features,
-        out_features,
-        bias=True,
-        device=None,
-        dtype=None,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
         *,
-        tau=None,
-        valid_ratio=None,
-        max_error=None,
-        block=64,
-    ):
+        tau: float | Tensor | None = None,
+        valid_ratio: float | None = None,
+        max_error: float | None = None,
+        block: Block = 64,
+    ) -> None:
         check_knobs(tau, valid_ratio, max_error)
         check_block(block)
         super().__init__(in_features, out_features, bias, device, dtype)
         self._set(tau=tau, valid_ratio=valid_ratio, max_error=max_error, block=block)
 
     @classmethod
-    def from_dense(cls, module, *, tau=None, valid_ratio=None, max_error=None, block=64):
+    def from_dense(
+        cls,
+        module: nn.Linear,
+        *,
+        tau: float | Tensor | None = None,
+        valid_ratio: float | None = None,
+        max_error: float | None = None,
+        block: Block = 64,
+    ) -> "SpAMMLinear":
         """A SpAMMLinear that shares the very same Parameters with an ``nn.Linear``.
 
-        Training mode, device and dtype are the module's; its hooks are not copied. Raises
-        TypeError for a module that computes differently from ``nn.Linear`` or whose weight is not a
-        Parameter.
+        The other arguments are the constructor's, and raise as there. Training mode, device and
+        dtype are the module's; its hooks are not copied. Raises TypeError for a module that
+        computes differently from ``nn.Linear`` or whose weight is not a Parameter.
         """
         return cls._from_dense(
             module, tau=tau, valid_ratio=valid_ratio, max_error=max_error, block=block
         )
 
     @staticmethod
-    def _arguments(module):
+    def _arguments(module: Any) -> dict[str, Any]:
         return {
             "in_features": module.in_features,
             "out_features": module.out_features,
@@ -413,16 +552,51 @@ class SpAMMLinear(_SpAMM, nn.Linear):
             "dtype": module.weight.dtype,
         }
 
-    def _weight_norms(self):
+    def _weight_norms(self) -> Tensor:
         _, k, n = check_block(self.block)
         return norm_map(self.weight.t(), (k, n))
 
-    def forward(self, input):
+    def _set(self, **setting: Any) -> None:
+        super()._set(**setting)
+        if _keep_forward_reachable not in self._forward_pre_hooks.values():
+            self.register_forward_pre_hook(_keep_forward_reachable)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(..., out_features) for an input (..., in_features), which may be a nested tensor."""
+        if isinstance(input, Tensor) and input.is_nested:  # nn.TransformerEncoder makes these
+            sequences = input.unbind()
+            rows = self.forward(torch.cat(sequences))
+            outputs = rows.split([len(sequence) for sequence in sequences])
+            return torch.nested.as_nested_tensor(list(outputs), layout=input.layout)
+        weight = self.weight
         return linear(
             input,
-            self.weight,
+            weight,
             self.bias,
             **self._knobs(),
             block=self.block,
-            norm_weight=self._pinned_norms(),
+            norm_weight=self._pinned_norms(weight),
         )
+
+
+def _keep_forward_reachable(module: nn.Module, args: Any) -> None:
+    """A forward pre-hook that does nothing but be there: see :class:`SpAMMLinear`."""
+
+
+# ---- Where the modules cannot work --------------------------------------------------------------
+
+
+def unreached_layers(model: nn.Module) -> dict[str, str]:
+    """The SpAMM modules of a model that another module passes by, and why.
+
+    Returns:
+        {fully qualified name: reason}, in the model's order; a module used in several places is
+        named once for each of these.
+    """
+    return {
+        f"{name}.out_proj" if name else "out_proj": (
+            f"{type(parent).__name__} multiplies with its weight itself and never calls it"
+        )
+        for name, parent in model.named_modules(remove_duplicate=False)
+        if isinstance(parent, nn.MultiheadAttention) and isinstance(parent.out_proj, _SpAMM)
+    }

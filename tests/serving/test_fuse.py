@@ -53,12 +53,6 @@ def trained(model):
     return model
 
 
-@pytest.fixture
-def hands_on(monkeypatch):
-    """Chains hand norms on as they do on Hopper, on every device."""
-    monkeypatch.setattr(fuse, "_leaves_norms", lambda *_: True)
-
-
 # ---- What becomes of the layers -----------------------------------------------------------------
 
 
@@ -108,11 +102,12 @@ def test_norms_are_pinned_and_train_unpins_them():
     model = trained(network(batch_norm=True))
     fuse_(model)
     first = model.conv1[0]
-    assert torch.equal(first._norm_weight, OPS.conv2d_weight_norm(first.weight))
-    assert model.fc._norm_weight is not None
+    assert torch.equal(first._pinned.norms, OPS.conv2d_weight_norm(first.weight))
+    assert first.is_frozen
+    assert model.fc.is_frozen
     model.train()
-    assert first._norm_weight is None
-    assert model.fc._norm_weight is None
+    assert not first.is_frozen
+    assert not model.fc.is_frozen
 
 
 def hooked(model):
@@ -196,7 +191,7 @@ def test_layers_between_break_a_chain():
     assert [type(layer) for layer in model] == kinds
 
 
-def test_a_chain_may_begin_and_end_with_a_max_pool(hands_on):
+def test_a_chain_may_begin_and_end_with_a_max_pool(norms_passed_on):
     model = nn.Sequential(nn.MaxPool2d(2), nn.MaxPool2d(1), conv(8, 64), nn.MaxPool2d(2)).eval()
     fused = copy.deepcopy(model)
     fuse_(fused)
@@ -206,7 +201,7 @@ def test_a_chain_may_begin_and_end_with_a_max_pool(hands_on):
         assert torch.equal(fused(pictures()), model(pictures()))
 
 
-def test_two_pools_end_a_chain(hands_on):
+def test_two_pools_end_a_chain(norms_passed_on):
     model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), nn.MaxPool2d(1), conv(64, 8)).eval()
     fused = copy.deepcopy(model)
     fuse_(fused)
@@ -265,7 +260,7 @@ SETTINGS = [{}, {"tau": None, "valid_ratio": 0.6}, {"tau": None, "max_error": 0.
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("blocks", [{}, {"block": 64, "pixel_block": (64, 1, 1)}], ids=str)
-def test_a_chain_is_its_layers_with_norms_handed_on(hands_on, setting, blocks):
+def test_a_chain_is_its_layers_with_norms_passed_on(norms_passed_on, setting, blocks):
     model = network(**setting, **blocks)
     fuse_(model)
     chain = model.conv1
@@ -291,7 +286,7 @@ def _pair(size):
     return [size, size]
 
 
-def test_norms_travel_in_a_chain(hands_on):
+def test_norms_travel_in_a_chain(norms_passed_on):
     """What another layer's norms would skip is skipped."""
     torch.manual_seed(0)
     model = nn.Sequential(conv(8, 64, tau=0.0), conv(64, 8, tau=1e-3)).eval()
@@ -354,7 +349,7 @@ def test_chain_refuses_a_ratio_that_is_no_number_of_the_host(device):
 
 
 @pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.1}, {"tau": 0.5}])
-def test_a_chain_does_not_depend_on_the_default_device(hands_on, knob):
+def test_a_chain_does_not_depend_on_the_default_device(norms_passed_on, knob):
     model = nn.Sequential(conv(8, 64, **{"tau": None} | knob), conv(64, 8)).eval()
     fuse_(model)
     with torch.no_grad():
@@ -365,7 +360,7 @@ def test_a_chain_does_not_depend_on_the_default_device(hands_on, knob):
         assert torch.equal(output, expected)
 
 
-def test_a_pool_of_one_size_for_both_directions(hands_on):
+def test_a_pool_of_one_size_for_both_directions(norms_passed_on):
     model = nn.Sequential(conv(8, 64), nn.MaxPool2d((2,), stride=(2,)), conv(64, 8)).eval()
     with torch.no_grad():
         expected = model(pictures())
@@ -373,7 +368,7 @@ def test_a_pool_of_one_size_for_both_directions(hands_on):
         assert torch.equal(model(pictures()), expected)
 
 
-def test_a_chain_may_be_cut_and_grow(hands_on):
+def test_a_chain_may_be_cut_and_grow(norms_passed_on):
     model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2), conv(64, 8)).eval()
     layers = list(model)
     fuse_(model)
@@ -406,7 +401,7 @@ class Doubled(SpAMMConv2d):
     ],
     ids=["reflecting", "same padding", "subclass", "hooked"],
 )
-def test_a_chain_that_was_edited_computes_what_its_layers_do(hands_on, layer):
+def test_a_chain_that_was_edited_computes_what_its_layers_do(norms_passed_on, layer):
     model = nn.Sequential(conv(8, 64), conv(64, 64)).eval()
     fuse_(model)
     (chain,) = model
@@ -415,7 +410,7 @@ def test_a_chain_that_was_edited_computes_what_its_layers_do(hands_on, layer):
         assert torch.equal(chain(pictures()), nn.Sequential(*chain)(pictures()))
 
 
-def test_indices_of_a_pool_in_a_chain_are_not_lost(hands_on):
+def test_indices_of_a_pool_in_a_chain_are_not_lost(norms_passed_on):
     model = nn.Sequential(conv(8, 64), nn.MaxPool2d(2)).eval()
     fuse_(model)
     (chain,) = model
@@ -495,6 +490,27 @@ def test_a_relu_behind_a_linear_layer_is_folded():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("sizes", [(128, 512, 4096), (64, 256, 128), (1, 64, 8)], ids=str)
+def test_a_linear_layer_with_relu_keeps_nan_and_infinities(dtype, sizes):
+    """As nn.ReLU does; cuBLASLt documents max(x, 0), which may lose a NaN."""
+    rows, inner, columns = sizes
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(inner, columns), nn.ReLU()).to("cuda", dtype).eval()
+    fused = copy.deepcopy(model)
+    fuse_(fused)
+    assert isinstance(fused[0], fuse.LinearReLU)
+    input = torch.randn(rows, inner, device="cuda", dtype=dtype)
+    input[0, 3] = torch.nan
+    input[-1, 5] = torch.inf
+    with torch.no_grad():
+        expected, output = model(input), fused(input)
+    assert expected.isnan().any()
+    assert torch.equal(output.isnan(), expected.isnan())
+    assert torch.equal(output.isinf(), expected.isinf())
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("shape", [(128, 8), (1, 8), (3, 5, 8)], ids=str)
 def test_a_linear_layer_with_relu_on_cuda(shape):
     model = linear_network().cuda().half()
@@ -506,17 +522,17 @@ def test_a_linear_layer_with_relu_on_cuda(shape):
         torch.testing.assert_close(fused(input), model(input), equal_nan=True)
 
 
-def test_small_batches_and_gradients_take_the_layers_one_by_one(hands_on, monkeypatch):
+def test_small_batches_and_gradients_take_the_layers_one_by_one(norms_passed_on, monkeypatch):
     model = network()
     fuse_(model)
-    monkeypatch.setattr(SpAMMConv2d, "_in_chain", None)
+    monkeypatch.setattr("spamm_torch.chain._encode_convolution", None)
     with torch.no_grad():
         assert model(pictures(63)).shape == (63, 5)
     model(pictures(64)).sum().backward()
     assert model.conv1[0].weight.grad.any()
 
 
-def test_a_threshold_set_anew_counts(hands_on):
+def test_a_threshold_set_anew_counts(norms_passed_on):
     model = network()
     fuse_(model)
     with torch.no_grad():
@@ -530,7 +546,7 @@ def test_a_threshold_set_anew_counts(hands_on):
         assert torch.equal(model(pictures()), before)
 
 
-def test_threads_share_a_fused_model(hands_on):
+def test_threads_share_a_fused_model(norms_passed_on):
     model = network()
     fuse_(model)
     with torch.no_grad():

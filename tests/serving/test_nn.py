@@ -328,14 +328,17 @@ def pinned(request, device):
 
 
 def is_pinned(module, input):
-    """Whether norms of an earlier weight are used: a weight grown since is then still skipped."""
+    """Whether norms of an earlier weight are used: a weight grown since is then still skipped.
+
+    It grows through ``.data``, of which no version counter tells.
+    """
     tau, module.tau = module.tau, 1e5
     with torch.no_grad():
-        module.weight *= 1e6
+        module.weight.data *= 1e6
         skipped = functional(module, input * 0)  # the bias alone
         pinned = torch.equal(module(input), skipped)
         assert not torch.equal(functional(module, input), skipped)
-        module.weight /= 1e6
+        module.weight.data /= 1e6
     module.tau = tau
     return pinned
 

@@ -1,0 +1,367 @@
+"""Pinned norms answer for the weight they were computed from, and for no other."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from spamm_torch import SpAMMConv2d, SpAMMLinear, fuse_
+from spamm_torch.nn import PinnedNorms
+
+TINY = 1e-6  # of weights whose block products are all skipped
+
+
+def conv():
+    return nn.Conv2d(64, 64, 3, padding=1), torch.randn(8, 64, 6, 6)
+
+
+def linear():
+    return nn.Linear(64, 64), torch.randn(64, 64)
+
+
+@pytest.fixture(params=[conv, linear], ids=["conv2d", "linear"])
+def frozen(request):
+    """A frozen layer of tiny weights, its dense twin with the same Parameters, and an input."""
+    torch.manual_seed(0)
+    dense, input = request.param()
+    with torch.no_grad():
+        dense.weight.mul_(TINY)
+    kind = SpAMMConv2d if isinstance(dense, nn.Conv2d) else SpAMMLinear
+    return kind.from_dense(dense, tau=1.0).eval().freeze_(), dense, input
+
+
+def by_dense_twin(module, dense):
+    dense.load_state_dict({name: value + 1 for name, value in dense.state_dict().items()})
+
+
+def by_optimiser(module, dense):
+    optimiser = torch.optim.Adam(dense.parameters(), lr=0.1, foreach=True)
+    module.weight.sum().backward()
+    optimiser.step()
+
+
+def by_initialisation(module, dense):
+    nn.init.normal_(dense.weight)
+
+
+def by_copy_of_an_average(module, dense):
+    with torch.no_grad():
+        dense.weight.detach().copy_(torch.ones_like(dense.weight))
+
+
+def by_inference_mode(module, dense):
+    with torch.inference_mode():
+        dense.weight.add_(1)
+
+
+def by_another_parameter(module, dense):
+    module.weight = nn.Parameter(torch.ones_like(module.weight))
+
+
+def by_another_memory(module, dense):
+    module.weight.data = torch.ones_like(module.weight)
+
+
+CHANGES = [
+    by_dense_twin,
+    by_optimiser,
+    by_initialisation,
+    by_copy_of_an_average,
+    by_inference_mode,
+    by_another_parameter,
+    by_another_memory,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_weight_has_norms_of_its_own(frozen, change):
+    module, dense, input = frozen
+    with torch.no_grad():
+        bias_alone = module(input)
+    change(module, dense)
+    assert not module.is_frozen
+    assert "frozen" not in module.extra_repr()
+    output = module(input)
+    assert not torch.equal(output, bias_alone)
+    assert torch.equal(output, copy.deepcopy(module).unfreeze_()(input))
+    assert module.freeze_().is_frozen
+    assert torch.equal(module(input), output)
+
+
+def test_functional_call_has_norms_of_its_own(frozen):
+    module, dense, input = frozen
+    weights = {name: value + 1 for name, value in dense.state_dict().items()}
+    output = functional_call(module, weights, (input,))
+    assert torch.equal(output, functional_call(module.unfreeze_(), weights, (input,)))
+    assert not torch.equal(output, weights["bias"].expand_as(output.movedim(1, -1)).movedim(-1, 1))
+
+
+def test_a_batch_norm_folded_by_torch_has_norms_of_its_own():
+    torch.manual_seed(0)
+    dense, input = conv()
+    with torch.no_grad():
+        dense.weight.mul_(TINY)
+    module = SpAMMConv2d.from_dense(dense, tau=1.0).eval().freeze_()
+    batch_norm = nn.BatchNorm2d(64).eval()
+    nn.init.constant_(batch_norm.weight, 1 / TINY)
+    folded = nn.utils.fusion.fuse_conv_bn_eval(module, batch_norm)
+    assert torch.equal(folded(input), copy.deepcopy(folded).unfreeze_()(input))
+    assert module.is_frozen
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_chain_computes_norms_of_a_changed_weight(norms_passed_on, change):
+    torch.manual_seed(0)
+    dense = nn.Conv2d(64, 64, 3, padding=1)
+    with torch.no_grad():
+        dense.weight.mul_(TINY)
+    layers = SpAMMConv2d.from_dense(dense, tau=1.0), SpAMMConv2d(64, 8, 1, tau=0.0)
+    model = nn.Sequential(*layers).eval()
+    fuse_(model)
+    input = torch.randn(64, 64, 4, 4)
+    with torch.no_grad():
+        before = model(input)
+    change(layers[0], dense)
+    with torch.no_grad():
+        output = model(input)
+        assert not torch.equal(output, before)
+        layers[0].unfreeze_()
+        assert torch.equal(output, model(input))
+
+
+def test_a_copy_pins_norms_of_its_own_weight(frozen):
+    module, dense, input = frozen
+    by_initialisation(module, dense)  # the pinned norms are those of another weight
+    twin = copy.deepcopy(module)
+    assert twin.is_frozen
+    assert torch.equal(twin(input), module(input))
+    assert copy.deepcopy(twin.unfreeze_())._pinned is None
+
+
+def test_a_weight_that_was_replaced_is_let_go(frozen):
+    module, dense, _ = frozen
+    weight = weakref.ref(module.weight)
+    by_another_parameter(module, dense)
+    del dense.weight
+    gc.collect()
+    assert weight() is None
+    assert not module.is_frozen
+
+
+def test_weights_of_inference_mode_are_not_pinned():
+    with torch.inference_mode():
+        model = nn.Sequential(SpAMMConv2d(64, 64, 3, tau=1.0)).eval()
+        model[0].weight.mul_(TINY)
+    report = fuse_(model)
+    assert [(f.name, f.action) for f in report] == [("0", "left")]
+    assert "not pinned" in report[0].detail
+    input = torch.randn(2, 64, 6, 6)
+    with torch.inference_mode():
+        model[0].weight.div_(TINY)
+        assert torch.equal(model(input), model[0].unfreeze_()(input))
+
+
+def test_what_is_fused_in_inference_mode_is_pinned():
+    model = nn.Sequential(SpAMMConv2d(8, 8, 3, tau=1.0), nn.BatchNorm2d(8)).eval()
+    with torch.inference_mode():
+        assert fuse_(model)[-1].action == "frozen"
+    assert model[0].is_frozen
+    assert not model[0].weight.is_inference()
+
+
+def test_subclasses_of_tensor_are_not_pinned():
+    with torch._subclasses.FakeTensorMode():
+        module = SpAMMConv2d(8, 8, 3, tau=1.0).eval().freeze_()
+        assert not module.is_frozen
+        assert module(torch.empty(2, 8, 5, 5)).shape == (2, 8, 3, 3)
+
+
+def test_a_threshold_is_no_parameter():
+    threshold = nn.Parameter(torch.tensor(0.5), requires_grad=False)
+    with pytest.raises(TypeError, match=r"tau must be a float or a plain tensor.*got a Parameter"):
+        SpAMMConv2d(8, 8, 3, tau=threshold)
+    module = SpAMMLinear(8, 8, tau=0.5)
+    with pytest.raises(TypeError, match="tau must be a float or a plain tensor") as caught:
+        module.tau = nn.Parameter(torch.tensor(0.5))
+    assert "\n" not in str(caught.value)
+    assert list(module.state_dict()) == ["weight", "bias"]
+    module.tau = torch.tensor(0.25)
+    assert module.tau == 0.25
+
+
+def test_threads_may_freeze_while_others_call(frozen):
+    module, _, input = frozen
+    with torch.no_grad():
+        expected = module(input)
+        results = []
+
+        def call():
+            with torch.no_grad():
+                results.extend(module(input) for _ in range(20))
+
+        threads = [threading.Thread(target=call) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for _ in range(20):
+            module.freeze_()
+        for thread in threads:
+            thread.join()
+    assert len(results) == 60
+    assert all(torch.equal(result, expected) for result in results)
+
+
+# ---- Compiled, exported, replicated -------------------------------------------------------------
+
+
+def test_compiled_code_guards_that_the_weight_is_the_same_tensor(frozen):
+    module, dense, input = frozen
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        bias_alone = compiled(input)
+        assert torch.equal(bias_alone, module(input))
+        by_another_parameter(module, dense)
+        output = compiled(input)
+        assert torch.equal(output, module(input))
+        assert not torch.equal(output, bias_alone)
+        by_initialisation(module, module)
+        assert torch.equal(compiled(input), module(input))
+
+
+def test_compiled_functional_call_has_norms_of_its_own(frozen):
+    module, dense, input = frozen
+    weights = {name: value + 1 for name, value in dense.state_dict().items()}
+
+    @torch.compile(backend="aot_eager", fullgraph=True)
+    def call(weights, input):
+        return functional_call(module, weights, (input,))
+
+    with torch.no_grad():
+        output = call(weights, input)
+        assert torch.equal(output, functional_call(module, weights, (input,)))
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_programs_compute_norms_of_the_weights_they_are_given(frozen, strict):
+    module, dense, input = frozen
+    exported = torch.export.export(module, (input,), strict=strict).module()
+    weights = {name: value + 1 for name, value in dense.state_dict().items()}
+    exported.load_state_dict(weights)
+    with torch.no_grad():
+        expected = functional_call(module, weights, (input,))
+        torch.testing.assert_close(exported(input), expected)
+
+
+def test_a_replica_of_data_parallel_has_norms_of_its_own(frozen):
+    module, _, input = frozen
+    replica = module._replicate_for_data_parallel()
+    replica.weight = torch.ones_like(module.weight)  # as nn.parallel.replicate sets it
+    replica.bias = module.bias.detach()
+    with torch.no_grad():
+        assert torch.equal(replica(input), copy.deepcopy(replica).unfreeze_()(input))
+
+
+# ---- Weights that are ready ---------------------------------------------------------------------
+
+
+class Recorded(TorchDispatchMode):
+    """What ops of the library are told of weights: whether each is ready."""
+
+    def __init__(self):
+        super().__init__()
+        self.ready = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.spamm_torch.conv2d.default:
+            self.ready.append(kwargs.get("weight_is_ready", False))
+        if func is torch.ops.spamm_torch.chain.default:
+            weights, settings = args[1], args[5]
+            numbers = len(settings) // len(weights)  # of each layer, all convolutions
+            self.ready += [bool(settings[start + 9]) for start in range(0, len(settings), numbers)]
+        return func(*args, **kwargs)
+
+
+def is_ready(model, input):
+    """For each convolution of a call, whether its weight was said to be ready."""
+    with torch.no_grad(), Recorded() as recorded:
+        model(input)
+    return recorded.ready
+
+
+@pytest.fixture(params=["layers", "chain"])
+def served(request, monkeypatch, device):
+    """Two convolutions as they are served, and an input. Chains pass norms on."""
+    monkeypatch.setattr("spamm_torch.chain._computes_output_norms", lambda *_: True)
+    layers = [SpAMMConv2d(8, 64, 3, tau=0.5), SpAMMConv2d(64, 8, 3, tau=0.5)]
+    model = nn.Sequential(*layers).eval().to(device)
+    if request.param == "chain":
+        fuse_(model)
+    return model, layers, torch.randn(64, 8, 6, 6, device=device)
+
+
+def test_weights_are_ready_where_pinned_norms_prove_it(served, monkeypatch):
+    model, layers, input = served
+    is_cuda = input.is_cuda
+    for layer in layers:
+        layer.freeze_()
+    assert is_ready(model, input) == [is_cuda, is_cuda]
+    for name in ("nn", "chain"):  # as on CUDA; the CPU's kernels do not ask
+        monkeypatch.setattr(f"spamm_torch.{name}.takes_ready_weights", lambda *_: True)
+    assert is_ready(model, input) == [True, True]
+    with torch.no_grad():
+        layers[0].weight.mul_(2)
+    assert is_ready(model, input) == [False, True]
+    layers[0].freeze_()
+    layers[1].unfreeze_()
+    assert is_ready(model, input) == [True, False]
+
+
+@pytest.mark.cuda
+def test_weights_are_not_said_to_be_ready_in_a_captured_graph(served):
+    model, layers, input = served
+    if not input.is_cuda:
+        pytest.skip("CPU tensors are not captured")
+    for layer in layers:
+        layer.freeze_()
+    expected = model(input)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), Recorded() as recorded, torch.cuda.graph(graph):
+        output = model(input)
+    assert recorded.ready == [False, False]
+    graph.replay()
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.cuda
+def test_freezing_waits_for_the_weight():
+    """Norms, and the weight before them, are there when freeze_ returns."""
+    module = SpAMMConv2d(64, 64, 3, tau=0.5, device="cuda").eval()
+    torch.cuda._sleep(10**8)
+    with torch.no_grad():
+        module.weight.mul_(2)
+    module.freeze_()
+    assert torch.cuda.current_stream().query()
+
+
+@pytest.mark.cuda
+def test_freezing_in_a_captured_graph_is_refused(monkeypatch):
+    module = SpAMMConv2d(8, 8, 3, tau=0.5, device="cuda").eval().freeze_()
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    with pytest.raises(RuntimeError, match="freeze_ expects that no CUDA graph is captured"):
+        PinnedNorms.of(module.weight, module._pinned.norms)
+
+
+@pytest.mark.cuda
+def test_moving_a_weight_by_data_is_noticed():
+    module = SpAMMConv2d(64, 64, 3, padding=1, tau=0.5).eval().freeze_()
+    module.weight.data = module.weight.data.cuda()
+    module.bias.data = module.bias.data.cuda()
+    input = torch.randn(4, 64, 6, 6, device="cuda")
+    assert not module.is_frozen
+    assert torch.equal(module(input), copy.deepcopy(module)(input))
