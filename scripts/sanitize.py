@@ -9,13 +9,13 @@ it only makes each kernel touch memory, ragged edges, transposed and misaligned 
 
 import itertools
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+import common  # noqa: F401  before the library, which it finds
 import spamm_torch
+from common.console import exit_code
+from common.options import choose_device, make_parser
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BLOCKS = (32, 64, 128, (128, 64, 128), (32, 128, 64))
@@ -137,9 +137,9 @@ def extremes():
             spamm_torch.norm_map(torch.full((40, 70), value, device="cuda", dtype=dtype))
 
 
-def main():
-    if not torch.cuda.is_available():
-        sys.exit("sanitize.py needs a CUDA device; found none")
+def main(arguments=None):
+    make_parser(__doc__).parse_args(arguments)
+    choose_device("cuda")
     for allow_tf32 in (False, True):
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         products()
@@ -155,4 +155,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -7,9 +7,9 @@ import pytest
 from bench_checks import assert_refused, assert_three_files
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
-from scripts import bench_conv
-from scripts._console import exit_code
-from scripts._conv_layers import GROUPS, NAMES, group_of
+import bench_conv
+from common.console import exit_code
+from bench.conv_layers import GROUPS, NAMES, group_of
 
 LAYERS = ("conv51", "res7-reduce")  # of different groups, 3 x 3 and 1 x 1
 RATIOS = (1.0, 0.5)

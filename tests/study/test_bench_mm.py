@@ -7,8 +7,8 @@ import pytest
 from bench_checks import assert_refused, assert_three_files
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
-from scripts import bench_mm
-from scripts._console import exit_code
+import bench_mm
+from common.console import exit_code
 
 RATIOS = (1.0, 0.5)
 

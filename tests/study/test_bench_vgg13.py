@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-from scripts import bench_vgg13
+import bench_vgg13
 
 LAYERS = [f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2)][1:]
 

@@ -17,7 +17,7 @@ PRINTS = {
 }
 RUN = """
 import argparse, sys
-from scripts._console import exit_code, make_console
+from common.console import exit_code, make_console
 sys.exit(exit_code(lambda: {}))
 """
 

@@ -17,8 +17,8 @@ from models.checkpoint import load_checkpoint
 from models.data import ROOT_VARIABLE, Digits, to_pictures
 from models.training import TrainConfig, resolve_config, train
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
-from scripts import train_vgg13
-from scripts._console import exit_code
+import train_vgg13
+from common.console import exit_code
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = TrainConfig(width=2, epochs=2, batch=10)

@@ -5,7 +5,7 @@ import json
 import pytest
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-from scripts import study_pixel_blocks as study
+import study_pixel_blocks as study
 
 
 @pytest.fixture(scope="module")

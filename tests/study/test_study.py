@@ -12,14 +12,14 @@ from torch import nn
 import spamm_torch
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS, VGG13
-from scripts import _study_report as report
-from scripts import study_vgg13
-from scripts._console import Steps, exit_code, make_console
-from scripts._study_accuracy import HeldRatio, cached_inputs, dense_accuracy, spamm_accuracy
-from scripts._study_layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
-from scripts._study_plan import GROUPS, PAPER
-from scripts._study_results import GroupResult, Results, Setting
-from scripts._study_timing import layer_inputs, time_layer
+from study import report
+import study_vgg13
+from common.console import Steps, exit_code, make_console
+from study.accuracy import HeldRatio, cached_inputs, dense_accuracy, spamm_accuracy
+from study.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
+from study.plan import GROUPS, PAPER
+from study.results import GroupResult, Results, Setting
+from study.timing import layer_inputs, time_layer
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
 pixel_layouts = pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from scripts import tune
+import tune
 
 
 def case(tiles_each, small, large, chosen=None):
