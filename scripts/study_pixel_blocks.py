@@ -1,8 +1,8 @@
 """Why the default pixel block takes images first: accuracy of VGG13 by pixel block and valid ratio.
 
-One convolution is replaced by SpAMM, with blocks of 64 pixels taken from 64 images at one position,
+One convolution is replaced by SpAMM, with blocks of 64 pixels from 64 images at one position,
 from one image's 8 x 8 pixels, and from steps between the two; once with the digits centred, as they
-come, and once with every image shifted at random. Uses the network that train_vgg13.py left
+come, and once with every image shifted at random. Uses the checkpoint of train_vgg13.py
 (trained first, where there is none). Writes pixel_blocks.md, .json and .png. If it is interrupted,
 the same command goes on with the case that is missing.
 

@@ -1,6 +1,6 @@
 """Replaces convolutions of VGG13 by SpAMM: accuracy, valid ratio and speed (the paper's Table 5).
 
-Without options: the network that train_vgg13.py left (trained first, where there is none), on a GPU
+Without options: the checkpoint of train_vgg13.py (trained first, where there is none), on a GPU
 where there is one, results in results/ as Markdown, JSON and PNG. If it is interrupted, the same
 command goes on with the groups of layers that are missing.
 """
@@ -120,7 +120,7 @@ def _study(model, precisions, validation, batch, repeats, journal, console):
 
 
 def _header(device, digits, config, precisions, arguments):
-    """What a reader must know to judge or repeat the results."""
+    """What a reader must know to understand or repeat the results."""
     kernels = {
         f"{spamm_torch.backend_for(device, PRECISIONS[precision][0], layout.block)} "
         f"({precision}, block {layout.block})": None

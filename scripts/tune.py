@@ -27,9 +27,9 @@ from common.journal import Journal, run_settings
 from common.machine import describe_machine
 from common.options import (
     add_output_options,
-    choose_device,
     make_parser,
     positive_integer,
+    require_cuda,
     show,
 )
 from common.precisions import PRECISIONS, use_precision
@@ -47,13 +47,13 @@ def tiles_each(size, multiprocessors):
 
 
 def mean_loss(cases, tile_of):
-    """Geometric mean over the cases of (time of the tile taken) / (time of the better tile)."""
+    """Geometric mean over the cases of (time of the tile chosen) / (time of the better tile)."""
     factors = [case["ms"][tile_of(case)] / min(case["ms"][t] for t in TILES) for case in cases]
     return math.exp(sum(map(math.log, factors)) / len(factors))
 
 
 def best_threshold(cases):
-    """(tiles for each multiprocessor from which the larger tile should be taken, its loss)."""
+    """(tiles for each multiprocessor from which on the larger tile is better, its loss)."""
 
     def loss_from(threshold):
         return mean_loss(cases, lambda case: TILES[case["tiles_each"] >= threshold])
@@ -199,7 +199,7 @@ def parse(arguments):
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    device = choose_device("cuda")
+    device = require_cuda()
     if options.worker:
         print(json.dumps(time_in_this_process(options.precisions, options.sizes, options.repeats)))
         return

@@ -70,18 +70,28 @@ def conclusion(rows):
     sizes = {row.n for row in rows}
     n = _README_SIZE if _README_SIZE in sizes else max(sizes)
     names = _series(rows)
-    parts = []
+    fewest, most = {}, {}
     for series, name in names.items():
         of_series = [row for row in rows if row.n == n and _series_of(row) == series]
-        of_series.sort(key=lambda row: row.valid_ratio)
-        fewest, whole = of_series[0], of_series[-1]
-        parts.append(f"{name} {_times(fewest)} ({_times(whole)} with {whole.valid_ratio:.0%} kept)")
-    kept = min(row.valid_ratio for row in rows if row.n == n)
-    kind = _kind(rows[0].data)
-    return (
-        f"{kind}, N = {n}, {kept:.0%} of the block products kept, norms included, "
-        f"over torch.mm: {', '.join(parts)}."
+        fewest[name] = min(of_series, key=lambda row: row.valid_ratio)
+        most[name] = max(of_series, key=lambda row: row.valid_ratio)
+    text = (
+        f"{_kind(rows[0].data)}, N = {n}, {_kept(fewest.values())}: mm is "
+        f"{_speedups(fewest)} as fast as torch.mm, norms included"
     )
+    if fewest != most:
+        text += f"; {_kept(most.values())}: {_speedups(most)}"
+    return text + "."
+
+
+def _kept(rows):
+    kept = min(row.valid_ratio for row in rows)
+    return "nothing skipped" if kept == 1 else f"{kept:.0%} of the block products kept"
+
+
+def _speedups(rows):
+    """As in "6.8x (float16), 13x (float64)"."""
+    return ", ".join(f"{_times(row)} ({name})" for name, row in rows.items())
 
 
 def _times(row):
@@ -107,6 +117,8 @@ def _markdown(header, rows, stages, picture):
         *("data", "type", "block", "N", "valid", "torch.mm", "multiply", "mm", "speedup"),
         *("multiply alone", "x valid", "of floor", "spread", "error", "of torch.mm"),
     )
+    if all(row.dense_error is None for row in rows):
+        head, cells = head[:-1], [row[:-1] for row in cells]
     stage_cells = [
         (
             *(s.data, s.precision, s.block, s.n, f"{s.norms_ms:.4g}"),

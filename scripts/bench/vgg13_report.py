@@ -6,7 +6,7 @@ _NOTES = """\
 The accuracy is that on images that took no part in the choice of thresholds. Times are medians in
 us for one batch, all networks in turns. Dense: batch norm folded; on CUDA, convolution, bias and
 ReLU in one call of cuDNN. Nothing skipped: all convolutions with SpAMM at a threshold of 0, which
-tells what fusing alone brings."""
+shows what fusing alone brings."""
 
 _LAYERS = """\
 Layers by themselves, with bias and ReLU; input norms are precomputed where a layer of ours or a max
@@ -22,15 +22,16 @@ def report(data, name):
 def conclusion(data):
     """What was found, in one line."""
     header = data["header"]
+    where = {"CUDA graph": "in one CUDA graph"}
     speeds = [
-        f"{of['dense'] / of['SpAMM']:.2f}x as fast as the dense network "
-        f"{'in one CUDA graph' if mode == 'CUDA graph' else 'eager'} "
+        f"{of['dense'] / of['SpAMM']:.2f}x as fast {where.get(mode, mode)} "
         f"({of['dense'] / of['nothing skipped']:.2f}x with nothing skipped)"
         for mode, of in data["times_ms"].items()
     ]
+    network, inference = header["model"].partition(",")[0], header["inference"].rpartition(",")[0]
     return (
-        f"{header['model'].partition(',')[0]}, {header['inference'].rpartition(',')[0]}: "
-        f"{', '.join(speeds)}, accuracy {_change(data):+.2f} points."
+        f"Against the dense network, {network} with SpAMM ({inference}) is {', '.join(speeds)}; "
+        f"accuracy {_change(data):+.2f} points."
     )
 
 

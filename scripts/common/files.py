@@ -9,7 +9,7 @@ from common.errors import UserError, first_line
 
 
 def write_atomically(path, write):
-    """Replaces the file at ``path`` by what ``write`` puts into the binary file it is given.
+    """Replaces the file at ``path`` by what ``write`` writes into a binary file.
 
     The content goes to a file beside it, to the disk, and takes the name at last: whoever reads the
     name, even after a crash, gets the old content or the new. Whatever ``write`` raises, nothing

@@ -19,7 +19,7 @@ _FORMAT = "spamm_torch journal 1"
 class Journal:
     """Groups by key, for one run and for those that go on with it.
 
-    As a context, it tells how to go on if the run is interrupted.
+    As a context manager, it says how to go on if the run is interrupted.
     """
 
     def __init__(self, folder, name, settings, *, fresh=False):

@@ -79,6 +79,19 @@ def choose_device(name):
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def require_cuda():
+    """The CUDA device, for what runs on no other.
+
+    Raises:
+        UserError: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("expected a CUDA device; torch finds none")
+    return torch.device("cuda")
+
+
 def show(values):
     """Several default values as they would be typed."""
     return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

@@ -30,12 +30,15 @@ def conclusion(cases):
     for title, case in cases.items():
         blocks = _blocks(case)
         lost = [
-            f"{_last(case, block)['accuracy'] - case['dense']:+.1f} points by {block}"
+            f"{case['dense'] - _last(case, block)['accuracy']:.1f} by {block}"
             for block in (blocks[0], blocks[-1])
         ]
-        parts.append(f"{title}: {lost[0]}, {lost[1]}")
+        parts.append(f"{title}, {lost[0]} and {lost[1]}")
     kept = min(s["asked_ratio"] for case in cases.values() for s in case["settings"])
-    return f"Accuracy with {kept:.0%} of the block products kept; {'; '.join(parts)}."
+    return (
+        f"Points of accuracy lost with {kept:.0%} of the block products kept, by pixel block: "
+        f"{'; '.join(parts)}."
+    )
 
 
 def _last(case, block):

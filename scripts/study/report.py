@@ -70,17 +70,20 @@ def conclusion(results):
             continue
         fit = [s for s in group.settings if s.accuracy_change >= -_MOST_LOST - 1e-9]
         best = max(fit, key=lambda s: s.over_conv, default=None)
-        parts.append(
-            f"in {group.precision} "
-            + (
-                f"{best.over_conv:.2f}x as fast as the dense convolutions "
-                f"({best.layout}, {best.valid_ratio:.0%} of the block products kept, "
-                f"{best.accuracy_change:+.2f} points)"
-                if best
-                else "no setting"
-            )
-        )
-    return f"At most {_MOST_LOST} points of accuracy lost, {_ALL} layer: {'; '.join(parts)}."
+        parts.append(f"in {group.precision} {_best(best)}")
+    return (
+        f"At most {_MOST_LOST} points of accuracy lost, all layers but the first against the dense "
+        f"convolutions: {'; '.join(parts)}."
+    )
+
+
+def _best(setting):
+    if setting is None:
+        return "no setting"
+    return (
+        f"{setting.over_conv:.2f}x as fast ({setting.layout}, {setting.valid_ratio:.0%} of the "
+        f"block products kept, {setting.accuracy_change:+.2f} points)"
+    )
 
 
 def print_tables(results, console):
