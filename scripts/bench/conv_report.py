@@ -32,9 +32,9 @@ _NOTES = """\
 Times are medians in us, all candidates in turns. A column for each valid ratio: the share of block
 products kept, of those that reach a pixel of the input. tau is held and the weight's norms are
 pinned, as in serving. Memory: the peak above input, weight and output, over the size of these.
-Error: relative, against float64 with the same products skipped; the largest. Where nothing is
-skipped, a first layer of few channels runs a kernel of its own, so that it is slower at 97% than at
-100%."""
+Error: relative, against float64 with the same products skipped; the largest. On Hopper, in half
+types, a first layer of few channels has a kernel of its own where nothing is skipped: it is slower
+at 97% than at 100%."""
 
 
 def report(data, name):
