@@ -4,8 +4,8 @@ import zipfile
 
 import torch
 
-from models.errors import StudyError, first_line
-from models.files import write_atomically
+from common.errors import UserError, first_line
+from common.files import write_atomically
 
 _FORMAT = "spamm_torch training 1"
 _KEYS = {"format", "config", "data", "step", "model", "optimizer"}
@@ -20,7 +20,7 @@ def load_checkpoint(path):
     """What :func:`save_checkpoint` wrote, on the CPU; None if there is no such file.
 
     Raises:
-        StudyError: unreadable, damaged, or a file of something else.
+        UserError: unreadable, damaged, or a file of something else.
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch.load does not look at the checksums
@@ -30,9 +30,9 @@ def load_checkpoint(path):
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StudyError(f"expected a checkpoint; got {path}: {error.strerror}") from error
+        raise UserError(f"expected a checkpoint; got {path}: {error.strerror}") from error
     except Exception as error:  # damaged bytes make the unpickler raise almost anything
-        raise StudyError(
+        raise UserError(
             f"expected a checkpoint; got {path}, which is damaged: {first_line(error)}"
         ) from error
     if (
@@ -41,5 +41,5 @@ def load_checkpoint(path):
         or content["format"] != _FORMAT
         or not isinstance(content["config"], dict)
     ):
-        raise StudyError(f"expected a checkpoint of train_vgg13.py; got something else in {path}")
+        raise UserError(f"expected a checkpoint of train_vgg13.py; got something else in {path}")
     return content

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch.nn.functional import pad
 
-from models.errors import StudyError, first_line
+from common.errors import UserError, first_line
 
 ROOT_VARIABLE = "SPAMM_MNIST_ROOT"
 _REPOSITORY = Path(__file__).resolve().parent.parent
@@ -73,11 +73,11 @@ def load_digits(root=None, full=False):
         full: all 70,000 images, downloaded where files are missing, instead of the 10,000 of t10k.
 
     Raises:
-        StudyError: no such directory, missing files (with ``full``: and no download), or damage.
+        UserError: no such directory, missing files (with ``full``: and no download), or damage.
     """
     root = root or os.environ.get(ROOT_VARIABLE) or None
     if root is not None and not Path(root).is_dir():
-        raise StudyError(f"expected a directory that holds MNIST/raw; got {root}, which is none")
+        raise UserError(f"expected a directory that holds MNIST/raw; got {root}, which is none")
     if full:
         return _load_full(Path(root or DOWNLOADS))
     if root is None:
@@ -127,28 +127,28 @@ def read_idx(path):
     big-endian 32-bit integers, the elements in row-major order.
 
     Raises:
-        StudyError: unreadable, truncated, or not such a file.
+        UserError: unreadable, truncated, or not such a file.
     """
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise StudyError(f"expected an intact gzip file; got {path}: {error}") from error
+        raise UserError(f"expected an intact gzip file; got {path}: {error}") from error
     except OSError as error:
-        raise StudyError(f"cannot read {path}: {error.strerror}") from error
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
 
     magic = content[:4]
     if len(magic) < 4 or magic[:3] != b"\0\0\x08":
-        raise StudyError(
+        raise UserError(
             f"expected an IDX file of bytes (magic 000008xx); got {magic.hex()} in {path}"
         )
     header = 4 + 4 * magic[3]
     if len(content) < header:
-        raise StudyError(f"expected a header of {header} bytes; got {len(content)} bytes in {path}")
+        raise UserError(f"expected a header of {header} bytes; got {len(content)} bytes in {path}")
     shape = struct.unpack(f">{magic[3]}I", content[4:header])
     if len(content) - header != math.prod(shape):
-        raise StudyError(
+        raise UserError(
             f"expected {math.prod(shape)} bytes after the header, for shape {shape}; "
             f"got {len(content) - header} in {path}"
         )
@@ -174,7 +174,7 @@ def _download(root):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             MNIST(root, download=True)
     except (RuntimeError, OSError) as error:
-        raise StudyError(
+        raise UserError(
             f"expected the four MNIST files in {root / 'MNIST' / 'raw'}; some are missing and "
             f"could not be downloaded: {first_line(error)}"
         ) from error
@@ -196,20 +196,20 @@ def _read_pair(folder, part):
     paths = {kind: _find(folder, part, kind) for kind in _KINDS}
     for kind, path in paths.items():
         if path is None:
-            raise StudyError(f"expected {part}-{_KINDS[kind]} (or .gz) in {folder}; found none")
+            raise UserError(f"expected {part}-{_KINDS[kind]} (or .gz) in {folder}; found none")
     images, labels = (read_idx(paths[kind]) for kind in _KINDS)
     if images.shape[1:] != (IMAGE_SIZE, IMAGE_SIZE):
-        raise StudyError(
+        raise UserError(
             f"expected images of shape (n, {IMAGE_SIZE}, {IMAGE_SIZE}); "
             f"got {tuple(images.shape)} in {paths['images']}"
         )
     if labels.shape != images.shape[:1]:
-        raise StudyError(
+        raise UserError(
             f"expected one label for each of the {len(images)} images; "
             f"got shape {tuple(labels.shape)} in {paths['labels']}"
         )
     if len(labels) < 5:
-        raise StudyError(f"expected at least 5 images to split; got {len(labels)} in {folder}")
+        raise UserError(f"expected at least 5 images to split; got {len(labels)} in {folder}")
     if labels.max() > 9:
-        raise StudyError(f"expected labels 0 to 9; got {labels.max().item()} in {paths['labels']}")
+        raise UserError(f"expected labels 0 to 9; got {labels.max().item()} in {paths['labels']}")
     return images, labels

@@ -5,16 +5,19 @@ no generator states: what remains of a training depends on parameters, optimizer
 alone, and a resumed training ends where an uninterrupted one does (on the CPU bit for bit).
 """
 
+import contextlib
 import math
+import signal
+import threading
 import time
 from dataclasses import asdict, dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
 
+from common.errors import UserError
 from models.checkpoint import load_checkpoint, save_checkpoint
 from models.data import draw_shifts, to_pictures
-from models.errors import StudyError
 from models.vgg13 import VGG13
 
 MODELS = ("vgg13", "vgg13_bn")
@@ -47,7 +50,7 @@ def resolve_config(path, given):
     """The configuration to train or load: the options given, else the checkpoint's, else defaults.
 
     Raises:
-        StudyError: the checkpoint at ``path`` was made with other options than those given, or
+        UserError: the checkpoint at ``path`` was made with other options than those given, or
             holds options that a TrainConfig has not.
     """
     checkpoint = load_checkpoint(path)
@@ -56,7 +59,7 @@ def resolve_config(path, given):
     stored = _stored_config(checkpoint["config"], path)
     for option, value in given.items():
         if getattr(stored, option) != value:
-            raise StudyError(
+            raise UserError(
                 f"expected a checkpoint with {option}={value}; got {option}="
                 f"{getattr(stored, option)} in {path}: name another file with --checkpoint"
             )
@@ -69,7 +72,7 @@ def _stored_config(values, path):
     found = {name: type(value) for name, value in values.items()}
     if found != expected:
         differing = sorted({str(name) for name, _ in found.items() ^ expected.items()})
-        raise StudyError(
+        raise UserError(
             f"expected a checkpoint with the options {', '.join(expected)}; got one that differs "
             f"in {', '.join(differing)}: {path}"
         )
@@ -78,6 +81,8 @@ def _stored_config(values, path):
 
 def train(config, digits, path, device, report):
     """Trains until config.epochs, from the checkpoint at ``path`` where there is one.
+
+    Ctrl-C ends it after the step at hand: the checkpoint is written first.
 
     Args:
         config: a TrainConfig that fits the checkpoint, as from :func:`resolve_config`.
@@ -90,7 +95,8 @@ def train(config, digits, path, device, report):
         The trained model on the device, in eval mode.
 
     Raises:
-        StudyError: a damaged checkpoint, one of other images, or one that cannot be written.
+        UserError: a damaged checkpoint, one of other images, or one that cannot be written.
+        KeyboardInterrupt: after Ctrl-C; it says where the training goes on.
     """
     training, validation = (part.to(device) for part in digits.split(config.seed))
     run = _Run(config, training, digits.fingerprint(), path, device)
@@ -98,6 +104,15 @@ def train(config, digits, path, device, report):
         report(run.step, run.steps, f"already trained: {path}")
     elif run.step:
         report(run.step, run.steps, f"resumed from {path} at step {run.step} of {run.steps}")
+    with _interrupt_noted() as interrupted:
+        _advance(run, config, validation, report, interrupted)
+        if interrupted():
+            raise KeyboardInterrupt
+    return run.model.eval()
+
+
+def _advance(run, config, validation, report, interrupted):
+    """Makes the steps that remain."""
     saved = time.monotonic()
     while run.step < run.steps:
         loss = run.advance()
@@ -109,10 +124,36 @@ def train(config, digits, path, device, report):
             percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
             message += f", validation accuracy {percent:.2f}%"
         report(run.step, run.steps, message)
-        if within == 0 or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
+        if within == 0 or interrupted() or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
             run.save()
             saved = time.monotonic()
-    return run.model.eval()
+        if interrupted():
+            raise KeyboardInterrupt(
+                f"step {run.step} of {run.steps} is saved in {run.path}; the same command goes on "
+                "from there"
+            )
+
+
+@contextlib.contextmanager
+def _interrupt_noted():
+    """Inside, a first Ctrl-C only makes the function given true; a second one interrupts.
+
+    A step cut in two would leave parameters and optimizer that no checkpoint may hold.
+    """
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted.is_set  # another thread cannot set handlers, nor is it interrupted
+        return
+
+    def note(*_):
+        noted.set()
+        signal.signal(signal.SIGINT, before)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield noted.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class _Run:
@@ -120,7 +161,7 @@ class _Run:
 
     def __init__(self, config, digits, fingerprint, path, device):
         self._config, self._digits, self._fingerprint = config, digits, fingerprint
-        self._path = path
+        self.path = path
         self.model = config.build().to(device)
         self._optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.epoch_steps = max(1, len(digits) // config.batch)
@@ -144,7 +185,7 @@ class _Run:
         """Writes the checkpoint; a finished training no longer needs its optimizer."""
         unfinished = self.step < self.steps
         save_checkpoint(
-            self._path,
+            self.path,
             {
                 "config": asdict(self._config),
                 "data": self._fingerprint,
@@ -156,13 +197,13 @@ class _Run:
 
     def _restore(self):
         """Takes over the checkpoint, if there is one; gives the step that it stands at."""
-        checkpoint = load_checkpoint(self._path)
+        checkpoint = load_checkpoint(self.path)
         if checkpoint is None:
             return 0
         if checkpoint["data"] != self._fingerprint:
-            raise StudyError(
+            raise UserError(
                 f"expected a checkpoint trained on the images given; got other images in "
-                f"{self._path}: name another file with --checkpoint"
+                f"{self.path}: name another file with --checkpoint"
             )
         self.model.load_state_dict(checkpoint["model"])
         if checkpoint["step"] < self.steps:

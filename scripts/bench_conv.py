@@ -3,39 +3,40 @@
 Layers: the ten convolutions of VGG13 on 32 x 32 pictures, the 3 x 3 and 1 x 1 convolutions of
 ResNet-50 on 224 x 224, and two large ones. The weight's norms are pinned and tau is held, as in
 serving. Verifies every case against float64 before it is timed. Writes NAME.md, NAME.json and
-NAME.png.
+NAME.png. If it is interrupted, the same command goes on with the cases that are missing.
 
     python scripts/bench_conv.py --out docs/results --name conv_h200
 """
 
-import argparse
 import itertools
-import shlex
 import sys
 from dataclasses import asdict
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 import torch.nn.functional as F
 
+import common  # noqa: F401  before the library, which it finds
 import spamm_torch
-from models.errors import StudyError
-from models.files import require_writable
-from scripts._console import Steps, exit_code, make_console
-from scripts._conv_layers import GROUPS, NAMES
-from scripts._conv_report import Row, markdown, picture
-from scripts._machine import describe_machine
-from scripts._precisions import PRECISIONS, TOLERANCE, use_precision
-from scripts._report_files import write_results
-from scripts._timing import interleaved
-from scripts._training_options import (
+from bench import conv_report
+from bench.conv_layers import GROUPS, NAMES
+from bench.conv_report import Row
+from common.console import Steps, exit_code, make_console
+from common.errors import UserError
+from common.files import require_writable
+from common.journal import Journal, run_settings
+from common.machine import describe_machine
+from common.options import (
     add_device_option,
+    add_output_options,
     choose_device,
+    make_parser,
     positive_integer,
+    show,
     valid_ratio,
 )
+from common.precisions import PRECISIONS, TOLERANCE, use_precision
+from common.report_files import run_header, write_results
+from common.timing import interleaved
 
 RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
 DEFAULTS = {  # groups, batches, precisions, rounds
@@ -78,7 +79,7 @@ class Case:
         return torch.exp(-3 * (along[:, None].square() + along.square()).sqrt())
 
     def norms(self):
-        """Of (image block, channel block, row, column), and of (K, pixel block): skip_norm ones."""
+        """Of (image block, channel block, row, column), and of (K, pixel block): skip norms."""
         _, k, n = self.block
         images, channels, height, width = self.input.shape
         squares = F.pad(self.input.float().square(), (0, 0, 0, 0, 0, -channels % k, 0, -images % n))
@@ -139,12 +140,12 @@ def extra_memory(call, *tensors):
 
 
 def bench_case(case, layer, batch, precision, data, options, device):
-    """All ratios of one case; the dense convolution takes turns with all of them."""
+    """A Row for each ratio, as plain data; the dense convolution takes turns with all of them."""
     input, weight = case.input, case.weight
     candidates = {"dense": lambda: F.conv2d(input, weight, **case.shape)}
     found = {}
-    can_leave = device.type == "cuda" and case.block[1:] == (64, 64)
-    norm_input = case.norm_pixels.permute(0, 2, 3, 1).contiguous() if can_leave else None
+    chained = device.type == "cuda" and case.block[1:] == (64, 64)
+    norm_input = case.norm_pixels.permute(0, 2, 3, 1).contiguous() if chained else None
     for ratio in options.ratios:
         tau, valid = case.threshold(ratio)
 
@@ -161,15 +162,15 @@ def bench_case(case, layer, batch, precision, data, options, device):
 
         error = case.error(call(), tau)
         if not error <= TOLERANCE[precision]:
-            raise StudyError(
+            raise UserError(
                 f"wrong result for {layer.name}, batch {batch}, at ratio {ratio}: expected an "
                 f"error of at most {TOLERANCE[precision]}; got {error}"
             )
         memory = extra_memory(call, input, weight) if device.type == "cuda" else None
         found[ratio] = valid, error, memory
         candidates[f"conv2d {ratio}"] = call
-        if can_leave:
-            candidates[f"left {ratio}"] = lambda call=call: call(
+        if chained:
+            candidates[f"chained {ratio}"] = lambda call=call: call(
                 norm_input=norm_input, return_norms=True
             )
     times = interleaved(candidates, device, options.repeats, cold=options.cold)
@@ -178,7 +179,7 @@ def bench_case(case, layer, batch, precision, data, options, device):
     def row(ratio):
         valid, error, memory = found[ratio]
         own = times[f"conv2d {ratio}"]
-        left = times[f"left {ratio}"].median if can_leave else None
+        chained_ms = times[f"chained {ratio}"].median if chained else None
         return Row(
             layer.name,
             batch,
@@ -189,25 +190,55 @@ def bench_case(case, layer, batch, precision, data, options, device):
             valid_ratio=valid,
             dense_ms=dense,
             conv2d_ms=own.median,
-            left_ms=left,
+            chained_ms=chained_ms,
             spread=own.spread / own.median,
             speedup=dense / own.median,
-            speedup_left=dense / left if left else None,
+            speedup_chained=dense / chained_ms if chained else None,
             extra_memory=memory,
             error=error,
         )
 
-    return [row(ratio) for ratio in options.ratios]
+    return [asdict(row(ratio)) for ratio in options.ratios]
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     add_device_option(parser)
-    parser.add_argument("--groups", nargs="+", choices=GROUPS)
-    parser.add_argument("--layers", nargs="+", choices=NAMES, help="of the groups; default all")
-    parser.add_argument("--batches", type=positive_integer, nargs="+")
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS)
-    parser.add_argument("--data", nargs="+", default=["even"], choices=("even", "centred"))
+    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        choices=GROUPS,
+        help=f"of layers (default: all; on the CPU {show(on_cpu[0])})",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="LAYER",
+        nargs="+",
+        choices=NAMES,
+        help=f"some of the groups' layers only (default: all). They are: {', '.join(NAMES)}",
+    )
+    parser.add_argument(
+        "--batches",
+        metavar="IMAGES",
+        type=positive_integer,
+        nargs="+",
+        help=f"images a batch (default: {show(on_cuda[1])}; on the CPU {show(on_cpu[1])}; "
+        f"large layers {show(LARGE_BATCHES)})",
+    )
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        help=f"number formats (default: {show(on_cuda[2])}; on the CPU {show(on_cpu[2])})",
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["even"],
+        choices=("even", "centred"),
+        help="inputs: even in size at random, or falling off from the middle (default: even)",
+    )
     parser.add_argument(
         "--block",
         type=int,
@@ -215,12 +246,24 @@ def parse(arguments):
         choices=(32, 64, 128),
         default=[64, 64, 64],
         metavar=("M", "K", "N"),
+        help="edges of the blocks, each 32, 64 or 128 (default: 64 64 64)",
     )
-    parser.add_argument("--ratios", type=valid_ratio, nargs="+", default=RATIOS)
-    parser.add_argument("--repeats", type=positive_integer)
+    parser.add_argument(
+        "--ratios",
+        metavar="RATIO",
+        type=valid_ratio,
+        nargs="+",
+        default=RATIOS,
+        help=f"shares of block products to keep, in (0, 1] (default: {show(RATIOS)})",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        help=f"rounds of each timing (default: {on_cuda[3]}; on the CPU {on_cpu[3]})",
+    )
     parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--name", default="conv")
+    add_output_options(parser, "conv")
     options = parser.parse_args(arguments)
     options.device = choose_device(options.device)
     groups, batches, precisions, repeats = DEFAULTS[options.device.type]
@@ -230,7 +273,7 @@ def parse(arguments):
     options.precisions = options.precisions or precisions
     options.repeats = options.repeats or repeats
     if not list(cases_of(options)):
-        raise StudyError(
+        raise UserError(
             f"expected layers of --groups {' '.join(options.groups)}; got "
             f"{' '.join(options.layers)}"
         )
@@ -245,38 +288,65 @@ def cases_of(options):
         yield from itertools.product(layers, batches, options.precisions, options.data)
 
 
+def best_of(rows):
+    """A line for the terminal."""
+    return ", ".join(
+        f"{row['valid_ratio']:.0%}: {row['speedup']:.2f}x"
+        + (f" ({row['speedup_chained']:.2f}x)" if row["speedup_chained"] else "")
+        for row in rows
+    )
+
+
 @torch.inference_mode()
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     console = make_console()
     device = options.device
     require_writable(options.out)
     torch.backends.cudnn.benchmark = True
-    command = f"python {shlex.join(['scripts/bench_conv.py', *(arguments or sys.argv[1:])])}"
-    header = describe_machine(device) | {"command": f"`{command}`"}
+    header = run_header(describe_machine(device), "bench_conv.py", arguments)
     header["block"] = " x ".join(map(str, options.block))
     if device.type == "cuda":
         header["L2 cache"] = "emptied before each call" if options.cold else "warm"
-    cases, rows = list(cases_of(options)), []
-    with Steps(console, "conv") as steps:
-        for done, (layer, batch, precision, data) in enumerate(cases):
-            dtype = use_precision(precision)
-            case = Case(layer, batch, dtype, data, tuple(options.block), device)
-            of_case = bench_case(case, layer, batch, precision, data, options, device)
-            rows += of_case
-            best = ", ".join(
-                f"{r.valid_ratio:.0%}: {r.speedup:.2f}x"
-                + (f" ({r.speedup_left:.2f}x)" if r.speedup_left else "")
-                for r in of_case
-            )
-            steps.at(done + 1, len(cases), f"{layer.name} {batch} {precision} {data}: {best}")
-    paths = write_results(
-        options.out,
-        options.name,
-        data={"header": header, "rows": [asdict(row) for row in rows]},
-        markdown=markdown(header, rows, f"{options.name}.png"),
-        picture=picture(header, rows),
+    cases = {
+        f"{layer.name} {batch} {precision} {data}": (layer, batch, precision, data)
+        for layer, batch, precision, data in cases_of(options)
+    }
+    settings = run_settings(
+        header,
+        cases=list(cases),
+        block=options.block,
+        ratios=options.ratios,
+        repeats=options.repeats,
+        cold=options.cold,
     )
+    with (
+        Journal(options.out, options.name, settings, fresh=options.fresh) as journal,
+        Steps(console, "conv") as steps,
+    ):
+        finished = sum(name in journal for name in cases)
+        steps.at(finished, len(cases), journal.resumed(finished, len(cases)))
+        rows = []
+        for done, (name, (layer, batch, precision, data)) in enumerate(cases.items(), start=1):
+
+            def measure(layer=layer, batch=batch, precision=precision, data=data):
+                dtype = use_precision(precision)
+                case = Case(layer, batch, dtype, data, tuple(options.block), device)
+                return bench_case(case, layer, batch, precision, data, options, device)
+
+            new = name not in journal
+            of_case = journal.measured(name, measure)
+            rows += of_case
+            if new:
+                steps.at(done, len(cases), f"{name}: {best_of(of_case)}")
+        results = {"header": header, "rows": rows}
+        markdown, picture, conclusion = conv_report.report(results, options.name)
+        paths = write_results(
+            options.out, options.name, data=results, markdown=markdown, picture=picture
+        )
+        journal.remove()
+    console.print(conclusion)
     for path in paths:
         console.print(f"wrote {path}")
 

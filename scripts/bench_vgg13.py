@@ -10,38 +10,38 @@ become right do not hide others that become wrong, which on a thousand images th
 Layers that no threshold makes faster are dense: in cuDNN, or, where the whole network is faster
 so, as SpAMM layers that skip nothing and keep the chain whole, as the first convolution always is.
 The dense network has its batch norms folded and on CUDA convolution, bias and ReLU in one cuDNN
-call each. Writes NAME.md and NAME.json.
+call each. Writes NAME.md and NAME.json. If it is interrupted, the same command goes on with the
+layers and networks that are missing.
 
     python scripts/bench_vgg13.py --out docs/results --name vgg13_h200
 """
 
-import argparse
-import shlex
 import sys
 from collections import OrderedDict
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import nn
 
+import common  # noqa: F401  before the library, which it finds
 import spamm_torch
-from models.files import require_writable
-from models.training import accuracy, validation_pictures
-from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from scripts._console import Steps, exit_code, make_console
-from scripts._machine import describe_machine
-from scripts._report_files import write_results
-from scripts._study_layouts import PixelBlocks
-from scripts._timing import interleaved
-from scripts._training_options import (
-    add_training_options,
+from bench import vgg13_report
+from common.console import Steps, exit_code, make_console
+from common.files import require_writable
+from common.journal import Journal, model_digest, run_settings
+from common.machine import describe_machine
+from common.options import (
+    add_output_options,
     choose_device,
+    make_parser,
     number,
     positive_integer,
-    train_or_load,
 )
+from common.report_files import run_header, write_results
+from common.timing import interleaved
+from models.training import accuracy, validation_pictures
+from models.vgg13 import CONVOLUTIONS, fold_batch_norm
+from study.layouts import PixelBlocks
+from study.training_options import add_training_options, train_or_load
 
 LAYOUT = PixelBlocks("by position", 64, (64, 1, 1))
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25)
@@ -124,29 +124,39 @@ class Answers:
         return 100 * int(changed) / sum(len(answers) for answers in expected)
 
 
-def time_layers(model, thresholds, pictures, options):
-    """{layer: {ratio or None: ms}} of the layer with its bias and ReLU, norms handed on."""
+def time_layers(model, thresholds, pictures, options, journal):
+    """{layer: {ratio or None: ms}} of the layer with its bias and ReLU, input norms precomputed."""
     times = {}
     for name in CONVOLUTIONS[1:]:
-        before, _ = model.split(name)
-        input, conv = before(pictures), getattr(model, name)
-        dense = CudnnConvReLU(conv) if options.cuda else nn.Sequential(conv, nn.ReLU())
-        candidates = {None: lambda dense=dense, input=input: dense(input)}
-        _, norms = torch.ops.spamm_torch.max_pool2d_with_norms(input, 1)
-        setting = {
-            "block": LAYOUT.block,
-            "pixel_block": LAYOUT.pixel_block,
-            "norm_weight": torch.ops.spamm_torch.conv2d_weight_norm(conv.weight),
-            "norm_input": norms if name != CONVOLUTIONS[1] else None,
-            "relu": True,
-        }
-        for ratio, tau in {_NOTHING_SKIPPED: 0.0, **thresholds.of_layer(name)}.items():
-            candidates[ratio] = lambda tau=tau, input=input, conv=conv, setting=setting: (
-                spamm_torch.conv2d(input, conv.weight, conv.bias, 1, 1, tau=tau, **setting)
-            )
-        measured = interleaved(candidates, pictures.device, options.repeats)
-        times[name] = {ratio: timing.median for ratio, timing in measured.items()}
+        of_layer = journal.measured(
+            f"times of {name}",
+            lambda name=name: time_layer(model, name, thresholds, pictures, options),
+        )
+        times[name] = {None: of_layer[0], **{float(ratio): ms for ratio, ms in of_layer[1].items()}}
     return times
+
+
+def time_layer(model, name, thresholds, pictures, options):
+    """The dense layer's milliseconds, and {ratio: ms}."""
+    before, _ = model.split(name)
+    input, conv = before(pictures), getattr(model, name)
+    dense = CudnnConvReLU(conv) if options.cuda else nn.Sequential(conv, nn.ReLU())
+    _, norms = torch.ops.spamm_torch.max_pool2d_with_norms(input, 1)
+    setting = {
+        "block": LAYOUT.block,
+        "pixel_block": LAYOUT.pixel_block,
+        "norm_weight": torch.ops.spamm_torch.conv2d_weight_norm(conv.weight),
+        "norm_input": norms if name != CONVOLUTIONS[1] else None,
+        "relu": True,
+    }
+    candidates = {None: lambda: dense(input)}
+    for ratio, tau in {_NOTHING_SKIPPED: 0.0, **thresholds.of_layer(name)}.items():
+        candidates[ratio] = lambda tau=tau: spamm_torch.conv2d(
+            input, conv.weight, conv.bias, 1, 1, tau=tau, **setting
+        )
+    measured = interleaved(candidates, pictures.device, options.repeats)
+    ms = {ratio: timing.median for ratio, timing in measured.items()}
+    return ms.pop(None), ms
 
 
 def choose(times, loss_of, max_loss, progress):
@@ -203,66 +213,43 @@ def fastest_dense(model, taus, pictures, options):
     return candidates[min(networks, key=lambda i: sum(of[i] for of in times))]
 
 
-def markdown(header, result):
-    lines = ["# Whole-network inference: VGG13", "", "| | |", "| --- | --- |"]
-    lines += [f"| {key} | {value} |" for key, value in header.items()]
-    lines += [
-        "",
-        f"Accuracy: dense {result['dense_accuracy']:.2f}%, with SpAMM {result['accuracy']:.2f}%",
-        f"({result['accuracy'] - result['dense_accuracy']:+.2f} points; "
-        f"{result['changed_points']:.2f}% of the answers changed), on images that took no",
-        "part in the choice of thresholds. Times are medians in us for one batch, all",
-        "networks in turns. Dense: batch norm folded; on CUDA, convolution, bias and ReLU in one",
-        "call of cuDNN. Nothing skipped: all convolutions with SpAMM at a threshold of 0, which",
-        "tells what fusing alone brings.",
-        "",
-        "| network | " + " | ".join(result["times_ms"]) + " |",
-        "| --- |" + " ---: |" * len(result["times_ms"]),
-    ]
-    for name in result["times_ms"][next(iter(result["times_ms"]))]:
-        cells = [
-            f"{1e3 * of[name]:.4g} ({of['dense'] / of[name]:.2f}x)"
-            for of in result["times_ms"].values()
-        ]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "Layers by themselves, with bias and ReLU, norms handed on where a layer of ours or a max",
-        "pooling comes before. Valid: the share of block products asked for; where tau is 0 only",
-        "blocks of zeros are skipped. For dense layers SpAMM's time is that of tau 0.",
-        "",
-        "| layer | valid | tau | dense, us | SpAMM, us | |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for name, layer in result["layers"].items():
-        dense, ours = 1e3 * layer["dense_ms"], 1e3 * layer["spamm_ms"]
-        ratio, tau = layer["ratio"], layer["tau"]
-        setting = f"{ratio:.0%} | {tau:.3g}" if ratio else f"{layer['dense']} | "
-        lines.append(f"| {name} | {setting} | {dense:.4g} | {ours:.4g} | {dense / ours:.2f}x |")
-    return "\n".join(lines) + "\n"
-
-
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = make_parser(__doc__)
     add_training_options(parser)
-    parser.add_argument("--images", type=positive_integer, default=128, help="in a batch")
-    parser.add_argument("--dtype", choices=DTYPES, help="default: float16; float32 on a CPU")
+    parser.add_argument(
+        "--images",
+        type=positive_integer,
+        default=128,
+        help="images in a batch that is timed (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        help="number format of the network (default: float16; on the CPU float32)",
+    )
     parser.add_argument(
         "--max-loss",
+        metavar="PERCENT",
         type=number(float, lambda value: value >= 0, "a number of points, 0 or more"),
         default=0.3,
         help="answers that may change where thresholds are chosen, %% (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=positive_integer, default=15)
-    parser.add_argument("--out", type=Path, default=Path("results"))
-    parser.add_argument("--name", default="vgg13")
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        default=15,
+        help="rounds of each timing (default: %(default)s)",
+    )
+    add_output_options(parser, "vgg13")
     return parser.parse_args(arguments)
 
 
-def bench(model, digits, options, progress):
+def bench(model, digits, options, journal, progress):
     """Everything that goes into the report, for a plain VGG13 in eval mode.
 
-    ``digits`` are the images to train and to validate on.
+    ``digits`` are the images to train and to validate on. What the journal holds is not measured
+    again.
     """
     dtype = next(model.parameters()).dtype
     training, validation = digits
@@ -275,12 +262,16 @@ def bench(model, digits, options, progress):
     chosen_on, tested_on = batches(validation[:half]), batches(validation[half:])
     pictures = tested_on[0][0]
     thresholds = Thresholds(model, chosen_on)
-    times = time_layers(model, thresholds, pictures, options)
+    times = time_layers(model, thresholds, pictures, options, journal)
     dense = network(model, {}, options.cuda)
     answers = Answers(dense, [chosen_on, batches(training)])
 
     def loss_of(ratios):
-        return answers.changed_by(network(model, thresholds.of(ratios), options.cuda))
+        chosen = {name: ratio for name, ratio in ratios.items() if ratio}
+        return journal.measured(
+            f"answers changed by {chosen}",
+            lambda: answers.changed_by(network(model, thresholds.of(ratios), options.cuda)),
+        )
 
     ratios = choose(times, loss_of, options.max_loss, progress)
     taus = fastest_dense(model, thresholds.of(ratios), pictures, options)
@@ -324,16 +315,28 @@ def main(arguments=None):
     name = options.dtype or ("float16" if options.cuda else "float32")
     with torch.inference_mode(False), torch.enable_grad():
         model, config, digits = train_or_load(options, device, console)
-    model = fold_batch_norm(model).to(DTYPES[name])
-    parts = [part.to(device) for part in digits.split(config.seed)]
-    command = shlex.join(["python", "scripts/bench_vgg13.py", *arguments])
-    header = describe_machine(device) | {
+    header = run_header(describe_machine(device), "bench_vgg13.py", arguments) | {
         "data": digits.description,
         "model": f"{config.model}, {config.epochs} epochs",
         "inference": f"{name}, batch {options.images}, channels last",
-        "command": f"`{command}`",
     }
-    with Steps(console, "vgg13") as steps:
+    settings = run_settings(
+        header,
+        images=options.images,
+        dtype=name,
+        max_loss=options.max_loss,
+        repeats=options.repeats,
+        network=model_digest(model),
+        data=digits.fingerprint(),
+    )
+    model = fold_batch_norm(model).to(DTYPES[name])
+    parts = [part.to(device) for part in digits.split(config.seed)]
+    with (
+        Journal(options.out, options.name, settings, fresh=options.fresh) as journal,
+        Steps(console, "vgg13") as steps,
+    ):
+        if len(journal):
+            console.print(f"vgg13: resumed from {journal.path}")
         done = 0
 
         def progress(what):
@@ -341,16 +344,14 @@ def main(arguments=None):
             done += 1
             steps.at(done, len(RATIOS) * len(CONVOLUTIONS[1:]), what=what)
 
-        result = bench(model, parts, options, progress)
-    for mode, of in result["times_ms"].items():
-        shown = ", ".join(f"{name} {1e3 * ms:.1f} us" for name, ms in of.items())
-        console.print(f"{mode}: {shown} ({of['dense'] / of['SpAMM']:.2f}x)")
-    paths = write_results(
-        options.out,
-        options.name,
-        data={"header": header, **result},
-        markdown=markdown(header, result),
-    )
+        result = bench(model, parts, options, journal, progress)
+        data = {"header": header, **result}
+        markdown, picture, conclusion = vgg13_report.report(data, options.name)
+        paths = write_results(
+            options.out, options.name, data=data, markdown=markdown, picture=picture
+        )
+        journal.remove()
+    console.print(conclusion)
     for path in paths:
         console.print(f"wrote {path}")
 

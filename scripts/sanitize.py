@@ -9,13 +9,13 @@ it only makes each kernel touch memory, ragged edges, transposed and misaligned 
 
 import itertools
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+import common  # noqa: F401  before the library, which it finds
 import spamm_torch
+from common.console import exit_code
+from common.options import make_parser, require_cuda
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BLOCKS = (32, 64, 128, (128, 64, 128), (32, 128, 64))
@@ -42,7 +42,7 @@ def products():
 
 
 def awkward_float32():
-    """Blocks that halves do not hold, and powers of two that change along K."""
+    """Blocks that split parts cannot hold, and powers of two that change along K."""
     a, b = torch.randn(200, 264, device="cuda"), torch.randn(264, 136, device="cuda")
     along_k = torch.logspace(-9, 9, 264, device="cuda")
     spamm_torch.mm(a * along_k, b / along_k[:, None], tau=0.0)
@@ -52,7 +52,7 @@ def awkward_float32():
 
 
 def claimed_tiles():
-    """More tiles than multiprocessors, with norm maps taken and given."""
+    """More tiles than multiprocessors, with norm maps computed and precomputed."""
     for dtype in (torch.float16, torch.float32):
         a, b = (torch.randn(*of, device="cuda").to(dtype) for of in ((2560, 128), (128, 2560)))
         spamm_torch.mm(a, b, tau=90.0)
@@ -103,7 +103,7 @@ def many_small_float32():
 
 
 def convolutions_without_im2col():
-    """Every tile, with norms taken, pinned, given and left, and a last box filled in part."""
+    """Every tile; norms computed, pinned, precomputed and output; a partial pixel block."""
     cases = (  # images, channels, out_channels, size, pixel_block
         (65, 64, 64, 5, None),
         (100, 128, 40, 4, None),
@@ -167,9 +167,9 @@ def extremes():
             spamm_torch.norm_map(torch.full((40, 70), value, device="cuda", dtype=dtype))
 
 
-def main():
-    if not torch.cuda.is_available():
-        sys.exit("sanitize.py needs a CUDA device; found none")
+def main(arguments=None):
+    make_parser(__doc__).parse_args(arguments)
+    require_cuda()
     for allow_tf32 in (False, True):
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         products()
@@ -187,4 +187,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(exit_code(main))

@@ -1,36 +1,31 @@
 """Replaces convolutions of VGG13 by SpAMM: accuracy, valid ratio and speed (the paper's Table 5).
 
-Without options: the network that train_vgg13.py left (trained first, where there is none), on a GPU
-where there is one, results in results/ as Markdown, JSON and PNG.
+Without options: the checkpoint of train_vgg13.py (trained first, where there is none), on a GPU
+where there is one, results in results/ as Markdown, JSON and PNG. If it is interrupted, the same
+command goes on with the groups of layers that are missing.
 """
 
-import argparse
-import shlex
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from dataclasses import asdict
 
 import torch
 
+import common  # noqa: F401  before the library, which it finds
 import spamm_torch
-from models.errors import StudyError
-from models.files import require_writable
+from common.console import Steps, exit_code, make_console
+from common.errors import UserError
+from common.files import require_writable
+from common.journal import Journal, model_digest, run_settings
+from common.machine import describe_machine
+from common.options import add_output_options, choose_device, make_parser, positive_integer
+from common.precisions import PRECISIONS, use_precision
+from common.report_files import run_header, write_results
 from models.vgg13 import fold_batch_norm
-from scripts._console import Steps, exit_code, make_console
-from scripts._machine import describe_machine
-from scripts._precisions import PRECISIONS, use_precision
-from scripts._study_groups import steps_of, study_group
-from scripts._study_layouts import LAYOUTS
-from scripts._study_plan import GROUPS
-from scripts._study_report import print_tables, write_report
-from scripts._study_results import Results
-from scripts._training_options import (
-    add_training_options,
-    choose_device,
-    positive_integer,
-    train_or_load,
-)
+from study import report
+from study.groups import steps_of, study_group
+from study.layouts import LAYOUTS
+from study.plan import GROUPS
+from study.training_options import add_training_options, train_or_load
 
 # float64 would show nothing that float32 does not.
 _PRECISIONS = [name for name in PRECISIONS if name != "float64"]
@@ -45,29 +40,40 @@ def main(arguments=None):
     device = choose_device(options.device)
     precisions = options.dtype or _DEFAULT_PRECISIONS[device.type]
     if "tf32" in precisions and device.type != "cuda":
-        raise StudyError(f"expected --device cuda for --dtype tf32; got {device.type}")
+        raise UserError(f"expected --device cuda for --dtype tf32; got {device.type}")
     require_writable(options.out)
     require_writable(options.checkpoint.parent)
 
     model, config, digits = train_or_load(options, device, console)
     _, validation = digits.split(config.seed)
     header = _header(device, digits, config, precisions, arguments)
-    groups = _study(
-        model,
-        precisions,
-        validation.to(device),
-        config.batch,
-        options.repeats or _DEFAULT_REPEATS[device.type],
-        console,
+    repeats = options.repeats or _DEFAULT_REPEATS[device.type]
+    settings = run_settings(
+        header,
+        dtype=precisions,
+        repeats=repeats,
+        batch=config.batch,
+        network=model_digest(model),
+        data=digits.fingerprint(),
+        plan=[asdict(group) for group in GROUPS],
     )
-    results = Results(header, groups)
-    print_tables(results, console)
-    for path in write_report(results, options.out, f"study_{device.type}"):
+    name = f"study_{device.type}"
+    with Journal(options.out, name, settings, fresh=options.fresh) as journal:
+        groups = _study(
+            model, precisions, validation.to(device), config.batch, repeats, journal, console
+        )
+        data = {"header": header, "groups": groups}
+        report.print_tables(report.from_data(data), console)
+        markdown, picture, conclusion = report.report(data, name)
+        paths = write_results(options.out, name, data=data, markdown=markdown, picture=picture)
+        journal.remove()
+    console.print(conclusion)
+    for path in paths:
         console.print(f"wrote {path}")
 
 
 def _parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = make_parser(__doc__)
     add_training_options(parser)
     parser.add_argument(
         "--dtype",
@@ -76,40 +82,45 @@ def _parse(arguments):
         help="what to study, one table each (default: float32, on CUDA also float16)",
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("results"), help="folder of the results (default: results)"
-    )
-    parser.add_argument(
         "--repeats",
+        metavar="ROUNDS",
         type=positive_integer,
         help="rounds of each timing (default: 5 on the CPU, 20 on CUDA)",
     )
+    add_output_options(parser)
     return parser.parse_args(arguments)
 
 
-def _study(model, precisions, validation, batch, repeats, console):
-    """All groups of the plan in all precisions."""
-    results = []
-    done, total = 0, len(precisions) * sum(map(steps_of, GROUPS))
+def _study(model, precisions, validation, batch, repeats, journal, console):
+    """All groups of the plan in all precisions, as plain data."""
+    jobs = {
+        f"{group.title}, {precision}": (group, precision)
+        for precision in precisions
+        for group in GROUPS
+    }
+    total = sum(steps_of(group) for group, _ in jobs.values())
+    done = sum(steps_of(group) for name, (group, _) in jobs.items() if name in journal)
     with Steps(console, "study") as steps:
+        steps.at(done, total, journal.resumed(done, total))
 
         def progress(what):
             nonlocal done
             done += 1
             steps.at(done, total, what=what)
 
-        for precision in precisions:
+        def measure(group, precision):
             dtype = use_precision(precision)
             torch.backends.cudnn.benchmark = True
             plain = fold_batch_norm(model).to(dtype)
-            results += [
+            return asdict(
                 study_group(group, plain, precision, validation, batch, repeats, progress)
-                for group in GROUPS
-            ]
-    return results
+            )
+
+        return [journal.measured(name, lambda job=job: measure(*job)) for name, job in jobs.items()]
 
 
 def _header(device, digits, config, precisions, arguments):
-    """What a reader must know to judge or repeat the results."""
+    """What a reader must know to understand or repeat the results."""
     kernels = {
         f"{spamm_torch.backend_for(device, PRECISIONS[precision][0], layout.block)} "
         f"({precision}, block {layout.block})": None
@@ -122,12 +133,10 @@ def _header(device, digits, config, precisions, arguments):
     )
     if config.model == "vgg13_bn":
         training += "; batch norm folded into the convolutions for the study"
-    return {
-        **describe_machine(device),
+    return run_header(describe_machine(device), "study_vgg13.py", arguments) | {
         "kernels": ", ".join(kernels),
         "data": f"{digits.description}; 80% training, 20% validation",
         "model": training,
-        "command": shlex.join(["python", "scripts/study_vgg13.py", *arguments]),
     }
 
 

@@ -12,25 +12,29 @@ import argparse
 import json
 import math
 import os
-import shlex
 import subprocess
 import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+import common  # noqa: F401  before the library, which it finds
 import spamm_torch
-from models.errors import StudyError
-from models.files import require_writable
-from scripts._console import exit_code, make_console
-from scripts._machine import describe_machine
-from scripts._precisions import PRECISIONS, use_precision
-from scripts._report_files import write_results
-from scripts._timing import interleaved
-from scripts._training_options import choose_device, positive_integer
-from scripts.bench_mm import operands
+from bench.operands import operands
+from common.console import exit_code, make_console
+from common.errors import UserError
+from common.files import require_writable
+from common.journal import Journal, run_settings
+from common.machine import describe_machine
+from common.options import (
+    add_output_options,
+    make_parser,
+    positive_integer,
+    require_cuda,
+    show,
+)
+from common.precisions import PRECISIONS, use_precision
+from common.report_files import page, run_header, table, write_results
+from common.timing import interleaved
 
 TILES = ("small", "large")
 SIZES = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
@@ -43,13 +47,13 @@ def tiles_each(size, multiprocessors):
 
 
 def mean_loss(cases, tile_of):
-    """Geometric mean over the cases of (time of the tile taken) / (time of the better tile)."""
+    """Geometric mean over the cases of (time of the tile chosen) / (time of the better tile)."""
     factors = [case["ms"][tile_of(case)] / min(case["ms"][t] for t in TILES) for case in cases]
     return math.exp(sum(map(math.log, factors)) / len(factors))
 
 
 def best_threshold(cases):
-    """(tiles for each multiprocessor from which the larger tile should be taken, its loss)."""
+    """(tiles for each multiprocessor from which on the larger tile is better, its loss)."""
 
     def loss_from(threshold):
         return mean_loss(cases, lambda case: TILES[case["tiles_each"] >= threshold])
@@ -90,7 +94,7 @@ def times_of(tile, options):
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if run.returncode:
         last = (run.stderr.strip().splitlines() or ["no message"])[-1]
-        raise StudyError(f"timing the {tile} tile failed: {last}")
+        raise UserError(f"timing the {tile} tile failed: {last}")
     return json.loads(run.stdout)
 
 
@@ -125,55 +129,97 @@ def study(by_tile, options, multiprocessors):
 
 
 def markdown(header, results):
-    lines = ["# Tiles of the multiply", "", "| | |", "| --- | --- |"]
-    lines += [f"| {name} | {value} |" for name, value in header.items()]
-    lines += ["", *__doc__.splitlines()[2:6], "", "Loss is a mean factor of time, 1 at best.", ""]
-    lines += [
-        "| type | tiles for each multiprocessor | its loss | loss of the choice as it stands |"
+    losses = [
+        (name, f"{of['best_threshold']:.2f}", f"{of['best_loss']:.3f}", f"{of['chosen_loss']:.3f}")
+        for name, of in results.items()
     ]
-    lines += ["| --- | ---: | ---: | ---: |"]
-    for precision, found in results.items():
-        lines.append(
-            f"| {precision} | {found['best_threshold']:.2f} | {found['best_loss']:.3f} | "
-            f"{found['chosen_loss']:.3f} |"
+    times = [
+        (
+            *(precision, case["size"], f"{case['valid_ratio']:.0%}"),
+            *(f"{case['ms'][tile]:.4f}" for tile in (*TILES, "chosen")),
         )
-    lines += ["", "| type | N | valid | small, ms | large, ms | as chosen, ms |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: |"]
-    for precision, found in results.items():
-        for case in found["cases"]:
-            times = " | ".join(f"{case['ms'][t]:.4f}" for t in (*TILES, "chosen"))
-            lines.append(f"| {precision} | {case['size']} | {case['valid_ratio']:.0%} | {times} |")
-    return "\n".join(lines) + "\n"
+        for precision, found in results.items()
+        for case in found["cases"]
+    ]
+    body = [
+        *__doc__.splitlines()[2:6],
+        "",
+        "Loss is a mean factor of time, 1 at best.",
+        "",
+        *table(
+            (
+                "type",
+                "tiles for each multiprocessor",
+                "its loss",
+                "loss of the choice as it stands",
+            ),
+            losses,
+        ),
+        "",
+        *table(("type", "N", "valid", "small, ms", "large, ms", "as chosen, ms"), times),
+    ]
+    return page("Tiles of the multiply", conclusion(results), header, body)
+
+
+def conclusion(results):
+    """What the choice as it stands loses, in one line."""
+    lost = ", ".join(f"{name} {of['chosen_loss'] - 1:.1%}" for name, of in results.items())
+    return f"Time lost to the better of both tiles by the choice as it stands: {lost}."
 
 
 def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", type=positive_integer, nargs="+", default=SIZES)
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
-    parser.add_argument("--repeats", type=positive_integer, default=7)
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--sizes",
+        metavar="N",
+        type=positive_integer,
+        nargs="+",
+        default=SIZES,
+        help=f"edges of the square matrices (default: {show(SIZES)})",
+    )
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        default=list(PRECISIONS),
+        help="number formats (default: all)",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        default=7,
+        help="rounds of each timing (default: %(default)s)",
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    add_output_options(parser)
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    device = choose_device("cuda")
+    device = require_cuda()
     if options.worker:
         print(json.dumps(time_in_this_process(options.precisions, options.sizes, options.repeats)))
         return
     console = make_console()
     require_writable(options.out)
-    by_tile = {}
-    for tile in (*TILES, "chosen"):
-        by_tile[tile] = times_of(tile, options)
-        console.print(f"timed: {tile}")
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    command = f"python {shlex.join(['scripts/tune.py', *(arguments or sys.argv[1:])])}"
-    header = describe_machine(device) | {"command": f"`{command}`"}
-    results = study(by_tile, options, multiprocessors)
-    data = {"header": header, "results": results}
-    for path in write_results(options.out, "tune", data=data, markdown=markdown(header, results)):
+    header = run_header(describe_machine(device), "tune.py", arguments)
+    settings = run_settings(
+        header, sizes=options.sizes, precisions=options.precisions, repeats=options.repeats
+    )
+    with Journal(options.out, "tune", settings, fresh=options.fresh) as journal:
+        by_tile = {}
+        for tile in (*TILES, "chosen"):
+            by_tile[tile] = journal.measured(tile, lambda tile=tile: times_of(tile, options))
+            console.print(f"timed: {tile}")
+        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        results = study(by_tile, options, multiprocessors)
+        data = {"header": header, "results": results}
+        paths = write_results(options.out, "tune", data=data, markdown=markdown(header, results))
+        journal.remove()
+    for path in paths:
         console.print(f"wrote {path}")
 
 

@@ -4,12 +4,12 @@ import itertools
 import json
 
 import pytest
-from bench_checks import assert_refused, assert_three_files
+from bench_checks import assert_refused, assert_resumes, assert_three_files
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
-from scripts import bench_conv
-from scripts._console import exit_code
-from scripts._conv_layers import GROUPS, NAMES, group_of
+import bench_conv
+from bench.conv_layers import GROUPS, NAMES, group_of
+from common.console import exit_code
 
 LAYERS = ("conv51", "res7-reduce")  # of different groups, 3 x 3 and 1 x 1
 RATIOS = (1.0, 0.5)
@@ -50,7 +50,7 @@ def test_rows_agree_with_themselves(results):
         assert min(row["dense_ms"], row["conv2d_ms"]) > 0
         assert row["speedup"] == pytest.approx(row["dense_ms"] / row["conv2d_ms"])
         assert 0 < row["error"] <= bench_conv.TOLERANCE["float32"]
-        assert row["left_ms"] is None  # norms are left for the next layer on CUDA only
+        assert row["chained_ms"] is None  # chains are CUDA's
 
 
 def test_the_markdown_shows_the_same_cases(folder, results):
@@ -71,6 +71,12 @@ def test_layers():
     for before, layer in itertools.pairwise(vgg13):
         assert layer.in_channels == before.out_channels
         assert layer.size in (before.output_size, before.output_size // 2)
+
+
+def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
+    arguments = ["--device", "cpu", "--groups", "vgg13", "--layers", "conv51", "--batches", 1, 2, 3]
+    arguments += ["--ratios", 1, 0.5, "--repeats", 1]
+    assert_resumes(bench_conv, "bench_case", arguments, tmp_path, 3, capsys, monkeypatch)
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

@@ -4,11 +4,11 @@ import json
 from collections import Counter
 
 import pytest
-from bench_checks import assert_refused, assert_three_files
+from bench_checks import assert_refused, assert_resumes, assert_three_files
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
-from scripts import bench_mm
-from scripts._console import exit_code
+import bench_mm
+from common.console import exit_code
 
 RATIOS = (1.0, 0.5)
 
@@ -82,6 +82,13 @@ def test_the_markdown_shows_the_same_rows(folder, results):
     for line, row in zip(rows, results["rows"], strict=False):
         assert f"| {row['n']} | {row['valid_ratio']:.1%} | {row['dense_ms']:.4g} |" in line
     assert "(small.png)" in text
+
+
+def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(bench_mm, "copy_bandwidth", lambda device, repeats: 1e7)
+    arguments = ["--device", "cpu", "--sizes", 64, 100, 128, "--precisions", "float32"]
+    arguments += ["--ratios", 1, 0.5, "--repeats", 1]
+    assert_resumes(bench_mm, "bench_operands", arguments, tmp_path, 3, capsys, monkeypatch)
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

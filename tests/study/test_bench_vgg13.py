@@ -6,7 +6,8 @@ import pytest
 import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-from scripts import bench_vgg13
+import bench_vgg13
+from common.console import exit_code
 
 LAYERS = [f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2)][1:]
 
@@ -48,6 +49,48 @@ def test_tables(folder):
     assert next(line for line in text.splitlines() if line.startswith("| conv")).startswith(
         f"| {LAYERS[0]} | "
     )
+
+
+def test_an_interrupted_run_goes_on(folder, tmp_path, capsys, monkeypatch):
+    """Stopped in its fourth layer, and then where it counts changed answers."""
+    data = folder.parent / "digits"
+    arguments = ["--device", "cpu", "--data", data, "--checkpoint", folder.parent / "small.pt"]
+    arguments += ["--images", 70, "--repeats", 1, "--out", tmp_path, "--name", "small"]
+    timed, counted = [], []
+    time_layer, changed_by = bench_vgg13.time_layer, bench_vgg13.Answers.changed_by
+
+    def run(layers, answers):
+        """With an interrupt in the layer and the count given."""
+
+        def time_one(model, name, *rest):
+            if len(timed) == layers:
+                raise KeyboardInterrupt
+            timed.append(name)
+            _, ours = time_layer(model, name, *rest)
+            return 2 * max(ours.values()), ours  # SpAMM pays: there are answers to count
+
+        def count_one(self, net):
+            if len(counted) == answers:
+                raise KeyboardInterrupt
+            counted.append(net)
+            return changed_by(self, net)
+
+        monkeypatch.setattr(bench_vgg13, "time_layer", time_one)
+        monkeypatch.setattr(bench_vgg13.Answers, "changed_by", count_one)
+        code = exit_code(lambda: bench_vgg13.main([str(argument) for argument in arguments]))
+        return code, capsys.readouterr()
+
+    code, printed = run(3, None)
+    assert code == 130
+    assert f"finished groups are in {tmp_path / 'small.partial.json'}" in printed.err
+    code, printed = run(None, 5)
+    assert code == 130
+    assert "resumed from" in printed.out
+    assert timed == LAYERS
+    code, _ = run(None, None)
+    assert code == 0
+    assert timed == LAYERS
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.json", "small.md"]
 
 
 def test_answers_are_counted_where_most_of_them_change():

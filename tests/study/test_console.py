@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from common import console
+from common.console import Steps, duration, make_console
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 # Through rich, which flushes each line, and through a buffer that is written at the end only.
 PRINTS = {
@@ -17,7 +20,7 @@ PRINTS = {
 }
 RUN = """
 import argparse, sys
-from scripts._console import exit_code, make_console
+from common.console import exit_code, make_console
 sys.exit(exit_code(lambda: {}))
 """
 
@@ -27,7 +30,7 @@ def run(code, stdout):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONUNBUFFERED"}
     result = subprocess.run(
         [sys.executable, "-c", RUN.format(code)],
-        cwd=REPOSITORY,
+        cwd=SCRIPTS,
         env=environment,
         stdout=stdout,
         stderr=subprocess.PIPE,
@@ -69,7 +72,59 @@ def test_rich_output_that_nobody_reads():
     [
         ("open('/none/such')", 1, "error: /none/such: No such file or directory"),
         ("(_ for _ in ()).throw(KeyboardInterrupt)", 130, "interrupted"),
+        ("(_ for _ in ()).throw(KeyboardInterrupt('go on so'))", 130, "interrupted: go on so"),
     ],
 )
 def test_other_ends(code, returned, line):
     assert run(code, subprocess.DEVNULL) == (returned, [line])
+
+
+# ---- Progress where there is no terminal --------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still until it is set: [seconds]."""
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_messages_are_lines_and_the_last_one_tells_no_time(capsys, clock):
+    with Steps(make_console(), "work") as steps:
+        steps.at(0, 2)
+        clock[0] = 10
+        steps.at(1, 2)
+        steps.at(2, 2, "done")
+    assert capsys.readouterr().out == "work: done\n"
+
+
+def test_the_remaining_time_is_told_now_and_then(capsys, clock):
+    with Steps(make_console(), "work") as steps:
+        steps.at(0, 10)
+        for step in range(1, 5):
+            clock[0] = 10.0 * step
+            steps.at(step, 10, what=f"step {step}")
+    assert capsys.readouterr().out.splitlines() == [
+        "work: 2 of 10 (step 2), about 80 s left",
+        "work: 4 of 10 (step 4), about 60 s left",
+    ]
+
+
+def test_what_an_earlier_run_did_took_no_time(capsys, clock):
+    with Steps(make_console(), "work") as steps:
+        steps.at(90, 100, "resumed")
+        clock[0] = 60
+        steps.at(91, 100, "one more")
+    assert capsys.readouterr().out.splitlines() == [
+        "work: resumed",
+        "work: one more, about 9 min left",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0.2, "1 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (7800, "2 h 10 min")],
+)
+def test_durations(seconds, words):
+    assert duration(seconds) == words

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_study import digits, idx_bytes, write_part
 
+from common.errors import UserError
 from models import data
-from models.errors import StudyError
 from models.training import validation_pictures
 
 
@@ -139,7 +139,7 @@ def test_a_failed_download_says_what_is_missing(tmp_path, monkeypatch):
         raise RuntimeError("Error downloading train-images:\nmirror 1\nmirror 2")
 
     monkeypatch.setattr("torchvision.datasets.MNIST", download)
-    with pytest.raises(StudyError, match=r"MNIST.raw.*Error downloading train-images") as caught:
+    with pytest.raises(UserError, match=r"MNIST.raw.*Error downloading train-images") as caught:
         data.load_digits(tmp_path, full=True)
     assert_one_line(caught)
 
@@ -149,7 +149,7 @@ def test_a_failed_download_without_a_word(tmp_path, monkeypatch):
         raise TimeoutError
 
     monkeypatch.setattr("torchvision.datasets.MNIST", download)
-    with pytest.raises(StudyError, match=r"MNIST.raw.*: TimeoutError$"):
+    with pytest.raises(UserError, match=r"MNIST.raw.*: TimeoutError$"):
         data.load_digits(tmp_path, full=True)
 
 
@@ -171,7 +171,7 @@ def assert_one_line(caught):
 
 
 def test_a_missing_directory(tmp_path):
-    with pytest.raises(StudyError, match="missing, which is none") as caught:
+    with pytest.raises(UserError, match="missing, which is none") as caught:
         data.load_digits(tmp_path / "missing")
     assert_one_line(caught)
 
@@ -179,7 +179,7 @@ def test_a_missing_directory(tmp_path):
 def test_a_missing_file(tmp_path):
     raw = write_part(tmp_path, "t10k", *digits(10))
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(StudyError, match=r"t10k-labels-idx1-ubyte.*found none"):
+    with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte.*found none"):
         data.load_digits(tmp_path)
 
 
@@ -213,7 +213,7 @@ def test_a_damaged_file(tmp_path, damage):
     raw = write_part(tmp_path, "t10k", *digits(10))
     name, content, words = _damaged()[damage]
     (raw / name).write_bytes(content)
-    with pytest.raises(StudyError, match=words) as caught:
+    with pytest.raises(UserError, match=words) as caught:
         data.load_digits(tmp_path)
     assert str(raw / name) in str(caught.value)
     assert_one_line(caught)
@@ -221,5 +221,5 @@ def test_a_damaged_file(tmp_path, damage):
 
 def test_too_few_images_to_split(tmp_path):
     write_part(tmp_path, "t10k", *digits(4))
-    with pytest.raises(StudyError, match="at least 5 images to split; got 4"):
+    with pytest.raises(UserError, match="at least 5 images to split; got 4"):
         data.load_digits(tmp_path)

@@ -7,9 +7,9 @@ import signal
 import pytest
 import torch
 
+from common.errors import UserError
+from common.files import write_atomically
 from models.checkpoint import save_checkpoint
-from models.errors import StudyError
-from models.files import write_atomically
 
 
 @contextlib.contextmanager
@@ -56,7 +56,7 @@ def test_an_error_of_the_writer_is_one_line(path, error):
         file.write(b"half")
         raise error
 
-    with pytest.raises(StudyError) as caught:
+    with pytest.raises(UserError) as caught:
         write_atomically(path, write)
     assert str(caught.value) == f"cannot write {path}: first"
     assert_only_the_old_content(path)
@@ -74,7 +74,7 @@ def test_whatever_else_interrupts_a_write_passes_and_leaves_nothing(path, error)
 
 
 def test_a_full_disk(path):
-    with pytest.raises(StudyError) as caught, small_disk():
+    with pytest.raises(UserError) as caught, small_disk():
         write_atomically(path, lambda file: file.write(bytes(5000)))
     assert str(caught.value) == f"cannot write {path}: File too large"
     assert_only_the_old_content(path)
@@ -83,7 +83,7 @@ def test_a_full_disk(path):
 def test_a_full_disk_under_a_checkpoint(path):
     """torch.save then raises a RuntimeError about positions in its archive."""
     content = {"config": {}, "data": "", "step": 0, "model": {"w": torch.zeros(5000)}}
-    with pytest.raises(StudyError, match="File too large") as caught, small_disk():
+    with pytest.raises(UserError, match="File too large") as caught, small_disk():
         save_checkpoint(path, {**content, "optimizer": {}})
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)

@@ -12,13 +12,13 @@ import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 from torch import nn
 
+import train_vgg13
+from common.console import exit_code
 from models import training
 from models.checkpoint import load_checkpoint
 from models.data import ROOT_VARIABLE, Digits, to_pictures
 from models.training import TrainConfig, resolve_config, train
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
-from scripts import train_vgg13
-from scripts._console import exit_code
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TINY = TrainConfig(width=2, epochs=2, batch=10)
@@ -150,6 +150,38 @@ def test_an_interrupted_training_ends_as_an_uninterrupted_one(
     assert messages[0][0] == stop - 1
     assert "resumed" in messages[0][2]
     assert same_parameters(resumed, whole)
+
+
+@pytest.mark.parametrize("name", training.MODELS)
+def test_ctrl_c_saves_the_step_at_hand(name, tmp_path, data):
+    """Between checkpoints, which an epoch of 4 steps and a minute make."""
+    config = TrainConfig(model=name, width=2, epochs=2, batch=10)
+    path = tmp_path / "cut.pt"
+    whole = train(config, data, tmp_path / "whole.pt", CPU, silent)
+    before = signal.getsignal(signal.SIGINT)
+
+    def interrupt(step, steps, message):
+        if step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(config, data, path, CPU, interrupt)
+    assert str(caught.value) == (
+        f"step 3 of 8 is saved in {path}; the same command goes on from there"
+    )
+    assert signal.getsignal(signal.SIGINT) is before
+    assert load_checkpoint(path)["step"] == 3
+    assert same_parameters(train(config, data, path, CPU, silent), whole)
+
+
+def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
+    def interrupt(step, steps, message):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
+    assert not (tmp_path / "c.pt").exists()
 
 
 def test_a_killed_training_resumes(tmp_path, data):

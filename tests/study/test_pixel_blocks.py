@@ -5,7 +5,8 @@ import json
 import pytest
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-from scripts import study_pixel_blocks as study
+import study_pixel_blocks as study
+from study.pixel_blocks_report import cell
 
 
 @pytest.fixture(scope="module")
@@ -42,5 +43,5 @@ def test_the_tables_give_the_change_from_dense(finished):
 
 def test_a_share_that_ties_move_stands_beside_the_change():
     setting = {"accuracy": 97.0, "asked_ratio": 0.6, "valid_ratio": 0.65}
-    assert study.cell(98.0, setting) == "-1.00 (65.0%)"
-    assert study.cell(98.0, setting | {"valid_ratio": 0.601}) == "-1.00"
+    assert cell(98.0, setting) == "-1.00 (65.0%)"
+    assert cell(98.0, setting | {"valid_ratio": 0.601}) == "-1.00"

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -10,16 +11,16 @@ from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture
 from torch import nn
 
 import spamm_torch
+import study_vgg13
+from common.console import exit_code, make_console
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS, VGG13
-from scripts import _study_report as report
-from scripts import study_vgg13
-from scripts._console import Steps, exit_code, make_console
-from scripts._study_accuracy import HeldRatio, cached_inputs, dense_accuracy, spamm_accuracy
-from scripts._study_layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
-from scripts._study_plan import GROUPS, PAPER
-from scripts._study_results import GroupResult, Results, Setting
-from scripts._study_timing import layer_inputs, time_layer
+from study import report
+from study.accuracy import HeldRatio, cached_inputs, dense_accuracy, spamm_accuracy
+from study.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
+from study.plan import GROUPS, PAPER
+from study.results import GroupResult, Results, Setting
+from study.timing import layer_inputs, time_layer
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
 pixel_layouts = pytest.mark.parametrize(
@@ -224,6 +225,7 @@ def test_json_holds_every_setting(finished):
         "device",
         "torch",
         "spamm_torch",
+        "date",
         "kernels",
         "data",
         "model",
@@ -278,10 +280,55 @@ def test_a_second_run_takes_the_checkpoint(finished, tiny_root, capsys, monkeypa
     assert [group["precision"] for group in found["groups"]] == ["bfloat16", "float32"]
 
 
+def test_an_interrupted_run_goes_on_with_the_groups_that_are_missing(
+    finished, tiny_root, capsys, monkeypatch
+):
+    """Stopped in the third of four groups; then with other settings; then as before."""
+    out = tiny_root / "interrupted"
+    options = ["--device", "cpu", "--checkpoint", tiny_root / "c.pt", "--data", tiny_root]
+    options += ["--out", out]
+    journal = out / "study_cpu.partial.json"
+    whole, studied = study_vgg13.study_group, []
+
+    def interrupt(group, *rest):
+        if len(studied) == 2:
+            raise KeyboardInterrupt
+        studied.append(group.title)
+        return whole(group, *rest)
+
+    monkeypatch.setattr(study_vgg13, "study_group", interrupt)
+    code, _, errors = run(capsys, *options, "--repeats", 1)
+    assert code == 130
+    assert errors == [
+        f"interrupted: finished groups are in {journal}; the same command goes on from there"
+    ]
+    assert [path.name for path in out.iterdir()] == [journal.name]
+
+    code, _, errors = run(capsys, *options, "--repeats", 2)
+    assert code == 1
+    assert errors == [
+        f"error: expected repeats 1, as in the unfinished run in {journal}; got 2: give the same "
+        "options, or measure anew with --fresh"
+    ]
+
+    def record(group, *rest):
+        studied.append(group.title)
+        return whole(group, *rest)
+
+    monkeypatch.setattr(study_vgg13, "study_group", record)
+    code, printed, _ = run(capsys, *options, "--repeats", 1)
+    assert code == 0
+    assert "resumed from" in printed
+    assert studied == [group.title for group in GROUPS]
+    found = json.loads((out / "study_cpu.json").read_text())
+    assert [group["title"] for group in found["groups"]] == studied
+    assert not journal.exists()
+
+
 # ---- Reports ------------------------------------------------------------------------------------
 
 
-def _results():
+def _data(**more):
     setting = Setting(
         layout="paper",
         asked_ratio=0.8290,
@@ -300,31 +347,47 @@ def _results():
         precision="float32",
         gemms={"conv21": (128, 576, 25600)},
         dense_accuracy=96.6,
-        settings=[setting],
+        settings=[replace(setting, **more)],
         conv_ms=7.0,
         im2col_gemm_ms=15.2,
         gemm_ms=9.0,
         layers_ms={},
     )
-    return Results({"device": "a machine"}, [group])
+    return {"header": {"device": "a machine", "command": "a command"}, "groups": [asdict(group)]}
 
 
-def test_report_shows_figures_as_found(tmp_path):
-    report.write_report(_results(), tmp_path, "r")
-    text = (tmp_path / "r.md").read_text()
+def test_report_shows_figures_as_found():
+    text, picture, _ = report.report(_data(), "r")
     assert "| device | a machine |" in text
     assert "## conv21 (128 x 576 x 25600), float32" in text
     assert "Dense: accuracy 96.60%; convolution 7.00 ms, im2col + GEMM 15.2 ms" in text
     row = "82.90% | paper | 82.91% | 3.14 | 96.50% | -0.10 | 12.3 | 0.57 | 1.23 | 2.50 | -0.1 | 3.2"
     assert f"| {row} |" in text
-    assert json.loads((tmp_path / "r.json").read_text())["groups"][0]["conv_ms"] == 7.0
+    assert picture.startswith(b"\x89PNG")
 
 
-def test_plain_lines_where_there_is_no_terminal(capsys):
-    with Steps(make_console(), "work") as steps:
-        steps.at(1, 2)
-        steps.at(2, 2, "done")
-    assert capsys.readouterr().out == "work: done\n"
+def test_the_report_says_where_nothing_could_be_skipped():
+    """No threshold between all products and many fewer: what was asked for is not what came."""
+    data = _data(asked_ratio=0.9792, valid_ratio=1.0, taus={"conv21": 0.0})
+    text, _, _ = report.report(data, "r")
+    assert "| 97.92% | paper | 100.00%, nothing skipped | 0 |" in text
+    text, _, _ = report.report(_data(asked_ratio=1.0, valid_ratio=1.0), "r")
+    assert "| 100.00% | paper | 100.00% |" in text
+
+
+def test_the_conclusion_is_the_fastest_setting_that_loses_little():
+    def setting(layout, ratio, change, speedup):
+        return Setting(layout, ratio, ratio, {}, 98 + change, change, 1.0, speedup, 1.0)
+
+    settings = [
+        setting("by position", 0.7, 0.05, 1.28),
+        setting("by position", 0.5, -0.5, 1.67),
+        setting("by position", 0.3, -7.0, 2.4),
+        setting("paper", 0.7, -15.0, 0.6),
+    ]
+    group = GroupResult("all", "float32", {"a": (1, 1, 1), "b": (1, 1, 1)}, 98, settings, 1.0)
+    said = report.conclusion(Results({}, [group]))
+    assert "in float32 1.67x as fast (by position, 50% of the block products kept, -0.50" in said
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

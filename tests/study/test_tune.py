@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from scripts import tune
+import sanitize
+import tune
 
 
 def case(tiles_each, small, large, chosen=None):
@@ -44,10 +45,9 @@ def test_tiles_are_counted_with_those_that_stick_out():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_gpu_it_says_so_in_one_line(capfd):
-    assert tune.exit_code(lambda: tune.main([])) == 1
-    assert capfd.readouterr().err == (
-        "error: expected a CUDA device for --device cuda; torch finds none\n"
-    )
+    for main in (tune.main, sanitize.main):
+        assert tune.exit_code(lambda main=main: main([])) == 1
+        assert capfd.readouterr().err == "error: expected a CUDA device; torch finds none\n"
 
 
 @pytest.mark.cuda

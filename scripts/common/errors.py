@@ -1,8 +1,8 @@
 """The one exception that the scripts turn into a line on the terminal, and what goes into it."""
 
 
-class StudyError(Exception):
-    """Bad input that its user can mend; the message is one line: what was expected, what came."""
+class UserError(Exception):
+    """Something the user can mend; the message is one line: what was expected, what came."""
 
 
 def first_line(error):

@@ -6,11 +6,11 @@ import torch
 
 from models.data import draw_shifts
 from models.training import validation_pictures
-from scripts._study_accuracy import cached_inputs, dense_accuracy, spamm_accuracy
-from scripts._study_layouts import LAYOUTS
-from scripts._study_plan import PAPER
-from scripts._study_results import GroupResult, Setting
-from scripts._study_timing import candidate_name, layer_inputs, time_layer
+from study.accuracy import cached_inputs, dense_accuracy, spamm_accuracy
+from study.layouts import LAYOUTS
+from study.plan import PAPER
+from study.results import GroupResult, Setting
+from study.timing import candidate_name, layer_inputs, time_layer
 
 _SHIFT_SEED = 1
 

@@ -4,15 +4,16 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-import torch
-
+from common.console import Steps
+from common.options import add_device_option, number, positive_integer
 from models.data import ROOT_VARIABLE, load_digits
-from models.errors import StudyError
 from models.training import MODELS, TrainConfig, resolve_config, train
-from scripts._console import Steps
 
 DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")
 _MAX_WIDTH = 1024  # sixteen times VGG's own: 2.4 GB for the largest layer
+
+_width = number(int, lambda value: 1 <= value <= _MAX_WIDTH, f"an integer from 1 to {_MAX_WIDTH}")
+_seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
 
 
 def add_training_options(parser):
@@ -47,50 +48,6 @@ def add_training_options(parser):
     option("--width", "channels of the first stage", type=_width)
     option("--seed", "decides parameters, split, order and shifts", type=_seed)
     add_device_option(parser)
-
-
-def add_device_option(parser):
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto: cuda where there is one (default: %(default)s)",
-    )
-
-
-def number(kind, fits, expected):
-    """A type for argparse: a number of Python's type ``kind`` for which ``fits`` is true.
-
-    Anything else is refused with what was ``expected`` and the text got.
-    """
-
-    def parse(text):
-        try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not fits(value):
-            raise argparse.ArgumentTypeError(f"expected {expected}; got {text}")
-        return value
-
-    return parse
-
-
-positive_integer = number(int, lambda value: value >= 1, "an integer of 1 or more")
-valid_ratio = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
-_width = number(int, lambda value: 1 <= value <= _MAX_WIDTH, f"an integer from 1 to {_MAX_WIDTH}")
-_seed = number(int, lambda value: 0 <= value < 2**63, "an integer from 0 to 2^63 - 1")
-
-
-def choose_device(name):
-    """The torch.device of an option --device.
-
-    Raises:
-        StudyError: cuda where there is none.
-    """
-    if name == "cuda" and not torch.cuda.is_available():
-        raise StudyError("expected a CUDA device for --device cuda; torch finds none")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def train_or_load(options, device, console):

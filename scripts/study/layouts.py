@@ -1,7 +1,7 @@
 """The three ways in which the study cuts a convolution into blocks.
 
 Each layout makes, from an ``nn.Conv2d``, a module that computes it with SpAMM at a given ``tau``;
-tells the norm maps that the module judges by; and ``run``s both in one go, for a ``tau`` that is
+gives the norm maps that decide what is skipped; and ``run``s both in one go, for a ``tau`` that is
 chosen by the norm maps of the input at hand.
 """
 
@@ -100,7 +100,7 @@ def _windows(conv, x):
 
 
 def _input_norms(conv, x, block_k, pixel_block):
-    """The norms that a convolution judges its input by, as documented for spamm_torch.conv2d.
+    """The skip norms of a convolution's input, as documented for spamm_torch.conv2d.
 
     A block of the im2col matrix is one (kh, kw), block_k channels and a box of pixels. Its squared
     norm is a sum over shifted energies, so no im2col matrix is needed. Boxes that stick out of the

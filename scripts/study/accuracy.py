@@ -23,7 +23,7 @@ class HeldRatio(nn.Module):
     """A convolution by SpAMM whose threshold is found anew for each batch, to hold a valid ratio.
 
     It is what the knob ``valid_ratio`` does, in two steps, so that the thresholds and the ratios
-    that were reached can be told.
+    that were reached can be reported.
     """
 
     def __init__(self, layout, conv, ratio):

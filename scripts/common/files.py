@@ -5,18 +5,18 @@ import os
 import tempfile
 from pathlib import Path
 
-from models.errors import StudyError, first_line
+from common.errors import UserError, first_line
 
 
 def write_atomically(path, write):
-    """Replaces the file at ``path`` by what ``write`` puts into the binary file it is given.
+    """Replaces the file at ``path`` by what ``write`` writes into a binary file.
 
     The content goes to a file beside it, to the disk, and takes the name at last: whoever reads the
     name, even after a crash, gets the old content or the new. Whatever ``write`` raises, nothing
     stays beside it.
 
     Raises:
-        StudyError: the folder or file cannot be written (OSError, RuntimeError).
+        UserError: the folder or file cannot be written (OSError, RuntimeError).
     """
     path = Path(path)
     unfinished = path.with_name(path.name + ".tmp")
@@ -29,10 +29,10 @@ def write_atomically(path, write):
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
     except OSError as error:
-        raise StudyError(f"cannot write {path}: {error.strerror or first_line(error)}") from error
+        raise UserError(f"cannot write {path}: {error.strerror or first_line(error)}") from error
     except RuntimeError as error:  # torch.save's, about a file whose disk is full
         reason = error.__context__ if isinstance(error.__context__, OSError) else error
-        raise StudyError(f"cannot write {path}: {first_line(reason)}") from error
+        raise UserError(f"cannot write {path}: {first_line(reason)}") from error
 
 
 @contextlib.contextmanager
@@ -50,13 +50,13 @@ def require_writable(folder):
     """Makes the folder, and a file in it that is gone at once: a long job fails before it starts.
 
     Raises:
-        StudyError: neither can be done.
+        UserError: neither can be done.
     """
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise StudyError(
+        raise UserError(
             f"expected a folder that can be written; got {folder}: {error.strerror}"
         ) from error

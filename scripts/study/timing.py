@@ -3,8 +3,8 @@
 import torch
 
 import spamm_torch
-from scripts._study_layouts import Im2colConv2d, ImageMajor, im2col_operands
-from scripts._timing import interleaved
+from common.timing import interleaved
+from study.layouts import Im2colConv2d, ImageMajor, im2col_operands
 
 
 @torch.inference_mode()

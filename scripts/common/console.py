@@ -14,7 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from models.errors import StudyError
+from common.errors import UserError
 
 _PLAIN_WIDTH = 140  # where there is no terminal to ask, tables must not break
 _PLAIN_EVERY_S = 15
@@ -26,12 +26,16 @@ def make_console():
 
 
 class Steps:
-    """Progress of one job: a bar on a terminal, now and then a line elsewhere."""
+    """Progress of one job: a bar on a terminal, now and then a line elsewhere.
+
+    Both tell about how much time remains, by the steps since the first call of :meth:`at`.
+    """
 
     def __init__(self, console, title):
         self._console, self._title = console, title
         self._bar = self._task = None
         self._printed = time.monotonic()
+        self._first = None  # (step, time) of the first call: what an earlier run did took no time
 
     def __enter__(self):
         if self._console.is_terminal:
@@ -57,14 +61,34 @@ class Steps:
 
         A ``message`` stands on a line of its own, on a terminal too.
         """
+        now = time.monotonic()
+        self._first = self._first or (step, now)
         if self._bar is not None:
             description = f"{self._title}: {what}" if what else self._title
             self._bar.update(self._task, completed=step, total=total, description=description)
-        elif message is None and time.monotonic() - self._printed > _PLAIN_EVERY_S:
-            message = f"{step} of {total}" + (f" ({what})" if what else "")
+        else:
+            if message is None and now - self._printed > _PLAIN_EVERY_S:
+                message = f"{step} of {total}" + (f" ({what})" if what else "")
+            if message is not None:
+                message += self._remaining(step, total, now)
         if message is not None:
             self._console.print(f"{self._title}: {message}")
-            self._printed = time.monotonic()
+            self._printed = now
+
+    def _remaining(self, step, total, now):
+        """As in ", about 5 min left"; nothing before this run has made a step or when all are."""
+        first, since = self._first
+        if step <= first or step >= total:
+            return ""
+        return f", about {duration((now - since) / (step - first) * (total - step))} left"
+
+
+def duration(seconds):
+    """A time to wait, for people: "40 s", "5 min", "2 h 10 min"."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def exit_code(main):
@@ -74,7 +98,7 @@ def exit_code(main):
             main()
         finally:
             sys.stdout.flush()  # what does not fit must be known here, not at the interpreter's end
-    except StudyError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -82,8 +106,8 @@ def exit_code(main):
         where = error.filename or "standard output"
         print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"interrupted: {error}" if str(error) else "interrupted", file=sys.stderr)
         return 130
     return 0
 

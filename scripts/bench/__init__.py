@@ -1,0 +1,1 @@
+"""The benchmarks: what they measure and how they report it."""

@@ -1,0 +1,133 @@
+"""Finished groups of a long measurement, kept on disk so that a stopped run can go on.
+
+A journal is NAME.partial.json beside the results. It is written anew after each group, in full or
+not at all, and removed when the results are written.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+
+import spamm_torch
+from common.errors import UserError
+from common.files import write_atomically
+
+_FORMAT = "spamm_torch journal 1"
+
+
+class Journal:
+    """Groups by key, for one run and for those that go on with it.
+
+    As a context manager, it says how to go on if the run is interrupted.
+    """
+
+    def __init__(self, folder, name, settings, *, fresh=False):
+        """
+        Args:
+            folder, name: where the results go and what they are called.
+            settings: a dict of what decides the measurements (options, machine, versions). An
+                unfinished run with other settings is not continued.
+            fresh: forget what an earlier run has finished.
+
+        Raises:
+            UserError: the journal is damaged, or is of a run with other settings.
+        """
+        self.path = folder / f"{name}.partial.json"
+        self._settings = _plain(settings)
+        self._groups = {} if fresh else self._load()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, _):
+        if kind is KeyboardInterrupt and self._groups and not str(error):
+            raise KeyboardInterrupt(
+                f"finished groups are in {self.path}; the same command goes on from there"
+            ) from None
+
+    def __len__(self):
+        return len(self._groups)
+
+    def __contains__(self, key):
+        return key in self._groups
+
+    def resumed(self, finished, total):
+        """A line that says where an earlier run stopped; None if nothing was finished."""
+        return f"resumed from {self.path} at {finished} of {total}" if finished else None
+
+    def measured(self, key, measure):
+        """The group ``key``: as it was measured before, else as ``measure()`` gives it now.
+
+        Returns plain data in both cases, as json reads it: lists for tuples, strings for keys.
+        """
+        if key not in self._groups:
+            self._groups[key] = _plain(measure())
+            self._save()
+        return self._groups[key]
+
+    def remove(self):
+        """The results are written: the next run measures anew."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+    def _save(self):
+        content = {"format": _FORMAT, "settings": self._settings, "groups": self._groups}
+        write_atomically(self.path, lambda file: file.write(json.dumps(content).encode()))
+
+    def _load(self):
+        try:
+            content = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            return {}
+        except ValueError:
+            content = None
+        except OSError as error:
+            raise UserError(f"cannot read {self.path}: {error.strerror}") from error
+        if not isinstance(content, dict) or content.get("format") != _FORMAT:
+            raise UserError(
+                f"expected groups of an unfinished run; got something else in {self.path}: "
+                "measure anew with --fresh"
+            )
+        stored = content["settings"]
+        if stored != self._settings:
+            names = [*self._settings, *(name for name in stored if name not in self._settings)]
+            name = next(name for name in names if stored.get(name) != self._settings.get(name))
+            raise UserError(
+                f"expected {name} {_short(stored.get(name))}, as in the unfinished run in "
+                f"{self.path}; got {_short(self._settings.get(name))}: give the same options, "
+                "or measure anew with --fresh"
+            )
+        return content["groups"]
+
+
+def run_settings(header, **options):
+    """What decides a measurement: the machine, the versions, the library and the options.
+
+    Args:
+        header: as from describe_machine. options: names and values.
+    """
+    kept = ("device", "torch", "spamm_torch")
+    return {
+        **{name: header[name] for name in kept},
+        "library": hashlib.sha256(spamm_torch.library_path().read_bytes()).hexdigest()[:16],
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith("SPAMM_TORCH")},
+        **options,
+    }
+
+
+def model_digest(model):
+    """A digest of a network's parameters, to tell trained networks apart."""
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _plain(value):
+    return json.loads(json.dumps(value, default=str))
+
+
+def _short(value):
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

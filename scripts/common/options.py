@@ -1,0 +1,97 @@
+"""Options that several scripts have, and the types of their values."""
+
+import argparse
+from pathlib import Path
+
+from common.errors import UserError
+
+
+def make_parser(doc, **rest):
+    """A parser whose help opens with a script's docstring."""
+    return argparse.ArgumentParser(
+        description=doc.strip(), formatter_class=argparse.RawDescriptionHelpFormatter, **rest
+    )
+
+
+def number(kind, fits, expected):
+    """A type for argparse: a number of Python's type ``kind`` for which ``fits`` is true.
+
+    Anything else is refused with what was ``expected`` and the text got.
+    """
+
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not fits(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}; got {text}")
+        return value
+
+    return parse
+
+
+positive_integer = number(int, lambda value: value >= 1, "an integer of 1 or more")
+valid_ratio = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
+
+
+def add_device_option(parser):
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: cuda where there is one (default: %(default)s)",
+    )
+
+
+def add_output_options(parser, name=None):
+    """``--out``, ``--fresh`` and, where the script has a default ``name``, ``--name``."""
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("results"),
+        help="folder of the results, made where it is missing (default: %(default)s)",
+    )
+    if name is not None:
+        parser.add_argument(
+            "--name",
+            default=name,
+            help="name of the result files, without a suffix (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="measure all anew, also what an interrupted run has finished",
+    )
+
+
+def choose_device(name):
+    """The torch.device of an option --device.
+
+    Raises:
+        UserError: cuda where there is none.
+    """
+    import torch  # not above: options are read without it, as by --help and by what draws pictures
+
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UserError("expected a CUDA device for --device cuda; torch finds none")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def require_cuda():
+    """The CUDA device, for what runs on no other.
+
+    Raises:
+        UserError: there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("expected a CUDA device; torch finds none")
+    return torch.device("cuda")
+
+
+def show(values):
+    """Several default values as they would be typed."""
+    return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

@@ -1,0 +1,138 @@
+"""What all pictures share: size, ticks, names at the ends of lines, the line about the device.
+
+A picture is drawn for a page that shows it 850 pixels wide. No panel has more than four lines, each
+with its name at its end. Valid ratios fall to the right in all of them: the more is skipped, the
+further right. matplotlib is imported where it is used, for it takes a second.
+"""
+
+import io
+
+WIDTH = 8.5  # inches, of a picture that is shown 850 pixels wide
+_DPI = 160
+_COLORS = ("#1f5fa8", "#d1495b", "#2e8b57", "#8a5cb8")
+MOST_LINES = len(_COLORS)
+_RATIO_TICKS = (100, 60, 30, 10, 5)
+_FACTOR_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
+
+
+def panels(rows, columns, height, *, width=WIDTH, **rest):
+    """A figure and its axes, as an array of rows; ``height`` is that of the whole, in inches."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    pyplot.rcParams.update({"font.size": 10, "axes.titlesize": 11, "axes.spines.top": False})
+    pyplot.rcParams.update({"axes.spines.right": False})
+    return pyplot.subplots(
+        rows, columns, figsize=(width, height), layout="constrained", squeeze=False, **rest
+    )
+
+
+def color(index):
+    return _COLORS[index]
+
+
+def ratio_axis(axis, low, label="block products kept (%)"):
+    """Valid ratios in percent from 100 down to ``low``, spaced by factors."""
+    ticks = [tick for tick in _RATIO_TICKS if tick >= 0.9 * low]
+    axis.set_xscale("log")
+    axis.set_xticks(ticks, [f"{tick}%" for tick in ticks])
+    axis.set_xticks([], minor=True)
+    axis.set_xlim(108, 0.93 * low)
+    axis.set_xlabel(label)
+
+
+def factor_axis(axis, values, label=None):
+    """Speedups, spaced by factors, and a line at 1."""
+    low, high = 0.9 * min(*values, 0.95), 1.2 * max(*values, 1.05)
+    ticks = [tick for tick in _FACTOR_TICKS if low <= tick <= high]
+    axis.set_yscale("log")
+    axis.set_ylim(low, high)
+    axis.set_yticks(ticks, [f"{tick:g}x" for tick in ticks])
+    axis.set_yticks([], minor=True)
+    axis.axhline(1, color="grey", linewidth=1)
+    axis.grid(axis="y", alpha=0.25)
+    if label:
+        axis.set_ylabel(label)
+
+
+def name_lines(axis, ends, size=10):
+    """Writes the name of each line beside its last point, apart from the other names.
+
+    Args:
+        ends: (x, y, name, color) of each line; the last points are the rightmost.
+    """
+    to_pixels = axis.transData.transform
+    line = 1.25 * size / 72 * axis.figure.dpi
+    placed = sorted(((to_pixels((x, y))[1], x, y, *rest) for x, y, *rest in ends), reverse=True)
+    heights = _spread([height for height, *_ in placed], line)
+    for (height, x, y, name, its_color), moved in zip(placed, heights, strict=True):
+        axis.annotate(
+            name,
+            (x, y),
+            xytext=(7, (moved - height) * 72 / axis.figure.dpi),
+            textcoords="offset points",
+            va="center",
+            fontsize=size,
+            color=its_color,
+            fontweight="bold",
+            annotation_clip=False,
+        )
+
+
+def _spread(heights, distance):
+    """Falling heights, moved as little as it takes to be at least ``distance`` apart."""
+    groups = []  # [sum of (height + its place in the group * distance), members]
+    for height in heights:
+        groups.append([height, 1])
+        while len(groups) > 1 and _bottom(groups[-2], distance) < groups[-1][0] / groups[-1][1]:
+            total, members = groups.pop()
+            groups[-1][0] += total + members * groups[-1][1] * distance
+            groups[-1][1] += members
+    return [
+        total / members - place * distance for total, members in groups for place in range(members)
+    ]
+
+
+def _bottom(group, distance):
+    """Where the next height below a group may be: the group's mean start, less its members."""
+    total, members = group
+    return total / members - members * distance
+
+
+def png(figure, header, title=None, *, device_size=8.5):
+    """The picture as bytes, with its title and a line that names the device."""
+    from matplotlib import pyplot
+
+    if title:
+        figure.suptitle(title, fontsize=13, fontweight="bold")
+    figure.supxlabel(header["device"], fontsize=device_size, color="grey")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DPI)
+    pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def speedup_map(axis, speedups):
+    """Cells with their speedups, blue above 1 and red below, and a line along break-even.
+
+    Args:
+        speedups: rows of numbers.
+    """
+    import math
+
+    reach = math.log(2)  # twice as fast or half: full colour
+    colors = [[max(-reach, min(reach, math.log(value))) for value in row] for row in speedups]
+    axis.imshow(colors, cmap="RdBu", vmin=-1.3 * reach, vmax=1.3 * reach, aspect="auto")
+    for i, row in enumerate(speedups):
+        for j, value in enumerate(row):
+            text = f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
+            ink = "white" if abs(colors[i][j]) > 0.85 * reach else "black"
+            axis.text(j, i, text, ha="center", va="center", fontsize=8.5, color=ink)
+            if j and (value >= 1) != (row[j - 1] >= 1):
+                axis.plot((j - 0.5, j - 0.5), (i - 0.5, i + 0.5), color="black", linewidth=2)
+            if i and (value >= 1) != (speedups[i - 1][j] >= 1):
+                axis.plot((j - 0.5, j + 0.5), (i - 0.5, i - 0.5), color="black", linewidth=2)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)

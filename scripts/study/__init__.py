@@ -1,0 +1,1 @@
+"""The VGG13 study: what it replaces, measures and reports."""
