@@ -11,7 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .functional import backend_for
 from .nn import SpAMMConv2d, _SpAMM
-from .settings import check_block
+from ._arguments import check_block
 
 _ops = torch.ops.spamm_torch
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .functional import conv2d, linear, norm_map
-from .settings import as_tau, check_block, check_knobs, check_pixel_block
+from ._arguments import as_tau, check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
 
