@@ -16,8 +16,13 @@ std::string backend_for_op(at::Device device, at::ScalarType dtype, IntArrayRef 
   if (device.is_cpu()) return cpu::backend_name(dtype, edges);
 #ifdef SPAMM_WITH_CUDA
   if (device.is_cuda()) return cuda::backend_name(device, dtype, edges);
+#else
+  TORCH_CHECK(!device.is_cuda(),
+              "this build of spamm_torch is for the CPU only; build it again where nvcc is found, "
+              "for device ",
+              device);
 #endif
-  TORCH_CHECK(false, "no kernels were built for device ", device);
+  TORCH_CHECK(false, "device must be a CPU or a CUDA device; got ", device);
 }
 
 }  // namespace

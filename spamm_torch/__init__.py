@@ -5,7 +5,8 @@ norms multiply to less than a threshold tau.
 """
 
 from ._library import VERSION, build_info, include_path, library_path  # isort: skip  # loads the ops
-from . import _fake  # noqa: F401  shapes for torch.compile and FakeTensor
+from . import _fake, _flops  # noqa: F401  shapes for FakeTensor and torch.compile, flop formulas
+from ._info import SkipInfo
 from .functional import (
     addmm,
     backend_for,
@@ -13,6 +14,7 @@ from .functional import (
     conv2d,
     error_bound,
     find_tau,
+    find_tau_for_error,
     linear,
     mm,
     norm_map,
@@ -27,6 +29,7 @@ __version__ = VERSION
 __all__ = [
     "FuseReport",
     "Fusion",
+    "SkipInfo",
     "SpAMMChain",
     "SpAMMConv2d",
     "SpAMMLinear",
@@ -37,6 +40,7 @@ __all__ = [
     "conv2d",
     "error_bound",
     "find_tau",
+    "find_tau_for_error",
     "fuse_",
     "include_path",
     "library_path",

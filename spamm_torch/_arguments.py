@@ -73,8 +73,8 @@ def check_tau(tau: Any) -> None:
             raise RuntimeError(f"tau must be a 0-d tensor; got shape {list(tau.shape)}")
         if tau.requires_grad:
             raise RuntimeError(
-                "tau must not require a gradient, since a threshold has none (call detach()); got "
-                f"{'a Parameter' if isinstance(tau, torch.nn.Parameter) else 'a tensor'} that does"
+                "tau must not require a gradient, since a threshold has none (detach it); got a "
+                f"{type(tau).__name__} that does"
             )
     elif not is_number(tau):
         raise TypeError(f"tau must be a number or a 0-d floating-point tensor; got {tau!r}")
@@ -137,7 +137,9 @@ def is_integer(value: Any) -> bool:
 def check_integers(value: Any, name: str) -> None:
     """TypeError unless ``value`` is an integer or a sequence of integers."""
     kind = type(value)
-    if kind is int or (kind is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int):
+    if kind is int or (
+        kind is tuple and len(value) == 2 and type(value[0]) is type(value[1]) is int
+    ):
         return  # the usual cases, without the cost of the others
     every = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not all(map(is_integer, every)):

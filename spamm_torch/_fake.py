@@ -1,14 +1,26 @@
 """Fake kernels: shapes and dtypes of every op, for FakeTensor, torch.compile and export.
 
 They refuse what the kernels refuse, as far as shapes, types, devices and numbers tell, so that a
-mistake surfaces while tracing and not in a result of the wrong shape.
+mistake surfaces while tracing and not in a result of the wrong shape. The rules of knobs and blocks
+are those of _arguments.py.
 """
 
-import math
+from __future__ import annotations
 
 import torch
 from torch._prims_common import suggest_memory_format
 from torch.library import register_fake
+
+from ._arguments import (
+    check_block,
+    check_block_pair,
+    check_knobs,
+    check_max_error,
+    check_search,
+    check_tau,
+    conv_block,
+    dtype_name,
+)
 
 
 def _norm_dtype(operand):
@@ -22,19 +34,16 @@ def _blocks(length, edge):
 def _check_operand_dtype(operand, name):
     torch._check_type(
         operand.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        lambda: f"{name} must be float16, bfloat16, float32 or float64; got {operand.dtype}",
-    )
-
-
-def _check_block(block):
-    torch._check_value(
-        all(edge in (32, 64, 128) for edge in block),
-        lambda: f"block edges must be 32, 64 or 128; got {tuple(block)}",
+        lambda: (
+            f"{name} must be float16, bfloat16, float32 or float64; got {dtype_name(operand.dtype)}"
+        ),
     )
 
 
 def _check_dtype(x, dtype, name):
-    torch._check_type(x.dtype == dtype, lambda: f"{name} must be {dtype}; got {x.dtype}")
+    torch._check_type(
+        x.dtype == dtype, lambda: f"{name} must be {dtype_name(dtype)}; got {dtype_name(x.dtype)}"
+    )
 
 
 def _check_device(x, device, name):
@@ -52,7 +61,8 @@ def _check_shape(x, shape, name):
 
 def _check_alike(x, y, names):
     torch._check_type(
-        x.dtype == y.dtype, lambda: f"{names} must have one dtype; got {x.dtype} and {y.dtype}"
+        x.dtype == y.dtype,
+        lambda: f"{names} must have one dtype; got {dtype_name(x.dtype)} and {dtype_name(y.dtype)}",
     )
     torch._check(
         x.device == y.device,
@@ -78,13 +88,13 @@ def _check_product(x, y, names, dims):
 def _check_operands(a, b, block):
     _check_operand_dtype(a, "a")
     _check_product(a, b, "a and b", (2, 3))
-    _check_block(block)
+    check_block(block)
 
 
 def _check_norm_maps(norm_a, norm_b):
     torch._check_type(
         norm_a.dtype in (torch.float32, torch.float64),
-        lambda: f"norm_a must be float32 or float64; got {norm_a.dtype}",
+        lambda: f"norm_a must be float32 or float64; got {dtype_name(norm_a.dtype)}",
     )
     _check_product(norm_a, norm_b, "norm_a and norm_b", range(2, 64))
 
@@ -110,42 +120,17 @@ def _check_skip_norm(skip_norm_b, norm_b):
 
 
 def _check_tau(tau, device):
-    torch._check_type(
-        tau.is_floating_point(), lambda: f"tau must be a floating-point tensor; got {tau.dtype}"
-    )
-    torch._check(tau.dim() == 0, lambda: f"tau must be a 0-d tensor; got shape {tuple(tau.shape)}")
+    check_tau(tau)
     torch._check(
         tau.device == device or tau.device.type == "cpu",
         lambda: f"tau must be on the operands' device {device} or on the CPU; got {tau.device}",
     )
 
 
-def _check_valid_ratio(valid_ratio):
-    torch._check_value(
-        0 < valid_ratio <= 1, lambda: f"valid_ratio must be in (0, 1]; got {valid_ratio}"
-    )
-
-
-def _check_max_error(max_error):
-    torch._check_value(max_error >= 0, lambda: f"max_error must be at least 0; got {max_error}")
-
-
 def _check_knobs(tau, valid_ratio, max_error, device):
-    knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-    given = [name for name, value in knobs.items() if value is not None]
-    torch._check_value(
-        len(given) == 1,
-        lambda: (
-            "exactly one of tau, valid_ratio and max_error must be given; got "
-            + (" and ".join(given) or "none")
-        ),
-    )
+    check_knobs(tau, valid_ratio, max_error)
     if tau is not None:
         _check_tau(tau, device)
-    elif valid_ratio is not None:
-        _check_valid_ratio(valid_ratio)
-    else:
-        _check_max_error(max_error)
 
 
 def _product(a, b, block, norm_a, norm_b, input):
@@ -172,7 +157,7 @@ def _(a, block):
     torch._check(
         a.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(a.shape)}"
     )
-    _check_block(block)
+    check_block_pair(block)
     return a.new_empty(_map_shape(a, block), dtype=_norm_dtype(a))
 
 
@@ -186,11 +171,7 @@ def _(a, b, block):
 @register_fake("spamm_torch::find_tau")
 def _(norm_a, norm_b, valid_ratio, max_iterations=20, tolerance=0.01):
     _check_norm_maps(norm_a, norm_b)
-    _check_valid_ratio(valid_ratio)
-    torch._check_value(
-        max_iterations > 0, lambda: f"max_iterations must be positive; got {max_iterations}"
-    )
-    torch._check_value(tolerance >= 0, lambda: f"tolerance must be at least 0; got {tolerance}")
+    check_search(valid_ratio, max_iterations, tolerance)
     return norm_a.new_empty(())
 
 
@@ -198,7 +179,7 @@ def _(norm_a, norm_b, valid_ratio, max_iterations=20, tolerance=0.01):
 def _(norm_a, norm_b, max_error, skip_norm_b=None):
     _check_norm_maps(norm_a, norm_b)
     _check_skip_norm(skip_norm_b, norm_b)
-    _check_max_error(max_error)
+    check_max_error(max_error)
     return norm_a.new_empty(())
 
 
@@ -300,33 +281,8 @@ def _check_conv_operands(input, weight, bias, groups):
 
 
 def _conv_blocks(weight, groups, block, pixel_block):
-    """The block's (m, k), given or by the documented rule."""
-    torch._check_value(
-        pixel_block is None
-        or (
-            len(pixel_block) == 3
-            and all(edge > 0 and edge & (edge - 1) == 0 for edge in pixel_block)
-            and math.prod(pixel_block) in (32, 64, 128)
-        ),
-        lambda: (
-            "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 "
-            f"or 128; got {tuple(pixel_block)}"
-        ),
-    )
-    if not block:
-        return (
-            32 if weight.shape[0] // groups <= 32 else 64,
-            32 if weight.shape[1] <= 32 else 64,
-        )
-    _check_block(block)
-    torch._check_value(
-        pixel_block is None or math.prod(pixel_block) == block[2],
-        lambda: (
-            f"pixel_block's product must be the block's n, {block[2]}; got pixel_block "
-            f"{tuple(pixel_block)}, whose product is {math.prod(pixel_block)}"
-        ),
-    )
-    return tuple(block[:2])
+    """The (m, k) of a convolution's blocks."""
+    return conv_block(weight.shape[0] // groups, weight.shape[1], block, pixel_block)[:2]
 
 
 def _weight_map_shape(weight, groups, blocks):
@@ -414,6 +370,13 @@ def _(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
 
 @register_fake("spamm_torch::chain")
 def _(input, weights, biases, norm_weights, knobs, layers):
+    for output, _weight in run_layers(input, weights, biases, norm_weights, knobs, layers):
+        input = output
+    return input
+
+
+def run_layers(input, weights, biases, norm_weights, knobs, layers):
+    """The chain's layers one by one: each one's output, and its weight, None for a max pool."""
     counts = [len(of) for of in (weights, biases, norm_weights, knobs)]
     torch._check_value(
         len(set(counts)) == 1,
@@ -452,6 +415,7 @@ def _(input, weights, biases, norm_weights, knobs, layers):
         )
         if kind == 1:
             input = _fake_max_pool(input, *pairs(4), bool(*take(1)))
+            yield input, None
             continue
         _check_weights(convolutions < len(weights), weights)
         geometry = *pairs(3), *take(1)
@@ -469,9 +433,9 @@ def _(input, weights, biases, norm_weights, knobs, layers):
         input = _fake_conv2d(
             input, weights[convolutions], biases[convolutions], *geometry, **setting
         )
+        yield input, weights[convolutions]
         convolutions += 1
     _check_weights(convolutions == len(weights), weights)
-    return input
 
 
 def _check_weights(right, weights):

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from ._arguments import check_block
 from .functional import backend_for
 from .nn import SpAMMConv2d, _SpAMM
-from ._arguments import check_block
 
 _ops = torch.ops.spamm_torch
 

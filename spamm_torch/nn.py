@@ -9,8 +9,8 @@ dense and the approximate form. Training works: gradients are those of the dense
 import torch
 from torch import nn
 
-from .functional import conv2d, linear, norm_map
 from ._arguments import as_tau, check_block, check_knobs, check_pixel_block
+from .functional import conv2d, linear, norm_map
 
 _ops = torch.ops.spamm_torch
 
