@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from ._fake import run_layers
@@ -45,22 +44,21 @@ def _conv2d_with_norms(
 @register_flop_formula(_ops.chain)
 def _chain(
     input: _Shape,
-    weights: list[_Shape],
-    biases: list[_Shape | None],
-    norm_weights: list[_Shape | None],
-    knobs: list[_Shape],
+    weights: Any,
+    biases: Any,
+    norm_weights: Any,
+    knobs: Any,
     layers: list[int],
     **kwargs: Any,
 ) -> int:
-    steps = run_layers(
-        _meta(input),
-        *([_meta(shape) for shape in shapes] for shapes in (weights, biases, norm_weights, knobs)),
-        layers,
+    weights, biases, norm_weights, knobs = (
+        [_meta(shape) for shape in shapes] for shapes in (weights, biases, norm_weights, knobs)
     )
+    steps = run_layers(_meta(input), weights, biases, norm_weights, knobs, layers)
     return sum(
         _convolution(weight.shape, output.shape) for output, weight in steps if weight is not None
     )
 
 
-def _meta(shape: _Shape | None) -> Tensor | None:
+def _meta(shape: _Shape | None) -> Any:
     return None if shape is None else torch.empty(shape, device="meta")

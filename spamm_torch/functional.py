@@ -76,10 +76,6 @@ if TYPE_CHECKING:
         norm_weight: Tensor | None
 
     class _Conv2d(_Knob, total=False):
-        stride: int | Sequence[int]
-        padding: str | int | Sequence[int]
-        dilation: int | Sequence[int]
-        groups: int
         block: int | Sequence[int] | None
         pixel_block: Sequence[int] | None
         norm_weight: Tensor | None
@@ -301,11 +297,9 @@ def _with_info(
 ) -> tuple[Tensor, SkipInfo]:
     """The product, and what it skipped, both from the same norm maps."""
     m, k, n = block
-    if norm_a is None and norm_b is None:
-        norm_a, norm_b = _ops.norm_maps(as_multiplied(a), as_multiplied(b), block)
-    elif norm_a is None:
+    if norm_a is None:
         norm_a = _ops.norm_map(as_multiplied(a), (m, k))
-    elif norm_b is None:
+    if norm_b is None:
         norm_b = _ops.norm_map(as_multiplied(b), (k, n))
     product = _ops.spamm(a, b, **knobs, block=block, norm_a=norm_a, norm_b=norm_b, **addend)
     return product, skip_info(norm_a, norm_b, knobs)
@@ -670,7 +664,11 @@ def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = ...,
-    *args: Any,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
     return_norms: Literal[False] = ...,
     return_info: Literal[False] = ...,
     **options: Unpack[_Conv2d],
@@ -680,7 +678,11 @@ def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = ...,
-    *args: Any,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
     return_norms: Literal[True],
     return_info: Literal[False] = ...,
     **options: Unpack[_Conv2d],
@@ -690,7 +692,11 @@ def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = ...,
-    *args: Any,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
     return_norms: Literal[False] = ...,
     return_info: Literal[True],
     **options: Unpack[_Conv2d],
@@ -700,7 +706,11 @@ def conv2d(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = ...,
-    *args: Any,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
     return_norms: Literal[True],
     return_info: Literal[True],
     **options: Unpack[_Conv2d],
@@ -863,14 +873,16 @@ def _conv2d_info(
 ) -> SkipInfo:
     """What a convolution of checked arguments skips."""
     batch = input if input.dim() == 4 else input.unsqueeze(0)
-    *steps, groups = geometry
+    stride, padding, dilation, groups = geometry
     out_channels, in_channels, height, width = weight.shape
     edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
     images, rows, columns = pixel_block or default_pixel_block(batch.shape[0], edges[2])
     pixels = (images, rows, columns)
     if norm_weight is None:
         norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
-    norms, skip_norms = im2col_norms(batch, (height, width), *steps, groups, edges[1], pixels)
+    norms, skip_norms = im2col_norms(
+        batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
+    )
     return skip_info(norm_weight, norms, knobs, skip_norms)
 
 
