@@ -18,8 +18,9 @@ Common to all functions:
   nearest may be none of them, and the result zero.
 * Gradients are dense: those of the product without skipping. They are of reverse mode and can be
   differentiated again; forward mode and ``torch.func.grad`` are refused.
-* Under ``torch.compile`` a knob that is a float is a constant of the graph: each new value compiles
-  again. A ``tau`` that is a 0-d tensor may change freely in one graph.
+* Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two. A
+  ``valid_ratio`` or ``max_error`` is a constant of the graph: each new value compiles again, and
+  beyond ``torch._dynamo.config.recompile_limit`` values ``fullgraph=True`` fails.
 * ``torch.fx.symbolic_trace`` records a call of one of these functions as one node.
 * Errors are one line, with what was expected and the value got.
 """
