@@ -28,7 +28,7 @@ help:
 	@echo "make test    build, then run the C++ and Python tests"
 	@echo "make quick   build, then run the Python tests but those of every combination"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
-	@echo "make lint    check formatting and style"
+	@echo "make lint    check formatting, style and types"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
 
 # ---- Environment ---------------------------------------------------------------------------------
@@ -121,9 +121,10 @@ lint: .venv/lint-ready
 	.venv/bin/clang-format --dry-run --Werror $(CPP_FILES)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
+	.venv/bin/mypy
 
 clean:
-	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache
+	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache
 	find spamm_torch models scripts tests -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean

@@ -14,7 +14,11 @@ std::string backend_for_op(at::Device device, at::ScalarType dtype, IntArrayRef 
   check_operand_dtype(dtype, "dtype");
   const Block edges = check_block(block);
   const auto* kernels = Backends<NamedKernels>::find(device.type());
-  TORCH_CHECK(kernels != nullptr, "no kernels were built for device ", device);
+  TORCH_CHECK(kernels != nullptr || !device.is_cuda(),
+              "this build of spamm_torch is for the CPU only; build it again where nvcc is found, "
+              "for device ",
+              device);
+  TORCH_CHECK(kernels != nullptr, "device must be a CPU or a CUDA device; got ", device);
   return kernels->name(device, dtype, edges);
 }
 

@@ -3,6 +3,7 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <cmath>
@@ -31,9 +32,13 @@ inline bool is_operand_dtype(at::ScalarType dtype) {
          dtype == at::kDouble;
 }
 
+// A dtype's name as Python shows it: "float16", where ScalarType prints "Half".
+inline std::string name_of(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
+inline std::string dtype_of(const at::Tensor& x) { return name_of(x.scalar_type()); }
+
 inline void check_operand_dtype(at::ScalarType dtype, const char* name) {
   TORCH_CHECK_TYPE(is_operand_dtype(dtype), name,
-                   " must be float16, bfloat16, float32 or float64; got ", dtype);
+                   " must be float16, bfloat16, float32 or float64; got ", name_of(dtype));
 }
 
 // The type of an operand's norms: float32, or float64 for float64.
@@ -51,7 +56,7 @@ inline void check_same_device(const at::Tensor& a, const at::Tensor& b, const ch
 inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
   check_operand_dtype(a.scalar_type(), "a");
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "a and b must have one dtype; got ",
-                   a.scalar_type(), " and ", b.scalar_type());
+                   dtype_of(a), " and ", dtype_of(b));
   check_same_device(a, b, "a", "b");
   TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && a.dim() == b.dim(),
               "a and b must both be matrices (2-d) or batches of matrices (3-d); got shapes ",
@@ -69,7 +74,7 @@ inline void check_matrices(const at::Tensor& x, const char* name) {
 // The addend of a product of the operands `a` and b, whose result has `shape`.
 inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArrayRef shape) {
   TORCH_CHECK_TYPE(input.scalar_type() == a.scalar_type(), "input must have the operands' dtype ",
-                   a.scalar_type(), "; got ", input.scalar_type());
+                   dtype_of(a), "; got ", dtype_of(input));
   check_same_device(input, a, "input", "a");
   TORCH_CHECK(at::is_expandable_to(input.sizes(), shape),
               "input must broadcast to the product's shape ", shape, "; got ", input.sizes());
@@ -78,10 +83,10 @@ inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArr
 // Norm maps of the operands of one product: (..., MB, KB) x (..., KB, NB).
 inline void check_norm_maps(const at::Tensor& norm_a, const at::Tensor& norm_b) {
   TORCH_CHECK_TYPE(norm_a.scalar_type() == at::kFloat || norm_a.scalar_type() == at::kDouble,
-                   "norm_a must be float32 or float64; got ", norm_a.scalar_type());
+                   "norm_a must be float32 or float64; got ", dtype_of(norm_a));
   TORCH_CHECK_TYPE(norm_a.scalar_type() == norm_b.scalar_type(),
-                   "norm_a and norm_b must have one dtype; got ", norm_a.scalar_type(), " and ",
-                   norm_b.scalar_type());
+                   "norm_a and norm_b must have one dtype; got ", dtype_of(norm_a), " and ",
+                   dtype_of(norm_b));
   check_same_device(norm_a, norm_b, "norm_a", "norm_b");
   TORCH_CHECK(
       norm_a.dim() >= 2 && norm_a.dim() == norm_b.dim() &&
@@ -97,8 +102,8 @@ inline void check_given_norm_map(const at::Tensor& norm, at::IntArrayRef shape,
                                  const at::Tensor& operand, at::IntArrayRef operand_shape,
                                  const char* name) {
   TORCH_CHECK_TYPE(norm.scalar_type() == norm_dtype(operand.scalar_type()), name, " must be ",
-                   norm_dtype(operand.scalar_type()), " for ", operand.scalar_type(),
-                   " operands; got ", norm.scalar_type());
+                   name_of(norm_dtype(operand.scalar_type())), " for ", dtype_of(operand),
+                   " operands; got ", dtype_of(norm));
   TORCH_CHECK(norm.sizes() == shape, name, " must have shape ", shape, " for an operand of shape ",
               operand_shape, "; got ", norm.sizes());
   TORCH_CHECK(norm.device() == operand.device(), name, " must be on the operands' device ",
@@ -118,8 +123,8 @@ inline void check_skip_norm_map(const std::optional<at::Tensor>& skip_norm_b,
                                 const at::Tensor& norm_b) {
   if (!skip_norm_b) return;
   TORCH_CHECK_TYPE(skip_norm_b->scalar_type() == norm_b.scalar_type(),
-                   "skip_norm_b must have norm_b's dtype ", norm_b.scalar_type(), "; got ",
-                   skip_norm_b->scalar_type());
+                   "skip_norm_b must have norm_b's dtype ", dtype_of(norm_b), "; got ",
+                   dtype_of(*skip_norm_b));
   check_same_device(*skip_norm_b, norm_b, "skip_norm_b", "norm_b");
   TORCH_CHECK(skip_norm_b->sizes() == norm_b.sizes(), "skip_norm_b must have norm_b's shape ",
               norm_b.sizes(), "; got ", skip_norm_b->sizes());
@@ -128,8 +133,11 @@ inline void check_skip_norm_map(const std::optional<at::Tensor>& skip_norm_b,
 // A threshold is a 0-d floating tensor, on the norms' device or (a host scalar) on the CPU.
 inline void check_tau(const at::Tensor& tau, at::Device device) {
   TORCH_CHECK_TYPE(at::isFloatingType(tau.scalar_type()),
-                   "tau must be a floating-point tensor; got ", tau.scalar_type());
+                   "tau must be a floating-point tensor; got ", dtype_of(tau));
   TORCH_CHECK(tau.dim() == 0, "tau must be a 0-d tensor; got shape ", tau.sizes());
+  TORCH_CHECK(!tau.requires_grad(),
+              "tau must not require a gradient, since a threshold has none (detach it); got a "
+              "tensor that does");
   TORCH_CHECK(tau.device() == device || tau.is_cpu(), "tau must be on the operands' device ",
               device, " or on the CPU; got ", tau.device());
 }

@@ -6,8 +6,10 @@ namespace spamm {
 namespace {
 
 void no_cuda(const c10::OperatorHandle& op, torch::jit::Stack*) {
-  TORCH_CHECK(false, op.schema().name(),
-              ": spamm_torch was built without CUDA (no nvcc at build time); got a CUDA tensor");
+  TORCH_CHECK(
+      false, op.schema().name(),
+      ": this build of spamm_torch is for the CPU only; build it again where nvcc is found; "
+      "got a CUDA tensor");
 }
 
 }  // namespace

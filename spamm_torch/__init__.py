@@ -11,7 +11,8 @@ from ._library import (  # isort: skip  # loads the ops
     include_path,
     library_path,
 )
-from . import _fake  # noqa: F401  shapes for torch.compile and FakeTensor
+from . import _fake, _flops  # noqa: F401  shapes for FakeTensor and torch.compile, flop formulas
+from ._info import SkipInfo
 from .chain import SpAMMChain
 from .functional import (
     addmm,
@@ -20,6 +21,7 @@ from .functional import (
     conv2d,
     error_bound,
     find_tau,
+    find_tau_for_error,
     linear,
     mm,
     norm_map,
@@ -34,6 +36,7 @@ __version__ = VERSION
 __all__ = [
     "FuseReport",
     "Fusion",
+    "SkipInfo",
     "SpAMMChain",
     "SpAMMConv2d",
     "SpAMMLinear",
@@ -45,6 +48,7 @@ __all__ = [
     "conv2d",
     "error_bound",
     "find_tau",
+    "find_tau_for_error",
     "fuse_",
     "include_path",
     "library_path",

@@ -1,60 +1,73 @@
 """Fake kernels: shapes and dtypes of every op, for FakeTensor, torch.compile and export.
 
 They refuse what the kernels refuse, as far as shapes, types, devices and numbers tell, so that a
-mistake surfaces while tracing and not in a result of the wrong shape.
+mistake surfaces while tracing and not in a result of the wrong shape. The rules of knobs and blocks
+are those of _arguments.py.
 """
 
-import math
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.library import register_fake
 
+from ._arguments import (
+    check_block,
+    check_block_pair,
+    check_knobs,
+    check_max_error,
+    check_search,
+    check_tau,
+    conv_block,
+    dtype_name,
+)
 from .chain import CONVOLUTION, MAX_ERROR, MAX_POOL, TAU, VALID_RATIO
 
 
-def _norm_dtype(operand):
+def _norm_dtype(operand: Tensor) -> torch.dtype:
     return torch.float64 if operand.dtype == torch.float64 else torch.float32
 
 
-def _blocks(length, edge):
+def _blocks(length: int, edge: int) -> int:
     return (length + edge - 1) // edge
 
 
-def _check_operand_dtype(operand, name):
+def _check_operand_dtype(operand: Tensor, name: str) -> None:
     torch._check_type(
         operand.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64),
-        lambda: f"{name} must be float16, bfloat16, float32 or float64; got {operand.dtype}",
+        lambda: (
+            f"{name} must be float16, bfloat16, float32 or float64; got {dtype_name(operand.dtype)}"
+        ),
     )
 
 
-def _check_block(block):
-    torch._check_value(
-        all(edge in (32, 64, 128) for edge in block),
-        lambda: f"block edges must be 32, 64 or 128; got {tuple(block)}",
+def _check_dtype(x: Tensor, dtype: torch.dtype, name: str) -> None:
+    torch._check_type(
+        x.dtype == dtype, lambda: f"{name} must be {dtype_name(dtype)}; got {dtype_name(x.dtype)}"
     )
 
 
-def _check_dtype(x, dtype, name):
-    torch._check_type(x.dtype == dtype, lambda: f"{name} must be {dtype}; got {x.dtype}")
-
-
-def _check_device(x, device, name):
+def _check_device(x: Tensor, device: torch.device, name: str) -> None:
     torch._check(
         x.device == device, lambda: f"{name} must be on the device {device}; got {x.device}"
     )
 
 
-def _check_shape(x, shape, name):
+def _check_shape(x: Tensor, shape: Sequence[int], name: str) -> None:
     torch._check(
         tuple(x.shape) == tuple(shape),
         lambda: f"{name} must have shape {tuple(shape)}; got {tuple(x.shape)}",
     )
 
 
-def _check_alike(x, y, names):
+def _check_alike(x: Tensor, y: Tensor, names: str) -> None:
     torch._check_type(
-        x.dtype == y.dtype, lambda: f"{names} must have one dtype; got {x.dtype} and {y.dtype}"
+        x.dtype == y.dtype,
+        lambda: f"{names} must have one dtype; got {dtype_name(x.dtype)} and {dtype_name(y.dtype)}",
     )
     torch._check(
         x.device == y.device,
@@ -62,7 +75,7 @@ def _check_alike(x, y, names):
     )
 
 
-def _check_product(x, y, names, dims):
+def _check_product(x: Tensor, y: Tensor, names: str, dims: Sequence[int]) -> None:
     """(..., M, K) times (..., K, N)."""
     _check_alike(x, y, names)
     torch._check(
@@ -77,21 +90,23 @@ def _check_product(x, y, names, dims):
     )
 
 
-def _check_operands(a, b, block):
+def _check_operands(a: Tensor, b: Tensor, block: Sequence[int]) -> None:
     _check_operand_dtype(a, "a")
     _check_product(a, b, "a and b", (2, 3))
-    _check_block(block)
+    check_block(block)
 
 
-def _check_norm_maps(norm_a, norm_b):
+def _check_norm_maps(norm_a: Tensor, norm_b: Tensor) -> None:
     torch._check_type(
         norm_a.dtype in (torch.float32, torch.float64),
-        lambda: f"norm_a must be float32 or float64; got {norm_a.dtype}",
+        lambda: f"norm_a must be float32 or float64; got {dtype_name(norm_a.dtype)}",
     )
     _check_product(norm_a, norm_b, "norm_a and norm_b", range(2, 64))
 
 
-def _check_norm_map_of(norm, operand, block, name):
+def _check_norm_map_of(
+    norm: Tensor | None, operand: Tensor, block: Sequence[int], name: str
+) -> None:
     """A map that the caller gives is what norm_map would give."""
     if norm is None:
         return
@@ -100,57 +115,41 @@ def _check_norm_map_of(norm, operand, block, name):
     _check_shape(norm, _map_shape(operand, block), name)
 
 
-def _map_shape(operand, block):
+def _map_shape(operand: Tensor, block: Sequence[int]) -> tuple[int, ...]:
     rows, columns = _blocks(operand.shape[-2], block[0]), _blocks(operand.shape[-1], block[1])
     return (*operand.shape[:-2], rows, columns)
 
 
-def _check_skip_norm(skip_norm_b, norm_b):
+def _check_skip_norm(skip_norm_b: Tensor | None, norm_b: Tensor) -> None:
     if skip_norm_b is not None:
         _check_alike(skip_norm_b, norm_b, "skip_norm_b and norm_b")
         _check_shape(skip_norm_b, norm_b.shape, "skip_norm_b")
 
 
-def _check_tau(tau, device):
-    torch._check_type(
-        tau.is_floating_point(), lambda: f"tau must be a floating-point tensor; got {tau.dtype}"
-    )
-    torch._check(tau.dim() == 0, lambda: f"tau must be a 0-d tensor; got shape {tuple(tau.shape)}")
+def _check_tau(tau: Tensor, device: torch.device) -> None:
+    check_tau(tau)
     torch._check(
         tau.device == device or tau.device.type == "cpu",
         lambda: f"tau must be on the operands' device {device} or on the CPU; got {tau.device}",
     )
 
 
-def _check_valid_ratio(valid_ratio):
-    torch._check_value(
-        0 < valid_ratio <= 1, lambda: f"valid_ratio must be in (0, 1]; got {valid_ratio}"
-    )
-
-
-def _check_max_error(max_error):
-    torch._check_value(max_error >= 0, lambda: f"max_error must be at least 0; got {max_error}")
-
-
-def _check_knobs(tau, valid_ratio, max_error, device):
-    knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-    given = [name for name, value in knobs.items() if value is not None]
-    torch._check_value(
-        len(given) == 1,
-        lambda: (
-            "exactly one of tau, valid_ratio and max_error must be given; got "
-            + (" and ".join(given) or "none")
-        ),
-    )
+def _check_knobs(
+    tau: Tensor | None, valid_ratio: float | None, max_error: float | None, device: torch.device
+) -> None:
+    check_knobs(tau, valid_ratio, max_error)
     if tau is not None:
         _check_tau(tau, device)
-    elif valid_ratio is not None:
-        _check_valid_ratio(valid_ratio)
-    else:
-        _check_max_error(max_error)
 
 
-def _product(a, b, block, norm_a, norm_b, input):
+def _product(
+    a: Tensor,
+    b: Tensor,
+    block: Sequence[int],
+    norm_a: Tensor | None,
+    norm_b: Tensor | None,
+    input: Tensor | None,
+) -> Tensor:
     """The result of a product of checked operands."""
     _check_norm_map_of(norm_a, a, block[:2], "norm_a")
     _check_norm_map_of(norm_b, b, block[1:], "norm_b")
@@ -169,57 +168,61 @@ def _product(a, b, block, norm_a, norm_b, input):
 
 
 @register_fake("spamm_torch::norm_map")
-def _(a, block):
+def _(a: Tensor, block: Sequence[int]) -> Tensor:
     _check_operand_dtype(a, "a")
     torch._check(
         a.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(a.shape)}"
     )
-    _check_block(block)
+    check_block_pair(block)
     return a.new_empty(_map_shape(a, block), dtype=_norm_dtype(a))
 
 
 @register_fake("spamm_torch::norm_maps")
-def _(a, b, block):
+def _(a: Tensor, b: Tensor, block: Sequence[int]) -> tuple[Tensor, Tensor]:
     m, k, n = block
     norm_map = torch.ops.spamm_torch.norm_map
     return norm_map(a, (m, k)), norm_map(b, (k, n))
 
 
 @register_fake("spamm_torch::find_tau")
-def _(norm_a, norm_b, valid_ratio, max_iterations=20, tolerance=0.01):
+def _(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    valid_ratio: float,
+    max_iterations: int = 20,
+    tolerance: float = 0.01,
+) -> Tensor:
     _check_norm_maps(norm_a, norm_b)
-    _check_valid_ratio(valid_ratio)
-    torch._check_value(
-        max_iterations > 0, lambda: f"max_iterations must be positive; got {max_iterations}"
-    )
-    torch._check_value(tolerance >= 0, lambda: f"tolerance must be at least 0; got {tolerance}")
+    check_search(valid_ratio, max_iterations, tolerance)
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::find_tau_for_error")
-def _(norm_a, norm_b, max_error, skip_norm_b=None):
+def _(
+    norm_a: Tensor, norm_b: Tensor, max_error: float, skip_norm_b: Tensor | None = None
+) -> Tensor:
     _check_norm_maps(norm_a, norm_b)
     _check_skip_norm(skip_norm_b, norm_b)
-    _check_max_error(max_error)
+    check_max_error(max_error)
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::valid_counts")
-def _(norm_a, norm_b, tau):
+def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     _check_norm_maps(norm_a, norm_b)
     _check_tau(tau, norm_a.device)
     return norm_a.new_empty((*norm_a.shape[:-1], norm_b.shape[-1]), dtype=torch.int32)
 
 
 @register_fake("spamm_torch::valid_ratio")
-def _(norm_a, norm_b, tau):
+def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     _check_norm_maps(norm_a, norm_b)
     _check_tau(tau, norm_a.device)
     return norm_a.new_empty(())
 
 
 @register_fake("spamm_torch::error_bound")
-def _(norm_a, norm_b, tau, skip_norm_b=None):
+def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor, skip_norm_b: Tensor | None = None) -> Tensor:
     _check_norm_maps(norm_a, norm_b)
     _check_skip_norm(skip_norm_b, norm_b)
     _check_tau(tau, norm_a.device)
@@ -227,7 +230,17 @@ def _(norm_a, norm_b, tau, skip_norm_b=None):
 
 
 @register_fake("spamm_torch::multiply")
-def _(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
+def _(
+    a: Tensor,
+    b: Tensor,
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: Tensor,
+    block: Sequence[int],
+    input: Tensor | None = None,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
     _check_operands(a, b, block)
     _check_tau(tau, a.device)
     return _product(a, b, block, norm_a, norm_b, input)
@@ -235,24 +248,24 @@ def _(a, b, norm_a, norm_b, tau, block, input=None, beta=1, alpha=1):
 
 @register_fake("spamm_torch::spamm")
 def _(
-    a,
-    b,
-    tau=None,
-    valid_ratio=None,
-    max_error=None,
-    block=(64, 64, 64),
-    norm_a=None,
-    norm_b=None,
-    input=None,
-    beta=1,
-    alpha=1,
-):
+    a: Tensor,
+    b: Tensor,
+    tau: Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: Sequence[int] = (64, 64, 64),
+    norm_a: Tensor | None = None,
+    norm_b: Tensor | None = None,
+    input: Tensor | None = None,
+    beta: float = 1,
+    alpha: float = 1,
+) -> Tensor:
     _check_operands(a, b, block)
     _check_knobs(tau, valid_ratio, max_error, a.device)
     return _product(a, b, block, norm_a, norm_b, input)
 
 
-def _check_conv_weight(weight, groups):
+def _check_conv_weight(weight: Tensor, groups: int) -> None:
     _check_operand_dtype(weight, "weight")
     torch._check(
         weight.dim() == 4 and weight.shape[2] > 0 and weight.shape[3] > 0,
@@ -270,7 +283,7 @@ def _check_conv_weight(weight, groups):
     )
 
 
-def _check_pair(pair, least, name):
+def _check_pair(pair: Sequence[int], least: int, name: str) -> tuple[int, int]:
     """One integer for both dimensions or one for each."""
     torch._check(
         len(pair) in (1, 2) and all(least <= number < 2**31 for number in pair),
@@ -279,7 +292,7 @@ def _check_pair(pair, least, name):
     return (pair[0], pair[-1])
 
 
-def _check_conv_operands(input, weight, bias, groups):
+def _check_conv_operands(input: Tensor, weight: Tensor, bias: Tensor | None, groups: int) -> None:
     torch._check(
         input.dim() in (3, 4),
         lambda: (
@@ -301,37 +314,14 @@ def _check_conv_operands(input, weight, bias, groups):
         _check_shape(bias, weight.shape[:1], "bias")
 
 
-def _conv_blocks(weight, groups, block, pixel_block):
-    """The block's (m, k), given or by the documented rule."""
-    torch._check_value(
-        pixel_block is None
-        or (
-            len(pixel_block) == 3
-            and all(edge > 0 and edge & (edge - 1) == 0 for edge in pixel_block)
-            and math.prod(pixel_block) in (32, 64, 128)
-        ),
-        lambda: (
-            "pixel_block must be (images, rows, columns), powers of two whose product is 32, 64 "
-            f"or 128; got {tuple(pixel_block)}"
-        ),
-    )
-    if not block:
-        return (
-            32 if weight.shape[0] // groups <= 32 else 64,
-            32 if weight.shape[1] <= 32 else 64,
-        )
-    _check_block(block)
-    torch._check_value(
-        pixel_block is None or math.prod(pixel_block) == block[2],
-        lambda: (
-            f"pixel_block's product must be the block's n, {block[2]}; got pixel_block "
-            f"{tuple(pixel_block)}, whose product is {math.prod(pixel_block)}"
-        ),
-    )
-    return tuple(block[:2])
+def _conv_blocks(
+    weight: Tensor, groups: int, block: Sequence[int] | None, pixel_block: Sequence[int] | None
+) -> tuple[int, int]:
+    """The (m, k) of a convolution's blocks."""
+    return conv_block(weight.shape[0] // groups, weight.shape[1], block, pixel_block)[:2]
 
 
-def _weight_map_shape(weight, groups, blocks):
+def _weight_map_shape(weight: Tensor, groups: int, blocks: Sequence[int]) -> tuple[int, int, int]:
     """(groups, MB, KB) with each kernel position in blocks of its own."""
     out_channels, in_channels, *kernel = weight.shape
     m, k = blocks
@@ -340,23 +330,23 @@ def _weight_map_shape(weight, groups, blocks):
 
 
 def _fake_conv2d(
-    input,
-    weight,
-    bias=None,
-    stride=(1, 1),
-    padding=(0, 0),
-    dilation=(1, 1),
-    groups=1,
-    tau=None,
-    valid_ratio=None,
-    max_error=None,
-    block=None,
-    pixel_block=None,
-    norm_weight=None,
-    norm_input=None,
-    relu=False,
-    weight_is_ready=False,
-):
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    tau: Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+    norm_weight: Tensor | None = None,
+    norm_input: Tensor | None = None,
+    relu: bool = False,
+    weight_is_ready: bool = False,
+) -> Tensor:
     _check_knobs(tau, valid_ratio, max_error, input.device)
     _check_conv_weight(weight, groups)
     _check_conv_operands(input, weight, bias, groups)
@@ -397,11 +387,11 @@ register_fake("spamm_torch::conv2d")(_fake_conv2d)
 
 
 @register_fake("spamm_torch::conv2d_with_norms")
-def _(*args, **kwargs):
+def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _with_norms(_fake_conv2d(*args, **kwargs))
 
 
-def _fake_max_pool(input, *setting):
+def _fake_max_pool(input: Tensor, *setting: Any) -> Tensor:
     _check_operand_dtype(input, "input")
     torch._check(
         input.dim() == 4,
@@ -411,12 +401,40 @@ def _fake_max_pool(input, *setting):
 
 
 @register_fake("spamm_torch::max_pool2d_with_norms")
-def _(input, kernel_size, stride=(), padding=0, dilation=1, ceil_mode=False):
+def _(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
     return _with_norms(_fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode))
 
 
 @register_fake("spamm_torch::chain")
-def _(input, weights, biases, norm_weights, knobs, layers):
+def _(
+    input: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    norm_weights: Sequence[Tensor | None],
+    knobs: Sequence[Tensor],
+    layers: Sequence[int],
+) -> Tensor:
+    for output, _weight in run_layers(input, weights, biases, norm_weights, knobs, layers):
+        input = output
+    return input
+
+
+def run_layers(
+    input: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    norm_weights: Sequence[Tensor | None],
+    knobs: Sequence[Tensor],
+    layers: Sequence[int],
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """The chain's layers one by one: each one's output, and its weight, None for a max pool."""
     counts = [len(of) for of in (weights, biases, norm_weights, knobs)]
     torch._check_value(
         len(set(counts)) == 1,
@@ -429,7 +447,7 @@ def _(input, weights, biases, norm_weights, knobs, layers):
     convolutions = 0
     rest = list(layers)
 
-    def take(count):
+    def take(count: int) -> list[int]:
         lacking = count - len(rest)
         torch._check_value(
             lacking <= 0,
@@ -438,10 +456,10 @@ def _(input, weights, biases, norm_weights, knobs, layers):
         taken, rest[:count] = rest[:count], []
         return taken
 
-    def pairs(count):
+    def pairs(count: int) -> list[tuple[int, ...]]:
         return [tuple(take(2)) for _ in range(count)]
 
-    def edges():
+    def edges() -> list[int] | None:
         taken = take(3)
         return taken if any(taken) else None
 
@@ -455,9 +473,10 @@ def _(input, weights, biases, norm_weights, knobs, layers):
         )
         if kind == MAX_POOL:
             input = _fake_max_pool(input, *pairs(4), bool(*take(1)))
+            yield input, None
             continue
         _check_weights(convolutions < len(weights), weights)
-        geometry = *pairs(3), *take(1)
+        geometry: Any = *pairs(3), *take(1)
         _relu, _weight_is_ready, knob = take(3)
         torch._check_value(
             knob in (TAU, VALID_RATIO, MAX_ERROR),
@@ -467,35 +486,40 @@ def _(input, weights, biases, norm_weights, knobs, layers):
         )
         if knob == TAU:
             _check_tau(knobs[convolutions], input.device)
-        setting = {"valid_ratio": 1.0, "block": edges(), "pixel_block": edges()}
+        setting: dict[str, Any] = {"valid_ratio": 1.0, "block": edges(), "pixel_block": edges()}
         setting["norm_weight"] = norm_weights[convolutions]
         input = _fake_conv2d(
             input, weights[convolutions], biases[convolutions], *geometry, **setting
         )
+        yield input, weights[convolutions]
         convolutions += 1
     _check_weights(convolutions == len(weights), weights)
-    return input
 
 
-def _check_weights(right, weights):
+def _check_weights(right: bool, weights: Sequence[Tensor]) -> None:
     torch._check_value(
         right, lambda: f"weights must be as many as convolutions; got {len(weights)}"
     )
 
 
-def _layer_norms_shape(batch):
+def _layer_norms_shape(batch: Tensor) -> tuple[int, int, int, int]:
     images, channels, height, width = batch.shape
     return (_blocks(images, 64), height, width, _blocks(channels, 64))
 
 
-def _with_norms(output):
+def _with_norms(output: Tensor) -> tuple[Tensor, Tensor]:
     """An output, and the norms that it leaves for the next layer."""
     shape = _layer_norms_shape(output if output.dim() == 4 else output.unsqueeze(0))
     return output, output.new_empty(shape, dtype=_norm_dtype(output))
 
 
 @register_fake("spamm_torch::conv2d_weight_norm")
-def _(weight, groups=1, block=None, pixel_block=None):
+def _(
+    weight: Tensor,
+    groups: int = 1,
+    block: Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+) -> Tensor:
     _check_conv_weight(weight, groups)
     blocks = _conv_blocks(weight, groups, block, pixel_block)
     return weight.new_empty(_weight_map_shape(weight, groups, blocks), dtype=_norm_dtype(weight))

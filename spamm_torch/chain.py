@@ -14,7 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from .functional import backend_for
 from .nn import SpAMMConv2d, takes_ready_weights
-from .settings import as_tau, check_block
+from ._arguments import as_tau, check_block
 
 _ops = torch.ops.spamm_torch
 

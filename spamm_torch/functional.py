@@ -13,67 +13,123 @@ Common to all functions:
   strides. Norms are float32 (float64 for float64 operands).
 * On CUDA, float32 products have float32's accuracy, unless PyTorch is allowed to use TF32 for its
   own (``torch.backends.cuda.matmul.fp32_precision``): then operands are rounded to eleven bits.
-* Exactly one *knob* says what is skipped: ``tau`` (a float, or a 0-d tensor on the operands'
-  device, which is never read on the host), ``valid_ratio`` in (0, 1] (the share of block products
-  kept) or ``max_error`` >= 0 (bound of the error from skipping, relative to norm(A) * norm(B)).
-* ``block`` is an int b for (b, b, b) or a triple (m, k, n), each 32, 64 or 128.
-* A ratio is met as nearly as whole block products and ties allow: with few blocks the nearest may
-  be none of them, and the result zero.
+* Exactly one *knob* says what is skipped: ``tau``, ``valid_ratio`` or ``max_error``.
+* A ``valid_ratio`` is met as nearly as whole block products and ties allow: with few blocks the
+  nearest may be none of them, and the result zero.
 * Gradients are dense: those of the product without skipping. They are of reverse mode and can be
   differentiated again; forward mode and ``torch.func.grad`` are refused.
-* Errors: ValueError for knobs and blocks out of range, TypeError for dtypes, RuntimeError for
-  shapes and devices; one line, with what was expected and the value got.
+* Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two. A
+  ``valid_ratio`` or ``max_error`` is a constant of the graph: each new value compiles again, and
+  beyond ``torch._dynamo.config.recompile_limit`` values ``fullgraph=True`` fails.
+* ``torch.fx.symbolic_trace`` records a call of one of these functions as one node.
+* Errors are one line, with what was expected and the value got.
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+
 import torch
+from torch import Tensor
 from torch.nn.functional import pad as _pad
 from torch.nn.modules.utils import _pair
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from .bisection import bisect_tau
-from .settings import (
+from ._arguments import (
+    Knobs,
     as_knobs,
     as_tau,
     check_block,
     check_block_pair,
-    check_optional_tensors,
+    check_integers,
+    check_max_error,
+    check_number,
+    check_optional_tensor,
     check_pixel_block,
     check_search,
-    check_tensors,
+    check_tensor,
+    conv_block,
 )
+from ._bisection import bisect_tau
+from ._info import SkipInfo, as_multiplied, default_pixel_block, im2col_norms, skip_info
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    class _Knob(TypedDict, total=False):
+        tau: float | Tensor | None
+        valid_ratio: float | None
+        max_error: float | None
+
+    class _Product(_Knob, total=False):
+        block: int | Sequence[int]
+
+    class _Mm(_Product, total=False):
+        norm_a: Tensor | None
+        norm_b: Tensor | None
+
+    class _Addmm(_Product, total=False):
+        beta: float
+        alpha: float
+
+    class _Linear(_Product, total=False):
+        norm_weight: Tensor | None
+
+    class _Conv2d(_Knob, total=False):
+        block: int | Sequence[int] | None
+        pixel_block: Sequence[int] | None
+        norm_weight: Tensor | None
+        norm_input: Tensor | None
+        relu: bool
+
 
 _ops = torch.ops.spamm_torch
 
 
-def _check_matrices(name, a, b, dim, expected):
-    check_tensors(a=a, b=b)
-    for operand in (a, b):
-        if operand.dim() != dim:
-            raise RuntimeError(
-                f"{name} expects {expected}; got shapes {tuple(a.shape)} and {tuple(b.shape)}"
-            )
+# ---- Norm maps and thresholds -------------------------------------------------------------------
 
 
-def norm_map(a, block=64):
+def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
     """Frobenius norms of the blocks of a matrix.
 
     Args:
-        a: (..., M, K), leading batch dimensions allowed.
+        a: (..., M, K), leading batch dimensions allowed; float16, bfloat16, float32 or float64, on
+            the CPU or a CUDA device, of any strides.
         block: 32, 64 or 128, or a pair (rows, columns) of these.
 
     Returns:
-        (..., ceil(M / rows), ceil(K / columns)) norms, right to 1e-5 relative over the whole range
-        of the dtype: nothing vanishes, nothing overflows before the norm itself does.
+        (..., ceil(M / rows), ceil(K / columns)) norms, float32 (float64 for float64 matrices), on
+        the matrix's device; right to 1e-5 relative over the whole range of the dtype: nothing
+        vanishes, nothing overflows before the norm itself does. Without a gradient.
+
+    Raises:
+        ValueError: a block of other sizes.
+        TypeError: ``a`` of another dtype, or no dense tensor.
+        RuntimeError: ``a`` of less than two dimensions.
     """
-    check_tensors(a=a)
+    if has_torch_function_variadic(a):
+        return handle_torch_function(norm_map, (a,), a, block=block)
+    check_tensor(a, "a")
     return _ops.norm_map(a, check_block_pair(block))
 
 
-def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01, method="selection"):
+def find_tau(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    valid_ratio: float,
+    *,
+    max_iterations: int = 20,
+    tolerance: float = 0.01,
+    method: str = "selection",
+) -> Tensor:
     """The threshold that keeps a given share of the block products.
 
     Args:
-        norm_a: (..., MB, KB) norm map.
-        norm_b: (..., KB, NB) norm map of the same dtype, device and batch dimensions.
+        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`. Norms are
+            >= 0; that is not checked, which would wait for the device. A product with a NaN or
+            infinite norm counts as the largest: it is never skipped.
+        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
         valid_ratio: share of block products to keep, in (0, 1].
         max_iterations: the paper's limit of its bisection, > 0.
         tolerance: the paper's tolerated error of the ratio, absolute, >= 0.
@@ -82,170 +138,476 @@ def find_tau(norm_a, norm_b, valid_ratio, *, max_iterations=20, tolerance=0.01, 
             search from the mean product, slower and within ``tolerance`` at best.
 
     Returns:
-        0-d tensor of the norms' dtype on their device, found without host synchronisation. One
-        threshold serves all batches.
+        0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
+        without host synchronisation. One threshold serves all batches.
+
+    Raises:
+        ValueError: a number out of range, or another method.
+        TypeError: norm maps of another dtype, or what is no number.
+        RuntimeError: norm maps whose shapes or devices do not fit.
     """
-    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    if has_torch_function_variadic(norm_a, norm_b):
+        return handle_torch_function(
+            find_tau,
+            (norm_a, norm_b),
+            norm_a,
+            norm_b,
+            valid_ratio,
+            max_iterations=max_iterations,
+            tolerance=tolerance,
+            method=method,
+        )
+    _check_norm_maps(norm_a, norm_b)
+    check_search(valid_ratio, max_iterations, tolerance)
     if method not in ("selection", "bisection"):
         raise ValueError(f"method must be 'selection' or 'bisection'; got {method!r}")
     if method == "bisection":
-        check_search(valid_ratio, max_iterations, tolerance)
         return bisect_tau(norm_a, norm_b, valid_ratio, max_iterations, tolerance)
     return _ops.find_tau(
         norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance
     )
 
 
-def valid_counts(norm_a, norm_b, tau):
+def find_tau_for_error(norm_a: Tensor, norm_b: Tensor, max_error: float) -> Tensor:
+    """The threshold that skips much while the error from skipping stays under a bound.
+
+    Args:
+        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`; norms
+            >= 0, which is not checked.
+        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
+        max_error: bound >= 0 of the error's Frobenius norm, relative to norm(A) * norm(B): 1e-3
+            allows an error of 1e-3 * norm(A) * norm(B). Relative to norm(A @ B) that is more.
+
+    Returns:
+        0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
+        without host synchronisation: ``error_bound(norm_a, norm_b, tau)`` is at most ``max_error *
+        norm(A) * norm(B)``. One threshold, and one bound, serve all batches.
+
+    Raises:
+        ValueError: a negative or NaN ``max_error``.
+        TypeError: norm maps of another dtype, or what is no number.
+        RuntimeError: norm maps whose shapes or devices do not fit.
+    """
+    if has_torch_function_variadic(norm_a, norm_b):
+        return handle_torch_function(
+            find_tau_for_error, (norm_a, norm_b), norm_a, norm_b, max_error
+        )
+    _check_norm_maps(norm_a, norm_b)
+    check_max_error(max_error)
+    return _ops.find_tau_for_error(norm_a, norm_b, max_error)
+
+
+def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """The paper's V: for each block of C, the number of k whose product is valid.
 
     Args:
-        norm_a: (..., MB, KB) norm map. norm_b: (..., KB, NB) norm map of the same dtype, device and
-            batch dimensions.
-        tau: threshold, a float or a 0-d tensor on the maps' device.
+        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
+        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
+        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
+            product of two norms. A product is valid where not (norm_a * norm_b < tau).
 
     Returns:
-        int32, (..., MB, NB).
+        int32, (..., MB, NB), each from 0 to KB.
+
+    Raises:
+        ValueError: a NaN ``tau``.
+        TypeError: norm maps or a ``tau`` of another dtype.
+        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
-    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    if has_torch_function_variadic(norm_a, norm_b):
+        return handle_torch_function(valid_counts, (norm_a, norm_b), norm_a, norm_b, tau)
+    _check_norm_maps(norm_a, norm_b)
     return _ops.valid_counts(norm_a, norm_b, as_tau(tau))
 
 
-def valid_ratio(norm_a, norm_b, tau):
+def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """The share of block products that are valid: sum(V) / number of block products.
 
     Args:
-        norm_a: (..., MB, KB) norm map. norm_b: (..., KB, NB) norm map of the same dtype, device and
-            batch dimensions.
-        tau: threshold, a float or a 0-d tensor on the maps' device.
+        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
+        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
+        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
+            product of two norms. A product is valid where not (norm_a * norm_b < tau).
 
     Returns:
-        0-d tensor of the norms' dtype; 1 for empty maps.
+        0-d tensor of the norms' dtype on their device, from 0 to 1; 1 for empty maps.
+
+    Raises:
+        ValueError: a NaN ``tau``.
+        TypeError: norm maps or a ``tau`` of another dtype.
+        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
-    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    if has_torch_function_variadic(norm_a, norm_b):
+        return handle_torch_function(valid_ratio, (norm_a, norm_b), norm_a, norm_b, tau)
+    _check_norm_maps(norm_a, norm_b)
     return _ops.valid_ratio(norm_a, norm_b, as_tau(tau))
 
 
-def error_bound(norm_a, norm_b, tau):
+def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """A proven bound of the Frobenius norm of what skipping loses.
 
     Args:
-        norm_a: (..., MB, KB) norm map. norm_b: (..., KB, NB) norm map of the same dtype, device and
-            batch dimensions.
-        tau: threshold, a float or a 0-d tensor on the maps' device.
+        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
+        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
+        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
+            product of two norms. A product is valid where not (norm_a * norm_b < tau).
 
     Returns:
-        0-d tensor of the norms' dtype: sqrt(sum over (i,j) of (sum over skipped k of norm_a[i,k] *
-        norm_b[k,j])^2), rounded up. Follows from the triangle inequality in each block of C and the
-        submultiplicativity of the Frobenius norm.
+        0-d tensor of the norms' dtype on their device, absolute, in the units of C: sqrt(sum over
+        (i,j) of (sum over skipped k of norm_a[i,k] * norm_b[k,j])^2), rounded up. Follows from the
+        triangle inequality in each block of C and the submultiplicativity of the Frobenius norm.
+
+    Raises:
+        ValueError: a NaN ``tau``.
+        TypeError: norm maps or a ``tau`` of another dtype.
+        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
-    check_tensors(norm_a=norm_a, norm_b=norm_b)
+    if has_torch_function_variadic(norm_a, norm_b):
+        return handle_torch_function(error_bound, (norm_a, norm_b), norm_a, norm_b, tau)
+    _check_norm_maps(norm_a, norm_b)
     return _ops.error_bound(norm_a, norm_b, as_tau(tau))
 
 
+def _check_norm_maps(norm_a: Tensor, norm_b: Tensor) -> None:
+    check_tensor(norm_a, "norm_a")
+    check_tensor(norm_b, "norm_b")
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+
+def _check_matrices(name: str, a: Tensor, b: Tensor) -> None:
+    check_tensor(a, "a")
+    check_tensor(b, "b")
+    if a.dim() != 2 or b.dim() != 2:
+        hint = "; for batches use bmm" if name == "mm" and a.dim() == b.dim() == 3 else ""
+        raise RuntimeError(
+            f"{name} expects two matrices (2-d); got shapes {tuple(a.shape)} and "
+            f"{tuple(b.shape)}{hint}"
+        )
+
+
+def _with_info(
+    a: Tensor,
+    b: Tensor,
+    knobs: Knobs,
+    block: tuple[int, int, int],
+    norm_a: Tensor | None = None,
+    norm_b: Tensor | None = None,
+    **addend: Any,
+) -> tuple[Tensor, SkipInfo]:
+    """The product, and what it skipped, both from the same norm maps."""
+    m, k, n = block
+    if norm_a is None:
+        norm_a = _ops.norm_map(as_multiplied(a), (m, k))
+    if norm_b is None:
+        norm_b = _ops.norm_map(as_multiplied(b), (k, n))
+    product = _ops.spamm(a, b, **knobs, block=block, norm_a=norm_a, norm_b=norm_b, **addend)
+    return product, skip_info(norm_a, norm_b, knobs)
+
+
+@overload
 def mm(
-    a,
-    b,
+    a: Tensor, b: Tensor, *, return_info: Literal[False] = ..., **options: Unpack[_Mm]
+) -> Tensor: ...
+@overload
+def mm(
+    a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Mm]
+) -> tuple[Tensor, SkipInfo]: ...
+def mm(
+    a: Tensor,
+    b: Tensor,
     *,
-    tau=None,
-    valid_ratio=None,
-    max_error=None,
-    block=64,
-    norm_a=None,
-    norm_b=None,
-):
-    """Approximate ``torch.mm``.
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] = 64,
+    norm_a: Tensor | None = None,
+    norm_b: Tensor | None = None,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, SkipInfo]:
+    """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
 
     Args:
-        a: (M, K). b: (K, N), of the same dtype and device.
-        tau, valid_ratio, max_error, block: see the module's head.
-        norm_a, norm_b: norm maps to use instead of computing them, as from :func:`norm_map` with
-            (m, k) and (k, n).
+        a: (M, K), float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        b: (K, N), of the same dtype and device.
+        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
+            tensor on the operands' device or the CPU that requires no gradient; on the device it is
+            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
+        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
+            threshold is searched for in each call, on the device.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B); the threshold is searched for in each call, on the device.
+        block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
+        norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
+            ``norm_map(a, (m, k))``.
+        norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``.
+        return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
+            the counts and the bound of the maps, and a second search of the threshold.
 
     Returns:
-        (M, N), of the operands' dtype.
+        (M, N), of the operands' dtype; with ``return_info`` a pair of it and a :class:`SkipInfo`.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
+        TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
+        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
-    _check_matrices("mm", a, b, 2, "two matrices (2-d)")
-    check_optional_tensors(norm_a=norm_a, norm_b=norm_b)
-    return _ops.spamm(
-        a,
-        b,
-        **as_knobs(tau, valid_ratio, max_error),
-        block=check_block(block),
-        norm_a=norm_a,
-        norm_b=norm_b,
-    )
+    if has_torch_function_variadic(a, b):
+        return handle_torch_function(
+            mm,
+            (a, b),
+            a,
+            b,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            norm_a=norm_a,
+            norm_b=norm_b,
+            return_info=return_info,
+        )
+    _check_matrices("mm", a, b)
+    check_optional_tensor(norm_a, "norm_a")
+    check_optional_tensor(norm_b, "norm_b")
+    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    if return_info:
+        return _with_info(a, b, knobs, edges, norm_a, norm_b)
+    return _ops.spamm(a, b, **knobs, block=edges, norm_a=norm_a, norm_b=norm_b)
 
 
-def addmm(input, a, b, *, beta=1, alpha=1, tau=None, valid_ratio=None, max_error=None, block=64):
+@overload
+def addmm(
+    input: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Addmm],
+) -> Tensor: ...
+@overload
+def addmm(
+    input: Tensor, a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Addmm]
+) -> tuple[Tensor, SkipInfo]: ...
+def addmm(
+    input: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] = 64,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, SkipInfo]:
     """Approximate ``torch.addmm``: beta * input + alpha * (a @ b).
+
+    Exactly one of the knobs tau, valid_ratio and max_error is given. They speak of the product a @
+    b alone.
 
     Args:
         input: broadcastable to (M, N), of the operands' dtype; ignored, NaN included, if beta is 0.
-        a: (M, K). b: (K, N).
-        tau, valid_ratio, max_error, block: see the module's head.
+        a: (M, K), float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        b: (K, N), of the same dtype and device.
+        beta: factor of ``input``, a real number.
+        alpha: factor of the product, a real number.
+        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
+            tensor on the operands' device or the CPU that requires no gradient; on the device it is
+            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
+        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
+            threshold is searched for in each call, on the device.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B); the threshold is searched for in each call, on the device.
+        block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
+        return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps. Costs
+            the counts and the bound of the maps, and a second search of the threshold.
 
     Returns:
-        (M, N), of the operands' dtype.
+        (M, N), of the operands' dtype; with ``return_info`` a pair of it and a :class:`SkipInfo`.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
+        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, or a
+            factor that is no real number.
+        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
-    _check_matrices("addmm", a, b, 2, "two matrices (2-d)")
-    check_tensors(input=input)
-    return _ops.spamm(
-        a,
-        b,
-        **as_knobs(tau, valid_ratio, max_error),
-        block=check_block(block),
-        input=input,
-        beta=beta,
-        alpha=alpha,
-    )
+    if has_torch_function_variadic(input, a, b):
+        return handle_torch_function(
+            addmm,
+            (input, a, b),
+            input,
+            a,
+            b,
+            beta=beta,
+            alpha=alpha,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            return_info=return_info,
+        )
+    _check_matrices("addmm", a, b)
+    check_tensor(input, "input")
+    check_number(beta, "beta")
+    check_number(alpha, "alpha")
+    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    if return_info:
+        return _with_info(a, b, knobs, edges, input=input, beta=beta, alpha=alpha)
+    return _ops.spamm(a, b, **knobs, block=edges, input=input, beta=beta, alpha=alpha)
 
 
-def bmm(a, b, *, tau=None, valid_ratio=None, max_error=None, block=64):
+@overload
+def bmm(
+    a: Tensor, b: Tensor, *, return_info: Literal[False] = ..., **options: Unpack[_Product]
+) -> Tensor: ...
+@overload
+def bmm(
+    a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Product]
+) -> tuple[Tensor, SkipInfo]: ...
+def bmm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] = 64,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, SkipInfo]:
     """Approximate ``torch.bmm``: (batch, M, K) x (batch, K, N) in one launch.
 
-    The knob speaks for all batches together: one threshold, one ratio, one error bound.
+    Exactly one of the knobs tau, valid_ratio and max_error is given. It speaks for all batches
+    together: one threshold, one ratio, one error bound.
 
     Args:
-        a: (batch, M, K). b: (batch, K, N), of the same dtype and device.
-        tau, valid_ratio, max_error, block: see the module's head.
+        a: (batch, M, K), float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
+        b: (batch, K, N), of the same dtype and device.
+        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
+            tensor on the operands' device or the CPU that requires no gradient; on the device it is
+            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
+        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
+            threshold is searched for in each call, on the device.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B); the threshold is searched for in each call, on the device.
+        block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
+        return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
+            the counts and the bound of the maps, and a second search of the threshold.
 
     Returns:
-        (batch, M, N), of the operands' dtype.
+        (batch, M, N), of the operands' dtype; with ``return_info`` a pair of it and a
+        :class:`SkipInfo`.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
+        TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
+        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
-    _check_matrices("bmm", a, b, 3, "two batches of matrices (3-d)")
-    return _ops.spamm(
-        a,
-        b,
-        **as_knobs(tau, valid_ratio, max_error),
-        block=check_block(block),
-    )
+    if has_torch_function_variadic(a, b):
+        return handle_torch_function(
+            bmm,
+            (a, b),
+            a,
+            b,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            return_info=return_info,
+        )
+    check_tensor(a, "a")
+    check_tensor(b, "b")
+    if a.dim() != 3 or b.dim() != 3:
+        raise RuntimeError(
+            "bmm expects two batches of matrices (3-d); got shapes "
+            f"{tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    if return_info:
+        return _with_info(a, b, knobs, edges)
+    return _ops.spamm(a, b, **knobs, block=edges)
 
 
+@overload
 def linear(
-    input,
-    weight,
-    bias=None,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
     *,
-    tau=None,
-    valid_ratio=None,
-    max_error=None,
-    block=64,
-    norm_weight=None,
-):
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Linear],
+) -> Tensor: ...
+@overload
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    *,
+    return_info: Literal[True],
+    **options: Unpack[_Linear],
+) -> tuple[Tensor, SkipInfo]: ...
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] = 64,
+    norm_weight: Tensor | None = None,
+    return_info: bool = False,
+) -> Tensor | tuple[Tensor, SkipInfo]:
     """Approximate ``torch.nn.functional.linear``: A is the rows of input, B is weight.T.
 
+    Exactly one of the knobs tau, valid_ratio and max_error is given.
+
     Args:
-        input: (..., in_features). weight: (out_features, in_features). bias: (out_features,).
-        tau, valid_ratio, max_error, block: see the module's head.
+        input: (..., in_features), float16, bfloat16, float32 or float64, on the CPU or a CUDA
+            device.
+        weight: (out_features, in_features), of the same dtype and device.
+        bias: (out_features,), of the same dtype and device, or None.
+        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
+            tensor on the operands' device or the CPU that requires no gradient; on the device it is
+            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
+        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
+            threshold is searched for in each call, on the device.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B); the threshold is searched for in each call, on the device.
+        block: 32, 64 or 128, or a triple (m, k, n) of these for rows, in_features and out_features.
         norm_weight: norm map of weight.T to use instead of computing it, as from
             ``norm_map(weight.t(), (k, n))``.
+        return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps. Costs
+            the counts and the bound of the maps, and a second search of the threshold.
 
     Returns:
-        (..., out_features).
+        (..., out_features), of the operands' dtype; with ``return_info`` a pair of it and a
+        :class:`SkipInfo`.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
+        TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
+        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
-    check_tensors(input=input, weight=weight)
-    check_optional_tensors(bias=bias, norm_weight=norm_weight)
+    if has_torch_function_variadic(input, weight):
+        return handle_torch_function(
+            linear,
+            (input, weight),
+            input,
+            weight,
+            bias,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            norm_weight=norm_weight,
+            return_info=return_info,
+        )
+    check_tensor(input, "input")
+    check_tensor(weight, "weight")
+    check_optional_tensor(bias, "bias")
+    check_optional_tensor(norm_weight, "norm_weight")
     if input.dim() < 1 or weight.dim() != 2 or input.shape[-1] != weight.shape[1]:
         raise RuntimeError(
             "linear expects input (..., in_features) and weight (out_features, in_features); got "
@@ -257,24 +619,32 @@ def linear(
             f"{tuple(weight.shape)}; got {tuple(bias.shape)}"
         )
     rows = input.unsqueeze(0) if input.dim() == 1 else input.flatten(0, -2)
-    product = _ops.spamm(
-        rows,
-        weight.t(),
-        **as_knobs(tau, valid_ratio, max_error),
-        block=check_block(block),
-        norm_b=norm_weight,
-        input=bias,
-    )
-    return product.reshape(*input.shape[:-1], weight.shape[0])
+    columns, shape = weight.t(), (*input.shape[:-1], weight.shape[0])
+    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    if return_info:
+        product, info = _with_info(rows, columns, knobs, edges, norm_b=norm_weight, input=bias)
+        return product.reshape(shape), info
+    product = _ops.spamm(rows, columns, **knobs, block=edges, norm_b=norm_weight, input=bias)
+    return product.reshape(shape)
 
 
-def _both(setting):
+# ---- Convolution --------------------------------------------------------------------------------
+
+
+def _both(setting: int | Sequence[int]) -> tuple[int, int]:
     """One number, alone or in a tuple, as a pair."""
     pair = _pair(setting)
-    return pair * 2 if len(pair) == 1 else pair
+    first, *_, last = (*pair, *pair) if len(pair) == 1 else pair
+    return first, last
 
 
-def _explicit_padding(input, weight, stride, padding, dilation):
+def _explicit_padding(
+    input: Tensor,
+    weight: Tensor,
+    stride: tuple[int, int],
+    padding: str,
+    dilation: tuple[int, int],
+) -> tuple[Tensor, tuple[int, int]]:
     """Resolves string padding as torch does: "same" pads an odd rest on the right and bottom."""
     if padding == "valid":
         return input, (0, 0)
@@ -283,43 +653,111 @@ def _explicit_padding(input, weight, stride, padding, dilation):
     if any(s != 1 for s in stride):
         raise RuntimeError(f"padding='same' needs stride 1; got stride {tuple(stride)}")
     total = [d * (k - 1) for d, k in zip(dilation, weight.shape[-2:], strict=True)]
-    before = tuple(t // 2 for t in total)
+    before = (total[0] // 2, total[1] // 2)
     rest_h, rest_w = (t % 2 for t in total)
     if rest_h or rest_w:
         input = _pad(input, (0, rest_w, 0, rest_h))
     return input, before
 
 
+@overload
 def conv2d(
-    input,
-    weight,
-    bias=None,
-    stride=1,
-    padding=0,
-    dilation=1,
-    groups=1,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
     *,
-    tau=None,
-    valid_ratio=None,
-    max_error=None,
-    block=None,
-    pixel_block=None,
-    norm_weight=None,
-    norm_input=None,
-    relu=False,
-    return_norms=False,
-):
+    return_norms: Literal[False] = ...,
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Conv2d],
+) -> Tensor: ...
+@overload
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
+    return_norms: Literal[True],
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Conv2d],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
+    return_norms: Literal[False] = ...,
+    return_info: Literal[True],
+    **options: Unpack[_Conv2d],
+) -> tuple[Tensor, SkipInfo]: ...
+@overload
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
+    return_norms: Literal[True],
+    return_info: Literal[True],
+    **options: Unpack[_Conv2d],
+) -> tuple[tuple[Tensor, Tensor], SkipInfo]: ...
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+    norm_weight: Tensor | None = None,
+    norm_input: Tensor | None = None,
+    relu: bool = False,
+    return_norms: bool = False,
+    return_info: bool = False,
+) -> Any:
     """Approximate ``torch.nn.functional.conv2d``, as weight matrix (A) times im2col matrix (B).
 
     M = out channels, K = (kh, kw, in channels) with each (kh, kw) padded to a multiple of the
-    block's k, N = output pixels of all images, tiled by pixel blocks.
+    block's k, N = output pixels of all images, tiled by pixel blocks. Exactly one of the knobs tau,
+    valid_ratio and max_error is given; groups share it.
 
     Args:
-        input: (N, C, H, W) or (C, H, W). weight: (out_channels, C / groups, kh, kw).
-        bias, stride, padding, dilation, groups: as torch's, string padding included.
-        tau, valid_ratio, max_error: see the module's head; groups share one knob.
-        block: (m, k, n) or an int. None picks m = 32 if out_channels / groups <= 32, else 64;
-            k = 32 if in_channels / groups <= 32, else 64; n = 64, or the size of pixel_block.
+        input: (N, C, H, W) or (C, H, W), float16, bfloat16, float32 or float64, on the CPU or a
+            CUDA device.
+        weight: (out_channels, C / groups, kh, kw), of the same dtype and device.
+        bias: (out_channels,), of the same dtype and device, or None.
+        stride, padding, dilation, groups: as torch's, string padding included.
+        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
+            tensor on the operands' device or the CPU that requires no gradient; on the device it is
+            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
+        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
+            threshold is searched for in each call, on the device.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B); the threshold is searched for in each call, on the device.
+        block: 32, 64 or 128, or a triple (m, k, n) of these. None picks m = 32 if out_channels /
+            groups <= 32, else 64; k = 32 if in_channels / groups <= 32, else 64; n = 64, or the
+            size of pixel_block.
         pixel_block: (images, rows, columns), powers of two whose product is the block's n. None
             takes as many images as fit and splits the rest evenly with columns >= rows: (64, 1, 1)
             from 64 images on, (1, 8, 8) for one. With more than one image in a block, what is
@@ -327,16 +765,28 @@ def conv2d(
             independent of the others.
         norm_weight: norms of the weight matrix to use instead of computing them, as from
             ``torch.ops.spamm_torch.conv2d_weight_norm``.
-        norm_input: the input's norms where the layer before has left them (``return_norms``, and
+        norm_input: the input's norms where the layer before computed them (``return_norms``, and
             nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
-            a convolution that needs no im2col matrix; elsewhere norms are taken anew.
+            a convolution that needs no im2col matrix; elsewhere norms are computed anew.
         relu: rectify the result; in the convolution's own kernel where that needs no im2col matrix.
         return_norms: return a pair, the output and its norms as norm_input of the next layer, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
             gradient.
+        return_info: return a pair, what is returned otherwise and a :class:`SkipInfo`. The result
+            is the same bit for bit. The information comes from norm maps computed apart, a pass
+            over the input for each kernel position: a product that differs from tau by less than
+            1e-5 may be counted on its other side. For measurements, not for serving.
 
     Returns:
-        The output of the convolution, in the input's memory format. The backward pass is dense.
+        The output of the convolution, (N, out_channels, height, width) or without N, of the
+        operands' dtype, in the input's memory format. The backward pass is dense.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range or NaN, a block or pixel_block of
+            other sizes, another string as padding.
+        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, or a
+            stride, padding, dilation or groups that is not made of integers.
+        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
 
     On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
     bytes, and float32 without TF32 in blocks of 64 and more and 32 channels or more on Hopper, but
@@ -345,16 +795,47 @@ def conv2d(
     where one block holds all channels), out_channels a multiple of 16 bytes, a pixel_block whose
     edges times the stride stay within 256 pixels; and float32 at full accuracy in the same blocks
     where pixel_block holds images alone (the default from 64 images on) and there are 32 channels
-    or more, by products of float16 halves. Input and weight are read as they lie where they are
-    channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them into
-    that form first, and the output back where the input is not channels-last.
+    or more, by products of float16 split parts. Input and weight are read as they lie where they
+    are channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them
+    into that form first, and the output back where the input is not channels-last.
     """
-    check_tensors(input=input, weight=weight)
-    check_optional_tensors(bias=bias, norm_weight=norm_weight, norm_input=norm_input)
+    if has_torch_function_variadic(input, weight):
+        return handle_torch_function(
+            conv2d,
+            (input, weight),
+            input,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            pixel_block=pixel_block,
+            norm_weight=norm_weight,
+            norm_input=norm_input,
+            relu=relu,
+            return_norms=return_norms,
+            return_info=return_info,
+        )
+    check_tensor(input, "input")
+    check_tensor(weight, "weight")
+    check_optional_tensor(bias, "bias")
+    check_optional_tensor(norm_weight, "norm_weight")
+    check_optional_tensor(norm_input, "norm_input")
+    check_integers(stride, "stride")
+    check_integers(dilation, "dilation")
+    check_integers(groups, "groups")
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
+    else:
+        check_integers(padding, "padding")
+    knobs = as_knobs(tau, valid_ratio, max_error)
     op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
-    return op(
+    result = op(
         input,
         weight,
         bias,
@@ -362,24 +843,77 @@ def conv2d(
         padding,
         dilation,
         groups,
-        **as_knobs(tau, valid_ratio, max_error),
+        **knobs,
         block=None if block is None else check_block(block),
         pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
         norm_weight=norm_weight,
         norm_input=norm_input,
         relu=relu,
     )
+    if not return_info:
+        return result
+    return result, _conv2d_info(
+        as_multiplied(input),
+        as_multiplied(weight),
+        (_both(stride), _both(padding), _both(dilation), groups),
+        knobs,
+        block,
+        pixel_block,
+        norm_weight,
+    )
 
 
-def backend_for(device, dtype, block=64):
+def _conv2d_info(
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
+    knobs: Knobs,
+    block: int | Sequence[int] | None,
+    pixel_block: Sequence[int] | None,
+    norm_weight: Tensor | None,
+) -> SkipInfo:
+    """What a convolution of checked arguments skips."""
+    batch = input if input.dim() == 4 else input.unsqueeze(0)
+    stride, padding, dilation, groups = geometry
+    out_channels, in_channels, height, width = weight.shape
+    edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
+    images, rows, columns = pixel_block or default_pixel_block(batch.shape[0], edges[2])
+    pixels = (images, rows, columns)
+    if norm_weight is None:
+        norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
+    norms, skip_norms = im2col_norms(
+        batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
+    )
+    return skip_info(norm_weight, norms, knobs, skip_norms)
+
+
+# ---- Introspection ------------------------------------------------------------------------------
+
+
+def backend_for(
+    device: torch.device | str, dtype: torch.dtype, block: int | Sequence[int] = 64
+) -> str:
     """Name of the kernel that would multiply such operands, as in "cpu-brgemm" or "sm90-wgmma-f16".
 
     On Hopper ("sm90-..."), products with an empty K, or an M, N or K of 2^31 and more, take the
     portable kernel ("sm80-...") all the same.
 
     Args:
-        device: a torch.device or its name. dtype: the operands'. block: an int or a triple.
+        device: a torch.device or its name, as in "cpu" or "cuda:0".
+        dtype: the operands': float16, bfloat16, float32 or float64.
+        block: 32, 64 or 128, or a triple (m, k, n) of these.
+
+    Raises:
+        ValueError: a block of other sizes.
+        TypeError: another dtype.
+        RuntimeError: a device that torch does not know, or that has no kernels in this build.
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype; got {dtype!r}")
-    return _ops.backend_for(torch.device(device), dtype, check_block(block))
+    try:
+        place = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise type(error)(
+            f"device must be a torch.device or its name, as in 'cpu' or 'cuda:0'; got {device!r}"
+        ) from None
+    return _ops.backend_for(place, dtype, check_block(block))

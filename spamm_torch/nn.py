@@ -9,20 +9,20 @@ dense and the approximate form. Training works: gradients are those of the dense
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ._arguments import as_knobs, as_tau, check_block, check_knobs, check_pixel_block
 from .functional import conv2d, linear, norm_map
-from .settings import as_knobs, as_tau, check_block, check_knobs, check_pixel_block
 
 _ops = torch.ops.spamm_torch
 
 Pair = int | tuple[int, int]
 Block = int | Sequence[int]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-Device = torch.device | str | int | None
+Device: TypeAlias = torch.device | str | int | None
 Module = TypeVar("Module", bound="_SpAMM")
 Other = TypeVar("Other", bound=nn.Module)
 
@@ -76,9 +76,9 @@ class PinnedNorms:
 
     def are_of_eager(self, weight: Tensor) -> bool:
         """:meth:`are_of` for code that is neither compiled nor exported."""
+        pinned: Any = self.weight and self.weight()
         return (
-            self.weight is not None
-            and self.weight() is weight
+            pinned is weight
             and weight._version == self.version
             and weight.data_ptr() == self.address
         )

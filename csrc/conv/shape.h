@@ -72,8 +72,8 @@ inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& we
               "shape ",
               input.sizes());
   TORCH_CHECK_TYPE(input.scalar_type() == weight.scalar_type(),
-                   "input and weight must have one dtype; got ", input.scalar_type(), " and ",
-                   weight.scalar_type());
+                   "input and weight must have one dtype; got ", dtype_of(input), " and ",
+                   dtype_of(weight));
   check_same_device(input, weight, "input", "weight");
   TORCH_CHECK(input.size(-3) == weight.size(1) * groups, "input must have ",
               weight.size(1) * groups, " channels for a weight of shape ", weight.sizes(),
@@ -83,8 +83,8 @@ inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& we
                 weight.size(0), "] for a weight of shape ", weight.sizes(), "; got shape ",
                 bias->sizes());
     TORCH_CHECK_TYPE(bias->scalar_type() == weight.scalar_type(),
-                     "bias and weight must have one dtype; got ", bias->scalar_type(), " and ",
-                     weight.scalar_type());
+                     "bias and weight must have one dtype; got ", dtype_of(*bias), " and ",
+                     dtype_of(weight));
     check_same_device(*bias, weight, "bias", "weight");
   }
   ConvShape shape{.images = input.dim() == 4 ? input.size(0) : 1,

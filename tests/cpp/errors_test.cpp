@@ -56,9 +56,9 @@ TEST_F(Errors, BlocksAre32Or64Or128) {
 
 TEST_F(Errors, Dtypes) {
   expect_line(error_of<c10::TypeError>([&] { mm(a.to(at::kLong), b.to(at::kLong), knob); }),
-              {"float32", "Long"});
+              {"float32", "int64"});
   expect_line(error_of<c10::TypeError>([&] { mm(a, b.to(at::kDouble), knob); }),
-              {"one dtype", "Float", "Double"});
+              {"one dtype", "float32", "float64"});
 }
 
 TEST_F(Errors, Shapes) {

@@ -101,6 +101,19 @@ def test_a_changing_ratio(device):
         assert torch.equal(traced(ratio), expected)
 
 
+@pytest.mark.parametrize(("as_knob", "graphs"), [(torch.tensor, 1), (float, 2)])
+def test_graphs_of_a_changing_threshold(device, as_knob, graphs):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    a, b = operands(device)
+    traced = torch.compile(
+        lambda tau: spamm_torch.mm(a, b, tau=tau), backend=counter, fullgraph=True
+    )
+    for tau in (10.0, 60.0, 1e9, 0.5, 2.0):
+        traced(as_knob(tau))
+    assert counter.frame_count == graphs
+
+
 def test_export(device):
     class Product(torch.nn.Module):
         def forward(self, a, b):

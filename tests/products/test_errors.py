@@ -61,7 +61,9 @@ every_product = pytest.mark.parametrize("product", PRODUCTS)
         ({"valid_ratio": INF}, "got inf"),
         ({"max_error": -0.5}, "got -0.5"),
         ({"max_error": NAN}, "got nan"),
-        ({"tau": 1.0, "block": 48}, "48"),
+        ({"tau": 1.0, "block": 48}, "got 48"),
+        ({"tau": 1.0, "block": "64"}, "got '64'"),
+        ({"tau": 1.0, "block": True}, "got True"),
         ({"tau": 1.0, "block": 0}, "0"),
         ({"tau": 1.0, "block": -64}, "-64"),
         ({"tau": 1.0, "block": 256}, "256"),
@@ -125,6 +127,7 @@ def test_find_tau_method(device):
 def test_find_tau_for_error_argument(device, max_error, got):
     norms = torch.ones(2, 2, device=device)
     refuses(ValueError, lambda: ops.find_tau_for_error(norms, norms, max_error), got)
+    refuses(ValueError, lambda: spamm_torch.find_tau_for_error(norms, norms, max_error), got)
 
 
 @pytest.mark.parametrize(
@@ -142,11 +145,11 @@ def test_a_nan_float_is_no_threshold(device, function):
 @pytest.mark.parametrize(
     ("dtype", "name"),
     [
-        (torch.int64, "Long"),
-        (torch.int8, "Char"),
-        (torch.bool, "Bool"),
-        (torch.complex64, "ComplexFloat"),
-        (torch.float8_e4m3fn, "Float8_e4m3fn"),
+        (torch.int64, "int64"),
+        (torch.int8, "int8"),
+        (torch.bool, "bool"),
+        (torch.complex64, "complex64"),
+        (torch.float8_e4m3fn, "float8_e4m3fn"),
     ],
 )
 def test_operand_types(operands, product, dtype, name):
@@ -154,7 +157,9 @@ def test_operand_types(operands, product, dtype, name):
     refuses(TypeError, lambda: PRODUCTS[product](*wrong, tau=1.0), "float16", name)
 
 
-@pytest.mark.parametrize(("dtype", "name"), [(torch.int32, "Int"), (torch.complex64, "Complex")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.int32, "int32"), (torch.complex64, "complex64")]
+)
 def test_norm_map_type(device, dtype, name):
     a = torch.ones(40, 40, dtype=dtype, device=device)
     refuses(TypeError, lambda: spamm_torch.norm_map(a), name)
@@ -165,14 +170,14 @@ def test_norm_map_type(device, dtype, name):
 def test_mixed_types(operands, product):
     a, b, aa, bb = operands
     mixed = a, b.double(), aa, bb.double()
-    refuses(TypeError, lambda: PRODUCTS[product](*mixed, tau=1.0), "Float", "Double")
+    refuses(TypeError, lambda: PRODUCTS[product](*mixed, tau=1.0), "float32", "float64")
 
 
 def test_input_type(operands):
     a, b, *_ = operands
     input = torch.ones(30, device=a.device, dtype=torch.float64)
-    refuses(TypeError, lambda: spamm_torch.addmm(input, a, b, tau=1.0), "Float", "Double")
-    refuses(TypeError, lambda: spamm_torch.linear(a, b.t(), input, tau=1.0), "Float", "Double")
+    refuses(TypeError, lambda: spamm_torch.addmm(input, a, b, tau=1.0), "float32", "float64")
+    refuses(TypeError, lambda: spamm_torch.linear(a, b.t(), input, tau=1.0), "float32", "float64")
 
 
 @every_product
@@ -185,7 +190,9 @@ def test_threshold_type(operands, product, dtype, name):
 
 
 @pytest.mark.parametrize("map_name", ["norm_a", "norm_b"])
-@pytest.mark.parametrize(("dtype", "name"), [(torch.float64, "Double"), (torch.float16, "Half")])
+@pytest.mark.parametrize(
+    ("dtype", "name"), [(torch.float64, "float64"), (torch.float16, "float16")]
+)
 def test_type_of_given_maps(operands, map_name, dtype, name):
     a, b, *_ = operands
     norms = torch.ones(1, 1, dtype=dtype, device=a.device)
@@ -195,7 +202,7 @@ def test_type_of_given_maps(operands, map_name, dtype, name):
 
 STAGES = {
     "find_tau": lambda x, y: spamm_torch.find_tau(x, y, 0.5),
-    "find_tau_for_error": lambda x, y: ops.find_tau_for_error(x, y, 0.5),
+    "find_tau_for_error": lambda x, y: spamm_torch.find_tau_for_error(x, y, 0.5),
     "valid_counts": lambda x, y: spamm_torch.valid_counts(x, y, 1.0),
     "valid_ratio": lambda x, y: spamm_torch.valid_ratio(x, y, 1.0),
     "error_bound": lambda x, y: spamm_torch.error_bound(x, y, 1.0),
@@ -206,9 +213,9 @@ every_stage = pytest.mark.parametrize("stage", STAGES)
 @every_stage
 def test_type_of_maps(device, stage):
     norms = torch.ones(2, 2, device=device)
-    refuses(TypeError, lambda: STAGES[stage](norms.half(), norms.half()), "Half")
-    refuses(TypeError, lambda: STAGES[stage](norms.int(), norms.int()), "Int")
-    refuses(TypeError, lambda: STAGES[stage](norms, norms.double()), "Float", "Double")
+    refuses(TypeError, lambda: STAGES[stage](norms.half(), norms.half()), "float16")
+    refuses(TypeError, lambda: STAGES[stage](norms.int(), norms.int()), "int32")
+    refuses(TypeError, lambda: STAGES[stage](norms, norms.double()), "float32", "float64")
 
 
 # ---- Shapes: RuntimeError -----------------------------------------------------------------------
@@ -396,18 +403,30 @@ def test_a_meta_threshold_among_real_maps_is_refused(device):
         (lambda a: spamm_torch.mm(a, a, valid_ratio="x"), TypeError, "valid_ratio"),
         (lambda a: spamm_torch.mm(a, a, max_error="x"), TypeError, "max_error"),
         (lambda a: spamm_torch.mm(a, a, tau="x"), TypeError, "tau"),
+        (lambda a: spamm_torch.mm(a, a, tau=True), TypeError, "got True"),
+        (lambda a: spamm_torch.mm(a, a, valid_ratio=True), TypeError, "got True"),
+        (lambda a: spamm_torch.mm(a, a, max_error=False), TypeError, "got False"),
+        (lambda a: spamm_torch.find_tau(a, a, "x"), TypeError, "valid_ratio"),
+        (lambda a: spamm_torch.find_tau(a, a, 0.5, max_iterations=2.5), TypeError, "got 2.5"),
+        (lambda a: spamm_torch.find_tau(a, a, 0.5, tolerance="x"), TypeError, "tolerance"),
+        (lambda a: spamm_torch.find_tau_for_error(a, a, None), TypeError, "max_error"),
+        (lambda a: spamm_torch.addmm(a, a, a, beta="x", tau=1.0), TypeError, "beta"),
+        (lambda a: spamm_torch.addmm(a, a, a, beta=1j, tau=1.0), TypeError, "got 1j"),
+        (lambda a: spamm_torch.addmm(a, a, a, alpha=None, tau=1.0), TypeError, "alpha"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, block=64.0), ValueError, "block"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, block="64"), ValueError, "block"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, block=None), ValueError, "block"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, norm_a=3), TypeError, "norm_a"),
         (lambda a: spamm_torch.mm([[1.0]], a, tau=1.0), TypeError, "list"),
-        (lambda a: spamm_torch.mm(a.to_sparse(), a, tau=1.0), TypeError, "sparse"),
+        (lambda a: spamm_torch.mm(a.to_sparse(), a, tau=1.0), TypeError, "call to_dense()"),
         (lambda a: spamm_torch.addmm(None, a, a, tau=1.0), TypeError, "input"),
         (lambda a: spamm_torch.linear(a, a, a, tau=1.0), RuntimeError, "bias"),
         (lambda a: spamm_torch.norm_map(a, None), ValueError, "block"),
         (lambda a: spamm_torch.norm_map([[1.0]]), TypeError, "list"),
         (lambda a: spamm_torch.valid_counts(a, a, None), TypeError, "tau"),
         (lambda a: spamm_torch.backend_for("cpu", "float32"), TypeError, "dtype"),
+        (lambda a: spamm_torch.backend_for("gpu", torch.float32), RuntimeError, "got 'gpu'"),
+        (lambda a: spamm_torch.backend_for(2.5, torch.float32), TypeError, "got 2.5"),
         (
             lambda a: spamm_torch.conv2d(
                 a.view(1, 1, 40, 40), a.view(1, 1, 40, 40), tau=1.0, pixel_block=(1.0, 8, 8)
@@ -421,6 +440,57 @@ def test_arguments_of_a_wrong_type(device, call, error, fragment):
     refuses(error, lambda: call(torch.ones(40, 40, device=device)), fragment)
 
 
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_tensors_are_refused(device, layout):
+    a = torch.ones(40, 40, device=device)
+    nested = torch.nested.nested_tensor([a, a], layout=layout)
+    for operands in ((nested, a), (a, nested)):
+        refuses(TypeError, lambda o=operands: spamm_torch.mm(*o, tau=1.0), "got a nested tensor")
+    refuses(TypeError, lambda: spamm_torch.norm_map(nested), "got a nested tensor")
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
+def test_masked_tensors_are_refused(device):
+    a = torch.ones(40, 40, device=device)
+    masked = torch.masked.masked_tensor(a, a > 0)
+    for operands in ((masked, a), (a, masked)):
+        refuses(TypeError, lambda o=operands: spamm_torch.mm(*o, tau=1.0), "got a masked tensor")
+
+
+def test_a_threshold_that_requires_a_gradient_is_refused(device):
+    a = torch.ones(40, 40, device=device)
+    parameter = torch.nn.Parameter(torch.tensor(1.0, device=device))
+    for tau, name in ((parameter, "Parameter"), (parameter * 2, "Tensor")):
+        refuses(RuntimeError, lambda t=tau: spamm_torch.mm(a, a, tau=t), "gradient", name)
+        refuses(RuntimeError, lambda t=tau: spamm_torch.valid_counts(a, a, t), "gradient", name)
+    with torch.no_grad():
+        refuses(RuntimeError, lambda: ops.spamm(a, a, tau=parameter), "gradient")
+    assert torch.equal(spamm_torch.mm(a, a, tau=parameter.detach()), a @ a)
+
+
+def test_mm_of_batches_points_to_bmm(device):
+    batches = torch.ones(2, 4, 4, device=device)
+    refuses(RuntimeError, lambda: spamm_torch.mm(batches, batches, tau=1.0), "use bmm")
+
+
+@pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
+@pytest.mark.parametrize("value", [1.5, (1, 1.5), None, True])
+def test_numbers_of_a_convolution_are_integers(device, name, value):
+    input, weight = torch.ones(1, 2, 4, 4, device=device), torch.ones(2, 2, 1, 1, device=device)
+    convolve = lambda: spamm_torch.conv2d(input, weight, tau=1.0, **{name: value})  # noqa: E731
+    refuses(TypeError, convolve, name, f"got {value}")
+
+
+def test_thresholds_beyond_all_norms(device):
+    """Below zero nothing is skipped; an infinite threshold skips all but what is not finite."""
+    a = torch.ones(40, 100, device=device)
+    a[0, 0] = INF
+    b = torch.ones(100, 40, device=device)
+    assert torch.equal(spamm_torch.mm(a, b, tau=-1), a @ b)
+    assert torch.equal(spamm_torch.mm(a, b, tau=-INF), a @ b)
+    assert torch.equal(spamm_torch.mm(a, b, tau=INF), a[:, :64] @ b[:64])
+
+
 def test_integers_of_numpy_are_integers():
     a = torch.ones(40, 40)
     found = spamm_torch.mm(a, a, tau=numpy.float64(0), block=numpy.int64(64))
@@ -429,6 +499,13 @@ def test_integers_of_numpy_are_integers():
 
 def test_no_kernels_for_a_device():
     refuses(RuntimeError, lambda: spamm_torch.backend_for("meta", torch.float32), "meta")
+
+
+@pytest.mark.skipif(
+    bool(spamm_torch._library.BUILT["cuda"]), reason="tells of builds for the CPU only"
+)
+def test_a_build_for_the_cpu_only_says_what_to_do():
+    refuses(RuntimeError, lambda: spamm_torch.backend_for("cuda", torch.float32), "nvcc", "cuda")
 
 
 # ---- After an error -----------------------------------------------------------------------------

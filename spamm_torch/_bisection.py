@@ -11,16 +11,19 @@ is), so that nothing waits for the device and a CUDA graph can hold the search.
 import functools
 
 import torch
+from torch import Tensor
 
 
-def mean_product(norm_a, norm_b):
+def mean_product(norm_a: Tensor, norm_b: Tensor) -> Tensor:
     """The mean of norm_a[i, k] * norm_b[k, j] over all blocks, from sums over i and over j."""
     per_k = norm_a.double().sum(-2) * norm_b.double().sum(-1)
     products = norm_a.numel() * norm_b.shape[-1]
     return (per_k.sum() / products).to(norm_a.dtype)
 
 
-def bisect_tau(norm_a, norm_b, valid_ratio, max_iterations, tolerance):
+def bisect_tau(
+    norm_a: Tensor, norm_b: Tensor, valid_ratio: float, max_iterations: int, tolerance: float
+) -> Tensor:
     """A threshold near the one that keeps ``valid_ratio`` of the products, as the paper finds it.
 
     Args and returns: as :func:`spamm_torch.find_tau`; 0, which keeps every product, where the mean

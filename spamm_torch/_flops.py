@@ -1,0 +1,64 @@
+"""Formulas for ``torch.utils.flop_counter.FlopCounterMode``.
+
+Counted is what the dense product would cost, two operations for each multiply and add: how much of
+it is skipped is known on the device only. ``SkipInfo.valid_ratio`` tells the share that was
+computed. Norm maps and thresholds count nothing, as torch counts nothing but products.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from ._fake import run_layers
+
+_ops = torch.ops.spamm_torch
+_Shape = Sequence[int]
+
+
+@register_flop_formula([_ops.spamm, _ops.multiply])
+def _product(a: _Shape, b: _Shape, *args: Any, **kwargs: Any) -> int:
+    return 2 * math.prod(a) * b[-1]
+
+
+def _convolution(weight: _Shape, output: _Shape) -> int:
+    return 2 * math.prod(output) * math.prod(weight[1:])
+
+
+@register_flop_formula(_ops.conv2d)
+def _conv2d(input: _Shape, weight: _Shape, *args: Any, out_shape: _Shape, **kwargs: Any) -> int:
+    return _convolution(weight, out_shape)
+
+
+@register_flop_formula(_ops.conv2d_with_norms)
+def _conv2d_with_norms(
+    input: _Shape, weight: _Shape, *args: Any, out_shape: Sequence[_Shape], **kwargs: Any
+) -> int:
+    return _convolution(weight, out_shape[0])
+
+
+@register_flop_formula(_ops.chain)
+def _chain(
+    input: _Shape,
+    weights: Any,
+    biases: Any,
+    norm_weights: Any,
+    knobs: Any,
+    layers: list[int],
+    **kwargs: Any,
+) -> int:
+    weights, biases, norm_weights, knobs = (
+        [_meta(shape) for shape in shapes] for shapes in (weights, biases, norm_weights, knobs)
+    )
+    steps = run_layers(_meta(input), weights, biases, norm_weights, knobs, layers)
+    return sum(
+        _convolution(weight.shape, output.shape) for output, weight in steps if weight is not None
+    )
+
+
+def _meta(shape: _Shape | None) -> Any:
+    return None if shape is None else torch.empty(shape, device="meta")

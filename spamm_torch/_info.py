@@ -1,0 +1,131 @@
+"""What a call skipped: threshold, share of products kept, and bound of the error, from norm maps.
+
+Everything here is a tensor operation on the operands' device; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ._arguments import Knobs
+
+_ops = torch.ops.spamm_torch
+
+
+class SkipInfo(NamedTuple):
+    """What a call skipped, as ``return_info=True`` reports it.
+
+    All are 0-d tensors on the operands' device, of the norms' dtype (float32, or float64 for
+    float64 operands), without a gradient. Reading one on the host waits for the device.
+
+    Attributes:
+        tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call.
+        valid_ratio: the share of block products that were computed, from 0 to 1.
+        error_bound: a proven bound of the Frobenius norm of the error from skipping, absolute (in
+            the result's units, before ``alpha``). Rounding is not in it.
+    """
+
+    tau: Tensor
+    valid_ratio: Tensor
+    error_bound: Tensor
+
+
+def skip_info(
+    norm_a: Tensor, norm_b: Tensor, knobs: Knobs, skip_norm_b: Tensor | None = None
+) -> SkipInfo:
+    """What a product of operands with these norm maps skips.
+
+    ``skip_norm_b`` decides what is skipped where that is not ``norm_b``, which measures errors.
+    """
+    deciding = norm_b if skip_norm_b is None else skip_norm_b
+    if knobs["tau"] is not None:
+        tau = norm_a.new_zeros(()).add(knobs["tau"]).to(norm_a.dtype)  # copies no host memory
+    elif knobs["valid_ratio"] is not None:
+        tau = _ops.find_tau(norm_a, deciding, knobs["valid_ratio"])
+    else:
+        tau = _ops.find_tau_for_error(norm_a, norm_b, knobs["max_error"], skip_norm_b=skip_norm_b)
+    return SkipInfo(
+        tau,
+        _ops.valid_ratio(norm_a, deciding, tau),
+        _ops.error_bound(norm_a, norm_b, tau, skip_norm_b=skip_norm_b),
+    )
+
+
+def as_multiplied(operand: Tensor) -> Tensor:
+    """The operand as autocast lets the op multiply it, outside autograd."""
+    operand, device = operand.detach(), operand.device.type
+    if (
+        operand.dtype == torch.float64
+        or operand.is_meta  # there is no autocast on meta
+        or not torch.is_autocast_enabled(device)
+    ):
+        return operand
+    return operand.to(torch.get_autocast_dtype(device))
+
+
+# ---- Convolutions -------------------------------------------------------------------------------
+
+
+def default_pixel_block(images: int, n: int) -> tuple[int, int, int]:
+    """As many images as fit, the rest split evenly with columns >= rows."""
+    together = 1 << (max(1, min(images, n)).bit_length() - 1)
+    rest = (n // together).bit_length() - 1
+    return together, 1 << (rest // 2), 1 << (rest - rest // 2)
+
+
+def im2col_norms(
+    input: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: int,
+    k: int,
+    pixel_block: tuple[int, int, int],
+) -> tuple[Tensor, Tensor]:
+    """The norm map (groups, KB, NB) of an im2col matrix, and the map that decides what is skipped.
+
+    The matrix itself is never whole in memory: its rows of one kernel position are, at a time.
+    """
+    images, channels, height, width = input.shape
+    grid = [images]
+    for size, window, s, p, d in zip(
+        (height, width), kernel, stride, padding, dilation, strict=True
+    ):
+        grid.append((size + 2 * p - d * (window - 1) - 1) // s + 1)
+    counts = [-(-size // edge) for size, edge in zip(grid, pixel_block, strict=True)]
+    missing = [c * e - size for c, e, size in zip(counts, pixel_block, grid, strict=True)]
+    padded = pad(input, (padding[1], padding[1], padding[0], padding[0]))
+    split = [number for pair in zip(counts, pixel_block, strict=True) for number in pair]
+    maps = []
+    for y, x in itertools.product(range(kernel[0]), range(kernel[1])):
+        top, left = y * dilation[0], x * dilation[1]
+        bottom = top + (grid[1] - 1) * stride[0] + 1
+        right = left + (grid[2] - 1) * stride[1] + 1
+        seen = padded[:, :, top : bottom : stride[0], left : right : stride[1]].transpose(0, 1)
+        whole = pad(seen, (0, missing[2], 0, missing[1], 0, missing[0]))
+        by_block = whole.reshape(channels, *split).permute(0, 1, 3, 5, 2, 4, 6)
+        rows = by_block.reshape(groups, channels // groups, -1)
+        maps.append(_ops.norm_map(rows, (k, math.prod(pixel_block))))
+    norms = torch.cat(maps, 1)
+    return norms, norms * _partial_block_scale(norms, grid, counts, pixel_block)
+
+
+def _partial_block_scale(
+    norms: Tensor, grid: list[int], counts: list[int], pixel_block: tuple[int, int, int]
+) -> Tensor:
+    """sqrt(n / c) for each pixel block, c being its pixels inside the output grid."""
+    inside = []
+    for size, count, edge in zip(grid, counts, pixel_block, strict=True):
+        start = torch.arange(count, dtype=norms.dtype, device=norms.device) * edge
+        inside.append((size - start).clamp_max(edge))
+    images, rows, columns = inside
+    pixels = (images[:, None, None] * rows[:, None] * columns).flatten()
+    # By a tensor: CUDA would multiply by a number's rounded inverse.
+    return torch.full_like(pixels, math.prod(pixel_block)).div(pixels).sqrt()
