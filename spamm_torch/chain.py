@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from .functional import backend_for
-from .nn import SpAMMConv2d, takes_ready_weights
 from ._arguments import as_tau, check_block
+from .nn import SpAMMConv2d, takes_ready_weights
 
 _ops = torch.ops.spamm_torch
 
@@ -80,8 +79,7 @@ class SpAMMChain(nn.Sequential):
 @functools.cache
 def _computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether convolutions there compute the norms of their output without a pass over it."""
-    is_half = dtype in (torch.float16, torch.bfloat16)
-    return is_half and device.type == "cuda" and backend_for(device, dtype).startswith("sm90")
+    return _ops.computes_output_norms(device, dtype)
 
 
 # ---- What a chain may hold ----------------------------------------------------------------------
