@@ -51,6 +51,30 @@ def test_library_has_a_soname():
     assert soname == "libspamm_torch.so"
 
 
+def cuobjdump():
+    """The CUDA toolkit's, or the one that Triton brings."""
+    spec = importlib.util.find_spec("triton")
+    places = [Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin")]
+    if spec is not None:
+        places.append(Path(spec.origin).parent / "backends" / "nvidia" / "bin")
+    return shutil.which("cuobjdump", path=os.pathsep.join(map(str, places)))
+
+
+def test_code_of_other_targets_traps_in_place_of_hopper_kernels():
+    """An empty kernel would leave its output unwritten, silently."""
+    built = _library.BUILT["cuda_targets"]
+    if not {"8.0+PTX", "9.0a"} <= set(built) or cuobjdump() is None:
+        pytest.skip("needs a library built for 8.0+PTX and 9.0a, and cuobjdump")
+    ptx = tool(cuobjdump(), "-ptx", _library.library_path())
+    kernels = {}
+    for text in re.split(r"^\.visible \.entry ", ptx, flags=re.M)[1:]:
+        kernels[text.split("(")[0]] = text
+    ours = ("sm90IN", "5splitI")  # mangled names; kernels without wgmma run on other chips too
+    hopper = {name: text for name, text in kernels.items() if any(part in name for part in ours)}
+    assert len(hopper) > 100
+    assert [name for name, text in hopper.items() if "trap;" not in text] == []
+
+
 def test_include_path_holds_the_header():
     assert (_library.include_path() / "spamm" / "spamm.h").is_file()
 
