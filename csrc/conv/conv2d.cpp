@@ -95,9 +95,12 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   const Block& block = conv.block;
   const PixelBlocks& blocks = conv.blocks;
   const OptTensor &bias = conv.bias, &norm_weight = conv.norm_weight;
-  const Tensor weights = weight_matrix(conv.weight, shape.groups, block.k);
+  const bool on_cpu = input.is_cpu() && cpu::has_implicit_conv(conv);
+  // The CPU's own convolution reads the weight as it is: with norms at hand no matrix is needed.
+  const Tensor weights =
+      on_cpu && norm_weight ? Tensor() : weight_matrix(conv.weight, shape.groups, block.k);
   const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
-  if (input.is_cpu() && cpu::has_implicit_conv(conv)) {
+  if (on_cpu) {
     cpu::implicit_conv(conv, knob, norm_a, output);
     if (conv.relu) output.relu_();
     return;
