@@ -759,10 +759,12 @@ def conv2d(
             groups <= 32, else 64; k = 32 if in_channels / groups <= 32, else 64; n = 64, or the
             size of pixel_block.
         pixel_block: (images, rows, columns), powers of two whose product is the block's n. None
-            takes as many images as fit and splits the rest evenly with columns >= rows: (64, 1, 1)
-            from 64 images on, (1, 8, 8) for one. With more than one image in a block, what is
-            skipped for an image depends on its batch; with (1, r, c) each image's result is bitwise
-            independent of the others.
+            with a tau is (n, 1, 1) for every batch, so that a tau means the same for all; a block
+            that the batch does not fill is skipped as if it were full. None with valid_ratio or
+            max_error takes as many images as fit and splits the rest evenly with columns >= rows:
+            (64, 1, 1) from 64 images on, (1, 8, 8) for one. With more than one image in a block,
+            what is skipped for an image depends on its batch; with (1, r, c) each image's result
+            under a tau is bitwise independent of the others.
         norm_weight: norms of the weight matrix to use instead of computing them, as from
             ``torch.ops.spamm_torch.conv2d_weight_norm``.
         norm_input: the input's norms where the layer before computed them (``return_norms``, and
@@ -794,10 +796,10 @@ def conv2d(
     ``torch.backends.cuda.matmul`` allows TF32, float32, without groups: blocks of 64 or 128 (32
     where one block holds all channels), out_channels a multiple of 16 bytes, a pixel_block whose
     edges times the stride stay within 256 pixels; and float32 at full accuracy in the same blocks
-    where pixel_block holds images alone (the default from 64 images on) and there are 32 channels
-    or more, by products of float16 split parts. Input and weight are read as they lie where they
-    are channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them
-    into that form first, and the output back where the input is not channels-last.
+    where pixel_block holds images alone (the default with a tau) and there are 32 channels or more,
+    by products of float16 split parts. Input and weight are read as they lie where they are
+    channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them into
+    that form first, and the output back where the input is not channels-last.
     """
     if has_torch_function_variadic(input, weight):
         return handle_torch_function(

@@ -310,12 +310,13 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
     all images); see :func:`spamm_torch.conv2d`, and there for ``block`` and ``pixel_block``.
 
     Which pixels share a block decides how well skipping preserves accuracy. By default a block
-    holds as many images as fit, at one position (64 images from a batch of 64 on): skipping then
-    follows the position in the picture, which suits centred subjects. It has a price: what is
-    skipped for one image depends on the other images of its batch, and the default changes with the
-    batch size. With ``pixel_block=(1, rows, columns)`` each image's result under a ``tau`` is
-    bitwise independent of the others and of the batch size. A ``tau`` is tuned to one pixel_block:
-    keep the two together.
+    holds images at one position of the picture: skipping then follows the position, which suits
+    centred subjects. With a ``tau`` these are n images (64) whatever the batch, so that the same
+    ``tau`` serves every batch size; a block that the batch does not fill is skipped as if it were
+    full. With ``valid_ratio`` or ``max_error``, blocks of a smaller batch hold its images and some
+    rows and columns. What is skipped for one image depends on the other images in its block. With
+    ``pixel_block=(1, rows, columns)`` each image's result under a ``tau`` is bitwise independent of
+    the others and of the batch size. A ``tau`` is tuned to one pixel_block: keep the two together.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,

@@ -98,7 +98,8 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
               const Knob& knob, IntArrayRef block = {64, 64, 64});
 
 // 2-D convolution as weight matrix times im2col matrix; arguments as at::conv2d. `block` and
-// `pixel_block` default to the documented rule. Groups share one knob. `relu` rectifies the result,
+// `pixel_block` default to the documented rule; with a tau, pixel blocks do not follow the batch,
+// so that a tau means the same for every batch. Groups share one knob. `relu` rectifies the result,
 // in the same kernel where the device has one for it.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
               const Knob& knob, IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
