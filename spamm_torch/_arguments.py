@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
-from torch.masked.maskedtensor.core import is_masked_tensor
+from torch.masked import MaskedTensor
 
 EDGES = (32, 64, 128)
 
@@ -224,7 +224,7 @@ def check_tensor(value: Any, name: str) -> None:
         raise TypeError(
             f"{name} must be a dense (strided) tensor; got {value.layout} (call to_dense())"
         )
-    if type(value) is not Tensor and is_masked_tensor(value):
+    if isinstance(value, MaskedTensor):
         raise TypeError(f"{name} must be a dense tensor; got a masked tensor (call to_tensor(0))")
 
 
