@@ -72,8 +72,10 @@ def as_multiplied(operand: Tensor) -> Tensor:
 # ---- Convolutions -------------------------------------------------------------------------------
 
 
-def default_pixel_block(images: int, n: int) -> tuple[int, int, int]:
-    """As many images as fit, the rest split evenly with columns >= rows."""
+def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, int]:
+    """(n, 1, 1) with a tau; else as many images as fit, the rest split with columns >= rows."""
+    if has_tau:
+        return n, 1, 1
     together = 1 << (max(1, min(images, n)).bit_length() - 1)
     rest = (n // together).bit_length() - 1
     return together, 1 << (rest // 2), 1 << (rest - rest // 2)

@@ -879,7 +879,9 @@ def _conv2d_info(
     stride, padding, dilation, groups = geometry
     out_channels, in_channels, height, width = weight.shape
     edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
-    images, rows, columns = pixel_block or default_pixel_block(batch.shape[0], edges[2])
+    images, rows, columns = pixel_block or default_pixel_block(
+        knobs["tau"] is not None, batch.shape[0], edges[2]
+    )
     pixels = (images, rows, columns)
     if norm_weight is None:
         norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
