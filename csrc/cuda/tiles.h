@@ -58,7 +58,7 @@ constexpr TileRow<Kernel> kTiles[] = {
     // may cut K, and only the small tile is as accurate.
     {Kernel::kSm90F32x3, TileSize::kSmall, {64, 128, 64, 64, 4, 1}, 0},
     {Kernel::kSm90F32x3, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.25},
-    // Between one and the bound, most of a second wave of large tiles would be idle.
+    // From 1 to 1.5, most of a second wave of large tiles would be idle.
     {Kernel::kSm90F64, TileSize::kSmall, {64, 64, 64, 64, 3, 2}, 0},
     {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},

@@ -158,7 +158,6 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   const kernels::Launch how = {
       .tile = choose_conv_tile_sm80(kernel, shape.groups, pixels, p.out_channels,
                                     device.multiprocessors(), forced_tile()),
-      .group_rows = 0,
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream()};
   C10_CUDA_CHECK(convolve(p, how));

@@ -56,11 +56,9 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
                   norms.weight.options());
   }
   if (in_kernel) p.norm_output = next_norms.mutable_data_ptr<float>();
-  C10_CUDA_CHECK(launch_conv<Element>(p, input.const_data_ptr(), weight.const_data_ptr(),
-                                      {.tile = tile,
-                                       .group_rows = 0,
-                                       .multiprocessors = device.multiprocessors(),
-                                       .stream = stream}));
+  C10_CUDA_CHECK(launch_conv<Element>(
+      p, input.const_data_ptr(), weight.const_data_ptr(),
+      {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = stream}));
   if (conv.wants_output_norms && !in_kernel)
     output_norms<Element>(arguments.output, next_norms, stream);
   return {arguments.output, next_norms};

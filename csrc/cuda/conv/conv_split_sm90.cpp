@@ -76,7 +76,6 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   arguments.params.a = a.source();
   arguments.params.b = b.source();
   C10_CUDA_CHECK(launch_conv_f32x3(arguments.params, {.tile = TileSize::kSmall,
-                                                      .group_rows = 0,
                                                       .multiprocessors = device.multiprocessors(),
                                                       .stream = device.stream()}));
   return {arguments.output, Tensor()};

@@ -106,9 +106,9 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
   const TileSize tile = choose_tile(kernel, batch, m, n, device.multiprocessors(), forced_tile());
   const kernels::Launch how = {
       .tile = tile,
-      .group_rows = group_rows(blocks_of(n, find_tile(kernel, tile)->config.columns)),
       .multiprocessors = device.multiprocessors(),
-      .stream = device.stream()};
+      .stream = device.stream(),
+      .group_rows = group_rows(blocks_of(n, find_tile(kernel, tile)->config.columns))};
   // Calls start(params) with all but the operands; errors of the driver and the launch end here.
   const auto with_params = [&]<class Norm>(Norm, const auto& start) {
     Arguments<Norm> arguments(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);

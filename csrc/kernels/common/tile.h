@@ -24,9 +24,9 @@ struct Tiles {
 
 struct Launch {
   TileSize tile;
-  int group_rows;  // tile rows that a Hopper product walks together
   int multiprocessors;
   CUstream_st* stream;  // a cudaStream_t
+  int group_rows = 0;   // tile rows that a Hopper product walks together
 };
 
 }  // namespace spamm::kernels

@@ -16,8 +16,8 @@ cudaError_t convolve_split_in(ConvParams p, const Launch& how) {
   if (error != cudaSuccess) return error;
   const int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
   if (blocks == p.tiles) p.next_tile = nullptr;
-  return launch(kernel, blocks, Config::kThreads, kSharedBytes, /*overlap_previous=*/true, how.stream,
-                p);
+  return launch(kernel, blocks, Config::kThreads, kSharedBytes, /*overlap_previous=*/true,
+                how.stream, p);
 }
 
 // As convolve(), but a and b of p are set too, and pixel blocks hold images alone.
@@ -26,8 +26,7 @@ cudaError_t convolve_split(ConvParams p, const Launch& how) {
   complete(p);
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
     constexpr TileConfig kTile = kTiles.small;
-    using Chosen =
-        SplitConfig<kTile.rows / kBlock, kTile.columns / kBlock, kWidth, kTile.stages>;
+    using Chosen = SplitConfig<kTile.rows / kBlock, kTile.columns / kBlock, kWidth, kTile.stages>;
     static_assert(kHasTile<Chosen, kTile>);
     return convolve_split_in<Chosen>(p, how);
   });
