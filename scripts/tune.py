@@ -1,6 +1,6 @@
 """Finds from how large a product on the multiply's larger tile pays, on the chip at hand.
 
-csrc/cuda/heuristics.h holds one number for each kernel: how many 128 x 128 tiles of C there must be
+csrc/cuda/tiles.h holds one number for each large tile: how many 128 x 128 tiles of C there must be
 for each multiprocessor. This script times both tiles, and the choice as it stands, over sizes and
 valid ratios. It gives the number that loses least against the better tile of each case, and what
 the choice as it stands loses. It changes nothing itself.

@@ -1,5 +1,9 @@
-// Which kernel and tile serve a product: the one place that decides. Plain functions of plain
-// numbers, so that they can be tested without a GPU.
+// Which kernel and tile serve a product or a convolution: with the table of tiles.h, the one place
+// that decides. Plain functions of plain numbers, so that they can be tested without a GPU.
+//
+// What can be chosen stands here. What only one kernel can do (takes_resident and strides_fit of
+// the Hopper convolution), and how one kernel cuts its own grid, registers and turns, stands beside
+// it.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -10,22 +14,9 @@
 #include <optional>
 
 #include "block.h"
-#include "kernels/common/tile.h"
+#include "cuda/tiles.h"
 
 namespace spamm::cuda {
-
-enum class Kernel {
-  kSm90F16,
-  kSm90Bf16,
-  kSm90F32x1,
-  kSm90F32x3,
-  kSm90F64,
-  kSm80F16,
-  kSm80Bf16,
-  kSm80Tf32,
-  kSm80F32,
-  kSm80F64
-};
 
 // Whether a chip runs the kernels for Hopper: they are built for sm_90a, which is compute
 // capability 9.0 (90) and no other, and a thread block takes all the shared memory it has.
@@ -119,35 +110,115 @@ inline const char* kernel_name(Kernel kernel) {
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
 }
 
-// From how many 128 x 128 tiles of C for each multiprocessor on the large tile pays: it reads each
-// operand less often, but leaves multiprocessors idle where C is small. scripts/tune.py measures
-// these numbers.
-inline double large_tile_from(Kernel kernel) {
+// Whether the pass that computes the norms also clears the counter of tiles of this kernel's
+// product, which then needs no launch for that.
+inline bool norms_clear_counter(Kernel kernel) {
+  return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16;
+}
+
+// Whether a kernel counts the tiles that its thread blocks have claimed.
+inline bool claims_tiles(Kernel kernel) {
   switch (kernel) {
     case Kernel::kSm90F16:
     case Kernel::kSm90Bf16:
     case Kernel::kSm90F32x1:
-      return 0.5;  // beyond one wave of small tiles, which are half as large
     case Kernel::kSm90F32x3:
-      return 1.25;  // below that cublasSgemm may cut K, and only the small tile is as accurate
     case Kernel::kSm90F64:
-      return 1.5;  // between, most of a second wave of large tiles would be idle
+      return true;
     default:
-      return 1;
+      return false;
   }
 }
 
-inline Tile choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors) {
-  const int64_t tiles = batch * blocks_of(m, 128) * blocks_of(n, 128);
-  return static_cast<double>(tiles) >= large_tile_from(kernel) * multiprocessors ? Tile::kLarge
-                                                                                 : Tile::kSmall;
+// ---- Tiles --------------------------------------------------------------------------------------
+
+// The tile that is forced, where the kernel has it, else the large one where that pays.
+template <class AnyKernel>
+TileSize pick_tile(AnyKernel kernel, bool large_pays, std::optional<TileSize> forced) {
+  const TileSize wanted = forced.value_or(large_pays ? TileSize::kLarge : TileSize::kSmall);
+  return find_tile(kernel, wanted) == nullptr ? TileSize::kSmall : wanted;
 }
 
-// The same for a convolution without im2col, of so many boxes of 64 output pixels: 128 output
-// channels x 128 or 256 pixels. Small tiles fill more of the chip for two waves or less.
-inline Tile choose_conv_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
-  const int64_t large_tiles = blocks_of(out_channels, 128) * blocks_of(boxes, 4);
-  return large_tiles > 2 * multiprocessors ? Tile::kLarge : Tile::kSmall;
+// Whether a large tile, which reads each operand less often, leaves few multiprocessors idle: it
+// pays from a number of areas of 128 x 128 of C for each of them on.
+template <class AnyKernel>
+bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors) {
+  const TileRow<AnyKernel>* large = find_tile(kernel, TileSize::kLarge);
+  const int64_t areas = batch * blocks_of(m, 128) * blocks_of(n, 128);
+  return large != nullptr && static_cast<double>(areas) >= large->pays_from * multiprocessors;
+}
+
+inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
+                            std::optional<TileSize> forced = std::nullopt) {
+  return pick_tile(kernel, large_tile_pays(kernel, batch, m, n, multiprocessors), forced);
+}
+
+// How many tile rows a Hopper product walks together, so that they share columns of B in the L2
+// cache. Measured: with 16 tile columns or less, a group of 8 is about one tile for each
+// multiprocessor and 6% faster; with more, 16 is up to 1% faster.
+inline int group_rows(int64_t tile_columns) { return tile_columns <= 16 ? 8 : 16; }
+
+// ---- Convolutions -------------------------------------------------------------------------------
+
+// With so many output channels or fewer, half of a tile of 128 of them is empty.
+constexpr int64_t kNarrowOutput = 64;
+
+// Without an im2col matrix. `hopper`: the kernels for it take the convolution.
+inline ConvKernel choose_conv_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper) {
+  switch (dtype) {
+    case c10::ScalarType::Half:
+      return hopper ? ConvKernel::kSm90F16 : ConvKernel::kSm80F16;
+    case c10::ScalarType::BFloat16:
+      return hopper ? ConvKernel::kSm90Bf16 : ConvKernel::kSm80Bf16;
+    case c10::ScalarType::Float:
+      if (hopper) return allow_tf32 ? ConvKernel::kSm90Tf32 : ConvKernel::kSm90F32x3;
+      return allow_tf32 ? ConvKernel::kSm80Tf32 : ConvKernel::kSm80F32;
+    case c10::ScalarType::Double:
+      TORCH_INTERNAL_ASSERT(!hopper, "Hopper has no convolution of float64");
+      return ConvKernel::kSm80F64;
+    default:
+      TORCH_CHECK_TYPE(false, "no CUDA convolution for ", dtype);
+  }
+}
+
+// For sm_80, of so many pixels and output channels of each group.
+inline TileSize choose_conv_tile_sm80(ConvKernel kernel, int64_t groups, int64_t pixels,
+                                      int64_t out_channels, int multiprocessors,
+                                      std::optional<TileSize> forced = std::nullopt) {
+  const bool pays = out_channels > kNarrowOutput &&
+                    large_tile_pays(kernel, groups, pixels, out_channels, multiprocessors);
+  return pick_tile(kernel, pays, forced);
+}
+
+// For Hopper, of so many boxes of 64 output pixels. Small tiles fill more of the chip for as many
+// waves of large ones as the table says, or less. `narrow`: takes_resident() for half types.
+inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, int64_t boxes,
+                                      bool narrow, int multiprocessors,
+                                      std::optional<TileSize> forced = std::nullopt) {
+  if (narrow && find_tile(kernel, TileSize::kNarrow) != nullptr) return TileSize::kNarrow;
+  const TileRow<ConvKernel>* large = find_tile(kernel, TileSize::kLarge);
+  if (large == nullptr) return TileSize::kSmall;
+  const int64_t large_tiles =
+      blocks_of(out_channels, large->config.rows) * blocks_of(boxes, large->config.columns / 64);
+  return pick_tile(kernel, static_cast<double>(large_tiles) > large->pays_from * multiprocessors,
+                   forced);
+}
+
+// Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
+// that computes norms also sets it to zero; where there is none, saving a launch beats claiming,
+// but for large tiles.
+inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
+  return computes_norms || tile == TileSize::kLarge;
+}
+
+// Whether float32 at full accuracy is worth splitting for Hopper's convolution: split parts come in
+// blocks of 64 images x 64 channels, and half empty ones do not pay.
+inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
+
+// Whether an explicit im2col matrix pays, for the kernel that would multiply it: three products of
+// split parts are worth it, unless most of it is the padding of few channels to blocks.
+inline bool im2col_matrix_pays(Kernel kernel, int64_t group_in_channels) {
+  return kernel == Kernel::kSm90F32x3 && group_in_channels >= 32;
 }
 
 }  // namespace spamm::cuda

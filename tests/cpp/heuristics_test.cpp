@@ -1,7 +1,10 @@
-// The table that decides which CUDA kernel and tile serve a product: plain numbers, no device.
+// Which CUDA kernel and tile serve a product or a convolution: plain numbers, no device.
 #include "cuda/heuristics.h"
 
+#include <set>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "support.h"
 
@@ -9,6 +12,10 @@ namespace spamm::cuda {
 namespace {
 
 constexpr int64_t kHopperShared = 227 * 1024;
+
+const std::vector<Kernel> kKernels = {
+    Kernel::kSm90F16, Kernel::kSm90Bf16, Kernel::kSm90F32x1, Kernel::kSm90F32x3, Kernel::kSm90F64,
+    Kernel::kSm80F16, Kernel::kSm80Bf16, Kernel::kSm80Tf32,  Kernel::kSm80F32,   Kernel::kSm80F64};
 
 TEST(Heuristics, HopperKernelsRunOnHopperAlone) {
   EXPECT_TRUE(runs_hopper_kernels(90, kHopperShared));
@@ -89,27 +96,158 @@ TEST(Heuristics, LargeTilesOnceTheyFillTheChip) {
   const auto tile = [](Kernel kernel, int64_t batch, int64_t m, int64_t n) {
     return choose_tile(kernel, batch, m, n, kMultiprocessors);
   };
-  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1536, 1408), Tile::kLarge);  // 132 tiles of 128 x 128
-  EXPECT_EQ(tile(Kernel::kSm80F16, 132, 1, 1), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1536, 1536), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1664, 1664), Tile::kLarge);  // 169 tiles of 128 x 128
-  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 1536, 1536), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 2048, 2048), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1024, 1024), Tile::kSmall);
-  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1025, 1024), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1024, 1024), Tile::kSmall);  // 128 tiles of 128 x 64
-  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1025, 1024), Tile::kLarge);
-  EXPECT_EQ(tile(Kernel::kSm90Bf16, 133, 1, 1), Tile::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1024, 1024), TileSize::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm80F16, 1, 1536, 1408), TileSize::kLarge);  // 132 tiles of 128 x 128
+  EXPECT_EQ(tile(Kernel::kSm80F16, 132, 1, 1), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1024, 1024), TileSize::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1536, 1536), TileSize::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F32x3, 1, 1664, 1664), TileSize::kLarge);  // 169 tiles of 128 x 128
+  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 1536, 1536), TileSize::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F64, 1, 2048, 2048), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1024, 1024), TileSize::kSmall);
+  EXPECT_EQ(tile(Kernel::kSm90F32x1, 1, 1025, 1024), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1024, 1024), TileSize::kSmall);  // 128 tiles of 128 x 64
+  EXPECT_EQ(tile(Kernel::kSm90F16, 1, 1025, 1024), TileSize::kLarge);
+  EXPECT_EQ(tile(Kernel::kSm90Bf16, 133, 1, 1), TileSize::kLarge);
 }
 
-TEST(Heuristics, LargeConvolutionTilesFromTwoWavesOn) {
+TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
   constexpr int kMultiprocessors = 132;
-  EXPECT_EQ(choose_conv_tile(128, 512, kMultiprocessors), Tile::kSmall);
-  EXPECT_EQ(choose_conv_tile(256, 528, kMultiprocessors), Tile::kSmall);  // 264 tiles of 128 x 256
-  EXPECT_EQ(choose_conv_tile(256, 529, kMultiprocessors), Tile::kLarge);
+  for (const TileSize forced : {TileSize::kSmall, TileSize::kLarge}) {
+    for (const int64_t edge : {1, 100'000}) {
+      for (const Kernel kernel : kKernels) {
+        EXPECT_EQ(choose_tile(kernel, 1, edge, edge, kMultiprocessors, forced), forced);
+      }
+      EXPECT_EQ(
+          choose_conv_tile_sm80(ConvKernel::kSm80Tf32, 1, edge, edge, kMultiprocessors, forced),
+          forced);
+      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, edge, edge, /*narrow=*/false,
+                                      kMultiprocessors, forced),
+                forced);
+      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64, edge, /*narrow=*/true,
+                                      kMultiprocessors, forced),
+                TileSize::kNarrow);
+      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90F32x3, edge, edge, /*narrow=*/true,
+                                      kMultiprocessors, forced),
+                TileSize::kSmall);
+    }
+  }
 }
+
+TEST(Heuristics, TileRowsWalkedTogether) {
+  EXPECT_EQ(group_rows(1), 8);
+  EXPECT_EQ(group_rows(16), 8);
+  EXPECT_EQ(group_rows(17), 16);
+}
+
+TEST(Heuristics, CountersOfTiles) {
+  for (const Kernel kernel : kKernels) {
+    EXPECT_EQ(claims_tiles(kernel), std::string(kernel_name(kernel)).starts_with("sm90"));
+    EXPECT_LE(norms_clear_counter(kernel), claims_tiles(kernel));
+  }
+  EXPECT_TRUE(norms_clear_counter(Kernel::kSm90F16));
+  EXPECT_FALSE(norms_clear_counter(Kernel::kSm90F64));
+  EXPECT_TRUE(claims_conv_tiles(TileSize::kSmall, /*computes_norms=*/true));
+  EXPECT_TRUE(claims_conv_tiles(TileSize::kLarge, /*computes_norms=*/false));
+  EXPECT_FALSE(claims_conv_tiles(TileSize::kSmall, /*computes_norms=*/false));
+  EXPECT_FALSE(claims_conv_tiles(TileSize::kNarrow, /*computes_norms=*/false));
+}
+
+TEST(Heuristics, ConvolutionKernelsByTypeAndChip) {
+  for (const bool tf32 : {false, true}) {
+    EXPECT_EQ(choose_conv_kernel(at::kHalf, tf32, true), ConvKernel::kSm90F16);
+    EXPECT_EQ(choose_conv_kernel(at::kBFloat16, tf32, true), ConvKernel::kSm90Bf16);
+    EXPECT_EQ(choose_conv_kernel(at::kHalf, tf32, false), ConvKernel::kSm80F16);
+    EXPECT_EQ(choose_conv_kernel(at::kBFloat16, tf32, false), ConvKernel::kSm80Bf16);
+    EXPECT_EQ(choose_conv_kernel(at::kDouble, tf32, false), ConvKernel::kSm80F64);
+  }
+  EXPECT_EQ(choose_conv_kernel(at::kFloat, true, true), ConvKernel::kSm90Tf32);
+  EXPECT_EQ(choose_conv_kernel(at::kFloat, false, true), ConvKernel::kSm90F32x3);
+  EXPECT_EQ(choose_conv_kernel(at::kFloat, true, false), ConvKernel::kSm80Tf32);
+  EXPECT_EQ(choose_conv_kernel(at::kFloat, false, false), ConvKernel::kSm80F32);
+  EXPECT_THROW(choose_conv_kernel(at::kInt, false, false), c10::TypeError);
+}
+
+TEST(Heuristics, Float32ConvolutionsByChannels) {
+  EXPECT_TRUE(split_conv_pays(32));
+  EXPECT_FALSE(split_conv_pays(31));
+  EXPECT_TRUE(im2col_matrix_pays(Kernel::kSm90F32x3, 32));
+  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, 31));
+  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm80F32, 64));
+}
+
+TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
+  constexpr int kMultiprocessors = 132;
+  const auto sm90 = [](int64_t out_channels, int64_t boxes) {
+    return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, /*narrow=*/false,
+                                 kMultiprocessors);
+  };
+  EXPECT_EQ(sm90(128, 512), TileSize::kSmall);
+  EXPECT_EQ(sm90(256, 528), TileSize::kSmall);  // two waves: 264 tiles of 128 x 256
+  EXPECT_EQ(sm90(256, 529), TileSize::kLarge);
+  const auto sm80 = [](int64_t groups, int64_t pixels, int64_t out_channels) {
+    return choose_conv_tile_sm80(ConvKernel::kSm80F16, groups, pixels, out_channels,
+                                 kMultiprocessors);
+  };
+  EXPECT_EQ(sm80(1, 131 * 128, 128), TileSize::kSmall);
+  EXPECT_EQ(sm80(1, 132 * 128, 128), TileSize::kLarge);
+  EXPECT_EQ(sm80(132, 128, 128), TileSize::kLarge);
+  EXPECT_EQ(sm80(1, 1'000'000, 64), TileSize::kSmall);  // half of a large tile would be empty
+}
+
+// ---- The table of tiles -------------------------------------------------------------------------
+
+template <class AnyKernel>
+void check_table(const std::vector<AnyKernel>& kernels, const std::set<AnyKernel>& with_one_tile) {
+  std::set<std::pair<AnyKernel, TileSize>> seen;
+  for (const TileRow<AnyKernel>& row : table_of(AnyKernel{})) {
+    SCOPED_TRACE("kernel " + std::to_string(static_cast<int>(row.kernel)) + ", size " +
+                 std::to_string(static_cast<int>(row.size)));
+    EXPECT_TRUE(seen.emplace(row.kernel, row.size).second) << "stands twice";
+    EXPECT_EQ(find_tile(row.kernel, row.size), &row);
+    const TileConfig& tile = row.config;
+    EXPECT_EQ(tile.rows % tile.warp_rows, 0);
+    EXPECT_EQ(tile.columns % tile.warp_columns, 0);
+    EXPECT_GE(tile.stages, 2);
+    EXPECT_GE(tile.blocks_per_multiprocessor, 1);
+    EXPECT_EQ(row.pays_from > 0, row.size == TileSize::kLarge);
+  }
+  for (const AnyKernel kernel : kernels) {
+    SCOPED_TRACE("kernel " + std::to_string(static_cast<int>(kernel)));
+    const auto *small = find_tile(kernel, TileSize::kSmall),
+               *large = find_tile(kernel, TileSize::kLarge);
+    ASSERT_NE(small, nullptr);
+    EXPECT_EQ(large == nullptr, with_one_tile.count(kernel) == 1);
+    if (large != nullptr) {
+      EXPECT_GT(large->config.rows * large->config.columns,
+                small->config.rows * small->config.columns);
+    }
+  }
+}
+
+TEST(Tiles, EveryProductHasASmallAndALargeOne) { check_table<Kernel>(kKernels, {}); }
+
+TEST(Tiles, EveryConvolutionButTheSplitOneHasASmallAndALargeOne) {
+  check_table<ConvKernel>({ConvKernel::kSm90F16, ConvKernel::kSm90Bf16, ConvKernel::kSm90Tf32,
+                           ConvKernel::kSm90F32x3, ConvKernel::kSm80F16, ConvKernel::kSm80Bf16,
+                           ConvKernel::kSm80Tf32, ConvKernel::kSm80F32, ConvKernel::kSm80F64},
+                          {ConvKernel::kSm90F32x3});
+}
+
+TEST(Tiles, NarrowOnesHoldTheOutputChannelsThatAskForThem) {
+  for (const ConvKernel kernel :
+       {ConvKernel::kSm90F16, ConvKernel::kSm90Bf16, ConvKernel::kSm90Tf32}) {
+    const TileRow<ConvKernel>* narrow = find_tile(kernel, TileSize::kNarrow);
+    ASSERT_NE(narrow, nullptr);
+    EXPECT_EQ(narrow->config.rows, kNarrowOutput);
+  }
+}
+
+// What instances compile.
+static_assert(kTilesOf<Kernel::kSm90F32x3>.small.rows == 64);
+static_assert(kTilesOf<Kernel::kSm90F16>.narrow.rows == 0);
+static_assert(kTilesOf<ConvKernel::kSm80F32>.large.blocks_per_multiprocessor == 1);
+static_assert(kTilesOf<ConvKernel::kSm90F32x3>.large.rows == 0);
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -1,5 +1,6 @@
 // Convolution without an im2col matrix, on sm_80 and newer: tensors to pointers.
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 
@@ -10,6 +11,8 @@
 #include "cuda/conv/im2col_norms.h"
 #include "cuda/conv/launch_sm80.h"
 #include "cuda/device.h"
+#include "cuda/forced_tile.h"
+#include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/multiply.h"
 #include "cuda/tau_argument.h"
@@ -26,10 +29,6 @@ constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
 
 kernels::Size2 pair(const Size2& size) {
   return {static_cast<int>(size.height), static_cast<int>(size.width)};
-}
-
-Kernel kernel_of(const Convolution& conv, bool hopper) {
-  return choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
 }
 
 // Channels of a group as readable_pixels() has them.
@@ -137,42 +136,40 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   p.output = output.mutable_data_ptr();
 
-  const Kernel kernel = kernel_of(conv, /*hopper=*/false);
+  const ConvKernel kernel =
+      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/false);
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
-  // Large tiles are 128 channels wide.
-  const Tile chosen = p.out_channels <= 64 ? Tile::kSmall
-                                           : choose_tile(kernel, shape.groups, pixels,
-                                                         p.out_channels, device.multiprocessors());
-  const auto launch = [&]() -> ConvLauncher<Norm> {
+  const auto convolve = [&]() -> Convolve<Norm> {
     if constexpr (std::is_same_v<Norm, double>) {
-      return conv_f64;
+      return conv_sm80_f64;
     } else {
       switch (kernel) {
-        case Kernel::kSm80F16:
-          return conv_f16;
-        case Kernel::kSm80Bf16:
-          return conv_bf16;
-        case Kernel::kSm80Tf32:
-          return conv_tf32;
+        case ConvKernel::kSm80F16:
+          return conv_sm80_f16;
+        case ConvKernel::kSm80Bf16:
+          return conv_sm80_bf16;
+        case ConvKernel::kSm80Tf32:
+          return conv_sm80_tf32;
         default:
-          return conv_f32;
+          return conv_sm80_f32;
       }
     }
   }();
-  launch(p, forced_tile().value_or(chosen), device.multiprocessors(), device.stream());
+  const kernels::Launch how = {
+      .tile = choose_conv_tile_sm80(kernel, shape.groups, pixels, p.out_channels,
+                                    device.multiprocessors(), forced_tile()),
+      .multiprocessors = device.multiprocessors(),
+      .stream = device.stream()};
+  C10_CUDA_CHECK(convolve(p, how));
   return output;
 }
 
 bool takes(const Convolution& conv, const Knob&) {
   const ConvShape& shape = conv.shape;
-  // Hopper's product of an explicit matrix in three products of split parts is worth the matrix,
-  // unless most of that is the padding of few channels to blocks.
-  constexpr int64_t kLeastInputChannels = 32;
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  if (kernel_of(conv, hopper) == Kernel::kSm90F32x3 &&
-      shape.group_in_channels() >= kLeastInputChannels) {
-    return false;
-  }
+  const Kernel of_matrix =
+      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
+  if (im2col_matrix_pays(of_matrix, shape.group_in_channels())) return false;
   const auto window = shape.window();
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);

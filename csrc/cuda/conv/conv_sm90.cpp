@@ -3,6 +3,7 @@
 // The kernels read and write channels-last memory with channels in multiples of 16 bytes. Anything
 // else is copied once into that form; output channels must be such a multiple themselves.
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
@@ -11,8 +12,9 @@
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
+#include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
-#include "cuda/multiply/multiply.h"
+#include "cuda/operand.h"
 
 namespace spamm::cuda {
 namespace {
@@ -20,17 +22,14 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv;
 
-template <class Element>
-TileSize choose_tile(const ConvParams& p, const Log2Block& box, int multiprocessors) {
-  constexpr bool kResident = sizeof(Element) == 2;
-  if (kResident ? takes_resident(p.shape, p.block) : p.shape.out_channels <= 64) {
-    return TileSize::k64x256;
-  }
+TileSize choose_tile(const ConvParams& p, const Log2Block& box, ConvKernel kernel,
+                     int multiprocessors) {
+  const bool narrow = kernel == ConvKernel::kSm90Tf32 ? p.shape.out_channels <= kNarrowOutput
+                                                      : takes_resident(p.shape, p.block);
   const Extent boxes = count(p.shape.output, box);
-  const Tile tile = forced_tile().value_or(
-      choose_conv_tile(p.shape.out_channels, int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                       multiprocessors));
-  return tile == Tile::kLarge ? TileSize::k128x256 : TileSize::k128x128;
+  return choose_conv_tile_sm90(kernel, p.shape.out_channels,
+                               int64_t{1} * boxes.images * boxes.rows * boxes.columns, narrow,
+                               multiprocessors, forced_tile());
 }
 
 template <class Element>
@@ -41,9 +40,10 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   Arguments arguments(conv, input);
   ConvParams& p = arguments.params;
   const Log2Block box = box_of(p.block);
-  const TileSize tile = choose_tile<Element>(p, box, device.multiprocessors());
-  const ConvNorms norms =
-      conv_norms<Element>(conv, input, weight, tile == TileSize::k128x256, stream);
+  const ConvKernel kernel =
+      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
+  const TileSize tile = choose_tile(p, box, kernel, device.multiprocessors());
+  const ConvNorms norms = conv_norms<Element>(conv, input, weight, tile, stream);
   arguments.set(norms, knob, stream);
   // A copy made in this call is never ready.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
@@ -56,8 +56,9 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
                   norms.weight.options());
   }
   if (in_kernel) p.norm_output = next_norms.mutable_data_ptr<float>();
-  launch_conv<Element>(p, input.const_data_ptr(), weight.const_data_ptr(), tile,
-                       device.multiprocessors(), stream);
+  C10_CUDA_CHECK(launch_conv<Element>(
+      p, input.const_data_ptr(), weight.const_data_ptr(),
+      {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = stream}));
   if (conv.wants_output_norms && !in_kernel)
     output_norms<Element>(arguments.output, next_norms, stream);
   return {arguments.output, next_norms};

@@ -2,6 +2,7 @@
 //
 // Input and weight are split into parts of half types, in the pass that computes their norms.
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 
@@ -12,6 +13,7 @@
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
+#include "cuda/heuristics.h"
 #include "cuda/multiply/split.h"
 
 namespace spamm::cuda {
@@ -25,13 +27,10 @@ SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool brin
   return {x, /*k_dim=*/2, split_parts, brings_norms ? map : Tensor()};
 }
 
-// Split parts come in blocks of 64 images x 64 channels; half empty ones do not pay.
-constexpr int64_t kLeastChannels = kernels::kSplitBlock / 2;
-
 bool takes(const Convolution& conv, const Knob&) {
   return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
          conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
-         conv.shape.in_channels >= kLeastChannels && fits_hopper(conv);
+         split_conv_pays(conv.shape.in_channels) && fits_hopper(conv);
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
@@ -66,7 +65,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const SplitTensor b = split(pixels, kSplitParts, map_input.transpose(0, 1), input_brings);
   kernels::SplitParams params[] = {a.params(), b.params()};
   params[0].zeroed = counter.mutable_data_ptr<int>();
-  launch_split(params, 2, kSplitParts, device.stream());
+  C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, device.stream()));
 
   Arguments arguments(conv, input);
   arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
@@ -76,7 +75,9 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
                 knob, device.stream());
   arguments.params.a = a.source();
   arguments.params.b = b.source();
-  launch_conv_f32x3(arguments.params, device.multiprocessors(), device.stream());
+  C10_CUDA_CHECK(launch_conv_f32x3(arguments.params, {.tile = TileSize::kSmall,
+                                                      .multiprocessors = device.multiprocessors(),
+                                                      .stream = device.stream()}));
   return {arguments.output, Tensor()};
 }
 

@@ -1,5 +1,6 @@
 // The convolution of few input channels, on Hopper: tensors to pointers.
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 
@@ -68,7 +69,7 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   };
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
                                                        : launch_few_channels<__nv_bfloat16>;
-  launch(p, device.stream());
+  C10_CUDA_CHECK(launch(p, device.stream()));
   return {output, norms};
 }
 

@@ -1,5 +1,5 @@
-// Starts the portable convolution: one file for each type, because each is slow to compile.
-// `stream` is the current one.
+// The portable convolution: one function a file, because each is slow to compile. `how.stream` is
+// the current one. They return what the launch says.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,18 +10,13 @@
 namespace spamm::cuda {
 
 template <class Norm>
-using ConvLauncher = void (*)(const kernels::ConvSm80Params<Norm>& params, Tile tile,
-                              int multiprocessors, cudaStream_t stream);
+using Convolve = cudaError_t (*)(const kernels::ConvSm80Params<Norm>& params,
+                                 const kernels::Launch& how);
 
-void conv_f16(const kernels::ConvSm80Params<float>& params, Tile tile, int multiprocessors,
-              cudaStream_t stream);
-void conv_bf16(const kernels::ConvSm80Params<float>& params, Tile tile, int multiprocessors,
-               cudaStream_t stream);
-void conv_tf32(const kernels::ConvSm80Params<float>& params, Tile tile, int multiprocessors,
-               cudaStream_t stream);
-void conv_f32(const kernels::ConvSm80Params<float>& params, Tile tile, int multiprocessors,
-              cudaStream_t stream);
-void conv_f64(const kernels::ConvSm80Params<double>& params, Tile tile, int multiprocessors,
-              cudaStream_t stream);
+cudaError_t conv_sm80_f16(const kernels::ConvSm80Params<float>&, const kernels::Launch&);
+cudaError_t conv_sm80_bf16(const kernels::ConvSm80Params<float>&, const kernels::Launch&);
+cudaError_t conv_sm80_tf32(const kernels::ConvSm80Params<float>&, const kernels::Launch&);
+cudaError_t conv_sm80_f32(const kernels::ConvSm80Params<float>&, const kernels::Launch&);
+cudaError_t conv_sm80_f64(const kernels::ConvSm80Params<double>&, const kernels::Launch&);
 
 }  // namespace spamm::cuda

@@ -1,5 +1,6 @@
 // Max pooling that leaves norms, on Hopper: tensors to pointers.
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 
 #include "conv/backend.h"
 #include "cuda/conv/launch_sm90.h"
@@ -47,7 +48,7 @@ ConvolutionResult run(const Tensor& input, const MaxPool& pool) {
       .dilation = size2(pool.dilation)};
   const auto launch =
       input.scalar_type() == at::kHalf ? launch_max_pool<__half> : launch_max_pool<__nv_bfloat16>;
-  launch(p, device.stream());
+  C10_CUDA_CHECK(launch(p, device.stream()));
   return {output, norms};
 }
 

@@ -9,6 +9,7 @@
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
+#include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "spamm/spamm.h"
 
@@ -39,11 +40,11 @@ bool has_input_norms(const Convolution& conv) {
 
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor& weight,
-                     bool claims_tiles, cudaStream_t stream) {
+                     TileSize tile, cudaStream_t stream) {
   const auto options = input.options().dtype(at::kFloat);
   const bool given = has_input_norms(conv);
-  // Saving a launch beats dynamic tile scheduling.
-  if (given && conv.norm_weight && !claims_tiles) {
+  const bool computes_norms = !given || !conv.norm_weight;
+  if (!claims_conv_tiles(tile, computes_norms)) {
     return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
   }
   const int64_t pixels = conv.shape.input.height * conv.shape.input.width;
@@ -66,8 +67,8 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
                                 sizeof(Element));
   }
   if (!conv.norm_weight) p.jobs[1] = weight_job(weight, conv.block, norms.weight);
-  if (!given || !conv.norm_weight) {
-    launch_pixel_norms<Element>(p, stream);
+  if (computes_norms) {
+    C10_CUDA_CHECK(launch_pixel_norms<Element>(p, stream));
   } else {
     C10_CUDA_CHECK(cudaMemsetAsync(norms.next_tile, 0, sizeof(int), stream));
   }
@@ -88,13 +89,13 @@ Tensor im2col_block_norms(const Convolution& conv, const ConvParams& p, const Co
   const Tensor blocks =
       at::empty({volume(conv.blocks.count()), norms.weight.size(2)}, norms.weight.options());
   const int64_t positions = conv.shape.kernel.height * conv.shape.kernel.width;
-  launch_block_norms({.pixel_norms = norms.pixels.const_data_ptr<float>(),
-                      .shape = p.shape,
-                      .block = p.block,
-                      .blocks = count(p.shape.output, p.block),
-                      .groups = static_cast<int>(norms.weight.size(2) / positions),
-                      .norms = blocks.mutable_data_ptr<float>()},
-                     stream);
+  C10_CUDA_CHECK(launch_block_norms({.pixel_norms = norms.pixels.const_data_ptr<float>(),
+                                     .shape = p.shape,
+                                     .block = p.block,
+                                     .blocks = count(p.shape.output, p.block),
+                                     .groups = static_cast<int>(norms.weight.size(2) / positions),
+                                     .norms = blocks.mutable_data_ptr<float>()},
+                                    stream));
   return blocks;
 }
 
@@ -105,12 +106,12 @@ void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream
       pixel_norms_job(output.const_data_ptr(), output.size(0), output.size(2) * output.size(3),
                       output.size(1), log2_of(kLayerNormBlock), log2_of(kLayerNormBlock),
                       norms.mutable_data_ptr<float>(), sizeof(Element));
-  launch_pixel_norms<Element>(p, stream);
+  C10_CUDA_CHECK(launch_pixel_norms<Element>(p, stream));
 }
 
-#define SPAMM_CONV_NORMS(Element)                                                                \
-  template ConvNorms conv_norms<Element>(const Convolution&, const Tensor&, const Tensor&, bool, \
-                                         cudaStream_t);                                          \
+#define SPAMM_CONV_NORMS(Element)                                                          \
+  template ConvNorms conv_norms<Element>(const Convolution&, const Tensor&, const Tensor&, \
+                                         TileSize, cudaStream_t);                          \
   template void output_norms<Element>(const Tensor&, const Tensor&, cudaStream_t);
 SPAMM_CONV_NORMS(__half)
 SPAMM_CONV_NORMS(__nv_bfloat16)
@@ -134,7 +135,7 @@ Tensor weight_norms_of(const Tensor& weight, const Block& block) {
   p.jobs[1] = weight_job(taken, block, norms);
   const auto launch = weight.scalar_type() == at::kHalf ? launch_pixel_norms<__half>
                                                         : launch_pixel_norms<__nv_bfloat16>;
-  launch(p, device.stream());
+  C10_CUDA_CHECK(launch(p, device.stream()));
   return norms;
 }
 

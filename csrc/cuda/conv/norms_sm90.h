@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "conv/backend.h"
+#include "cuda/tiles.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
@@ -21,7 +22,7 @@ struct ConvNorms {
 // to zero. Element: what the kernel multiplies, of `input` and `weight` from readable_pixels().
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const at::Tensor& input, const at::Tensor& weight,
-                     bool claims_tiles, cudaStream_t stream);
+                     TileSize tile, cudaStream_t stream);
 
 // Whether the given norms of the input are those of this convolution's pixels.
 bool has_input_norms(const Convolution& conv);

@@ -1,12 +1,9 @@
 // multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
-//
-// Environment variable SPAMM_TORCH_TILE: small or large takes that tile in all products and
-// convolutions whose kernel has both, so that scripts/tune.py can time both and scripts/sanitize.py
-// can run both. Read once. (And see hopper.h.)
 #include "cuda/multiply/multiply.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -15,11 +12,13 @@
 #include "backend.h"
 #include "checks.h"
 #include "cuda/device.h"
+#include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/launch.h"
 #include "cuda/operand.h"
 #include "cuda/tau_argument.h"
+#include "cuda/tile_counter.h"
 #include "tf32_setting.h"
 
 namespace spamm::cuda {
@@ -61,23 +60,6 @@ struct Arguments {
   }
 };
 
-template <class Norm>
-void launch(kernels::MultiplyParams<Norm> p, const Tensor& a, const Tensor& b, Tile tile,
-            MultiplyLauncher<Norm> launcher, const OnDevice& device) {
-  const Tensor taken_a = readable(a), taken_b = readable(b);
-  p.a = operand(taken_a, 2);
-  p.b = operand(taken_b, 1);
-  launcher(p, tile, device.multiprocessors(), device.stream());
-}
-
-void launch(kernels::MultiplyParams<float> p, const SplitOperands& split_parts, Tile tile,
-            SplitMultiplyLauncher launcher, const OnDevice& device) {
-  p.a = split_parts.a.operand();
-  p.b = split_parts.b.operand();
-  launcher(p, split_parts.a.source(), split_parts.b.source(), tile, device.multiprocessors(),
-           device.stream());
-}
-
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
                 const Scalar& beta, const Scalar& alpha) {
@@ -85,17 +67,6 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 }
 
 }  // namespace
-
-std::optional<Tile> forced_tile() {
-  static const std::optional<Tile> forced = []() -> std::optional<Tile> {
-    const std::string value = environment("SPAMM_TORCH_TILE");
-    TORCH_CHECK_VALUE(value.empty() || value == "small" || value == "large",
-                      "SPAMM_TORCH_TILE must be small or large; got ", value);
-    if (value.empty()) return std::nullopt;
-    return value == "small" ? Tile::kSmall : Tile::kLarge;
-  }();
-  return forced;
-}
 
 Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
   const auto matrices = [](const Tensor& x) {
@@ -131,30 +102,49 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
   const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
   const Kernel kernel = prepared.kernel ? *prepared.kernel : kernel_for(a, b, block, device);
   const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
-  const Tile tile = forced_tile().value_or(choose_tile(kernel, batch_c.size(0), batch_c.size(1),
-                                                       batch_c.size(2), device.multiprocessors()));
-  const auto arguments = [&]<class Norm>(Norm) {
-    Arguments<Norm> all(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
-    all.params.next_tile = prepared.next_tile;
-    all.params.next_tile_is_zero = prepared.next_tile != nullptr;
-    return all;
+  const int64_t batch = batch_c.size(0), m = batch_c.size(1), n = batch_c.size(2);
+  const TileSize tile = choose_tile(kernel, batch, m, n, device.multiprocessors(), forced_tile());
+  const kernels::Launch how = {
+      .tile = tile,
+      .multiprocessors = device.multiprocessors(),
+      .stream = device.stream(),
+      .group_rows = group_rows(blocks_of(n, find_tile(kernel, tile)->config.columns))};
+  // Calls start(params) with all but the operands; errors of the driver and the launch end here.
+  const auto with_params = [&]<class Norm>(Norm, const auto& start) {
+    Arguments<Norm> arguments(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
+    std::optional<TileCounter> own;
+    arguments.params.next_tile = prepared.next_tile;
+    arguments.params.next_tile_is_zero = prepared.next_tile != nullptr;
+    if (claims_tiles(kernel) && prepared.next_tile == nullptr) {
+      arguments.params.next_tile = own.emplace().get();
+    }
+    C10_CUDA_CHECK(start(arguments.params));
   };
-  const auto run = [&]<class Norm>(MultiplyLauncher<Norm> launcher) {
-    launch<Norm>(arguments(Norm{}).params, batch_a, batch_b, tile, launcher, device);
+  const auto run = [&]<class Norm>(Multiply<Norm> multiply) {
+    const Tensor taken_a = readable(batch_a), taken_b = readable(batch_b);
+    with_params(Norm{}, [&](kernels::MultiplyParams<Norm>& p) {
+      p.a = operand(taken_a, 2);
+      p.b = operand(taken_b, 1);
+      return multiply(p, how);
+    });
   };
-  const auto run_split = [&](SplitMultiplyLauncher launcher) {
-    launch(arguments(float{}).params,
-           prepared.split_parts ? *prepared.split_parts
-                                : SplitOperands(batch_a, batch_b, split_parts_of(kernel), Tensor(),
-                                                Tensor(), device.stream()),
-           tile, launcher, device);
+  const auto run_split = [&](SplitMultiply multiply) {
+    const SplitOperands& parts = prepared.split_parts
+                                     ? *prepared.split_parts
+                                     : SplitOperands(batch_a, batch_b, split_parts_of(kernel),
+                                                     Tensor(), Tensor(), device.stream());
+    with_params(float{}, [&](kernels::MultiplyParams<float>& p) {
+      p.a = parts.a.operand();
+      p.b = parts.b.operand();
+      return multiply(p, parts.a.source(), parts.b.source(), how);
+    });
   };
   switch (kernel) {
     case Kernel::kSm90F16:
-      run(MultiplyLauncher<float>(multiply_sm90_f16));
+      run(Multiply<float>(multiply_sm90_f16));
       break;
     case Kernel::kSm90Bf16:
-      run(MultiplyLauncher<float>(multiply_sm90_bf16));
+      run(Multiply<float>(multiply_sm90_bf16));
       break;
     case Kernel::kSm90F32x1:
       run_split(multiply_sm90_f32x1);
@@ -163,22 +153,22 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
       run_split(multiply_sm90_f32x3);
       break;
     case Kernel::kSm90F64:
-      run(MultiplyLauncher<double>(multiply_sm90_f64));
+      run(Multiply<double>(multiply_sm90_f64));
       break;
     case Kernel::kSm80F16:
-      run(multiply_f16);
+      run(Multiply<float>(multiply_sm80_f16));
       break;
     case Kernel::kSm80Bf16:
-      run(multiply_bf16);
+      run(Multiply<float>(multiply_sm80_bf16));
       break;
     case Kernel::kSm80Tf32:
-      run(multiply_tf32);
+      run(Multiply<float>(multiply_sm80_tf32));
       break;
     case Kernel::kSm80F32:
-      run(multiply_f32);
+      run(Multiply<float>(multiply_sm80_f32));
       break;
     case Kernel::kSm80F64:
-      run(multiply_f64);
+      run(Multiply<double>(multiply_sm80_f64));
       break;
   }
   return c;

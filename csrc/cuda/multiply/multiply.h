@@ -12,9 +12,6 @@
 
 namespace spamm::cuda {
 
-// What SPAMM_TORCH_TILE asks for.
-std::optional<Tile> forced_tile();
-
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 

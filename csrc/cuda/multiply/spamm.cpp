@@ -49,10 +49,6 @@ int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block,
   return join ? split_parts_of(kernel) : 0;
 }
 
-bool claims_tiles(Kernel kernel) {
-  return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16;
-}
-
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                 std::optional<double> valid_ratio, std::optional<double> max_error,
                 at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
@@ -67,7 +63,7 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
   const Kernel kernel = kernel_for(a, b, block, device);
-  if (!norm_a && !norm_b && claims_tiles(kernel)) {
+  if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = norm_maps(a, b, block_edges, counter.get());
     const Tensor threshold = threshold_from_knob(map_a, map_b, knob);

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 
 #include "checks.h"
 #include "cuda/multiply/launch.h"
@@ -67,7 +68,7 @@ struct SplitOperands {
                 const at::Tensor& norms_a, const at::Tensor& norms_b, cudaStream_t stream)
       : a(batch_a, 2, split_parts, norms_a), b(batch_b, 1, split_parts, norms_b) {
     const kernels::SplitParams params[] = {a.params(), b.params()};
-    launch_split(params, 2, split_parts, stream);
+    C10_CUDA_CHECK(launch_split(params, 2, split_parts, stream));
   }
 };
 

@@ -19,6 +19,7 @@
 // elsewhere, and without faint ones every k is as good as in TF32.
 #pragma once
 
+#include "kernels/common/launch.cuh"
 #include "kernels/norm_map/norm_map.cuh"
 #include "kernels/norm_map/split_params.h"
 
@@ -191,6 +192,26 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
+}
+
+// Splits one matrix, or two, each of at most 2^31 - 1 blocks, into `split_parts` split parts, 1 or
+// 2, and computes the norm maps of those whose matrix.norms is not null.
+inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts,
+                                cudaStream_t stream) {
+  const auto thread_blocks = [](const SplitParams& p) {
+    const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
+    return static_cast<unsigned>((blocks - 1) / kSplitGroups + 1);
+  };
+  MatrixPair<SplitParams> pair{};
+  pair.matrices[0] = params[0];
+  pair.second_begins = thread_blocks(params[0]);
+  unsigned blocks = pair.second_begins;
+  if (count == 2) {
+    pair.matrices[1] = params[1];
+    blocks += thread_blocks(params[1]);
+  }
+  return launch(split_parts == 1 ? split<1> : split<2>, blocks, kNormThreads, 0,
+                /*overlap_previous=*/false, stream, pair);
 }
 
 }  // namespace spamm::kernels

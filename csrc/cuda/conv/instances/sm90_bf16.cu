@@ -1,11 +1,15 @@
 // bfloat16 convolution on Hopper's tensor cores, float32 sums.
-#include "cuda/conv/launch_sm90.cuh"
+#include "cuda/conv/launch_sm90.h"
+#include "cuda/tiles.h"
+#include "kernels/conv/sm90/launch.cuh"
 
 namespace spamm::cuda {
 
-template void launch_pixel_norms<__nv_bfloat16>(const kernels::conv::PixelNormsParams&,
-                                                cudaStream_t);
-template void launch_conv<__nv_bfloat16>(const kernels::conv::ConvParams&, const void*, const void*,
-                                         kernels::conv::TileSize, int, cudaStream_t);
+template <>
+cudaError_t launch_conv<__nv_bfloat16>(const kernels::conv::ConvParams& params, const void* input,
+                                       const void* weight, const kernels::Launch& how) {
+  return kernels::conv::convolve<__nv_bfloat16, kTilesOf<ConvKernel::kSm90Bf16>>(params, input,
+                                                                                 weight, how);
+}
 
 }  // namespace spamm::cuda

@@ -1,14 +1,15 @@
 // float32 at full accuracy.
+#include "cuda/multiply/launch.h"
+#include "cuda/tiles.h"
 #include "kernels/multiply/sm80/launch.cuh"
 #include "kernels/multiply/sm80/simt_engine.cuh"
 
 namespace spamm::cuda {
 
-void multiply_f32(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
-                  cudaStream_t stream) {
-  using Large = kernels::TileShape<64, 128, 32, 64, 4, 2>;
-  using Small = kernels::TileShape<64, 64, 32, 32, 4, 2>;
-  launch_multiply<kernels::SimtF32Engine, Large, Small>(params, tile, multiprocessors, stream);
+cudaError_t multiply_sm80_f32(const kernels::MultiplyParams<float>& params,
+                              const kernels::Launch& how) {
+  using Engine = kernels::SimtF32Engine;
+  return kernels::sm80::multiply<Engine, kTilesOf<Kernel::kSm80F32>>(params, how);
 }
 
 }  // namespace spamm::cuda

@@ -1,15 +1,15 @@
 // float32 on tensor cores, as TF32.
+#include "cuda/multiply/launch.h"
+#include "cuda/tiles.h"
 #include "kernels/multiply/sm80/launch.cuh"
 #include "kernels/multiply/sm80/tensor_core_engine.cuh"
 
 namespace spamm::cuda {
 
-void multiply_tf32(const kernels::MultiplyParams<float>& params, Tile tile, int multiprocessors,
-                   cudaStream_t stream) {
-  using Large = kernels::TileShape<128, 128, 64, 64, 4, 2>;
-  using Small = kernels::TileShape<64, 64, 32, 32, 4, 4>;
-  launch_multiply<kernels::TensorCoreEngine<kernels::MmaTf32>, Large, Small>(
-      params, tile, multiprocessors, stream);
+cudaError_t multiply_sm80_tf32(const kernels::MultiplyParams<float>& params,
+                               const kernels::Launch& how) {
+  using Engine = kernels::TensorCoreEngine<kernels::MmaTf32>;
+  return kernels::sm80::multiply<Engine, kTilesOf<Kernel::kSm80Tf32>>(params, how);
 }
 
 }  // namespace spamm::cuda

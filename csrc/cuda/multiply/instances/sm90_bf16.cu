@@ -1,11 +1,13 @@
 // bfloat16 on Hopper's tensor cores, float32 sums.
-#include "cuda/multiply/launch_sm90.cuh"
+#include "cuda/multiply/launch.h"
+#include "cuda/tiles.h"
+#include "kernels/multiply/sm90/launch.cuh"
 
 namespace spamm::cuda {
 
-void multiply_sm90_bf16(const kernels::MultiplyParams<float>& params, Tile tile,
-                        int multiprocessors, cudaStream_t stream) {
-  launch_multiply_sm90<__nv_bfloat16>(params, tile, multiprocessors, stream);
+cudaError_t multiply_sm90_bf16(const kernels::MultiplyParams<float>& params,
+                               const kernels::Launch& how) {
+  return kernels::sm90::multiply<__nv_bfloat16, kTilesOf<Kernel::kSm90Bf16>>(params, how);
 }
 
 }  // namespace spamm::cuda

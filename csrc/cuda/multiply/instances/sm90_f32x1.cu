@@ -1,12 +1,14 @@
 // float32 at TF32's accuracy on Hopper's tensor cores: one product of split parts.
-#include "cuda/multiply/launch_split_sm90.cuh"
+#include "cuda/multiply/launch.h"
+#include "cuda/tiles.h"
+#include "kernels/multiply/sm90/split/launch.cuh"
 
 namespace spamm::cuda {
 
-void multiply_sm90_f32x1(const kernels::MultiplyParams<float>& params,
-                         const kernels::SplitSource& a, const kernels::SplitSource& b, Tile tile,
-                         int multiprocessors, cudaStream_t stream) {
-  launch_multiply_split<1>(params, a, b, tile, multiprocessors, stream);
+cudaError_t multiply_sm90_f32x1(const kernels::MultiplyParams<float>& params,
+                                const kernels::SplitSource& a, const kernels::SplitSource& b,
+                                const kernels::Launch& how) {
+  return kernels::sm90::multiply_split<1, kTilesOf<Kernel::kSm90F32x1>>(params, a, b, how);
 }
 
 }  // namespace spamm::cuda

@@ -2,6 +2,7 @@
 // the block that exist.
 #pragma once
 
+#include "kernels/common/launch.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
 namespace spamm::kernels::conv {
@@ -60,6 +61,13 @@ __global__ void __launch_bounds__(kNormThreads)
       }
     }
   });
+}
+
+inline cudaError_t launch_block_norms(const BlockNormsParams& p, cudaStream_t stream) {
+  const int64_t norms = static_cast<int64_t>(p.blocks.images) * p.blocks.rows * p.blocks.columns *
+                        p.shape.kernel.rows * p.shape.kernel.columns * p.groups;
+  return launch(block_norms, static_cast<unsigned>((norms - 1) / kNormThreads + 1), kNormThreads, 0,
+                /*overlap_previous=*/true, stream, p);
 }
 
 }  // namespace spamm::kernels::conv

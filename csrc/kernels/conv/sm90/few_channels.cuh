@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/ptx_sm80.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
@@ -255,6 +256,22 @@ __global__ void __launch_bounds__(kFewChannelsThreads, 2)
   work.stage();
   __syncthreads();
   work.run();
+}
+
+template <class Element>
+cudaError_t launch_few_channels(const FewChannelsParams& p, cudaStream_t stream) {
+  const auto kernel = conv_few_channels<Element>;
+  const Extent& output = p.shape.output;
+  const int shared_bytes = FewChannelsLayout(p.shape).entries() * sizeof(Element);
+  const dim3 grid(ceil_div(output.images, kFewChannelsImages) * output.rows *
+                      ceil_div(output.columns, kFewChannelsColumns),
+                  ceil_div(p.shape.out_channels, 64));
+  // The same for every shape, since other threads launch the kernel as well.
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFewChannelsSharedBytes);
+  if (error != cudaSuccess) return error;
+  return launch(kernel, grid, kFewChannelsThreads, shared_bytes, /*overlap_previous=*/true, stream,
+                p);
 }
 
 }  // namespace spamm::kernels::conv

@@ -1,4 +1,4 @@
-// Starts the Hopper convolution and its norms: tensor maps, instance and grid from run-time sizes.
+// Starts the Hopper convolution: tensor maps, instance and grid from run-time sizes and tile.
 #pragma once
 
 #include <cuda.h>
@@ -9,29 +9,13 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/tensor_map_sm90.h"
+#include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
-#include "kernels/conv/sm90/norms.cuh"
 #include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv {
 
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
-
-template <class Element>
-cudaError_t pixel_norms(const PixelNormsParams& p, bool overlap_previous, cudaStream_t stream) {
-  const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
-  using Kernel = void (*)(PixelNormsParams);
-  constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // of a group of 64
-  static constexpr Kernel kKernels[2][4] = {
-      {pixel_norms<Element, 0, kLog2Lanes>, pixel_norms<Element, 1, kLog2Lanes>,
-       pixel_norms<Element, 2, kLog2Lanes>, pixel_norms<Element, 3, kLog2Lanes>},
-      {pixel_norms<Element, 0, kLog2Lanes + 1>, pixel_norms<Element, 1, kLog2Lanes + 1>,
-       pixel_norms<Element, 2, kLog2Lanes + 1>, pixel_norms<Element, 3, kLog2Lanes + 1>}};
-  const PixelNormsJob& job = p.jobs[0];
-  const Kernel kernel =
-      kKernels[p.jobs[1].log2_group == 7 || job.log2_group == 7][log2_slices(job.log2_images)];
-  return launch(kernel, blocks, kNormThreads, 0, overlap_previous, stream, p);
-}
 
 // Maps channels-last images in boxes of 128 bytes of channels and `box` pixels, `step` apart; of
 // `box_images` images where these are not a power of two.
@@ -74,11 +58,10 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   return std::min(p.tiles, multiprocessors);
 }
 
-// Encodes the maps that p lacks and launches.
+// Encodes the maps that p lacks and starts the kernel.
 template <class Config>
-cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams p,
-                        const void* input, const void* weight, int blocks, bool overlap_previous,
-                        cudaStream_t stream) {
+cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, const void* input,
+                  const void* weight, int blocks, cudaStream_t stream) {
   using Element = typename Config::Element;
   using Operand = typename Config::Operand;
   if (blocks == p.tiles) p.next_tile = nullptr;
@@ -104,39 +87,57 @@ cudaError_t launch_conv(void (*kernel)(ConvParams), int shared_bytes, ConvParams
                                  cudaSharedmemCarveoutMaxShared);
   }
   if (error != cudaSuccess) return error;
-  return launch(kernel, blocks, Config::kThreads, shared_bytes, overlap_previous, stream, p);
+  return launch(kernel, blocks, Config::kThreads, shared_bytes, /*overlap_previous=*/true, stream,
+                p);
 }
 
 template <class Config>
-cudaError_t launch_staged(ConvParams p, const void* input, const void* weight, int multiprocessors,
-                          bool overlap_previous, cudaStream_t stream) {
+cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
+                            const Launch& how) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes);
-  const int blocks = cut_into_tiles<Config>(p, multiprocessors);
-  return launch_conv<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks,
-                             overlap_previous, stream);
+  const int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
+  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
 }
 
 template <class Config>
-cudaError_t launch_resident(ConvParams p, const void* input, const void* weight,
-                            int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+cudaError_t convolve_resident(ConvParams p, const void* input, const void* weight,
+                              const Launch& how) {
   constexpr int kSharedBytes = sizeof(ResidentStorage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the norms' thread blocks need the rest
   const int pairs = ceil_div(p.boxes.columns, 2);
   p.by_box_columns = Divisor(pairs);
   p.tiles = p.boxes.images / 2 * p.boxes.rows * pairs;
-  return launch_conv<Config>(conv_resident_sm90<Config>, kSharedBytes, p, input, weight,
-                             std::min(p.tiles, multiprocessors), overlap_previous, stream);
+  return start<Config>(conv_resident_sm90<Config>, kSharedBytes, p, input, weight,
+                       std::min(p.tiles, how.multiprocessors), how.stream);
 }
 
-// float32's output takes the room of a stage.
-constexpr int stages(int of_halves, int element_bytes) { return of_halves - (element_bytes == 4); }
-template <class Element, int kLastWidth>
-using SmallTile = Config<Element, 2, 2, kLastWidth, stages(6, sizeof(Element))>;
-template <class Element, int kLastWidth>
-using LargeTile = Config<Element, 2, 4, kLastWidth, stages(4, sizeof(Element))>;
-template <class Element, int kLastWidth>
-using NarrowTile = Config<Element, 1, 4, kLastWidth, 4>;
+// Whether a Config has the tile that the table promises.
+template <class Config, TileConfig kTile>
+constexpr bool kHasTile =
+    Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
+    kTile.columns&& kTile.warp_rows == kBlock&& kTile.warp_columns ==
+    2 * kBlock&& Config::kStages == kTile.stages&& kTile.blocks_per_multiprocessor == 1;
+
+template <class Element, TileConfig kTile, int kLastWidth>
+constexpr auto staged() {
+  using Chosen =
+      Config<Element, kTile.rows / kBlock, kTile.columns / kBlock, kLastWidth, kTile.stages>;
+  static_assert(kHasTile<Chosen, kTile>);
+  return convolve_staged<Chosen>;
+}
+
+// The kernel for few output channels: half types keep the weights in shared memory.
+template <class Element, TileConfig kTile, int kLastWidth>
+constexpr auto narrow() {
+  if constexpr (sizeof(Element) == 4) {
+    return staged<Element, kTile, kLastWidth>();
+  } else {
+    using Chosen = ResidentConfig<Element, kLastWidth>;
+    static_assert(kHasTile<Chosen, kTile>);
+    return convolve_resident<Chosen>;
+  }
+}
 
 // What follows from shape, block and log2_block_k, whatever the tiles are.
 inline void complete(ConvParams& p) {
@@ -181,27 +182,19 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   }
 }
 
-// Computes p on `stream`: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and
-// next_tile are given, the rest follows.
+// Computes p: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and next_tile are
+// set, the rest follows. Returns what the driver or the launch says, as all launchers do.
 // weight_is_ready: see overlap.cuh.
 // next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
 // kernel in flight may use it.
-template <class Element>
-cudaError_t conv2d(ConvParams p, const void* input, const void* weight, TileSize tile,
-                   int multiprocessors, bool overlap_previous, cudaStream_t stream) {
+template <class Element, Tiles kTiles>
+cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    constexpr auto kNarrowOutput = [] {
-      if constexpr (sizeof(Element) == 4) {
-        return launch_staged<NarrowTile<Element, kWidth>>;
-      } else {
-        return launch_resident<ResidentConfig<Element, kWidth>>;
-      }
-    }();
-    const auto instance = tile == TileSize::k128x128   ? launch_staged<SmallTile<Element, kWidth>>
-                          : tile == TileSize::k128x256 ? launch_staged<LargeTile<Element, kWidth>>
-                                                       : kNarrowOutput;
-    return instance(p, input, weight, multiprocessors, overlap_previous, stream);
+    const auto instance = how.tile == TileSize::kSmall   ? staged<Element, kTiles.small, kWidth>()
+                          : how.tile == TileSize::kLarge ? staged<Element, kTiles.large, kWidth>()
+                                                         : narrow<Element, kTiles.narrow, kWidth>();
+    return instance(p, input, weight, how);
   });
 }
 

@@ -7,24 +7,28 @@
 namespace spamm::kernels::conv {
 
 template <class Config>
-cudaError_t launch_split_conv(ConvParams p, int multiprocessors, cudaStream_t stream) {
+cudaError_t convolve_split_in(ConvParams p, const Launch& how) {
   const auto kernel = conv_split_sm90<Config>;
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes);
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int blocks = cut_into_tiles<Config>(p, multiprocessors);
+  const int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
   if (blocks == p.tiles) p.next_tile = nullptr;
-  return launch(kernel, blocks, Config::kThreads, kSharedBytes, true, stream, p);
+  return launch(kernel, blocks, Config::kThreads, kSharedBytes, /*overlap_previous=*/true,
+                how.stream, p);
 }
 
-// Computes p on `stream` while the kernel before it there ends: as conv2d(), but a and b are given,
-// and pixel blocks hold images alone.
-inline cudaError_t split_conv2d(ConvParams p, int multiprocessors, cudaStream_t stream) {
+// As convolve(), but a and b of p are set too, and pixel blocks hold images alone.
+template <Tiles kTiles>
+cudaError_t convolve_split(ConvParams p, const Launch& how) {
   complete(p);
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    return launch_split_conv<SplitConfig<2, 2, kWidth, 3>>(p, multiprocessors, stream);
+    constexpr TileConfig kTile = kTiles.small;
+    using Chosen = SplitConfig<kTile.rows / kBlock, kTile.columns / kBlock, kWidth, kTile.stages>;
+    static_assert(kHasTile<Chosen, kTile>);
+    return convolve_split_in<Chosen>(p, how);
   });
 }
 

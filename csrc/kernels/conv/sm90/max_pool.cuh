@@ -8,6 +8,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
@@ -150,6 +151,12 @@ __global__ void __launch_bounds__(kNormThreads, 4)
         }
       });
   if (threadIdx.x == 0) p.job.norms[thread.norm] = norm;
+}
+
+template <class Element>
+cudaError_t launch_max_pool(const MaxPoolParams& p, cudaStream_t stream) {
+  const int norms = ceil_div(p.job.images, 64) * p.job.pixels * p.job.groups;
+  return launch(max_pool<Element>, norms, kNormThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
 }  // namespace spamm::kernels::conv

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/launch.cuh"
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/params.h"
@@ -177,6 +178,22 @@ __global__ void __launch_bounds__(kNormThreads)
   } else {
     pixel_norms<Element, 3, kLog2Lanes>(p.jobs[1], number, wait);
   }
+}
+
+template <class Element>
+cudaError_t launch_pixel_norms(const PixelNormsParams& p, cudaStream_t stream) {
+  const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
+  using Kernel = void (*)(PixelNormsParams);
+  constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // of a group of 64
+  static constexpr Kernel kKernels[2][4] = {
+      {pixel_norms<Element, 0, kLog2Lanes>, pixel_norms<Element, 1, kLog2Lanes>,
+       pixel_norms<Element, 2, kLog2Lanes>, pixel_norms<Element, 3, kLog2Lanes>},
+      {pixel_norms<Element, 0, kLog2Lanes + 1>, pixel_norms<Element, 1, kLog2Lanes + 1>,
+       pixel_norms<Element, 2, kLog2Lanes + 1>, pixel_norms<Element, 3, kLog2Lanes + 1>}};
+  const PixelNormsJob& job = p.jobs[0];
+  const Kernel kernel =
+      kKernels[p.jobs[1].log2_group == 7 || job.log2_group == 7][log2_slices(job.log2_images)];
+  return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
 }  // namespace spamm::kernels::conv

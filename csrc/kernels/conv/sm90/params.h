@@ -132,10 +132,6 @@ inline bool strides_fit(const Log2Block& block, Size2 stride) {
   return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
 }
 
-// Output channels x pixels of a thread block; the last with resident weights
-// (resident.cuh) for half types.
-enum class TileSize { k128x128, k128x256, k64x256 };
-
 // What the kernel with resident weights takes: few output channels, each with few enough weights,
 // kernel positions that neighbouring output columns share, images in pairs of boxes.
 constexpr int kResidentBlocks = 18;  // kernel positions x groups of 64 channels

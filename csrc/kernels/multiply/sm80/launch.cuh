@@ -1,60 +1,44 @@
-// The launch that all multiply/instances/*.cu share: from run-time memory orders and tile to an
-// instance.
+// Starts the multiply for sm_80 and newer: from run-time memory orders and tile to an instance.
 #pragma once
-
-#include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
 
-#include "cuda/multiply/launch.h"
+#include "kernels/common/constants.h"
+#include "kernels/common/launch.cuh"
+#include "kernels/common/tile.h"
 #include "kernels/multiply/sm80/multiply.cuh"
 
-namespace spamm::cuda {
+namespace spamm::kernels::sm80 {
 
-// The kernel of a MultiplyConfig.
-template <class Config_>
-struct PortableKernel {
-  using Config = Config_;
-  static constexpr auto kFunction = kernels::multiply_sm80<Config>;
-};
+template <TileConfig kTile>
+using ShapeOf = TileShape<kTile.rows, kTile.columns, kTile.warp_rows, kTile.warp_columns,
+                          kTile.stages, kTile.blocks_per_multiprocessor>;
 
-template <class Kernel>
-void launch_multiply(const typename Kernel::Config::Params& params, int multiprocessors,
-                     cudaStream_t stream) {
-  using Config = typename Kernel::Config;
+// Starts as many thread blocks as there are tiles, or as the chip holds.
+template <class Config, class Params>
+cudaError_t start(void (*kernel)(Params), const Params& params, int64_t tiles, const Launch& how) {
   constexpr int kSharedBytes = sizeof(typename Config::Storage);
-  const auto kernel = Kernel::kFunction;
-  C10_CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
-  const int64_t tiles =
-      params.batch * ((params.m - 1) / Config::kTileM + 1) * ((params.n - 1) / Config::kTileN + 1);
-  const int64_t resident = static_cast<int64_t>(multiprocessors) * Config::kBlocksPerSm;
-  kernel<<<std::min(tiles, resident), Config::kThreads, kSharedBytes, stream>>>(params);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  const int64_t resident = int64_t{how.multiprocessors} * Config::kBlocksPerSm;
+  return launch(kernel, static_cast<unsigned>(std::min(tiles, resident)), Config::kThreads,
+                kSharedBytes, /*overlap_previous=*/false, how.stream, params);
 }
 
-template <template <class> class Kernel, class Engine, class Shape>
-void launch_multiply(const kernels::MultiplyParams<typename Engine::Sum>& params,
-                     int multiprocessors, cudaStream_t stream) {
-  using kernels::MultiplyConfig;
-  const auto launch =
-      params.a.k_major
-          ? (params.b.k_major ? launch_multiply<Kernel<MultiplyConfig<Engine, Shape, 1, 1>>>
-                              : launch_multiply<Kernel<MultiplyConfig<Engine, Shape, 1, 0>>>)
-          : (params.b.k_major ? launch_multiply<Kernel<MultiplyConfig<Engine, Shape, 0, 1>>>
-                              : launch_multiply<Kernel<MultiplyConfig<Engine, Shape, 0, 0>>>);
-  launch(params, multiprocessors, stream);
+// Computes p. Returns what the driver or the launch says, as all launchers do.
+template <class Engine, Tiles kTiles>
+cudaError_t multiply(const MultiplyParams<typename Engine::Sum>& p, const Launch& how) {
+  const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,
+                                                                std::bool_constant<kAlongB>,
+                                                                std::bool_constant<kLarge>) {
+    using Shape = ShapeOf<kLarge ? kTiles.large : kTiles.small>;
+    using Config = MultiplyConfig<Engine, Shape, kAlongA, kAlongB>;
+    const int64_t tiles =
+        p.batch * ((p.m - 1) / Config::kTileM + 1) * ((p.n - 1) / Config::kTileN + 1);
+    return start<Config>(multiply_sm80<Config>, p, tiles, how);
+  };
+  return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
 }
 
-// With the shape that `tile` stands for.
-template <class Engine, class Large, class Small, template <class> class Kernel = PortableKernel>
-void launch_multiply(const kernels::MultiplyParams<typename Engine::Sum>& params, Tile tile,
-                     int multiprocessors, cudaStream_t stream) {
-  if (tile == Tile::kLarge) {
-    launch_multiply<Kernel, Engine, Large>(params, multiprocessors, stream);
-  } else {
-    launch_multiply<Kernel, Engine, Small>(params, multiprocessors, stream);
-  }
-}
-
-}  // namespace spamm::cuda
+}  // namespace spamm::kernels::sm80

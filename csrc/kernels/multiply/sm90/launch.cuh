@@ -1,5 +1,5 @@
-// Starts the Hopper multiply: tensor maps, instance and grid from run-time pointers, sizes and
-// memory orders.
+// Starts the Hopper multiply: tensor maps, instance and grid from run-time pointers, sizes, memory
+// orders and tile.
 #pragma once
 
 #include <cuda.h>
@@ -7,9 +7,11 @@
 
 #include <algorithm>
 
+#include "kernels/common/constants.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/tensor_map_sm90.h"
+#include "kernels/common/tile.h"
 #include "kernels/multiply/sm90/multiply.cuh"
 
 namespace spamm::kernels::sm90 {
@@ -42,13 +44,10 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
           x.leading, has_batch ? batch : 1,  x.batch_stride};
 }
 
-// Measured: with 16 tile columns or less, a group of 8 is about one tile for each multiprocessor
-// and 6% faster; with more, 16 is up to 1% faster.
-inline int group_rows(int tile_columns) { return tile_columns <= 16 ? 8 : 16; }
-
-// Returns the number of thread blocks to start.
+// Returns the number of thread blocks to start, at most `most_blocks`.
 template <class Config, class Norm>
-int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int multiprocessors) {
+int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int group_rows,
+                   int most_blocks) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };
@@ -56,10 +55,10 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
   params.tile_rows = tiles_along(p.m, Config::kRows);
   params.tile_columns = tiles_along(p.n, Config::kColumns);
   params.tiles = static_cast<int>(params.tile_rows * params.tile_columns * p.batch);
-  params.group_rows = group_rows(params.tile_columns);
+  params.group_rows = group_rows;
   params.a_has_batch = p.a.batch_stride != 0;
   params.b_has_batch = p.b.batch_stride != 0;
-  const int blocks = std::min(params.tiles, multiprocessors);
+  const int blocks = std::min(params.tiles, most_blocks);
   params.claims_tiles = blocks < params.tiles;
   return blocks;
 }
@@ -86,10 +85,10 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cuda
 }
 
 template <class Config>
-cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, cudaStream_t stream) {
+cudaError_t multiply_in(const MultiplyParams<float>& p, const Launch& how) {
   using Element = typename Config::Element;
   Params params{};
-  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors);
+  const int blocks = cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors);
   params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
 
   cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch), kBlock);
@@ -100,43 +99,39 @@ cudaError_t launch(const MultiplyParams<float>& p, int multiprocessors, cudaStre
     error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n}, kWarpRows);
   }
   if (error != cudaSuccess) return error;
-  return start<Config>(multiply_sm90<Config>, params, blocks, stream);
+  return start<Config>(multiply_sm90<Config>, params, blocks, how.stream);
 }
 
-template <class Element, Major kMajorA, Major kMajorB, int kGranule>
-using SmallTile = Config<Element, kMajorA, kMajorB, kGranule, 2, 1, 1, 6>;
-template <class Element, Major kMajorA, Major kMajorB, int kGranule>
-using LargeTile = Config<Element, kMajorA, kMajorB, kGranule, 2, 4, 2, 4>;
+constexpr Major major(bool along_k) { return along_k ? Major::K : Major::MN; }
 
-// Large tiles read the operands least often; small ones serve products that have too few of them.
-enum class TileSize { k128x64, k128x256 };
-
-using Launch = cudaError_t (*)(const MultiplyParams<float>& p, int multiprocessors,
-                               cudaStream_t stream);
-
-template <class Element, Major kMajorA, Major kMajorB, int kGranule>
-Launch choose_launch(TileSize tile) {
-  return tile == TileSize::k128x64 ? launch<SmallTile<Element, kMajorA, kMajorB, kGranule>>
-                                   : launch<LargeTile<Element, kMajorA, kMajorB, kGranule>>;
+// Whether some block edge of SpAMM is 32, which takes granules of 32.
+template <class Norm>
+bool has_edge_of_32(const MultiplyParams<Norm>& p) {
+  return std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
 }
 
-template <class Element, Major kMajorA, Major kMajorB>
-Launch choose_launch(const MultiplyParams<float>& p, TileSize tile) {
-  const bool blocks_of_32 = std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
-  return blocks_of_32 ? choose_launch<Element, kMajorA, kMajorB, 32>(tile)
-                      : choose_launch<Element, kMajorA, kMajorB, 64>(tile);
-}
+// Whether a Config has the tile that the table promises.
+template <class Config, TileConfig kTile>
+constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kColumns* kBlock ==
+                          kTile.columns&& kTile.warp_rows == kBlock&& Config::kOwn* kBlock ==
+                          kTile.warp_columns&& Config::kStages == kTile.stages;
 
-// Computes p on `stream`. Returns what the driver or the launch says.
-template <class Element>
-cudaError_t multiply(const MultiplyParams<float>& p, TileSize tile, int multiprocessors,
-                     cudaStream_t stream) {
-  constexpr auto kK = Major::K, kMN = Major::MN;
-  const auto choose =
-      p.a.k_major
-          ? (p.b.k_major ? choose_launch<Element, kK, kK> : choose_launch<Element, kK, kMN>)
-          : (p.b.k_major ? choose_launch<Element, kMN, kK> : choose_launch<Element, kMN, kMN>);
-  return choose(p, tile)(p, multiprocessors, stream);
+// Computes p. Returns what the driver or the launch says, as all launchers do.
+template <class Element, Tiles kTiles>
+cudaError_t multiply(const MultiplyParams<float>& p, const Launch& how) {
+  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
+                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
+                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
+    using Chosen =
+        Config<Element, major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock,
+               kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
+    static_assert(kHasTile<Chosen, kTile> &&
+                  Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
+    return multiply_in<Chosen>(p, how);
+  };
+  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
+                        how.tile == TileSize::kLarge);
 }
 
 }  // namespace spamm::kernels::sm90

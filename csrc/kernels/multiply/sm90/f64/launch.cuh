@@ -13,44 +13,32 @@ cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
 }
 
 template <class Config>
-cudaError_t launch_doubles(const MultiplyParams<double>& p, int multiprocessors,
-                           cudaStream_t stream) {
+cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& how) {
   DoubleProduct params{};
-  const int blocks = cut_into_tiles<Config>(params, p, multiprocessors * Config::kBlocksPerSm);
+  const int blocks =
+      cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors * Config::kBlocksPerSm);
   cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout(p.a, p.m, p.k, p.batch));
   if (error == cudaSuccess) {
     error = encode_doubles<Config::kMajorB>(params.map_b, layout(p.b, p.n, p.k, p.batch));
   }
   if (error != cudaSuccess) return error;
-  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, stream);
+  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
 }
 
-enum class DoubleTile { k64x64, k128x128 };
-using DoubleLaunch = cudaError_t (*)(const MultiplyParams<double>& p, int multiprocessors,
-                                     cudaStream_t stream);
-
-template <Major kMajorA, Major kMajorB, int kGranule>
-DoubleLaunch choose_double_launch(DoubleTile tile) {
-  using Small = DoubleConfig<kMajorA, kMajorB, kGranule, 1>;
-  using Large = DoubleConfig<kMajorA, kMajorB, kGranule, 2>;
-  return tile == DoubleTile::k64x64 ? launch_doubles<Small> : launch_doubles<Large>;
-}
-
-template <Major kMajorA, Major kMajorB>
-DoubleLaunch choose_double_launch(const MultiplyParams<double>& p, DoubleTile tile) {
-  const bool blocks_of_32 = std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
-  return blocks_of_32 ? choose_double_launch<kMajorA, kMajorB, 32>(tile)
-                      : choose_double_launch<kMajorA, kMajorB, 64>(tile);
-}
-
-// Computes p on `stream`. Returns what the driver or the launch says.
-inline cudaError_t multiply_doubles(const MultiplyParams<double>& p, DoubleTile tile,
-                                    int multiprocessors, cudaStream_t stream) {
-  constexpr auto kK = Major::K, kMN = Major::MN;
-  const auto choose =
-      p.a.k_major ? (p.b.k_major ? choose_double_launch<kK, kK> : choose_double_launch<kK, kMN>)
-                  : (p.b.k_major ? choose_double_launch<kMN, kK> : choose_double_launch<kMN, kMN>);
-  return choose(p, tile)(p, multiprocessors, stream);
+template <Tiles kTiles>
+cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how) {
+  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
+                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
+                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
+    using Chosen =
+        DoubleConfig<major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock>;
+    static_assert(kHasTile<Chosen, kTile> &&
+                  Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
+    return multiply_doubles_in<Chosen>(p, how);
+  };
+  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
+                        how.tile == TileSize::kLarge);
 }
 
 }  // namespace spamm::kernels::sm90

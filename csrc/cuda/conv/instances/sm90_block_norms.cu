@@ -1,0 +1,11 @@
+// The norms of im2col blocks, from those of pixels.
+#include "cuda/conv/launch_sm90.h"
+#include "kernels/conv/sm90/block_norms.cuh"
+
+namespace spamm::cuda {
+
+cudaError_t launch_block_norms(const kernels::conv::BlockNormsParams& params, cudaStream_t stream) {
+  return kernels::conv::launch_block_norms(params, stream);
+}
+
+}  // namespace spamm::cuda

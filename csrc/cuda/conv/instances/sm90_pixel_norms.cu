@@ -1,0 +1,19 @@
+// The norms of pixels, of an input and a weight.
+#include "cuda/conv/launch_sm90.h"
+#include "kernels/conv/sm90/norms.cuh"
+
+namespace spamm::cuda {
+
+template <class Element>
+cudaError_t launch_pixel_norms(const kernels::conv::PixelNormsParams& params, cudaStream_t stream) {
+  return kernels::conv::launch_pixel_norms<Element>(params, stream);
+}
+
+template cudaError_t launch_pixel_norms<__half>(const kernels::conv::PixelNormsParams&,
+                                                cudaStream_t);
+template cudaError_t launch_pixel_norms<__nv_bfloat16>(const kernels::conv::PixelNormsParams&,
+                                                       cudaStream_t);
+template cudaError_t launch_pixel_norms<float>(const kernels::conv::PixelNormsParams&,
+                                               cudaStream_t);
+
+}  // namespace spamm::cuda

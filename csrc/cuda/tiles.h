@@ -1,0 +1,124 @@
+// The tiles of every kernel that multiplies: the one table of their shapes. heuristics.h chooses a
+// row at run time, and the files in instances/ compile the rows. Without torch's headers, for them.
+#pragma once
+
+#include <span>
+
+#include "kernels/common/tile.h"
+
+namespace spamm::cuda {
+
+using kernels::TileConfig;
+using kernels::TileSize;
+
+enum class Kernel {
+  kSm90F16,
+  kSm90Bf16,
+  kSm90F32x1,
+  kSm90F32x3,
+  kSm90F64,
+  kSm80F16,
+  kSm80Bf16,
+  kSm80Tf32,
+  kSm80F32,
+  kSm80F64
+};
+
+// The kernels of convolutions without an im2col matrix.
+enum class ConvKernel {
+  kSm90F16,
+  kSm90Bf16,
+  kSm90Tf32,
+  kSm90F32x3,
+  kSm80F16,
+  kSm80Bf16,
+  kSm80Tf32,
+  kSm80F32,
+  kSm80F64
+};
+
+template <class AnyKernel>
+struct TileRow {
+  AnyKernel kernel;
+  TileSize size;
+  TileConfig config;
+  double pays_from;  // areas of C for each multiprocessor, as choose_tile() counts them
+};
+
+// Rows and columns of C. What a tile pays from was measured by scripts/tune.py.
+constexpr TileRow<Kernel> kTiles[] = {
+    {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
+    {Kernel::kSm90Bf16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
+    // Beyond one wave of small tiles, which are half as large.
+    {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
+    {Kernel::kSm90Bf16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
+    {Kernel::kSm90F32x1, TileSize::kSmall, {128, 64, 64, 64, 6, 1}, 0},
+    {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
+    // Three products for each pair of bytes make up for smaller tiles. Below the bound cublasSgemm
+    // may cut K, and only the small tile is as accurate.
+    {Kernel::kSm90F32x3, TileSize::kSmall, {64, 128, 64, 64, 4, 1}, 0},
+    {Kernel::kSm90F32x3, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.25},
+    // From 1 to 1.5, most of a second wave of large tiles would be idle.
+    {Kernel::kSm90F64, TileSize::kSmall, {64, 64, 64, 64, 3, 2}, 0},
+    {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5},
+    {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {Kernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {Kernel::kSm80Bf16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {Kernel::kSm80Bf16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {Kernel::kSm80Tf32, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {Kernel::kSm80Tf32, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {Kernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
+    {Kernel::kSm80F32, TileSize::kLarge, {64, 128, 32, 64, 4, 2}, 1},
+    {Kernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
+    {Kernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
+};
+
+// sm_90: output channels x pixels; sm_80: pixels x output channels. On sm_90 float32's output takes
+// the room of a stage.
+constexpr TileRow<ConvKernel> kConvTiles[] = {
+    {ConvKernel::kSm90F16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
+    {ConvKernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
+    {ConvKernel::kSm90F16, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {ConvKernel::kSm90Bf16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
+    {ConvKernel::kSm90Bf16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
+    {ConvKernel::kSm90Bf16, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {ConvKernel::kSm90Tf32, TileSize::kSmall, {128, 128, 64, 128, 5, 1}, 0},
+    {ConvKernel::kSm90Tf32, TileSize::kLarge, {128, 256, 64, 128, 3, 1}, 2},
+    {ConvKernel::kSm90Tf32, TileSize::kNarrow, {64, 256, 64, 128, 4, 1}, 0},
+    {ConvKernel::kSm90F32x3, TileSize::kSmall, {128, 128, 64, 128, 3, 1}, 0},
+    {ConvKernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {ConvKernel::kSm80F16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {ConvKernel::kSm80Bf16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {ConvKernel::kSm80Bf16, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {ConvKernel::kSm80Tf32, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
+    {ConvKernel::kSm80Tf32, TileSize::kLarge, {128, 128, 64, 64, 4, 2}, 1},
+    {ConvKernel::kSm80F32, TileSize::kSmall, {64, 64, 32, 32, 4, 2}, 0},
+    {ConvKernel::kSm80F32, TileSize::kLarge, {128, 64, 32, 32, 4, 1}, 1},
+    {ConvKernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
+    {ConvKernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
+};
+
+constexpr std::span<const TileRow<Kernel>> table_of(Kernel) { return kTiles; }
+constexpr std::span<const TileRow<ConvKernel>> table_of(ConvKernel) { return kConvTiles; }
+
+// The row of a kernel's tile; null where it has none of that size.
+template <class AnyKernel>
+constexpr const TileRow<AnyKernel>* find_tile(AnyKernel kernel, TileSize size) {
+  for (const TileRow<AnyKernel>& row : table_of(kernel)) {
+    if (row.kernel == kernel && row.size == size) return &row;
+  }
+  return nullptr;
+}
+
+// What an instance compiles.
+template <auto kKernel>
+constexpr kernels::Tiles kTilesOf = [] {
+  const auto config = [](TileSize size) {
+    const auto* row = find_tile(kKernel, size);
+    return row == nullptr ? TileConfig{} : row->config;
+  };
+  return kernels::Tiles{config(TileSize::kSmall), config(TileSize::kLarge),
+                        config(TileSize::kNarrow)};
+}();
+
+}  // namespace spamm::cuda
