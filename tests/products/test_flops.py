@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import spamm_torch
+from spamm_torch.chain import _encode_convolution, _encode_max_pool
 
 
 def flops_of(call, backward=False):
@@ -89,10 +90,9 @@ def test_chains(device):
     ]
     convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
     weights, biases, _, knobs, settings = zip(
-        *(module.eval()._in_chain() for module in convolutions), strict=True
+        *(_encode_convolution(module.eval(), False) for module in convolutions), strict=True
     )
-    pool = (1, 2, 2, 2, 2, 0, 0, 1, 1, 0)
-    layers = [*settings[0], *pool, *settings[1]]
+    layers = [*settings[0], *_encode_max_pool(nn.MaxPool2d(2)), *settings[1]]
     input = torch.ones(2, 12, 9, 8, device=device)
     chain = torch.ops.spamm_torch.chain
     with torch.no_grad():

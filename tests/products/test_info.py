@@ -197,7 +197,7 @@ def test_conv2d(device, geometry, blocks, knob):
     input_shape, weight_shape, settings = GEOMETRIES[geometry]
     input = bright_in_the_middle(input_shape, device, torch.float32)
     weight = matrices.normal(*weight_shape, seed=1, device=device)
-    matrix = im2col_reference.Im2col(input, weight, **settings, **BLOCKS[blocks])
+    matrix = im2col_reference.Im2col(input, weight, **settings, **BLOCKS[blocks], knob=knob)
     norm_a, norm_b = maps(matrix.weights, matrix.columns, matrix.block)
     skip_norms = matrix.skip_norm(norm_b)
     products = im2col_reference.norm_products(norm_a, skip_norms)
