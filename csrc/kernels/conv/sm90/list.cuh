@@ -148,58 +148,16 @@ class TileNorms {
   uint32_t inside_ = 0;
 };
 
-// Fills lists; all lanes of the warp call it together.
-template <class Config, class Shared = Storage<Config>>
-class ListWriter {
- public:
-  __device__ explicit ListWriter(Shared& storage) : storage_(storage) {}
-
-  // Waits until the list before the last is used up. Tiles are claimed after that and not earlier,
-  // since claims far ahead unbalance the thread blocks.
-  __device__ void wait_for_room() { storage_.list_empty[at_.slot].wait(at_.phase ^ 1); }
-
-  // Each lane brings one step.
-  __device__ void append(const Tile<Config>& tile, Step step) {
-    if (count_ > Config::kListCapacity - 32) {
-      publish(tile, false, false);
-      wait_for_room();
-    }
-    const uint32_t valid = __ballot_sync(~0u, step.mask != 0);
-    const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
-    if (step.mask != 0) storage_.lists[at_.slot].steps[count_ + __popc(before)] = step;
-    count_ += __popc(valid);
-  }
-
-  __device__ void end_tile(const Tile<Config>& tile) { publish(tile, true, false); }
-  __device__ void end_work() { publish({}, false, true); }
-
- private:
-  __device__ void publish(const Tile<Config>& tile, bool ends_tile, bool ends_work) {
-    if (threadIdx.x % 32 == 0) {
-      auto& list = storage_.lists[at_.slot];
-      list.tile = tile;
-      list.count = count_;
-      list.ends_tile = ends_tile;
-      list.ends_work = ends_work;
-    }
-    storage_.list_full[at_.slot].arrive();
-    at_.advance();
-    count_ = 0;
-  }
-
-  Shared& storage_;
-  RingPosition<Config::kLists> at_;
-  int count_ = 0;
-};
+template <class Config>
+using ListWriter = sm90::ListWriter<RingOf<Config>, Config::kLists>;
 
 // The barriers in shared memory are set up by the first warp. All others wait for it at once; the
 // list warp first locates its tile and waits for the kernels before.
-constexpr int kListWarp = 2;
 constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named ones: warpgroups have 1 to 4
 
 template <class Config, class Shared>
 __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
-  if (warp == kListWarp) return;
+  if (warp == sm90::kFirstListWarp) return;
   if (warp == 0) {
     if (threadIdx.x == 0) storage.initialize();
     __syncwarp();
@@ -258,7 +216,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   const int lane = threadIdx.x % 32;
   const int steps = p.steps;
   float tau = 0;
-  ListWriter<Config> writer(storage);
+  ListWriter<Config> writer(storage.ring);
 
   bool waited = false;
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {

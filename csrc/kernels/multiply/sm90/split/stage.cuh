@@ -33,8 +33,9 @@ struct SplitConfig
   static constexpr bool kTakesTurns = kSplitParts_ == 2;
   // Of a thread that multiplies, and of the others: 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
-  static constexpr int kMultiplierRegisters = kSplitParts_ == 2 ? 216 : 104;
+  static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
   static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 72 : 64;
+  static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
 };
 
 template <class T>
