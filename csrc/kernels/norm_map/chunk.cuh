@@ -1,28 +1,16 @@
-// Sums of squares from chunks of 16 bytes, and the range in which such sums are right.
+// Sums of squares from chunks of 16 bytes.
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/ptx_sm80.cuh"
+#include "kernels/norm_map/safe_norm.cuh"
 
 namespace spamm::kernels {
 
 constexpr int kChain = 4;  // chunks whose squares are summed before they join a lane's sum
-
-// Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
-template <class Norm>
-struct SafeSum;
-template <>
-struct SafeSum<float> {
-  static constexpr float kLeast = 0x1p-90f, kMost = 0x1p127f;
-};
-template <>
-struct SafeSum<double> {
-  static constexpr double kLeast = 0x1p-960, kMost = 0x1p1023;
-};
 
 // Magnitudes ordered as integers: NaN above infinity above all numbers.
 __device__ inline unsigned long long magnitude_bits(float x) {
@@ -61,7 +49,7 @@ struct BitsOf<double> {
 
 // 16 bytes of a line, always in registers: entries are taken out of whole words.
 template <class Element>
-struct Chunk {
+struct alignas(16) Chunk {
   using Bits = typename BitsOf<Element>::Type;
   static constexpr int kEntries = 16 / sizeof(Element), kPerWord = 4 / sizeof(Element);
   uint32_t words[4];
@@ -85,6 +73,13 @@ struct Chunk {
     } else {
       words[i / kPerWord] |= static_cast<uint32_t>(bits) << i % kPerWord * 16;
     }
+  }
+
+  // Of two entries in a word.
+  __device__ void replace(int i, Element x) {
+    static_assert(kPerWord == 2);
+    uint32_t& word = words[i / 2];
+    word = __byte_perm(word, __builtin_bit_cast(Bits, x), i % 2 == 0 ? 0x3254 : 0x5410);
   }
 };
 

@@ -21,8 +21,8 @@
 
 namespace spamm::kernels {
 
-constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;  // of a thread block, at most
-constexpr int kChunks = 16;                                        // loads in flight in each lane
+constexpr int kNormWarps = kNormThreads / 32;
+constexpr int kChunks = 16;  // loads in flight in each lane
 
 // Threads for a block of 2^log2_entries entries, kChunks loads or a multiple for each: the order of
 // a block's sum depends on nothing but its shape. At least 8, as no block is below 2 KiB.
@@ -181,15 +181,11 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
   for_each_entry(needed, [&](Norm x) { bits = max(bits, magnitude_bits(x)); });
   bits = group.reduce(bits, shared_bits, [](auto x, auto y) { return max(x, y); });
   const Norm largest = from_magnitude_bits<Norm>(bits);
-  const bool is_number = isfinite(largest) && largest > 0;
-  const int exponent = is_number ? ilogb(largest) : 0;
+  const ScaledNorm<Norm> scaled(largest);
   Norm sum = 0;
-  for_each_entry(needed && is_number, [&](Norm x) {
-    const Norm scaled = scalbn(x, -exponent);
-    sum = fma(scaled, scaled, sum);
-  });
+  for_each_entry(needed && scaled.is_number(), [&](Norm x) { sum = scaled.add(sum, x); });
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
-  return is_number ? scalbn(sqrt(sum), exponent) : largest;
+  return scaled.norm(sum);
 }
 
 // Which block of the batch of matrices a group has.
@@ -233,7 +229,7 @@ __device__ typename Block::Norm norm_of_shares(const Block& block, const NormGro
   Norm norm = sqrt(sum);
 
   // A thread that has met a number other than zero knows when the block's sum is no good.
-  const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
+  const bool safe = is_safe(sum);
   if (group.any(nonzero && !safe)) {
     const Norm scaled = scaled_norm(block, group, exists && !safe);
     if (!safe) norm = scaled;

@@ -6,6 +6,9 @@
 
 namespace spamm::kernels {
 
+constexpr int kLog2NormThreads = 8,
+              kNormThreads = 1 << kLog2NormThreads;  // of a thread block, at most
+
 template <class Norm>
 struct NormMapParams {
   const void* data;

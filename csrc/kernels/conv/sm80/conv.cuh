@@ -67,11 +67,6 @@ class Im2colStream {
   int first_channel_;
 };
 
-__device__ inline float round_division(float x, float y) { return __fdiv_rn(x, y); }
-__device__ inline double round_division(double x, double y) { return __ddiv_rn(x, y); }
-__device__ inline float round_root(float x) { return __fsqrt_rn(x); }
-__device__ inline double round_root(double x) { return __dsqrt_rn(x); }
-
 // Which steps of K 32 rows of a tile, all of one pixel block, need.
 template <class Norm>
 class BandNorms {
@@ -100,9 +95,7 @@ class BandNorms {
     const int c = min(1 << m.log2_images, m.images - block.image) *
                   min(1 << m.log2_rows, m.output.rows - block.row) *
                   min(1 << m.log2_columns, m.output.columns - block.column);
-    // A partial block is tested like a full one: each step is rounded once.
-    scale_ =
-        round_root(round_division(static_cast<Norm>(1 << m.log2_block()), static_cast<Norm>(c)));
+    scale_ = partial_block_scale(static_cast<Norm>(1 << m.log2_block()), static_cast<Norm>(c));
   }
 
   __device__ bool exists() const { return exists_; }
@@ -161,9 +154,7 @@ class TileMask {
 #pragma unroll
       for (int c = 0; c < Config::kColumns; ++c) {
         const bool inside = column_ + 32 * c < p_.out_channels;
-        // Blocks of zeros add nothing unless infinities or NaNs meet them, whatever tau says.
-        const bool needed = is_valid(norm_product(norm_weight[c], skip_norm),
-                                     skip_norm == 0 ? Norm{INFINITY} : tau_);
+        const bool needed = is_valid_im2col(norm_weight[c], skip_norm, tau_);
         mask |= static_cast<uint32_t>(inside && needed) << (r * Config::kColumns + c);
       }
     }

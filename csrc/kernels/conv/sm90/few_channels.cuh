@@ -230,8 +230,8 @@ class FewChannels {
       uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float low = acc[half * 4 + j][2 * i] + widen(biases.entries[2 * j]);
-        const float high = acc[half * 4 + j][2 * i + 1] + widen(biases.entries[2 * j + 1]);
+        const float low = acc[half * 4 + j][2 * i] + widen(biases.entry(2 * j));
+        const float high = acc[half * 4 + j][2 * i + 1] + widen(biases.entry(2 * j + 1));
         pairs[j] = finished_pair<Element>(low, high, p_.relu);
         add_squares<Element>(squares, pairs[j]);
       }

@@ -33,13 +33,13 @@ __device__ Tile<Config> tile_at(const ConvParams& p, int number) {
   return tile;
 }
 
-// Partial blocks are tested like full ones: norms times sqrt(n / c), each step rounded once.
-__device__ inline float judge_scale(const ConvParams& p, const Box& first) {
+// From the norm of a block to its skip norm.
+__device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
   const int images = min(1 << p.block.images, p.shape.output.images - first.image);
   const int rows = min(1 << p.block.rows, p.shape.output.rows - first.row);
   const int columns = min(1 << p.block.columns, p.shape.output.columns - first.column);
   const int n = 1 << p.block.volume(), c = images * rows * columns;
-  return c == n ? 1 : __fsqrt_rn(__fdiv_rn(static_cast<float>(n), static_cast<float>(c)));
+  return c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
 }
 
 // The norms of one box's im2col blocks. They are fewer than 2^31.
@@ -49,8 +49,8 @@ class BoxNorms {
   __device__ BoxNorms(const ConvParams& p, const Box& box) {
     const Box block = {box.image >> p.block.images, box.row >> p.block.rows,
                        box.column >> p.block.columns};
-    scale_ = judge_scale(p, {block.image << p.block.images, block.row << p.block.rows,
-                             block.column << p.block.columns});
+    scale_ = skip_norm_scale(p, {block.image << p.block.images, block.row << p.block.rows,
+                                 block.column << p.block.columns});
     if (p.norm_input.per_pixel) {
       const int pixels = p.shape.input.rows * p.shape.input.columns;
       norms_ = p.norm_input.norms + block.image * pixels * p.norm_groups;
@@ -81,12 +81,6 @@ class BoxNorms {
   int row_, column_;
   float scale_;
 };
-
-// Blocks of zeros add nothing unless infinities or NaNs meet them, whatever tau says.
-__device__ inline bool is_needed(float norm_weight, float norm_input, float tau) {
-  const float product = norm_product(norm_weight, norm_input);
-  return is_valid(product, norm_input == 0 ? INFINITY : tau);
-}
 
 // Everything that decides which steps of a tile are valid.
 template <class Config>
@@ -135,7 +129,7 @@ class TileNorms {
       const float skip_norm = norm_product(norms.boxes[i], boxes_[i].scale());
 #pragma unroll
       for (int row = 0; row < Config::kRows; ++row) {
-        const bool needed = is_needed(norms.weights[row], skip_norm, tau);
+        const bool needed = is_valid_im2col(norms.weights[row], skip_norm, tau);
         bits |= static_cast<uint32_t>(needed) << (row * Config::kBoxes + i);
       }
     }

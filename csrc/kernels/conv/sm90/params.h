@@ -45,8 +45,6 @@ struct InputNorms {
   bool per_pixel;
 };
 
-constexpr int kLog2NormThreads = 8, kNormThreads = 1 << kLog2NormThreads;
-
 // Channels-last images, contiguous, in multiples of 16 bytes along the channels. A thread reads 16
 // bytes of channels of some images of a block.
 struct PixelNormsJob {

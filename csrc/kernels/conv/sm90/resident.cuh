@@ -134,7 +134,7 @@ class ResidentNorms {
     for (int i = 0; i < 4; ++i) {
       const float skip_norm = norm_product(boxes[i % 2], boxes_[i % 2].scale());
       const bool needed =
-          has_column_[i / 2] && has_box_[i % 2] && is_needed(weights[i / 2], skip_norm, tau);
+          has_column_[i / 2] && has_box_[i % 2] && is_valid_im2col(weights[i / 2], skip_norm, tau);
       bits |= static_cast<uint16_t>(needed) << i;
     }
     return bits;
