@@ -47,7 +47,7 @@ struct BitsOf<double> {
   using Type = uint64_t;
 };
 
-// 16 bytes of a line, always in registers: entries are taken out of whole words.
+// 16 bytes of a line, always in registers: entries are cut out of whole words.
 template <class Element>
 struct alignas(16) Chunk {
   using Bits = typename BitsOf<Element>::Type;

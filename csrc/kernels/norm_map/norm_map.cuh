@@ -58,7 +58,7 @@ struct NormBlock {
 
   // Where a chunk begins, line by line.
   __device__ int line_of(int chunk) const { return chunk >> log2_line_chunks(); }
-  __device__ int position_of(int chunk) const {
+  __device__ int entry_of(int chunk) const {
     return (chunk & ((1 << log2_line_chunks()) - 1)) << kLog2Entries;
   }
 
@@ -66,7 +66,7 @@ struct NormBlock {
   // has_vectors(). `step` is a multiple of the chunks of a line.
   template <int kLoads>
   __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
-    const Element* from = data + line_of(first) * p.line_stride + position_of(first);
+    const Element* from = data + line_of(first) * p.line_stride + entry_of(first);
     const int64_t stride = (step >> log2_line_chunks()) * p.line_stride;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -77,12 +77,12 @@ struct NormBlock {
 
   // The same for a chunk of any block, entry by entry: zeros for those that do not exist.
   __device__ Chunk<Element> gather(int index) const {
-    const int line = line_of(index), position = position_of(index);
+    const int line = line_of(index), first_entry = entry_of(index);
     Chunk<Element> chunk{};
 #pragma unroll
     for (int i = 0; i < kEntries; ++i) {
-      if (line < lines_left && position + i < length_left) {
-        chunk.set(i, data[line * p.line_stride + (position + i) * p.entry_stride]);
+      if (line < lines_left && first_entry + i < length_left) {
+        chunk.set(i, data[line * p.line_stride + (first_entry + i) * p.entry_stride]);
       }
     }
     return chunk;
@@ -190,7 +190,7 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
 
 // Which block of the batch of matrices a group has.
 struct NormPlace {
-  int64_t batch, line, position;  // in the map
+  int64_t batch, line, entry;  // in the map
   bool exists;
 
   // `thread_block` counts those that serve the matrix.
@@ -202,7 +202,7 @@ struct NormPlace {
     const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
     const uint32_t number = thread_block * (blockDim.x / group.threads) + group.index;
     const uint32_t map_line = number / map_length;  // of all batches together
-    position = number - map_line * map_length;
+    entry = number - map_line * map_length;
     batch = map_line / map_lines, line = map_line - batch * map_lines;
     exists = batch < p.batch;
   }
@@ -210,7 +210,7 @@ struct NormPlace {
   template <class Element>
   __device__ NormBlock<Element> block(const NormMapParams<NormOf<Element>>& p) const {
     const int64_t first_line = line << p.log2_block_lines;
-    const int64_t first_entry = position << p.log2_block_length;
+    const int64_t first_entry = entry << p.log2_block_length;
     return {p,
             static_cast<const Element*>(p.data) + batch * p.batch_stride +
                 first_line * p.line_stride + first_entry * p.entry_stride,
@@ -245,7 +245,7 @@ __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& blo
   if (place.exists && group.thread == 0) {
     const NormMapParams<NormOf<Element>>& p = block.p;
     p.norms[place.batch * p.norm_batch_stride + place.line * p.norm_line_stride +
-            place.position * p.norm_entry_stride] = norm;
+            place.entry * p.norm_entry_stride] = norm;
   }
 }
 

@@ -1,5 +1,5 @@
-// What the norm kernel is told. Lines are what the kernel reads along: rows of a row-major matrix,
-// columns of a column-major one.
+// The parameters of the norm kernel. Lines are what the kernel reads along: rows of a row-major
+// matrix, columns of a column-major one.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,8 @@
 //
 // cp.async brings 16 bytes of channels at a time, from the pixel that the row's window has at the
 // stage's kernel position; where that is padding or the row does not exist, it writes zeros. A
-// table in shared memory says where the windows of a tile's rows lie. The sums leave as channels
-// of output pixels, with bias and ReLU.
+// table in shared memory says where the windows of a tile's rows lie. The sums are stored as
+// channels of output pixels, with bias and ReLU.
 #pragma once
 
 #include "kernels/conv/im2col_rows.cuh"
@@ -38,9 +38,9 @@ class Im2colStream {
       : matrix_(matrix), rows_(rows), first_channel_(group * matrix.channels) {}
 
   __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
-    int position, channel;
-    matrix_.by_position_depth(position, channel, static_cast<int>(k));
-    const WindowStep step(matrix_, position);
+    int kernel_position, channel;
+    matrix_.by_position_depth(kernel_position, channel, static_cast<int>(k));
+    const WindowStep step(matrix_, kernel_position);
     const int first_line = threadIdx.x / Tile::kLineChunks;
     const int chunk = threadIdx.x % Tile::kLineChunks;
     channel += chunk * Tile::kChunkElements;
@@ -101,12 +101,12 @@ class BandNorms {
   __device__ bool exists() const { return exists_; }
 
   // The skip norm; 0 where the whole block lies in the padding.
-  __device__ Norm at(const ConvSm80Params<Norm>& p, int position, int depth_block) const {
+  __device__ Norm at(const ConvSm80Params<Norm>& p, int kernel_position, int depth_block) const {
     const Im2colMatrix& m = p.pixels;
     const int depth_blocks = m.position_depth >> p.log2_block_k;
-    int64_t number = position;
+    int64_t number = kernel_position;
     if (p.norm_pixels.per_pixel) {
-      const WindowStep step(m, position);
+      const WindowStep step(m, kernel_position);
       if (!step.is_inside(m, row_, column_)) return 0;
       number = step.pixels;
     }
@@ -131,14 +131,14 @@ class TileMask {
 
   __device__ uint32_t operator()(int step) const {
     const Im2colMatrix& m = p_.pixels;
-    int position, channel;
-    m.by_position_depth(position, channel, step * 32);
+    int kernel_position, channel;
+    m.by_position_depth(kernel_position, channel, step * 32);
     const int depth_block = channel >> p_.log2_block_k;
     const int depth_blocks = m.position_depth >> p_.log2_block_k;
     const int64_t blocks_k = static_cast<int64_t>(m.positions) * depth_blocks;
     const int64_t blocks_m = ((p_.out_channels - 1) >> p_.log2_block_m) + 1;
-    const Norm* weight =
-        p_.norm_weight + group_ * blocks_m * blocks_k + position * depth_blocks + depth_block;
+    const Norm* weight = p_.norm_weight + group_ * blocks_m * blocks_k +
+                         kernel_position * depth_blocks + depth_block;
     Norm norm_weight[Config::kColumns];
 #pragma unroll
     for (int c = 0; c < Config::kColumns; ++c) {
@@ -150,7 +150,7 @@ class TileMask {
     for (int r = 0; r < Config::kRows; ++r) {
       const BandNorms<Norm> band(p_, group_, row_ + 32 * r);
       if (!band.exists()) continue;
-      const Norm skip_norm = band.at(p_, position, depth_block);
+      const Norm skip_norm = band.at(p_, kernel_position, depth_block);
 #pragma unroll
       for (int c = 0; c < Config::kColumns; ++c) {
         const bool inside = column_ + 32 * c < p_.out_channels;

@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(kNormThreads)
   if (index >= total) return;
   const auto number = static_cast<int>(index / depth);
   const int k = index - static_cast<int64_t>(number) * depth;
-  const int position = k / p.groups, group = k - position * p.groups;
-  const int kernel_row = position / p.shape.kernel.columns;
-  const int kernel_column = position - kernel_row * p.shape.kernel.columns;
+  const int kernel_position = k / p.groups, group = k - kernel_position * p.groups;
+  const int kernel_row = kernel_position / p.shape.kernel.columns;
+  const int kernel_column = kernel_position - kernel_row * p.shape.kernel.columns;
   const int line = number / p.blocks.columns, image = line / p.blocks.rows;
   const int first_row = (line - image * p.blocks.rows) << p.block.rows;
   const int first_column = (number - line * p.blocks.columns) << p.block.columns;

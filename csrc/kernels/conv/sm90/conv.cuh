@@ -3,16 +3,19 @@
 //
 // The product is weight matrix times im2col matrix. A step of K is one kernel position and 64
 // channels; what it needs of the im2col matrix is a box of the input (64 channels, columns, rows,
-// images), shifted by that position, which one TMA load brings, zeros for the padding included.
+// images), shifted by the kernel position, which one TMA load brings. Padding comes as zeros.
 // Skipping is exact for each pair of a weight block and a pixel block.
+//
 // Tile: a thread block makes kRows x 64 output channels of kBoxes boxes of 64 pixels.
+//
 // Pipeline, for the life of a persistent thread block:
-//   list warp     claims a tile and lists the steps that hold something valid, each with one bit
-//                 for every block of the output (list.cuh);
+//   list warp     claims a tile and lists its valid steps, each with one bit for every block of the
+//                 output (list.cuh);
 //   load warps    one for the weights and one for the pixels: a thread walks the list and has TMA
-//                 fetch, into the next of kStages stages, the blocks that some bit needs;
-//   warpgroups    each has 64 channels of two boxes, its sums in registers. The tile leaves by TMA
-//                 as well (epilogue.cuh).
+//                 fetch the blocks that some bit needs into the next of kStages stages (load.cuh);
+//   warpgroups    each has 64 channels of two boxes, its sums in registers. TMA stores the tile
+//                 (epilogue.cuh).
+//
 // A batch of 65 to 127 fills the second box of a pair only in part: kLastWidth, a multiple of 8, is
 // as wide as the instructions then are.
 // Sums run in the order of K: same bits every time.

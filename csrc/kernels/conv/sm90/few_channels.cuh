@@ -1,6 +1,6 @@
 // The convolution of few input channels, such as a network's first: float16 and bfloat16, float32
 // sums, nothing skipped. It writes more than it reads and multiplies little, so that what counts is
-// that each thread writes 16 bytes at a time, and that the output's norms are left on the way.
+// that each thread writes 16 bytes at a time, and that the output's norms are computed on the way.
 //
 // A thread block makes 64 output channels of 8 neighbouring pixels of a row for 64 images; what
 // these see of the input is put into shared memory with zeros around it. A warp has one pixel. In

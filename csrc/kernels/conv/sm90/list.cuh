@@ -66,7 +66,7 @@ class BoxNorms {
 
   // Unscaled; 0 where the whole block lies in the padding.
   __device__ float at(const ConvParams& p, const Step& step, int group) const {
-    if (!p.norm_input.per_pixel) return norms_[step.position * p.norm_groups + group];
+    if (!p.norm_input.per_pixel) return norms_[step.kernel_position * p.norm_groups + group];
     const int row = row_ + step.kernel_row * p.shape.dilation.rows;
     const int column = column_ + step.kernel_column * p.shape.dilation.columns;
     const bool inside = static_cast<unsigned>(row) < p.shape.input.rows &&
@@ -115,7 +115,7 @@ class TileNorms {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
-      norms.weights[row] = weights_[row][step.position * p.norm_groups + group];
+      norms.weights[row] = weights_[row][step.kernel_position * p.norm_groups + group];
     }
 #pragma unroll
     for (int i = 0; i < Config::kBoxes; ++i) norms.boxes[i] = boxes_[i].at(p, step, group);
@@ -178,11 +178,11 @@ __device__ inline int claim_tile(const ConvParams& p, int tile) {
 }
 
 __device__ inline Step step_at(const ConvParams& p, int number) {
-  int position, group, row, column;
-  p.by_box_groups(position, group, number);
-  p.by_kernel_columns(row, column, position);
+  int kernel_position, group, row, column;
+  p.by_box_groups(kernel_position, group, number);
+  p.by_kernel_columns(row, column, kernel_position);
   return {0, static_cast<uint16_t>(group), static_cast<uint8_t>(row), static_cast<uint8_t>(column),
-          static_cast<uint16_t>(position)};
+          static_cast<uint16_t>(kernel_position)};
 }
 
 // Lists those of a tile's steps first, first + 32, ... that hold something valid, up to kCount for

@@ -71,7 +71,7 @@ class Loader : public StageWriter<Config, kWeights> {
     auto& stage = storage_.stages[at_.slot];
     if constexpr (kWeights) {
       cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight, channel,
-                                   step.position, tile.channel);
+                                   step.kernel_position, tile.channel);
     } else {
       const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
       const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;

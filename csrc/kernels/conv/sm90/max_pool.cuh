@@ -1,4 +1,4 @@
-// Max pooling that leaves the norms of its output for the convolution that follows.
+// Max pooling with the norms of its output, for the convolution that follows.
 //
 // A thread block has a pixel of the output, 64 images and 64 channels: one norm. A thread pools 8
 // channels of two images, all loads of a 2 x 2 window in flight; then the threads of a warp hand
@@ -14,7 +14,7 @@
 
 namespace spamm::kernels::conv {
 
-// As in the pass, but that the threads of its neighbouring norms share the images of one.
+// As in the pass, but the threads that serve neighbouring norms there share the images of one norm.
 constexpr int kLog2PoolSlices = log2_slices(6), kLog2PoolLanes = 3;
 constexpr int kPoolParts = 1 << log2_norms(kLog2PoolSlices, kLog2PoolLanes);
 constexpr int kImagesAPart = (64 >> kLog2PoolSlices) / kPoolParts;

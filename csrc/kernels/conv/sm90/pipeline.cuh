@@ -58,7 +58,7 @@ struct Tile {
 struct Step {
   uint16_t mask, group;
   uint8_t kernel_row, kernel_column;
-  uint16_t position;
+  uint16_t kernel_position;
 
   __device__ bool is_valid() const { return mask != 0; }
 };
@@ -84,7 +84,7 @@ struct Notice {
   __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
 };
 
-// Squares of numbers other than halves need more range than float has.
+// Squares of numbers other than float16 need more range than float has.
 template <class Element>
 using SquareSum = std::conditional_t<std::is_same_v<Element, __half>, float, double>;
 

@@ -109,7 +109,7 @@ class ResidentNorms {
     has_column_[1] = step.kernel_column > 0 && tile.box(2).column < p.shape.output.columns;
     if (!has_column_[0]) {  // the same pixels, as the second column sees them
       --step_.kernel_column;
-      --step_.position;
+      --step_.kernel_position;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -124,7 +124,7 @@ class ResidentNorms {
   __device__ uint16_t mask(const ConvParams& p, float tau) const {
     if (!has_column_[0] && !has_column_[1]) return 0;
     float weights[2], boxes[2];
-    const float* weight = p.norm_weight + step_.position * p.norm_groups + group_;
+    const float* weight = p.norm_weight + step_.kernel_position * p.norm_groups + group_;
     weights[0] = has_column_[0] ? weight[0] : 0;
     weights[1] = has_column_[1] ? weight[has_column_[0] ? -p.norm_groups : 0] : 0;
 #pragma unroll
@@ -177,13 +177,13 @@ __device__ void load_resident_weights(const ConvParams& p, ResidentStorage<Confi
   if (!p.weight_is_ready) wait_for_previous_kernel();
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
 #pragma unroll 1
-  for (int position = 0; position < positions; ++position) {
+  for (int kernel_position = 0; kernel_position < positions; ++kernel_position) {
     for (int group = 0; group < p.box_groups; ++group) {
-      const int number = group * positions + position;
+      const int number = group * positions + kernel_position;
       Barrier& full = storage.weight_full[number];
       full.arrive_and_expect_tx(sizeof(OperandBlock));
       cute::SM90_TMA_LOAD_3D::copy(&p.map_weight, reinterpret_cast<uint64_t*>(&full), kCacheHint,
-                                   &storage.weights[number], group * kBlock, position, 0);
+                                   &storage.weights[number], group * kBlock, kernel_position, 0);
     }
   }
   // Their memory must not be given up before.
@@ -206,7 +206,7 @@ class ResidentLoader : public StageWriter<Config, true> {
     const int column = box.column - p_.shape.padding.columns;
     const int positions = p_.shape.kernel.rows * p_.shape.kernel.columns;
     const uint32_t needed = step.mask | step.mask >> 2;
-    const uint32_t weight = step.group * positions + step.position;
+    const uint32_t weight = step.group * positions + step.kernel_position;
     this->announce(Notice::of(step.mask, ends_tile, weight), tile,
                    bytes_of_boxes<Config, 2>(needed));
 #pragma unroll

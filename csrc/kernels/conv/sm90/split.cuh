@@ -4,11 +4,11 @@
 // For pixel blocks of images alone. Such an im2col block is 64 images x 64 channels at one pixel of
 // the channels-last input, shifted by the kernel position. So the input is split once, as a batch
 // of matrices (images x channels), one for each pixel, and every kernel position reads the blocks
-// of its own pixel: a bulk copy for each half and one for the header, whatever stride and dilation
-// are. A block in the padding is not fetched.
+// of its own pixel: a bulk copy for each split part and one for the header, whatever stride and
+// dilation are. A block in the padding is not fetched.
 //
 // Lists, tiles and barriers are conv.cuh's, the products of a step promoted_sums.cuh's.
-// The output leaves from registers: a store of a warp fills four sectors.
+// The output is stored from registers: a store of a warp fills four sectors.
 #pragma once
 
 #include "kernels/conv/sm90/conv.cuh"
@@ -88,8 +88,8 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
           static_cast<const SplitBlock<Config::kSplitParts>*>(operand.blocks)[numbers[i]];
       sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
 #pragma unroll
-      for (int half = 0; half < Config::kSplitParts; ++half) {
-        sm90::fetch_bulk(from.parts[half], barrier, to[half * kBlocks + i]);
+      for (int part = 0; part < Config::kSplitParts; ++part) {
+        sm90::fetch_bulk(from.parts[part], barrier, to[part * kBlocks + i]);
       }
     }
     at_.advance();
@@ -105,7 +105,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
   __device__ int64_t number_of(const SplitOperand& operand, const Tile<Config>& tile,
                                const Step& step, int i) const {
     if constexpr (kWeights) {
-      return (step.position * operand.extent + tile.channel / kBlock + i) * operand.depth +
+      return (step.kernel_position * operand.extent + tile.channel / kBlock + i) * operand.depth +
              step.group;
     }
     const ConvShape& shape = p_.shape;

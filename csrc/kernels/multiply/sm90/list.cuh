@@ -34,7 +34,7 @@ struct StepNorms {
 
 // The rows of A's norm map and the columns of B's that a tile needs.
 //
-// A granule beyond the end of A or B is taken to be as valid as the one before it: it holds zeros,
+// A granule beyond the end of A or B counts as valid where the one before it is: it holds zeros,
 // and its block can then be multiplied as a whole. Blocks beyond the end of C are not valid.
 template <class Config>
 class TileNorms {

@@ -4,16 +4,14 @@
 // Tile: a thread block makes kRows x kColumns blocks (64 x 64 each) of C; 128 x 256 at best, since
 // the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
 // Pipeline, for the life of a persistent thread block:
-//   list warps    two, each of which claims every other tile and lists the steps that hold
-//   something
-//                 valid, each with one bit for every block of C, or eight where blocks are of 32
-//                 (list.cuh);
+//   list warps    two, each of which claims every other tile and lists its valid steps, each with
+//                 one bit for every block of C, or eight where blocks are of 32 (list.cuh);
 //   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
 //                 of kStages stages, the operand blocks that some bit needs;
 //   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
 //                 them is four wide wgmma, any other a few narrow ones for each valid part. Four
-//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. The
-//                 tile leaves by TMA as well (epilogue.cuh).
+//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. TMA
+//                 stores the tile (epilogue.cuh).
 // Skipping is exact for each block product. Sums run in the order of K: same bits every time.
 // Limits: operands as in kernels/multiply/params.h; M, N, K and the number of tiles below 2^31.
 // Larger blocks are made of granules that share a norm. Source: the list is cuSpAMM's map_offset

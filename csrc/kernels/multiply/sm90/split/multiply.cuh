@@ -6,9 +6,9 @@
 // split parts cannot carry (norm_map/split.cuh) are made of the operands themselves by FFMA.
 //
 // Tile and pipeline are sm90/multiply.cuh's, but a stage holds the split parts, each block comes
-// with its header, and C leaves from registers: with float32 each store fills its sectors. Limits:
-// M, N, K and the number of tiles below 2^31; block edges of 64 or 128 (blocks of 32 would share a
-// power of two with their neighbours).
+// with its header, and C is stored from registers: with float32 each store fills its sectors.
+// Limits: M, N, K and the number of tiles below 2^31; block edges of 64 or 128 (blocks of 32 would
+// share a power of two with their neighbours).
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// A stage of the split multiply: what it is told, how operands that norm_map/split.cuh has cut into
+// A stage of the split multiply: its parameters, how operands that norm_map/split.cuh has cut into
 // split parts come into shared memory, and the products that split parts cannot carry.
 #pragma once
 
@@ -52,8 +52,8 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   const auto& from = static_cast<const SplitBlock<Config::kSplitParts>*>(x.blocks)[number];
   const auto fetch_into = [&](auto& split_parts, SplitHeader* headers) {
 #pragma unroll
-    for (int half = 0; half < Config::kSplitParts; ++half)
-      fetch_bulk(from.parts[half], barrier, split_parts[half][i]);
+    for (int part = 0; part < Config::kSplitParts; ++part)
+      fetch_bulk(from.parts[part], barrier, split_parts[part][i]);
     fetch_bulk(&x.headers[number], barrier, headers[i]);
   };
   if constexpr (kIsA) {
