@@ -11,8 +11,9 @@
 
 namespace spamm::kernels {
 
-// Lets the next kernel take what this one leaves of the device, as soon as all thread blocks have
-// got here. The next one must wait_for_previous_kernel() before it touches memory of this one.
+// Lets the next kernel run on what this one does not use of the device, as soon as all thread
+// blocks have got here. The next one must wait_for_previous_kernel() before it touches memory of
+// this one.
 __device__ inline void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();

@@ -36,7 +36,8 @@ constexpr CUtensorMapDataType map_type() {
 }
 
 // A contiguous first dimension and kDims - 1 more, in bytes apart; boxes of up to 128 bytes by any
-// number of lines, swizzled in 128 bytes; `every`: which entries along a dimension are taken.
+// number of lines, swizzled in 128 bytes; `every`: loads only every so many-th entry along a
+// dimension.
 template <class Element, int kDims>
 cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
                               const std::array<uint64_t, kDims>& sizes,

@@ -46,9 +46,9 @@ struct alignas(16) Im2colRow {
 struct WindowStep {
   int rows, columns, pixels;
 
-  __device__ WindowStep(const Im2colMatrix& m, int position) {
+  __device__ WindowStep(const Im2colMatrix& m, int kernel_position) {
     int kernel_row, kernel_column;
-    m.by_kernel_columns(kernel_row, kernel_column, position);
+    m.by_kernel_columns(kernel_row, kernel_column, kernel_position);
     rows = kernel_row * m.dilation.rows;
     columns = kernel_column * m.dilation.columns;
     pixels = rows * m.input.columns + columns;

@@ -1,4 +1,4 @@
-// What the multiply kernels are told: raw pointers, sizes and strides (in elements).
+// The parameters of the multiply kernels: raw pointers, sizes and strides (in elements).
 #pragma once
 
 #include <cstdint>

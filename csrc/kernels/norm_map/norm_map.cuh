@@ -16,14 +16,13 @@
 
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/common/ptx_sm80.cuh"
+#include "kernels/norm_map/chunk.cuh"
 #include "kernels/norm_map/params.h"
 
 namespace spamm::kernels {
 
-constexpr int kNormThreads = 256, kNormWarps = kNormThreads / 32;  // of a thread block, at most
-constexpr int kChunks = 16;                                        // loads in flight in each lane
-constexpr int kChain = 4;  // chunks whose squares are summed before they join a lane's sum
+constexpr int kNormWarps = kNormThreads / 32;
+constexpr int kChunks = 16;  // loads in flight in each lane
 
 // Threads for a block of 2^log2_entries entries, kChunks loads or a multiple for each: the order of
 // a block's sum depends on nothing but its shape. At least 8, as no block is below 2 KiB.
@@ -32,82 +31,6 @@ __host__ __device__ constexpr int norm_threads(int log2_entries) {
   const int threads = (static_cast<int>(sizeof(Element)) << log2_entries) / (kChunks * 16);
   return threads > kNormThreads ? kNormThreads : threads;
 }
-
-// Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
-template <class Norm>
-struct SafeSum;
-template <>
-struct SafeSum<float> {
-  static constexpr float kLeast = 0x1p-90f, kMost = 0x1p127f;
-};
-template <>
-struct SafeSum<double> {
-  static constexpr double kLeast = 0x1p-960, kMost = 0x1p1023;
-};
-
-template <class Element>
-struct BitsOf;
-template <>
-struct BitsOf<__half> {
-  using Type = uint16_t;
-};
-template <>
-struct BitsOf<__nv_bfloat16> {
-  using Type = uint16_t;
-};
-template <>
-struct BitsOf<float> {
-  using Type = uint32_t;
-};
-template <>
-struct BitsOf<double> {
-  using Type = uint64_t;
-};
-
-// 16 bytes of a line, always in registers: entries are taken out of whole words.
-template <class Element>
-struct Chunk {
-  using Bits = typename BitsOf<Element>::Type;
-  static constexpr int kEntries = 16 / sizeof(Element), kPerWord = 4 / sizeof(Element);
-  uint32_t words[4];
-
-  __device__ Element entry(int i) const {
-    Bits bits;
-    if constexpr (sizeof(Element) == 8) {
-      bits = static_cast<uint64_t>(words[2 * i + 1]) << 32 | words[2 * i];
-    } else {
-      bits = static_cast<Bits>(words[i / kPerWord] >> i % kPerWord * 16);
-    }
-    return __builtin_bit_cast(Element, bits);
-  }
-
-  // Sets an entry that is zero.
-  __device__ void set(int i, Element x) {
-    const auto bits = __builtin_bit_cast(Bits, x);
-    if constexpr (sizeof(Element) == 8) {
-      words[2 * i] = static_cast<uint32_t>(bits);
-      words[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
-    } else {
-      words[i / kPerWord] |= static_cast<uint32_t>(bits) << i % kPerWord * 16;
-    }
-  }
-};
-
-// Whether any entry of some chunks is not zero, from the bits: -0 is zero.
-template <class Element>
-struct AnyNonzero {
-  uint32_t even = 0, odd = 0;
-
-  __device__ void add(const Chunk<Element>& chunk) {
-    even |= chunk.words[0] | chunk.words[2];
-    odd |= chunk.words[1] | chunk.words[3];
-  }
-
-  __device__ bool found() const {
-    if constexpr (sizeof(Element) == 8) return (even | (odd & 0x7fffffff)) != 0;
-    return ((even | odd) & (sizeof(Element) == 4 ? 0x7fffffff : 0x7fff7fff)) != 0;
-  }
-};
 
 // One block of the matrix, cut into chunks.
 template <class Element_>
@@ -135,7 +58,7 @@ struct NormBlock {
 
   // Where a chunk begins, line by line.
   __device__ int line_of(int chunk) const { return chunk >> log2_line_chunks(); }
-  __device__ int position_of(int chunk) const {
+  __device__ int entry_of(int chunk) const {
     return (chunk & ((1 << log2_line_chunks()) - 1)) << kLog2Entries;
   }
 
@@ -143,7 +66,7 @@ struct NormBlock {
   // has_vectors(). `step` is a multiple of the chunks of a line.
   template <int kLoads>
   __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
-    const Element* from = data + line_of(first) * p.line_stride + position_of(first);
+    const Element* from = data + line_of(first) * p.line_stride + entry_of(first);
     const int64_t stride = (step >> log2_line_chunks()) * p.line_stride;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -154,12 +77,12 @@ struct NormBlock {
 
   // The same for a chunk of any block, entry by entry: zeros for those that do not exist.
   __device__ Chunk<Element> gather(int index) const {
-    const int line = line_of(index), position = position_of(index);
+    const int line = line_of(index), first_entry = entry_of(index);
     Chunk<Element> chunk{};
 #pragma unroll
     for (int i = 0; i < kEntries; ++i) {
-      if (line < lines_left && position + i < length_left) {
-        chunk.set(i, data[line * p.line_stride + (position + i) * p.entry_stride]);
+      if (line < lines_left && first_entry + i < length_left) {
+        chunk.set(i, data[line * p.line_stride + (first_entry + i) * p.entry_stride]);
       }
     }
     return chunk;
@@ -168,44 +91,6 @@ struct NormBlock {
  private:
   __device__ int log2_line_chunks() const { return p.log2_block_length - kLog2Entries; }
 };
-
-// The sum of the squares of kChain chunks of each lane, spread over the warp.
-template <class Element>
-__device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
-  if constexpr (sizeof(Element) == 2) {
-    // As A a chunk is 16 x 16, rows 0 to 7 in its even words and 8 to 15 in its odd ones; with the
-    // ones or the others as B too, entries (g, g) of `top` and (g + 8, g) of `bottom` sum the
-    // squares of lanes 4g to 4g + 3.
-    float top[4] = {}, bottom[4] = {};
-#pragma unroll
-    for (int i = 0; i < kChain; ++i) {
-      const auto& [x0, x1, x2, x3] = chunks[i].words;
-      if constexpr (std::is_same_v<Element, __half>) {
-        mma_f16(top, x0, x1, x2, x3, x0, x2);
-        mma_f16(bottom, x0, x1, x2, x3, x1, x3);
-      } else {
-        mma_bf16(top, x0, x1, x2, x3, x0, x2);
-        mma_bf16(bottom, x0, x1, x2, x3, x1, x3);
-      }
-    }
-    const int lane = threadIdx.x % 32, row = lane / 4;
-    const bool odd = row % 2;
-    return lane % 4 == row / 2 ? (odd ? top[1] : top[0]) + (odd ? bottom[3] : bottom[2]) : 0.0f;
-  } else {
-    // As many chains as a chunk has entries keep each chain of roundings short.
-    NormOf<Element> sums[Chunk<Element>::kEntries] = {}, sum = 0;
-#pragma unroll
-    for (int i = 0; i < kChain; ++i) {
-#pragma unroll
-      for (int e = 0; e < Chunk<Element>::kEntries; ++e) {
-        sums[e] = fma(chunks[i].entry(e), chunks[i].entry(e), sums[e]);
-      }
-    }
-#pragma unroll
-    for (const auto x : sums) sum += x;
-    return sum;
-  }
-}
 
 // A thread's share of a block's sum of squares, and whether anything in it is not zero. All lanes
 // of a warp call it together; some may have no block to sum, which is then nothing but zeros.
@@ -243,22 +128,6 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
     }
   }
   nonzero = any.found();
-}
-
-// Magnitudes ordered as integers: NaN above infinity above all numbers.
-__device__ inline unsigned long long magnitude_bits(float x) {
-  return __float_as_uint(x) & 0x7fffffff;
-}
-__device__ inline unsigned long long magnitude_bits(double x) {
-  return __double_as_longlong(x) & 0x7fffffffffffffff;
-}
-template <class Norm>
-__device__ Norm from_magnitude_bits(unsigned long long bits) {
-  if constexpr (sizeof(Norm) == 4) {
-    return __uint_as_float(static_cast<uint32_t>(bits));
-  } else {
-    return __longlong_as_double(bits);
-  }
 }
 
 // The threads that share a block: a warp, a part of one or several. All groups of a thread block
@@ -312,20 +181,16 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
   for_each_entry(needed, [&](Norm x) { bits = max(bits, magnitude_bits(x)); });
   bits = group.reduce(bits, shared_bits, [](auto x, auto y) { return max(x, y); });
   const Norm largest = from_magnitude_bits<Norm>(bits);
-  const bool is_number = isfinite(largest) && largest > 0;
-  const int exponent = is_number ? ilogb(largest) : 0;
+  const ScaledNorm<Norm> scaled(largest);
   Norm sum = 0;
-  for_each_entry(needed && is_number, [&](Norm x) {
-    const Norm scaled = scalbn(x, -exponent);
-    sum = fma(scaled, scaled, sum);
-  });
+  for_each_entry(needed && scaled.is_number(), [&](Norm x) { sum = scaled.add(sum, x); });
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
-  return is_number ? scalbn(sqrt(sum), exponent) : largest;
+  return scaled.norm(sum);
 }
 
 // Which block of the batch of matrices a group has.
 struct NormPlace {
-  int64_t batch, line, position;  // in the map
+  int64_t batch, line, entry;  // in the map
   bool exists;
 
   // `thread_block` counts those that serve the matrix.
@@ -337,7 +202,7 @@ struct NormPlace {
     const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
     const uint32_t number = thread_block * (blockDim.x / group.threads) + group.index;
     const uint32_t map_line = number / map_length;  // of all batches together
-    position = number - map_line * map_length;
+    entry = number - map_line * map_length;
     batch = map_line / map_lines, line = map_line - batch * map_lines;
     exists = batch < p.batch;
   }
@@ -345,7 +210,7 @@ struct NormPlace {
   template <class Element>
   __device__ NormBlock<Element> block(const NormMapParams<NormOf<Element>>& p) const {
     const int64_t first_line = line << p.log2_block_lines;
-    const int64_t first_entry = position << p.log2_block_length;
+    const int64_t first_entry = entry << p.log2_block_length;
     return {p,
             static_cast<const Element*>(p.data) + batch * p.batch_stride +
                 first_line * p.line_stride + first_entry * p.entry_stride,
@@ -364,7 +229,7 @@ __device__ typename Block::Norm norm_of_shares(const Block& block, const NormGro
   Norm norm = sqrt(sum);
 
   // A thread that has met a number other than zero knows when the block's sum is no good.
-  const bool safe = sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
+  const bool safe = is_safe(sum);
   if (group.any(nonzero && !safe)) {
     const Norm scaled = scaled_norm(block, group, exists && !safe);
     if (!safe) norm = scaled;
@@ -380,7 +245,7 @@ __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& blo
   if (place.exists && group.thread == 0) {
     const NormMapParams<NormOf<Element>>& p = block.p;
     p.norms[place.batch * p.norm_batch_stride + place.line * p.norm_line_stride +
-            place.position * p.norm_entry_stride] = norm;
+            place.entry * p.norm_entry_stride] = norm;
   }
 }
 

@@ -1,10 +1,13 @@
-// What the norm kernel is told. Lines are what the kernel reads along: rows of a row-major matrix,
-// columns of a column-major one.
+// The parameters of the norm kernel. Lines are what the kernel reads along: rows of a row-major
+// matrix, columns of a column-major one.
 #pragma once
 
 #include <cstdint>
 
 namespace spamm::kernels {
+
+constexpr int kLog2NormThreads = 8,
+              kNormThreads = 1 << kLog2NormThreads;  // of a thread block, at most
 
 template <class Norm>
 struct NormMapParams {

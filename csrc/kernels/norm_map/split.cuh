@@ -1,22 +1,22 @@
-// Splits float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and takes
-// their norms in the same pass, with the very bits of norm_map.cuh. One launch serves one matrix or
-// both operands.
+// Splits float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and
+// computes their norms in the same pass, with the very bits of norm_map.cuh. One launch serves one
+// matrix or both operands.
 //
 // Of two split parts, x = 2^exponent * (high + low), with the power of two that brings the block's
-// largest magnitude into [2^14, 2^15): high is x rounded to half, low the rest rounded to half.
-// Where high is 1 or more, both together are right to 2^-23; below, low runs into half's smallest
-// number and the error stays under 2^-40 of the block's largest entry. That is as good in a
-// product, as long as the other factor does not favour the small entries along K: a block in which
-// some k has nothing within 2^-15 of the largest entry is marked as wide and as faint, and such two
-// are multiplied without their split parts. So is every block with an infinity or a NaN, of which
-// split parts would make NaN alone.
+// largest magnitude into [2^14, 2^15): high is x rounded to float16, low the rest rounded to
+// float16. Where high is 1 or more, both together are right to 2^-23; below, low runs into
+// float16's smallest number and the error stays under 2^-40 of the block's largest entry. That is
+// as good in a product, as long as the other factor does not favour the small entries along K: a
+// block in which some k has nothing within 2^-15 of the largest entry is marked as wide and as
+// faint, and such two are multiplied without their split parts. So is every block with an infinity
+// or a NaN, of which split parts would make NaN alone.
 //
-// Of one half, x = 2^exponent * high, the largest magnitude comes into [2^11, 2^15), so that few
-// neighbours differ in their power of two. TF32 has as many digits, and high has them all down to
-// 2^-14; below, the error is up to 2^-25. A block is wide if some k has nothing from 2^-9 on, and
-// faint if some k has nothing from 2^-12 on. Faint times wide goes without split parts. Faint times
-// another one is off by 2^-25 * 2^15 where it lost digits, 2^-12 of the 2^11 * 2^-9 that it has
-// elsewhere, and without faint ones every k is as good as in TF32.
+// Of one split part, x = 2^exponent * high, the largest magnitude comes into [2^11, 2^15), so that
+// few neighbours differ in their power of two. TF32 has as many digits, and high has them all down
+// to 2^-14; below, the error is up to 2^-25. A block is wide if some k has nothing from 2^-9 on,
+// and faint if some k has nothing from 2^-12 on. Faint times wide goes without split parts. Faint
+// times another one is off by 2^-25 * 2^15 where it lost digits, 2^-12 of the 2^11 * 2^-9 that it
+// has elsewhere, and without faint ones every k is as good as in TF32.
 #pragma once
 
 #include "kernels/common/launch.cuh"
@@ -126,13 +126,13 @@ __device__ inline void write_split_parts(const SplitShare& share, int thread, in
                   share.chunks[i].entry(e + 1) * first * second};
     }
 #pragma unroll
-    for (int half = 0; half < kSplitParts; ++half) {
+    for (int part = 0; part < kSplitParts; ++part) {
       const __half2 rounded[2] = {__float22half2_rn(x[0]), __float22half2_rn(x[1])};
-      *reinterpret_cast<uint2*>(to.parts[half] + at) = reinterpret_cast<const uint2&>(rounded);
+      *reinterpret_cast<uint2*>(to.parts[part] + at) = reinterpret_cast<const uint2&>(rounded);
 #pragma unroll
       for (int pair = 0; pair < 2; ++pair) {
-        const float2 taken = __half22float2(rounded[pair]);
-        x[pair] = {x[pair].x - taken.x, x[pair].y - taken.y};
+        const float2 high = __half22float2(rounded[pair]);
+        x[pair] = {x[pair].x - high.x, x[pair].y - high.y};
       }
     }
   }
@@ -177,8 +177,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     kinds = (faintest < Rule::kWide ? kSplitWide : 0) | (faintest < Rule::kFaint ? kSplitFaint : 0);
   }
 
-  const int64_t i = p.lines_along_k ? place.line : place.position;
-  const int64_t k = p.lines_along_k ? place.position : place.line;
+  const int64_t i = p.lines_along_k ? place.line : place.entry;
+  const int64_t k = p.lines_along_k ? place.entry : place.line;
   const int64_t at = (place.batch * p.split.extent + i) * p.split.depth + k;
   write_split_parts(share, group.thread, -exponent,
                     static_cast<SplitBlock<kSplitParts>*>(p.split.blocks)[at]);

@@ -47,7 +47,7 @@ struct SplitParams {
   int* zeroed;         // set to zero, if not null
 };
 
-// What the multiply is told of an operand: its split parts, and the steps between neighbours of M
+// An operand of the multiply: its split parts, and the steps between neighbours of M
 // or N, and of K, in the original.
 struct SplitSource {
   SplitOperand split;

@@ -1,7 +1,7 @@
 // The bound of what skipping loses, sqrt(sum over (i,j) of (sum over skipped k of na * nb)^2), and
 // the search for the largest threshold that keeps it within a limit.
 //
-// All sums are double, rounded upwards, and taken in a fixed order. What is left to cover is that
+// All sums are double, rounded upwards, and in a fixed order. What remains to be covered is that
 // each norm itself is only right to some bits: kNormSlack. The bound grows
 // with tau, so the search fixes the bits of tau from the top, three in a sweep: each sweep sums for
 // seven thresholds at once.
@@ -91,7 +91,7 @@ __device__ SumOfSquares<Norm> sum_array(const SumOfSquares<Norm>* sums, int64_t 
   return sum_warp(own);
 }
 
-// A sweep for one given threshold.
+// A sweep for one threshold.
 template <class Norm>
 struct BoundOfTau {
   static constexpr int kThresholds = 1;

@@ -10,7 +10,7 @@
 namespace spamm::kernels {
 
 // Contiguous maps: a (batch, mb, kb), b (batch, kb, nb). `skip_norm_b` decides what is skipped; it
-// is b itself where nothing else was given.
+// is b itself where there is nothing else.
 template <class Norm>
 struct NormMaps {
   const Norm *a, *b, *skip_norm_b;

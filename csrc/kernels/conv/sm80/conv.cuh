@@ -4,8 +4,8 @@
 //
 // cp.async brings 16 bytes of channels at a time, from the pixel that the row's window has at the
 // stage's kernel position; where that is padding or the row does not exist, it writes zeros. A
-// table in shared memory says where the windows of a tile's rows lie. The sums leave as channels
-// of output pixels, with bias and ReLU.
+// table in shared memory says where the windows of a tile's rows lie. The sums are stored as
+// channels of output pixels, with bias and ReLU.
 #pragma once
 
 #include "kernels/conv/im2col_rows.cuh"
@@ -38,9 +38,9 @@ class Im2colStream {
       : matrix_(matrix), rows_(rows), first_channel_(group * matrix.channels) {}
 
   __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
-    int position, channel;
-    matrix_.by_position_depth(position, channel, static_cast<int>(k));
-    const WindowStep step(matrix_, position);
+    int kernel_position, channel;
+    matrix_.by_position_depth(kernel_position, channel, static_cast<int>(k));
+    const WindowStep step(matrix_, kernel_position);
     const int first_line = threadIdx.x / Tile::kLineChunks;
     const int chunk = threadIdx.x % Tile::kLineChunks;
     channel += chunk * Tile::kChunkElements;
@@ -66,11 +66,6 @@ class Im2colStream {
   const Im2colRow* rows_;
   int first_channel_;
 };
-
-__device__ inline float round_division(float x, float y) { return __fdiv_rn(x, y); }
-__device__ inline double round_division(double x, double y) { return __ddiv_rn(x, y); }
-__device__ inline float round_root(float x) { return __fsqrt_rn(x); }
-__device__ inline double round_root(double x) { return __dsqrt_rn(x); }
 
 // Which steps of K 32 rows of a tile, all of one pixel block, need.
 template <class Norm>
@@ -100,20 +95,18 @@ class BandNorms {
     const int c = min(1 << m.log2_images, m.images - block.image) *
                   min(1 << m.log2_rows, m.output.rows - block.row) *
                   min(1 << m.log2_columns, m.output.columns - block.column);
-    // A partial block is tested like a full one: each step is rounded once.
-    scale_ =
-        round_root(round_division(static_cast<Norm>(1 << m.log2_block()), static_cast<Norm>(c)));
+    scale_ = partial_block_scale(static_cast<Norm>(1 << m.log2_block()), static_cast<Norm>(c));
   }
 
   __device__ bool exists() const { return exists_; }
 
   // The skip norm; 0 where the whole block lies in the padding.
-  __device__ Norm at(const ConvSm80Params<Norm>& p, int position, int depth_block) const {
+  __device__ Norm at(const ConvSm80Params<Norm>& p, int kernel_position, int depth_block) const {
     const Im2colMatrix& m = p.pixels;
     const int depth_blocks = m.position_depth >> p.log2_block_k;
-    int64_t number = position;
+    int64_t number = kernel_position;
     if (p.norm_pixels.per_pixel) {
-      const WindowStep step(m, position);
+      const WindowStep step(m, kernel_position);
       if (!step.is_inside(m, row_, column_)) return 0;
       number = step.pixels;
     }
@@ -138,14 +131,14 @@ class TileMask {
 
   __device__ uint32_t operator()(int step) const {
     const Im2colMatrix& m = p_.pixels;
-    int position, channel;
-    m.by_position_depth(position, channel, step * 32);
+    int kernel_position, channel;
+    m.by_position_depth(kernel_position, channel, step * 32);
     const int depth_block = channel >> p_.log2_block_k;
     const int depth_blocks = m.position_depth >> p_.log2_block_k;
     const int64_t blocks_k = static_cast<int64_t>(m.positions) * depth_blocks;
     const int64_t blocks_m = ((p_.out_channels - 1) >> p_.log2_block_m) + 1;
-    const Norm* weight =
-        p_.norm_weight + group_ * blocks_m * blocks_k + position * depth_blocks + depth_block;
+    const Norm* weight = p_.norm_weight + group_ * blocks_m * blocks_k +
+                         kernel_position * depth_blocks + depth_block;
     Norm norm_weight[Config::kColumns];
 #pragma unroll
     for (int c = 0; c < Config::kColumns; ++c) {
@@ -157,13 +150,11 @@ class TileMask {
     for (int r = 0; r < Config::kRows; ++r) {
       const BandNorms<Norm> band(p_, group_, row_ + 32 * r);
       if (!band.exists()) continue;
-      const Norm skip_norm = band.at(p_, position, depth_block);
+      const Norm skip_norm = band.at(p_, kernel_position, depth_block);
 #pragma unroll
       for (int c = 0; c < Config::kColumns; ++c) {
         const bool inside = column_ + 32 * c < p_.out_channels;
-        // Blocks of zeros add nothing unless infinities or NaNs meet them, whatever tau says.
-        const bool needed = is_valid(norm_product(norm_weight[c], skip_norm),
-                                     skip_norm == 0 ? Norm{INFINITY} : tau_);
+        const bool needed = is_valid_im2col(norm_weight[c], skip_norm, tau_);
         mask |= static_cast<uint32_t>(inside && needed) << (r * Config::kColumns + c);
       }
     }

@@ -20,10 +20,10 @@ class Im2colBlock {
 
   // One that does not exist holds zeros.
   __device__ Im2colBlock(const Im2colNormsParams<Norm>& p, bool exists, int group, int block,
-                         int position, int channel)
+                         int kernel_position, int channel)
       : p_(p),
         origin_(p.matrix, block),
-        step_(p.matrix, position),
+        step_(p.matrix, kernel_position),
         first_channel_(group * p.matrix.channels + channel),
         channels_left_(exists ? p.matrix.channels - channel : 0) {}
 
@@ -70,10 +70,11 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const uint32_t depth = m.positions * depth_blocks, blocks = m.block_count();
   const uint32_t line = number / depth, k = number - line * depth;
   const uint32_t of_group = line / blocks, block_number = line - of_group * blocks;
-  const uint32_t position = k / depth_blocks, depth_block = k - position * depth_blocks;
+  const uint32_t kernel_position = k / depth_blocks,
+                 depth_block = k - kernel_position * depth_blocks;
   const bool exists = of_group < static_cast<uint32_t>(m.groups);
 
-  const Im2colBlock<Element> block(p, exists, of_group, block_number, position,
+  const Im2colBlock<Element> block(p, exists, of_group, block_number, kernel_position,
                                    depth_block << p.log2_block_k);
   NormOf<Element> sum = 0;
   bool nonzero = false;

@@ -1,4 +1,4 @@
-// What the portable convolution and its norms are told.
+// The parameters of the portable convolution and of its norms.
 #pragma once
 
 #include "kernels/common/tau.h"

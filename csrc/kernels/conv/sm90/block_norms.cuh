@@ -7,7 +7,8 @@
 
 namespace spamm::kernels::conv {
 
-// The root of the sum of squares of values that are given twice, without overflow or underflow.
+// The root of the sum of squares of values that for_each() visits, twice if need be, without
+// overflow or underflow.
 template <class ForEach>
 __device__ float root_of_squares(const ForEach& for_each) {
   float sum = 0, largest = 0;
@@ -15,15 +16,11 @@ __device__ float root_of_squares(const ForEach& for_each) {
     sum = fmaf(x, x, sum);
     largest = larger_or_nan(x, largest);
   });
-  if (sum >= kLeastSafeSum && sum <= kMostSafeSum) return sqrtf(sum);
-  if (!(largest > 0) || !isfinite(largest)) return largest;
-  const int exponent = ilogbf(largest);
+  if (is_safe(sum)) return sqrtf(sum);
+  const ScaledNorm<float> scaled(largest);
   sum = 0;
-  for_each([&](float x) {
-    const float scaled = scalbnf(x, -exponent);
-    sum = fmaf(scaled, scaled, sum);
-  });
-  return scalbnf(sqrtf(sum), exponent);
+  if (scaled.is_number()) for_each([&](float x) { sum = scaled.add(sum, x); });
+  return scaled.norm(sum);
 }
 
 __global__ void __launch_bounds__(kNormThreads)
@@ -38,9 +35,9 @@ __global__ void __launch_bounds__(kNormThreads)
   if (index >= total) return;
   const auto number = static_cast<int>(index / depth);
   const int k = index - static_cast<int64_t>(number) * depth;
-  const int position = k / p.groups, group = k - position * p.groups;
-  const int kernel_row = position / p.shape.kernel.columns;
-  const int kernel_column = position - kernel_row * p.shape.kernel.columns;
+  const int kernel_position = k / p.groups, group = k - kernel_position * p.groups;
+  const int kernel_row = kernel_position / p.shape.kernel.columns;
+  const int kernel_column = kernel_position - kernel_row * p.shape.kernel.columns;
   const int line = number / p.blocks.columns, image = line / p.blocks.rows;
   const int first_row = (line - image * p.blocks.rows) << p.block.rows;
   const int first_column = (number - line * p.blocks.columns) << p.block.columns;

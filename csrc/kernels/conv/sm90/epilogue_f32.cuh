@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   }
 }
 
-// Leaves what it stores in `acc`.
+// On return `acc` holds what was stored.
 template <class Config>
 __device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
                                       OperandBlock (&staging)[2], BoxSquares<float>& shared,

@@ -1,6 +1,6 @@
 // The convolution of few input channels, such as a network's first: float16 and bfloat16, float32
 // sums, nothing skipped. It writes more than it reads and multiplies little, so that what counts is
-// that each thread writes 16 bytes at a time, and that the output's norms are left on the way.
+// that each thread writes 16 bytes at a time, and that the output's norms are computed on the way.
 //
 // A thread block makes 64 output channels of 8 neighbouring pixels of a row for 64 images; what
 // these see of the input is put into shared memory with zeros around it. A warp has one pixel. In
@@ -230,8 +230,8 @@ class FewChannels {
       uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float low = acc[half * 4 + j][2 * i] + widen(biases.entries[2 * j]);
-        const float high = acc[half * 4 + j][2 * i + 1] + widen(biases.entries[2 * j + 1]);
+        const float low = acc[half * 4 + j][2 * i] + widen(biases.entry(2 * j));
+        const float high = acc[half * 4 + j][2 * i + 1] + widen(biases.entry(2 * j + 1));
         pairs[j] = finished_pair<Element>(low, high, p_.relu);
         add_squares<Element>(squares, pairs[j]);
       }

@@ -1,4 +1,4 @@
-// What the convolution of few input channels is told.
+// The parameters of the convolution of few input channels.
 #pragma once
 
 #include "kernels/conv/sm90/params.h"

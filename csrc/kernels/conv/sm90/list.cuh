@@ -33,13 +33,13 @@ __device__ Tile<Config> tile_at(const ConvParams& p, int number) {
   return tile;
 }
 
-// Partial blocks are tested like full ones: norms times sqrt(n / c), each step rounded once.
-__device__ inline float judge_scale(const ConvParams& p, const Box& first) {
+// From the norm of a block to its skip norm.
+__device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
   const int images = min(1 << p.block.images, p.shape.output.images - first.image);
   const int rows = min(1 << p.block.rows, p.shape.output.rows - first.row);
   const int columns = min(1 << p.block.columns, p.shape.output.columns - first.column);
   const int n = 1 << p.block.volume(), c = images * rows * columns;
-  return c == n ? 1 : __fsqrt_rn(__fdiv_rn(static_cast<float>(n), static_cast<float>(c)));
+  return c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
 }
 
 // The norms of one box's im2col blocks. They are fewer than 2^31.
@@ -49,8 +49,8 @@ class BoxNorms {
   __device__ BoxNorms(const ConvParams& p, const Box& box) {
     const Box block = {box.image >> p.block.images, box.row >> p.block.rows,
                        box.column >> p.block.columns};
-    scale_ = judge_scale(p, {block.image << p.block.images, block.row << p.block.rows,
-                             block.column << p.block.columns});
+    scale_ = skip_norm_scale(p, {block.image << p.block.images, block.row << p.block.rows,
+                                 block.column << p.block.columns});
     if (p.norm_input.per_pixel) {
       const int pixels = p.shape.input.rows * p.shape.input.columns;
       norms_ = p.norm_input.norms + block.image * pixels * p.norm_groups;
@@ -66,7 +66,7 @@ class BoxNorms {
 
   // Unscaled; 0 where the whole block lies in the padding.
   __device__ float at(const ConvParams& p, const Step& step, int group) const {
-    if (!p.norm_input.per_pixel) return norms_[step.position * p.norm_groups + group];
+    if (!p.norm_input.per_pixel) return norms_[step.kernel_position * p.norm_groups + group];
     const int row = row_ + step.kernel_row * p.shape.dilation.rows;
     const int column = column_ + step.kernel_column * p.shape.dilation.columns;
     const bool inside = static_cast<unsigned>(row) < p.shape.input.rows &&
@@ -81,12 +81,6 @@ class BoxNorms {
   int row_, column_;
   float scale_;
 };
-
-// Blocks of zeros add nothing unless infinities or NaNs meet them, whatever tau says.
-__device__ inline bool is_needed(float norm_weight, float norm_input, float tau) {
-  const float product = norm_product(norm_weight, norm_input);
-  return is_valid(product, norm_input == 0 ? INFINITY : tau);
-}
 
 // Everything that decides which steps of a tile are valid.
 template <class Config>
@@ -121,7 +115,7 @@ class TileNorms {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
-      norms.weights[row] = weights_[row][step.position * p.norm_groups + group];
+      norms.weights[row] = weights_[row][step.kernel_position * p.norm_groups + group];
     }
 #pragma unroll
     for (int i = 0; i < Config::kBoxes; ++i) norms.boxes[i] = boxes_[i].at(p, step, group);
@@ -135,7 +129,7 @@ class TileNorms {
       const float skip_norm = norm_product(norms.boxes[i], boxes_[i].scale());
 #pragma unroll
       for (int row = 0; row < Config::kRows; ++row) {
-        const bool needed = is_needed(norms.weights[row], skip_norm, tau);
+        const bool needed = is_valid_im2col(norms.weights[row], skip_norm, tau);
         bits |= static_cast<uint32_t>(needed) << (row * Config::kBoxes + i);
       }
     }
@@ -148,58 +142,16 @@ class TileNorms {
   uint32_t inside_ = 0;
 };
 
-// Fills lists; all lanes of the warp call it together.
-template <class Config, class Shared = Storage<Config>>
-class ListWriter {
- public:
-  __device__ explicit ListWriter(Shared& storage) : storage_(storage) {}
-
-  // Waits until the list before the last is used up. Tiles are claimed after that and not earlier,
-  // since claims far ahead unbalance the thread blocks.
-  __device__ void wait_for_room() { storage_.list_empty[at_.slot].wait(at_.phase ^ 1); }
-
-  // Each lane brings one step.
-  __device__ void append(const Tile<Config>& tile, Step step) {
-    if (count_ > Config::kListCapacity - 32) {
-      publish(tile, false, false);
-      wait_for_room();
-    }
-    const uint32_t valid = __ballot_sync(~0u, step.mask != 0);
-    const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
-    if (step.mask != 0) storage_.lists[at_.slot].steps[count_ + __popc(before)] = step;
-    count_ += __popc(valid);
-  }
-
-  __device__ void end_tile(const Tile<Config>& tile) { publish(tile, true, false); }
-  __device__ void end_work() { publish({}, false, true); }
-
- private:
-  __device__ void publish(const Tile<Config>& tile, bool ends_tile, bool ends_work) {
-    if (threadIdx.x % 32 == 0) {
-      auto& list = storage_.lists[at_.slot];
-      list.tile = tile;
-      list.count = count_;
-      list.ends_tile = ends_tile;
-      list.ends_work = ends_work;
-    }
-    storage_.list_full[at_.slot].arrive();
-    at_.advance();
-    count_ = 0;
-  }
-
-  Shared& storage_;
-  RingPosition<Config::kLists> at_;
-  int count_ = 0;
-};
+template <class Config>
+using ListWriter = sm90::ListWriter<RingOf<Config>, Config::kLists>;
 
 // The barriers in shared memory are set up by the first warp. All others wait for it at once; the
 // list warp first locates its tile and waits for the kernels before.
-constexpr int kListWarp = 2;
 constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named ones: warpgroups have 1 to 4
 
 template <class Config, class Shared>
 __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
-  if (warp == kListWarp) return;
+  if (warp == sm90::kFirstListWarp) return;
   if (warp == 0) {
     if (threadIdx.x == 0) storage.initialize();
     __syncwarp();
@@ -226,11 +178,11 @@ __device__ inline int claim_tile(const ConvParams& p, int tile) {
 }
 
 __device__ inline Step step_at(const ConvParams& p, int number) {
-  int position, group, row, column;
-  p.by_box_groups(position, group, number);
-  p.by_kernel_columns(row, column, position);
+  int kernel_position, group, row, column;
+  p.by_box_groups(kernel_position, group, number);
+  p.by_kernel_columns(row, column, kernel_position);
   return {0, static_cast<uint16_t>(group), static_cast<uint8_t>(row), static_cast<uint8_t>(column),
-          static_cast<uint16_t>(position)};
+          static_cast<uint16_t>(kernel_position)};
 }
 
 // Lists those of a tile's steps first, first + 32, ... that hold something valid, up to kCount for
@@ -258,7 +210,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   const int lane = threadIdx.x % 32;
   const int steps = p.steps;
   float tau = 0;
-  ListWriter<Config> writer(storage);
+  ListWriter<Config> writer(storage.ring);
 
   bool waited = false;
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {

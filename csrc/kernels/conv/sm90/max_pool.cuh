@@ -1,4 +1,4 @@
-// Max pooling that leaves the norms of its output for the convolution that follows.
+// Max pooling with the norms of its output, for the convolution that follows.
 //
 // A thread block has a pixel of the output, 64 images and 64 channels: one norm. A thread pools 8
 // channels of two images, all loads of a 2 x 2 window in flight; then the threads of a warp hand
@@ -14,7 +14,7 @@
 
 namespace spamm::kernels::conv {
 
-// As in the pass, but that the threads of its neighbouring norms share the images of one.
+// As in the pass, but the threads that serve neighbouring norms there share the images of one norm.
 constexpr int kLog2PoolSlices = log2_slices(6), kLog2PoolLanes = 3;
 constexpr int kPoolParts = 1 << log2_norms(kLog2PoolSlices, kLog2PoolLanes);
 constexpr int kImagesAPart = (64 >> kLog2PoolSlices) / kPoolParts;
@@ -30,8 +30,8 @@ template <class Element>
 __device__ __forceinline__ void keep_largest(Chunk<Element>& best, const Chunk<Element>& chunk) {
 #pragma unroll
   for (int e = 0; e < 8; ++e) {
-    const float x = widen(chunk.entries[e]);
-    if (x > widen(best.entries[e]) || x != x) best.entries[e] = chunk.entries[e];
+    const float x = widen(chunk.entry(e));
+    if (x > widen(best.entry(e)) || x != x) best.replace(e, chunk.entry(e));
   }
 }
 
@@ -73,7 +73,7 @@ __device__ __forceinline__ void pool(const MaxPoolParams& p, const PoolThread& t
 #pragma unroll
   for (auto& chunk : best) {
 #pragma unroll
-    for (auto& entry : chunk.entries) entry = lowest<Element>();
+    for (int e = 0; e < 8; ++e) chunk.replace(e, lowest<Element>());
   }
   const int positions = p.kernel.rows * p.kernel.columns;
 #pragma unroll 1
@@ -142,13 +142,9 @@ __global__ void __launch_bounds__(kNormThreads, 4)
     }
   }
   const float norm =
-      norm_of_entries<Element, kLog2PoolSlices, kLog2PoolLanes>([&](const auto& visit) {
+      norm_of_chunks<Element, kLog2PoolSlices, kLog2PoolLanes>([&](const auto& visit) {
 #pragma unroll
-        for (int i = 0; i < kPoolParts * kImagesAPart; ++i) {
-          const auto chunk = of_number(best, i);
-#pragma unroll
-          for (int e = 0; e < 8; ++e) visit(widen(chunk.entries[e]), e);
-        }
+        for (int i = 0; i < kPoolParts * kImagesAPart; ++i) visit(of_number(best, i));
       });
   if (threadIdx.x == 0) p.job.norms[thread.norm] = norm;
 }

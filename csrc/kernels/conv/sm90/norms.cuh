@@ -13,19 +13,14 @@
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/params.h"
+#include "kernels/norm_map/chunk.cuh"
 
 namespace spamm::kernels::conv {
 
-// Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
-constexpr float kLeastSafeSum = 0x1p-90f, kMostSafeSum = 0x1p127f;
+using kernels::kNormThreads;
 
 template <class Element>
 constexpr int kLog2Entries = sizeof(Element) == 4 ? 2 : 3;  // of a chunk
-
-template <class Element>
-struct alignas(16) Chunk {
-  Element entries[1 << kLog2Entries<Element>];
-};
 
 __device__ inline float larger_or_nan(float x, float y) { return x > y || x != x ? x : y; }
 
@@ -42,9 +37,9 @@ __device__ __forceinline__ uint4 load_once(const void* data, bool exists) {
   return words;
 }
 
-// A thread's entries, image by image, several loads in flight.
+// A thread's chunks, image by image, several loads in flight.
 template <class Element, class Visit>
-__device__ __forceinline__ void for_each_entry(const Chunk<Element>* first, int64_t step, int count,
+__device__ __forceinline__ void for_each_chunk(const Chunk<Element>* first, int64_t step, int count,
                                                const Visit& visit) {
   constexpr int kUnroll = 8;
   for (int i = 0; i < count; i += kUnroll) {
@@ -55,9 +50,7 @@ __device__ __forceinline__ void for_each_entry(const Chunk<Element>* first, int6
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      const auto chunk = __builtin_bit_cast(Chunk<Element>, words[u]);
-#pragma unroll
-      for (int e = 0; e < 1 << kLog2Entries<Element>; ++e) visit(widen(chunk.entries[e]), e);
+      visit(__builtin_bit_cast(Chunk<Element>, words[u]));
     }
   }
 }
@@ -115,32 +108,44 @@ struct NormThread {
 };
 
 // The norm of all that the threads of one norm visit; `visit_all` takes what to call with each
-// entry and its place in its chunk, and may be asked again.
+// chunk, and may be asked again.
 template <class Element, int kLog2Slices, int kLog2Lanes, class VisitAll>
-__device__ __forceinline__ float norm_of_entries(const VisitAll& visit_all) {
+__device__ __forceinline__ float norm_of_chunks(const VisitAll& visit_all) {
+  // float16 cannot leave the range in which squares are right.
+  constexpr bool kAlwaysSafe = std::is_same_v<Element, __half>;
   __shared__ float shared[kNormThreads / 8];
   const auto add = [](float x, float y) { return x + y; };
+  const auto visit_entries = [&](const auto& visit) {
+    visit_all([&](const Chunk<Element>& chunk) {
+#pragma unroll
+      for (int e = 0; e < Chunk<Element>::kEntries; ++e) visit(widen(chunk.entry(e)));
+    });
+  };
   float sums[4] = {};  // short chains
-  visit_all([&](float x, int e) { sums[e % 4] = fmaf(x, x, sums[e % 4]); });
+  AnyNonzero<Element> any;
+  visit_all([&](const Chunk<Element>& chunk) {
+    if constexpr (!kAlwaysSafe) any.add(chunk);
+#pragma unroll
+    for (int e = 0; e < Chunk<Element>::kEntries; ++e) {
+      const float x = widen(chunk.entry(e));
+      sums[e % 4] = fmaf(x, x, sums[e % 4]);
+    }
+  });
   float own = (sums[0] + sums[1]) + (sums[2] + sums[3]);
   float sum = combine_norm<kLog2Slices, kLog2Lanes>(own, shared, add);
   float result = sqrtf(sum);
-  // float16 cannot leave the range in which squares are right.
-  if constexpr (!std::is_same_v<Element, __half>) {
-    const bool safe = sum >= kLeastSafeSum && sum <= kMostSafeSum;
-    if (__syncthreads_or(!safe)) {
+  if constexpr (!kAlwaysSafe) {
+    // A thread that has met a number other than zero knows when the sum is no good.
+    const bool safe = is_safe(sum);
+    if (__syncthreads_or(any.found() && !safe)) {
       float largest = 0;
-      visit_all([&](float x, int) { largest = larger_or_nan(fabsf(x), largest); });
+      visit_entries([&](float x) { largest = larger_or_nan(fabsf(x), largest); });
       largest = combine_norm<kLog2Slices, kLog2Lanes>(largest, shared, larger_or_nan);
-      const bool is_number = largest > 0 && isfinite(largest);
-      const int exponent = is_number ? ilogbf(largest) : 0;
+      const ScaledNorm<float> scaled(largest);
       own = 0;
-      visit_all([&](float x, int) {
-        const float scaled = scalbnf(x, -exponent);
-        own = fmaf(scaled, scaled, own);
-      });
+      visit_entries([&](float x) { own = scaled.add(own, x); });
       sum = combine_norm<kLog2Slices, kLog2Lanes>(own, shared, add);
-      if (!safe) result = is_number ? scalbnf(sqrtf(sum), exponent) : largest;
+      if (!safe) result = scaled.norm(sum);
     }
   }
   return result;
@@ -157,8 +162,8 @@ __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number
       static_cast<const Chunk<Element>*>(job.data) + thread.first_image * image_stride +
       (static_cast<int64_t>(thread.pixel) * job.channels + thread.channel) / kEntries;
   wait();
-  const float norm = norm_of_entries<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
-    for_each_entry(first, image_stride << kLog2Slices, thread.count, visit);
+  const float norm = norm_of_chunks<Element, kLog2Slices, kLog2Lanes>([&](const auto& visit) {
+    for_each_chunk(first, image_stride << kLog2Slices, thread.count, visit);
   });
   if (thread.stores) job.norms[thread.norm] = norm;
 }

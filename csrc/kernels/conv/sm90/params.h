@@ -1,4 +1,5 @@
-// What the Hopper convolution is told; the launcher fills in the maps and what follows from them.
+// The parameters of the Hopper convolution; the launcher fills in the maps and what follows from
+// them.
 #pragma once
 
 #include <cuda.h>
@@ -45,8 +46,6 @@ struct InputNorms {
   bool per_pixel;
 };
 
-constexpr int kLog2NormThreads = 8, kNormThreads = 1 << kLog2NormThreads;
-
 // Channels-last images, contiguous, in multiples of 16 bytes along the channels. A thread reads 16
 // bytes of channels of some images of a block.
 struct PixelNormsJob {
@@ -88,7 +87,7 @@ struct PixelNormsParams {
   int* zeroed;            // set to zero, if not null
 };
 
-// Max pooling of channels-last images that leaves norms. `job` speaks of the output.
+// Max pooling of channels-last images, with output norms. `job` describes the output.
 struct MaxPoolParams {
   PixelNormsJob job;
   const void* input;
@@ -106,7 +105,7 @@ struct BlockNormsParams {
   float* norms;  // (pixel blocks, kernel positions x groups)
 };
 
-// The half of a block of 128 pixels, or the whole of one of 64.
+// One of the two boxes of a block of 128 pixels, or the whole of one of 64.
 inline Log2Block box_of(Log2Block block) {
   if (block.volume() == 6) return block;
   int& dimension_to_halve = block.images > 0 ? block.images

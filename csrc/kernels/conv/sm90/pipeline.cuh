@@ -1,12 +1,13 @@
-// The shared memory of the Hopper convolution: what its warps hand to each other, and through which
-// barriers.
+// The tiles and steps of the Hopper convolution, and its shared memory.
 #pragma once
 
 #include <type_traits>
 
+#include "kernels/common/ring_sm90.cuh"
+#include "kernels/common/roles_sm90.cuh"
 #include "kernels/common/tf32.h"
+#include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/params.h"
-#include "kernels/multiply/sm90/pipeline.cuh"
 
 namespace spamm::kernels::conv {
 
@@ -28,7 +29,9 @@ struct Config {
   static constexpr int kStages = kStages_;
   static constexpr int kWarpgroups = kRows * kBoxes / 2;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kLists = 2, kListCapacity = 128;
+  static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
+  static constexpr int kMultiplyRegisters = 0;  // as launched
+  static constexpr auto kNextKernel = sm90::NextKernel::kAtOnce;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums of a thread
 
   // Whether box `i` of a tile is only kLastWidth pixels wide.
@@ -55,10 +58,33 @@ struct Tile {
 struct Step {
   uint16_t mask, group;
   uint8_t kernel_row, kernel_column;
-  uint16_t position;
+  uint16_t kernel_position;
+
+  __device__ bool is_valid() const { return mask != 0; }
 };
 
-// Squares of numbers other than halves need more range than float has.
+// Stage by stage, what the warps that multiply must know beside the operands: a step's mask and,
+// where its weight stays in shared memory, the number of that; and what ends there.
+struct Notice {
+  static constexpr int kWeightShift = 8;
+  static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
+
+  uint32_t bits;
+
+  __device__ static Notice of(uint32_t mask, bool ends_tile, uint32_t weight = 0) {
+    return {mask | weight << kWeightShift | (ends_tile ? kEndsTile : 0)};
+  }
+  __device__ static Notice end_of_tile() { return {kEndsTile}; }
+  __device__ static Notice end_of_work() { return {kEndsWork}; }
+
+  __device__ bool ends_tile() const { return bits & kEndsTile; }
+  __device__ bool ends_work() const { return bits & kEndsWork; }
+  // A warpgroup's two boxes.
+  __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
+  __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
+};
+
+// Squares of numbers other than float16 need more range than float has.
 template <class Element>
 using SquareSum = std::conditional_t<std::is_same_v<Element, __half>, float, double>;
 
@@ -67,9 +93,6 @@ template <class Element>
 struct BoxSquares {
   SquareSum<Element> of_warps[2][4];
 };
-
-// Above a step's mask.
-constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
 // 64 pixels x 64 channels on their way out: one block for each kDepth channels.
 template <class Config>
@@ -86,33 +109,18 @@ struct Blocks {
 };
 
 template <class Config>
+using RingOf =
+    sm90::Ring<Tile<Config>, Step, Notice, Config::kStages, Config::kLists, Config::kListCapacity>;
+
+template <class Config>
 struct Storage : Blocks<Config> {
-  // The valid steps of a tile, or of a part of it.
-  struct List {
-    Tile<Config> tile;
-    int count;
-    bool ends_tile, ends_work;
-    Step steps[Config::kListCapacity];
-  };
+  using Ring = RingOf<Config>;
 
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];
-  List lists[Config::kLists];
-  // What the warpgroups must know of a stage beside its operands: a step's mask and the flags
-  // above, and the tile where it ends.
-  uint32_t notices[Config::kStages];
-  Tile<Config> tiles[Config::kStages];
-  alignas(8) Barrier full[Config::kStages], empty[Config::kStages];
-  Barrier list_full[Config::kLists], list_empty[Config::kLists];
+  Ring ring;
 
   __device__ void initialize() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      full[i].init(2);                         // both loads
-      empty[i].init(4 * Config::kWarpgroups);  // every warp that multiplies
-    }
-    for (int i = 0; i < Config::kLists; ++i) {
-      list_full[i].init(32);  // the lanes that wrote it
-      list_empty[i].init(2);  // both loads
-    }
+    ring.initialize(2, 4 * Config::kWarpgroups);
     cutlass::arch::fence_barrier_init();
   }
 };

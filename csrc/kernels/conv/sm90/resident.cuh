@@ -42,28 +42,15 @@ struct ResidentStorage {
   Stage stages[Config::kStages];
   OperandBlock output[Config::kWarpgroups];
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];
-  typename Storage<Config>::List lists[Config::kLists];
-  // As the other kernel's, and the number of the first column's weight.
-  uint32_t notices[Config::kStages];
-  Tile<Config> tiles[Config::kStages];
-  alignas(8) Barrier full[Config::kStages], empty[Config::kStages];
-  Barrier list_full[Config::kLists], list_empty[Config::kLists], weight_full[kResidentBlocks];
+  RingOf<Config> ring;
+  Barrier weight_full[kResidentBlocks];
 
   __device__ void initialize() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      full[i].init(1);
-      empty[i].init(4 * Config::kWarpgroups);
-    }
-    for (int i = 0; i < Config::kLists; ++i) {
-      list_full[i].init(32);
-      list_empty[i].init(1);
-    }
+    ring.initialize(1, 4 * Config::kWarpgroups);
     for (Barrier& barrier : weight_full) barrier.init(1);
     cutlass::arch::fence_barrier_init();
   }
 };
-
-constexpr int kWeightShift = 8;  // of a weight's number in a notice
 
 // Where the warpgroup of a column finds the operands of a step.
 template <class Config>
@@ -76,8 +63,8 @@ class ResidentOperands {
         column_(column) {}
 
   // Once it is there.
-  __device__ uint64_t weight(uint32_t notice) const {
-    const uint32_t number = (notice >> kWeightShift & 0xff) - column_;
+  __device__ uint64_t weight(Notice notice) const {
+    const uint32_t number = notice.weight() - column_;
     storage_.weight_full[number].wait(0);
     return sm90::advance(weights_, number * (sizeof(OperandBlock) / sm90::kDescriptorUnit));
   }
@@ -87,7 +74,7 @@ class ResidentOperands {
  private:
   ResidentStorage<Config>& storage_;
   uint64_t weights_;
-  StagedDescriptor<Config, typename ResidentStorage<Config>::Stage> pixels_;
+  Descriptor<Config, typename ResidentStorage<Config>::Stage> pixels_;
   int column_;
 };
 
@@ -122,7 +109,7 @@ class ResidentNorms {
     has_column_[1] = step.kernel_column > 0 && tile.box(2).column < p.shape.output.columns;
     if (!has_column_[0]) {  // the same pixels, as the second column sees them
       --step_.kernel_column;
-      --step_.position;
+      --step_.kernel_position;
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -137,7 +124,7 @@ class ResidentNorms {
   __device__ uint16_t mask(const ConvParams& p, float tau) const {
     if (!has_column_[0] && !has_column_[1]) return 0;
     float weights[2], boxes[2];
-    const float* weight = p.norm_weight + step_.position * p.norm_groups + group_;
+    const float* weight = p.norm_weight + step_.kernel_position * p.norm_groups + group_;
     weights[0] = has_column_[0] ? weight[0] : 0;
     weights[1] = has_column_[1] ? weight[has_column_[0] ? -p.norm_groups : 0] : 0;
 #pragma unroll
@@ -147,7 +134,7 @@ class ResidentNorms {
     for (int i = 0; i < 4; ++i) {
       const float skip_norm = norm_product(boxes[i % 2], boxes_[i % 2].scale());
       const bool needed =
-          has_column_[i / 2] && has_box_[i % 2] && is_needed(weights[i / 2], skip_norm, tau);
+          has_column_[i / 2] && has_box_[i % 2] && is_valid_im2col(weights[i / 2], skip_norm, tau);
       bits |= static_cast<uint16_t>(needed) << i;
     }
     return bits;
@@ -164,7 +151,7 @@ template <class Config>
 __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>& storage) {
   const Step step = resident_step_at(p, threadIdx.x % 32);
   float tau = 0;
-  ListWriter<Config, ResidentStorage<Config>> writer(storage);
+  ListWriter<Config> writer(storage.ring);
   bool waited = false;
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
     const auto tile = resident_tile_at<Config>(p, number);
@@ -190,65 +177,73 @@ __device__ void load_resident_weights(const ConvParams& p, ResidentStorage<Confi
   if (!p.weight_is_ready) wait_for_previous_kernel();
   const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
 #pragma unroll 1
-  for (int position = 0; position < positions; ++position) {
+  for (int kernel_position = 0; kernel_position < positions; ++kernel_position) {
     for (int group = 0; group < p.box_groups; ++group) {
-      const int number = group * positions + position;
+      const int number = group * positions + kernel_position;
       Barrier& full = storage.weight_full[number];
       full.arrive_and_expect_tx(sizeof(OperandBlock));
       cute::SM90_TMA_LOAD_3D::copy(&p.map_weight, reinterpret_cast<uint64_t*>(&full), kCacheHint,
-                                   &storage.weights[number], group * kBlock, position, 0);
+                                   &storage.weights[number], group * kBlock, kernel_position, 0);
     }
   }
   // Their memory must not be given up before.
   for (int i = 0; i < positions * p.box_groups; ++i) storage.weight_full[i].wait(0);
 }
 
-// One thread's work.
+// Loads the pixels.
 template <class Config>
-__device__ void load_resident_pixels(const ConvParams& p, ResidentStorage<Config>& storage) {
-  const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
-  RingPosition<Config::kLists> from;
-  RingPosition<Config::kStages> at;
-  const auto announce = [&](uint32_t notice, uint32_t bytes) {
-    storage.empty[at.slot].wait(at.phase ^ 1);
-    storage.notices[at.slot] = notice;
-    if (notice & kEndsTile) storage.tiles[at.slot] = storage.lists[from.slot].tile;
-    storage.full[at.slot].arrive_and_expect_tx(bytes);
-  };
-  while (true) {
-    storage.list_full[from.slot].wait(from.phase);
-    const auto& list = storage.lists[from.slot];
-    if (list.ends_work) break;
-    const Box box = list.tile.first;
-    const int row = box.row * p.shape.stride.rows - p.shape.padding.rows;
-    const int column = box.column - p.shape.padding.columns, count = list.count;
-#pragma unroll 1
-    for (int i = 0; i < count; ++i) {
-      const Step step = list.steps[i];
-      const uint32_t needed = step.mask | step.mask >> 2;
-      const uint32_t weight = step.group * positions + step.position;
-      announce(step.mask | weight << kWeightShift | (i == count - 1 ? kEndsTile : 0),
-               bytes_of_boxes<Config, 2>(needed));
+class ResidentLoader : public StageWriter<Config, true> {
+  using Base = StageWriter<Config, true>;
+  using Base::at_;
+
+ public:
+  __device__ ResidentLoader(const ConvParams& p, ResidentStorage<Config>& storage)
+      : Base(storage.ring), p_(p), storage_(storage) {}
+
+  __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+    const Box& box = tile.first;
+    const int row = box.row * p_.shape.stride.rows - p_.shape.padding.rows;
+    const int column = box.column - p_.shape.padding.columns;
+    const int positions = p_.shape.kernel.rows * p_.shape.kernel.columns;
+    const uint32_t needed = step.mask | step.mask >> 2;
+    const uint32_t weight = step.group * positions + step.kernel_position;
+    this->announce(Notice::of(step.mask, ends_tile, weight), tile,
+                   bytes_of_boxes<Config, 2>(needed));
 #pragma unroll
-      for (int b = 0; b < 2; ++b) {
-        if ((needed >> b & 1) == 0) continue;
-        cute::SM90_TMA_LOAD_4D::copy(
-            &map_of_box<Config>(p, b), reinterpret_cast<uint64_t*>(&storage.full[at.slot]),
-            kCacheHint, &storage.stages[at.slot].pixels[b], step.group * kBlock,
-            column + step.kernel_column, row + step.kernel_row * p.shape.dilation.rows,
-            box.image + b * kBlock);
-      }
-      at.advance();
+    for (int i = 0; i < 2; ++i) {
+      if ((needed >> i & 1) == 0) continue;
+      cute::SM90_TMA_LOAD_4D::copy(
+          &map_of_box<Config>(p_, i), reinterpret_cast<uint64_t*>(&this->full()), kCacheHint,
+          &storage_.stages[at_.slot].pixels[i], step.group * kBlock, column + step.kernel_column,
+          row + step.kernel_row * p_.shape.dilation.rows, box.image + i * kBlock);
     }
-    if (count == 0) {
-      announce(kEndsTile, 0);
-      at.advance();
-    }
-    storage.list_empty[from.slot].arrive();
-    from.advance();
+    at_.advance();
   }
-  announce(kEndsWork, 0);
-}
+
+ private:
+  const ConvParams& p_;
+  ResidentStorage<Config>& storage_;
+};
+
+template <class Config>
+struct ResidentRoles {
+  const ConvParams& p;
+  ResidentStorage<Config>& storage;
+
+  __device__ __forceinline__ void set_up(int warp) const {
+    prefetch_maps<Config>(p, warp);
+    set_up_barriers<Config>(storage, warp);
+  }
+  __device__ __forceinline__ void load_a() const { load_resident_weights<Config>(p, storage); }
+  __device__ __forceinline__ void load_b() const {
+    load_lists<Config>(ResidentLoader<Config>(p, storage), storage.ring);
+  }
+  __device__ __forceinline__ void list(int) const { list_resident_steps<Config>(p, storage); }
+  __device__ __forceinline__ void multiply(int warp) const {
+    multiply_stages<Config, ResidentOperands<Config>>(p, sm90::multiplying_warpgroup(warp),
+                                                      storage);
+  }
+};
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
@@ -256,26 +251,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<ResidentStorage<Config>*>(shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool elected = threadIdx.x % 32 == 0;
-  let_next_kernel_start();
-  if (warp == 1 && elected) {
-    cute::prefetch_tma_descriptor(&p.map_input);
-    if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
-    cute::prefetch_tma_descriptor(&p.map_weight);
-    cute::prefetch_tma_descriptor(&p.map_output);
-  }
-  set_up_barriers<Config>(storage, warp);
-
-  if (warp >= 4) {
-    multiply_stages<Config, ResidentOperands<Config>>(p, warp / 4 - 1, storage);
-  } else if (warp == kListWarp) {
-    list_resident_steps<Config>(p, storage);
-  } else if (warp == 1 && elected) {
-    load_resident_pixels<Config>(p, storage);
-  } else if (warp == 0 && elected) {
-    load_resident_weights<Config>(p, storage);
-  }
+  sm90::run_roles<Config>(ResidentRoles<Config>{p, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

@@ -4,11 +4,11 @@
 // For pixel blocks of images alone. Such an im2col block is 64 images x 64 channels at one pixel of
 // the channels-last input, shifted by the kernel position. So the input is split once, as a batch
 // of matrices (images x channels), one for each pixel, and every kernel position reads the blocks
-// of its own pixel: a bulk copy for each half and one for the header, whatever stride and dilation
-// are. A block in the padding is not fetched.
+// of its own pixel: a bulk copy for each split part and one for the header, whatever stride and
+// dilation are. A block in the padding is not fetched.
 //
 // Lists, tiles and barriers are conv.cuh's, the products of a step promoted_sums.cuh's.
-// The output leaves from registers: a store of a warp fills four sectors.
+// The output is stored from registers: a store of a warp fills four sectors.
 #pragma once
 
 #include "kernels/conv/sm90/conv.cuh"
@@ -27,7 +27,9 @@ struct SplitConfig {
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
-  static constexpr int kLists = 2, kListCapacity = 128;
+  static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
+  static constexpr int kMultiplyRegisters = 0;  // as launched
+  static constexpr auto kNextKernel = sm90::NextKernel::kAtOnce;
   static constexpr auto kMajorA = sm90::Major::K, kMajorB = sm90::Major::K;
 };
 
@@ -50,12 +52,13 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
     : public StageWriter<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights> {
   using Config = SplitConfig<kRows, kBoxes, kLastWidth, kStages>;
   using Base = StageWriter<Config, kWeights>;
-  using Base::at_, Base::storage_;
+  using Base::at_;
   static constexpr int kBlocks = kWeights ? kRows : kBoxes;
   static constexpr int64_t kPadding = -1;
 
  public:
-  __device__ Loader(const ConvParams& p, Storage<Config>& storage) : Base(storage), p_(p) {}
+  __device__ Loader(const ConvParams& p, Storage<Config>& storage)
+      : Base(storage.ring), p_(p), storage_(storage) {}
 
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
     const SplitOperand& operand = (kWeights ? p_.a : p_.b).split;
@@ -69,9 +72,9 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
       bytes += sizeof(SplitHeader);
       if (numbers[i] != kPadding) bytes += Config::kSplitParts * sizeof(OperandBlock);
     }
-    this->announce(step.mask | (ends_tile ? kEndsTile : 0), tile, bytes);
+    this->announce(Notice::of(step.mask, ends_tile), tile, bytes);
     auto& stage = storage_.stages[at_.slot];
-    Barrier& barrier = storage_.full[at_.slot];
+    Barrier& barrier = this->full();
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if ((needed >> i & 1) == 0) continue;
@@ -85,8 +88,8 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
           static_cast<const SplitBlock<Config::kSplitParts>*>(operand.blocks)[numbers[i]];
       sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
 #pragma unroll
-      for (int half = 0; half < Config::kSplitParts; ++half) {
-        sm90::fetch_bulk(from.parts[half], barrier, to[half * kBlocks + i]);
+      for (int part = 0; part < Config::kSplitParts; ++part) {
+        sm90::fetch_bulk(from.parts[part], barrier, to[part * kBlocks + i]);
       }
     }
     at_.advance();
@@ -96,13 +99,13 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
   // Whether a bit is set for row, or box, `i` of the tile.
   __device__ static bool needs(uint32_t mask, int i) {
     if constexpr (kWeights) return (mask >> (i * kBoxes) & ((1u << kBoxes) - 1)) != 0;
-    return Base::needed_boxes(mask) >> i & 1;
+    return needed_boxes<Config>(mask) >> i & 1;
   }
 
   __device__ int64_t number_of(const SplitOperand& operand, const Tile<Config>& tile,
                                const Step& step, int i) const {
     if constexpr (kWeights) {
-      return (step.position * operand.extent + tile.channel / kBlock + i) * operand.depth +
+      return (step.kernel_position * operand.extent + tile.channel / kBlock + i) * operand.depth +
              step.group;
     }
     const ConvShape& shape = p_.shape;
@@ -119,6 +122,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
   }
 
   const ConvParams& p_;
+  Storage<Config>& storage_;
 };
 
 // The first image of a box, and its pixel's number there.
@@ -152,21 +156,22 @@ __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channe
 template <class Config>
 __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
                                       Storage<Config>& storage) {
-  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / sm90::kDescriptorUnit;
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
-  uint64_t weight = sm90::descriptor<sm90::Major::K>(storage.stages[0].weight[row]);
-  uint64_t pixels = sm90::descriptor<sm90::Major::K>(storage.stages[0].pixels[first_box]);
+  auto& ring = storage.ring;
+  using Stage = typename Storage<Config>::Stage;
+  Descriptor<Config, Stage> weight(storage.stages[0].weight[row]);
+  Descriptor<Config, Stage> pixels(storage.stages[0].pixels[first_box]);
   sm90::PromotedSums<Config> sums;
   RingPosition<Config::kStages> at;
   while (true) {
-    storage.full[at.slot].wait(at.phase);
-    const uint32_t notice = storage.notices[at.slot];
-    if (notice & kEndsWork) break;
-    const bool ends_tile = notice & kEndsTile;
+    ring.full[at.slot].wait(at.phase);
+    const Notice notice = ring.notices[at.slot];
+    if (notice.ends_work()) break;
+    const bool ends_tile = notice.ends_tile();
     PixelBox boxes[2] = {};
     int channel = 0;
     if (ends_tile) {
-      const Tile<Config>& tile = storage.tiles[at.slot];
+      const Tile<Config>& tile = ring.tiles[at.slot];
       channel = tile.channel + row * kBlock;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -174,24 +179,19 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
         boxes[i] = {box.image, box.row * p.shape.output.columns + box.column};
       }
     }
-    const auto release = [&] {
-      // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
-    };
-    const uint32_t bits = notice >> (warpgroup * 2) & 3;
+    const auto release = [&] { sm90::release(ring.empty[at.slot]); };
+    const uint32_t bits = notice.mask(warpgroup);
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
       sums.add(
-          p, bits, weight, pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
+          p, bits, *weight, *pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
           [] {}, release);
     } else {
       release();
     }
     at.advance();
-    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
-    weight = sm90::advance(weight, onwards);
-    pixels = sm90::advance(pixels, onwards);
+    weight.advance(at.slot == 0);
+    pixels.advance(at.slot == 0);
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const float*>(p.bias));
@@ -204,25 +204,22 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
 }
 
 template <class Config>
+struct SplitRoles : ConvRoles<Config> {
+  __device__ __forceinline__ void set_up(int warp) const {
+    set_up_barriers<Config>(this->storage, warp);
+  }
+  __device__ __forceinline__ void multiply(int warp) const {
+    multiply_split_stages<Config>(this->p, sm90::multiplying_warpgroup(warp), this->storage);
+  }
+};
+
+template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     conv_split_sm90(const __grid_constant__ ConvParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool elected = threadIdx.x % 32 == 0;
-  let_next_kernel_start();
-  set_up_barriers<Config>(storage, warp);
-
-  if (warp >= 4) {
-    multiply_split_stages<Config>(p, warp / 4 - 1, storage);
-  } else if (warp == kListWarp) {
-    list_steps<Config>(p, storage);
-  } else if (warp == 1 && elected) {
-    load_lists<Config, false>(p, storage);
-  } else if (warp == 0 && elected) {
-    load_lists<Config, true>(p, storage);
-  }
+  sm90::run_roles<Config>(SplitRoles<Config>{p, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

@@ -104,8 +104,8 @@ class ValidList {
       total += storage_.warp_counts[w];
     }
     if (mask != 0) {
-      const int position = count + before + __popc(bitmap & ((1u << lane) - 1));
-      storage_.entries[position] = {step, mask | rows_of(mask) << 16 | columns_of(mask) << 24};
+      const int slot = count + before + __popc(bitmap & ((1u << lane) - 1));
+      storage_.entries[slot] = {step, mask | rows_of(mask) << 16 | columns_of(mask) << 24};
     }
     __syncthreads();
     return total;

@@ -87,8 +87,8 @@ __device__ void stage(const StagedBlock<Element>& staged, const float (&values)[
   }
 }
 
-// Stores a warpgroup's blocks of C, of which `first` is the first. Each warp has its own rows
-// leave, so that none waits for another.
+// Stores a warpgroup's blocks of C, of which `first` is the first. Each warp stores its own
+// rows, so that none waits for another.
 template <class Config, bool kPlain, int kColumn = 0>
 __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
                                              OperandBlock& staging,

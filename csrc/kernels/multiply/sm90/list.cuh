@@ -34,7 +34,7 @@ struct StepNorms {
 
 // The rows of A's norm map and the columns of B's that a tile needs.
 //
-// A granule beyond the end of A or B is taken to be as valid as the one before it: it holds zeros,
+// A granule beyond the end of A or B counts as valid where the one before it is: it holds zeros,
 // and its block can then be multiplied as a whole. Blocks beyond the end of C are not valid.
 template <class Config>
 class TileNorms {
@@ -91,57 +91,6 @@ class TileNorms {
   int log2_block_k_, depth_, b_columns_, b_column_[kColumns];
 };
 
-// Fills a list warp's list; all lanes of the warp call it together.
-template <class Config>
-class ListWriter {
- public:
-  __device__ ListWriter(Storage<Config>& storage, int warp) : storage_(storage), warp_(warp) {}
-
-  // Waits until the list is used up. Tiles are claimed after that and not earlier, since claims far
-  // ahead unbalance the thread blocks.
-  __device__ void wait_for_room() { storage_.list_empty[warp_].wait(phase_ ^ 1); }
-
-  // Each lane brings one step.
-  __device__ void append(Tile tile, const Step<Config>& step) {
-    if (count_ > Config::kListCapacity - 32) {
-      publish({tile, count_, false, false});
-      wait_for_room();
-    }
-    const bool any = step.mask.any();
-    const uint32_t valid = __ballot_sync(~0u, any);
-    const uint32_t before = valid & ((1u << (threadIdx.x % 32)) - 1);
-    if (any) storage_.lists[warp_].steps[count_ + __popc(before)] = step;
-    count_ += __popc(valid);
-  }
-
-  __device__ void end_tile(Tile tile) { publish({tile, count_, true, false}); }
-  __device__ void end_work() { publish({{}, 0, false, true}); }
-
- private:
-  struct Head {
-    Tile tile;
-    int count;
-    bool ends_tile, ends_work;
-  };
-
-  __device__ void publish(Head head) {
-    if (threadIdx.x % 32 == 0) {
-      auto& list = storage_.lists[warp_];
-      list.tile = head.tile;
-      list.count = head.count;
-      list.ends_tile = head.ends_tile;
-      list.ends_work = head.ends_work;
-    }
-    storage_.list_full[warp_].arrive();
-    phase_ ^= 1;
-    count_ = 0;
-  }
-
-  Storage<Config>& storage_;
-  int warp_, count_ = 0;
-  uint32_t phase_ = 0;
-};
-
 // A tile that nobody has, or a number past the last one.
 template <class Norm>
 __device__ int claim_tile(const TiledProduct<Norm>& p) {
@@ -181,7 +130,7 @@ __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int war
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;
   const auto tau = p.product.tau.value();
-  ListWriter<Config> writer(storage, warp);
+  ListWriter<typename Storage<Config>::Ring, 1> writer(storage.ring, warp);
 
   for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;
        number = claim_tile(p)) {

@@ -9,12 +9,14 @@ namespace spamm::kernels::sm90 {
 
 // Loads one operand's blocks.
 template <class Config, bool kIsA, class Params>
-class Loader {
+class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
+  using Base = StageWriter<typename Storage<Config>::Ring, kIsA>;
+  using Base::at_;
   static constexpr int kBlocks = kIsA ? Config::kRows : Config::kColumns;
 
  public:
   __device__ Loader(const Params& params, Storage<Config>& storage)
-      : params_(params), storage_(storage) {}
+      : Base(storage.ring), params_(params), storage_(storage) {}
 
   __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
     constexpr int kStageDepth = Config::kStageDepth;
@@ -32,26 +34,18 @@ class Loader {
     }
   }
 
-  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
-  __device__ void end_tile(Tile tile) {
-    announce({{}, End::kTile}, tile, 0);
-    at_.advance();
-  }
-
-  __device__ void end_work() { announce({{}, End::kWork}, {}, 0); }
-
  private:
   // Stage number `number` of K.
   __device__ void load_stage(Tile tile, const Mask<Config>& mask, int number, bool ends_tile) {
     const uint32_t needed = needed_blocks(mask);
-    announce({mask, ends_tile ? End::kTile : End::kNothing}, tile,
-             __popc(needed) * Config::kBytesPerBlock);
+    this->announce(Notice<Config>::of(mask, ends_tile), tile,
+                   __popc(needed) * Config::kBytesPerBlock);
     const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if ((needed >> i & 1) == 0) continue;
       fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, number, i,
-                          storage_.full[at_.slot], storage_.stages[at_.slot]);
+                          this->full(), storage_.stages[at_.slot]);
     }
     at_.advance();
   }
@@ -68,19 +62,8 @@ class Loader {
     return needed;
   }
 
-  // Waits for the next stage and tells what comes into it.
-  __device__ void announce(const Notice<Config>& notice, Tile tile, uint32_t bytes) {
-    storage_.empty[at_.slot].wait(at_.phase ^ 1);
-    if constexpr (kIsA) {
-      storage_.notices[at_.slot] = notice;
-      if (notice.ends == End::kTile) storage_.tiles[at_.slot] = tile;
-    }
-    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
-  }
-
   const Params& params_;
   Storage<Config>& storage_;
-  RingPosition<Config::kStages> at_;
 };
 
 // The thread that loads one operand.
@@ -88,13 +71,14 @@ template <class Config, bool kIsA, class Params>
 __device__ void load_lists(const Params& params, Storage<Config>& storage) {
   static_assert(Config::kLists == 2);
   Loader<Config, kIsA, Params> loader(params, storage);
+  auto& ring = storage.ring;
   int from = 0;             // a list warp
   uint32_t phases = 0;      // a bit for each list warp
   bool other_works = true;  // whether the other list warp may still bring a tile
   while (true) {
-    storage.list_full[from].wait(phases >> from & 1);
+    ring.list_full[from].wait(phases >> from & 1);
     phases ^= 1u << from;
-    const auto& list = storage.lists[from];
+    const auto& list = ring.lists[from];
     if (list.ends_work) {
       if (!other_works) break;
       other_works = false;
@@ -109,7 +93,7 @@ __device__ void load_lists(const Params& params, Storage<Config>& storage) {
       loader.load(tile, list.steps[i], ends_tile && i == count - 1);
     }
     if (ends_tile && count == 0) loader.end_tile(tile);
-    storage.list_empty[from].arrive();
+    ring.list_empty[from].arrive();
     if (ends_tile && other_works) from ^= 1;
   }
   loader.end_work();

@@ -4,16 +4,14 @@
 // Tile: a thread block makes kRows x kColumns blocks (64 x 64 each) of C; 128 x 256 at best, since
 // the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
 // Pipeline, for the life of a persistent thread block:
-//   list warps    two, each of which claims every other tile and lists the steps that hold
-//   something
-//                 valid, each with one bit for every block of C, or eight where blocks are of 32
-//                 (list.cuh);
+//   list warps    two, each of which claims every other tile and lists its valid steps, each with
+//                 one bit for every block of C, or eight where blocks are of 32 (list.cuh);
 //   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
 //                 of kStages stages, the operand blocks that some bit needs;
 //   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
 //                 them is four wide wgmma, any other a few narrow ones for each valid part. Four
-//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. The
-//                 tile leaves by TMA as well (epilogue.cuh).
+//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. TMA
+//                 stores the tile (epilogue.cuh).
 // Skipping is exact for each block product. Sums run in the order of K: same bits every time.
 // Limits: operands as in kernels/multiply/params.h; M, N, K and the number of tiles below 2^31.
 // Larger blocks are made of granules that share a norm. Source: the list is cuSpAMM's map_offset
@@ -24,8 +22,7 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 
 #include "kernels/multiply/sm90/epilogue.cuh"
-#include "kernels/multiply/sm90/list.cuh"
-#include "kernels/multiply/sm90/load.cuh"
+#include "kernels/multiply/sm90/roles.cuh"
 
 namespace spamm::kernels::sm90 {
 
@@ -128,29 +125,25 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_
 // Warpgroup number `warpgroup` of those that multiply.
 template <class Config>
 __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Config>& storage) {
-  constexpr uint32_t kStageStep = sizeof(storage.stages[0]) / kDescriptorUnit;
   constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
   const int row = warpgroup * Config::kOwn / Config::kColumns;
   const int column = warpgroup * Config::kOwn % Config::kColumns;
-  uint64_t a = descriptor<Config::kMajorA>(storage.stages[0].a[row]);
-  uint64_t b = descriptor<Config::kMajorB>(storage.stages[0].b[column]);
+  auto& ring = storage.ring;
+  Descriptor<Config, Config::kMajorA> a(storage.stages[0].a[row]);
+  Descriptor<Config, Config::kMajorB> b(storage.stages[0].b[column]);
   float acc[Config::kOwn * kThreadValues] = {};
   RingPosition<Config::kStages> at;
   while (true) {
-    storage.full[at.slot].wait(at.phase);
-    const auto& notice = storage.notices[at.slot];
-    const End ends = notice.ends;
-    if (ends == End::kWork) break;
-    multiply_step<Config>(notice.mask.bits(warpgroup * kOwnBits, kOwnBits), a, b, acc);
-    const bool ends_tile = ends == End::kTile;
-    const Tile tile = ends_tile ? storage.tiles[at.slot] : Tile{};
-    // Warp by warp: where there is nothing to do, nothing else keeps a warpgroup together.
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) storage.empty[at.slot].arrive();
+    ring.full[at.slot].wait(at.phase);
+    const auto& notice = ring.notices[at.slot];
+    if (notice.ends_work()) break;
+    const bool ends_tile = notice.ends_tile();
+    multiply_step<Config>(notice.mask.bits(warpgroup * kOwnBits, kOwnBits), *a, *b, acc);
+    const Tile tile = ends_tile ? ring.tiles[at.slot] : Tile{};
+    release(ring.empty[at.slot]);
     at.advance();
-    const uint32_t onwards = at.slot == 0 ? 0u - (Config::kStages - 1) * kStageStep : kStageStep;
-    a = advance(a, onwards);
-    b = advance(b, onwards);
+    a.advance(at.slot == 0);
+    b.advance(at.slot == 0);
     if (ends_tile) {
       store<Config>(params, {tile.batch, tile.row + row, tile.column + column},
                     storage.output.blocks[warpgroup], acc);
@@ -162,31 +155,28 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
 }
 
 template <class Config>
+struct MultiplyRoles : ListAndLoad<Config, Params> {
+  __device__ __forceinline__ void set_up(int warp) const {
+    const Params& params = this->params;
+    if (warp == 1 && threadIdx.x % 32 == 0) {
+      cute::prefetch_tma_descriptor(&params.map_a);
+      cute::prefetch_tma_descriptor(&params.map_b);
+      if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
+    }
+    ListAndLoad<Config, Params>::set_up(warp);
+  }
+  __device__ __forceinline__ void multiply(int warp) const {
+    multiply_stages<Config>(this->params, multiplying_warpgroup(warp), this->storage);
+  }
+};
+
+template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_sm90(const __grid_constant__ Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool elected = threadIdx.x % 32 == 0;
-  if (warp == 0 && elected) storage.initialize();
-  if (warp == 1 && elected) {
-    cute::prefetch_tma_descriptor(&params.map_a);
-    cute::prefetch_tma_descriptor(&params.map_b);
-    if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
-  }
-  __syncthreads();
-  let_next_kernel_start();
-
-  if (warp >= 4) {
-    multiply_stages<Config>(params, warp / 4 - 1, storage);
-  } else if (warp >= 2) {
-    list_steps<Config>(params, warp - 2, storage);
-  } else if (warp == 1 && elected) {
-    load_lists<Config, false>(params, storage);
-  } else if (warp == 0 && elected) {
-    load_lists<Config, true>(params, storage);
-  }
+  run_roles<Config>(MultiplyRoles<Config>{params, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

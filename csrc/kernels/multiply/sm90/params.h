@@ -1,4 +1,4 @@
-// What the Hopper multiply is told beyond MultiplyParams; the launcher fills it in.
+// The parameters of the Hopper multiply beyond MultiplyParams; the launcher fills them in.
 #pragma once
 
 #include <cuda.h>

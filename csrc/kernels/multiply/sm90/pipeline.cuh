@@ -1,11 +1,11 @@
-// The shared memory of the Hopper multiply: what its warps hand to each other, and through which
-// barriers.
+// The tiles and steps of the Hopper multiply, and its shared memory.
 #pragma once
 
 #include <cstdint>
 
-#include "cutlass/arch/barrier.h"
 #include "kernels/common/numeric.cuh"
+#include "kernels/common/ring_sm90.cuh"
+#include "kernels/common/roles_sm90.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 
 namespace spamm::kernels::sm90 {
@@ -26,7 +26,9 @@ struct Config {
   static constexpr int kBlockBits =
       kGranules * kGranules * kGranules;  // of a mask, for each block of C
   static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
-  static constexpr int kLists = 2, kListCapacity = 96;
+  static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
+  static constexpr int kMultiplyRegisters = 0;  // as launched
+  static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
   static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each warp that multiplies
 
   struct Stage {
@@ -89,66 +91,49 @@ struct Mask {
   }
 };
 
+// Stage by stage, what the warps that multiply must know beside the operands.
+template <class Config>
+struct Notice {
+  enum class End : uint32_t { kNothing, kTile, kWork };
+
+  Mask<Config> mask;
+  End ends;
+
+  __device__ static Notice of(const Mask<Config>& mask, bool ends_tile) {
+    return {mask, ends_tile ? End::kTile : End::kNothing};
+  }
+  __device__ static Notice end_of_tile() { return {{}, End::kTile}; }
+  __device__ static Notice end_of_work() { return {{}, End::kWork}; }
+
+  __device__ bool ends_tile() const { return ends == End::kTile; }
+  __device__ bool ends_work() const { return ends == End::kWork; }
+};
+
 template <class Config>
 struct Step {
   int index;
   Mask<Config> mask;
-};
 
-using Barrier = cutlass::arch::ClusterTransactionBarrier;
-
-// What the warpgroups must know of a stage beside its operands.
-enum class End : uint32_t { kNothing, kTile, kWork };
-
-template <class Config>
-struct Notice {
-  Mask<Config> mask;
-  End ends;
+  __device__ bool is_valid() const { return mask.any(); }
 };
 
 template <class Config>
 struct Storage {
-  // The valid steps of a tile, or of a part of it: one list warp's.
-  struct List {
-    Tile tile;
-    int count;
-    bool ends_tile, ends_work;
-    Step<Config> steps[Config::kListCapacity];
-  };
+  using Ring = sm90::Ring<Tile, Step<Config>, Notice<Config>, Config::kStages, Config::kLists,
+                          Config::kListCapacity>;
 
   typename Config::Stage stages[Config::kStages];
   typename Config::Output output;
-  List lists[Config::kLists];
-  Notice<Config> notices[Config::kStages];
-  Tile tiles[Config::kStages];  // where one ends
-  alignas(8) Barrier full[Config::kStages], empty[Config::kStages];
-  Barrier list_full[Config::kLists], list_empty[Config::kLists];
+  Ring ring;  // a list for each list warp
 
   __device__ void initialize() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      full[i].init(2);  // both loads
-      empty[i].init(Config::kReleases);
-    }
-    for (int i = 0; i < Config::kLists; ++i) {
-      list_full[i].init(32);  // all lanes of the warp that writes it
-      list_empty[i].init(2);  // both loads
-    }
+    ring.initialize(2, Config::kReleases);
     cutlass::arch::fence_barrier_init();
   }
 };
 
-// A position in a ring of kSlots slots, each with a barrier.
-template <int kSlots>
-struct RingPosition {
-  int slot = 0;
-  uint32_t phase = 0;
-
-  __device__ void advance() {
-    if (++slot == kSlots) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
-};
+// The operand of a warpgroup that lies here in the first stage.
+template <class Config, Major kMajor>
+using Descriptor = StagedDescriptor<kMajor, typename Config::Stage, Config::kStages>;
 
 }  // namespace spamm::kernels::sm90

@@ -12,12 +12,9 @@
 // Limits: as sm90/multiply.cuh.
 #pragma once
 
-#include <cutlass/arch/reg_reconfig.h>
-
 #include "kernels/common/ptx_sm80.cuh"
-#include "kernels/multiply/sm90/list.cuh"
-#include "kernels/multiply/sm90/load.cuh"
 #include "kernels/multiply/sm90/multiply.cuh"
+#include "kernels/multiply/sm90/roles.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
 namespace spamm::kernels::sm90 {
@@ -48,6 +45,7 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
   static constexpr int kBlocksPerSm = kEdge == 1 ? 2 : 1;
   static constexpr int kMultiplyRegisters = kEdge == 1 ? 152 : 208;
   static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
+  static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
 };
 
 // What the loader calls for block `i` of its side of a tile and depths 32 * `stage` on.
@@ -281,11 +279,12 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
   WarpSums<Config> sums(warp);
   constexpr uint32_t kAll = WarpSums<Config>::kAll;
   RingPosition<Config::kStages> at;
-  End ends;
+  auto& ring = storage.ring;
+  typename Notice<Config>::End ends;
   uint32_t valid;
   const auto look_ahead = [&] {
-    storage.full[at.slot].wait(at.phase);
-    const auto& notice = storage.notices[at.slot];
+    ring.full[at.slot].wait(at.phase);
+    const auto& notice = ring.notices[at.slot];
     ends = notice.ends;
     valid = sums.valid_blocks(notice.mask);
   };
@@ -294,13 +293,13 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
   };
   look_ahead();
   begin();
-  while (ends != End::kWork) {
+  while (ends != Notice<Config>::End::kWork) {
     const int slot = at.slot;
-    const bool ends_tile = ends == End::kTile;
+    const bool ends_tile = ends == Notice<Config>::End::kTile;
     Tile tile;
     const auto proceed = [&] {
-      if (ends_tile) tile = storage.tiles[slot];
-      storage.empty[slot].arrive();
+      if (ends_tile) tile = ring.tiles[slot];
+      ring.empty[slot].arrive();
       begin();
     };
     at.advance();
@@ -316,29 +315,19 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
 }
 
 template <class Config>
+struct DoubleRoles : ListAndLoad<Config, DoubleProduct> {
+  __device__ __forceinline__ void multiply(int warp) const {
+    multiply_doubles<Config>(this->params, warp - kFirstMultiplyWarp, this->storage);
+  }
+};
+
+template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     multiply_dmma_sm90(const __grid_constant__ DoubleProduct params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
-  const bool elected = threadIdx.x % 32 == 0;
-  if (warp == 0 && elected) storage.initialize();
-  __syncthreads();
-
-  if (warp >= 4) {
-    cutlass::arch::warpgroup_reg_alloc<Config::kMultiplyRegisters>();
-    multiply_doubles<Config>(params, warp - 4, storage);
-  } else {
-    cutlass::arch::warpgroup_reg_dealloc<Config::kOtherRegisters>();
-    if (warp >= 2) {
-      list_steps<Config>(params, warp - 2, storage);
-    } else if (warp == 1 && elected) {
-      load_lists<Config, false>(params, storage);
-    } else if (warp == 0 && elected) {
-      load_lists<Config, true>(params, storage);
-    }
-  }
+  run_roles<Config>(DoubleRoles<Config>{params, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

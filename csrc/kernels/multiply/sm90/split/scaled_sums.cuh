@@ -1,13 +1,13 @@
-// Sums of TF32's accuracy from operands in one half each: the tensor cores' own, times a power of
-// two for each block of C.
+// Sums of TF32's accuracy from operands in one split part each: the tensor cores' own, times a
+// power of two for each block of C.
 //
 // Registers hold one set of sums, so that tiles are as large as float16's. Where the power of two
 // of a block product is another than that of the sums, these are multiplied by the difference
 // first, which is exact; norm_map/split.cuh takes coarse steps between powers, so that this is
 // rare. A scaled product of blocks is below 2^36 and a sum of 2^25 of them below 2^61, so the sums
 // may go 60 powers below the largest they were at without overflow. Beyond that, and for what split
-// parts cannot carry, they go to 2^0 and on in float32. The order is that of K; skipping leaves no
-// trace.
+// parts cannot carry, they go to 2^0 and on in float32. The order is that of K; a skipped step
+// changes nothing else.
 #pragma once
 
 #include "kernels/common/numeric.cuh"

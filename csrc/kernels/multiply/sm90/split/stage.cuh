@@ -1,4 +1,4 @@
-// A stage of the split multiply: what it is told, how operands that norm_map/split.cuh has cut into
+// A stage of the split multiply: its parameters, how operands that norm_map/split.cuh has cut into
 // split parts come into shared memory, and the products that split parts cannot carry.
 #pragma once
 
@@ -33,8 +33,9 @@ struct SplitConfig
   static constexpr bool kTakesTurns = kSplitParts_ == 2;
   // Of a thread that multiplies, and of the others: 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
-  static constexpr int kMultiplierRegisters = kSplitParts_ == 2 ? 216 : 104;
+  static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
   static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 72 : 64;
+  static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
 };
 
 template <class T>
@@ -51,8 +52,8 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   const auto& from = static_cast<const SplitBlock<Config::kSplitParts>*>(x.blocks)[number];
   const auto fetch_into = [&](auto& split_parts, SplitHeader* headers) {
 #pragma unroll
-    for (int half = 0; half < Config::kSplitParts; ++half)
-      fetch_bulk(from.parts[half], barrier, split_parts[half][i]);
+    for (int part = 0; part < Config::kSplitParts; ++part)
+      fetch_bulk(from.parts[part], barrier, split_parts[part][i]);
     fetch_bulk(&x.headers[number], barrier, headers[i]);
   };
   if constexpr (kIsA) {

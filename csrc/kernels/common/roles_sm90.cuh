@@ -1,0 +1,66 @@
+// What the warps of a persistent Hopper kernel do.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include "kernels/common/overlap.cuh"
+
+namespace spamm::kernels::sm90 {
+
+// When a kernel lets the next one on the stream start (overlap.cuh).
+enum class NextKernel {
+  kAtOnce,      // before anything else
+  kWhenSetUp,   // when the barriers are set up
+  kAfterTheEnd  // never: the next one starts when this one is over
+};
+
+enum class Role { kLoadA, kLoadB, kList, kMultiply, kNone };
+
+constexpr int kFirstListWarp = 2, kFirstMultiplyWarp = 4;
+
+// The first warpgroup loads and lists, all others multiply.
+template <int kListWarps>
+__device__ __forceinline__ Role role_of(int warp) {
+  if (warp >= kFirstMultiplyWarp) return Role::kMultiply;
+  if (warp >= kFirstListWarp) {
+    return warp < kFirstListWarp + kListWarps ? Role::kList : Role::kNone;
+  }
+  return warp == 1 ? Role::kLoadB : Role::kLoadA;
+}
+
+// The number of a warp's warpgroup among those that multiply.
+__device__ __forceinline__ int multiplying_warpgroup(int warp) { return warp / 4 - 1; }
+
+// Runs the calling thread's part of `work`: set_up(warp) by all, then load_a() and load_b() by one
+// thread each, list(number) by Config::kListWarps warps, and multiply(warp) by the other
+// warpgroups. Where Config::kMultiplyRegisters is not 0, threads that multiply take so many and
+// all others keep Config::kOtherRegisters.
+template <class Config, class Work>
+__device__ __forceinline__ void run_roles(const Work& work) {
+  const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);
+  const bool elected = threadIdx.x % 32 == 0;
+  if constexpr (Config::kNextKernel == NextKernel::kAtOnce) let_next_kernel_start();
+  work.set_up(warp);
+  if constexpr (Config::kNextKernel == NextKernel::kWhenSetUp) let_next_kernel_start();
+
+  const Role role = role_of<Config::kListWarps>(warp);
+  if (role == Role::kMultiply) {
+    if constexpr (Config::kMultiplyRegisters != 0) {
+      cutlass::arch::warpgroup_reg_alloc<Config::kMultiplyRegisters>();
+    }
+    work.multiply(warp);
+  } else {
+    if constexpr (Config::kMultiplyRegisters != 0) {
+      cutlass::arch::warpgroup_reg_dealloc<Config::kOtherRegisters>();
+    }
+    if (role == Role::kList) {
+      work.list(warp - kFirstListWarp);
+    } else if (role == Role::kLoadB && elected) {
+      work.load_b();
+    } else if (role == Role::kLoadA && elected) {
+      work.load_a();
+    }
+  }
+}
+
+}  // namespace spamm::kernels::sm90

@@ -1,0 +1,117 @@
+// The load warps of the Hopper convolution: one thread for the weights and one for the pixels walks
+// the lists and has TMA fetch its blocks into the next stage.
+#pragma once
+
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "kernels/conv/sm90/pipeline.cuh"
+
+namespace spamm::kernels::conv {
+
+constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+
+// The boxes of the input that a bit is set for: what brings number `i`, and how many bytes all
+// have.
+template <class Config>
+__device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
+  return Config::is_narrow(i) ? p.map_last : p.map_input;
+}
+template <class Config, int kBoxes = Config::kBoxes>
+__device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
+  uint32_t lines = 0;
+#pragma unroll
+  for (int i = 0; i < kBoxes; ++i) {
+    if (needed >> i & 1) lines += Config::is_narrow(i) ? Config::kLastWidth : kBlock;
+  }
+  return lines * kLineBytes;
+}
+
+// The boxes for which some row of the tile has a bit.
+template <class Config>
+__device__ __forceinline__ uint32_t needed_boxes(uint32_t mask) {
+  uint32_t needed = 0;
+#pragma unroll
+  for (int row = 0; row < Config::kRows; ++row) needed |= mask >> (row * Config::kBoxes);
+  return needed & ((1u << Config::kBoxes) - 1);
+}
+
+template <class Config, bool kWeights>
+using StageWriter = sm90::StageWriter<RingOf<Config>, kWeights>;
+
+// Loads the weights, or the pixels.
+template <class Config, bool kWeights>
+class Loader : public StageWriter<Config, kWeights> {
+  using Base = StageWriter<Config, kWeights>;
+  using Base::at_;
+
+ public:
+  __device__ Loader(const ConvParams& p, Storage<Config>& storage)
+      : Base(storage.ring), p_(p), storage_(storage) {}
+
+  // A stage for each kDepth channels that exist.
+  __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+      const int channel = step.group * kBlock + part * Config::kDepth;
+      const bool last = part == Config::kParts - 1 || channel + Config::kDepth >= p_.shape.channels;
+      load_stage(tile, step, channel, last && ends_tile);
+      if (last) break;
+    }
+  }
+
+ private:
+  __device__ void load_stage(const Tile<Config>& tile, const Step& step, int channel,
+                             bool ends_tile) {
+    const uint32_t needed = needed_boxes<Config>(step.mask);
+    const uint32_t bytes =
+        kWeights ? Config::kRows * sizeof(OperandBlock) : bytes_of_boxes<Config>(needed);
+    this->announce(Notice::of(step.mask, ends_tile), tile, bytes);
+    auto* barrier = reinterpret_cast<uint64_t*>(&this->full());
+    auto& stage = storage_.stages[at_.slot];
+    if constexpr (kWeights) {
+      cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight, channel,
+                                   step.kernel_position, tile.channel);
+    } else {
+      const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
+      const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;
+#pragma unroll
+      for (int i = 0; i < Config::kBoxes; ++i) {
+        if ((needed >> i & 1) == 0) continue;
+        const Box& box = tile.boxes[i];
+        cute::SM90_TMA_LOAD_4D::copy(&map_of_box<Config>(p_, i), barrier, kCacheHint,
+                                     &stage.pixels[i], channel,
+                                     box.column * p_.shape.stride.columns + column,
+                                     box.row * p_.shape.stride.rows + row, box.image);
+      }
+    }
+    at_.advance();
+  }
+
+  const ConvParams& p_;
+  Storage<Config>& storage_;
+};
+
+// The thread that loads one operand.
+template <class Config, class Loader>
+__device__ void load_lists(Loader loader, RingOf<Config>& ring) {
+  RingPosition<Config::kLists> from;
+  while (true) {
+    ring.list_full[from.slot].wait(from.phase);
+    const auto& list = ring.lists[from.slot];
+    if (list.ends_work) break;
+    const Tile<Config> tile = list.tile;
+    const int count = list.count;
+    const bool ends_tile = list.ends_tile;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i) {
+      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
+    }
+    if (ends_tile && count == 0) loader.end_tile(tile);
+    ring.list_empty[from.slot].arrive();
+    from.advance();
+  }
+  loader.end_work();
+}
+
+}  // namespace spamm::kernels::conv

@@ -1,0 +1,140 @@
+// Sums of squares from chunks of 16 bytes.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "kernels/common/numeric.cuh"
+#include "kernels/common/ptx_sm80.cuh"
+#include "kernels/norm_map/safe_norm.cuh"
+
+namespace spamm::kernels {
+
+constexpr int kChain = 4;  // chunks whose squares are summed before they join a lane's sum
+
+// Magnitudes ordered as integers: NaN above infinity above all numbers.
+__device__ inline unsigned long long magnitude_bits(float x) {
+  return __float_as_uint(x) & 0x7fffffff;
+}
+__device__ inline unsigned long long magnitude_bits(double x) {
+  return __double_as_longlong(x) & 0x7fffffffffffffff;
+}
+template <class Norm>
+__device__ Norm from_magnitude_bits(unsigned long long bits) {
+  if constexpr (sizeof(Norm) == 4) {
+    return __uint_as_float(static_cast<uint32_t>(bits));
+  } else {
+    return __longlong_as_double(bits);
+  }
+}
+
+template <class Element>
+struct BitsOf;
+template <>
+struct BitsOf<__half> {
+  using Type = uint16_t;
+};
+template <>
+struct BitsOf<__nv_bfloat16> {
+  using Type = uint16_t;
+};
+template <>
+struct BitsOf<float> {
+  using Type = uint32_t;
+};
+template <>
+struct BitsOf<double> {
+  using Type = uint64_t;
+};
+
+// 16 bytes of a line, always in registers: entries are cut out of whole words.
+template <class Element>
+struct alignas(16) Chunk {
+  using Bits = typename BitsOf<Element>::Type;
+  static constexpr int kEntries = 16 / sizeof(Element), kPerWord = 4 / sizeof(Element);
+  uint32_t words[4];
+
+  __device__ Element entry(int i) const {
+    Bits bits;
+    if constexpr (sizeof(Element) == 8) {
+      bits = static_cast<uint64_t>(words[2 * i + 1]) << 32 | words[2 * i];
+    } else {
+      bits = static_cast<Bits>(words[i / kPerWord] >> i % kPerWord * 16);
+    }
+    return __builtin_bit_cast(Element, bits);
+  }
+
+  // Sets an entry that is zero.
+  __device__ void set(int i, Element x) {
+    const auto bits = __builtin_bit_cast(Bits, x);
+    if constexpr (sizeof(Element) == 8) {
+      words[2 * i] = static_cast<uint32_t>(bits);
+      words[2 * i + 1] = static_cast<uint32_t>(bits >> 32);
+    } else {
+      words[i / kPerWord] |= static_cast<uint32_t>(bits) << i % kPerWord * 16;
+    }
+  }
+
+  // Of two entries in a word.
+  __device__ void replace(int i, Element x) {
+    static_assert(kPerWord == 2);
+    uint32_t& word = words[i / 2];
+    word = __byte_perm(word, __builtin_bit_cast(Bits, x), i % 2 == 0 ? 0x3254 : 0x5410);
+  }
+};
+
+// Whether any entry of some chunks is not zero, from the bits: -0 is zero.
+template <class Element>
+struct AnyNonzero {
+  uint32_t even = 0, odd = 0;
+
+  __device__ void add(const Chunk<Element>& chunk) {
+    even |= chunk.words[0] | chunk.words[2];
+    odd |= chunk.words[1] | chunk.words[3];
+  }
+
+  __device__ bool found() const {
+    if constexpr (sizeof(Element) == 8) return (even | (odd & 0x7fffffff)) != 0;
+    return ((even | odd) & (sizeof(Element) == 4 ? 0x7fffffff : 0x7fff7fff)) != 0;
+  }
+};
+
+// The sum of the squares of kChain chunks of each lane, spread over the warp.
+template <class Element>
+__device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
+  if constexpr (sizeof(Element) == 2) {
+    // As A a chunk is 16 x 16, rows 0 to 7 in its even words and 8 to 15 in its odd ones; with the
+    // ones or the others as B too, entries (g, g) of `top` and (g + 8, g) of `bottom` sum the
+    // squares of lanes 4g to 4g + 3.
+    float top[4] = {}, bottom[4] = {};
+#pragma unroll
+    for (int i = 0; i < kChain; ++i) {
+      const auto& [x0, x1, x2, x3] = chunks[i].words;
+      if constexpr (std::is_same_v<Element, __half>) {
+        mma_f16(top, x0, x1, x2, x3, x0, x2);
+        mma_f16(bottom, x0, x1, x2, x3, x1, x3);
+      } else {
+        mma_bf16(top, x0, x1, x2, x3, x0, x2);
+        mma_bf16(bottom, x0, x1, x2, x3, x1, x3);
+      }
+    }
+    const int lane = threadIdx.x % 32, row = lane / 4;
+    const bool odd = row % 2;
+    return lane % 4 == row / 2 ? (odd ? top[1] : top[0]) + (odd ? bottom[3] : bottom[2]) : 0.0f;
+  } else {
+    // As many chains as a chunk has entries keep each chain of roundings short.
+    NormOf<Element> sums[Chunk<Element>::kEntries] = {}, sum = 0;
+#pragma unroll
+    for (int i = 0; i < kChain; ++i) {
+#pragma unroll
+      for (int e = 0; e < Chunk<Element>::kEntries; ++e) {
+        sums[e] = fma(chunks[i].entry(e), chunks[i].entry(e), sums[e]);
+      }
+    }
+#pragma unroll
+    for (const auto x : sums) sum += x;
+    return sum;
+  }
+}
+
+}  // namespace spamm::kernels
