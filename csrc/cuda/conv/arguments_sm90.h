@@ -12,7 +12,7 @@ namespace spamm::cuda {
 
 class Arguments {
  public:
-  kernels::conv::ConvParams params{};  // without the operands
+  kernels::conv::sm90::ConvParams params{};  // without the operands
   at::Tensor output;
 
   // Of an input as readable_pixels() gives it. `conv` must outlive this.

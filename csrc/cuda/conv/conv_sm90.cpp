@@ -20,7 +20,7 @@ namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using namespace kernels::conv;
+using namespace kernels::conv::sm90;
 
 TileSize choose_tile(const ConvParams& p, const Log2Block& box, ConvKernel kernel,
                      int multiprocessors) {

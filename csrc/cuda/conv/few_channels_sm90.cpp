@@ -17,7 +17,7 @@ namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using namespace kernels::conv;
+using namespace kernels::conv::sm90;
 
 bool skips_nothing(const Knob& knob) {
   return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;

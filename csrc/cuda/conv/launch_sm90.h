@@ -12,25 +12,28 @@
 namespace spamm::cuda {
 
 template <class Element>
-cudaError_t launch_pixel_norms(const kernels::conv::PixelNormsParams& params, cudaStream_t stream);
+cudaError_t launch_pixel_norms(const kernels::conv::sm90::PixelNormsParams& params,
+                               cudaStream_t stream);
 
 template <class Element>
-cudaError_t launch_max_pool(const kernels::conv::MaxPoolParams& params, cudaStream_t stream);
+cudaError_t launch_max_pool(const kernels::conv::sm90::MaxPoolParams& params, cudaStream_t stream);
 
 template <class Element>
-cudaError_t launch_few_channels(const kernels::conv::FewChannelsParams& params,
+cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
                                 cudaStream_t stream);
 
-cudaError_t launch_block_norms(const kernels::conv::BlockNormsParams& params, cudaStream_t stream);
+cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& params,
+                               cudaStream_t stream);
 
 // shape, block, norms, log2_block_m and _k, tau, bias, relu, output and next_tile (zero) of
 // `params` are given.
 template <class Element>
-cudaError_t launch_conv(const kernels::conv::ConvParams& params, const void* input,
+cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
                         const void* weight, const kernels::Launch& how);
 
 // The same for float32 in split parts: a and b of `params` are given as well, pixel blocks are of
 // images alone.
-cudaError_t launch_conv_f32x3(const kernels::conv::ConvParams& params, const kernels::Launch& how);
+cudaError_t launch_conv_f32x3(const kernels::conv::sm90::ConvParams& params,
+                              const kernels::Launch& how);
 
 }  // namespace spamm::cuda

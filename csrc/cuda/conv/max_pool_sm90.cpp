@@ -13,7 +13,7 @@ namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-using namespace kernels::conv;
+using namespace kernels::conv::sm90;
 
 bool takes(const Tensor& input, const MaxPool& pool) {
   return is_half(input.scalar_type()) && input.numel() > 0 &&

@@ -16,7 +16,7 @@
 namespace spamm::cuda {
 
 using at::Tensor;
-using namespace kernels::conv;
+using namespace kernels::conv::sm90;
 
 namespace {
 

@@ -34,8 +34,9 @@ at::Tensor by_pixel(const at::Tensor& x);
 at::Tensor pixel_map(const at::Tensor& by_pixel, int64_t rows, int64_t channels);
 
 // Norms (pixel blocks, KB) of the im2col matrix, from those of pixels.
-at::Tensor im2col_block_norms(const Convolution& conv, const kernels::conv::ConvParams& params,
-                              const ConvNorms& norms, cudaStream_t stream);
+at::Tensor im2col_block_norms(const Convolution& conv,
+                              const kernels::conv::sm90::ConvParams& params, const ConvNorms& norms,
+                              cudaStream_t stream);
 
 // Computes the norms of an output for the next layer, where the convolution's kernel could not.
 template <class Element>

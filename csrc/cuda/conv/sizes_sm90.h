@@ -19,11 +19,11 @@ inline kernels::Size2 size2(const Size2& size) {
   return {static_cast<int>(size.height), static_cast<int>(size.width)};
 }
 
-inline kernels::conv::Extent extent(int64_t images, const Size2& size) {
+inline kernels::conv::sm90::Extent extent(int64_t images, const Size2& size) {
   return {static_cast<int>(images), static_cast<int>(size.height), static_cast<int>(size.width)};
 }
 
-inline kernels::conv::Log2Block log2_block(const PixelBlocks& blocks) {
+inline kernels::conv::sm90::Log2Block log2_block(const PixelBlocks& blocks) {
   return {log2_of(blocks.edge[0]), log2_of(blocks.edge[1]), log2_of(blocks.edge[2])};
 }
 
@@ -40,7 +40,8 @@ inline bool takes_channels(const Block& block, int64_t out_channels, int64_t in_
 bool fits_hopper(const Convolution& conv);
 
 // Of an input that has `channels`, those included that it was padded with.
-inline kernels::conv::ConvShape kernel_shape(const spamm::ConvShape& shape, int64_t channels) {
+inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape,
+                                                   int64_t channels) {
   return {.input = extent(shape.images, shape.input),
           .output = extent(shape.images, shape.output),
           .channels = static_cast<int>(channels),

@@ -6,10 +6,11 @@
 namespace spamm::cuda {
 
 template <>
-cudaError_t launch_conv<__nv_bfloat16>(const kernels::conv::ConvParams& params, const void* input,
-                                       const void* weight, const kernels::Launch& how) {
-  return kernels::conv::convolve<__nv_bfloat16, kTilesOf<ConvKernel::kSm90Bf16>>(params, input,
-                                                                                 weight, how);
+cudaError_t launch_conv<__nv_bfloat16>(const kernels::conv::sm90::ConvParams& params,
+                                       const void* input, const void* weight,
+                                       const kernels::Launch& how) {
+  return kernels::conv::sm90::convolve<__nv_bfloat16, kTilesOf<ConvKernel::kSm90Bf16>>(
+      params, input, weight, how);
 }
 
 }  // namespace spamm::cuda

@@ -4,8 +4,9 @@
 
 namespace spamm::cuda {
 
-cudaError_t launch_block_norms(const kernels::conv::BlockNormsParams& params, cudaStream_t stream) {
-  return kernels::conv::launch_block_norms(params, stream);
+cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& params,
+                               cudaStream_t stream) {
+  return kernels::conv::sm90::launch_block_norms(params, stream);
 }
 
 }  // namespace spamm::cuda

@@ -6,10 +6,10 @@
 namespace spamm::cuda {
 
 template <>
-cudaError_t launch_conv<__half>(const kernels::conv::ConvParams& params, const void* input,
+cudaError_t launch_conv<__half>(const kernels::conv::sm90::ConvParams& params, const void* input,
                                 const void* weight, const kernels::Launch& how) {
-  return kernels::conv::convolve<__half, kTilesOf<ConvKernel::kSm90F16>>(params, input, weight,
-                                                                         how);
+  return kernels::conv::sm90::convolve<__half, kTilesOf<ConvKernel::kSm90F16>>(params, input,
+                                                                               weight, how);
 }
 
 }  // namespace spamm::cuda

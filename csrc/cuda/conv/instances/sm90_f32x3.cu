@@ -5,8 +5,9 @@
 
 namespace spamm::cuda {
 
-cudaError_t launch_conv_f32x3(const kernels::conv::ConvParams& params, const kernels::Launch& how) {
-  return kernels::conv::convolve_split<kTilesOf<ConvKernel::kSm90F32x3>>(params, how);
+cudaError_t launch_conv_f32x3(const kernels::conv::sm90::ConvParams& params,
+                              const kernels::Launch& how) {
+  return kernels::conv::sm90::convolve_split<kTilesOf<ConvKernel::kSm90F32x3>>(params, how);
 }
 
 }  // namespace spamm::cuda

@@ -5,14 +5,14 @@
 namespace spamm::cuda {
 
 template <class Element>
-cudaError_t launch_few_channels(const kernels::conv::FewChannelsParams& params,
+cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
                                 cudaStream_t stream) {
-  return kernels::conv::launch_few_channels<Element>(params, stream);
+  return kernels::conv::sm90::launch_few_channels<Element>(params, stream);
 }
 
-template cudaError_t launch_few_channels<__half>(const kernels::conv::FewChannelsParams&,
+template cudaError_t launch_few_channels<__half>(const kernels::conv::sm90::FewChannelsParams&,
                                                  cudaStream_t);
-template cudaError_t launch_few_channels<__nv_bfloat16>(const kernels::conv::FewChannelsParams&,
-                                                        cudaStream_t);
+template cudaError_t launch_few_channels<__nv_bfloat16>(
+    const kernels::conv::sm90::FewChannelsParams&, cudaStream_t);
 
 }  // namespace spamm::cuda

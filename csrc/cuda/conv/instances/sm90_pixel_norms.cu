@@ -5,15 +5,16 @@
 namespace spamm::cuda {
 
 template <class Element>
-cudaError_t launch_pixel_norms(const kernels::conv::PixelNormsParams& params, cudaStream_t stream) {
-  return kernels::conv::launch_pixel_norms<Element>(params, stream);
+cudaError_t launch_pixel_norms(const kernels::conv::sm90::PixelNormsParams& params,
+                               cudaStream_t stream) {
+  return kernels::conv::sm90::launch_pixel_norms<Element>(params, stream);
 }
 
-template cudaError_t launch_pixel_norms<__half>(const kernels::conv::PixelNormsParams&,
+template cudaError_t launch_pixel_norms<__half>(const kernels::conv::sm90::PixelNormsParams&,
                                                 cudaStream_t);
-template cudaError_t launch_pixel_norms<__nv_bfloat16>(const kernels::conv::PixelNormsParams&,
+template cudaError_t launch_pixel_norms<__nv_bfloat16>(const kernels::conv::sm90::PixelNormsParams&,
                                                        cudaStream_t);
-template cudaError_t launch_pixel_norms<float>(const kernels::conv::PixelNormsParams&,
+template cudaError_t launch_pixel_norms<float>(const kernels::conv::sm90::PixelNormsParams&,
                                                cudaStream_t);
 
 }  // namespace spamm::cuda

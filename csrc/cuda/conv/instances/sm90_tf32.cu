@@ -6,10 +6,10 @@
 namespace spamm::cuda {
 
 template <>
-cudaError_t launch_conv<float>(const kernels::conv::ConvParams& params, const void* input,
+cudaError_t launch_conv<float>(const kernels::conv::sm90::ConvParams& params, const void* input,
                                const void* weight, const kernels::Launch& how) {
-  return kernels::conv::convolve<float, kTilesOf<ConvKernel::kSm90Tf32>>(params, input, weight,
-                                                                         how);
+  return kernels::conv::sm90::convolve<float, kTilesOf<ConvKernel::kSm90Tf32>>(params, input,
+                                                                               weight, how);
 }
 
 }  // namespace spamm::cuda

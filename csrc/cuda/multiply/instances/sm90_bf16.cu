@@ -7,7 +7,7 @@ namespace spamm::cuda {
 
 cudaError_t multiply_sm90_bf16(const kernels::MultiplyParams<float>& params,
                                const kernels::Launch& how) {
-  return kernels::sm90::multiply<__nv_bfloat16, kTilesOf<Kernel::kSm90Bf16>>(params, how);
+  return kernels::multiply::sm90::multiply<__nv_bfloat16, kTilesOf<Kernel::kSm90Bf16>>(params, how);
 }
 
 }  // namespace spamm::cuda

@@ -7,7 +7,7 @@ namespace spamm::cuda {
 
 cudaError_t multiply_sm90_f16(const kernels::MultiplyParams<float>& params,
                               const kernels::Launch& how) {
-  return kernels::sm90::multiply<__half, kTilesOf<Kernel::kSm90F16>>(params, how);
+  return kernels::multiply::sm90::multiply<__half, kTilesOf<Kernel::kSm90F16>>(params, how);
 }
 
 }  // namespace spamm::cuda

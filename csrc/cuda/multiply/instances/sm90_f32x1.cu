@@ -8,7 +8,8 @@ namespace spamm::cuda {
 cudaError_t multiply_sm90_f32x1(const kernels::MultiplyParams<float>& params,
                                 const kernels::SplitSource& a, const kernels::SplitSource& b,
                                 const kernels::Launch& how) {
-  return kernels::sm90::multiply_split<1, kTilesOf<Kernel::kSm90F32x1>>(params, a, b, how);
+  return kernels::multiply::sm90::multiply_split<1, kTilesOf<Kernel::kSm90F32x1>>(params, a, b,
+                                                                                  how);
 }
 
 }  // namespace spamm::cuda

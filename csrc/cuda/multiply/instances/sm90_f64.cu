@@ -7,7 +7,7 @@ namespace spamm::cuda {
 
 cudaError_t multiply_sm90_f64(const kernels::MultiplyParams<double>& params,
                               const kernels::Launch& how) {
-  return kernels::sm90::multiply_doubles<kTilesOf<Kernel::kSm90F64>>(params, how);
+  return kernels::multiply::sm90::multiply_doubles<kTilesOf<Kernel::kSm90F64>>(params, how);
 }
 
 }  // namespace spamm::cuda

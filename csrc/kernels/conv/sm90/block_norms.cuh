@@ -5,7 +5,7 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // The root of the sum of squares of values that for_each() visits, twice if need be, without
 // overflow or underflow.
@@ -67,4 +67,4 @@ inline cudaError_t launch_block_norms(const BlockNormsParams& p, cudaStream_t st
                 /*overlap_previous=*/true, stream, p);
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -31,7 +31,7 @@
 #include "kernels/conv/sm90/load.cuh"
 #include "kernels/conv/sm90/wgmma.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // acc, columns kColumn to kColumn + kWidth, += 64 output channels times these columns; and waits,
 // since ptxas serialises wgmma that it sees in flight across branches. Meanwhile calls
@@ -39,10 +39,10 @@ namespace spamm::kernels::conv {
 template <class Operand, int kColumn, int kWidth, int kSize, class LookAhead>
 __device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels, float (&acc)[kSize],
                                              const LookAhead& look_ahead) {
-  constexpr auto kK = sm90::Major::K;
+  constexpr auto kK = kernels::sm90::Major::K;
   cute::warpgroup_arrive();
   constexpr int kDepth = kLineBytes / sizeof(Operand);
-  sm90::multiply_columns<Operand, kK, kK, kColumn, kWidth, 0, kDepth>(weight, pixels, acc);
+  kernels::sm90::multiply_columns<Operand, kK, kK, kColumn, kWidth, 0, kDepth>(weight, pixels, acc);
   cute::warpgroup_commit_batch();
   look_ahead();
   cute::warpgroup_wait<0>();
@@ -58,9 +58,9 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   constexpr int kLastWidth = Config::kLastWidth;
   if (bits == 3) {
     float wide[Config::kValues];
-    sm90::hand_over<Config::kValues>(acc, wide);
+    kernels::sm90::hand_over<Config::kValues>(acc, wide);
     multiply_now<Operand, 0, kBlock + kLastWidth>(weight, pixels, wide, look_ahead);
-    sm90::hand_over<Config::kValues>(wide, acc);
+    kernels::sm90::hand_over<Config::kValues>(wide, acc);
   } else if (bits == 1) {
     multiply_now<Operand, 0, kBlock>(weight, pixels, acc, look_ahead);
   } else {
@@ -70,7 +70,7 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
 
 // The operand of a warpgroup that lies here in the first stage.
 template <class Config, class Stage>
-using Descriptor = sm90::StagedDescriptor<sm90::Major::K, Stage, Config::kStages>;
+using Descriptor = kernels::sm90::StagedDescriptor<kernels::sm90::Major::K, Stage, Config::kStages>;
 
 // Where a warpgroup finds the operands of a step: both in its stage.
 template <class Config>
@@ -126,7 +126,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
 #pragma unroll
       for (int i = 0; i < 2; ++i) boxes[i] = tile.box(first_box + i);
     }
-    sm90::release(ring.empty[at.slot]);
+    kernels::sm90::release(ring.empty[at.slot]);
     at = next;
     operands.advance(at.slot == 0);
     if (ends_tile) {
@@ -170,7 +170,8 @@ struct ConvRoles {
   }
   __device__ __forceinline__ void list(int) const { list_steps<Config>(p, storage); }
   __device__ __forceinline__ void multiply(int warp) const {
-    multiply_stages<Config, StagedOperands<Config>>(p, sm90::multiplying_warpgroup(warp), storage);
+    multiply_stages<Config, StagedOperands<Config>>(p, kernels::sm90::multiplying_warpgroup(warp),
+                                                    storage);
   }
 };
 
@@ -180,10 +181,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  sm90::run_roles<Config>(ConvRoles<Config>{p, storage});
+  kernels::sm90::run_roles<Config>(ConvRoles<Config>{p, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

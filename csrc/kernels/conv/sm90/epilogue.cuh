@@ -9,7 +9,7 @@
 #include "kernels/common/numeric.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // The biases of the two channels whose sums a thread holds.
 struct ChannelBias {
@@ -182,4 +182,4 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
   store_norms<Element>(p, channel, boxes, squares, shared);
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

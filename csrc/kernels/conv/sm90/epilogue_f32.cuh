@@ -4,7 +4,7 @@
 
 #include "kernels/conv/sm90/epilogue.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // As torch's relu: a NaN stays.
 __device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
@@ -81,4 +81,4 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
   store_norms<float>(p, channel, boxes, squares, shared);
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -19,7 +19,7 @@
 #include "kernels/conv/sm90/few_channels_params.h"
 #include "kernels/conv/sm90/norms.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // The output channel, of 64, behind column `column` of product `product`, one of 8.
 __device__ inline int channel_of_column(int product, int column) {
@@ -274,4 +274,4 @@ cudaError_t launch_few_channels(const FewChannelsParams& p, cudaStream_t stream)
                 p);
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

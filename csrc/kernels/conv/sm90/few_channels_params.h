@@ -3,7 +3,7 @@
 
 #include "kernels/conv/sm90/params.h"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // Tensors in channels-last memory, contiguous; dilation 1 along the columns; a multiple of 8 output
 // channels, whose memory begins at a multiple of 16 bytes.
@@ -38,4 +38,4 @@ struct FewChannelsLayout {
   __host__ __device__ int entries() const { return weights + pixels; }
 };
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -13,7 +13,7 @@
 #include "kernels/conv/sm90/conv.cuh"
 #include "kernels/conv/sm90/resident.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
 
@@ -27,7 +27,7 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
   };
   const auto taken = [](int log2, int step) { return static_cast<uint32_t>(log2 == 0 ? 1 : step); };
   const uint64_t line = channels * sizeof(Element);
-  return sm90::encode_tensor_map<Element, 4>(
+  return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
       {static_cast<uint64_t>(channels), static_cast<uint64_t>(extent.columns),
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
@@ -41,7 +41,7 @@ template <class Element>
 cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& shape, int rows) {
   const uint64_t line = shape.channels * sizeof(Element);
   const auto positions = static_cast<uint64_t>(shape.kernel.rows) * shape.kernel.columns;
-  return sm90::encode_tensor_map<Element, 3>(
+  return kernels::sm90::encode_tensor_map<Element, 3>(
       map, data,
       {static_cast<uint64_t>(shape.channels), positions, static_cast<uint64_t>(shape.out_channels)},
       {line, line * positions},
@@ -198,4 +198,4 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
   });
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -4,7 +4,7 @@
 #include "kernels/conv/sm90/launch.cuh"
 #include "kernels/conv/sm90/split.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 template <class Config>
 cudaError_t convolve_split_in(ConvParams p, const Launch& how) {
@@ -32,4 +32,4 @@ cudaError_t convolve_split(ConvParams p, const Launch& how) {
   });
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -6,7 +6,7 @@
 #include "kernels/common/skip_test.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // Which box of the output comes as number `index`; past the last one, one that lies outside.
 __device__ inline Box box_at(const ConvParams& p, int index) {
@@ -143,7 +143,7 @@ class TileNorms {
 };
 
 template <class Config>
-using ListWriter = sm90::ListWriter<RingOf<Config>, Config::kLists>;
+using ListWriter = kernels::sm90::ListWriter<RingOf<Config>, Config::kLists>;
 
 // The barriers in shared memory are set up by the first warp. All others wait for it at once; the
 // list warp first locates its tile and waits for the kernels before.
@@ -151,7 +151,7 @@ constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named ones: warpgroups h
 
 template <class Config, class Shared>
 __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
-  if (warp == sm90::kFirstListWarp) return;
+  if (warp == kernels::sm90::kFirstListWarp) return;
   if (warp == 0) {
     if (threadIdx.x == 0) storage.initialize();
     __syncwarp();
@@ -233,4 +233,4 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   writer.end_work();
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -7,7 +7,7 @@
 
 #include "kernels/conv/sm90/pipeline.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
@@ -37,7 +37,7 @@ __device__ __forceinline__ uint32_t needed_boxes(uint32_t mask) {
 }
 
 template <class Config, bool kWeights>
-using StageWriter = sm90::StageWriter<RingOf<Config>, kWeights>;
+using StageWriter = kernels::sm90::StageWriter<RingOf<Config>, kWeights>;
 
 // Loads the weights, or the pixels.
 template <class Config, bool kWeights>
@@ -114,4 +114,4 @@ __device__ void load_lists(Loader loader, RingOf<Config>& ring) {
   loader.end_work();
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

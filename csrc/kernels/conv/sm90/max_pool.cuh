@@ -12,7 +12,7 @@
 #include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // As in the pass, but the threads that serve neighbouring norms there share the images of one norm.
 constexpr int kLog2PoolSlices = log2_slices(6), kLog2PoolLanes = 3;
@@ -155,4 +155,4 @@ cudaError_t launch_max_pool(const MaxPoolParams& p, cudaStream_t stream) {
   return launch(max_pool<Element>, norms, kNormThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -15,7 +15,7 @@
 #include "kernels/conv/sm90/params.h"
 #include "kernels/norm_map/chunk.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 using kernels::kNormThreads;
 
@@ -201,4 +201,4 @@ cudaError_t launch_pixel_norms(const PixelNormsParams& p, cudaStream_t stream) {
   return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

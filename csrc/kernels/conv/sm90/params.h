@@ -12,7 +12,7 @@
 #include "kernels/common/tau.h"
 #include "kernels/norm_map/split_params.h"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 inline int ceil_div(int x, int y) { return (x - 1) / y + 1; }
 
@@ -171,4 +171,4 @@ struct ConvParams {
   SplitSource a, b;
 };
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -9,13 +9,13 @@
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/params.h"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
-using sm90::Barrier;
-using sm90::kBlock;
-using sm90::kLineBytes;
-using sm90::OperandBlock;
-using sm90::RingPosition;
+using kernels::sm90::Barrier;
+using kernels::sm90::kBlock;
+using kernels::sm90::kLineBytes;
+using kernels::sm90::OperandBlock;
+using kernels::sm90::RingPosition;
 
 // A tile of kRows x 64 output channels and kBoxes x 64 pixels. Each warpgroup makes 64 channels of
 // two neighbouring boxes, the second of which fills only its first kLastWidth columns. A stage is
@@ -31,7 +31,7 @@ struct Config {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
-  static constexpr auto kNextKernel = sm90::NextKernel::kAtOnce;
+  static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums of a thread
 
   // Whether box `i` of a tile is only kLastWidth pixels wide.
@@ -109,8 +109,8 @@ struct Blocks {
 };
 
 template <class Config>
-using RingOf =
-    sm90::Ring<Tile<Config>, Step, Notice, Config::kStages, Config::kLists, Config::kListCapacity>;
+using RingOf = kernels::sm90::Ring<Tile<Config>, Step, Notice, Config::kStages, Config::kLists,
+                                   Config::kListCapacity>;
 
 template <class Config>
 struct Storage : Blocks<Config> {
@@ -125,4 +125,4 @@ struct Storage : Blocks<Config> {
   }
 };
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

@@ -13,7 +13,7 @@
 
 #include "kernels/conv/sm90/conv.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 template <class Element, int kLastWidth>
 struct ResidentConfig : Config<Element, 1, 4, kLastWidth, 4> {
@@ -58,7 +58,7 @@ class ResidentOperands {
  public:
   __device__ ResidentOperands(ResidentStorage<Config>& storage, int column)
       : storage_(storage),
-        weights_(sm90::descriptor<sm90::Major::K>(storage.weights[0])),
+        weights_(kernels::sm90::descriptor<kernels::sm90::Major::K>(storage.weights[0])),
         pixels_(storage.stages[0].pixels[0]),
         column_(column) {}
 
@@ -66,7 +66,8 @@ class ResidentOperands {
   __device__ uint64_t weight(Notice notice) const {
     const uint32_t number = notice.weight() - column_;
     storage_.weight_full[number].wait(0);
-    return sm90::advance(weights_, number * (sizeof(OperandBlock) / sm90::kDescriptorUnit));
+    return kernels::sm90::advance(weights_,
+                                  number * (sizeof(OperandBlock) / kernels::sm90::kDescriptorUnit));
   }
   __device__ uint64_t pixels() const { return *pixels_; }
   __device__ void advance(bool to_first) { pixels_.advance(to_first); }
@@ -240,7 +241,7 @@ struct ResidentRoles {
   }
   __device__ __forceinline__ void list(int) const { list_resident_steps<Config>(p, storage); }
   __device__ __forceinline__ void multiply(int warp) const {
-    multiply_stages<Config, ResidentOperands<Config>>(p, sm90::multiplying_warpgroup(warp),
+    multiply_stages<Config, ResidentOperands<Config>>(p, kernels::sm90::multiplying_warpgroup(warp),
                                                       storage);
   }
 };
@@ -251,10 +252,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<ResidentStorage<Config>*>(shared);
-  sm90::run_roles<Config>(ResidentRoles<Config>{p, storage});
+  kernels::sm90::run_roles<Config>(ResidentRoles<Config>{p, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

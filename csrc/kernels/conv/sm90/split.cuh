@@ -14,7 +14,7 @@
 #include "kernels/conv/sm90/conv.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
 
-namespace spamm::kernels::conv {
+namespace spamm::kernels::conv::sm90 {
 
 // A tile as in Config.
 template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
@@ -29,8 +29,8 @@ struct SplitConfig {
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
-  static constexpr auto kNextKernel = sm90::NextKernel::kAtOnce;
-  static constexpr auto kMajorA = sm90::Major::K, kMajorB = sm90::Major::K;
+  static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
+  static constexpr auto kMajorA = kernels::sm90::Major::K, kMajorB = kernels::sm90::Major::K;
 };
 
 template <int kRows, int kBoxes, int kLastWidth, int kStages>
@@ -81,15 +81,15 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
       OperandBlock* const to = kWeights ? stage.weight : stage.pixels;
       SplitHeader& header = kWeights ? stage.weight_headers[i] : stage.pixels_headers[i];
       if (numbers[i] == kPadding) {
-        sm90::fetch_bulk(&kPaddingHeader, barrier, header);
+        kernels::multiply::sm90::fetch_bulk(&kPaddingHeader, barrier, header);
         continue;
       }
       const auto& from =
           static_cast<const SplitBlock<Config::kSplitParts>*>(operand.blocks)[numbers[i]];
-      sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
+      kernels::multiply::sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
 #pragma unroll
       for (int part = 0; part < Config::kSplitParts; ++part) {
-        sm90::fetch_bulk(from.parts[part], barrier, to[part * kBlocks + i]);
+        kernels::multiply::sm90::fetch_bulk(from.parts[part], barrier, to[part * kBlocks + i]);
       }
     }
     at_.advance();
@@ -161,7 +161,7 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
   using Stage = typename Storage<Config>::Stage;
   Descriptor<Config, Stage> weight(storage.stages[0].weight[row]);
   Descriptor<Config, Stage> pixels(storage.stages[0].pixels[first_box]);
-  sm90::PromotedSums<Config> sums;
+  kernels::multiply::sm90::PromotedSums<Config> sums;
   RingPosition<Config::kStages> at;
   while (true) {
     ring.full[at.slot].wait(at.phase);
@@ -179,7 +179,7 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
         boxes[i] = {box.image, box.row * p.shape.output.columns + box.column};
       }
     }
-    const auto release = [&] { sm90::release(ring.empty[at.slot]); };
+    const auto release = [&] { kernels::sm90::release(ring.empty[at.slot]); };
     const uint32_t bits = notice.mask(warpgroup);
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
@@ -209,7 +209,8 @@ struct SplitRoles : ConvRoles<Config> {
     set_up_barriers<Config>(this->storage, warp);
   }
   __device__ __forceinline__ void multiply(int warp) const {
-    multiply_split_stages<Config>(this->p, sm90::multiplying_warpgroup(warp), this->storage);
+    multiply_split_stages<Config>(this->p, kernels::sm90::multiplying_warpgroup(warp),
+                                  this->storage);
   }
 };
 
@@ -219,10 +220,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  sm90::run_roles<Config>(SplitRoles<Config>{p, storage});
+  kernels::sm90::run_roles<Config>(SplitRoles<Config>{p, storage});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 
-}  // namespace spamm::kernels::conv
+}  // namespace spamm::kernels::conv::sm90

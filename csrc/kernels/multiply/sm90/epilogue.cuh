@@ -9,7 +9,7 @@
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 constexpr int kWarpRows = kBlock / 4;  // of a block of C, in each warp of a warpgroup
 
@@ -136,4 +136,4 @@ __device__ __forceinline__ void store(const Params& params, Tile first, OperandB
   }
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

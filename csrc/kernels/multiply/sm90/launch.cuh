@@ -14,7 +14,7 @@
 #include "kernels/common/tile.h"
 #include "kernels/multiply/sm90/multiply.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // A batch of matrices, `lines` of `length` contiguous ones. Strides in elements.
 struct MatrixLayout {
@@ -134,4 +134,4 @@ cudaError_t multiply(const MultiplyParams<float>& p, const Launch& how) {
                         how.tile == TileSize::kLarge);
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

@@ -9,7 +9,7 @@
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // The norms that decide one step of a tile, granule by granule.
 template <class Config>
@@ -154,4 +154,4 @@ __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int war
   writer.end_work();
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

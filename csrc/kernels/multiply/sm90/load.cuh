@@ -5,7 +5,7 @@
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // Loads one operand's blocks.
 template <class Config, bool kIsA, class Params>
@@ -99,4 +99,4 @@ __device__ void load_lists(const Params& params, Storage<Config>& storage) {
   loader.end_work();
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

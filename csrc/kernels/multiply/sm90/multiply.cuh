@@ -24,7 +24,7 @@
 #include "kernels/multiply/sm90/epilogue.cuh"
 #include "kernels/multiply/sm90/roles.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // Fetches the operand block at `line` of M or N and `depth` of K.
 template <Major kMajor>
@@ -182,4 +182,4 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #endif
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

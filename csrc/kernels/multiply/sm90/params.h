@@ -5,7 +5,7 @@
 
 #include "kernels/multiply/params.h"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // The product and its cut into tiles.
 template <class Norm>
@@ -22,4 +22,4 @@ struct Params : TiledProduct<float> {
   bool c_by_tma;  // else map_c is void, because C's rows are not in 16 bytes
 };
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

@@ -8,7 +8,9 @@
 #include "kernels/common/roles_sm90.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
+
+using namespace kernels::sm90;
 
 // A tile of kRows x kColumns blocks of C; each warpgroup makes kOwn neighbours of a row. Products
 // are skipped by cubes with edges of kGranule: 64, or 32 where one of SpAMM's block edges is 32.
@@ -119,8 +121,8 @@ struct Step {
 
 template <class Config>
 struct Storage {
-  using Ring = sm90::Ring<Tile, Step<Config>, Notice<Config>, Config::kStages, Config::kLists,
-                          Config::kListCapacity>;
+  using Ring = kernels::sm90::Ring<Tile, Step<Config>, Notice<Config>, Config::kStages,
+                                   Config::kLists, Config::kListCapacity>;
 
   typename Config::Stage stages[Config::kStages];
   typename Config::Output output;
@@ -136,4 +138,4 @@ struct Storage {
 template <class Config, Major kMajor>
 using Descriptor = StagedDescriptor<kMajor, typename Config::Stage, Config::kStages>;
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

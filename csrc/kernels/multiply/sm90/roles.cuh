@@ -4,7 +4,7 @@
 #include "kernels/multiply/sm90/list.cuh"
 #include "kernels/multiply/sm90/load.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 template <class Config, class Params>
 struct ListAndLoad {
@@ -23,4 +23,4 @@ struct ListAndLoad {
   }
 };
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

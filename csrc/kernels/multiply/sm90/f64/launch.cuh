@@ -4,7 +4,7 @@
 #include "kernels/multiply/sm90/f64/multiply.cuh"
 #include "kernels/multiply/sm90/launch.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // Maps an operand in the boxes that fetch() asks for.
 template <Major kMajor>
@@ -41,4 +41,4 @@ cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how)
                         how.tile == TileSize::kLarge);
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

@@ -17,7 +17,7 @@
 #include "kernels/multiply/sm90/roles.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 struct DoubleProduct : TiledProduct<double> {
   CUtensorMap map_a, map_b;
@@ -333,4 +333,4 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
 #endif
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

@@ -6,7 +6,7 @@
 #include "kernels/multiply/sm90/launch.cuh"
 #include "kernels/multiply/sm90/split/multiply.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 template <class Config>
 cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource& a,
@@ -35,4 +35,4 @@ cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
   return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

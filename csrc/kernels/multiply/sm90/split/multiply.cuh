@@ -19,7 +19,7 @@
 #include "kernels/multiply/sm90/split/scaled_sums.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // Stores a warpgroup's blocks of C, of which `first` is the first.
 template <bool kPairs, class Config, class Sums>
@@ -59,7 +59,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     Tile tile{};
     const auto release = [&] {
       if (ends_tile) tile = ring.tiles[at.slot];
-      sm90::release(ring.empty[at.slot]);
+      kernels::sm90::release(ring.empty[at.slot]);
     };
     const auto begun = [&] { turns.pass(); };
     turns.wait();
@@ -107,4 +107,4 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 #endif
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

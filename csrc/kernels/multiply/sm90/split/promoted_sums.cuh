@@ -16,7 +16,7 @@
 #include "kernels/common/numeric.cuh"
 #include "kernels/multiply/sm90/split/stage.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // Sums of one of a warpgroup's own blocks that a thread holds.
 template <class Config>
@@ -173,4 +173,4 @@ struct PromotedSums {
   __device__ __forceinline__ void reset() { totals = {}; }
 };
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

@@ -14,7 +14,7 @@
 #include "kernels/multiply/sm90/multiply.cuh"
 #include "kernels/multiply/sm90/split/stage.cuh"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 // The power of two of a block's sums, and the largest of its products so far; in one register, of
 // which there are few.
@@ -159,4 +159,4 @@ struct ScaledSums {
   }
 };
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90

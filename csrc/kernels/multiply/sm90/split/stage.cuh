@@ -8,7 +8,7 @@
 #include "kernels/multiply/sm90/pipeline.cuh"
 #include "kernels/norm_map/split_params.h"
 
-namespace spamm::kernels::sm90 {
+namespace spamm::kernels::multiply::sm90 {
 
 struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
@@ -99,4 +99,4 @@ __device__ __forceinline__ void add_exact(const Params& params, const SplitHeade
   }
 }
 
-}  // namespace spamm::kernels::sm90
+}  // namespace spamm::kernels::multiply::sm90
