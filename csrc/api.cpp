@@ -1,5 +1,5 @@
-// The C++ API: each function calls its op through the dispatcher, so that autograd, autocast and
-// both devices serve C++ as they serve Python.
+// The C++ API. Each function calls its op through the dispatcher, so that C++ gets autograd,
+// autocast and both devices as Python does.
 #include <ATen/ops/scalar_tensor.h>
 
 #include "ops.h"

@@ -1,5 +1,5 @@
-// Autocast: products and convolutions run in the region's lower precision, as torch's own do. Norm
-// maps and thresholds keep the norms' type.
+// Autocast: products and convolutions run in the lower precision of the autocast region, as torch's
+// own ops do. Norm maps and thresholds keep their type.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 

@@ -1,6 +1,6 @@
-// Dense gradients, registered once for all ops: the backward pass is that of the product (or the
-// convolution) without skipping, composed of ATen ops, so that it can be differentiated again.
-// Norms and thresholds are not differentiable: they only decide what is skipped.
+// Dense gradients, registered once for all devices. The backward pass is that of the product (or
+// the convolution) without skipping. It is composed of ATen ops, so that it can be differentiated
+// again. Norms and thresholds have no gradient: they only decide what is skipped.
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -28,8 +28,8 @@ bool needs_grad(const Tensor& t) {
 }
 bool needs_grad(const OptTensor& t) { return t && needs_grad(*t); }
 
-// Runs `op` below autograd, through `Function` only where a gradient is asked for: inference then
-// builds no graph and saves nothing.
+// Runs `op` below autograd. It goes through `Function` only if a gradient is needed, so that
+// inference builds no graph and saves no tensor.
 template <class Function, class Op, class... Inputs>
 Tensor with_dense_gradient(const Op& op, std::initializer_list<bool> wanted, Inputs&&... inputs) {
   const bool any = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
@@ -98,7 +98,7 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     ctx->saved_data["groups"] = groups;
     if (bias) ctx->saved_data["bias_shape"] = bias->sym_sizes();
     const Tensor output = op();
-    // Behind a relu, the gradient passes where the output is positive.
+    // A relu passes the gradient where its output is positive.
     ctx->save_for_backward(relu ? variable_list{input, weight, output}
                                 : variable_list{input, weight});
     return output;
@@ -145,8 +145,8 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
       padding, dilation, groups, relu);
 }
 
-// Norms that a layer leaves only decide what is skipped; that a gradient of such a layer is asked
-// for would be a mistake.
+// Ops that also return output norms are for inference. A gradient requested through them is most
+// likely a mistake, so it is an error.
 void refuse_gradient(const char* op, bool wanted) {
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted), op,
               " is for inference and has no gradient: expected no_grad or inference_mode; got "
@@ -187,7 +187,7 @@ Tensor chain_autograd(const Tensor& input, at::TensorList weights,
   return ops::chain(input, weights, biases, norm_weights, knobs, layers);
 }
 
-// For ops without a gradient: their outputs are constants to autograd.
+// For ops without a gradient: autograd treats their outputs as constants.
 void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   op.callBoxed(stack);

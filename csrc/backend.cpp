@@ -1,4 +1,4 @@
-// Which kernel would run: asks the device's own table.
+// The op backend_for: the name of the kernel that multiply would run.
 #include "backend.h"
 
 #include <c10/core/Device.h>

@@ -14,7 +14,7 @@ namespace spamm {
 struct NamedKernels {
   std::string (*name)(at::Device device, at::ScalarType dtype, const Block& block);
 
-  bool takes() const { return true; }
+  bool supports() const { return true; }
 };
 
 }  // namespace spamm

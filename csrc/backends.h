@@ -1,5 +1,6 @@
-// What devices can do beyond the stages' ops: each device's folder registers its backends when the
-// library is loaded, and what is above the devices asks for the first that takes its arguments.
+// A registry for what some devices can do and others cannot, such as convolution without an im2col
+// matrix. Each device's folder registers its backends when the library is loaded. Device-free code
+// asks for the first backend that supports its arguments.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -9,25 +10,25 @@
 
 namespace spamm {
 
-// The order in which a device's backends are asked.
+// The order in which a device's backends are tried.
 enum class Rank { kSpecial, kHopper, kPortable };
 
-// The backends of one kind. `Backend` has a member takes(arguments...).
+// The backends of one kind. `Backend` has a member supports(arguments...).
 template <class Backend>
 class Backends {
  public:
-  // For a static in the backend's own file.
+  // Define a static object of this class in the backend's file to register it.
   Backends(at::DeviceType device, Rank rank, const Backend& backend) {
     std::vector<Entry>& entries = all();
     const auto later = [&](const Entry& entry) { return entry.rank > rank; };
     entries.insert(std::find_if(entries.begin(), entries.end(), later), {device, rank, backend});
   }
 
-  // The first backend of the device that takes the arguments, or null.
+  // The device's first backend that supports the arguments, or null.
   template <class... Arguments>
   static const Backend* find(at::DeviceType device, const Arguments&... arguments) {
     for (const Entry& entry : all()) {
-      if (entry.device == device && entry.backend.takes(arguments...)) return &entry.backend;
+      if (entry.device == device && entry.backend.supports(arguments...)) return &entry.backend;
     }
     return nullptr;
   }

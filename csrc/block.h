@@ -13,10 +13,10 @@ struct Block {
 
 inline bool is_block_edge(int64_t edge) { return edge == 32 || edge == 64 || edge == 128; }
 
-// Blocks along a length; the last one may stick out.
+// The number of blocks along a length. The last one may stick out.
 inline int64_t blocks_of(int64_t length, int64_t edge) { return (length + edge - 1) / edge; }
 
-// Of a power of two.
+// `power` is a power of two.
 inline int log2_of(int64_t power) { return std::countr_zero(static_cast<uint64_t>(power)); }
 
 }  // namespace spamm

@@ -1,4 +1,4 @@
-// Argument checks shared by all ops. Each message is one line with what was expected and what came.
+// Argument checks shared by all ops. Each message is one line: what was expected, and what came.
 #pragma once
 
 #include <ATen/ExpandUtils.h>
@@ -32,7 +32,7 @@ inline bool is_operand_dtype(at::ScalarType dtype) {
          dtype == at::kDouble;
 }
 
-// A dtype's name as Python shows it: "float16", where ScalarType prints "Half".
+// A dtype's name in Python: "float16" where ScalarType prints "Half".
 inline std::string name_of(at::ScalarType dtype) { return c10::getDtypeNames(dtype).first; }
 inline std::string dtype_of(const at::Tensor& x) { return name_of(x.scalar_type()); }
 
@@ -41,7 +41,7 @@ inline void check_operand_dtype(at::ScalarType dtype, const char* name) {
                    " must be float16, bfloat16, float32 or float64; got ", name_of(dtype));
 }
 
-// The type of an operand's norms: float32, or float64 for float64.
+// The type of an operand's norms: float64 for float64, else float32.
 inline at::ScalarType norm_dtype(at::ScalarType operand) {
   return operand == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -66,12 +66,12 @@ inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
               a.sizes(), " and ", b.sizes());
 }
 
-// A matrix or any number of them.
+// A matrix, or a batch of any number of dimensions.
 inline void check_matrices(const at::Tensor& x, const char* name) {
   TORCH_CHECK(x.dim() >= 2, name, " must be (..., rows, columns); got shape ", x.sizes());
 }
 
-// The addend of a product of the operands `a` and b, whose result has `shape`.
+// `input` is added to a product of shape `shape`, whose first operand is `a`.
 inline void check_input(const at::Tensor& input, const at::Tensor& a, at::IntArrayRef shape) {
   TORCH_CHECK_TYPE(input.scalar_type() == a.scalar_type(), "input must have the operands' dtype ",
                    dtype_of(a), "; got ", dtype_of(input));
@@ -96,11 +96,11 @@ inline void check_norm_maps(const at::Tensor& norm_a, const at::Tensor& norm_b) 
       norm_b.sizes());
 }
 
-// A norm map the caller supplies must be of the `shape` that norm_map would give for an operand of
-// shape `operand_shape`, of the type and on the device of `operand`.
-inline void check_given_norm_map(const at::Tensor& norm, at::IntArrayRef shape,
-                                 const at::Tensor& operand, at::IntArrayRef operand_shape,
-                                 const char* name) {
+// A precomputed norm map must have `shape`, which norm_map returns for an operand of shape
+// `operand_shape`. Its type and device must match `operand`.
+inline void check_precomputed_norm_map(const at::Tensor& norm, at::IntArrayRef shape,
+                                       const at::Tensor& operand, at::IntArrayRef operand_shape,
+                                       const char* name) {
   TORCH_CHECK_TYPE(norm.scalar_type() == norm_dtype(operand.scalar_type()), name, " must be ",
                    name_of(norm_dtype(operand.scalar_type())), " for ", dtype_of(operand),
                    " operands; got ", dtype_of(norm));
@@ -115,10 +115,10 @@ inline void check_norm_map_of(const at::Tensor& norm, const at::Tensor& operand,
   auto shape = operand.sizes().vec();
   shape[shape.size() - 2] = blocks_of(operand.size(-2), block_rows);
   shape[shape.size() - 1] = blocks_of(operand.size(-1), block_columns);
-  check_given_norm_map(norm, shape, operand, operand.sizes(), name);
+  check_precomputed_norm_map(norm, shape, operand, operand.sizes(), name);
 }
 
-// The map that decides what is skipped, where it is not norm_b itself.
+// `skip_norm_b` holds B's skip norms if they differ from its norms.
 inline void check_skip_norm_map(const std::optional<at::Tensor>& skip_norm_b,
                                 const at::Tensor& norm_b) {
   if (!skip_norm_b) return;
@@ -130,7 +130,7 @@ inline void check_skip_norm_map(const std::optional<at::Tensor>& skip_norm_b,
               norm_b.sizes(), "; got ", skip_norm_b->sizes());
 }
 
-// A threshold is a 0-d floating tensor, on the norms' device or (a host scalar) on the CPU.
+// tau is a 0-d floating tensor, on the operands' device or (a host scalar) on the CPU.
 inline void check_tau(const at::Tensor& tau, at::Device device) {
   TORCH_CHECK_TYPE(at::isFloatingType(tau.scalar_type()),
                    "tau must be a floating-point tensor; got ", dtype_of(tau));
@@ -147,7 +147,8 @@ inline void check_valid_ratio(double valid_ratio) {
                     valid_ratio);
 }
 
-// Limits of the paper's search, which an exact selection meets whatever they are.
+// Limits of the paper's search. The exact selection meets any valid limits, so they are only
+// checked.
 inline void check_search(int64_t max_iterations, double tolerance) {
   TORCH_CHECK_VALUE(max_iterations > 0, "max_iterations must be positive; got ", max_iterations);
   TORCH_CHECK_VALUE(tolerance >= 0, "tolerance must be at least 0; got ", tolerance);
@@ -158,9 +159,9 @@ inline void check_max_error(double max_error) {
 }
 
 inline void check_knob(const Knob& knob) {
-  std::string given;
+  std::string set;
   const auto add = [&](const char* name) {
-    given += (given.empty() ? "" : " and ") + std::string(name);
+    set += (set.empty() ? "" : " and ") + std::string(name);
   };
   if (knob.tau) add("tau");
   if (knob.valid_ratio) add("valid_ratio");
@@ -168,7 +169,7 @@ inline void check_knob(const Knob& knob) {
   TORCH_CHECK_VALUE(
       knob.tau.has_value() + knob.valid_ratio.has_value() + knob.max_error.has_value() == 1,
       "exactly one of tau, valid_ratio and max_error must be given; got ",
-      given.empty() ? "none" : given);
+      set.empty() ? "none" : set);
   if (knob.valid_ratio) check_valid_ratio(*knob.valid_ratio);
   if (knob.max_error) check_max_error(*knob.max_error);
 }

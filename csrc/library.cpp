@@ -1,5 +1,5 @@
-// Every schema of the library, nothing else. Kernels register themselves in cpu/, cuda/ and in the
-// composites' own files; fake kernels are in Python.
+// Every schema of the library and nothing else. Implementations register themselves in cpu/, cuda/
+// and the device-free files. Fake kernels are in Python.
 #include <torch/library.h>
 
 TORCH_LIBRARY(spamm_torch, m) {
@@ -26,36 +26,37 @@ TORCH_LIBRARY(spamm_torch, m) {
       "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
-  // weight_is_ready: the weight was complete before this call was made, or before each replay of a
-  // captured graph. Kernels may then read it while earlier kernels on the stream still run.
+  // weight_is_ready: the caller promises that the weight was complete before this call, or before
+  // each replay of a captured graph. Kernels may then read it while earlier kernels on the stream
+  // still run.
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, "
       "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
       "Tensor? norm_weight=None, Tensor? norm_input=None, bool relu=False, "
       "bool weight_is_ready=False) -> Tensor");
-  // The same, and the output's norms as norm_input of a layer that follows. Without a gradient.
+  // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   m.def(
       "conv2d_with_norms(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
       "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
       "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, "
       "bool relu=False, bool weight_is_ready=False) -> (Tensor, Tensor)");
-  // torch's max pooling of a batch, and its output's norms. Without a gradient.
+  // torch's max pooling of a batch, and the output norms. No gradient.
   m.def(
       "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)");
-  // Layers one after the other, as these two ops, with norms handed on; how `layers` tells them is
-  // in chain.cpp. Without a gradient.
+  // Runs these two ops layer after layer and passes output norms on. No gradient. conv/chain.cpp
+  // documents the encoding of `layers`.
   m.def(
       "chain(Tensor input, Tensor[] weights, Tensor?[] biases, Tensor?[] norm_weights, "
       "Tensor[] knobs, int[] layers) -> Tensor");
-  // Norms (groups, MB, KB) of the weight matrix that conv2d multiplies with, for pinning them.
+  // Norms (groups, MB, KB) of conv2d's weight matrix. Modules pin them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
-  // Whether convolutions there compute their output's norms without a pass over it.
+  // Whether convolutions on this device compute output norms without a norm pass.
   m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");
 }

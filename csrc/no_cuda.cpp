@@ -1,4 +1,4 @@
-// A build without CUDA: the one-line answer of every stage to CUDA tensors.
+// In a build without CUDA, every stage refuses CUDA tensors with a one-line error.
 #ifndef SPAMM_WITH_CUDA
 #include <torch/library.h>
 

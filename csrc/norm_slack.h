@@ -1,15 +1,15 @@
-// What the norms' own rounding may change in a bound of the error, the same on every device.
+// How much rounding of the norms can change the error bound. The same on every device.
 #pragma once
 
 namespace spamm::kernels {
 
-// How far a product of two norms, relative to itself, may be from the true one: each norm is right
-// to 2^-19 (float32) or 2^-45 (float64).
+// The largest relative error of a product of two norms. Each norm has a relative error of at most
+// 2^-19 (float32) or 2^-45 (float64).
 template <class Norm>
 constexpr double kNormSlack = sizeof(Norm) == 4 ? 0x1p-18 : 0x1p-44;
 
-// The largest bound that keeps the promise max_error * norm(A) * norm(B), given the norms of the
-// norm maps.
+// A computed error bound must not exceed this value to stay within max_error * norm(A) * norm(B).
+// `norm_a` and `norm_b` are computed from the norm maps.
 template <class Norm>
 constexpr double largest_bound(double max_error, double norm_a, double norm_b) {
   return max_error * norm_a * norm_b * (1 - 2 * kNormSlack<Norm>);

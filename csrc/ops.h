@@ -1,5 +1,5 @@
-// The pipelines' full signatures, called through the dispatcher. spamm/spamm.h offers the
-// friendlier forms; the stages' signatures are already there.
+// The ops of the whole pipeline with their full signatures, called through the dispatcher.
+// spamm/spamm.h declares the stages, and simpler forms of these.
 #pragma once
 
 #include <ATen/core/List.h>

@@ -1,5 +1,5 @@
-// The whole of SpAMM as one op: norm map -> threshold -> multiply. Device-free: every stage is
-// dispatched on its own.
+// SpAMM as one op: norm map -> threshold -> multiply. Device-free, because each stage is an op that
+// is dispatched by itself.
 #include "spamm.h"
 
 #include <torch/library.h>
@@ -32,7 +32,7 @@ Tensor spamm_by_stages(const SpammArguments& arguments) {
 
 namespace {
 
-// Both operands' maps, one after the other; CUDA has a kernel that takes them together.
+// The maps of both operands, one after the other. CUDA computes both in one launch instead.
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
   const auto [m, k, n] = check_block(block);
   return {norm_map(a, {m, k}), norm_map(b, {k, n})};

@@ -1,4 +1,4 @@
-// The whole of SpAMM, stage by stage.
+// SpAMM from its stages.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,12 +14,13 @@ struct SpammArguments {
   const Tensor &a, &b;
   Knob knob;
   IntArrayRef block;
-  const std::optional<Tensor>&norm_a, &norm_b;  // computed where absent
+  const std::optional<Tensor>&norm_a, &norm_b;  // computed if absent
   const std::optional<Tensor>& input;
   const Scalar &beta, &alpha;
 };
 
-// By the stages' own ops; devices that join stages fall back on it. Checks nothing itself.
+// Calls one op for each stage. A device that fuses stages falls back on it. The ops check the
+// arguments; this function does not.
 Tensor spamm_by_stages(const SpammArguments& arguments);
 
 }  // namespace spamm

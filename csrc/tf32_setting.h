@@ -3,8 +3,8 @@
 
 namespace spamm {
 
-// Whether float32 may be rounded to TF32, as PyTorch's own matrix products decide it. Another
-// thread may change the setting at any time: ask once in each call and pass the answer on.
+// Whether float32 may be rounded to TF32, by the rule of PyTorch's own matrix products. Another
+// thread may change the setting at any time, so ask once per call and pass the answer on.
 bool allow_tf32();
 
 }  // namespace spamm

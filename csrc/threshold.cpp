@@ -1,4 +1,4 @@
-// Thresholds and what they keep, above the stages of a device.
+// From knob to threshold, and the valid ratio. Device-free.
 #include "threshold.h"
 
 #include <ATen/Functions.h>
@@ -10,13 +10,14 @@
 namespace spamm {
 namespace {
 
-// The share of valid block products, from the counts; the division is the only rounding.
+// The share of valid block products. The counts are exact, so only the division rounds.
 Tensor valid_ratio_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
   check_norm_maps(norm_a, norm_b);
   const int64_t products = norm_a.numel() * norm_b.size(-1);
   if (products == 0) return at::ones({}, norm_a.options());
   const Tensor valid = valid_counts(norm_a, norm_b, tau).sum(at::kLong).to(at::kDouble);
-  // By a tensor: CUDA would multiply by a number's rounded inverse.
+  // Divides by a tensor, because CUDA divides by a number as a multiplication by its rounded
+  // inverse.
   return valid.div(at::full({}, products, valid.options())).to(norm_a.scalar_type());
 }
 

@@ -1,4 +1,4 @@
-// From knob to threshold: the step shared by the matrix and the convolution pipelines.
+// From knob to threshold. Matrix products and convolutions share this step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,7 @@
 
 namespace spamm {
 
-// The 0-d threshold that the knob, already checked, asks for. `skip_norm_b` decides what is skipped
-// where it differs from `norm_b`, the map that measures errors.
+// The 0-d threshold for a knob that has been checked. `skip_norm_b`: see error_bound.
 at::Tensor threshold_from_knob(const at::Tensor& norm_a, const at::Tensor& norm_b, const Knob& knob,
                                const std::optional<at::Tensor>& skip_norm_b = std::nullopt);
 

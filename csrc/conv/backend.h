@@ -1,7 +1,7 @@
-// Convolutions and what goes with them, as a device's backends take them (backends.h).
+// What a device can implement for convolutions and max pooling, to be registered by backends.h.
 //
-// A device without a backend gets the explicit im2col matrix of conv2d.cpp, torch's own max pooling
-// and norm maps of whole tensors: results are the same.
+// A device without a backend falls back on the explicit im2col matrix of conv2d.cpp, torch's max
+// pooling and norm maps of whole tensors. The results are the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,10 +25,10 @@ struct Convolution {
   Block block;
   PixelBlocks blocks;
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
-  std::optional<at::Tensor> norm_input;   // as layer_norms() of the input
+  std::optional<at::Tensor> norm_input;   // layer_norms() of the input
   bool wants_output_norms;
   bool weight_is_ready;            // see kernels/common/overlap.cuh
-  bool allow_tf32;                 // for float32 on CUDA, asked once for the whole call
+  bool allow_tf32;                 // for float32 on CUDA; read once per call
   at::MemoryFormat output_format;  // channels last or contiguous
 
   std::array<int64_t, 4> output_sizes() const {
@@ -36,9 +36,9 @@ struct Convolution {
   }
 };
 
-// Norms that one layer passes on to the next: of every (block of 64 images, pixel, block of 64
-// channels), float32. They are the norms of the next layer's im2col blocks, shifted by the kernel
-// position, where its pixel block is (64, 1, 1) and its k is 64.
+// Output norms that one layer passes on to the next: float32, one for each (64 images, pixel, 64
+// channels). If the next layer's pixel block is (64, 1, 1) and its k is 64, these are the norms of
+// its im2col blocks: the kernel position only selects another pixel.
 constexpr int64_t kLayerNormBlock = 64;
 
 inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& size,
@@ -47,27 +47,27 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
           blocks_of(channels, kLayerNormBlock)};
 }
 
-// These norms of an output, in a pass over it.
+// Output norms, computed by a norm pass.
 at::Tensor layer_norms(const at::Tensor& output);
 
 struct ConvolutionResult {
   at::Tensor output;  // in any memory format
-  at::Tensor norms;   // layer_norms() of it; undefined where a pass over it must compute them
+  at::Tensor norms;   // output norms; undefined if they still need a norm pass
 };
 
-// The norms of the weight: the caller's, or those of the weight matrix.
+// The norms of the weight matrix: the precomputed ones if there are any.
 at::Tensor weight_norms(const Convolution& conv);
 
-// A convolution whose im2col matrix is never in memory.
+// Convolution without an im2col matrix in memory.
 struct ConvBackend {
-  bool (*takes)(const Convolution&, const Knob&);  // the output is not empty
+  bool (*supports)(const Convolution&, const Knob&);  // the output is not empty
   ConvolutionResult (*run)(const Convolution&, const Knob&);
 };
 
-// The norms (1, MB, KB) of a weight as the device's convolution computes them, where those are not
-// bit for bit norm_map's of the weight matrix.
+// The norms (1, MB, KB) of a weight, for a device whose convolution computes them with rounding
+// other than norm_map's. Pinned norms must match them bit for bit.
 struct WeightNormBackend {
-  bool (*takes)(const at::Tensor& weight, int64_t groups, const Block& block);
+  bool (*supports)(const at::Tensor& weight, int64_t groups, const Block& block);
   at::Tensor (*run)(const at::Tensor& weight, const Block& block);
 };
 
@@ -77,14 +77,14 @@ struct MaxPool {
 };
 
 struct MaxPoolBackend {
-  bool (*takes)(const at::Tensor& input, const MaxPool& pool);
+  bool (*supports)(const at::Tensor& input, const MaxPool& pool);
   ConvolutionResult (*run)(const at::Tensor& input, const MaxPool& pool);
 };
 
-// Takes the devices and types whose convolutions compute their output's norms without a pass over
-// it: there a chain of layers pays.
+// Supports the devices and types whose convolutions compute output norms without a norm pass. A
+// chain of layers is worth building only there.
 struct OutputNormsBackend {
-  bool (*takes)(at::Device device, at::ScalarType dtype);
+  bool (*supports)(at::Device device, at::ScalarType dtype);
 };
 
 }  // namespace spamm

@@ -1,6 +1,5 @@
-// Convolutions and max poolings one after the other in a single call, each leaving its output's
-// norms for the convolution that follows: what SpAMMChain runs, so that the host pays for Python
-// and the dispatcher once.
+// The op behind SpAMMChain: convolutions and max poolings one after the other. Each computes output
+// norms for the convolution that follows. One call pays for Python and the dispatcher only once.
 #include <ATen/core/List.h>
 #include <torch/library.h>
 
@@ -15,28 +14,29 @@ namespace {
 using OptTensor = std::optional<Tensor>;
 using OptTensorList = c10::List<OptTensor>;
 
-// A layer is a kind and then its settings, pairs being (rows, columns).
-//   kConvolution  stride, padding, dilation, groups, relu, weight_is_ready, knob, block (m, k, n)
-//                 and pixel block (images, rows, columns), either all zero for the default
+// `layers` lists each layer as its kind, then its settings. Kernel, stride, padding and dilation
+// are pairs (rows, columns).
+//   kConvolution  stride, padding, dilation, groups, relu, weight_is_ready, kind of knob, block
+//                 (m, k, n), pixel block (images, rows, columns); zeros: the default block
 //   kMaxPool      kernel, stride, padding, dilation, ceil_mode
 enum Kind : int64_t { kConvolution, kMaxPool };
 enum KnobKind : int64_t { kTau, kValidRatio, kMaxError };
 
-// The layers, number by number.
+// Reads `layers` number by number.
 class Layers {
  public:
   explicit Layers(IntArrayRef numbers) : numbers_(numbers) {}
 
   bool done() const { return numbers_.empty(); }
   bool next_is(Kind kind) const { return !done() && numbers_.front() == kind; }
-  IntArrayRef take(size_t count) {
+  IntArrayRef read(size_t count) {
     TORCH_CHECK_VALUE(count <= numbers_.size(), "layers must be whole; the last one lacks ",
                       count - numbers_.size(), " of its numbers");
-    const IntArrayRef taken = numbers_.slice(0, count);
+    const IntArrayRef numbers = numbers_.slice(0, count);
     numbers_ = numbers_.slice(count);
-    return taken;
+    return numbers;
   }
-  int64_t take() { return take(1).front(); }
+  int64_t read() { return read(1).front(); }
 
  private:
   IntArrayRef numbers_;
@@ -47,7 +47,7 @@ at::OptionalIntArrayRef unless_zero(IntArrayRef edges) {
   return zero ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(edges);
 }
 
-// A number that the host holds.
+// Reading the number must not wait for a GPU.
 double host_number(const Tensor& knob) {
   TORCH_CHECK_VALUE(knob.is_cpu() && knob.dim() == 0,
                     "the knob of a valid_ratio or max_error must be 0-d and on the CPU; got shape ",
@@ -69,34 +69,34 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
   Layers layers(numbers);
   TORCH_CHECK_VALUE(!layers.done(), "layers must hold a layer; got none");
   Tensor current = input;
-  Tensor norms;  // of `current`, where the layer before computed them
+  Tensor norms;  // output norms of the previous layer, or undefined
   const auto pass_on = [&](const ConvolutionResult& result) {
     current = result.output;
     norms = result.norms;
   };
   size_t convolutions = 0;
   while (!layers.done()) {
-    const int64_t kind = layers.take();
+    const int64_t kind = layers.read();
     TORCH_CHECK_VALUE(kind == kConvolution || kind == kMaxPool,
                       "a layer's kind must be 0 (convolution) or 1 (max pooling); got ", kind);
     if (kind == kMaxPool) {
-      const IntArrayRef kernel = layers.take(2), stride = layers.take(2), padding = layers.take(2),
-                        dilation = layers.take(2);
-      const bool ceil_mode = layers.take() != 0;
+      const IntArrayRef kernel = layers.read(2), stride = layers.read(2), padding = layers.read(2),
+                        dilation = layers.read(2);
+      const bool ceil_mode = layers.read() != 0;
       pass_on(check_and_pool(current, kernel, stride, padding, dilation, ceil_mode,
                              layers.next_is(kConvolution)));
       continue;
     }
     check_count(convolutions < weights.size(), weights.size());
-    const IntArrayRef stride = layers.take(2), padding = layers.take(2), dilation = layers.take(2);
-    const int64_t groups = layers.take();
-    const bool relu = layers.take() != 0;
-    const bool weight_is_ready = layers.take() != 0;
-    const int64_t knob_kind = layers.take();
+    const IntArrayRef stride = layers.read(2), padding = layers.read(2), dilation = layers.read(2);
+    const int64_t groups = layers.read();
+    const bool relu = layers.read() != 0;
+    const bool weight_is_ready = layers.read() != 0;
+    const int64_t knob_kind = layers.read();
     TORCH_CHECK_VALUE(knob_kind >= kTau && knob_kind <= kMaxError,
                       "a knob's kind must be 0 (tau), 1 (valid_ratio) or 2 (max_error); got ",
                       knob_kind);
-    const IntArrayRef block = layers.take(3), pixel_block = layers.take(3);
+    const IntArrayRef block = layers.read(3), pixel_block = layers.read(3);
     const Tensor& value = knobs[convolutions];
     Knob knob;
     if (knob_kind == kTau) knob.tau = value;

@@ -1,15 +1,12 @@
 // Convolution as SpAMM: weight matrix (out_channels x K) times im2col matrix (K x pixels), groups
-// as batches, in the pipeline's order: norm map -> threshold -> multiply.
+// as batches. If no backend (conv/backend.h) supports the arguments, the device-free code below
+// builds the im2col matrix from ATen ops and calls the stages.
 //
-// A device's own convolution (conv/backend.h) needs no im2col matrix. What follows here serves
-// everything else, device-free: built of ATen ops and of the stages, each dispatched on its own.
+// The matrix is built in pieces that fit a budget. With a held tau, each piece is built once. A
+// searched tau needs the norms of all pieces first, so several pieces are built twice.
 //
-// The im2col matrix is explicit but never whole: it is built, tested and multiplied in pieces that
-// fit a budget. A given tau takes one pass over the pieces. A searched one needs all norms first,
-// so that pieces are built twice unless there is only one.
-//
-// What is multiplied is the transposed product, pixels x K times K x out_channels: im2col rows as
-// they are built and the output's channels as they lie in memory, with the same blocks skipped.
+// The product is computed transposed, (pixels x K) @ (K x out_channels), because the im2col rows
+// and the output's channels are then contiguous. The same blocks are skipped.
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
@@ -31,18 +28,18 @@ namespace {
 
 using OptTensor = std::optional<Tensor>;
 
-// Bytes of im2col matrix held at a time (one pixel block at least, however large). On the CPU a
-// piece should still be in cache when it is multiplied; a GPU wants pieces that fill it.
+// The bytes of one piece of the im2col matrix; a piece is at least one pixel block. On the CPU a
+// piece should still be in cache when it is multiplied. On a GPU it should fill the device.
 int64_t piece_budget(at::Device device) { return int64_t{device.is_cuda() ? 256 : 8} << 20; }
 
-// Channels last if the input or the weight is, as in torch's own convolutions.
+// Channels last if the input or the weight is, as in torch's convolutions.
 at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
   const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
                              weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
-// Copies the piece's part of the product, (groups, pixels, out_channels / groups), into the output.
+// Copies the product of one piece, (groups, pixels, out_channels / groups), into the output.
 void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
            const Tensor& output) {
   const auto& [c0, c1, c2] = piece.count;
@@ -66,7 +63,7 @@ void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
   target.copy_(whole);
 }
 
-// The norms of the weight matrix that the caller supplies must be what norm_map would give.
+// A precomputed norm map of the weight matrix must have the shape that norm_map returns.
 void check_norm_weight(const Convolution& conv) {
   if (!conv.norm_weight) return;
   const Tensor& norm = *conv.norm_weight;
@@ -74,12 +71,12 @@ void check_norm_weight(const Convolution& conv) {
   const ConvShape& shape = conv.shape;
   const int64_t positions = shape.kernel.height * shape.kernel.width;
   const int64_t depth = positions * blocks_of(shape.group_in_channels(), k);
-  check_given_norm_map(norm, {shape.groups, blocks_of(shape.group_out_channels(), m), depth},
-                       conv.weight, {shape.groups, shape.group_out_channels(), depth * k},
-                       "norm_weight");
+  check_precomputed_norm_map(norm, {shape.groups, blocks_of(shape.group_out_channels(), m), depth},
+                             conv.weight, {shape.groups, shape.group_out_channels(), depth * k},
+                             "norm_weight");
 }
 
-// The stages in order, piece by piece.
+// The stages, piece by piece.
 Tensor convolve_by_matrix(const Convolution& conv, const Knob& knob) {
   const Tensor output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
   if (output.numel() == 0) return output;
@@ -103,18 +100,18 @@ Tensor convolve_by_matrix(const Convolution& conv, const Knob& knob) {
       shape.groups * block.n * std::max<int64_t>(weights.size(2), 1) * input.element_size();
   const auto pieces = cut(blocks.count(), piece_budget(input.device()) / block_bytes);
   OptTensor threshold = knob.tau;
-  std::vector<Tensor> norms;  // of all pieces, where the threshold depends on them all
+  std::vector<Tensor> norms;  // of all pieces, if the threshold depends on them
   if (!threshold && pieces.size() > 1) {
     for (const Piece& piece : pieces) norms.push_back(norms_of(im2col.transposed(piece)));
     threshold = threshold_for(at::cat(norms, -1));
   }
   const OptTensor bias_row =
       bias ? OptTensor(bias->view({shape.groups, 1, shape.group_out_channels()})) : std::nullopt;
-  int64_t first = 0;  // pixel block of the piece
+  int64_t first = 0;  // the piece's first pixel block
   for (size_t p = 0; p < pieces.size(); ++p) {
     const Tensor pixels = im2col.transposed(pieces[p]);
     const Tensor norm_b = norms.empty() ? norms_of(pixels) : norms[p];
-    if (!threshold) threshold = threshold_for(norm_b);  // of the only piece
+    if (!threshold) threshold = threshold_for(norm_b);  // there is only one piece
     const Tensor product =
         multiply(pixels, weights.mT(), scale(norm_b, first).value_or(norm_b).mT(), norm_a.mT(),
                  *threshold, {block.n, block.k, block.m}, bias_row);
@@ -164,9 +161,9 @@ ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_
                             .output_format = output_format(input, weight)};
   check_norm_weight(conv);
   if (norm_input) {
-    check_given_norm_map(*norm_input,
-                         layer_norms_shape(shape.images, shape.input, shape.in_channels),
-                         conv.input, conv.input.sizes(), "norm_input");
+    check_precomputed_norm_map(*norm_input,
+                               layer_norms_shape(shape.images, shape.input, shape.in_channels),
+                               conv.input, conv.input.sizes(), "norm_input");
   }
   auto [output, norms] = convolve(conv, knob);
   return {input.dim() == 4 ? output : output.squeeze(0), norms};
@@ -226,7 +223,7 @@ Tensor weight_norms(const Convolution& conv) {
 }
 
 Tensor layer_norms(const Tensor& output) {
-  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // of matrices (images, channels)
+  const Tensor by_pixel = output.permute({2, 3, 0, 1});  // matrices (images, channels)
   return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
 }
 

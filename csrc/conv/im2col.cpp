@@ -7,7 +7,7 @@
 namespace spamm {
 namespace {
 
-// The input with its channels last and its padding around it.
+// The input as (images, height, width, channels), padded with zeros.
 at::Tensor padded(const at::Tensor& input, const ConvShape& shape) {
   const at::Tensor pixels = input.permute({0, 2, 3, 1});
   const auto [rows, columns] = shape.padding;
@@ -31,7 +31,9 @@ at::Tensor weight_matrix(const Tensor& weight, int64_t groups, int64_t block_k) 
 }
 
 std::vector<Piece> cut(const Box& blocks, int64_t most) {
-  Box step;  // blocks of a piece: a dimension is cut only where the outer ones go one by one
+  // The blocks of a piece. A dimension is cut only if a piece has one block along each outer one;
+  // otherwise the blocks of a piece would not be consecutive.
+  Box step;
   for (int d = 2; d >= 0; --d) {
     most = std::max<int64_t>(most, 1);
     step[d] = std::min(most, blocks[d]);
@@ -74,11 +76,12 @@ at::Tensor Im2col::transposed(const Piece& piece) const {
                      shape_.kernel.height * shape_.kernel.width * padded_channels});
 }
 
-// A piece's blocks along dimension d, in parts that lie inside the grid: the full blocks, and what
-// is inside of a last one that sticks out. What sticks out is zeroed here.
+// Cuts a piece along dimension d into the full blocks and the inner part of a last block that
+// sticks out of the grid. Zeroes the part that sticks out.
 std::vector<Im2col::Part> Im2col::parts(const Piece& piece, int d, const at::Tensor& boxes) const {
   const int64_t count = piece.count[d], edge = blocks_.edge[d];
-  const int64_t inside = blocks_.grid[d] - (piece.first[d] + count - 1) * edge;  // of the last
+  const int64_t inside =
+      blocks_.grid[d] - (piece.first[d] + count - 1) * edge;  // of the last block
   if (inside >= edge) return {{0, count, edge}};
   boxes.narrow(1 + d, count - 1, 1).narrow(4 + d, inside, edge - inside).zero_();
   if (count == 1) return {{0, 1, inside}};
@@ -87,7 +90,7 @@ std::vector<Im2col::Part> Im2col::parts(const Piece& piece, int d, const at::Ten
 
 void Im2col::copy_windows(const Piece& piece, const std::array<Part, 3>& part,
                           const at::Tensor& boxes) const {
-  // Strides of a step of one pixel along the output grid.
+  // Input strides between neighbouring output pixels.
   const Box pixel = {source_.stride(0), source_.stride(1) * shape_.stride.height,
                      source_.stride(2) * shape_.stride.width};
   auto target = boxes;

@@ -1,9 +1,9 @@
 // The im2col matrix of a convolution, built in pieces.
 //
-// The matrix is (K, pixels) for each group. K runs (kernel row, kernel column, channel), each
-// kernel position padded with zeros to a multiple of the block's k, so that no block straddles two
-// positions. Its columns are the output pixels, pixel block by pixel block; columns of a block that
-// stick out of the output grid are zero.
+// The matrix is (K, pixels) for each group. K runs over (kernel row, kernel column, channel). The
+// channels of each kernel position are padded with zeros to a multiple of the block's k, so that no
+// block spans two kernel positions. The columns are the output pixels, pixel block by pixel block.
+// Columns outside the output grid are zero.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,16 +16,16 @@
 
 namespace spamm {
 
-// A box of pixel blocks, in blocks. The boxes that cut() gives are consecutive in block order.
+// Pixel blocks [first, first + count) along each dimension, in units of blocks.
 struct Piece {
   Box first, count;
 };
 
-// Cuts all pixel blocks into pieces of at most `most` blocks each, at least one. Pieces are in
-// block order, and each is a run of consecutive blocks.
+// Cuts all pixel blocks into pieces of one to `most` blocks. Each piece is a run of consecutive
+// blocks, and the pieces are in block order.
 std::vector<Piece> cut(const Box& blocks, int64_t most);
 
-// The weight matrix (groups, out_channels / groups, K), K in the im2col matrix's order.
+// The weight matrix (groups, out_channels / groups, K), with K in the order of the im2col matrix.
 at::Tensor weight_matrix(const at::Tensor& weight, int64_t groups, int64_t block_k);
 
 class Im2col {
@@ -34,11 +34,11 @@ class Im2col {
   Im2col(const at::Tensor& input, const ConvShape& shape, const PixelBlocks& blocks,
          int64_t block_k);
 
-  // The piece's columns, as the transposed matrix: (groups, pixels of the piece, K), contiguous.
+  // The piece's columns, transposed: (groups, pixels of the piece, K), contiguous.
   at::Tensor transposed(const Piece& piece) const;
 
  private:
-  // Blocks of a piece along one dimension, and how many pixels of each.
+  // Blocks of a piece along one dimension, and the number of pixels copied of each.
   struct Part {
     int64_t first, count, edge;
   };

@@ -1,4 +1,5 @@
-// Layers below the dispatcher, with their arguments checked: for ops that run several.
+// One layer as a plain function that checks its arguments. Ops that run several layers call these
+// functions and so pay for the dispatcher once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +23,10 @@ struct ConvArguments {
   bool relu, weight_is_ready;
 };
 
-// The norms are undefined where they are not wanted.
+// The result's norms are undefined unless `wants_output_norms`.
 ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms);
 
-// The norms are undefined where they are not wanted and would take a pass over the output.
+// Without `wants_output_norms`, the result's norms are undefined if they would need a norm pass.
 ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
                                  bool wants_output_norms);

@@ -1,5 +1,5 @@
-// Max pooling between two convolutions: torch's own, and the norms of its output for the layer that
-// follows. In one kernel where a device has one, otherwise one after the other.
+// Max pooling between two convolutions, with output norms for the next layer. Some devices compute
+// both in one kernel. Otherwise torch's max pooling is followed by a norm pass.
 #include <ATen/Functions.h>
 #include <ATen/native/Pool.h>
 #include <torch/library.h>
@@ -16,7 +16,7 @@ Size2 pair_of(IntArrayRef values, const char* name) {
   return {values.front(), values.back()};
 }
 
-// Checks as torch's own, and what comes out.
+// Checks the arguments as torch does, and computes the output's size.
 MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                    IntArrayRef dilation, bool ceil_mode) {
   check_operand_dtype(input.scalar_type(), "input");

@@ -1,4 +1,4 @@
-// The skip norms of pixel blocks that stick out of the output grid.
+// Skip norms of pixel blocks that stick out of the output grid.
 #pragma once
 
 #include <ATen/Functions.h>
@@ -9,11 +9,11 @@
 
 namespace spamm {
 
-// A pixel block's skip norm is its norm times sqrt(n/c), c being the block's pixels inside the
-// grid, so that the last images of a batch are not skipped for being few.
+// A pixel block with c of its n pixels inside the grid has the skip norm norm * sqrt(n / c).
+// Without this factor, the last images of a batch would be skipped only because they are few.
 class PartialBlockScale {
  public:
-  // Each step is one rounding in the norms' type; c itself is exact in it.
+  // Division and square root round once each in the norms' type. c is exact in it.
   PartialBlockScale(const PixelBlocks& blocks, at::TensorOptions norm_options) {
     if (blocks.all_full()) return;
     const Box count = blocks.count();
@@ -27,8 +27,8 @@ class PartialBlockScale {
     scale_ = at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
   }
 
-  // The skip norms of consecutive blocks, `first` being the number of the first; nothing where
-  // they are the norms themselves.
+  // The skip norms of consecutive blocks, of which the first is number `first`. Nothing if they
+  // equal the norms.
   std::optional<at::Tensor> operator()(const at::Tensor& norms, int64_t first) const {
     if (!scale_) return std::nullopt;
     return norms.mul(scale_->narrow(0, first, norms.size(-1)));

@@ -1,5 +1,5 @@
-// Geometry of a convolution as SpAMM sees it: the output grid, how pixel blocks tile it, and the
-// documented rule that picks blocks. Plain integers, for every backend.
+// Pixel blocks of the output grid, and the documented rule that chooses blocks. Plain integers,
+// shared by all backends.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -18,10 +18,12 @@ using Box = std::array<int64_t, 3>;
 
 inline int64_t volume(const Box& box) { return box[0] * box[1] * box[2]; }
 
-// Images at one position of the picture: skipping then follows the position, which costs the least
-// accuracy. With a tau, a block holds n images whatever the batch, so that tau means the same for
-// every batch; the last block is partial. A threshold that is searched for in each call fits the
-// batch anyway: then as many images as there are, and the rest split evenly with columns >= rows.
+// A block holds one pixel of several images if it can: skipping then depends on the place in the
+// picture, which costs the least accuracy.
+//
+// With a tau, a block holds n images even if the batch is smaller, so that a tau means the same for
+// every batch. A searched threshold depends on the batch anyway. A block then holds no more images
+// than the batch has, and the rest of n is split evenly, with columns >= rows.
 inline Box default_pixel_block(bool has_tau, int64_t images, int64_t n) {
   if (has_tau) return {n, 1, 1};
   const int64_t most = std::clamp<int64_t>(images, 1, n);
@@ -34,7 +36,7 @@ inline Box check_pixel_block(at::IntArrayRef pixel_block) {
   const auto is_power_of_two = [](int64_t edge) { return edge > 0 && (edge & (edge - 1)) == 0; };
   const bool powers = pixel_block.size() == 3 &&
                       std::all_of(pixel_block.begin(), pixel_block.end(), is_power_of_two);
-  // Edges beyond the largest n are refused one by one, so that their product cannot overflow.
+  // Each edge is checked against the largest n, so that the product cannot overflow.
   const bool fits = powers && *std::max_element(pixel_block.begin(), pixel_block.end()) <= 128;
   TORCH_CHECK_VALUE(
       fits && is_block_edge(pixel_block[0] * pixel_block[1] * pixel_block[2]),
@@ -44,9 +46,9 @@ inline Box check_pixel_block(at::IntArrayRef pixel_block) {
   return {pixel_block[0], pixel_block[1], pixel_block[2]};
 }
 
-// The block of a convolution whose groups have `out_channels` and `in_channels` each. Where it is
-// not given: small layers get small blocks, so that padding does not dominate, and n follows the
-// pixel block.
+// The block of a convolution whose groups have `out_channels` and `in_channels` each. By default,
+// small layers get small blocks, so that padding does not dominate, and n is the pixel block's
+// product.
 inline Block conv_block(at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
                         int64_t out_channels, int64_t in_channels) {
   const int64_t n = pixel_block ? volume(check_pixel_block(*pixel_block)) : 64;
@@ -57,8 +59,8 @@ inline Block conv_block(at::OptionalIntArrayRef block, at::OptionalIntArrayRef p
   return edges;
 }
 
-// The output grid cut into pixel blocks. Blocks run in the order (image, row, column), and so do
-// the pixels within a block.
+// The output grid cut into pixel blocks. Blocks are in the order (image, row, column), and so are
+// the pixels of a block.
 struct PixelBlocks {
   Box grid;  // pixels
   Box edge;  // pixels of a block

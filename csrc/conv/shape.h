@@ -1,4 +1,4 @@
-// The sizes of a 2-d convolution, read off its arguments and checked.
+// The sizes of a 2-d convolution, from its checked arguments.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,14 +21,13 @@ struct ConvShape {
 
   int64_t group_in_channels() const { return in_channels / groups; }
   int64_t group_out_channels() const { return out_channels / groups; }
-  // Rows and columns of the input that one output pixel looks at.
+  // Rows and columns of the input that one output pixel depends on.
   Size2 window() const {
     return {(kernel.height - 1) * dilation.height + 1, (kernel.width - 1) * dilation.width + 1};
   }
-  // Kernel positions, which are numbered row by row.
+  // The number of kernel positions. They are numbered row by row.
   int64_t kernel_positions() const { return kernel.height * kernel.width; }
-  // The (row, column) of the input that an output pixel sees at a kernel position; nothing where
-  // that is padding.
+  // The input pixel that an output pixel reads at a kernel position; nothing if it is padding.
   std::optional<Size2> seen_by(int64_t row, int64_t column, int64_t kernel_position) const {
     const int64_t y =
         row * stride.height - padding.height + kernel_position / kernel.width * dilation.height;
@@ -39,8 +38,8 @@ struct ConvShape {
   }
 };
 
-// One number for both dimensions or one for each, none below `least`, and none so large that sizes
-// overflow.
+// One number for both dimensions, or one for each. Numbers so large that sizes would overflow are
+// refused.
 inline Size2 check_pair(at::IntArrayRef pair, int64_t least, const char* name) {
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
   TORCH_CHECK((pair.size() == 1 || pair.size() == 2) &&
@@ -50,7 +49,7 @@ inline Size2 check_pair(at::IntArrayRef pair, int64_t least, const char* name) {
   return {pair.front(), pair.back()};
 }
 
-// The weight alone: (out_channels, in_channels / groups, kernel height, kernel width).
+// A weight is (out_channels, in_channels / groups, kernel height, kernel width).
 inline void check_conv_weight(const at::Tensor& weight, int64_t groups) {
   check_operand_dtype(weight.scalar_type(), "weight");
   TORCH_CHECK(weight.dim() == 4 && weight.size(2) > 0 && weight.size(3) > 0,
