@@ -1,7 +1,6 @@
-// One source, several instruction sets: a function marked SPAMM_CPU_CLONES is compiled for AVX-512,
-// for AVX2 and for the baseline, and the loader picks the one for the machine. Its loops must be
-// plain enough for the compiler to vectorise; what it calls must be SPAMM_INLINE to be compiled
-// with it.
+// A function marked SPAMM_CPU_CLONES is compiled for AVX-512, for AVX2 and for the baseline. The
+// loader picks the version for the machine. The compiler must be able to vectorise its loops. The
+// functions that it calls must be SPAMM_INLINE, or they are compiled for the baseline only.
 #pragma once
 
 #if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)

@@ -1,5 +1,5 @@
-// Between float32 and the half types, in integer arithmetic that vectorises for any instruction set
-// (c10's conversions of single numbers do not). Narrowing rounds to the nearest, ties to even.
+// Conversions between float32 and the half types. They use integer arithmetic, which vectorises for
+// any instruction set, unlike c10's conversions. Narrowing rounds to nearest, ties to even.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -17,9 +17,9 @@ SPAMM_INLINE float widen(c10::BFloat16 value) {
   return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16);
 }
 
-// A subnormal float16 is first put next to 2^-14 as a normal float32, from which 2^-14 is then
-// taken: both steps are exact, and neither meets a subnormal float32, which a thread may be set to
-// flush.
+// A subnormal float16 is first added to 2^-14 in the bits of a normal float32, then 2^-14 is
+// subtracted. Both steps are exact. Neither uses a subnormal float32, which the processor may be
+// set to flush to zero.
 SPAMM_INLINE float widen(c10::Half value) {
   constexpr uint32_t kOne = 1u << 23;  // one step of a float32's exponent
   const uint32_t sign = (value.x & 0x8000u) << 16;
@@ -56,7 +56,7 @@ SPAMM_INLINE c10::Half narrow<c10::Half>(float value) {
   constexpr uint32_t kOverflow = 0x477ff000u;    // 65520 and above round to infinity
   const uint32_t special = magnitude > 0x7f800000u ? 0x7e00u : 0x7c00u;
   const uint32_t normal = (magnitude - (112u << 23) + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  // Next to 1/2, a float32's last digit is 2^-24, the float16's least number.
+  // The last bit of a float32 just above 1/2 is worth 2^-24, the smallest float16.
   const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) -
                              std::bit_cast<uint32_t>(0.5f);
   const uint32_t finite = magnitude < kLeastNormal ? subnormal : normal;

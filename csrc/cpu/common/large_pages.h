@@ -1,4 +1,4 @@
-// Fresh memory in large pages.
+// Large pages for new tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,15 +11,15 @@
 
 namespace spamm::cpu {
 
-// Asks the kernel to back a new tensor with 2 MiB pages. A product with few valid blocks writes its
-// result in less time than the kernel needs to map it page by page.
+// Asks the operating system for 2 MiB pages. With few valid blocks, mapping a result in small pages
+// would take longer than writing it.
 inline const at::Tensor& with_large_pages(const at::Tensor& fresh) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
   constexpr uintptr_t kPage = 2 * 1024 * 1024;
   const auto begin = reinterpret_cast<uintptr_t>(fresh.mutable_data_ptr());
   const uintptr_t first = (begin + kPage - 1) / kPage * kPage;
   const uintptr_t last = (begin + fresh.nbytes()) / kPage * kPage;
-  // It is a hint: without large pages the kernel refuses it, and nothing is lost.
+  // Only a hint: an operating system without large pages refuses it, which does no harm.
   if (first < last) (void)madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);
 #endif
   return fresh;

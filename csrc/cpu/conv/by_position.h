@@ -1,8 +1,8 @@
-// The input of a convolution, picture position by picture position.
+// A copy of a convolution's input in the memory order (row, column, image, channel), and its norms.
 //
-// In memory order (row, column, image, channel), what one kernel position sees for an output pixel
-// of several images is a plain matrix, images x channels: a block of the im2col matrix is where the
-// position is, and its norm is the norm of these channels there. Both are made in one pass.
+// In this order, one input pixel of several images is a plain matrix (images x channels), which is
+// a block of the im2col matrix for every kernel position that reads this pixel. The block and its
+// norm are therefore stored once for all kernel positions. One pass computes both.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -21,13 +21,13 @@
 
 namespace spamm::cpu {
 
-// T: type of the input; P: of the copy.
+// T: type of the input. P: type of the copy.
 template <class T, class P>
 class Positions {
  public:
   using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-  // Norms are those of `block_images` images x `block_channels` channels of a group.
+  // A norm is that of a block of `block_images` images x `block_channels` channels of a group.
   Positions(const at::Tensor& input, const ConvShape& shape, int64_t block_images,
             int64_t block_channels)
       : shape_(shape),
@@ -47,25 +47,25 @@ class Positions {
     copy(input);
   }
 
-  // From one image to the next.
+  // The distance between images.
   int64_t row_stride() const { return shape_.groups * depth_; }
 
-  // The images of a block at a position: the first one's first channel of the group.
+  // One pixel of a block of images: points to the first image's first channel of the group.
   const P* rows(Size2 at, int64_t image_block, int64_t group) const {
     return first_ + index(at, image_block, group);
   }
 
-  // The norms there, one for each channel block of the group.
+  // The norms of that pixel, one for each channel block of the group.
   const N* norms(Size2 at, int64_t image_block, int64_t group) const {
     return first_norm_ + norm_index(at, image_block, group);
   }
 
-  // Channels of a group as they are in memory: an even number for matrix instructions.
+  // Channels of a group in the copy. Matrix instructions need an even number.
   int64_t depth() const { return depth_; }
   int64_t channel_blocks() const { return channel_blocks_; }
 
  private:
-  // What a task copies before it takes its norms; small enough to stay in cache.
+  // A task copies about this much before it computes the norms, so that it stays in cache.
   static constexpr int64_t kTaskBytes = 256 * 1024;
 
   int64_t pixel(Size2 at) const { return at.height * shape_.input.width + at.width; }
@@ -79,7 +79,7 @@ class Positions {
     return ((pixel(at) * image_blocks_ + image_block) * shape_.groups + group) * channel_blocks_;
   }
 
-  // A task takes a part of a row of the images of one block.
+  // A task copies a part of one row, of the images of one block.
   void copy(const at::Tensor& input) {
     const int64_t pixel_bytes = images(0) * row_stride() * static_cast<int64_t>(sizeof(P));
     const int64_t columns = std::clamp<int64_t>(kTaskBytes / pixel_bytes, 1, shape_.input.width);
@@ -93,15 +93,15 @@ class Positions {
                          const int64_t last = std::min(first + columns, shape_.input.width);
                          copy_columns(input, row, first, last, image_block);
                          for (int64_t column = first; column < last; ++column)
-                           take_norms({row, column}, image_block);
+                           compute_norms({row, column}, image_block);
                        }
                      });
   }
 
-  // The images' rows are read as they lie in memory.
+  // Reads image by image, because pixels of one image's row are neighbours in memory.
   void copy_columns(const at::Tensor& input, int64_t row, int64_t first, int64_t last,
                     int64_t image_block) {
-    // Groups without padding between them are copied as one.
+    // Without padding between the groups, one copy serves all.
     const int64_t groups = depth_ == shape_.group_in_channels() ? 1 : shape_.groups;
     const int64_t channels = shape_.in_channels / groups, depth = row_stride() / groups;
     const auto strides = input.strides();
@@ -118,7 +118,7 @@ class Positions {
     }
   }
 
-  void take_norms(Size2 at, int64_t image_block) {
+  void compute_norms(Size2 at, int64_t image_block) {
     static_assert(kStrip % 128 == 0, "a strip holds whole blocks");
     for (int64_t g = 0; g < shape_.groups; ++g) {
       const P* first = rows(at, image_block, g);

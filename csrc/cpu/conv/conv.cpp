@@ -1,9 +1,9 @@
-// Convolution without an im2col matrix, for pixel blocks of several images: one pass over the input
-// copies it position by position and takes its norms; the im2col matrix's norms are looked up
-// there; then comes the product, reading the same copy.
+// Convolution without an im2col matrix, for pixel blocks of several images. One pass over the input
+// copies it pixel by pixel and computes the norms of the copy (by_position.h). The norms of the
+// im2col matrix follow from these, and the product reads the same copy.
 //
-// Both ends are channels last. Contiguous images are brought there and back, image by image, which
-// costs a copy of input and output but less time than elements that lie far apart.
+// Input and output are channels last. Contiguous tensors are transposed on the way in and out: the
+// extra copies take less time than reading elements that are far apart.
 #include <ATen/Dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -22,14 +22,14 @@ namespace {
 
 using at::Tensor;
 
-// Below that, the images of a pixel block at one position are too few rows for one call of the
-// microkernel: gathering the block's rows costs less.
+// The images of a pixel block are the rows of one call of the microkernel. With fewer, an im2col
+// matrix pays, whose rows are all pixels of the block.
 constexpr int64_t kLeastImages = 8;
 
-constexpr int64_t kPanelWidth = 64;  // as wide as packing for matrix instructions goes
+constexpr int64_t kPanelWidth = 64;  // the widest panel that matrix instructions support
 
-// The stages in order, for an input of any strides and a channels-last output. T: type of the
-// tensors; P: of what is multiplied.
+// The stages, for an input of any strides and a channels-last output. T: type of the tensors. P:
+// type of the multiplied copies.
 template <class T, class P>
 void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
               const Tensor& output) {
@@ -60,12 +60,12 @@ bool is_channels_last(const Tensor& images) {
   return images.is_contiguous(at::MemoryFormat::ChannelsLast);
 }
 
-// A fresh channels-last tensor like `images`.
+// A new channels-last tensor like `images`.
 Tensor channels_last_like(const Tensor& images) {
   return with_large_pages(at::empty_like(images, images.options(), at::MemoryFormat::ChannelsLast));
 }
 
-bool takes(const Convolution& conv, const Knob&) {
+bool supports(const Convolution& conv, const Knob&) {
   return conv.blocks.edge[0] >= kLeastImages && conv.shape.in_channels > 0;
 }
 
@@ -94,7 +94,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   return {output, Tensor()};
 }
 
-const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&takes, &run});
+const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run});
 
 }  // namespace
 }  // namespace spamm::cpu

@@ -1,5 +1,5 @@
-// Norms of the im2col matrix's blocks without the matrix: what a pixel block sees at a position of
-// the kernel are whole positions of the input, whose norms are known.
+// Norms of the im2col matrix's blocks, without the matrix. At one kernel position, a pixel block
+// reads whole input pixels, whose norms are known.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -25,7 +25,7 @@ at::Tensor column_norms(const Convolution& conv, const Positions<T, P>& position
   const Box count = conv.blocks.count();
   const int64_t channel_blocks = positions.channel_blocks();
 
-  // Shows `visit` the norms of what the pixels of a block inside the grid see.
+  // Calls visit(norms) for each input pixel that a pixel block reads at a kernel position.
   const auto each = [&](int64_t group, const Box& block, int64_t kernel_position,
                         const auto& visit) {
     const int64_t last_row = std::min((block[1] + 1) * edge[1], grid[1]);

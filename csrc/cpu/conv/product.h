@@ -1,10 +1,9 @@
-// The product of a convolution without an im2col matrix: for each output pixel of a block of
-// images, the positions that its kernel window covers times the weight's panels, skipping as the
-// norms say.
+// The product of a convolution without an im2col matrix: each output pixel of a block of images is
+// the sum of the input pixels in its window times the weight's panels, over the valid blocks.
 //
-// The output is cut into tiles of neighbouring pixel blocks, so that what their windows share stays
-// in a core's cache; threads take tiles one after another. In a tile, the output channels of one
-// block go through all pixels before those of the next: their panels stay in cache as well.
+// A tile is some neighbouring pixel blocks of the output. The input pixels that their windows share
+// stay in a core's cache. Within a tile, one block of output channels is computed for all pixels
+// before the next, so that its panels stay in cache too. Threads claim one tile after another.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -28,14 +27,14 @@
 
 namespace spamm::cpu {
 
-// What decides which products are skipped; contiguous maps.
+// Contiguous norm maps and the threshold.
 struct ConvNorms {
   at::Tensor weight;   // (groups, blocks of output channels, K blocks)
   at::Tensor columns;  // (groups, pixel blocks, K blocks): the skip norms
   double tau;
 };
 
-// T: type of the tensors; P: of what is multiplied.
+// T: type of the tensors. P: type of the multiplied copies.
 template <class T, class P>
 class ImplicitProduct {
   using N = typename Positions<T, P>::N;
@@ -76,19 +75,19 @@ class ImplicitProduct {
   }
 
  private:
-  static constexpr int64_t kWindowBytes = 768 * 1024;  // of positions that a tile reads
-  static constexpr int64_t kTilesPerThread = 32;       // at least, where there are as many blocks
-  // Of K in one call: few kinds of calls. float32 and float64 are summed in shorter pieces, so that
-  // they lose no more than torch's own convolution.
+  static constexpr int64_t kWindowBytes = 768 * 1024;  // of input that a tile may read
+  static constexpr int64_t kTilesPerThread = 32;       // at least, if there are enough blocks
+  // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
+  // be as accurate as torch's convolution.
   static constexpr int64_t kRunDepth = sizeof(T) == 2 ? 256 : 128;
 
-  // A block of images; blocks of output rows, output columns and output channels.
+  // One block of images; ranges of blocks of output rows, output columns and output channels.
   struct Tile {
     int64_t group, images;
     Range rows, columns, channels;
   };
 
-  // What is worked on at a time: some images, one block of output channels.
+  // A block of images and a block of output channels, computed together.
   struct Share {
     int64_t group, image_block, images, channel_block, channels;
   };
@@ -104,7 +103,7 @@ class ImplicitProduct {
           sums(buffer.mutable_data_ptr<Sum>()) {}
 
     at::Tensor buffer;
-    Sum* sums;  // of one pixel: images x a block of output channels
+    Sum* sums;  // of one output pixel: images x a block of output channels
     std::vector<Run> runs;
   };
 
@@ -116,23 +115,24 @@ class ImplicitProduct {
   }
 
   Tile tile(int64_t number) const {
-    const auto take = [&](int64_t count) {
+    const auto next_index = [&](int64_t count) {
       const int64_t index = number % count;
       number /= count;
       return index;
     };
-    const auto take_range = [&](int64_t size, int64_t all) {
-      const int64_t begin = take(blocks_of(all, size)) * size;
+    const auto next_range = [&](int64_t size, int64_t all) {
+      const int64_t begin = next_index(blocks_of(all, size)) * size;
       return Range{begin, std::min(size, all - begin)};
     };
-    const Range channels = take_range(tile_channels_, channel_blocks_);
-    const Range columns = take_range(tile_columns_, count_[2]);
-    const Range rows = take_range(tile_rows_, count_[1]);
-    const int64_t images = take(count_[0]);
+    const Range channels = next_range(tile_channels_, channel_blocks_);
+    const Range columns = next_range(tile_columns_, count_[2]);
+    const Range rows = next_range(tile_rows_, count_[1]);
+    const int64_t images = next_index(count_[0]);
     return {number, images, rows, columns, channels};
   }
 
-  // Tiles grow, along the rows first, as long as what they read stays in cache.
+  // Tiles grow as long as their input fits in cache and there are enough of them: first along a
+  // row, then over more rows.
   void choose_tiles() {
     const int64_t enough = kTilesPerThread * at::get_num_threads();
     tile_channels_ = channel_blocks_;
@@ -176,7 +176,7 @@ class ImplicitProduct {
 
   // ---- Products --------------------------------------------------------------------------------
 
-  // The pixel block in row r, column c of blocks.
+  // (r, c): row and column of the pixel block, in blocks.
   void multiply_block(const Share& share, int64_t r, int64_t c, Workspace& workspace) const {
     const int64_t depth = shape_.kernel_positions() * positions_.channel_blocks();
     const int64_t block = (share.image_block * count_[1] + r) * count_[2] + c;
@@ -198,7 +198,7 @@ class ImplicitProduct {
     runs.clear();
     for (int64_t kernel_position = 0; kernel_position < shape_.kernel_positions();
          ++kernel_position, norm_a += blocks, norm_b += blocks) {
-      int64_t size = 0;  // of the run that block c would extend
+      int64_t size = 0;  // of the run that ends before block c
       for (int64_t c = 0; c < blocks; ++c) {
         if (norm_a[c] * norm_b[c] < tau_) {
           size = 0;
@@ -211,7 +211,7 @@ class ImplicitProduct {
     }
   }
 
-  // The images of one output pixel; whether anything was multiplied at all.
+  // One output pixel of all images. Returns whether there was any valid product.
   bool multiply_pixel(const Share& share, int64_t row, int64_t column, const N* norm_a,
                       Workspace& workspace) const {
     const auto [m, k, n] = block_;
@@ -236,7 +236,7 @@ class ImplicitProduct {
     return any;
   }
 
-  // Padding times finite weights is zero, and left out; times others it is NaN.
+  // Padding times finite weights is zero and need not be computed. Padding times others is NaN.
   bool all_finite(const N* norm_a, const Run& run) const {
     const N* norms = norm_a + run.kernel_position * positions_.channel_blocks() + run.first;
     return std::all_of(norms, norms + run.size, [](N norm) { return std::isfinite(norm); });
@@ -265,9 +265,9 @@ class ImplicitProduct {
   const WeightPanels<T, P>& panels_;
   const N *norm_a_, *norm_b_;
   N tau_;
-  at::Tensor zeros_;  // what padding looks like
+  at::Tensor zeros_;  // stands in for an input pixel in the padding
   T* output_;
-  int64_t channel_blocks_;       // of the output, in a group
+  int64_t channel_blocks_;       // of output channels, in a group
   std::optional<View<T>> bias_;  // images x output channels
   int64_t tile_rows_ = 1, tile_columns_ = 1, tile_channels_ = 1;
 };

@@ -1,4 +1,4 @@
-// Images from one memory format to the other: channels x pixels to pixels x channels, and back.
+// Conversion between contiguous and channels-last images: a transposition of (channels x pixels).
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -14,16 +14,16 @@
 
 namespace spamm::cpu {
 
-constexpr int64_t kSquare = 16;  // edge of what is transposed in registers
+constexpr int64_t kSquare = 16;  // edge of a square that is transposed in registers
 
-// Elements as plain numbers, and a row of a square of them.
+// An element as an integer, and a row of such a square.
 template <class T>
 using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
                                 std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>>;
 template <class T>
 using SquareRow [[gnu::vector_size(kSquare * sizeof(T))]] = Bits<T>;
 
-// Elements of two rows, those of `b` being numbered from kSquare on.
+// Picks elements of two rows by index. Those of `b` start at index kSquare.
 template <class Row, size_t... index>
 SPAMM_INLINE void pick(const Row& a, const Row& b, Row& result) {
 #if defined(__clang__)
@@ -33,8 +33,8 @@ SPAMM_INLINE void pick(const Row& a, const Row& b, Row& result) {
 #endif
 }
 
-// One step of a transposition: swaps the upper right with the lower left quarter of each square of
-// 2 * distance.
+// One step of a transposition: in each square with edge 2 * distance, swaps the upper right and the
+// lower left quarter.
 template <class T, int64_t distance, size_t... lane>
 SPAMM_INLINE void swap_quarters(SquareRow<T> (&rows)[kSquare], std::index_sequence<lane...>) {
   using Row = SquareRow<T>;
@@ -56,8 +56,8 @@ SPAMM_INLINE void transpose_square(SquareRow<T> (&rows)[kSquare]) {
   swap_quarters<T, 1>(rows, lanes);
 }
 
-// to[c * to_stride + r] = from[r * from_stride + c]. In squares, so that each line of either side
-// is touched once: lines at a distance of a power of two evict each other.
+// to[c * to_stride + r] = from[r * from_stride + c]. Works in squares, so that each cache line is
+// read or written once: lines at a distance of a power of two evict each other.
 template <class T>
 SPAMM_CPU_CLONES static void transpose(const T* __restrict from, int64_t from_stride,
                                        T* __restrict to, int64_t to_stride, int64_t rows,
@@ -84,8 +84,8 @@ SPAMM_CPU_CLONES static void transpose(const T* __restrict from, int64_t from_st
   }
 }
 
-// Transposes each of some contiguous matrices. One matrix after another is read and written, in
-// parts: a few pages at a time on either side.
+// Transposes each of `matrices` contiguous matrices. A task is a part of one matrix, so that it
+// uses few pages of memory at a time.
 template <class T>
 void transpose_matrices(const T* from, T* to, int64_t matrices, int64_t rows, int64_t columns) {
   constexpr int64_t kRowsPerTask = 64;

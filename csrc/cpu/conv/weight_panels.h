@@ -1,5 +1,5 @@
-// The weight of a convolution as the microkernel wants it: panels of some output channels, each of
-// them [kernel position][input channel][output channel], in VNNI layout for matrix instructions.
+// The weight of a convolution, packed for the microkernel. A panel holds some output channels as
+// [kernel position][input channel][output channel], in VNNI layout for matrix instructions.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -15,11 +15,11 @@
 
 namespace spamm::cpu {
 
-// T: type of the weight; P: of the panels.
+// T: type of the weight. P: type of the panels.
 template <class T, class P>
 class WeightPanels {
  public:
-  // `depth` is how many input channels a group has in the panels; those it has not are zero.
+  // `depth`: input channels of a group in the panels. Those beyond the group's own are zero.
   WeightPanels(const at::Tensor& weight, const ConvShape& shape, int64_t width, int64_t depth)
       : width_(width),
         depth_(depth),
@@ -51,7 +51,7 @@ class WeightPanels {
     });
   }
 
-  // The rows of the panel from `channel`, even for matrix instructions, on.
+  // The panel's rows from input channel `channel` on, which is even for matrix instructions.
   const P* rows(int64_t group, int64_t panel, int64_t kernel_position, int64_t channel) const {
     return first_ +
            (((group * panels_ + panel) * kernel_positions_ + kernel_position) * depth_ + channel) *

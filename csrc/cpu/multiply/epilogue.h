@@ -1,4 +1,4 @@
-// From sums to the elements of C: alpha * sums + beta * input, rounded once.
+// Writes C = alpha * sums + beta * input, rounded once.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@
 
 namespace spamm::cpu {
 
-// Writes alpha * sums + beta * input for some rows and columns of C. Sums may be null (no product
-// was valid), and so may `input`.
+// Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null.
 template <class T, class Sum>
 SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_sums, Sum alpha,
                                         const View<T>* input, Sum beta, T* __restrict out,

@@ -1,8 +1,7 @@
-// C = A @ B in float64, added to C where `add`, row-major: the one dense kernel that ATen offers to
-// no one but itself.
+// C = A @ B, or C += A @ B with `add`, in float64 and row-major. ATen exports no such kernel.
 //
-// A tile of C stays in registers while all of K passes; what C held before is added last. The tile
-// is as large as the registers of the instruction set allow, which is chosen when the program runs.
+// A tile of C stays in registers for all of K; the old C is added last. The tile is as large as the
+// registers of the instruction set allow. The instruction set is chosen at run time.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,7 @@ namespace spamm::cpu {
 template <int bytes>
 using DoubleLanes [[gnu::vector_size(bytes)]] = double;
 
-// rows x (vectors * lanes) of C.
+// A tile of `rows` x (`vectors` * lanes) elements of C.
 template <int bytes, int rows, int vectors>
 [[gnu::always_inline]] inline void multiply_double_tile(int64_t K, const double* A, int64_t lda,
                                                         const double* B, int64_t ldb, double* C,

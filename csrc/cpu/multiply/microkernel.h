@@ -1,8 +1,5 @@
-// The dense kernel below every block product: C += A @ B, all row-major. It is ATen's brgemm where
-// ATen has one.
-//
-// brgemm generates code for each combination of sizes and strides and keeps it for the thread, so
-// callers should ask for few combinations (kernel_shapes.h).
+// The dense kernel for block products: C += A @ B, all row-major. It is ATen's brgemm, except for
+// float64. Callers should use few combinations of sizes and strides (kernel_shapes.h says why).
 #pragma once
 
 #include <ATen/Context.h>
@@ -15,25 +12,25 @@
 
 namespace spamm::cpu {
 
-// Half types are multiplied as they are only where the processor has matrix instructions for them
-// (B then in VNNI layout: rows in pairs, [K/2][N][2]); elsewhere their panels are float32.
+// Whether the operands are multiplied in their own type. Half types need matrix instructions for
+// that, and B in VNNI layout: rows in pairs, [K/2][N][2]. Otherwise their panels are float32.
 inline bool multiplies_natively(at::ScalarType dtype) {
   return !at::isReducedFloatingType(dtype) || at::native::cpublas::could_pack(dtype);
 }
 
-// Whether ATen's brgemm generates kernels for float32 on this machine; else it calls BLAS.
+// Whether ATen's brgemm generates kernels for float32 on this machine. Otherwise it calls BLAS.
 inline bool has_float_brgemm() {
   return at::globalContext().userEnabledMkldnn() && at::get_cpu_capability() == "AVX512";
 }
 
-// P: type of the panels' elements; C is float32, float64 for float64.
+// P: type of the panels' elements. C is float64 for float64, else float32.
 template <class P>
 struct Microkernel {
   static constexpr bool kVnni = std::is_same_v<P, c10::Half> || std::is_same_v<P, c10::BFloat16>;
   using Sum = std::conditional_t<std::is_same_v<P, double>, double, float>;
 
-  // C (M x N) = A (M x K) @ B (K x N), added to C where `add`, which rounds the sum over K once
-  // more. N is a multiple of 32; with VNNI, K is even.
+  // C (M x N) = A (M x K) @ B (K x N), or added to C with `add`, which rounds once more. N is a
+  // multiple of 32. With VNNI, K is even.
   static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
                        int64_t ldb, Sum* C, int64_t ldc, bool add) {
     if constexpr (std::is_same_v<P, double>) {
@@ -46,7 +43,7 @@ struct Microkernel {
   // Whether a kernel is generated for each combination of sizes and strides.
   static bool generates() { return kVnni || (!std::is_same_v<P, double> && has_float_brgemm()); }
 
-  // For each thread after its last product: matrix instructions hold state.
+  // Each thread calls this after its last product, because matrix instructions hold state.
   static void release() {
     if (kVnni) at::native::cpublas::brgemm_release(/*is_vnni=*/true);
   }

@@ -1,10 +1,10 @@
 // C = alpha * (A @ B over the valid block products) + beta * input.
 //
-// C is cut into tiles of some blocks each, which threads take one after another. For each slice of
-// K, a tile lists its valid products as bit masks and multiplies runs of neighbouring valid k in
-// one call of the microkernel, into sums that stay in the thread's cache until the tile is written
-// out, rounded once. Slices keep what a tile reads of A and B in cache. The microkernel sums short
-// pieces of K one by one: a single long run of additions would cost accuracy.
+// Threads claim one tile of C after another. A tile works through K in slices, so that the parts of
+// A and B that it reads stay in cache. For each slice it computes bit masks of the valid products
+// and calls the microkernel once for each run of neighbouring valid k. The sums stay in the
+// thread's cache until the tile is written, rounded once. Runs are cut into short pieces of K,
+// because one long sum would be less accurate.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -36,13 +36,13 @@ using at::Scalar;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr int64_t kSliceDepth = 512;    // of K, multiplied before a tile moves on
-constexpr int64_t kPieceDepth = 128;    // of K, summed at a time: below torch.mm's error, 2% slower
-constexpr int64_t kPanelWidth = 64;     // as wide as packing for matrix instructions goes
+constexpr int64_t kSliceDepth = 512;    // K of a slice
+constexpr int64_t kPieceDepth = 128;    // K of one sum: the error is below torch.mm's; 2% slower
+constexpr int64_t kPanelWidth = 64;     // the widest panel that matrix instructions support
 constexpr int64_t kTileColumns = 512;   // of C, at most
-constexpr int64_t kTilesPerThread = 4;  // at least, where C has as many blocks
+constexpr int64_t kTilesPerThread = 4;  // at least, if C has enough blocks
 
-// The larger norm; NaN, which makes every product valid, is larger than all.
+// The larger norm. NaN counts as the largest, because it makes every product valid.
 template <class N>
 N larger(N x, N y) {
   return y > x || std::isnan(y) ? y : x;
@@ -53,22 +53,23 @@ N larger(N x, N y) {
 struct Arguments {
   Tensor a, b;            // (batches, M, K) and (batches, K, N), of any strides
   Tensor norm_a, norm_b;  // their norm maps, contiguous
-  Tensor input;           // (batches, M, N), of any strides; undefined where ignored
+  Tensor input;           // (batches, M, N), of any strides; undefined if not added
   Tensor result;          // (batches, M, N), contiguous
   Block block;
   double tau;
   Scalar alpha, beta;
 };
 
-// T: type of the operands; P: of the panels that are multiplied.
+// T: type of the operands. P: type of the packed panels.
 template <class T, class P>
 class Product {
   using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
   using Sum = typename Microkernel<P>::Sum;
   static constexpr bool kVnni = Microkernel<P>::kVnni;
-  // Measured: packing B once more costs matrix instructions less than sums that leave the cache.
+  // Measured: with matrix instructions, packing B for twice as many tiles costs less than sums that
+  // do not fit in cache.
   static constexpr int64_t kTileRows = kVnni ? 256 : 512;
-  // Half types round the result to fewer bits than the sums can lose.
+  // For half types, rounding the result loses more than a long sum.
   static constexpr int64_t kPiece = sizeof(T) == 2 ? kSliceDepth : kPieceDepth;
 
  public:
@@ -89,7 +90,7 @@ class Product {
     place_a();
   }
 
-  // Threads take the tiles of all batches in turn, down the rows first.
+  // Threads claim the tiles of all batches, down a column first.
   void run() const {
     const int64_t row_tiles = blocks_of(mb_, tile_rows_),
                   column_tiles = blocks_of(nb_, tile_columns_);
@@ -117,7 +118,7 @@ class Product {
     Range i, j;
   };
 
-  // What a thread needs for a tile, small enough to stay in its cache.
+  // A thread's memory for one tile, small enough to stay in its cache.
   struct Workspace {
     explicit Workspace(const Product& p)
         : masks(p.tile_rows_ * p.tile_columns_),
@@ -128,8 +129,8 @@ class Product {
           sums(static_cast<Sum*>(buffer.mutable_data_ptr())),
           panel(reinterpret_cast<P*>(sums + p.sums_size())) {}
 
-    std::vector<uint64_t> masks;  // of a slice's products
-    std::vector<char> started;    // whether a block has had a product
+    std::vector<uint64_t> masks;  // valid products of a slice, one mask for each block of C
+    std::vector<char> started;    // whether a block of C has had a valid product
     Tensor buffer;
     Sum* sums;
     P* panel;  // of B: a slice of one block column
@@ -167,8 +168,8 @@ class Product {
     }
   }
 
-  // For each k of each batch, the largest norm in B's row k: a block of A that is not valid with it
-  // is not needed at all.
+  // For each k of each batch, the largest norm in row k of B's map. A block of A that is not valid
+  // with it is not needed at all.
   std::vector<N> largest_norms() const {
     std::vector<N> largest(batches_ * kb_, N(0));
     for (int64_t row = 0; row < batches_ * kb_; ++row) {
@@ -178,13 +179,14 @@ class Product {
     return largest;
   }
 
-  // A stays where it is if its rows are contiguous and its shape is early; otherwise it is packed.
+  // A is read in place if its rows are contiguous and its shape is early (kernel_shapes.h).
+  // Otherwise it is packed.
   void place_a() {
     if constexpr (std::is_same_v<T, P>) {
       const View<T> whole = view<T>(arguments_.a, 0);
       const bool rows_are_contiguous =
           (whole.column_stride == 1 || depth_ == 1) && (whole.row_stride >= depth_ || rows_ == 1);
-      // A single row has no stride of its own.
+      // The stride of a single row has no meaning.
       lda_ = rows_ == 1 ? kSliceDepth : std::max(whole.row_stride, depth_);
       if (rows_are_contiguous && (!kVnni || depth_ % 2 == 0) &&
           (!Microkernel<P>::generates() ||
@@ -200,8 +202,8 @@ class Product {
     pack_a();
   }
 
-  // Packed, A is [block row][slice][row][K of the slice]. Rows and K are padded with zeros to the
-  // sizes that multiply_run asks for.
+  // Packs A as [block row][slice][row][K of the slice]. Rows and K are padded with zeros to the
+  // sizes that multiply_run uses.
   void pack_a() {
     is_packed_ = true;
     const int64_t padded_depth = kb_ * block_.k;
@@ -255,7 +257,7 @@ class Product {
       }
   }
 
-  // One block column of a tile, for the slice of K that begins at block k.
+  // One block column of a tile, for the slice of K that starts at block k.
   void multiply_column(const Tile& tile, int64_t k, int64_t column, Workspace& workspace) const {
     uint64_t needed = 0;
     for (int64_t row = 0; row < tile.i.size; ++row)
@@ -277,8 +279,8 @@ class Product {
     }
   }
 
-  // Copies the needed blocks of block column j of B, from block k on. A panel is
-  // [n / width][K][width]: columns no wider than the microkernel's packing goes.
+  // Copies blocks of B's block column j. Bit d of `needed` stands for block k + d. A panel is
+  // [n / width][K][width].
   void pack(int64_t batch, int64_t k, int64_t j, uint64_t needed, P* panel) const {
     const View<T> source = view<T>(arguments_.b, batch);
     for (; needed; needed &= needed - 1) {
@@ -292,7 +294,7 @@ class Product {
         } else {
           copy_rows(part, target, width_, width_);
         }
-        // What K is padded with; half types come in pairs of rows.
+        // Zeros up to the padded K. VNNI layout already fills a pair of rows.
         const int64_t copied = kVnni ? round_up(part.rows, 2) : part.rows;
         std::fill(target + copied * width_, target + round_up(part.rows, kDepthStep) * width_,
                   P(0));
@@ -300,7 +302,7 @@ class Product {
     }
   }
 
-  // Block row i of A times `run` of the panel's blocks, which are B's from block k on.
+  // Block row i of A times the blocks `run` of the panel. The panel starts at block k of K.
   void multiply_run(int64_t batch, int64_t i, int64_t k, Range run, int64_t j, const P* panel,
                     Sum* sums, bool add) const {
     int64_t rows = std::min(block_.m, rows_ - i * block_.m);
@@ -341,12 +343,12 @@ class Product {
   Sum alpha_, beta_;
   int64_t tile_rows_, tile_columns_;
   const P* a_;
-  int64_t lda_, slice_stride_a_, row_stride_a_, batch_stride_a_;  // the third of block rows
+  int64_t lda_, slice_stride_a_, row_stride_a_, batch_stride_a_;  // row_stride_a_: of block rows
   bool is_packed_ = false;
   Tensor packed_a_;
 };
 
-// The input, seen in the product's shape; undefined where it does not matter.
+// The input in the product's shape; undefined if it is not added.
 Tensor expanded_input(const OptTensor& input, const Tensor& a, IntArrayRef shape,
                       const Scalar& beta) {
   if (!input) return {};

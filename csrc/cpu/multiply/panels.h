@@ -1,8 +1,5 @@
-// Operands as the microkernel wants them.
-//
-// A stays where it is when its rows are contiguous, else its blocks are copied into rows that are.
-// B is copied into panels of at most 64 columns; for matrix instructions these are in VNNI layout.
-// Only blocks that some product needs are copied.
+// Copies of operand blocks in the layouts that the microkernel reads: contiguous rows for A, panels
+// of at most 64 columns for B, in VNNI layout for matrix instructions.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -23,16 +20,16 @@ struct View {
   const T* data;
   int64_t row_stride, column_stride, rows, columns;
 
-  // The block of at most height x width elements whose first is (row, column).
+  // The block of at most height x width elements that starts at (row, column).
   View block(int64_t row, int64_t column, int64_t height, int64_t width) const {
     return {data + row * row_stride + column * column_stride, row_stride, column_stride,
             std::min(height, rows - row), std::min(width, columns - column)};
   }
 };
 
-// Calls visit(r, c, address of the element) for all (r, c), in an order that reads memory in runs
-// whichever way the matrix lies, and few lines at a time: lines at a distance of a power of two
-// evict each other.
+// Calls visit(r, c, address of the element) for all (r, c). The order reads runs of memory for rows
+// and columns alike, and few cache lines at a time: lines at a distance of a power of two evict
+// each other.
 template <class T, class Visit>
 SPAMM_INLINE void each_element(const View<T>& view, const Visit& visit) {
   const int64_t rows = view.rows, columns = view.columns;
@@ -55,7 +52,7 @@ SPAMM_INLINE void each_element(const View<T>& view, const Visit& visit) {
   }
 }
 
-// Copies a block into rows of stride `ld`, with zeros from the block's last column to `width`.
+// Copies a block into rows of stride `ld`. Fills each row with zeros up to `width`.
 template <class T, class P>
 SPAMM_CPU_CLONES static void copy_rows(const View<T>& block, P* __restrict target, int64_t ld,
                                        int64_t width) {
@@ -70,7 +67,7 @@ SPAMM_CPU_CLONES static void copy_rows(const View<T>& block, P* __restrict targe
     std::fill(target + r * ld + block.columns, target + r * ld + width, P(0));
 }
 
-// Copies a block into VNNI layout, [pair of rows][width][2], with zeros where it has no element.
+// Copies a block into VNNI layout, [pair of rows][width][2]. Missing elements become zeros.
 template <class P>
 SPAMM_CPU_CLONES static void copy_vnni(const View<P>& block, P* __restrict target, int64_t width) {
   static_assert(sizeof(P) == 2);

@@ -1,4 +1,4 @@
-// The valid products of a tile of C, as bit masks.
+// The valid products of a tile of C as bit masks.
 #pragma once
 
 #include <algorithm>
@@ -25,8 +25,8 @@ struct Norms {
 
 constexpr int64_t kMaskBits = 64;
 
-// Bit k of masks[i * j.size + j] tells whether product (i, k, j), counted from the ranges' begins,
-// is valid. `k` spans at most kMaskBits.
+// Bit k of masks[i * j.size + j] is set if product (i, k, j) is valid. The indices count from the
+// beginning of the ranges. Range `k` has at most kMaskBits blocks.
 template <class N>
 SPAMM_CPU_CLONES static void find_valid(const Norms<N>& norms, Range i, Range k, Range j,
                                         uint64_t* __restrict masks) {

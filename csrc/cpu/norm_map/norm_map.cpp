@@ -1,4 +1,4 @@
-// Norm maps: Frobenius norms of all blocks of a matrix, in one pass at memory speed.
+// Norm maps on the CPU, in one pass over the matrix.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -16,9 +16,9 @@ namespace {
 
 using at::Tensor;
 
-constexpr int64_t kElementsPerTask = 32 * 1024;  // below that, threads cost more than they bring
+constexpr int64_t kElementsPerTask = 32 * 1024;  // with fewer, starting a thread does not pay
 
-// Blocks of a (batch, M, K) with unit stride along K; norms (batch, MB, KB) of any strides.
+// `a` (batch, M, K) has unit stride along K; `norms` (batch, MB, KB) has any strides.
 template <class T, class N>
 void norms_along_rows(const Tensor& a, int64_t m, int64_t k, const Tensor& norms) {
   const int64_t rows = a.size(1), columns = a.size(2);
@@ -61,7 +61,7 @@ Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
   Tensor matrices = as_batches(a), norms = as_batches(result);
   int64_t m = block[0], k = block[1];
   if (has_unit_stride(matrices, 1) && !has_unit_stride(matrices, 2)) {
-    // The norms of the transpose are the transposed norms: rows are read as they lie in memory.
+    // The norms of the transpose are the transposed norms, and its rows are contiguous.
     matrices = matrices.mT();
     norms = norms.mT();
     std::swap(m, k);

@@ -1,4 +1,4 @@
-// Root of a sum of squares that neither overflows nor loses small terms.
+// The root of a sum of squares, without overflow and without loss of small terms.
 #pragma once
 
 #include <algorithm>
@@ -6,17 +6,17 @@
 
 namespace spamm::cpu {
 
-// sqrt of the sum of x^2 over the numbers that `each` shows its visitor. `largest` is the largest
-// magnitude among them; it is also the result where it is zero, infinite or NaN. The numbers are
-// scaled by a power of two, which changes no digit.
+// each(visit) calls visit(x) for every number x. `largest` is their largest magnitude; if it is
+// zero, infinite or NaN, it is the result. The numbers are scaled by a power of two, which is
+// exact.
 template <class Each>
 double scaled_norm(double largest, const Each& each) {
   if (largest == 0 || !std::isfinite(largest)) return largest;
-  // 2^1000 brings even the least subnormal, 2^-1074, to where its square is normal.
+  // Scaled by 2^1000, even the smallest subnormal, 2^-1074, has a normal square.
   const int exponent = std::max(std::ilogb(largest), -1000);
   const double scale = std::ldexp(1.0, -exponent);
-  // Compensated: equal squares would all be rounded the same way, and a long sum lose digits that
-  // the error bound counts on.
+  // Compensated summation. In a plain sum, equal squares are all rounded the same way, and a long
+  // sum would be less accurate than the error bound assumes.
   double sum = 0, excess = 0;
   each([&](double x) {
     const double square = (x * scale) * (x * scale) - excess;

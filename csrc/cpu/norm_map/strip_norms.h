@@ -1,9 +1,9 @@
-// Norms of neighbouring blocks of a row-major matrix, in one pass over them.
+// Norms of neighbouring blocks of a row-major matrix, in one pass.
 //
-// Rows are read in strips of some blocks' width, a block row high; each group of 32 columns has
-// eight float64 sums of its own. Squares of float32 are exact there and can neither overflow nor
-// vanish. Squares of float16 and bfloat16 are exact in float32, where those of a few rows are added
-// first. A block whose sum leaves the safe range is summed again, scaled by a power of two.
+// A strip is one block row high and several blocks wide. Each group of 32 columns has eight float64
+// sums. Squares of float32 are exact in float64 and neither overflow nor underflow. Squares of the
+// half types are exact in float32, so those of a few rows are first added in float32. If the sum of
+// a block leaves the safe range, scaled_norm computes the norm again.
 #pragma once
 
 #include <c10/util/BFloat16.h>
@@ -34,13 +34,13 @@ struct Strip {
   int64_t row_stride, rows, columns;
 };
 
-// Rows whose squares are added before they go to a group's sums, and the type in which they are:
-// one where the squares are exact.
+// The squares of this many rows are added in type Square, in which they are exact. The result is
+// then added to the group's float64 sums.
 constexpr int64_t kRowsAtOnce = 4;
 template <class T>
 using Square = std::conditional_t<sizeof(T) == 2, float, double>;
 
-// sums[g][lane] += squares of the lane's columns in group g, over some rows.
+// sums[g][lane] += the squares of the lane's columns in group g, over `rows` rows.
 template <class T, int64_t rows, class Stored>
 SPAMM_INLINE void add_squares(const Stored* __restrict data, int64_t row_stride, int64_t groups,
                               double* __restrict sums) {
@@ -78,14 +78,15 @@ SPAMM_CPU_CLONES static void sum_squares(const Strip<T>& strip, double* sums) {
   for (; r < strip.rows; ++r) add_squares_of_rows<T, 1>(strip, r, sums);
 }
 
-// Sums of squares from here to infinity are right: what has been lost below is too small to matter.
+// A finite sum of at least this value is accurate: squares that underflowed are too small to
+// matter.
 template <class T>
 constexpr double kSafe = std::is_same_v<T, double>          ? 0x1p-900
                          : std::is_same_v<T, c10::BFloat16> ? 0x1p-80
                                                             : 0;
 
-// The largest magnitude in a block. Magnitudes are ordered as their bit patterns are, with infinity
-// above all numbers and NaN above infinity.
+// The largest magnitude in a block. Magnitudes have the order of their bit patterns: infinity is
+// above all numbers, and NaN above infinity.
 template <class T>
 SPAMM_CPU_CLONES static T largest_magnitude(const Strip<T>& block) {
   using Bits = std::conditional_t<sizeof(T) == 2, uint16_t,
@@ -114,8 +115,7 @@ double norm_of(double sum, const Strip<T>& block) {
   });
 }
 
-// Norms of the blocks of one strip, `edge` columns wide each; norm b goes to norms[b *
-// norm_stride].
+// The norms of a strip's blocks, each `edge` columns wide. Writes norm b to norms[b * norm_stride].
 template <class T, class N>
 void strip_norms(const Strip<T>& strip, int64_t edge, N* norms, int64_t norm_stride) {
   alignas(64) double sums[kStrip / kGroup * kLanes] = {};

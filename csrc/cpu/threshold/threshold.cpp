@@ -1,9 +1,9 @@
-// From norm maps to thresholds, counts and bounds.
+// Thresholds, valid counts and error bounds on the CPU.
 //
-// The search is an exact selection instead of the paper's bisection between estimates: for one k,
-// with the norms of A's column and of B's row sorted, the products at or above a threshold are
-// counted by two pointers in O(M + N), because rounded products grow with their factors. Thresholds
-// are then bisected on their bit pattern, whose order is that of the numbers.
+// The search for tau is exact: it bisects the bit patterns of thresholds, which have the order of
+// the numbers. To count the valid products at a threshold, the norms of A's column k and of B's row
+// k are sorted once for each k. Two pointers then count in O(M + N), because rounded products are
+// monotonic in their factors.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -29,14 +29,14 @@ namespace {
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr int64_t kStepsPerTask = 32 * 1024;  // below that, threads cost more than they bring
+constexpr int64_t kStepsPerTask = 32 * 1024;  // with fewer, starting a thread does not pay
 
-// Threads' share of `rows` of `steps` steps each.
+// The number of items in a task, if an item takes `steps` steps.
 int64_t grain(int64_t steps) {
   return std::max<int64_t>(1, kStepsPerTask / std::max<int64_t>(1, steps));
 }
 
-// Norm maps of one or more products: A's (batches, MB, KB) and B's (batches, KB, NB), contiguous.
+// Contiguous norm maps of a batch of products: A's (batches, MB, KB) and B's (batches, KB, NB).
 template <class N>
 struct Maps {
   Tensor owner_a, owner_b;
@@ -62,8 +62,8 @@ N threshold_value(const Tensor& tau) {
   return static_cast<N>(tau.item<double>());
 }
 
-// The largest threshold in [0, +inf] for which `holds` is true; it is for 0, and once false it
-// stays false.
+// The largest threshold in [0, +inf] for which `holds` is true. It must be true for 0, and false
+// above any threshold for which it is false.
 template <class N, class Predicate>
 N largest_threshold(const Predicate& holds) {
   using Bits = std::conditional_t<sizeof(N) == 4, uint32_t, uint64_t>;
@@ -77,7 +77,7 @@ N largest_threshold(const Predicate& holds) {
 
 // ---- Valid products ----------------------------------------------------------------------------
 
-// Counts the block products that are valid at a threshold, of all k and batches.
+// Counts the valid block products of all k and batches at a threshold.
 template <class N>
 class ProductCounter {
  public:
@@ -112,7 +112,7 @@ class ProductCounter {
     int64_t a, b;
   };
 
-  // Brings the finite norms to the front, in ascending order; gives their number.
+  // Moves the finite norms to the front in ascending order. Returns their number.
   static int64_t sort_finite(N* norms, int64_t size) {
     N* end = std::partition(norms, norms + size, [](N x) { return std::isfinite(x); });
     std::sort(norms, end);
@@ -122,7 +122,7 @@ class ProductCounter {
   int64_t valid_of_pair(int64_t p, N tau) const {
     const N *a = &columns_[p * mb_], *b = &rows_[p * nb_];
     const auto [finite_a, finite_b] = finite_[p];
-    // Products with a norm that is not finite are NaN or infinite: valid at any threshold.
+    // Products with a norm that is not finite are NaN or infinite, hence valid at any threshold.
     int64_t count = mb_ * nb_ - finite_a * finite_b;
     for (int64_t i = 0, j = finite_b; i < finite_a; ++i) {
       while (j > 0 && !(a[i] * b[j - 1] < tau)) --j;
@@ -132,7 +132,7 @@ class ProductCounter {
   }
 
   int64_t mb_, nb_;
-  std::vector<N> columns_, rows_;  // of A's map and of B's, one after another, each sorted
+  std::vector<N> columns_, rows_;  // columns of A's map and rows of B's, each sorted
   std::vector<Finite> finite_;
 };
 
@@ -145,7 +145,8 @@ N find_tau_of(const Maps<N>& maps, double valid_ratio) {
     return largest_threshold<N>(
         [&](N tau) { return static_cast<double>(products.valid_at(tau)) >= count; });
   };
-  // The counts on both sides of the target: the threshold for the upper one, and the one above it.
+  // tau has the smallest count that is not below the target. The next number above tau has the
+  // largest count below it.
   const N tau = largest_with(target);
   constexpr N kInfinity = std::numeric_limits<N>::infinity();
   if (tau == kInfinity) return tau;
@@ -163,7 +164,7 @@ SPAMM_CPU_CLONES void count_row(const N* a, const N* b, int64_t kb, int64_t nb, 
 
 // ---- Error bound -------------------------------------------------------------------------------
 
-// losses[j] += norm products of the k that are skipped in column j.
+// losses[j] += the norm products of the skipped k in column j.
 template <class N>
 SPAMM_CPU_CLONES void add_losses(const N* a, const N* b, const N* skip_norm_b, int64_t kb,
                                  int64_t nb, N tau, double* __restrict losses) {
@@ -176,7 +177,7 @@ SPAMM_CPU_CLONES void add_losses(const N* a, const N* b, const N* skip_norm_b, i
   }
 }
 
-// Of numbers that are not negative.
+// The numbers must not be negative.
 template <class N>
 double norm_of(const N* numbers, int64_t size) {
   double largest = 0;
@@ -185,7 +186,7 @@ double norm_of(const N* numbers, int64_t size) {
   return scaled_norm(largest, [&](const auto& visit) { std::for_each_n(numbers, size, visit); });
 }
 
-// The bound of the error at a threshold, slack for the norms and for these very sums included.
+// The error bound at a threshold. It includes the rounding of the norms and of the sums here.
 template <class N>
 N bound_at(const Maps<N>& maps, const N* skip_norm_b, N tau) {
   std::vector<double> row_bounds(maps.batches * maps.mb);
@@ -254,8 +255,8 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   return counts;
 }
 
-// The map that decides what is skipped; checked to fit the one that measures.
-Tensor judging_map(const Tensor& norm_b, const OptTensor& skip_norm_b) {
+// The map that decides what is skipped, checked against norm_b.
+Tensor skip_norm_map(const Tensor& norm_b, const OptTensor& skip_norm_b) {
   check_skip_norm_map(skip_norm_b, norm_b);
   return skip_norm_b.value_or(norm_b).contiguous();
 }
@@ -264,11 +265,11 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
                    const OptTensor& skip_norm_b) {
   check_norm_maps(norm_a, norm_b);
   check_tau(tau, norm_a.device());
-  const Tensor judge = judging_map(norm_b, skip_norm_b);
+  const Tensor skip_norms = skip_norm_map(norm_b, skip_norm_b);
   return dispatch_norms(norm_a, [&](auto type) {
     using N = decltype(type);
     const Maps<N> maps(norm_a, norm_b);
-    const N bound = bound_at(maps, judge.const_data_ptr<N>(), threshold_value<N>(tau));
+    const N bound = bound_at(maps, skip_norms.const_data_ptr<N>(), threshold_value<N>(tau));
     return at::scalar_tensor(bound, norm_a.options());
   });
 }
@@ -277,11 +278,11 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
                           const OptTensor& skip_norm_b) {
   check_norm_maps(norm_a, norm_b);
   check_max_error(max_error);
-  const Tensor judge = judging_map(norm_b, skip_norm_b);
+  const Tensor skip_norms = skip_norm_map(norm_b, skip_norm_b);
   return dispatch_norms(norm_a, [&](auto type) {
     using N = decltype(type);
     const Maps<N> maps(norm_a, norm_b);
-    const N tau = find_tau_for_error_of(maps, judge.const_data_ptr<N>(), max_error);
+    const N tau = find_tau_for_error_of(maps, skip_norms.const_data_ptr<N>(), max_error);
     return at::scalar_tensor(tau, norm_a.options());
   });
 }
