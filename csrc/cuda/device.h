@@ -1,4 +1,4 @@
-// What every CUDA op does first: stand on the tensor's device, and refuse one that is too old.
+// Every CUDA op first makes the tensor's device current and refuses a device that is too old.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,7 +9,7 @@
 
 namespace spamm::cuda {
 
-// Properties of a device that has the tensor-core instructions and copies of sm_80.
+// The device's properties. Refuses a device older than sm_80.
 inline const cudaDeviceProp& check_device(at::Device device) {
   const int found = c10::cuda::device_count();
   TORCH_CHECK(found > 0 && device.index() < found, "no such CUDA device: ", device, "; found ",
@@ -21,7 +21,7 @@ inline const cudaDeviceProp& check_device(at::Device device) {
   return properties;
 }
 
-// For the life of one op: its device is the current one.
+// Makes the tensor's device the current one for the lifetime of this object.
 class OnDevice {
  public:
   explicit OnDevice(const at::Tensor& tensor)

@@ -1,6 +1,6 @@
-// Environment variable SPAMM_TORCH_TILE: small or large takes that tile in all products and
-// convolutions whose kernel has both, so that scripts/tune.py can time both and scripts/sanitize.py
-// can run both. Read once.
+// Environment variable SPAMM_TORCH_TILE: `small` or `large` forces that tile in all products and
+// convolutions whose kernel has it. scripts/tune.py times both, and scripts/sanitize.py runs both.
+// Read once per process.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -1,9 +1,8 @@
-// Which kernel and tile serve a product or a convolution: with the table of tiles.h, the one place
-// that decides. Plain functions of plain numbers, so that they can be tested without a GPU.
+// Chooses kernel and tile of a product or a convolution, from the table of tiles.h. Plain functions
+// of numbers, so that they can be tested without a GPU.
 //
-// What can be chosen stands here. What only one kernel can do (takes_resident and strides_fit of
-// the Hopper convolution), and how one kernel cuts its own grid, registers and turns, stands beside
-// it.
+// All choices between kernels and tiles are here. The limits of a single kernel, and how it divides
+// its grid and registers, are next to that kernel.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -18,30 +17,30 @@
 
 namespace spamm::cuda {
 
-// Whether a chip runs the kernels for Hopper: they are built for sm_90a, which is compute
-// capability 9.0 (90) and no other, and a thread block takes all the shared memory it has.
+// Whether a chip runs the Hopper kernels. They are built for sm_90a, which runs only on compute
+// capability 9.0 (90), and a thread block uses all shared memory of a multiprocessor.
 inline bool runs_hopper_kernels(int compute_capability, int64_t shared_bytes_per_block) {
   return compute_capability == 90 && shared_bytes_per_block >= 227 * 1024;
 }
 
-// Whether tensor maps, whose coordinates are 32 bits wide, describe the operands of a product.
+// Whether tensor maps, whose coordinates are 32 bits wide, can describe the operands of a product.
 inline bool tensor_maps_take(int64_t m, int64_t n, int64_t k) {
   constexpr int64_t kLongest = (int64_t{1} << 31) - 256;  // tiles may stick out
   return k > 0 && std::max({m, n, k}) <= kLongest;
 }
 
-// In how many split parts a kernel takes float32 operands; 0 if it takes them as they are.
+// The number of split parts of a float32 operand in a kernel; 0 if the kernel does not split.
 inline int split_parts_of(Kernel kernel) {
   return kernel == Kernel::kSm90F32x1 ? 1 : kernel == Kernel::kSm90F32x3 ? 2 : 0;
 }
 
-// `batch` products of (m x k) times (k x n). Operands hold one matrix where the batch shares it.
+// `batch` products of (m x k) times (k x n). An operand that the whole batch shares is one matrix.
 struct ProductSize {
   int64_t batch_a, batch_b, batch, m, n, k;
 };
 
-// Whether split parts, which are padded to blocks of 64 x 64, take several times the memory of
-// float32 operands and result. Little memory does not count.
+// Whether split parts, which are padded to blocks of 64 x 64, need several times the memory of the
+// float32 operands and result. Small amounts of memory are never a waste.
 inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
   constexpr double kMostTimes = 4, kLittle = 1 << 20;
   const auto entries = [](int64_t batch, int64_t rows, int64_t columns) {
@@ -59,11 +58,12 @@ inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
   return split > kLittle && split > kMostTimes * plain;
 }
 
-// `hopper`: the chip and the sizes allow it, as the first two functions say, and the library holds
-// these kernels. float32 is rounded to TF32's digits only where PyTorch's setting allows it.
-// Hopper's tensor cores serve it by one product of split parts then, and else by three, where the
-// parts' memory is worth it. Blocks of 32 would share these parts' scales with their neighbours.
-// `size` is absent where a kernel is asked for before a product's size is known.
+// The kernel of a product. `hopper`: the library holds the Hopper kernels, and the first two
+// functions allow them. `size` is absent if the product's size is not known yet.
+//
+// On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
+// unless split parts waste memory. Blocks of 32 are excluded: a scale of split parts covers 64 x 64
+// entries, so a block would share it with its neighbours.
 inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
                             const std::optional<ProductSize>& size = std::nullopt) {
   switch (dtype) {
@@ -110,13 +110,12 @@ inline const char* kernel_name(Kernel kernel) {
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
 }
 
-// Whether the pass that computes the norms also clears the counter of tiles of this kernel's
-// product, which then needs no launch for that.
+// Whether the norm pass also sets the tile counter of this kernel to zero, which saves a launch.
 inline bool norms_clear_counter(Kernel kernel) {
   return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16;
 }
 
-// Whether a kernel counts the tiles that its thread blocks have claimed.
+// Whether the thread blocks of a kernel claim their tiles from a counter.
 inline bool claims_tiles(Kernel kernel) {
   switch (kernel) {
     case Kernel::kSm90F16:
@@ -132,15 +131,17 @@ inline bool claims_tiles(Kernel kernel) {
 
 // ---- Tiles --------------------------------------------------------------------------------------
 
-// The tile that is forced, where the kernel has it, else the large one where that pays.
+// The forced tile if there is one, else the large one if it pays. The small one if the kernel does
+// not have that tile.
 template <class AnyKernel>
 TileSize pick_tile(AnyKernel kernel, bool large_pays, std::optional<TileSize> forced) {
   const TileSize wanted = forced.value_or(large_pays ? TileSize::kLarge : TileSize::kSmall);
   return find_tile(kernel, wanted) == nullptr ? TileSize::kSmall : wanted;
 }
 
-// Whether a large tile, which reads each operand less often, leaves few multiprocessors idle: it
-// pays from a number of areas of 128 x 128 of C for each of them on.
+// Whether C is large enough for large tiles. They read each operand less often, but on a small C
+// they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for each
+// multiprocessor.
 template <class AnyKernel>
 bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors) {
   const TileRow<AnyKernel>* large = find_tile(kernel, TileSize::kLarge);
@@ -153,17 +154,17 @@ inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, 
   return pick_tile(kernel, large_tile_pays(kernel, batch, m, n, multiprocessors), forced);
 }
 
-// How many tile rows a Hopper product walks together, so that they share columns of B in the L2
-// cache. Measured: with 16 tile columns or less, a group of 8 is about one tile for each
-// multiprocessor and 6% faster; with more, 16 is up to 1% faster.
+// The number of tile rows that a Hopper product computes together, so that they share columns of B
+// in the L2 cache. Measured: with at most 16 tile columns, 8 rows are about one tile for each
+// multiprocessor and 6% faster. With more columns, 16 rows are up to 1% faster.
 inline int group_rows(int64_t tile_columns) { return tile_columns <= 16 ? 8 : 16; }
 
 // ---- Convolutions -------------------------------------------------------------------------------
 
-// With so many output channels or fewer, half of a tile of 128 of them is empty.
+// With at most this many output channels, half of a tile of 128 channels is empty.
 constexpr int64_t kNarrowOutput = 64;
 
-// Without an im2col matrix. `hopper`: the kernels for it take the convolution.
+// The kernel of a convolution without an im2col matrix. `hopper`: the Hopper kernels support it.
 inline ConvKernel choose_conv_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper) {
   switch (dtype) {
     case c10::ScalarType::Half:
@@ -181,7 +182,7 @@ inline ConvKernel choose_conv_kernel(c10::ScalarType dtype, bool allow_tf32, boo
   }
 }
 
-// For sm_80, of so many pixels and output channels of each group.
+// The tile of the portable convolution. Pixels and output channels are those of one group.
 inline TileSize choose_conv_tile_sm80(ConvKernel kernel, int64_t groups, int64_t pixels,
                                       int64_t out_channels, int multiprocessors,
                                       std::optional<TileSize> forced = std::nullopt) {
@@ -190,8 +191,9 @@ inline TileSize choose_conv_tile_sm80(ConvKernel kernel, int64_t groups, int64_t
   return pick_tile(kernel, pays, forced);
 }
 
-// For Hopper, of so many boxes of 64 output pixels. Small tiles fill more of the chip for as many
-// waves of large ones as the table says, or less. `narrow`: takes_resident() for half types.
+// The tile of the Hopper convolution. `boxes`: boxes of 64 output pixels. Large tiles pay if they
+// make more waves than the table says; below that, small tiles fill more of the chip. `narrow`: the
+// narrow tile is possible.
 inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, int64_t boxes,
                                       bool narrow, int multiprocessors,
                                       std::optional<TileSize> forced = std::nullopt) {
@@ -205,18 +207,18 @@ inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, i
 }
 
 // Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
-// that computes norms also sets it to zero; where there is none, saving a launch beats claiming,
-// but for large tiles.
+// that computes norms also sets the counter to zero. If all norms are precomputed, the counter
+// costs a launch of its own, which pays only for large tiles.
 inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
   return computes_norms || tile == TileSize::kLarge;
 }
 
-// Whether float32 at full accuracy is worth splitting for Hopper's convolution: split parts come in
-// blocks of 64 images x 64 channels, and half empty ones do not pay.
+// Whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in blocks
+// of 64 images x 64 channels; with fewer than 32 channels, most of a block is padding.
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
 
-// Whether an explicit im2col matrix pays, for the kernel that would multiply it: three products of
-// split parts are worth it, unless most of it is the padding of few channels to blocks.
+// Whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of split
+// parts are so much faster, and not if most of the matrix is padding of few channels to blocks.
 inline bool im2col_matrix_pays(Kernel kernel, int64_t group_in_channels) {
   return kernel == Kernel::kSm90F32x3 && group_in_channels >= 32;
 }

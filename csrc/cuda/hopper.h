@@ -1,7 +1,7 @@
-// Whether the kernels for Hopper may run.
+// Whether the Hopper kernels may run.
 //
-// Environment variable SPAMM_TORCH_FORCE_SM80: 1 keeps the kernels for newer chips out, so that
-// tests can run the portable ones anywhere. Read once.
+// Environment variable SPAMM_TORCH_FORCE_SM80: `1` disables them, so that tests can run the
+// portable kernels on any chip. Read once per process.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -1,7 +1,7 @@
-// Operands as the multiply kernels take them: contiguous along one of their two dimensions, with
-// the address and all other strides in multiples of 16 bytes. Row- and column-major matrices are
-// taken as they lie, batches of any such stride too. Anything else (a slice that starts or steps
-// off the 16-byte grid, two strides above 1) is copied once into an aligned row-major buffer.
+// Operands that the multiply kernels can read: contiguous along rows or columns, with the address
+// and all other strides multiples of 16 bytes. Such operands are used in place. All others are
+// copied into an aligned row-major buffer, for example a slice that starts off the 16-byte grid, or
+// a matrix with two strides above 1.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,13 +13,13 @@ namespace spamm::cuda {
 
 constexpr int64_t kAlignment = 16;
 
-// The distance between neighbours in a dimension; 0 where there are none.
+// The stride of a dimension; 0 if its size is at most 1.
 inline int64_t step(const at::Tensor& x, int64_t dim) {
   return x.size(dim) > 1 ? x.stride(dim) : 0;
 }
 
-// Whether kernels can read x (batch, rows, columns) along `contiguous`, with `leading` between the
-// neighbours of the other dimension.
+// Whether kernels can read x (batch, rows, columns) with dimension `contiguous` as the contiguous
+// one. `leading` is the other one of rows and columns.
 inline bool reads_along(const at::Tensor& x, int64_t contiguous, int64_t leading) {
   const auto aligned = [&](int64_t stride) { return stride * x.element_size() % kAlignment == 0; };
   return (x.size(contiguous) <= 1 || x.stride(contiguous) == 1) && aligned(step(x, leading)) &&
@@ -35,13 +35,13 @@ inline at::Tensor aligned_copy(const at::Tensor& x) {
   return copy.narrow(2, 0, x.size(2)).copy_(source).expand(x.sizes());
 }
 
-// x itself where the kernels can read it, else its copy.
+// x itself if the kernels can read it, else an aligned copy.
 inline at::Tensor readable(const at::Tensor& x) {
-  const bool taken = x.numel() == 0 || reads_along(x, 2, 1) || reads_along(x, 1, 2);
-  return taken ? x : aligned_copy(x);
+  const bool in_place = x.numel() == 0 || reads_along(x, 2, 1) || reads_along(x, 1, 2);
+  return in_place ? x : aligned_copy(x);
 }
 
-// `x` (batch, rows, columns) has come from readable() and must outlive the launch; `k_dim` is its
+// `x` (batch, rows, columns) is a result of readable() and must outlive the launch. `k_dim` is its
 // dimension along K.
 inline kernels::Operand operand(const at::Tensor& x, int64_t k_dim) {
   const int64_t contiguous = reads_along(x, 2, 1) ? 2 : 1;

@@ -1,4 +1,4 @@
-// From the op's tau, a 0-d tensor, to what kernels take.
+// From an op's tau, a 0-d tensor, to the kernels' parameter.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,18 +8,18 @@
 
 namespace spamm::cuda {
 
-// tau in the norms' type where it is on the device: converted there, never read. A host scalar goes
-// along by value.
+// tau in the norms' type. On a GPU it is converted there, so that the host never waits for it. A
+// host scalar is unchanged: kernels get it by value.
 inline at::Tensor tau_as(const at::Tensor& tau, at::ScalarType norm_type) {
   return tau.is_cpu() ? tau : tau.to(norm_type);
 }
 
-// The usual type without a call of the dispatcher.
+// Reads a float64 directly, because item() goes through the dispatcher.
 inline double host_scalar(const at::Tensor& tau) {
   return tau.scalar_type() == at::kDouble ? *tau.const_data_ptr<double>() : tau.item<double>();
 }
 
-// `tau` must outlive the launch that takes the result.
+// `tau` must outlive the launch that uses the result.
 template <class Norm>
 kernels::Tau<Norm> tau_argument(const at::Tensor& tau) {
   if (tau.is_cpu()) return {nullptr, static_cast<Norm>(host_scalar(tau))};

@@ -1,12 +1,12 @@
-// The counter of claimed tiles of kernels whose thread blocks take tiles in turn.
+// The tile counter of kernels whose thread blocks claim their tiles.
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
 namespace spamm::cuda {
 
-// An int in device memory, from the allocator's blocks of the current stream, so that no other
-// launch, on whatever stream or in whatever graph, has it meanwhile.
+// An int in device memory, allocated on the current stream. No launch on another stream or in
+// another graph can use the same memory at the same time.
 class TileCounter {
  public:
   int* get() const { return static_cast<int*>(memory_.get()); }

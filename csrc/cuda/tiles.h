@@ -1,5 +1,6 @@
-// The tiles of every kernel that multiplies: the one table of their shapes. heuristics.h chooses a
-// row at run time, and the files in instances/ compile the rows. Without torch's headers, for them.
+// The table of all tiles of the multiply and convolution kernels. heuristics.h chooses a row at run
+// time, and the files in instances/ compile the rows. It includes no torch header, so that those
+// files compile faster.
 #pragma once
 
 #include <span>
@@ -42,23 +43,24 @@ struct TileRow {
   AnyKernel kernel;
   TileSize size;
   TileConfig config;
-  double pays_from;  // areas of C for each multiprocessor, as choose_tile() counts them
+  double
+      pays_from;  // per multiprocessor; the choose_...tile() functions of heuristics.h say of what
 };
 
-// Rows and columns of C. What a tile pays from was measured by scripts/tune.py.
+// A tile's rows and columns are those of C. scripts/tune.py measured from where a tile pays.
 constexpr TileRow<Kernel> kTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
     {Kernel::kSm90Bf16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
-    // Beyond one wave of small tiles, which are half as large.
+    // 0.5 is one wave of small tiles, which cover half an area each.
     {Kernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
     {Kernel::kSm90Bf16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
     {Kernel::kSm90F32x1, TileSize::kSmall, {128, 64, 64, 64, 6, 1}, 0},
     {Kernel::kSm90F32x1, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 0.5},
-    // Three products for each pair of bytes make up for smaller tiles. Below the bound cublasSgemm
-    // may cut K, and only the small tile is as accurate.
+    // Smaller tiles suffice, because each loaded operand block is used in three products. Below
+    // 1.25, cublasSgemm may split K, and only the small tile is as accurate.
     {Kernel::kSm90F32x3, TileSize::kSmall, {64, 128, 64, 64, 4, 1}, 0},
     {Kernel::kSm90F32x3, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.25},
-    // From 1 to 1.5, most of a second wave of large tiles would be idle.
+    // Between 1 and 1.5, most of a second wave of large tiles would be idle.
     {Kernel::kSm90F64, TileSize::kSmall, {64, 64, 64, 64, 3, 2}, 0},
     {Kernel::kSm90F64, TileSize::kLarge, {128, 128, 64, 128, 3, 1}, 1.5},
     {Kernel::kSm80F16, TileSize::kSmall, {64, 64, 32, 32, 4, 4}, 0},
@@ -73,8 +75,8 @@ constexpr TileRow<Kernel> kTiles[] = {
     {Kernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
 };
 
-// sm_90: output channels x pixels; sm_80: pixels x output channels. On sm_90 float32's output takes
-// the room of a stage.
+// A tile's rows x columns are output channels x pixels on sm_90, and pixels x output channels on
+// sm_80. On sm_90, a float32 output needs more shared memory, so TF32 has one stage less.
 constexpr TileRow<ConvKernel> kConvTiles[] = {
     {ConvKernel::kSm90F16, TileSize::kSmall, {128, 128, 64, 128, 6, 1}, 0},
     {ConvKernel::kSm90F16, TileSize::kLarge, {128, 256, 64, 128, 4, 1}, 2},
@@ -101,7 +103,7 @@ constexpr TileRow<ConvKernel> kConvTiles[] = {
 constexpr std::span<const TileRow<Kernel>> table_of(Kernel) { return kTiles; }
 constexpr std::span<const TileRow<ConvKernel>> table_of(ConvKernel) { return kConvTiles; }
 
-// The row of a kernel's tile; null where it has none of that size.
+// The table's row for a kernel and size; null if there is none.
 template <class AnyKernel>
 constexpr const TileRow<AnyKernel>* find_tile(AnyKernel kernel, TileSize size) {
   for (const TileRow<AnyKernel>& row : table_of(kernel)) {
@@ -110,7 +112,7 @@ constexpr const TileRow<AnyKernel>* find_tile(AnyKernel kernel, TileSize size) {
   return nullptr;
 }
 
-// What an instance compiles.
+// The tiles of one kernel, which its file in instances/ compiles.
 template <auto kKernel>
 constexpr kernels::Tiles kTilesOf = [] {
   const auto config = [](TileSize size) {

@@ -34,10 +34,10 @@ bool fits_hopper(const Convolution& conv) {
   const int64_t out_pixels = shape.images * shape.output.height * shape.output.width;
   const auto window = shape.window();
   return shape.groups == 1 && conv.block.n >= 64 &&
-         takes_channels(conv.block, shape.out_channels, shape.in_channels) &&
+         supports_channels(conv.block, shape.out_channels, shape.in_channels) &&
          shape.in_channels > 0 && std::max(shape.kernel.height, shape.kernel.width) < 256 &&
          std::max(shape.in_channels, shape.out_channels) < (1 << 20) &&
-         // Coordinates, counts of pixels and numbers of norms are 32 bits wide.
+         // Coordinates and numbers of pixels and norms are 32 bits wide.
          std::max({shape.input.height + 2 * shape.padding.height + window.height,
                    shape.input.width + 2 * shape.padding.width + window.width}) < kMost / 256 &&
          in_pixels * blocks_of(shape.in_channels, 64) *

@@ -12,20 +12,22 @@ namespace spamm::cuda {
 
 class Arguments {
  public:
-  kernels::conv::sm90::ConvParams params{};  // without the operands
+  kernels::conv::sm90::ConvParams params{};  // all but the operands
   at::Tensor output;
 
-  // Of an input as readable_pixels() gives it. `conv` must outlive this.
+  // `input` is the result of readable_pixels(). `conv` must outlive this object.
   Arguments(const Convolution& conv, const at::Tensor& input);
 
-  // The norms, the threshold that follows from them, and the output.
+  // Sets the norms, computes the threshold from them and allocates the output.
   void set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream);
 
  private:
   const Convolution& conv_;
   at::TensorOptions output_options_;
   at::Tensor bias_, tau_;
-  at::Tensor norm_blocks_;  // where a search wants them, or a shifted look-up will not do
+  // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose
+  // norms are not those of single pixels.
+  at::Tensor norm_blocks_;
 };
 
 }  // namespace spamm::cuda

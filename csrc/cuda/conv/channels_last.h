@@ -1,4 +1,4 @@
-// Channels-last memory as convolution kernels read it.
+// Tensors in the channels-last memory that convolution kernels can read.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,18 +8,18 @@
 
 namespace spamm::cuda {
 
-// x (images, channels, rows, columns) in channels-last memory whose address is a multiple of 16
-// bytes and whose number of channels is one of `unit`: x itself where it lies so, else a copy, with
-// channels of zeros added.
+// x (images, channels, rows, columns) in channels-last memory. The address is a multiple of 16
+// bytes and the number of channels a multiple of `unit`. Returns x itself if possible, else a copy
+// with channels of zeros appended.
 inline at::Tensor readable_pixels(const at::Tensor& x, int64_t unit) {
   const int64_t rest = x.size(1) % unit;
   const at::Tensor padded = rest ? at::constant_pad_nd(x, {0, 0, 0, 0, 0, unit - rest}) : x;
-  const at::Tensor taken = padded.contiguous(at::MemoryFormat::ChannelsLast);
-  const bool aligned = reinterpret_cast<uintptr_t>(taken.const_data_ptr()) % kAlignment == 0;
-  return aligned ? taken : taken.clone();
+  const at::Tensor pixels = padded.contiguous(at::MemoryFormat::ChannelsLast);
+  const bool aligned = reinterpret_cast<uintptr_t>(pixels.const_data_ptr()) % kAlignment == 0;
+  return aligned ? pixels : pixels.clone();
 }
 
-// The same, with lines of channels in multiples of 16 bytes.
+// The same, where the channels of a pixel are a multiple of 16 bytes.
 inline at::Tensor readable_pixels(const at::Tensor& x) {
   return readable_pixels(x, kAlignment / x.element_size());
 }

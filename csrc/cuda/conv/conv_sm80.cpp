@@ -1,4 +1,4 @@
-// Convolution without an im2col matrix, on sm_80 and newer: tensors to pointers.
+// The portable convolution without an im2col matrix: turns tensors into kernel parameters.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -24,20 +24,20 @@ namespace {
 using at::Tensor;
 using kernels::Im2colMatrix;
 
-// Sizes, numbers of pixels and of norms are 32 bits wide, and tiles may stick out.
+// Sizes and numbers of pixels and norms are 32 bits wide, and tiles may stick out.
 constexpr int64_t kMost = (int64_t{1} << 31) - 1024;
 
 kernels::Size2 pair(const Size2& size) {
   return {static_cast<int>(size.height), static_cast<int>(size.width)};
 }
 
-// Channels of a group as readable_pixels() has them.
+// Channels of a group in the result of readable_pixels().
 int64_t group_channels(const Convolution& conv) {
   const int64_t unit = kAlignment / conv.input.element_size();
   return blocks_of(conv.shape.group_in_channels(), unit) * unit;
 }
 
-// The matrix over `input`, which has come from readable_pixels().
+// The im2col matrix of `input`, a result of readable_pixels().
 Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
   const ConvShape& shape = conv.shape;
   const Box blocks = conv.blocks.count();
@@ -62,7 +62,7 @@ Im2colMatrix im2col_matrix(const Convolution& conv, const Tensor& input) {
   return m;
 }
 
-// The same input seen through a window of one pixel: its blocks are pixels of several images.
+// The im2col matrix of the same input for a 1 x 1 kernel. Its blocks are pixels of several images.
 Im2colMatrix pixel_matrix(Im2colMatrix m) {
   m.output = m.input, m.blocks = m.input;
   m.stride = m.dilation = {1, 1}, m.padding = {0, 0};
@@ -71,7 +71,7 @@ Im2colMatrix pixel_matrix(Im2colMatrix m) {
   return m;
 }
 
-// Norms (groups, blocks, K / block k).
+// The norms (groups, pixel blocks, K / k) of an im2col matrix.
 template <class Norm>
 Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const OnDevice& device) {
   const at::ScalarType dtype = conv.input.scalar_type();
@@ -83,8 +83,8 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const O
   return norms;
 }
 
-// Whether the norms that the layer before has left are those of this one's blocks.
-bool takes_layer_norms(const Convolution& conv) {
+// Whether the output norms of the previous layer are the norms of this convolution's blocks.
+bool can_use_layer_norms(const Convolution& conv) {
   const int64_t channels = conv.shape.in_channels;
   return conv.norm_input && conv.shape.groups == 1 &&
          conv.norm_input->scalar_type() == norm_dtype(conv.input.scalar_type()) &&
@@ -105,12 +105,13 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   kernels::ConvSm80Params<Norm> p{};
   p.pixels = im2col_matrix(conv, input);
 
-  // A search wants the norms of all blocks; else a look-up in those of pixels does where it can.
+  // A search needs the norms of all blocks. Otherwise, if a block is one pixel of several images,
+  // the kernel looks its norms up by pixel.
   p.norm_pixels.per_pixel = knob.tau && conv.blocks.edge[1] * conv.blocks.edge[2] == 1;
   Tensor norms;
   if (!p.norm_pixels.per_pixel) {
     norms = im2col_norms<Norm>(p.pixels, conv, device);
-  } else if (takes_layer_norms(conv)) {
+  } else if (can_use_layer_norms(conv)) {
     norms = conv.norm_input->contiguous();
   } else {
     norms = im2col_norms<Norm>(pixel_matrix(p.pixels), conv, device);
@@ -164,7 +165,7 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   return output;
 }
 
-bool takes(const Convolution& conv, const Knob&) {
+bool supports(const Convolution& conv, const Knob&) {
   const ConvShape& shape = conv.shape;
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
   const Kernel of_matrix =
@@ -174,7 +175,7 @@ bool takes(const Convolution& conv, const Knob&) {
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);
   return shape.group_in_channels() > 0 &&
-         // A group's channels start at 16 bytes.
+         // The channels of each group start at a multiple of 16 bytes.
          (shape.groups == 1 || group_channels(conv) == shape.group_in_channels()) &&
          std::max({shape.images, shape.in_channels, shape.out_channels, shape.input.height,
                    shape.input.width, shape.padding.height, shape.padding.width}) < (1 << 19) &&
@@ -196,7 +197,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   return {is_double ? convolve<double>(conv, knob) : convolve<float>(conv, knob), Tensor()};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {&takes, &run});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {&supports, &run});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -1,7 +1,7 @@
-// The convolution of half types, and of float32 as TF32, on Hopper: tensors to pointers.
+// Hopper's convolution of half types, and of float32 as TF32: turns tensors into kernel parameters.
 //
-// The kernels read and write channels-last memory with channels in multiples of 16 bytes. Anything
-// else is copied once into that form; output channels must be such a multiple themselves.
+// The kernels read and write channels-last memory in which the channels of a pixel are a multiple
+// of 16 bytes. Other inputs are copied. The output's channels must be such a multiple.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -45,9 +45,9 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const TileSize tile = choose_tile(p, box, kernel, device.multiprocessors());
   const ConvNorms norms = conv_norms<Element>(conv, input, weight, tile, stream);
   arguments.set(norms, knob, stream);
-  // A copy made in this call is never ready.
+  // A copy of the weight is made in this call and so is not complete before it.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
-  // Where boxes are the blocks of the next layer's norms, the kernel computes these.
+  // If a box covers the images of one output norm, the kernel computes the output norms.
   const bool in_kernel = conv.wants_output_norms && box.images == log2_of(kLayerNormBlock);
   Tensor next_norms;
   if (conv.wants_output_norms) {
@@ -64,7 +64,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   return {arguments.output, next_norms};
 }
 
-// The weight's norms are norm_map's, whatever PyTorch's setting is.
+// Computes the weight's norms with norm_map, so that pinned norms do not depend on PyTorch's
+// setting for TF32.
 ConvolutionResult convolve_tf32(Convolution conv, const Knob& knob) {
   if (!conv.norm_weight) {
     const Tensor norms =
@@ -74,7 +75,7 @@ ConvolutionResult convolve_tf32(Convolution conv, const Knob& knob) {
   return convolve<float>(conv, knob);
 }
 
-bool takes(const Convolution& conv, const Knob&) {
+bool supports(const Convolution& conv, const Knob&) {
   const at::ScalarType dtype = conv.input.scalar_type();
   return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
@@ -92,7 +93,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   }
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&takes, &run});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
 
 }  // namespace
 }  // namespace spamm::cuda

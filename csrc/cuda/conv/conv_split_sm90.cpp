@@ -1,6 +1,6 @@
-// The convolution of float32 at full accuracy on Hopper: tensors to pointers.
+// Hopper's convolution of float32 at full accuracy: turns tensors into kernel parameters.
 //
-// Input and weight are split into parts of half types, in the pass that computes their norms.
+// Input and weight are split into split parts. Where possible, the same pass computes their norms.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -21,13 +21,13 @@ namespace {
 
 using at::Tensor;
 
-// A float32 operand's split parts. The pass that makes them also computes norms of blocks of
-// 64 x 64, into `map` where those are the ones wanted.
-SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool brings_norms) {
-  return {x, /*k_dim=*/2, split_parts, brings_norms ? map : Tensor()};
+// A float32 operand's split parts. If `computes_norms`, the pass that splits it also writes the
+// norms of blocks of 64 x 64 to `map`.
+SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool computes_norms) {
+  return {x, /*k_dim=*/2, split_parts, computes_norms ? map : Tensor()};
 }
 
-bool takes(const Convolution& conv, const Knob&) {
+bool supports(const Convolution& conv, const Knob&) {
   return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
          conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
          split_conv_pays(conv.shape.in_channels) && fits_hopper(conv);
@@ -41,28 +41,30 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const auto empty = [&](at::IntArrayRef sizes) {
     return at::empty(sizes, input.options(), at::MemoryFormat::Contiguous);
   };
-  // Maps, (blocks of images, pixels, groups) and (blocks of out_channels, positions, groups), as
-  // the convolution wants them; where split parts bring them, those fill them.
+  // The maps are (blocks of images, pixels, channel groups) and (blocks of output channels, kernel
+  // positions, channel groups). If the split computes a map, it is only allocated here.
   constexpr int64_t kEdge = kernels::kSplitBlock;
   const int64_t group = std::max(conv.block.k, kEdge), images = conv.blocks.edge[0];
-  const bool input_given = has_input_norms(conv);
-  const bool input_brings = !input_given && images == kEdge && group == kEdge;
-  const bool weight_brings = !conv.norm_weight && conv.block.m == kEdge && conv.block.k == kEdge;
-  const auto map_of = [&](const Tensor& x, int64_t rows, int64_t columns, bool brings) {
-    return brings ? empty({blocks_of(x.size(1), rows), x.size(0), blocks_of(x.size(2), columns)})
-                  : pixel_map(x, rows, columns);
+  const bool input_precomputed = has_input_norms(conv);
+  const bool split_norms_input = !input_precomputed && images == kEdge && group == kEdge;
+  const bool split_norms_weight =
+      !conv.norm_weight && conv.block.m == kEdge && conv.block.k == kEdge;
+  const auto map_of = [&](const Tensor& x, int64_t rows, int64_t columns, bool by_split) {
+    return by_split ? empty({blocks_of(x.size(1), rows), x.size(0), blocks_of(x.size(2), columns)})
+                    : pixel_map(x, rows, columns);
   };
-  const Tensor map_input =
-      input_given ? conv.norm_input->contiguous() : map_of(pixels, images, group, input_brings);
+  const Tensor map_input = input_precomputed ? conv.norm_input->contiguous()
+                                             : map_of(pixels, images, group, split_norms_input);
   const Tensor map_weight =
       (conv.norm_weight ? conv.norm_weight->contiguous()
-                        : map_of(positions, conv.block.m, conv.block.k, weight_brings))
+                        : map_of(positions, conv.block.m, conv.block.k, split_norms_weight))
           .view({blocks_of(weight.size(0), conv.block.m), positions.size(0), -1});
   const Tensor counter = at::empty({1}, input.options().dtype(at::kInt));
 
   constexpr int kSplitParts = 2;
-  const SplitTensor a = split(positions, kSplitParts, map_weight.transpose(0, 1), weight_brings);
-  const SplitTensor b = split(pixels, kSplitParts, map_input.transpose(0, 1), input_brings);
+  const SplitTensor a =
+      split(positions, kSplitParts, map_weight.transpose(0, 1), split_norms_weight);
+  const SplitTensor b = split(pixels, kSplitParts, map_input.transpose(0, 1), split_norms_input);
   kernels::SplitParams params[] = {a.params(), b.params()};
   params[0].zeroed = counter.mutable_data_ptr<int>();
   C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, device.stream()));
@@ -81,7 +83,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   return {arguments.output, Tensor()};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&takes, &run});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
 
 }  // namespace
 }  // namespace spamm::cuda

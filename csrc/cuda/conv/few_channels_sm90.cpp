@@ -1,4 +1,4 @@
-// The convolution of few input channels, on Hopper: tensors to pointers.
+// Hopper's convolution of few input channels: turns tensors into kernel parameters.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -23,13 +23,13 @@ bool skips_nothing(const Knob& knob) {
   return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;
 }
 
-bool takes(const Convolution& conv, const Knob& knob) {
+bool supports(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
   return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
          is_half(conv.input.scalar_type()) && skips_nothing(knob) && shape.groups == 1 &&
          shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
-         // Sizes of kernels and offsets within an image are 32 bits wide.
+         // Kernel sizes and offsets within an image are 32 bits wide.
          std::max({shape.kernel.height, shape.kernel.width, shape.stride.width}) < 256 &&
          std::max({shape.input.height + 2 * shape.padding.height,
                    shape.input.width + 2 * shape.padding.width,
@@ -73,7 +73,7 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   return {output, norms};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial, {&takes, &run});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial, {&supports, &run});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -1,5 +1,5 @@
-// The portable convolution: one function a file, because each is slow to compile. `how.stream` is
-// the current one. They return what the launch says.
+// Launches of the portable convolution. Each function has its own file, because it is slow to
+// compile. `how.stream` is the current stream. The result is the launch's error code.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,6 +1,7 @@
-// Starts the Hopper convolution and its norms: one file for each type, because each is slow to
-// compile. The stream is the current one; each kernel may begin while the one before it there ends.
-// All return what the driver or the launch says.
+// Launches of the Hopper convolution and its norms. Each type has its own file, because it is slow
+// to compile. The stream is the current stream. Each kernel may start before the previous kernel on
+// the stream has ended (kernels/common/overlap.cuh). The result is the error code of the driver or
+// the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,14 +26,13 @@ cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& pa
 cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& params,
                                cudaStream_t stream);
 
-// shape, block, norms, log2_block_m and _k, tau, bias, relu, output and next_tile (zero) of
-// `params` are given.
+// The caller sets all of `params` but a and b; next_tile, if not null, points to zero.
 template <class Element>
 cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
                         const void* weight, const kernels::Launch& how);
 
-// The same for float32 in split parts: a and b of `params` are given as well, pixel blocks are of
-// images alone.
+// The same for float32 in split parts. The caller also sets a and b of `params`. A pixel block is
+// one pixel of several images.
 cudaError_t launch_conv_f32x3(const kernels::conv::sm90::ConvParams& params,
                               const kernels::Launch& how);
 

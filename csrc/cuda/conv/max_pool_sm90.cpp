@@ -1,4 +1,4 @@
-// Max pooling that leaves norms, on Hopper: tensors to pointers.
+// Hopper's max pooling with output norms: turns tensors into kernel parameters.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 
@@ -15,7 +15,7 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-bool takes(const Tensor& input, const MaxPool& pool) {
+bool supports(const Tensor& input, const MaxPool& pool) {
   return is_half(input.scalar_type()) && input.numel() > 0 &&
          input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
          input.size(1) * input.element_size() % kAlignment == 0 &&
@@ -52,7 +52,7 @@ ConvolutionResult run(const Tensor& input, const MaxPool& pool) {
   return {output, norms};
 }
 
-const Backends<MaxPoolBackend> registered(at::kCUDA, Rank::kHopper, {&takes, &run});
+const Backends<MaxPoolBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
 
 }  // namespace
 }  // namespace spamm::cuda

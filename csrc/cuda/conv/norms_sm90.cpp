@@ -42,18 +42,18 @@ template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor& weight,
                      TileSize tile, cudaStream_t stream) {
   const auto options = input.options().dtype(at::kFloat);
-  const bool given = has_input_norms(conv);
-  const bool computes_norms = !given || !conv.norm_weight;
+  const bool input_precomputed = has_input_norms(conv);
+  const bool computes_norms = !input_precomputed || !conv.norm_weight;
   if (!claims_conv_tiles(tile, computes_norms)) {
     return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
   }
   const int64_t pixels = conv.shape.input.height * conv.shape.input.width;
   const int64_t groups = blocks_of(input.size(1), int64_t{1} << log2_group(conv.block));
   const int64_t count =
-      given ? 0 : blocks_of(conv.shape.images, conv.blocks.edge[0]) * pixels * groups;
+      input_precomputed ? 0 : blocks_of(conv.shape.images, conv.blocks.edge[0]) * pixels * groups;
   ConvNorms norms;
   norms.own_pixels = at::empty({count + 1}, options);
-  norms.pixels = given ? conv.norm_input->contiguous() : norms.own_pixels;
+  norms.pixels = input_precomputed ? conv.norm_input->contiguous() : norms.own_pixels;
   norms.weight = conv.norm_weight ? conv.norm_weight->contiguous()
                                   : at::empty(weight_norms_shape(conv.weight, conv.block), options);
   auto* const own_pixels = norms.own_pixels.mutable_data_ptr<float>();
@@ -61,7 +61,7 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
 
   PixelNormsParams p{};
   p.zeroed = norms.next_tile;
-  if (!given) {
+  if (!input_precomputed) {
     p.jobs[0] = pixel_norms_job(input.const_data_ptr(), conv.shape.images, pixels, input.size(1),
                                 log2_of(conv.blocks.edge[0]), log2_group(conv.block), own_pixels,
                                 sizeof(Element));
@@ -120,19 +120,19 @@ SPAMM_CONV_NORMS(float)
 
 namespace {
 
-bool takes_weight(const Tensor& weight, int64_t groups, const Block& block) {
+bool supports_weight(const Tensor& weight, int64_t groups, const Block& block) {
   return has_hopper_kernels(check_device(weight.device())) && groups == 1 && weight.numel() > 0 &&
          weight.numel() < kMost && is_half(weight.scalar_type()) &&
-         takes_channels(block, weight.size(0), weight.size(1));
+         supports_channels(block, weight.size(0), weight.size(1));
 }
 
 Tensor weight_norms_of(const Tensor& weight, const Block& block) {
   const OnDevice device(weight);
-  const Tensor taken = readable_pixels(weight);
+  const Tensor pixels = readable_pixels(weight);
   const Tensor norms = at::empty(weight_norms_shape(weight, block),
                                  weight.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   PixelNormsParams p{};
-  p.jobs[1] = weight_job(taken, block, norms);
+  p.jobs[1] = weight_job(pixels, block, norms);
   const auto launch = weight.scalar_type() == at::kHalf ? launch_pixel_norms<__half>
                                                         : launch_pixel_norms<__nv_bfloat16>;
   C10_CUDA_CHECK(launch(p, device.stream()));
@@ -144,7 +144,7 @@ bool computes_output_norms(at::Device device, at::ScalarType dtype) {
 }
 
 const Backends<WeightNormBackend> weight_norm(at::kCUDA, Rank::kHopper,
-                                              {&takes_weight, &weight_norms_of});
+                                              {&supports_weight, &weight_norms_of});
 const Backends<OutputNormsBackend> with_output_norms(at::kCUDA, Rank::kHopper,
                                                      {&computes_output_norms});
 

@@ -1,5 +1,5 @@
-// The products' kernels: one function a file, because each is slow to compile. `how.stream` is the
-// current one. They return what the driver or the launch says.
+// Launches of the multiply kernels. Each function has its own file, because it is slow to compile.
+// `how.stream` is the current stream. The result is the error code of the driver or the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,11 +13,11 @@ namespace spamm::cuda {
 template <class Norm>
 using Multiply = cudaError_t (*)(const kernels::MultiplyParams<Norm>& params,
                                  const kernels::Launch& how);
-// The product of two operands that launch_split has split, k_major as in `params`.
+// The product of two operands from launch_split(). `params` says whether they are K-major.
 using SplitMultiply = cudaError_t (*)(const kernels::MultiplyParams<float>& params,
                                       const kernels::SplitSource& a, const kernels::SplitSource& b,
                                       const kernels::Launch& how);
-// Splits `count` operands, one or two, into one or two split parts each, in one launch.
+// Splits one or two operands (`count`) into one or two split parts each, in one launch.
 using Split = cudaError_t (*)(const kernels::SplitParams* params, int count, int split_parts,
                               cudaStream_t stream);
 
@@ -36,7 +36,7 @@ cudaError_t multiply_sm90_f32x1(const kernels::MultiplyParams<float>&, const ker
 cudaError_t multiply_sm90_f32x3(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
                                 const kernels::SplitSource&, const kernels::Launch&);
 cudaError_t launch_split(const kernels::SplitParams*, int count, int split_parts, cudaStream_t);
-#else  // heuristics.h chooses none of them
+#else  // heuristics.h does not choose these
 constexpr Multiply<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
 constexpr Multiply<double> multiply_sm90_f64 = nullptr;
 constexpr SplitMultiply multiply_sm90_f32x1 = nullptr, multiply_sm90_f32x3 = nullptr;

@@ -1,4 +1,4 @@
-// multiply on CUDA: tensors to pointers, kernel and tile by heuristics.h.
+// multiply on CUDA: turns tensors into kernel parameters. heuristics.h chooses kernel and tile.
 #include "cuda/multiply/multiply.h"
 
 #include <ATen/core/Tensor.h>
@@ -27,13 +27,13 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// A product but for its operands. Holds what the parameters point to.
+// The parameters of a product, except its operands, and the tensors that they point to.
 template <class Norm>
 struct Arguments {
   Tensor map_a, map_b, threshold, addend, c;
   kernels::MultiplyParams<Norm> params{};
 
-  // `input` (batch, M, N) is undefined where nothing is added.
+  // `input` (batch, M, N) is undefined if nothing is added.
   Arguments(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau, const Block& block,
             const Tensor& input, const Scalar& beta, const Scalar& alpha, int64_t k,
             const Tensor& result)
@@ -109,7 +109,8 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream(),
       .group_rows = group_rows(blocks_of(n, find_tile(kernel, tile)->config.columns))};
-  // Calls start(params) with all but the operands; errors of the driver and the launch end here.
+  // Calls start(params), where `params` has everything but the operands. Throws if start() returns
+  // an error.
   const auto with_params = [&]<class Norm>(Norm, const auto& start) {
     Arguments<Norm> arguments(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
     std::optional<TileCounter> own;
@@ -121,10 +122,10 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
     C10_CUDA_CHECK(start(arguments.params));
   };
   const auto run = [&]<class Norm>(Multiply<Norm> multiply) {
-    const Tensor taken_a = readable(batch_a), taken_b = readable(batch_b);
+    const Tensor readable_a = readable(batch_a), readable_b = readable(batch_b);
     with_params(Norm{}, [&](kernels::MultiplyParams<Norm>& p) {
-      p.a = operand(taken_a, 2);
-      p.b = operand(taken_b, 1);
+      p.a = operand(readable_a, 2);
+      p.b = operand(readable_b, 1);
       return multiply(p, how);
     });
   };

@@ -1,4 +1,4 @@
-// The product on CUDA, as its ops share it.
+// The product on CUDA, shared by the ops multiply and spamm.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,19 +15,21 @@ namespace spamm::cuda {
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
-// The kernel for the product of `a` and `b`, whose device is the current one.
+// The kernel for the product of `a` and `b`. `device` is theirs.
 Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
                   const OnDevice& device);
 
-// What earlier stages have left for a product.
+// Results of earlier stages that product() reuses.
 struct Prepared {
-  std::optional<Kernel> kernel;  // that kernel_for() chose: its answer changes with torch's setting
-  const SplitOperands* split_parts =
-      nullptr;               // of the very operands, split_parts_of(kernel) of each
-  int* next_tile = nullptr;  // a TileCounter's that is zero once the kernel before is over
+  // Result of kernel_for(). Stored, because PyTorch's TF32 setting may change between two calls.
+  std::optional<Kernel> kernel;
+  // The split parts of the operands, split_parts_of(kernel) of each.
+  const SplitOperands* split_parts = nullptr;
+  // A TileCounter that is zero when the previous kernel on the stream has ended.
+  int* next_tile = nullptr;
 };
 
-// What multiply computes; arguments as there.
+// Computes the op multiply, with its arguments.
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
                    at::IntArrayRef block, const std::optional<at::Tensor>& input,

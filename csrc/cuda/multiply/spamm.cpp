@@ -1,6 +1,5 @@
-// SpAMM on CUDA where stages join: float32 in split parts takes norms and split parts in one pass
-// over an operand; for split parts themselves the norm kernel clears the multiply's counter of
-// tiles, which would otherwise take a launch.
+// SpAMM on CUDA with fused stages. float32 operands: one pass computes norms and split parts. Half
+// types: the norm kernel also sets the multiply's tile counter to zero, which saves a launch.
 #include "spamm.h"
 
 #include <ATen/core/Tensor.h>
@@ -21,7 +20,7 @@ using at::Scalar;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-// Room for x's norm map.
+// An uninitialised norm map of x.
 Tensor empty_map(const Tensor& x) {
   auto shape = x.sizes().vec();
   for (int64_t i = x.dim() - 2; i < x.dim(); ++i) {
@@ -30,23 +29,24 @@ Tensor empty_map(const Tensor& x) {
   return at::empty(shape, x.options());
 }
 
-// Whether one pass serves an operand: not where its batches are one matrix, which is split once.
+// Whether one pass can compute norms and split parts. It cannot if the batches share one matrix,
+// which is split once and would fill the map of only one batch.
 bool splits_with_norms(const Tensor& x) {
   return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
 }
 
-// The operands may still be on the CPU: any one argument on a GPU brings the op here.
+// The operands may be on the CPU: the dispatcher calls this op if any argument is on a GPU.
 bool has_blocks_on_gpu(const Tensor& a, const Tensor& b) {
   return a.is_cuda() && a.numel() > 0 && b.numel() > 0;
 }
 
-// In how many split parts the pass over the operands that takes their norms leaves them; 0 if
-// stages run one by one.
+// The number of split parts that the norm pass computes for each operand; 0 if the stages are not
+// fused.
 int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block, Kernel kernel) {
   constexpr int64_t kEdge = kernels::kSplitBlock;
-  const bool join = block.m == kEdge && block.k == kEdge && block.n == kEdge &&
-                    splits_with_norms(a) && splits_with_norms(b);
-  return join ? split_parts_of(kernel) : 0;
+  const bool fused = block.m == kEdge && block.k == kEdge && block.n == kEdge &&
+                     splits_with_norms(a) && splits_with_norms(b);
+  return fused ? split_parts_of(kernel) : 0;
 }
 
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
@@ -72,8 +72,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   }
   const int count = split_parts_with_norms(a, b, block, kernel);
   if (count == 0) return by_stages();
-  const auto batch_of_map = [](const Tensor& map, const OptTensor& given) {
-    return given ? Tensor() : as_batch(map);
+  const auto batch_of_map = [](const Tensor& map, const OptTensor& precomputed) {
+    return precomputed ? Tensor() : as_batch(map);
   };
   const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
   const SplitOperands split_parts(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),

@@ -12,11 +12,12 @@
 
 namespace spamm::cuda {
 
-// An operand's split parts. Nothing is computed before launch_split().
+// An operand's split parts. The constructor only allocates; launch_split() computes.
 class SplitTensor {
  public:
-  // `x` (batch, rows, columns) is nowhere empty; `k_dim` is its dimension along K. `norms`, of the
-  // same layout, will be its map in blocks of 64 where it is defined. `split parts`: 1 or 2.
+  // No dimension of `x` (batch, rows, columns) is 0. `k_dim` is its dimension along K. If `norms`
+  // is defined, the split writes x's map in blocks of 64 to it, with the same order of dimensions.
+  // `split_parts` is 1 or 2.
   SplitTensor(const at::Tensor& x, int64_t k_dim, int split_parts, const at::Tensor& norms)
       : has_batch_(x.size(0) > 1 && x.stride(0) != 0),
         source_(has_batch_ ? x : x.narrow(0, 0, 1)),
@@ -54,7 +55,7 @@ class SplitTensor {
   }
 
   bool has_batch_;
-  at::Tensor source_;  // blocks that split parts do not hold are read there
+  at::Tensor source_;  // kernels read blocks here that split parts cannot represent
   at::Tensor norms_, memory_;
   int64_t strides_[2];
   kernels::SplitParams params_{};

@@ -9,8 +9,8 @@
 namespace spamm::cuda {
 namespace {
 
-// Small thread blocks, which spread small matrices over more of the device, but for the largest
-// groups.
+// Small thread blocks spread small matrices over more of the device. Only the largest groups of
+// threads need larger ones.
 constexpr int kLeastThreads = 128;
 
 template <class Norm>
@@ -18,7 +18,7 @@ int log2_block_entries(const kernels::NormMapParams<Norm>& p) {
   return p.log2_block_lines + p.log2_block_length;
 }
 
-// Thread blocks of `threads` threads that one matrix takes.
+// The number of thread blocks of `threads` threads for one matrix.
 template <class Element>
 unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p, int threads) {
   const int64_t norms = p.batch * (((p.lines - 1) >> p.log2_block_lines) + 1) *
@@ -27,8 +27,8 @@ unsigned thread_blocks(const kernels::NormMapParams<kernels::NormOf<Element>>& p
   return static_cast<unsigned>((norms - 1) / groups + 1);
 }
 
-// A grid that the device holds as a whole is short enough for its launch to count, and may start
-// while the kernel before it ends. (Larger ones lose by it.)
+// Whether the kernel is launched to start before the previous one ends. This pays if the whole grid
+// fits on the device: the kernel is then so short that its launch matters. Larger grids get slower.
 bool starts_early(const void* kernel, unsigned blocks, int threads, const OnDevice& device) {
   bool waits = false;
   C10_CUDA_CHECK(kernels::find_waits(kernel, waits));
@@ -54,7 +54,7 @@ void launch(const kernels::NormMapParams<Norm>* params, int count, int* zeroed,
     pair.matrices[1] = params[1];
     blocks += thread_blocks<Element>(params[1], threads);
   }
-  // Two maps of the most blocks, each a thread block of its own, would be one grid too large.
+  // Two maps of the largest size, with a thread block for each norm, would exceed the largest grid.
   TORCH_CHECK(blocks <= 0x7fffffffu,
               "the norm maps of a and b need at most 2^31 - 1 thread blocks; ", "got ", blocks);
   const auto kernel = kernels::norm_map<Element>;

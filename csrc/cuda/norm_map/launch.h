@@ -1,4 +1,4 @@
-// Starts the norm kernel.
+// Launches the norm kernel.
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -8,9 +8,9 @@
 
 namespace spamm::cuda {
 
-// Serves `count` matrices, one or two, in one launch. `dtype` is one of those that have norms of
-// type Norm; each map holds 1 to 2^31 - 1 blocks. `zeroed`, where it is not null, is set to 0: an
-// int in device memory.
+// Computes the maps of one or two matrices (`count`) in one launch. `dtype` is an operand type
+// whose norms are of type Norm. Each map has 1 to 2^31 - 1 blocks. `zeroed`, if not null, is an int
+// in device memory that the kernel sets to 0.
 template <class Norm>
 void launch_norm_maps(const kernels::NormMapParams<Norm>* params, int count, c10::ScalarType dtype,
                       int* zeroed, const OnDevice& device);

@@ -1,4 +1,4 @@
-// How the norm kernels walk a batch of matrices.
+// The order in which the norm kernels read a batch of matrices.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,13 +8,13 @@
 
 namespace spamm::cuda {
 
-// Whether the lines that the kernels read along are rows: the direction with the shorter stride.
+// The kernels read along lines, which have the shorter stride. Whether the lines are rows.
 inline bool lines_are_rows(const at::Tensor& a) {
   return a.size(2) == 1 || a.stride(2) <= a.stride(1) || a.size(1) == 1;
 }
 
-// What the kernels are told of a (batch, rows, columns), whose map is `norms`, or which has none
-// where that is undefined.
+// The norm kernels' parameters for `a` (batch, rows, columns). No map is written if `norms` is
+// undefined.
 template <class Norm>
 kernels::NormMapParams<Norm> norm_map_params(const at::Tensor& a, int64_t block_rows,
                                              int64_t block_columns, const at::Tensor& norms) {

@@ -1,4 +1,4 @@
-// norm_map on CUDA: tensors to pointers.
+// norm_map on CUDA: turns tensors into kernel parameters.
 #include "cuda/norm_map/norm_map.h"
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ namespace {
 
 using at::Tensor;
 
-// A matrix or a batch of them, cut into blocks, and its map, not yet computed.
+// A matrix or a batch of them, its block, and an uninitialised map.
 struct Job {
   at::ScalarType dtype;
   Tensor matrices, map;
@@ -37,7 +37,7 @@ struct Job {
     map = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
     TORCH_CHECK(map.numel() <= std::numeric_limits<int32_t>::max(), name,
                 " must have at most 2^31 - 1 blocks; got ", map.numel(), " for shape ", a.sizes());
-    // One batch dimension in place of any number; copies only where no stride describes them.
+    // Merges all batch dimensions into one. Copies only if no single stride can describe them.
     if (map.numel() != 0) matrices = a.reshape({-1, a.size(-2), a.size(-1)});
   }
 

@@ -1,4 +1,4 @@
-// The norm maps of both operands, for those who launch what follows.
+// The norm maps of both operands of a product.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,8 +7,8 @@
 
 namespace spamm::cuda {
 
-// What the op norm_maps computes; arguments as there. `zeroed`, where it is not null, is an int in
-// device memory that the same launch sets to 0; there is a launch where either map has blocks.
+// Computes the op norm_maps, with its arguments. `zeroed`, if not null, is an int in device memory
+// that the same launch sets to 0. There is no launch if both maps are empty.
 std::tuple<at::Tensor, at::Tensor> norm_maps(const at::Tensor& a, const at::Tensor& b,
                                              at::IntArrayRef block, int* zeroed);
 

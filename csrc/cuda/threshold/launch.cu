@@ -24,7 +24,7 @@ unsigned grid_of(const NormMaps<Norm>& maps) {
   return static_cast<unsigned>(kernels::patches(maps));
 }
 
-// Where the parts of the error kernels' workspace lie.
+// Pointers into the workspace of the error kernels.
 template <class Norm>
 struct ErrorWorkspace {
   kernels::ErrorSearch<Norm>* search;
@@ -54,8 +54,9 @@ size_t find_tau_workspace() {
 
 namespace {
 
-// Two standard deviations about the place of a product in a sample, if `share` of all products are
-// before it. A wider interval costs every time, a miss one more round.
+// If `share` of all products come before a product in order: its expected rank in a sample, plus
+// and minus two standard deviations. A wider interval would cost time in every search. A miss costs
+// one more round.
 template <class Norm>
 kernels::SampleRanks sample_ranks(double share) {
   const double place = kernels::kSelectThreads<Norm> * share;
@@ -69,15 +70,15 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
                    Norm* tau, unsigned blocks, const cudaDeviceProp& device, cudaStream_t stream) {
   constexpr int kWarps = kernels::kSelectWarps<Norm>;
   const auto kernel = kernels::select_tau<kGrid, kLaneRows, Norm, Count>;
-  // The part that the kernel declares itself is small.
+  // 1024 bytes suffice for the shared memory that the kernel declares statically.
   const int64_t room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024 -
                        kernels::kSelectSharedBytes<Norm>;
-  constexpr int kKeptBytes = kernels::kStaircaseBytes<Norm, kLaneRows>;  // a place for each warp
+  constexpr int kKeptBytes = kernels::kStaircaseBytes<Norm, kLaneRows>;  // one for each warp
   const int64_t staircases = kernels::staircases<kLaneRows>(maps);
   const int64_t turns = (staircases - 1) / (int64_t{blocks} * kWarps) + 1;
   const auto kept = static_cast<int>(std::min<int64_t>(turns, room / kKeptBytes));
   const int bytes = kernels::kSelectSharedBytes<Norm> + kept * kKeptBytes;
-  // The same for all maps, since other threads launch the kernel as well.
+  // The same value for all maps, because other threads may launch the kernel at the same time.
   const auto most = static_cast<int>(room / kKeptBytes) * kKeptBytes;
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       kernels::kSelectSharedBytes<Norm> + most));
@@ -108,7 +109,7 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
 template <class Norm>
 void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* workspace, Norm* tau,
                      const cudaDeviceProp& device, cudaStream_t stream) {
-  // Few enough thread blocks that they meet sooner than a full grid would.
+  // So few thread blocks synchronise faster than a full grid.
   constexpr int64_t kFewBlocks = 64;
   const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
   const int64_t multiprocessors = device.multiProcessorCount;
@@ -137,7 +138,8 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
 
 template <class Norm>
 size_t error_workspace(const NormMaps<Norm>& maps) {
-  // A sweep has a sum for each thread block and threshold, the search's start two for each warp.
+  // A sweep needs one sum for each thread block and threshold. The start of the search needs two
+  // for each warp.
   constexpr int kSums = std::max(kernels::SearchStep<Norm>::kThresholds, 2 * kThreads / 32);
   return kErrorStateBytes + grid_of(maps) * kSums * sizeof(kernels::SumOfSquares<Norm>);
 }

@@ -1,4 +1,4 @@
-// Starts the threshold kernels. Maps have at least one product, and at most 2^31 - 1 patches; all
+// Launches the threshold kernels. Maps have at least one product and at most 2^31 - 1 patches. All
 // work is asynchronous.
 #pragma once
 
@@ -10,19 +10,19 @@
 
 namespace spamm::cuda {
 
-// counts: (batch, mb, nb).
+// `counts` is (batch, mb, nb).
 template <class Norm>
 void launch_valid_counts(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
                          int32_t* counts, cudaStream_t stream);
 
-// `workspace` holds find_tau_workspace<Norm>() bytes.
+// `workspace` has find_tau_workspace<Norm>() bytes.
 template <class Norm>
 size_t find_tau_workspace();
 template <class Norm>
 void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, void* workspace,
                      Norm* tau, const cudaDeviceProp& device, cudaStream_t stream);
 
-// `workspace` holds error_workspace(maps) bytes, the first kErrorStateBytes of them zero.
+// `workspace` has error_workspace(maps) bytes. The first kErrorStateBytes must be zero.
 constexpr size_t kErrorStateBytes = 64;
 template <class Norm>
 size_t error_workspace(const kernels::NormMaps<Norm>& maps);

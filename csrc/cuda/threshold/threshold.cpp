@@ -1,4 +1,4 @@
-// The threshold ops on CUDA: tensors to pointers.
+// The threshold ops on CUDA: turns tensors into kernel parameters.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -42,7 +42,7 @@ struct Maps {
   }
 };
 
-// Calls run(pointers) with pointers of the maps' type.
+// Calls run(pointers) with pointers to the maps' type.
 template <class Run>
 void with_pointers(const Maps& maps, const Run& run) {
   const auto checked = [&](const auto& pointers) {
@@ -93,7 +93,7 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   return counts;
 }
 
-// The error kernels' workspace, its state zeroed.
+// A workspace for the error kernels, with zeroed state.
 template <class Norm>
 Tensor workspace_for_errors(const NormMaps<Norm>& maps, const at::TensorOptions& options) {
   const Tensor workspace =

@@ -1,4 +1,4 @@
-// float32 convolution on tensor cores, as TF32.
+// float32 convolution on tensor cores, rounded to TF32.
 #include "cuda/conv/launch_sm80.h"
 #include "cuda/tiles.h"
 #include "kernels/conv/sm80/launch.cuh"

@@ -1,4 +1,4 @@
-// The norms of im2col blocks, from those of pixels.
+// The norms of im2col blocks, computed from those of pixels.
 #include "cuda/conv/launch_sm90.h"
 #include "kernels/conv/sm90/block_norms.cuh"
 

@@ -1,4 +1,4 @@
-// Max pooling with norms.
+// Max pooling with output norms.
 #include "cuda/conv/launch_sm90.h"
 #include "kernels/conv/sm90/max_pool.cuh"
 

@@ -1,4 +1,4 @@
-// The norms of pixels, of an input and a weight.
+// The norms of the pixels of an input and a weight.
 #include "cuda/conv/launch_sm90.h"
 #include "kernels/conv/sm90/norms.cuh"
 

@@ -1,4 +1,4 @@
-// float32 convolution on Hopper's tensor cores with TF32's precision, float32 sums.
+// float32 convolution on Hopper's tensor cores, rounded to TF32, float32 sums.
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/tiles.h"
 #include "kernels/conv/sm90/launch.cuh"

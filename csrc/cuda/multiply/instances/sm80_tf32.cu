@@ -1,4 +1,4 @@
-// float32 on tensor cores, as TF32.
+// float32 on tensor cores, rounded to TF32.
 #include "cuda/multiply/launch.h"
 #include "cuda/tiles.h"
 #include "kernels/multiply/sm80/launch.cuh"

@@ -1,4 +1,4 @@
-// The split of float32 operands into split parts.
+// Splits float32 operands into split parts.
 #include "cuda/multiply/launch.h"
 #include "kernels/norm_map/split.cuh"
 
