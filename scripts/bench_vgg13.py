@@ -1,17 +1,9 @@
 """Whole-network inference: VGG13 with SpAMM convolutions against the dense network.
 
-Trains VGG13 on MNIST, or takes the checkpoint that train_vgg13.py left. On the training images and
-one half of the validation images it then chooses, layer by layer, a threshold to hold: the one that
-saves the most time while few of the network's answers change. Accuracy and times of the network so
-fused (spamm_torch.fuse_) are taken on the other half. What is counted is changed answers and not
-lost accuracy: no more can be lost than changes, no labels are needed, and answers that happen to
-become right do not hide others that become wrong, which on a thousand images they do.
-
-Layers that no threshold makes faster are dense: in cuDNN, or, where the whole network is faster
-so, as SpAMM layers that skip nothing and keep the chain whole, as the first convolution always is.
-The dense network has its batch norms folded and on CUDA convolution, bias and ReLU in one cuDNN
-call each. Writes NAME.md and NAME.json. If it is interrupted, the same command goes on with the
-layers and networks that are missing.
+Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. Chooses by layer, on the training
+images and half of the validation images, the tau that saves the most time while few answers change.
+Then measures accuracy and times of the network so fused (spamm_torch.fuse_) on the other half.
+Writes NAME.md and NAME.json. If it is interrupted, the same command goes on with what is missing.
 
     python scripts/bench_vgg13.py --out docs/results --name vgg13_h200
 """
@@ -43,10 +35,16 @@ from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from study.layouts import PixelBlocks
 from study.training_options import add_training_options, train_or_load
 
+# What is counted is changed answers and not lost accuracy: no more can be lost than changes, no
+# labels are needed, and answers that become right by chance do not hide others that become wrong.
+# Layers that no threshold makes faster are dense: in cuDNN, or, where the whole network is faster
+# so, as SpAMM layers that skip nothing and keep the chain whole, as the first convolution always
+# is. The dense network has its batch norms folded, and on CUDA convolution, bias and ReLU in one
+# cuDNN call each.
 LAYOUT = PixelBlocks("by position", 64, (64, 1, 1))
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25)
 _NOTHING_SKIPPED = 1.0  # the ratio at a threshold of 0
-_NO_LOSS = 0.02  # points: below that losses are not told apart
+_NO_LOSS = 0.02  # points: below that losses count as equal
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 

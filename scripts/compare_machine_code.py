@@ -4,10 +4,9 @@
     python scripts/compare_machine_code.py --ptx build-before build-after
 
 Each side is a library, an object file, or a build folder (its object files; libraries where it has
-none). Kernels are matched by their code alone: one that was only moved or renamed is equal. Their
-code is the instructions that `cuobjdump -sass` prints, their constants, the size of their static
-shared memory, and the places that the loader fills in. Exit code: 0 equal, 1 different, 2 error.
-It needs cuobjdump, from CUDA's toolkit or from triton's package.
+none). Kernels are matched by code alone, whatever their names: the instructions of `cuobjdump
+-sass`, constants, the size of static shared memory, and the places that the loader fills in. Exit
+code: 0 equal, 1 different, 2 error. It needs cuobjdump, of CUDA's toolkit or of triton's package.
 """
 
 import argparse
@@ -275,8 +274,12 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("a", type=Path, metavar="A", help="library, object file or build folder")
     parser.add_argument("b", type=Path, metavar="B", help="what to compare it with")
-    parser.add_argument("--ptx", action="store_true", help="compare the PTX too")
-    parser.add_argument("--all", action="store_true", help=f"show more than {NAMES_SHOWN} names")
+    parser.add_argument(
+        "--ptx", action="store_true", help="compare the PTX too (default: the machine code alone)"
+    )
+    parser.add_argument(
+        "--all", action="store_true", help=f"show all names (default: {NAMES_SHOWN} of each kind)"
+    )
     return parser.parse_args(arguments)
 
 

@@ -142,7 +142,11 @@ def section_line(section: str, line: str) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; fail if out of date (default: write the page)",
+    )
     check = parser.parse_args().check
     if not check:
         PAGE.write_text(page())

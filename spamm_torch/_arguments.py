@@ -97,8 +97,7 @@ def check_max_error(max_error: Any) -> None:
 def check_search(valid_ratio: Any, max_iterations: Any, tolerance: Any) -> None:
     """Raises unless these are what the op find_tau takes; ValueError, TypeError."""
     check_valid_ratio(valid_ratio)
-    if not is_integer(max_iterations):
-        raise TypeError(f"max_iterations must be an integer; got {max_iterations!r}")
+    check_integer(max_iterations, "max_iterations")
     if not max_iterations > 0:
         raise ValueError(f"max_iterations must be positive; got {max_iterations}")
     check_number(tolerance, "tolerance")
@@ -134,6 +133,16 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, (numbers.Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
+def check_integer(value: Any, name: str) -> None:
+    if not is_integer(value):
+        raise TypeError(f"{name} must be an integer; got {value!r}")
+
+
+def check_bool(value: Any, name: str) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False; got {value!r}")
+
+
 def check_integers(value: Any, name: str) -> None:
     """TypeError unless ``value`` is an integer or a sequence of integers."""
     kind = type(value)
@@ -164,7 +173,7 @@ def check_block_pair(block: Any) -> tuple[int, int]:
 
 
 def _edges(block: Any, count: int, form: str) -> tuple[int, ...]:
-    several = isinstance(block, Iterable) and not isinstance(block, str)
+    several = isinstance(block, Iterable) and not isinstance(block, (str, Tensor))
     edges = tuple(block) if several else (block,) * count
     if len(edges) != count or not all(is_integer(edge) and edge in EDGES for edge in edges):
         got = list(edges) if several else block
@@ -178,7 +187,7 @@ def check_pixel_block(pixel_block: Any, block: Any = None) -> tuple[int, int, in
     ValueError unless it is three powers of two whose product is 32, 64 or 128, and the n of
     ``block`` where that is given.
     """
-    several = isinstance(pixel_block, Iterable) and not isinstance(pixel_block, str)
+    several = isinstance(pixel_block, Iterable) and not isinstance(pixel_block, (str, Tensor))
     edges = tuple(pixel_block) if several else (pixel_block,)
     powers = all(is_integer(edge) and edge > 0 and edge & (edge - 1) == 0 for edge in edges)
     if len(edges) != 3 or not powers or math.prod(edges) not in EDGES:

@@ -4,8 +4,8 @@ Bisection between zero and k times the mean product of norms, starting at the me
 one as long as that upper end still keeps too many products. It ends within ``tolerance`` of the
 valid ratio, or after ``max_iterations``.
 
-Every step is a tensor operation and all steps are always taken (one that has arrived stays where it
-is), so that nothing waits for the device and a CUDA graph can hold the search.
+Every step is a tensor operation and all steps always run (a search that has arrived stays where
+it is), so that nothing waits for the device and a CUDA graph can hold the search.
 """
 
 import functools

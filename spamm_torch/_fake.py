@@ -453,15 +453,15 @@ def run_layers(
             lacking <= 0,
             lambda: f"layers must be whole; the last one lacks {lacking} of its numbers",
         )
-        taken, rest[:count] = rest[:count], []
-        return taken
+        first, rest[:count] = rest[:count], []
+        return first
 
     def pairs(count: int) -> list[tuple[int, ...]]:
         return [tuple(take(2)) for _ in range(count)]
 
     def edges() -> list[int] | None:
-        taken = take(3)
-        return taken if any(taken) else None
+        three = take(3)
+        return three if any(three) else None
 
     while rest:
         (kind,) = take(1)

@@ -42,6 +42,8 @@ from ._arguments import (
     as_tau,
     check_block,
     check_block_pair,
+    check_bool,
+    check_integer,
     check_integers,
     check_max_error,
     check_number,
@@ -786,8 +788,8 @@ def conv2d(
     Raises:
         ValueError: none or several knobs, a knob out of range or NaN, a block or pixel_block of
             other sizes, another string as padding.
-        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, or a
-            stride, padding, dilation or groups that is not made of integers.
+        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, a stride,
+            padding, dilation or groups that is not made of integers, or a ``relu`` that is no bool.
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
 
     On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
@@ -830,7 +832,8 @@ def conv2d(
     check_optional_tensor(norm_input, "norm_input")
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
-    check_integers(groups, "groups")
+    check_integer(groups, "groups")
+    check_bool(relu, "relu")
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     else:

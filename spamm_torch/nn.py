@@ -228,7 +228,7 @@ class _SpAMM(nn.Module):
         self._pin_again()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Proof does not outlive a copy of the weight: the copy is told to compute its own.
+        # Proof does not outlive a copy of the weight: the copy computes norms of its own.
         return {**self.__dict__, "_pinned": self._pinned is not None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -285,11 +285,17 @@ def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:
         )
     for name in ("weight", "bias"):
         tensor = getattr(module, name)
-        is_plain = isinstance(tensor, nn.Parameter) and not nn.parameter.is_lazy(tensor)
-        if not is_plain and not (name == "bias" and tensor is None):
-            raise TypeError(
-                f"from_dense expects an initialised Parameter as {name}; got {type(tensor)}"
-            )
+        if name == "bias" and tensor is None:
+            continue
+        if nn.parameter.is_lazy(tensor):
+            hint = "run the module once"
+        elif not isinstance(tensor, nn.Parameter):
+            hint = "remove its parametrization or pruning first"
+        else:
+            continue
+        raise TypeError(
+            f"from_dense expects an initialised Parameter as {name}; got {type(tensor)} ({hint})"
+        )
 
 
 def _sharing(source: nn.Module, module: Other) -> Other:

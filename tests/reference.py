@@ -1,13 +1,10 @@
 """The oracle: SpAMM written to be read, slowly, in float64 (the error bound in long double).
 
-The product is written twice, from the two forms of the method:
+The product is written twice: :func:`multiply` is the flat form of the cuSpAMM paper, and
+:func:`multiply_by_recursion` the recursion it came from, a tree over the blocks that is pruned at
+every node. A node's norms are at least its leaves', so both keep the same leaves.
 
-* :func:`multiply`, the flat form of the cuSpAMM paper: every block product with
-  ``not (norm_a * norm_b < tau)`` is done, every other one counts as zero;
-* :func:`multiply_by_recursion`, the recursion it came from: a tree over the blocks that is pruned
-  at every node. A node's norms are at least its leaves', so both forms keep the same leaves.
-
-Operands are tensors of any dtype, device and stride; norm maps too. Everything returned is a NumPy
+Operands and norm maps are tensors of any dtype, device and stride. Everything returned is a NumPy
 array in float64, except norm products, thresholds and decisions, which are made in the maps' own
 type: one rounding for the product of norms, one for tau.
 """

@@ -1,6 +1,6 @@
 """What the study found, as plain data: for the report, the table and the picture."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,3 @@ class Results:
 
     header: dict[str, str]
     groups: list[GroupResult]
-
-    def as_dict(self):
-        return asdict(self)

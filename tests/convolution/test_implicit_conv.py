@@ -52,7 +52,7 @@ def boxed_dtype(request):
 
 @pytest.fixture(autouse=True)
 def exact_reference():
-    """The dense reference must not round to TF32 or to half sums."""
+    """The dense reference must not round to TF32."""
     allowed = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     yield

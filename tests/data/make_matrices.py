@@ -1,15 +1,10 @@
 """Writes the matrix files of this folder: `python tests/data/make_matrices.py`.
 
-water_overlap.mtx
-    Overlap matrix of 80 water molecules on a 2 x 2 x 20 lattice, one s-type Gaussian on each atom,
-    ordered along the long axis: 240 x 240, Matrix Market "coordinate real symmetric", entries below
-    1e-12 left out. Two Gaussians of exponents p, q at the distance r overlap by
-    (2 sqrt(pq) / (p + q))^(3/2) * exp(-pq / (p + q) * r^2), lengths in bohr. The exponents
-    are those of the outermost s functions of the basis set 6-31G.
-algebraic_decay.mtx
-    c / (|i-j|^2 + 1) with signs that alternate by i, 70 x 90, Matrix Market "array real general".
-exponential_decay.npy
-    0.9^|i-j|, 90 x 110, float32, NumPy's format in Fortran (column-major) order.
+water_overlap.mtx: the overlap matrix of 80 water molecules on a 2 x 2 x 20 lattice, ordered along
+    the long axis: 240 x 240, "coordinate real symmetric", entries below 1e-12 left out.
+algebraic_decay.mtx: c / (|i-j|^2 + 1) with signs that alternate by i,
+    70 x 90, "array real general".
+exponential_decay.npy: 0.9^|i-j|, 90 x 110, float32, in Fortran (column-major) order.
 """
 
 from pathlib import Path
@@ -35,6 +30,11 @@ def water_atoms(rng):
 
 
 def overlap(positions, exponents):
+    """Overlaps of one s-type Gaussian on each atom, lengths in bohr.
+
+    Exponents p, q at the distance r: (2 sqrt(pq) / (p + q))^(3/2) * exp(-pq / (p + q) * r^2). The
+    exponents are those of the outermost s functions of the basis set 6-31G.
+    """
     p, q = exponents[:, None], exponents[None, :]
     square = np.sum((positions[:, None] - positions[None]) ** 2, axis=-1)
     return (2 * np.sqrt(p * q) / (p + q)) ** 1.5 * np.exp(-p * q / (p + q) * square)

@@ -180,7 +180,7 @@ def test_every_search_can_be_captured(shape):
 SIDE = 2560
 
 
-@pytest.fixture(params=[False, True], ids=["norms taken", "norms given"])
+@pytest.fixture(params=[False, True], ids=["norms computed", "norms precomputed"])
 def claiming_product(request):
     a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
     b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)

@@ -416,6 +416,7 @@ def test_a_meta_threshold_among_real_maps_is_refused(device):
         (lambda a: spamm_torch.mm(a, a, tau=1.0, block=64.0), ValueError, "block"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, block="64"), ValueError, "block"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, block=None), ValueError, "block"),
+        (lambda a: spamm_torch.mm(a, a, tau=1.0, block=a.sum()), ValueError, "block"),
         (lambda a: spamm_torch.mm(a, a, tau=1.0, norm_a=3), TypeError, "norm_a"),
         (lambda a: spamm_torch.mm([[1.0]], a, tau=1.0), TypeError, "list"),
         (lambda a: spamm_torch.mm(a.to_sparse(), a, tau=1.0), TypeError, "call to_dense()"),
@@ -478,7 +479,13 @@ def test_mm_of_batches_points_to_bmm(device):
 def test_numbers_of_a_convolution_are_integers(device, name, value):
     input, weight = torch.ones(1, 2, 4, 4, device=device), torch.ones(2, 2, 1, 1, device=device)
     convolve = lambda: spamm_torch.conv2d(input, weight, tau=1.0, **{name: value})  # noqa: E731
-    refuses(TypeError, convolve, name, f"got {value}")
+    expected = "an integer;" if name == "groups" else "an integer or a pair"
+    refuses(TypeError, convolve, name, expected, f"got {value}")
+
+
+def test_relu_is_a_bool(device):
+    x = torch.ones(1, 2, 4, 4, device=device)
+    refuses(TypeError, lambda: spamm_torch.conv2d(x, x, tau=1.0, relu="yes"), "relu", "got 'yes'")
 
 
 def test_thresholds_beyond_all_norms(device):

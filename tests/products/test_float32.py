@@ -76,7 +76,7 @@ SHAPES += [(1536, 4096), (2048, 64), (2048, 256), (2048, 2048), (3000, 4096)]
 @pytest.mark.parametrize(("edge", "k"), SHAPES)
 def test_float32_by_halves_is_as_accurate_as_cublas(edge, k, data):
     if not hopper_kernels_run():
-        pytest.skip("float32 in halves is Hopper's")
+        pytest.skip("split float32 products are Hopper's")
     a, b = DATA[data](*operands(m=edge, k=k, n=edge))
     ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
     assert ours <= frobenius_error(a @ b, a, b)
@@ -104,7 +104,7 @@ def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
 
 def test_float32_backend_by_block_and_setting(tf32):
     if not hopper_kernels_run():
-        pytest.skip("float32 in halves is Hopper's")
+        pytest.skip("split float32 products are Hopper's")
     expected = "sm90-wgmma-f32x1" if tf32 else "sm90-wgmma-f32x3"
     assert spamm_torch.backend_for("cuda", torch.float32) == expected
     expected = "sm80-mma-tf32" if tf32 else "sm80-simt-f32"
@@ -206,7 +206,7 @@ def test_norms_taken_with_the_halves_are_those_of_norm_map(tf32, layout):
 
 def test_float32_says_how_much_memory_its_halves_need():
     if not hopper_kernels_run():
-        pytest.skip("float32 in halves is Hopper's")
+        pytest.skip("split float32 products are Hopper's")
     a = torch.ones(16384, 16384, device="cuda")
     torch.cuda.empty_cache()
     total = torch.cuda.get_device_properties(0).total_memory
@@ -245,9 +245,9 @@ def peak_memory(call):
 def test_many_small_matrices_take_little_memory(tf32):
     """Split parts pad each of them to 64 x 64."""
     a = torch.ones(50_000, 4, 4, device="cuda")
-    taken, result = peak_memory(lambda: spamm_torch.bmm(a, a, tau=0.0))
+    used, result = peak_memory(lambda: spamm_torch.bmm(a, a, tau=0.0))
     assert (result == 4).all()
-    assert taken < 20 * 3 * a.numel() * 4  # operands and result
-    taken, shared = peak_memory(lambda: spamm_torch.bmm(a[:1].expand_as(a), a, tau=0.0))
+    assert used < 20 * 3 * a.numel() * 4  # operands and result
+    used, shared = peak_memory(lambda: spamm_torch.bmm(a[:1].expand_as(a), a, tau=0.0))
     assert torch.equal(shared, result)
-    assert taken < 20 * 3 * a.numel() * 4
+    assert used < 20 * 3 * a.numel() * 4

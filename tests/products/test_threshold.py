@@ -445,7 +445,7 @@ def test_find_tau_for_error_zero_keeps_products_that_underflow(device):
 
 @pytest.mark.parametrize("special", [INF, NAN])
 def test_find_tau_for_error_of_unbounded_norms_skips_nothing(device, special):
-    """No finite limit can be told from such norms."""
+    """Such norms have no finite limit."""
     norm_a, norm_b = maps(device, [[special, 1e-3]], [[1], [1e-3]])
     assert find_tau_for_error(norm_a, norm_b, 0.5).item() == 0
 

@@ -270,7 +270,7 @@ def test_a_replica_of_data_parallel_has_norms_of_its_own(frozen):
 
 
 class Recorded(TorchDispatchMode):
-    """What ops of the library are told of weights: whether each is ready."""
+    """Records, for each op of the library that is called, whether its weights are ready."""
 
     def __init__(self):
         super().__init__()

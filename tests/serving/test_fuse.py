@@ -601,7 +601,7 @@ def test_a_cuda_graph_captures_a_fused_model():
         assert torch.equal(output, model(input))
 
 
-# ---- Max pooling that leaves norms --------------------------------------------------------------
+# ---- Max pooling that computes output norms -----------------------------------------------------
 
 POOLS = [
     {"kernel_size": 2},
