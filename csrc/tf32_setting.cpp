@@ -1,3 +1,4 @@
+// Reads PyTorch's float32 precision of CUDA matrix products.
 #include "tf32_setting.h"
 
 #include <ATen/Context.h>

@@ -87,4 +87,11 @@ struct OutputNormsBackend {
   bool (*supports)(at::Device device, at::ScalarType dtype);
 };
 
+// Bytes of the explicit im2col matrix that a device wants at a time.
+struct Im2colBudget {
+  int64_t bytes;
+
+  bool supports() const { return true; }
+};
+
 }  // namespace spamm

@@ -28,9 +28,11 @@ namespace {
 
 using OptTensor = std::optional<Tensor>;
 
-// The bytes of one piece of the im2col matrix; a piece is at least one pixel block. On the CPU a
-// piece should still be in cache when it is multiplied. On a GPU it should fill the device.
-int64_t piece_budget(at::Device device) { return int64_t{device.is_cuda() ? 256 : 8} << 20; }
+// Bytes of im2col matrix held at a time; at least one pixel block is, however large.
+int64_t im2col_budget(at::DeviceType device) {
+  const auto* budget = Backends<Im2colBudget>::find(device);
+  return budget != nullptr ? budget->bytes : int64_t{8} << 20;
+}
 
 // Channels last if the input or the weight is, as in torch's convolutions.
 at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
@@ -98,7 +100,7 @@ Tensor convolve_by_matrix(const Convolution& conv, const Knob& knob) {
 
   const int64_t block_bytes =
       shape.groups * block.n * std::max<int64_t>(weights.size(2), 1) * input.element_size();
-  const auto pieces = cut(blocks.count(), piece_budget(input.device()) / block_bytes);
+  const auto pieces = cut(blocks.count(), im2col_budget(input.device().type()) / block_bytes);
   OptTensor threshold = knob.tau;
   std::vector<Tensor> norms;  // of all pieces, if the threshold depends on them
   if (!threshold && pieces.size() > 1) {

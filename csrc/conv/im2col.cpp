@@ -1,3 +1,4 @@
+// The pieces of the im2col matrix, copied from a padded channels-last input.
 #include "conv/im2col.h"
 
 #include <ATen/Functions.h>

@@ -95,6 +95,8 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
 }
 
 const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run});
+// A piece is still in cache when it is multiplied.
+const Backends<Im2colBudget> budget(at::kCPU, Rank::kPortable, {int64_t{8} << 20});
 
 }  // namespace
 }  // namespace spamm::cpu

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "checks.h"
+#include "block.h"
 #include "cpu/common/clones.h"
 
 namespace spamm::cpu {

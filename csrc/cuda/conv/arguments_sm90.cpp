@@ -1,3 +1,4 @@
+// The parameters of a Hopper convolution's kernel: norms first, then the threshold from them.
 #include "cuda/conv/arguments_sm90.h"
 
 #include <ATen/ops/empty.h>

@@ -198,6 +198,8 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {&supports, &run});
+// A piece fills the GPU.
+const Backends<Im2colBudget> budget(at::kCUDA, Rank::kPortable, {int64_t{256} << 20});
 
 }  // namespace
 }  // namespace spamm::cuda

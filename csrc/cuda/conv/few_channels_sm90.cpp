@@ -11,7 +11,6 @@
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
 #include "cuda/tau_argument.h"
-#include "threshold.h"
 
 namespace spamm::cuda {
 namespace {

@@ -1,3 +1,4 @@
+// Starts the kernel that computes norms of im2col blocks from the input (sm_80 and newer).
 #include <c10/cuda/CUDAException.h>
 
 #include "cuda/conv/im2col_norms.h"

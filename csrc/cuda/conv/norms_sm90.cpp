@@ -1,3 +1,4 @@
+// The norms of a Hopper convolution: one launch for input and weight, and what registers them.
 #include "cuda/conv/norms_sm90.h"
 
 #include <ATen/ops/empty.h>

@@ -49,7 +49,7 @@ class SplitTensor {
       return at::empty({bytes}, x.options().dtype(at::kByte));
     } catch (const c10::OutOfMemoryError&) {
       TORCH_CHECK_WITH(OutOfMemoryError, false, "float32 products on tensor cores need ", bytes,
-                       " bytes of GPU memory for the split_parts of an operand of shape ",
+                       " bytes of GPU memory for the split parts of an operand of shape ",
                        x.sizes());
     }
   }

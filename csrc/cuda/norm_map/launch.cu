@@ -1,3 +1,4 @@
+// Starts the norm kernel: thread blocks for one or two matrices.
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>

@@ -1,3 +1,4 @@
+// Starts the threshold kernels: grids, workspaces, and one thread block for small maps.
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
@@ -114,7 +115,7 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
   const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
   const int64_t multiprocessors = device.multiProcessorCount;
   TORCH_CHECK(large <= kernels::kMostStaircases * multiprocessors,
-              "find_tau takes fewer products of norms; got ", maps.batch, " x ", maps.mb, " x ",
+              "norm maps are too large for find_tau; got ", maps.batch, " x ", maps.mb, " x ",
               maps.kb, " x ", maps.nb);
   const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
   const auto launch = [&](auto select, int64_t blocks) {

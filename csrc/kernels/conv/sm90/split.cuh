@@ -54,7 +54,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
   using Base = StageWriter<Config, kWeights>;
   using Base::at_;
   static constexpr int kBlocks = kWeights ? kRows : kBoxes;
-  static constexpr int64_t kPadding = -1;
+  static constexpr int kPadding = -1;
 
  public:
   __device__ Loader(const ConvParams& p, Storage<Config>& storage)
@@ -62,7 +62,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
 
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
     const SplitOperand& operand = (kWeights ? p_.a : p_.b).split;
-    int64_t numbers[kBlocks];
+    int numbers[kBlocks];
     uint32_t needed = 0, bytes = 0;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
@@ -102,8 +102,10 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
     return needed_boxes<Config>(mask) >> i & 1;
   }
 
-  __device__ int64_t number_of(const SplitOperand& operand, const Tile<Config>& tile,
-                               const Step& step, int i) const {
+  // The number of a block among the operand's. 32 bits hold it: a block takes 16 KiB of memory.
+  // This thread's instructions, one step after the other, limit convolutions of few pixels.
+  __device__ int number_of(const SplitOperand& operand, const Tile<Config>& tile, const Step& step,
+                           int i) const {
     if constexpr (kWeights) {
       return (step.kernel_position * operand.extent + tile.channel / kBlock + i) * operand.depth +
              step.group;
@@ -117,7 +119,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
     const bool inside = static_cast<unsigned>(row) < shape.input.rows &&
                         static_cast<unsigned>(column) < shape.input.columns;
     if (!inside) return kPadding;
-    const int64_t pixel = static_cast<int64_t>(row) * shape.input.columns + column;
+    const int pixel = row * shape.input.columns + column;
     return (pixel * operand.extent + box.image / kBlock) * operand.depth + step.group;
   }
 
