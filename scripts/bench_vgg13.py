@@ -327,7 +327,9 @@ def main(arguments=None):
         network=model_digest(model),
         data=digits.fingerprint(),
     )
-    model = fold_batch_norm(model).to(DTYPES[name])
+    # Norms of weights that were made in inference mode cannot be pinned.
+    with torch.inference_mode(False), torch.no_grad():
+        model = fold_batch_norm(model).to(DTYPES[name])
     parts = [part.to(device) for part in digits.split(config.seed)]
     with (
         Journal(options.out, options.name, settings, fresh=options.fresh) as journal,

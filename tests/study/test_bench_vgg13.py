@@ -7,6 +7,7 @@ import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
 import bench_vgg13
+import spamm_torch
 from common.console import exit_code
 
 LAYERS = [f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2)][1:]
@@ -91,6 +92,24 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, capsys, monkeypatch):
     assert code == 0
     assert timed == LAYERS
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.json", "small.md"]
+
+
+def test_the_norms_of_fused_networks_are_pinned(folder, tmp_path, monkeypatch):
+    """Weights that were cast in inference mode would rule that out."""
+    networks = []
+
+    def fuse(model, *rest):
+        networks.append(bench_vgg13.network(model, {"conv21": 0.0, "conv31": 1.0}, cudnn=False))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench_vgg13, "bench", fuse)
+    arguments = ["--device", "cpu", "--data", folder.parent / "digits", "--dtype", "bfloat16"]
+    arguments += ["--checkpoint", folder.parent / "small.pt", "--out", tmp_path]
+    with pytest.raises(KeyboardInterrupt):
+        bench_vgg13.main([str(argument) for argument in arguments])
+    layers = [x for x in networks[0].modules() if isinstance(x, spamm_torch.SpAMMConv2d)]
+    assert len(layers) == 2
+    assert all(layer.is_frozen for layer in layers)
 
 
 def test_answers_are_counted_where_most_of_them_change():
