@@ -69,7 +69,7 @@ class SpAMMChain(nn.Sequential):
             and not torch_module._has_any_global_hook()
             # Neither vmap nor torch.jit.trace takes an op with lists of optional tensors.
             and torch._C._functorch.peek_interpreter_stack() is None
-            and not torch.jit.is_tracing()
+            and not torch._C._is_tracing()
             # Slices, and what was appended or changed since, may hold anything.
             and SpAMMConv2d in map(type, layers)
             and all(map(fits_a_chain, layers))

@@ -27,7 +27,8 @@ Common to all functions:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import torch
@@ -89,6 +90,17 @@ if TYPE_CHECKING:
 _ops = torch.ops.spamm_torch
 
 
+def _overridden(function: Callable[..., Any], operands: tuple[Tensor, ...], arguments: Any) -> Any:
+    """The call as ``__torch_function__`` of an operand answers it: ``torch.fx`` records one node.
+
+    Args:
+        function: the public function. operands: its first arguments.
+        arguments: all of its arguments, by name and in order: its locals() at the start.
+    """
+    options = dict(itertools.islice(arguments.items(), len(operands), None))
+    return handle_torch_function(function, operands, *operands, **options)
+
+
 # ---- Norm maps and thresholds -------------------------------------------------------------------
 
 
@@ -111,7 +123,7 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
         RuntimeError: ``a`` of less than two dimensions.
     """
     if has_torch_function_variadic(a):
-        return handle_torch_function(norm_map, (a,), a, block=block)
+        return _overridden(norm_map, (a,), locals())
     check_tensor(a, "a")
     return _ops.norm_map(a, check_block_pair(block))
 
@@ -149,16 +161,7 @@ def find_tau(
         RuntimeError: norm maps whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(
-            find_tau,
-            (norm_a, norm_b),
-            norm_a,
-            norm_b,
-            valid_ratio,
-            max_iterations=max_iterations,
-            tolerance=tolerance,
-            method=method,
-        )
+        return _overridden(find_tau, (norm_a, norm_b), locals())
     _check_norm_maps(norm_a, norm_b)
     check_search(valid_ratio, max_iterations, tolerance)
     if method not in ("selection", "bisection"):
@@ -191,9 +194,7 @@ def find_tau_for_error(norm_a: Tensor, norm_b: Tensor, max_error: float) -> Tens
         RuntimeError: norm maps whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(
-            find_tau_for_error, (norm_a, norm_b), norm_a, norm_b, max_error
-        )
+        return _overridden(find_tau_for_error, (norm_a, norm_b), locals())
     _check_norm_maps(norm_a, norm_b)
     check_max_error(max_error)
     return _ops.find_tau_for_error(norm_a, norm_b, max_error)
@@ -217,7 +218,7 @@ def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
         RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(valid_counts, (norm_a, norm_b), norm_a, norm_b, tau)
+        return _overridden(valid_counts, (norm_a, norm_b), locals())
     _check_norm_maps(norm_a, norm_b)
     return _ops.valid_counts(norm_a, norm_b, as_tau(tau))
 
@@ -240,7 +241,7 @@ def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
         RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(valid_ratio, (norm_a, norm_b), norm_a, norm_b, tau)
+        return _overridden(valid_ratio, (norm_a, norm_b), locals())
     _check_norm_maps(norm_a, norm_b)
     return _ops.valid_ratio(norm_a, norm_b, as_tau(tau))
 
@@ -265,7 +266,7 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
         RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(error_bound, (norm_a, norm_b), norm_a, norm_b, tau)
+        return _overridden(error_bound, (norm_a, norm_b), locals())
     _check_norm_maps(norm_a, norm_b)
     return _ops.error_bound(norm_a, norm_b, as_tau(tau))
 
@@ -316,6 +317,10 @@ def mm(
 def mm(
     a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Mm]
 ) -> tuple[Tensor, SkipInfo]: ...
+@overload
+def mm(
+    a: Tensor, b: Tensor, *, return_info: bool, **options: Unpack[_Mm]
+) -> Tensor | tuple[Tensor, SkipInfo]: ...
 def mm(
     a: Tensor,
     b: Tensor,
@@ -356,19 +361,7 @@ def mm(
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     if has_torch_function_variadic(a, b):
-        return handle_torch_function(
-            mm,
-            (a, b),
-            a,
-            b,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            norm_a=norm_a,
-            norm_b=norm_b,
-            return_info=return_info,
-        )
+        return _overridden(mm, (a, b), locals())
     _check_matrices("mm", a, b)
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
@@ -391,6 +384,10 @@ def addmm(
 def addmm(
     input: Tensor, a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Addmm]
 ) -> tuple[Tensor, SkipInfo]: ...
+@overload
+def addmm(
+    input: Tensor, a: Tensor, b: Tensor, *, return_info: bool, **options: Unpack[_Addmm]
+) -> Tensor | tuple[Tensor, SkipInfo]: ...
 def addmm(
     input: Tensor,
     a: Tensor,
@@ -436,20 +433,7 @@ def addmm(
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     if has_torch_function_variadic(input, a, b):
-        return handle_torch_function(
-            addmm,
-            (input, a, b),
-            input,
-            a,
-            b,
-            beta=beta,
-            alpha=alpha,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            return_info=return_info,
-        )
+        return _overridden(addmm, (input, a, b), locals())
     _check_matrices("addmm", a, b)
     check_tensor(input, "input")
     check_number(beta, "beta")
@@ -468,6 +452,10 @@ def bmm(
 def bmm(
     a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Product]
 ) -> tuple[Tensor, SkipInfo]: ...
+@overload
+def bmm(
+    a: Tensor, b: Tensor, *, return_info: bool, **options: Unpack[_Product]
+) -> Tensor | tuple[Tensor, SkipInfo]: ...
 def bmm(
     a: Tensor,
     b: Tensor,
@@ -507,17 +495,7 @@ def bmm(
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     if has_torch_function_variadic(a, b):
-        return handle_torch_function(
-            bmm,
-            (a, b),
-            a,
-            b,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            return_info=return_info,
-        )
+        return _overridden(bmm, (a, b), locals())
     check_tensor(a, "a")
     check_tensor(b, "b")
     if a.dim() != 3 or b.dim() != 3:
@@ -549,6 +527,15 @@ def linear(
     return_info: Literal[True],
     **options: Unpack[_Linear],
 ) -> tuple[Tensor, SkipInfo]: ...
+@overload
+def linear(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    *,
+    return_info: bool,
+    **options: Unpack[_Linear],
+) -> Tensor | tuple[Tensor, SkipInfo]: ...
 def linear(
     input: Tensor,
     weight: Tensor,
@@ -593,19 +580,7 @@ def linear(
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     if has_torch_function_variadic(input, weight):
-        return handle_torch_function(
-            linear,
-            (input, weight),
-            input,
-            weight,
-            bias,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            norm_weight=norm_weight,
-            return_info=return_info,
-        )
+        return _overridden(linear, (input, weight), locals())
     check_tensor(input, "input")
     check_tensor(weight, "weight")
     check_optional_tensor(bias, "bias")
@@ -718,6 +693,20 @@ def conv2d(
     return_info: Literal[True],
     **options: Unpack[_Conv2d],
 ) -> tuple[tuple[Tensor, Tensor], SkipInfo]: ...
+@overload
+def conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = ...,
+    stride: int | Sequence[int] = ...,
+    padding: str | int | Sequence[int] = ...,
+    dilation: int | Sequence[int] = ...,
+    groups: int = ...,
+    *,
+    return_norms: bool = ...,
+    return_info: bool = ...,
+    **options: Unpack[_Conv2d],
+) -> Any: ...
 def conv2d(
     input: Tensor,
     weight: Tensor,
@@ -804,27 +793,7 @@ def conv2d(
     that form first, and the output back where the input is not channels-last.
     """
     if has_torch_function_variadic(input, weight):
-        return handle_torch_function(
-            conv2d,
-            (input, weight),
-            input,
-            weight,
-            bias,
-            stride,
-            padding,
-            dilation,
-            groups,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            pixel_block=pixel_block,
-            norm_weight=norm_weight,
-            norm_input=norm_input,
-            relu=relu,
-            return_norms=return_norms,
-            return_info=return_info,
-        )
+        return _overridden(conv2d, (input, weight), locals())
     check_tensor(input, "input")
     check_tensor(weight, "weight")
     check_optional_tensor(bias, "bias")

@@ -125,12 +125,13 @@ class _SpAMM(nn.Module):
 
     def _tau_argument(self) -> Tensor:
         """The threshold in the op's form, made anew only when ``tau`` has been set to another."""
-        if isinstance(self.tau, Tensor):
-            return as_tau(self.tau)
-        tau, argument = self._tau_taken
-        if argument is None or tau is not self.tau:
-            argument = as_tau(self.tau)
-            self._tau_taken = (self.tau, argument)
+        tau: Any = self.tau
+        if isinstance(tau, Tensor):
+            return as_tau(tau)
+        taken, argument = self._tau_taken
+        if argument is None or taken is not tau:
+            argument = as_tau(tau)
+            self._tau_taken = (tau, argument)
         return argument
 
     @staticmethod
@@ -349,6 +350,9 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
 
     _dense = nn.Conv2d
 
+    block: Block | None
+    pixel_block: Sequence[int] | None
+
     def __init__(
         self,
         in_channels: int,
@@ -511,6 +515,8 @@ class SpAMMLinear(_SpAMM, nn.Linear):
     """
 
     _dense = nn.Linear
+
+    block: Block
 
     def __init__(
         self,
