@@ -5,7 +5,7 @@ norms multiply to less than a threshold tau.
 """
 
 from ._library import (  # isort: skip  # loads the ops
-    VERSION,
+    VERSION as _VERSION,
     build_info,
     cmake_prefix_path,
     include_path,
@@ -29,9 +29,9 @@ from .functional import (
     valid_ratio,
 )
 from .fuse import FuseReport, Fusion, fuse_
-from .nn import SpAMMConv2d, SpAMMLinear
+from .nn import SpAMMConv2d, SpAMMLinear, unreached_layers
 
-__version__ = VERSION
+__version__ = _VERSION
 
 __all__ = [
     "FuseReport",
@@ -55,6 +55,7 @@ __all__ = [
     "linear",
     "mm",
     "norm_map",
+    "unreached_layers",
     "valid_counts",
     "valid_ratio",
 ]

@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -73,7 +74,7 @@ def cmake_prefix_path() -> Path:
     return _PACKAGE / "share" / "cmake"
 
 
-def build_info() -> dict:
+def build_info() -> dict[str, Any]:
     """How the library was built.
 
     Returns a dict:
@@ -109,7 +110,7 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-def _load() -> dict:
+def _load() -> dict[str, Any]:
     """Loads the library, after making sure that it was built for this torch.
 
     Returns what the build left beside it: the versions of spamm_torch ("version"), torch ("torch")
@@ -141,4 +142,4 @@ def _load() -> dict:
 
 
 BUILT = _load()
-VERSION = BUILT["version"]
+VERSION: str = BUILT["version"]

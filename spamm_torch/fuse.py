@@ -91,7 +91,7 @@ def fuse_(model: nn.Module) -> FuseReport:
     all SpAMM weights are pinned (``freeze_``, which says when they rest). Everything else stays as
     it is: other layers, and layers that have hooks or a ``forward`` set on the instance, are used
     in several places, or are of a subclass. The report also names each SpAMM layer that its parent
-    never calls (:func:`spamm_torch.nn.unreached_layers`): it skips nothing where it is.
+    never calls (:func:`spamm_torch.unreached_layers`): it skips nothing where it is.
 
     Results: folding ReLU into a convolution and chaining do not change a bit of what is computed
     from the same norms. cuBLASLt may sum a product with ReLU in another order than one without.
