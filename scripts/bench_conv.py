@@ -28,14 +28,14 @@ from common.machine import describe_machine
 from common.options import (
     add_device_option,
     add_output_options,
+    add_timing_options,
     choose_device,
     make_parser,
     positive_integer,
     show,
-    valid_ratio,
 )
 from common.precisions import PRECISIONS, TOLERANCE, use_precision
-from common.report_files import run_header, write_results
+from common.report_files import finish, run_header
 from common.timing import interleaved
 
 RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
@@ -248,21 +248,7 @@ def parse(arguments):
         metavar=("M", "K", "N"),
         help="edges of the blocks, each 32, 64 or 128 (default: 64 64 64)",
     )
-    parser.add_argument(
-        "--ratios",
-        metavar="RATIO",
-        type=valid_ratio,
-        nargs="+",
-        default=RATIOS,
-        help=f"shares of block products to keep, in (0, 1] (default: {show(RATIOS)})",
-    )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=positive_integer,
-        help=f"rounds of each timing (default: {on_cuda[3]}; on the CPU {on_cpu[3]})",
-    )
-    parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
+    add_timing_options(parser, RATIOS, {device: of[3] for device, of in DEFAULTS.items()})
     add_output_options(parser, "conv")
     options = parser.parse_args(arguments)
     options.device = choose_device(options.device)
@@ -341,14 +327,7 @@ def main(arguments=None):
             if new:
                 steps.at(done, len(cases), f"{name}: {best_of(of_case)}")
         results = {"header": header, "rows": rows}
-        markdown, picture, conclusion = conv_report.report(results, options.name)
-        paths = write_results(
-            options.out, options.name, data=results, markdown=markdown, picture=picture
-        )
-        journal.remove()
-    console.print(conclusion)
-    for path in paths:
-        console.print(f"wrote {path}")
+        finish(conv_report, results, options.out, options.name, journal, console)
 
 
 if __name__ == "__main__":

@@ -27,14 +27,14 @@ from common.machine import describe_machine
 from common.options import (
     add_device_option,
     add_output_options,
+    add_timing_options,
     choose_device,
     make_parser,
     positive_integer,
     show,
-    valid_ratio,
 )
 from common.precisions import PRECISIONS, TOLERANCE, use_precision
-from common.report_files import run_header, write_results
+from common.report_files import finish, run_header
 from common.timing import interleaved
 
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
@@ -173,27 +173,13 @@ def parse(arguments):
         help="edges of the blocks: 32, 64, 128, or three of these as in 128x64x128 (default: 64)",
     )
     parser.add_argument(
-        "--ratios",
-        metavar="RATIO",
-        type=valid_ratio,
-        nargs="+",
-        default=RATIOS,
-        help=f"shares of block products to keep, in (0, 1] (default: {show(RATIOS)})",
-    )
-    parser.add_argument(
         "--data",
         nargs="+",
         default=["decay"],
         choices=("decay", "normal"),
         help="decay: the paper's decay matrix; normal: random ones of N(0, 1) (default: decay)",
     )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=positive_integer,
-        help=f"rounds of each timing (default: {on_cuda[2]}; on the CPU {on_cpu[2]})",
-    )
-    parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
+    add_timing_options(parser, RATIOS, {device: of[2] for device, of in DEFAULTS.items()})
     add_output_options(parser, "mm")
     options = parser.parse_args(arguments)
     options.device = choose_device(options.device)
@@ -256,14 +242,7 @@ def main(arguments=None):
             "rows": [row for case in found for row in case["rows"]],
             "stages": [case["stage"] for case in found],
         }
-        markdown, picture, conclusion = mm_report.report(data, options.name)
-        paths = write_results(
-            options.out, options.name, data=data, markdown=markdown, picture=picture
-        )
-        journal.remove()
-    console.print(conclusion)
-    for path in paths:
-        console.print(f"wrote {path}")
+        finish(mm_report, data, options.out, options.name, journal, console)
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from common.options import (
     number,
     positive_integer,
 )
-from common.report_files import run_header, write_results
+from common.report_files import finish, run_header
 from common.timing import interleaved
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
@@ -346,14 +346,7 @@ def main(arguments=None):
 
         result = bench(model, parts, options, journal, progress)
         data = {"header": header, **result}
-        markdown, picture, conclusion = vgg13_report.report(data, options.name)
-        paths = write_results(
-            options.out, options.name, data=data, markdown=markdown, picture=picture
-        )
-        journal.remove()
-    console.print(conclusion)
-    for path in paths:
-        console.print(f"wrote {path}")
+        finish(vgg13_report, data, options.out, options.name, journal, console)
 
 
 if __name__ == "__main__":

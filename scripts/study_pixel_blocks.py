@@ -18,7 +18,7 @@ from common.files import require_writable
 from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
 from common.options import add_output_options, choose_device, make_parser
-from common.report_files import run_header, write_results
+from common.report_files import finish, run_header
 from models.data import draw_shifts
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
@@ -134,14 +134,7 @@ def main(arguments=None):
             for title, shifted in jobs.items()
         }
         data = {"header": header, "cases": cases}
-        markdown, picture, conclusion = pixel_blocks_report.report(data, "pixel_blocks")
-        paths = write_results(
-            options.out, "pixel_blocks", data=data, markdown=markdown, picture=picture
-        )
-        journal.remove()
-    console.print(conclusion)
-    for path in paths:
-        console.print(f"wrote {path}")
+        finish(pixel_blocks_report, data, options.out, "pixel_blocks", journal, console)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
 from common.options import add_output_options, choose_device, make_parser, positive_integer
 from common.precisions import PRECISIONS, use_precision
-from common.report_files import run_header, write_results
+from common.report_files import finish, run_header
 from models.vgg13 import fold_batch_norm
 from study import report
 from study.groups import steps_of, study_group
@@ -64,12 +64,7 @@ def main(arguments=None):
         )
         data = {"header": header, "groups": groups}
         report.print_tables(report.from_data(data), console)
-        markdown, picture, conclusion = report.report(data, name)
-        paths = write_results(options.out, name, data=data, markdown=markdown, picture=picture)
-        journal.remove()
-    console.print(conclusion)
-    for path in paths:
-        console.print(f"wrote {path}")
+        finish(report, data, options.out, name, journal, console)
 
 
 def _parse(arguments):

@@ -66,6 +66,30 @@ def add_output_options(parser, name=None):
     )
 
 
+def add_timing_options(parser, ratios, rounds):
+    """``--ratios``, ``--repeats`` and ``--cold``.
+
+    Args:
+        ratios: default valid ratios. rounds: {"cpu" or "cuda": default number of rounds}, which
+            the script fills in once it knows the device.
+    """
+    parser.add_argument(
+        "--ratios",
+        metavar="RATIO",
+        type=valid_ratio,
+        nargs="+",
+        default=ratios,
+        help=f"shares of block products to keep, in (0, 1] (default: {show(ratios)})",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        help=f"rounds of each timing (default: {rounds['cuda']}; on the CPU {rounds['cpu']})",
+    )
+    parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
+
+
 def choose_device(name):
     """The torch.device of an option --device.
 

@@ -44,6 +44,22 @@ def _row(cells):
     return "| " + " | ".join(map(str, cells)) + " |"
 
 
+def finish(report, data, folder, name, journal, console):
+    """Ends a measurement: writes its results, removes its journal, says what was found and where.
+
+    Args:
+        report: the module whose report(data, name) gives page, picture (or None) and conclusion.
+        data, folder, name: as of write_results.
+        journal: of the groups measured, of no use once the results are written.
+    """
+    markdown, picture, conclusion = report.report(data, name)
+    paths = write_results(folder, name, data=data, markdown=markdown, picture=picture)
+    journal.remove()
+    console.print(conclusion)
+    for path in paths:
+        console.print(f"wrote {path}")
+
+
 def write_results(folder, name, *, data, markdown, picture=None):
     """Writes name.json, name.md and, where there is one, name.png, each in full or not at all.
 
