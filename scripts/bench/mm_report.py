@@ -220,7 +220,7 @@ def _picture(header, rows):
     for panel in axes[:, 0]:
         panel.set_ylabel("speedup over torch.mm")
     for panel in axes[-1]:
-        panel.set_xlabel("block products kept (%)")
+        panel.set_xlabel("block products kept")
     title = "spamm_torch.mm, norms included"
     left_out = [name for of, name in series.items() if of not in _shown(series)]
     if left_out:

@@ -33,7 +33,7 @@ def color(index):
     return _COLORS[index]
 
 
-def ratio_axis(axis, low, label="block products kept (%)"):
+def ratio_axis(axis, low, label="block products kept"):
     """Valid ratios in percent from 100 down to ``low``, spaced by factors."""
     ticks = [tick for tick in _RATIO_TICKS if tick >= 0.9 * low]
     axis.set_xscale("log")
