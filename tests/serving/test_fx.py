@@ -56,6 +56,13 @@ def test_a_model(device, image, frozen):
     assert torch.equal(traced(image[:2]), model(image[:2]))
 
 
+def test_operands_are_a_nodes_arguments_and_settings_its_keywords():
+    traced = fx.symbolic_trace(lambda a, b: ops.mm(b=b, a=a, tau=1.0, block=32))
+    (node,) = (node for node in traced.graph.nodes if node.op == "call_function")
+    assert [operand.name for operand in node.args] == ["a", "b"]
+    assert (node.kwargs["tau"], node.kwargs["block"]) == (1.0, 32)
+
+
 def test_a_traced_model_is_pickled_and_trained(device, image):
     torch.manual_seed(0)
     model = Network().to(device).train()
