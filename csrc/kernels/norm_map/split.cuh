@@ -3,7 +3,8 @@
 //
 // A block is x = 2^exponent * (high + low), or x = 2^exponent * high. Products of two blocks that
 // would lose accuracy are multiplied without split parts; the flags of SplitKind mark such blocks.
-// Error analysis: docs/kernels/multiply.md. One launch serves one matrix or both operands.
+// Error analysis: docs/kernels/multiply.md (two split parts), docs/kernels/norm_map.md (one).
+// One launch serves one matrix or both operands.
 #pragma once
 
 #include "kernels/common/launch.cuh"
