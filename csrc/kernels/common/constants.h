@@ -1,11 +1,11 @@
-// From run-time values to the instances of a template.
+// Turns run-time values into template arguments.
 #pragma once
 
 #include <type_traits>
 
 namespace spamm::kernels {
 
-// Calls `call` with the values as std::bool_constant, so that they can be template arguments.
+// Calls `call` with each value as a std::bool_constant.
 template <class Call>
 auto with_constants(const Call& call) {
   return call();

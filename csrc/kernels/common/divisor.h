@@ -1,4 +1,4 @@
-// Division by numbers that are known before a launch.
+// Fast division by a number that is known before the launch.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,12 +8,11 @@
 
 namespace spamm::kernels {
 
-// Division of 31-bit numbers by one that is known before the launch: by its rounded inverse, of
-// which Granlund and Montgomery, "Division by invariant integers using multiplication" (1994), show
-// that it gives the exact quotient.
+// Divides 31-bit numbers by multiplying with a rounded inverse. The quotient is exact: Granlund and
+// Montgomery, "Division by invariant integers using multiplication" (1994).
 struct Divisor {
   int divisor = 1;
-  uint32_t inverse = 0;  // times 2^(32 + shift), rounded up
+  uint32_t inverse = 0;  // 2^(32 + shift) / divisor, rounded up
   int shift = 0;
 
   Divisor() = default;

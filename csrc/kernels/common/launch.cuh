@@ -1,4 +1,4 @@
-// Starts a kernel that may overlap the one before it (overlap.cuh).
+// Starts a kernel that may overlap the previous kernel of its stream (overlap.cuh).
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,9 +11,9 @@
 
 namespace spamm::kernels {
 
-// Sets `waits` to whether the code of `kernel` that the current device runs holds the waits of
-// overlap.cuh. The chip does not tell: one above 9.0 may run PTX of compute_80, which holds none.
-// Asked once for each kernel and device.
+// Sets `waits` to whether the current device runs code of `kernel` that contains the waits of
+// overlap.cuh. The compute capability does not answer this: a chip above 9.0 may run PTX of
+// compute_80, in which the waits are empty. The answer is cached for each kernel and device.
 inline cudaError_t find_waits(const void* kernel, bool& waits) {
   static std::shared_mutex mutex;
   static std::map<std::pair<const void*, int>, bool> known;
@@ -37,8 +37,8 @@ inline cudaError_t find_waits(const void* kernel, bool& waits) {
   return cudaSuccess;
 }
 
-// Launches on `stream`, and, with `overlap_previous`, while the kernel before on the stream ends,
-// if the kernel's code waits for it before it reads.
+// Launches on `stream`. With `overlap_previous` the kernel may start before the previous kernel of
+// the stream ends, provided that its code contains the wait.
 template <class... Params>
 cudaError_t launch(void (*kernel)(Params...), dim3 grid, int threads, int shared_bytes,
                    bool overlap_previous, cudaStream_t stream,

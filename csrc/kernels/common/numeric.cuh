@@ -1,4 +1,4 @@
-// Conversions between operand types and the types that sums and norms are kept in.
+// Conversions between the operand types and the types of sums and norms.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,7 +8,7 @@
 
 namespace spamm::kernels {
 
-// The type of norms and of sums: float, but double for double.
+// The type of norms and sums: double for double operands, float for all others.
 template <class Element>
 using NormOf = std::conditional_t<std::is_same_v<Element, double>, double, float>;
 
@@ -29,10 +29,10 @@ __device__ Element narrow(NormOf<Element> x) {
   }
 }
 
-// The nearest exponent of float32's normal numbers.
+// Clamps an exponent to those of normal float32 numbers.
 __device__ inline int normal_exponent(int exponent) { return min(max(exponent, -126), 127); }
 
-// Of an exponent from -126 to 127.
+// 2^exponent, for an exponent from -126 to 127.
 __device__ inline float power_of_two(int exponent) {
   return __int_as_float((exponent + 127) << 23);
 }

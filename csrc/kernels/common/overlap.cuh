@@ -1,26 +1,25 @@
-// Programmatic dependent launch: a kernel starts while the kernels ahead of it on the stream still
-// run. Both calls do nothing before sm_90, or where the launch did not ask for it.
+// Programmatic dependent launch: a kernel starts while earlier kernels of its stream still run.
+// Both functions do nothing before sm_90, or if the launch did not ask for the overlap.
 //
-// Invariant: in a kernel launched so, every thread block waits, and what it reads or writes in
-// global memory comes after that. Its end then implies the end of all kernels ahead of it, however
-// early these let their successors start. The one exception is reading a weight whose caller passes
-// weight_is_ready: complete before the call was made, or before each replay of a captured graph.
+// Invariant: every thread block of such a kernel waits before it reads or writes global memory. So
+// when the kernel ends, all kernels before it have ended, however early they let others start.
+// One exception: a weight may be read before the wait if the caller passes weight_is_ready, which
+// says that the weight was complete before the call, or before each replay of a captured graph.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace spamm::kernels {
 
-// Lets the next kernel run on what this one does not use of the device, as soon as all thread
-// blocks have got here. The next one must wait_for_previous_kernel() before it touches memory of
-// this one.
+// Once all thread blocks have called this, the next kernel may start on the free parts of the
+// device. It must call wait_for_previous_kernel() before it touches this kernel's memory.
 __device__ inline void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   cudaTriggerProgrammaticLaunchCompletion();
 #endif
 }
 
-// Returns when the kernel before is over and what it has written can be read.
+// Returns when the previous kernel has ended and its writes are visible.
 __device__ inline void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

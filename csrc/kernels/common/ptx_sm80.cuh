@@ -1,7 +1,6 @@
-// The instructions of sm_80 that CUDA C++ has no portable spelling for: asynchronous copies into
-// shared memory, ldmatrix, and mma.sync. Fragment layouts: PTX ISA, "Warp level matrix
-// instructions"; with g = lane / 4 and t = lane % 4, every 16 x 8 result holds (g, 2t), (g, 2t+1),
-// (g+8, 2t), (g+8, 2t+1).
+// PTX instructions of sm_80: asynchronous copies into shared memory, ldmatrix and mma.sync.
+// Fragment layouts are in the PTX ISA, "Warp level matrix instructions". With g = lane / 4 and
+// t = lane % 4, a lane holds (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1) of each 16 x 8 result.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -14,7 +13,7 @@ __device__ inline uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Copies the first `bytes` of 16 and writes zeros for the rest; reads nothing where bytes is 0.
+// Copies the first `bytes` of a chunk and fills the rest with zeros. Reads nothing if bytes is 0.
 __device__ inline void copy_async(void* to_shared, const void* from_global, int bytes) {
   asm volatile(
       "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to_shared)),
@@ -22,17 +21,17 @@ __device__ inline void copy_async(void* to_shared, const void* from_global, int 
       : "memory");
 }
 
-// Closes the group of copies that this thread has begun since the last group.
+// Makes a group of the copies that this thread has started since its last group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most kPending of this thread's groups are in flight.
+// Waits until at most kPending groups of this thread are in flight.
 template <int kPending>
 __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Four 8 x 8 matrices of 16-bit entries (or 8 x 4 of 32-bit ones); lane l names row l % 8 of matrix
-// l / 8 and receives entries (g, 2t), (g, 2t+1) of each.
+// Loads four 8 x 8 matrices of 16-bit entries (or 8 x 4 of 32-bit entries). Lane l passes the
+// address of row l % 8 of matrix l / 8, and receives entries (g, 2t), (g, 2t+1) of each matrix.
 __device__ inline void load_matrices(uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -40,7 +39,7 @@ __device__ inline void load_matrices(uint32_t (&r)[4], const void* row) {
                : "memory");
 }
 
-// The same with each matrix transposed: lane l receives entries (2t, g), (2t+1, g).
+// The same with each matrix transposed: a lane receives entries (2t, g), (2t+1, g).
 __device__ inline void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -80,7 +79,7 @@ __device__ inline void mma_bf16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_
       : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// d += a b, 16 x 8 times 8 x 8, of float32 bit patterns already rounded to TF32.
+// d += a b, 16 x 8 times 8 x 8. The operands are float32 bit patterns, already rounded to TF32.
 __device__ inline void mma_tf32(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                 uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
@@ -95,7 +94,7 @@ __device__ inline uint32_t round_to_tf32(uint32_t bits) {
   return rounded;
 }
 
-// d += a b, 16 x 8 times 8 x 4, in double precision: two instructions of 8 rows, sm_80's largest.
+// d += a b, 16 x 4 times 4 x 8, float64. sm_80's largest instruction has 8 rows, so this uses two.
 __device__ inline void mma_f64(double (&d)[4], double a0, double a1, double b0) {
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
       : "+d"(d[0]), "+d"(d[1])
@@ -105,8 +104,8 @@ __device__ inline void mma_f64(double (&d)[4], double a0, double a1, double b0) 
       : "d"(a1), "d"(b0));
 }
 
-// d += a b, 16 x 4 times 4 x 8, in double precision, on sm_90 and newer: one instruction. Volatile,
-// so that it keeps its place among the loads of what comes next.
+// d += a b, 16 x 4 times 4 x 8, float64, in one instruction of sm_90 and newer. Volatile, so that
+// the compiler does not move it across the loads of the next operands.
 __device__ __forceinline__ void mma_f64_sm90(double (&d)[4], double a0, double a1, double b0) {
   asm volatile(
       "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "

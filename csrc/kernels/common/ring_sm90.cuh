@@ -1,8 +1,8 @@
-// What the warps of a persistent Hopper kernel pass to each other in shared memory, and the
-// barriers in between: lists of valid steps for the loads, and a ring of stages for the warpgroups.
+// What the warps of a persistent Hopper kernel pass to each other in shared memory, with its
+// barriers: lists of valid steps for the load warps, and a ring of stages for the warpgroups.
 //
-// The kernel brings its own Tile and Step, and a Notice: what the warpgroups must know of a stage
-// beside its operands, which is a step's mask and whether a tile, or all work, ends there.
+// Each kernel defines its own Tile, Step and Notice. A notice tells the warpgroups what they need
+// to know about a stage besides its operands: the step's mask, and whether a tile or all work ends.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace spamm::kernels::sm90 {
 
 using Barrier = cutlass::arch::ClusterTransactionBarrier;
 
-// A position in a ring of kSlots slots, each with a barrier.
+// A position in a ring of kSlots slots that have a barrier each.
 template <int kSlots>
 struct RingPosition {
   int slot = 0;
@@ -28,7 +28,7 @@ struct RingPosition {
   }
 };
 
-// A descriptor that goes around the ring of stages.
+// The wgmma descriptor of an operand block in the current stage of the ring.
 template <Major kMajor, class Stage, int kStages>
 class StagedDescriptor {
  public:
@@ -45,8 +45,8 @@ class StagedDescriptor {
   uint64_t value_;
 };
 
-// Gives a stage back to the loads; every warp that multiplies calls it. Warp by warp: a warp that
-// has no products to wait for is not kept together with its warpgroup by anything else.
+// Returns a stage to the load warps. Every multiplying warp arrives by itself: a warp without
+// valid products runs ahead of the rest of its warpgroup, so one arrival cannot speak for four.
 __device__ __forceinline__ void release(Barrier& empty) {
   __syncwarp();
   if (threadIdx.x % 32 == 0) empty.arrive();
@@ -59,7 +59,7 @@ struct Ring {
   using Notice = Notice_;
   static constexpr int kStages = kStages_, kLists = kLists_, kListCapacity = kListCapacity_;
 
-  // The valid steps of a tile, or of a part of it.
+  // The valid steps of a tile, or a part of them if they do not fit.
   struct List {
     Tile tile;
     int count;
@@ -69,11 +69,11 @@ struct Ring {
 
   List lists[kLists];
   Notice notices[kStages];
-  Tile tiles[kStages];  // where one ends
+  Tile tiles[kStages];  // valid where the notice ends a tile
   alignas(8) Barrier full[kStages], empty[kStages];
   Barrier list_full[kLists], list_empty[kLists];
 
-  // `loads`: threads that fill a stage and read a list; `releases`: arrivals that empty a stage.
+  // `loads`: threads that fill a stage and read a list. `releases`: arrivals that empty a stage.
   __device__ void initialize(int loads, int releases) {
     for (int i = 0; i < kStages; ++i) {
       full[i].init(loads);
@@ -86,8 +86,8 @@ struct Ring {
   }
 };
 
-// Fills the stages, for a thread that loads an operand. Of the threads that fill the same stages
-// one, with kAnnounces, writes the notices.
+// Fills the stages; used by a thread that loads an operand. Several threads may fill the same
+// stages; only the one with kAnnounces writes the notices.
 template <class Ring, bool kAnnounces>
 class StageWriter {
   using Notice = typename Ring::Notice;
@@ -96,7 +96,8 @@ class StageWriter {
  public:
   __device__ explicit StageWriter(Ring& ring) : ring_(ring) {}
 
-  // Waits for the next stage and announces what comes into it, with so many bytes of operands.
+  // Waits until the next stage is empty. Then writes its notice, and tells its barrier to expect
+  // `bytes` of operands from this thread.
   __device__ void announce(const Notice& notice, const Tile& tile, uint32_t bytes) {
     ring_.empty[at_.slot].wait(at_.phase ^ 1);
     if constexpr (kAnnounces) {
@@ -106,7 +107,7 @@ class StageWriter {
     ring_.full[at_.slot].arrive_and_expect_tx(bytes);
   }
 
-  // A stage without operands: for a tile, or a rest of one, in which nothing is valid.
+  // Ends a tile by a stage without operands: no step was valid since the last stage.
   __device__ void end_tile(const Tile& tile) {
     announce(Notice::end_of_tile(), tile, 0);
     at_.advance();
@@ -121,7 +122,7 @@ class StageWriter {
   RingPosition<Ring::kStages> at_;
 };
 
-// Fills kLists lists from number `first` on, by turns; all lanes of the warp call it together.
+// Fills the kLists lists that start at `first`, in turn. All lanes of the warp call it together.
 template <class Ring, int kLists>
 class ListWriter {
   using Tile = typename Ring::Tile;
@@ -130,11 +131,11 @@ class ListWriter {
  public:
   __device__ explicit ListWriter(Ring& ring, int first = 0) : ring_(ring), first_(first) {}
 
-  // Waits until the next list is used up. Tiles are claimed after that and not earlier, since
-  // claims far ahead unbalance the thread blocks.
+  // Waits until the next list has been read. A warp claims its next tile only after that, because
+  // claims far ahead of the work unbalance the thread blocks.
   __device__ void wait_for_room() { ring_.list_empty[number()].wait(at_.phase ^ 1); }
 
-  // Each lane brings one step.
+  // Appends the valid ones of 32 steps, one from each lane.
   __device__ void append(const Tile& tile, const Step& step) {
     if (count_ > Ring::kListCapacity - 32) {
       publish(tile, false, false);

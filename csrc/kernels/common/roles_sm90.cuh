@@ -1,4 +1,4 @@
-// What the warps of a persistent Hopper kernel do.
+// The roles of the warps of a persistent Hopper kernel.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -10,15 +10,15 @@ namespace spamm::kernels::sm90 {
 // When a kernel lets the next one on the stream start (overlap.cuh).
 enum class NextKernel {
   kAtOnce,      // before anything else
-  kWhenSetUp,   // when the barriers are set up
-  kAfterTheEnd  // never: the next one starts when this one is over
+  kWhenSetUp,   // once the barriers are initialised
+  kAfterTheEnd  // only when this kernel has ended
 };
 
 enum class Role { kLoadA, kLoadB, kList, kMultiply, kNone };
 
 constexpr int kFirstListWarp = 2, kFirstMultiplyWarp = 4;
 
-// The first warpgroup loads and lists, all others multiply.
+// The first warpgroup loads and lists. All others multiply.
 template <int kListWarps>
 __device__ __forceinline__ Role role_of(int warp) {
   if (warp >= kFirstMultiplyWarp) return Role::kMultiply;
@@ -28,13 +28,13 @@ __device__ __forceinline__ Role role_of(int warp) {
   return warp == 1 ? Role::kLoadB : Role::kLoadA;
 }
 
-// The number of a warp's warpgroup among those that multiply.
+// The index of a warp's warpgroup among those that multiply.
 __device__ __forceinline__ int multiplying_warpgroup(int warp) { return warp / 4 - 1; }
 
-// Runs the calling thread's part of `work`: set_up(warp) by all, then load_a() and load_b() by one
-// thread each, list(number) by Config::kListWarps warps, and multiply(warp) by the other
-// warpgroups. Where Config::kMultiplyRegisters is not 0, threads that multiply take so many and
-// all others keep Config::kOtherRegisters.
+// Runs the calling thread's part of `work`. All threads call set_up(warp). Then one thread calls
+// load_a(), one load_b(), Config::kListWarps warps call list(number), and the warpgroups after the
+// first call multiply(warp). If Config::kMultiplyRegisters is not 0, each multiplying thread gets
+// that number of registers and every other thread keeps Config::kOtherRegisters.
 template <class Config, class Work>
 __device__ __forceinline__ void run_roles(const Work& work) {
   const int warp = __shfl_sync(~0u, threadIdx.x / 32, 0);

@@ -1,4 +1,4 @@
-// Rows and columns, in 32 bits, as kernels use them.
+// Rows and columns as 32-bit numbers.
 #pragma once
 
 namespace spamm::kernels {

@@ -1,14 +1,14 @@
-// A threshold as kernels take it.
+// The threshold as a kernel parameter.
 #pragma once
 
 #include <cuda_runtime.h>
 
 namespace spamm::kernels {
 
-// In the norms' type: on the device (never read on the host) or passed by value.
+// In the type of the norms. Either on the device, where the host never reads it, or by value.
 template <class Norm>
 struct Tau {
-  const Norm* on_device;  // null: `on_host` holds
+  const Norm* on_device;  // null: use `on_host`
   Norm on_host;
 
   __device__ Norm value() const { return on_device ? *on_device : on_host; }

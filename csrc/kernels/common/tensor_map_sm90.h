@@ -1,4 +1,4 @@
-// Tensor maps for TMA.
+// Encodes tensor maps for TMA.
 #pragma once
 
 #include <cuda.h>
@@ -14,8 +14,8 @@
 
 namespace spamm::kernels::sm90 {
 
-// The driver's tensor map encoder, found at run time so that nothing links libcuda; null if the
-// driver has none.
+// The driver's tensor map encoder, or null if the driver has none. Looked up at run time, so that
+// the library does not link libcuda.
 inline auto find_tensor_map_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -25,7 +25,7 @@ inline auto find_tensor_map_encoder() {
   return usable ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
 }
 
-// Entries of type Tf32 are rounded to its digits, to nearest, as they are loaded.
+// TMA rounds entries of type Tf32 to nearest as it loads them.
 template <class Element>
 constexpr CUtensorMapDataType map_type() {
   if constexpr (std::is_same_v<Element, __half>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
@@ -35,9 +35,9 @@ constexpr CUtensorMapDataType map_type() {
   if constexpr (std::is_same_v<Element, double>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT64;
 }
 
-// A contiguous first dimension and kDims - 1 more, in bytes apart; boxes of up to 128 bytes by any
-// number of lines, swizzled in 128 bytes; `every`: loads only every so many-th entry along a
-// dimension.
+// Maps a tensor of kDims dimensions. The first is contiguous; `strides` are those of the others, in
+// bytes. A box is at most 128 bytes long in the first dimension and is swizzled in 128 bytes.
+// `every` are element strides: every = 2 along a dimension loads each second entry.
 template <class Element, int kDims>
 cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
                               const std::array<uint64_t, kDims>& sizes,

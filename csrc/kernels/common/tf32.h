@@ -1,9 +1,9 @@
-// The type of float32 numbers that are multiplied with TF32's precision.
+// A type that selects TF32 instructions in templates.
 #pragma once
 
 namespace spamm::kernels {
 
-// float32 as the instructions for TF32 take it.
+// A float32 number whose products have TF32's precision.
 struct Tf32 {
   float value;
 };

@@ -1,16 +1,15 @@
-// Turns of two warpgroups at the tensor cores.
+// Makes two warpgroups use the tensor cores alternately.
 #pragma once
 
 #include "cutlass/arch/barrier.h"
 
 namespace spamm::kernels::sm90 {
 
-// Left alone, both warpgroups of a thread block may get their products done at the same time, and
-// the tensor cores wait while both promote their sums. So they give the tensor cores work by turns:
-// each calls wait() before its products of a stage and pass() when they are begun, or if it has
-// none.
+// Without turns, both warpgroups of a thread block may promote their sums at the same time, and the
+// tensor cores idle meanwhile. Each warpgroup calls wait() before its products of a stage, and
+// pass() once it has issued them or has none.
 class Turns {
-  static constexpr int kFirstBarrier = 1;  // named
+  static constexpr int kFirstBarrier = 1;  // a named barrier for each warpgroup
   static constexpr int kThreads = 256;
 
  public:
@@ -22,7 +21,7 @@ class Turns {
   __device__ void wait() const { cutlass::arch::NamedBarrier::sync(kThreads, own_); }
   __device__ void pass() const { cutlass::arch::NamedBarrier::arrive(kThreads, other_); }
 
-  // After the last stage: the first warpgroup still has a turn.
+  // After the last stage: consumes the pass() that the first warpgroup has not waited for.
   __device__ void end() const {
     if (own_ == kFirstBarrier) wait();
   }
@@ -31,7 +30,7 @@ class Turns {
   int own_, other_;
 };
 
-// For warpgroups that need none.
+// For kernels without turns.
 struct NoTurns {
   __device__ explicit NoTurns(int) {}
   __device__ void wait() const {}

@@ -1,8 +1,8 @@
-// The im2col matrix of a convolution as kernels see it: described, never stored.
+// The transposed im2col matrix of a convolution. It is described by these numbers, never stored.
 //
-// Transposed: a row for each output pixel, pixel block by pixel block; along K (kernel row, kernel
-// column, channel), each kernel position filled up with zeros to whole blocks. Rows of a block that
-// stick out of the output do not exist; they read as zeros.
+// It has a row for each output pixel, pixel block by pixel block. K runs over (kernel row, kernel
+// column, channel), and each kernel position is padded with zeros to whole blocks. Rows of pixels
+// outside the output read as zeros.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,16 +17,16 @@ namespace spamm::kernels {
 struct Im2colMatrix {
   const void* data;  // (images, rows, columns, groups x channels), contiguous
   int images, groups;
-  int channels;  // of a group: a multiple of 16 bytes, as is the address
+  int channels;  // of a group; a multiple of 16 bytes, like the address
   Size2 input, output, stride, padding, dilation;
-  int kernel_columns, positions;             // of the window
+  int kernel_columns, positions;             // positions: kernel positions of the window
   int log2_images, log2_rows, log2_columns;  // edges of a pixel block
-  Size2 blocks;                              // that lie across one picture
+  Size2 blocks;                              // pixel blocks along an output image
   int image_blocks;
-  int position_depth;  // K of one position, a multiple of 32
+  int position_depth;  // K of one kernel position, a multiple of 32
   Divisor by_position_depth, by_kernel_columns, by_block_columns, by_block_rows;
 
-  // To be called once the rest is set.
+  // Must be called after the other members are set.
   void set_divisors() {
     by_position_depth = Divisor(position_depth);
     by_kernel_columns = Divisor(kernel_columns);

@@ -1,15 +1,15 @@
-// Where the entries of an im2col matrix lie in the input.
+// Finds the entries of an im2col matrix in the input.
 #pragma once
 
 #include "kernels/conv/im2col_matrix.h"
 
 namespace spamm::kernels {
 
-// First pixel of a pixel block, in the output.
+// The first pixel of a pixel block, in the output.
 struct BlockOrigin {
   int image, row, column;
 
-  // Past the last block, one that lies outside.
+  // A number past the last block gives an origin outside the output.
   __device__ BlockOrigin(const Im2colMatrix& m, int number) {
     int line, image_block, row_block, column_block;
     m.by_block_columns(line, column_block, number);
@@ -20,18 +20,19 @@ struct BlockOrigin {
   }
 };
 
-// One row of the matrix: an output pixel, as what its window's first position sees.
+// One row of the matrix: an output pixel, and the input pixel at its window's first kernel
+// position.
 struct alignas(16) Im2colRow {
-  int input_pixel;   // number in the input; may lie outside, as row and column may
+  int input_pixel;   // index in the input; may lie outside, like row and column
   int row, column;   // in the input
-  int output_pixel;  // number in the output; -1 where there is none
+  int output_pixel;  // index in the output, -1 if outside
 
-  // Pixel number `index` of the block.
+  // The row of pixel `index` of the block.
   __device__ static Im2colRow at(const Im2colMatrix& m, const BlockOrigin& block, int index) {
     const int column = block.column + (index & ((1 << m.log2_columns) - 1));
     const int row = block.row + (index >> m.log2_columns & ((1 << m.log2_rows) - 1));
     const int image = block.image + (index >> (m.log2_columns + m.log2_rows));
-    constexpr int kOutside = -(1 << 30);  // further than any window reaches
+    constexpr int kOutside = -(1 << 30);  // no window reaches so far
     if (image >= m.images || row >= m.output.rows || column >= m.output.columns) {
       return {0, kOutside, kOutside, -1};
     }
@@ -42,7 +43,7 @@ struct alignas(16) Im2colRow {
   }
 };
 
-// One kernel position: how far from a window's first one it lies.
+// The distance of a kernel position from the window's first one.
 struct WindowStep {
   int rows, columns, pixels;
 

@@ -7,8 +7,8 @@
 
 namespace spamm::kernels {
 
-// One operand, contiguous along K (k_major) or along its other dimension, M or N. `leading` is the
-// distance between neighbours in the other direction. Address, leading and batch stride are
+// One operand. It is contiguous along K (k_major) or along its other dimension, M or N; `leading`
+// is the stride of the dimension that is not contiguous. Address, leading and batch stride are
 // multiples of 16 bytes.
 struct Operand {
   const void* data;
@@ -26,14 +26,14 @@ struct MultiplyParams {
   int64_t batch, m, n, k;
   int log2_block_m, log2_block_k, log2_block_n;
   Norm alpha, beta;
-  const void* input;         // of C's type; null where beta is 0 or there is none
-  int64_t input_strides[3];  // batch, row, column; 0 where input is broadcast
+  const void* input;         // of C's type; null if there is none or beta is 0
+  int64_t input_strides[3];  // batch, row, column; 0 along a broadcast dimension
   void* c;                   // (batch, M, N), contiguous
 
-  // Kernels that claim their tiles count the claims in an int of device memory, this product's own
-  // until it is done. Where it is not zero yet, their launch sees to that.
+  // Counts the tiles that thread blocks have claimed, in device memory. No other product may use
+  // the counter until this one has ended. The launch sets it to zero unless next_tile_is_zero.
   int* next_tile;
-  bool next_tile_is_zero;  // at the latest when the kernel before on the stream is over
+  bool next_tile_is_zero;  // it is zero once the previous kernel of the stream has ended
 };
 
 }  // namespace spamm::kernels

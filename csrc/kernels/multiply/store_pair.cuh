@@ -1,5 +1,6 @@
-// Stores from the registers of matrix instructions, whose results are pairs of neighbours in a row:
-// where four lanes' pairs fill sectors, C needs no way round through shared memory.
+// Stores sums from registers to C. A matrix instruction gives each lane pairs of neighbouring
+// columns. For 4-byte and 8-byte entries the pairs of four lanes fill whole memory sectors, so
+// staging C in shared memory would gain nothing.
 #pragma once
 
 #include "kernels/multiply/params.h"
@@ -11,8 +12,8 @@ struct alignas(2 * sizeof(T)) EntryPair {
   T x, y;
 };
 
-// alpha * (x, y) + beta * input as neighbours of a row of C, from `column` on. kPairs: both exist,
-// aligned, and nothing is added.
+// Writes alpha * x + beta * input to `column` of a row of C, and the same with y to the next one.
+// kPairs: both columns exist, their address is aligned, and there is no input.
 template <bool kPairs, class T>
 __device__ __forceinline__ void store_pair(const MultiplyParams<T>& p, int batch, int64_t row,
                                            int64_t column, T x, T y) {

@@ -1,4 +1,4 @@
-// Sums of squares from chunks of 16 bytes.
+// Chunks of entries, and sums of their squares.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace spamm::kernels {
 
-constexpr int kChain = 4;  // chunks whose squares are summed before they join a lane's sum
+constexpr int kChain = 4;  // chunks whose squares are summed before they are added to a lane's sum
 
-// Magnitudes ordered as integers: NaN above infinity above all numbers.
+// The magnitude of x as an integer of the same order. NaN is above infinity.
 __device__ inline unsigned long long magnitude_bits(float x) {
   return __float_as_uint(x) & 0x7fffffff;
 }
@@ -47,7 +47,7 @@ struct BitsOf<double> {
   using Type = uint64_t;
 };
 
-// 16 bytes of a line, always in registers: entries are cut out of whole words.
+// One chunk of a line. Entries are extracted from whole words, so that it stays in registers.
 template <class Element>
 struct alignas(16) Chunk {
   using Bits = typename BitsOf<Element>::Type;
@@ -75,7 +75,7 @@ struct alignas(16) Chunk {
     }
   }
 
-  // Of two entries in a word.
+  // Replaces an entry. Only for types with two entries in a word.
   __device__ void replace(int i, Element x) {
     static_assert(kPerWord == 2);
     uint32_t& word = words[i / 2];
@@ -83,7 +83,7 @@ struct alignas(16) Chunk {
   }
 };
 
-// Whether any entry of some chunks is not zero, from the bits: -0 is zero.
+// Whether any entry of several chunks is not zero, found from the bits. -0 counts as zero.
 template <class Element>
 struct AnyNonzero {
   uint32_t even = 0, odd = 0;
@@ -103,9 +103,9 @@ struct AnyNonzero {
 template <class Element>
 __device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
   if constexpr (sizeof(Element) == 2) {
-    // As A a chunk is 16 x 16, rows 0 to 7 in its even words and 8 to 15 in its odd ones; with the
-    // ones or the others as B too, entries (g, g) of `top` and (g + 8, g) of `bottom` sum the
-    // squares of lanes 4g to 4g + 3.
+    // As operand A a chunk is 16 x 16: its even words are rows 0 to 7, its odd words rows 8 to 15.
+    // With the even words as operand B too, entry (g, g) of `top` is the sum of squares of lanes 4g
+    // to 4g + 3. With the odd words, it is entry (g + 8, g) of `bottom`.
     float top[4] = {}, bottom[4] = {};
 #pragma unroll
     for (int i = 0; i < kChain; ++i) {
@@ -122,7 +122,7 @@ __device__ NormOf<Element> chain_of_squares(const Chunk<Element>* chunks) {
     const bool odd = row % 2;
     return lane % 4 == row / 2 ? (odd ? top[1] : top[0]) + (odd ? bottom[3] : bottom[2]) : 0.0f;
   } else {
-    // As many chains as a chunk has entries keep each chain of roundings short.
+    // One sum for each entry of a chunk keeps the chains of roundings short.
     NormOf<Element> sums[Chunk<Element>::kEntries] = {}, sum = 0;
 #pragma unroll
     for (int i = 0; i < kChain; ++i) {

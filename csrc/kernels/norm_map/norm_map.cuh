@@ -1,15 +1,12 @@
-// Frobenius norms of the blocks of a matrix: the paper's get-norm.
+// Frobenius norms of the blocks of a matrix: the paper's get-norm. Design:
+// docs/kernels/norm_map.md.
 //
-// A group of 8 to 256 threads sums the squares of one block, in loads of 16 bytes where the matrix
-// allows it, 16 of them in flight in each lane: what is in flight is what fills the memory bus, so
-// a warp serves up to four small blocks at once. Which entry lands in which lane does not matter to
-// a sum of squares, so half types go straight from memory into mma.sync with the same registers as
-// A and as B: the diagonal of X X^T holds sums of exact products, accumulated in float32. (The
-// paper multiplies with ones and sums in half, which rounds the squares and overflows.) Tensor
-// cores truncate when they add, so a chain of kChain instructions is all that they sum before a
-// float32 addition. A block whose sum has left the range in which squares are right is redone with
-// its entries scaled by the power of two of the largest one. One launch serves one matrix or both
-// operands of a product.
+// A group of 8 to 256 threads sums the squares of one block. Each lane keeps kChunks loads in
+// flight to fill the memory bus, so a warp serves up to four small blocks at once.
+// Half types go from memory straight into mma.sync, as A and as B: the diagonal of X X^T holds sums
+// of exact squares. Tensor cores truncate when they add, so they sum only kChain instructions.
+// A block whose sum leaves the safe range is summed again, with scaled entries.
+// One launch serves one matrix or both operands of a product.
 #pragma once
 
 #include <cstdint>
@@ -24,15 +21,16 @@ namespace spamm::kernels {
 constexpr int kNormWarps = kNormThreads / 32;
 constexpr int kChunks = 16;  // loads in flight in each lane
 
-// Threads for a block of 2^log2_entries entries, kChunks loads or a multiple for each: the order of
-// a block's sum depends on nothing but its shape. At least 8, as no block is below 2 KiB.
+// The number of threads for a block of 2^log2_entries entries. It depends on the shape alone, and
+// so does the order of the sum. Each thread loads kChunks chunks or a multiple. The result is at
+// least 8, because no block is smaller than 2 KiB.
 template <class Element>
 __host__ __device__ constexpr int norm_threads(int log2_entries) {
   const int threads = (static_cast<int>(sizeof(Element)) << log2_entries) / (kChunks * 16);
   return threads > kNormThreads ? kNormThreads : threads;
 }
 
-// One block of the matrix, cut into chunks.
+// One block of the matrix as a sequence of chunks.
 template <class Element_>
 struct NormBlock {
   using Element = Element_;
@@ -48,22 +46,22 @@ struct NormBlock {
     return 1 << (p.log2_block_lines + p.log2_block_length - kLog2Entries);
   }
 
-  // Whether the matrix holds all of the block.
+  // Whether the whole block lies in the matrix.
   __device__ bool is_whole() const {
     return lines_left >> p.log2_block_lines != 0 && length_left >> p.log2_block_length != 0;
   }
 
-  // Whether all of the block can be read by loads of 16 bytes.
+  // Whether the whole block can be read by loads of 16 bytes.
   __device__ bool has_vectors() const { return p.vector && is_whole(); }
 
-  // Where a chunk begins, line by line.
+  // The line in which a chunk lies, and its first entry there. Chunks are counted line by line.
   __device__ int line_of(int chunk) const { return chunk >> log2_line_chunks(); }
   __device__ int entry_of(int chunk) const {
     return (chunk & ((1 << log2_line_chunks()) - 1)) << kLog2Entries;
   }
 
-  // Chunks first, first + step, ... of the block by one load of 16 bytes each: for blocks that
-  // has_vectors(). `step` is a multiple of the chunks of a line.
+  // Loads chunks first, first + step, ... by one load each. Only if has_vectors(). `step` is a
+  // multiple of the number of chunks in a line.
   template <int kLoads>
   __device__ void load_vectors(int first, int step, Chunk<Element> (&chunks)[kLoads]) const {
     const Element* from = data + line_of(first) * p.line_stride + entry_of(first);
@@ -75,7 +73,7 @@ struct NormBlock {
     }
   }
 
-  // The same for a chunk of any block, entry by entry: zeros for those that do not exist.
+  // Loads one chunk of any block entry by entry, with zeros outside the matrix.
   __device__ Chunk<Element> gather(int index) const {
     const int line = line_of(index), first_entry = entry_of(index);
     Chunk<Element> chunk{};
@@ -92,9 +90,9 @@ struct NormBlock {
   __device__ int log2_line_chunks() const { return p.log2_block_length - kLog2Entries; }
 };
 
-// A thread's share of a block's sum of squares, and whether anything in it is not zero. All lanes
-// of a warp call it together; some may have no block to sum, which is then nothing but zeros.
-// The sum does not depend on how entries came from memory.
+// Computes a thread's part of a block's sum of squares, and whether any of its entries is not zero.
+// All lanes of a warp call it together. Lanes without a block pass one that holds only zeros. The
+// sum does not depend on how the entries are loaded.
 template <class Block>
 __device__ void sum_squares(const Block& block, int thread, int threads, typename Block::Norm& sum,
                             bool& nonzero) {
@@ -130,15 +128,15 @@ __device__ void sum_squares(const Block& block, int thread, int threads, typenam
   nonzero = any.found();
 }
 
-// The threads that share a block: a warp, a part of one or several. All groups of a thread block
-// call its functions together; one of up to a warp needs no other warp.
+// The threads that share a block: a part of a warp, a warp or several warps. All groups of a thread
+// block call its functions together. Only groups of several warps use barriers.
 struct NormGroup {
   int threads, index, thread;
 
   __device__ explicit NormGroup(int threads)
       : threads(threads), index(threadIdx.x / threads), thread(threadIdx.x % threads) {}
 
-  // Combines one value of each thread, in a fixed order; every thread of the group has the result.
+  // Combines one value of each thread in a fixed order. Every thread of the group gets the result.
   template <class T, class Combine>
   __device__ T reduce(T x, T (&shared)[kNormWarps], const Combine& combine) const {
 #pragma unroll
@@ -154,15 +152,16 @@ struct NormGroup {
     return total;
   }
 
-  // Whether `x` holds in any thread of the group, or of the groups that must go along with it.
+  // Whether `x` holds in any thread that must branch together with the group: its warp, or the
+  // whole thread block if groups have several warps.
   __device__ bool any(bool x) const {
     return threads <= 32 ? __any_sync(~0u, x) : __syncthreads_or(x);
   }
 };
 
-// The norm of a block from its entries times a power of two, by way of the largest of them. Called
-// by all groups of a thread block; those with `needed` false take part in the barriers only. Not
-// inlined: it is rare, and its registers would cost those of the loads in flight.
+// The norm of a block from scaled entries (safe_norm.cuh). All groups of a thread block call it;
+// groups with `needed` false only take part in the barriers. It is rare, so it is not inlined: its
+// registers would reduce the number of loads in flight.
 template <class Block>
 __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, const NormGroup& group,
                                                          bool needed) {
@@ -188,16 +187,17 @@ __device__ __noinline__ typename Block::Norm scaled_norm(const Block& block, con
   return scaled.norm(sum);
 }
 
-// Which block of the batch of matrices a group has.
+// Which block a group computes.
 struct NormPlace {
   int64_t batch, line, entry;  // in the map
   bool exists;
 
-  // `thread_block` counts those that serve the matrix.
+  // `thread_block` counts the thread blocks that serve this matrix.
   template <class Norm>
   __device__ NormPlace(const NormMapParams<Norm>& p, const NormGroup& group,
                        uint32_t thread_block) {
-    // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
+    // A 64-bit division would take longer than the rest of the kernel, so numbers have 32 bits. The
+    // caller limits the size of the map.
     const uint32_t map_lines = ((p.lines - 1) >> p.log2_block_lines) + 1;
     const uint32_t map_length = ((p.length - 1) >> p.log2_block_length) + 1;
     const uint32_t number = thread_block * (blockDim.x / group.threads) + group.index;
@@ -218,7 +218,7 @@ struct NormPlace {
   }
 };
 
-// Makes a block's norm of the threads' shares of its sum. Called by all groups of a thread block.
+// Computes a block's norm from its threads' parts of the sum. All groups of a thread block call it.
 template <class Block>
 __device__ typename Block::Norm norm_of_shares(const Block& block, const NormGroup& group,
                                                bool exists, typename Block::Norm sum,
@@ -228,7 +228,7 @@ __device__ typename Block::Norm norm_of_shares(const Block& block, const NormGro
   sum = group.reduce(sum, shared_sums, [](Norm x, Norm y) { return x + y; });
   Norm norm = sqrt(sum);
 
-  // A thread that has met a number other than zero knows when the block's sum is no good.
+  // The sum of a block of zeros is right although it lies outside the safe range.
   const bool safe = is_safe(sum);
   if (group.any(nonzero && !safe)) {
     const Norm scaled = scaled_norm(block, group, exists && !safe);
@@ -237,7 +237,7 @@ __device__ typename Block::Norm norm_of_shares(const Block& block, const NormGro
   return norm;
 }
 
-// The same, written to the map.
+// The same, and writes the norm to the map.
 template <class Element>
 __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& block,
                            const NormGroup& group, NormOf<Element> sum, bool nonzero) {
@@ -249,7 +249,7 @@ __device__ void write_norm(const NormPlace& place, const NormBlock<Element>& blo
   }
 }
 
-// The matrices of one launch: thread blocks from `second_begins` on serve the second one.
+// The matrices of one launch. Thread blocks from `second_begins` on serve the second one.
 template <class Params>
 struct MatrixPair {
   Params matrices[2];
@@ -262,7 +262,7 @@ struct MatrixPair {
   }
 };
 
-// Also sets *zeroed to 0, where it is not null, for the product that follows.
+// `zeroed`: the tile counter of the product that follows, which this kernel sets to 0. May be null.
 template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 2)
     norm_map(const __grid_constant__ MatrixPair<NormMapParams<NormOf<Element>>> pair, int* zeroed) {

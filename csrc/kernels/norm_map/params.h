@@ -1,5 +1,5 @@
-// The parameters of the norm kernel. Lines are what the kernel reads along: rows of a row-major
-// matrix, columns of a column-major one.
+// The parameters of the norm kernel. Lines are the contiguous dimension of a matrix: the rows of a
+// row-major one, the columns of a column-major one.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct NormMapParams {
   int64_t batch, lines, length;                     // length: entries of a line
   int64_t batch_stride, line_stride, entry_stride;  // in elements
   int log2_block_lines, log2_block_length;
-  bool vector;  // address and strides allow loads of 16 bytes along the lines
+  bool vector;  // whether address and strides allow loads of 16 bytes along the lines
   Norm* norms;
   int64_t norm_batch_stride, norm_line_stride, norm_entry_stride;
 };

@@ -1,10 +1,10 @@
-// Norms beyond the range in which plain sums of squares are right: from entries scaled by the power
-// of two of the largest one.
+// Norms whose plain sums of squares overflow or underflow: the entries are scaled by the power of
+// two of the largest one.
 #pragma once
 
 namespace spamm::kernels {
 
-// Within these bounds neither overflow nor underflow has hurt a sum of 2^14 squares.
+// A sum of up to 2^14 squares between these bounds has suffered neither overflow nor underflow.
 template <class Norm>
 struct SafeSum;
 template <>
@@ -21,7 +21,7 @@ __device__ bool is_safe(Norm sum) {
   return sum >= SafeSum<Norm>::kLeast && sum <= SafeSum<Norm>::kMost;
 }
 
-// The second sum, by way of the largest magnitude: NaN where there is one.
+// The scaled sum and its norm. `largest` is the largest magnitude, or NaN if an entry is NaN.
 template <class Norm>
 class ScaledNorm {
  public:
@@ -30,7 +30,7 @@ class ScaledNorm {
         is_number_(isfinite(largest) && largest > 0),
         exponent_(is_number_ ? ilogb(largest) : 0) {}
 
-  // Else there is nothing to add: the norm is zero, infinite or NaN.
+  // If false, nothing needs to be added: the norm is zero, infinite or NaN.
   __device__ bool is_number() const { return is_number_; }
 
   __device__ Norm add(Norm sum, Norm entry) const {

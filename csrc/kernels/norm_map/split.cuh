@@ -1,22 +1,10 @@
-// Splits float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and
-// computes their norms in the same pass, with the very bits of norm_map.cuh. One launch serves one
-// matrix or both operands.
+// Cuts float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and
+// computes their norms in the same pass, with the same bits as norm_map.cuh.
 //
-// Of two split parts, x = 2^exponent * (high + low), with the power of two that brings the block's
-// largest magnitude into [2^14, 2^15): high is x rounded to float16, low the rest rounded to
-// float16. Where high is 1 or more, both together are right to 2^-23; below, low runs into
-// float16's smallest number and the error stays under 2^-40 of the block's largest entry. That is
-// as good in a product, as long as the other factor does not favour the small entries along K: a
-// block in which some k has nothing within 2^-15 of the largest entry is marked as wide and as
-// faint, and such two are multiplied without their split parts. So is every block with an infinity
-// or a NaN, of which split parts would make NaN alone.
-//
-// Of one split part, x = 2^exponent * high, the largest magnitude comes into [2^11, 2^15), so that
-// few neighbours differ in their power of two. TF32 has as many digits, and high has them all down
-// to 2^-14; below, the error is up to 2^-25. A block is wide if some k has nothing from 2^-9 on,
-// and faint if some k has nothing from 2^-12 on. Faint times wide goes without split parts. Faint
-// times another one is off by 2^-25 * 2^15 where it lost digits, 2^-12 of the 2^11 * 2^-9 that it
-// has elsewhere, and without faint ones every k is as good as in TF32.
+// A block is x = 2^exponent * (high + low), or x = 2^exponent * high. Products of two blocks that
+// would lose accuracy are multiplied without split parts; the flags of SplitKind mark such blocks.
+// Error analysis: docs/kernels/multiply.md (two split parts), docs/kernels/norm_map.md (one).
+// One launch serves one matrix or both operands.
 #pragma once
 
 #include "kernels/common/launch.cuh"
@@ -25,22 +13,22 @@
 
 namespace spamm::kernels {
 
-constexpr int kSplitThreads = norm_threads<float>(12);  // for a block
+constexpr int kSplitThreads = norm_threads<float>(12);  // for one block
 constexpr int kSplitGroups = kNormThreads / kSplitThreads;
 constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
 constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
-constexpr int kHighBits = 14;  // the largest entry's exponent in split parts, at most
+constexpr int kHighBits = 14;  // the largest scaled entry is below 2^(kHighBits + 1)
 
-// A number of split parts: exponents are multiples of kStep, and blocks are wide and faint if some
-// k has nothing from 2^kWide and 2^kFaint on.
+// Exponents are multiples of kStep. A block is wide if for some k all scaled entries are below
+// 2^kWide, and faint if for some k all are below 2^kFaint.
 template <int kSplitParts>
 struct SplitRule {
   static constexpr int kStep = kSplitParts == 1 ? 4 : 1;
   static constexpr int kWide = kSplitParts == 1 ? -9 : 0, kFaint = kSplitParts == 1 ? -12 : 0;
 };
 
-// A thread's chunks of a block, line by line: index(i, thread) in the block.
+// The chunks of a block that one thread loads. Chunk i is number index(i, thread) of the block.
 struct SplitShare {
   Chunk<float> chunks[kSplitLoads];
 
@@ -56,7 +44,7 @@ struct SplitShare {
   }
 };
 
-// norm_map's sum of a block.
+// The sum of norm_map.cuh, with the same bits.
 __device__ inline void sum_squares(const SplitShare& share, float& sum, bool& nonzero) {
   AnyNonzero<float> any;
 #pragma unroll
@@ -66,19 +54,19 @@ __device__ inline void sum_squares(const SplitShare& share, float& sum, bool& no
   nonzero = any.found();
 }
 
-// Of magnitude bits that are a number other than zero.
+// The exponent of a finite magnitude other than zero.
 __device__ inline int exponent_of(uint32_t bits) {
   const int exponent = static_cast<int>(bits >> 23);
   return exponent > 0 ? exponent - 127 : 31 - 149 - __clz(static_cast<int>(bits));
 }
 
-// The largest magnitude for each k of a block, whose threads call it together. `largest` is zero
-// before.
+// Finds the largest magnitude for each k of a block. The threads of the block call it together.
+// `largest` must be zero before.
 __device__ inline void find_largest(const SplitShare& share, bool lines_along_k, int thread,
                                     uint32_t (&largest)[kSplitBlock]) {
   constexpr uint32_t kMagnitude = 0x7fffffff;
   if (lines_along_k) {
-    // A thread has the same four k in all its chunks.
+    // All chunks of a thread hold the same four k.
     uint32_t most[4] = {};
 #pragma unroll
     for (const Chunk<float>& chunk : share.chunks) {
@@ -109,7 +97,7 @@ __device__ inline void find_largest(const SplitShare& share, bool lines_along_k,
   }
 }
 
-// Writes a thread's chunks as split parts of 2^shift times their entries.
+// Scales the entries of a thread's chunks by 2^shift and writes their split parts.
 template <int kSplitParts>
 __device__ inline void write_split_parts(const SplitShare& share, int thread, int shift,
                                          SplitBlock<kSplitParts>& to) {
@@ -166,7 +154,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const int lane = threadIdx.x % 32;
   const uint32_t here[2] = {largest[group.index][lane], largest[group.index][lane + 32]};
   const uint32_t most = __reduce_max_sync(~0u, max(here[0], here[1]));
-  const uint32_t least = __reduce_min_sync(~0u, min(here[0] - 1, here[1] - 1)) + 1;  // but 0
+  const uint32_t least = __reduce_min_sync(~0u, min(here[0] - 1, here[1] - 1)) + 1;  // ignores 0
   const bool number = most != 0 && most < 0x7f800000;
   using Rule = SplitRule<kSplitParts>;
   const int exponent =
@@ -194,8 +182,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 #endif
 }
 
-// Splits one matrix, or two, each of at most 2^31 - 1 blocks, into `split_parts` split parts, 1 or
-// 2, and computes the norm maps of those whose matrix.norms is not null.
+// Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2).
+// Also computes the norm maps of those whose matrix.norms is not null.
 inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts,
                                 cudaStream_t stream) {
   const auto thread_blocks = [](const SplitParams& p) {

@@ -1,4 +1,4 @@
-// A float32 operand split into split parts, for products on tensor cores.
+// A float32 operand in split parts, for products on tensor cores.
 #pragma once
 
 #include <cstddef>
@@ -8,47 +8,48 @@
 
 namespace spamm::kernels {
 
-constexpr int kSplitBlock = 64;  // lines of a block, and entries of a line
+constexpr int kSplitBlock = 64;  // lines of a block, and entries of each line
 
-// A block x as 2^exponent * (high + low), or as 2^exponent * high alone: in lines of 128 bytes,
-// 16-byte chunks permuted as by TMA's 128-byte swizzle, zeros where the matrix has ended.
+// The split parts of a block. Each part has 64 lines of 128 bytes in TMA's 128-byte swizzle, with
+// zeros beyond the edges of the matrix.
 template <int kSplitParts>
 struct alignas(128) SplitBlock {
   uint8_t parts[kSplitParts][kSplitBlock * 128];
 };
 
-// What split.cuh says of a block: flags.
+// Flags of a block, set by split.cuh.
 enum SplitKind : uint8_t {
   kSplitWide = 1,     // magnitudes differ much along K
-  kSplitFaint = 2,    // so much that some k lose digits
-  kSplitSpecial = 4,  // infinities or NaN: split parts do not hold it
-  kSplitZero = 8      // nothing but zeros
+  kSplitFaint = 2,    // they differ so much that the entries of some k lose digits
+  kSplitSpecial = 4,  // has infinities or NaNs, which split parts cannot represent
+  kSplitZero = 8      // holds only zeros
 };
 
-// What else must be known of a block; copied in bulk, hence its size.
+// What the multiply needs to know about a block besides its split parts. 16 bytes, because it is
+// fetched by a bulk copy.
 struct alignas(16) SplitHeader {
-  const float* source;  // the block in the operand itself
+  const float* source;  // the block in the original operand
   int16_t exponent;
   uint8_t kinds;
-  uint8_t lines, length;  // of the block in the matrix, 1 to 64
+  uint8_t lines, length;  // the part of the block inside the matrix, 1 to 64
 };
 
-// Block (batch, i, k) is number (batch * extent + i) * depth + k, i counting blocks of M or N.
+// Block (batch, i, k) has number (batch * extent + i) * depth + k, where i counts blocks of M or N.
 struct SplitOperand {
-  void* blocks;  // of the SplitBlock of so many split parts
+  void* blocks;  // an array of SplitBlock<1> or SplitBlock<2>
   SplitHeader* headers;
-  int extent, depth;  // in blocks
+  int extent, depth;  // blocks along M (or N), and along K
 };
 
 struct SplitParams {
   NormMapParams<float> matrix;  // in blocks of 64 x 64; norms may be null
   SplitOperand split;
-  bool lines_along_k;  // a line's entries are neighbours along K
-  int* zeroed;         // set to zero, if not null
+  bool lines_along_k;  // the entries of a line are neighbours along K
+  int* zeroed;         // the kernel sets it to 0; may be null
 };
 
-// An operand of the multiply: its split parts, and the steps between neighbours of M
-// or N, and of K, in the original.
+// An operand of the multiply: its split parts, and the strides of the original operand along M (or
+// N) and along K.
 struct SplitSource {
   SplitOperand split;
   int64_t extent_stride, k_stride;

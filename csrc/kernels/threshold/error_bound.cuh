@@ -1,10 +1,9 @@
-// The bound of what skipping loses, sqrt(sum over (i,j) of (sum over skipped k of na * nb)^2), and
-// the search for the largest threshold that keeps it within a limit.
+// The error bound of skipping, sqrt(sum over (i, j) of (sum over skipped k of norm_a * norm_b)^2),
+// and the search for the largest tau whose bound is within a limit.
 //
-// All sums are double, rounded upwards, and in a fixed order. What remains to be covered is that
-// each norm itself is only right to some bits: kNormSlack. The bound grows
-// with tau, so the search fixes the bits of tau from the top, three in a sweep: each sweep sums for
-// seven thresholds at once.
+// All sums are double, rounded upwards, in a fixed order. kNormSlack covers the rounding of the
+// norms themselves. The bound grows with tau, so the search fixes the bits of tau from the top. A
+// sweep fixes three bits: it computes the bounds of seven thresholds at once.
 #pragma once
 
 #include <cstdint>
@@ -14,22 +13,23 @@
 
 namespace spamm::kernels {
 
-// Sum of squares of non-negative numbers, rounded upwards. Squares of products of float norms fit
-// a double.
+// Sum of squares of non-negative numbers, rounded upwards. For float32 norms: the square of a
+// product of two always fits a double.
 template <class Norm>
 struct SumOfSquares {
   double sum;
   __device__ void add(double x) { sum = __fma_ru(x, x, sum); }
   __device__ void add(const SumOfSquares& other) { sum = __dadd_ru(sum, other.sum); }
-  // What the lane whose number differs by XOR has.
+  // The sum of the lane whose number is this lane's XOR `distance`.
   __device__ SumOfSquares of_lane(int distance) const {
     return {__shfl_xor_sync(~0u, sum, distance)};
   }
   __device__ double root() const { return __dsqrt_ru(sum); }
 };
 
-// Those of double norms do not: small and large ones are summed scaled, each by itself. (Blue, "A
-// portable Fortran program to find the Euclidean norm of a vector", 1978.)
+// For float64 norms the squares may not fit a double. So small and large numbers are scaled and
+// have sums of their own (Blue, "A portable Fortran program to find the Euclidean norm of a
+// vector", 1978).
 template <>
 struct SumOfSquares<double> {
   static constexpr double kSmall = 0x1p-400, kLarge = 0x1p400, kUp = 0x1p600, kDown = 0x1p-600;
@@ -65,7 +65,7 @@ struct SumOfSquares<double> {
   }
 };
 
-// The smallest number of the norms' type that is not below x.
+// The smallest number of the norms' type that is at least x.
 template <class Norm>
 __device__ Norm round_up(double x) {
   if constexpr (sizeof(Norm) == 4) {
@@ -75,7 +75,7 @@ __device__ Norm round_up(double x) {
   }
 }
 
-// Sum over a warp, in a fixed order; right in all lanes.
+// Sum over a warp in a fixed order. All lanes get the result.
 template <class Norm>
 __device__ SumOfSquares<Norm> sum_warp(SumOfSquares<Norm> own) {
 #pragma unroll
@@ -83,7 +83,7 @@ __device__ SumOfSquares<Norm> sum_warp(SumOfSquares<Norm> own) {
   return own;
 }
 
-// Sum of `count` numbers, over a warp.
+// Sum of an array, computed by one warp.
 template <class Norm>
 __device__ SumOfSquares<Norm> sum_array(const SumOfSquares<Norm>* sums, int64_t count) {
   SumOfSquares<Norm> own{};
@@ -91,7 +91,7 @@ __device__ SumOfSquares<Norm> sum_array(const SumOfSquares<Norm>* sums, int64_t 
   return sum_warp(own);
 }
 
-// A sweep for one threshold.
+// A sweep that computes the bound of one threshold.
 template <class Norm>
 struct BoundOfTau {
   static constexpr int kThresholds = 1;
@@ -102,15 +102,15 @@ struct BoundOfTau {
   __device__ void finish(const Norm (&bounds)[kThresholds]) const { *bound = bounds[0]; }
 };
 
-// The state of the search between sweeps.
+// The state of the search from sweep to sweep.
 template <class Norm>
 struct ErrorSearch {
-  double limit;                     // NaN: no threshold but 0 will do
-  typename Bits<Norm>::Type found;  // bits of the largest threshold known to keep the limit
+  double limit;                     // NaN: only tau = 0 is allowed
+  typename Bits<Norm>::Type found;  // the largest tau so far whose bound is within the limit
   unsigned arrived;
 };
 
-// A sweep that settles three bits of tau, from `shift` up.
+// A sweep that fixes three bits of tau: those from bit `shift` on.
 template <class Norm>
 struct SearchStep {
   static constexpr int kThresholds = 7;
@@ -121,7 +121,7 @@ struct SearchStep {
   __device__ typename Bits<Norm>::Type candidate(int i) const {
     return search->found + (static_cast<typename Bits<Norm>::Type>(i + 1) << shift);
   }
-  // Patterns above infinity are NaNs, which skip nothing.
+  // Bit patterns above infinity are NaNs. finish() ignores them.
   __device__ Norm threshold(int i) const { return Bits<Norm>::to(candidate(i)); }
   __device__ void finish(const Norm (&bounds)[kThresholds]) const {
     typename Bits<Norm>::Type best = search->found;
@@ -134,8 +134,8 @@ struct SearchStep {
   }
 };
 
-// Bounds for all thresholds of a sweep; a thread block adds up one patch of C. `partial` holds
-// gridDim.x sums for each threshold.
+// Computes the bounds of all thresholds of a sweep. Each thread block sums one patch of C.
+// `partial` has room for gridDim.x sums for each threshold.
 template <class Norm, class Sweep>
 __global__ void __launch_bounds__(kProductThreads)
     bound_errors(const NormMaps<Norm> maps, const Sweep sweep, SumOfSquares<Norm>* partial,
@@ -191,8 +191,9 @@ __global__ void __launch_bounds__(kProductThreads)
   if (threadIdx.x == 0) sweep.finish(bounds);
 }
 
-// Starts the search: limit = max_error * norm(A) * norm(B), less what the norms' own errors may
-// have added. Any grid; `partial` holds a sum of both maps for each warp of the grid.
+// Initialises the search. The limit is max_error * norm(A) * norm(B), reduced by the possible
+// errors of the norms. Works with any grid; `partial` has room for two sums for each warp of the
+// grid.
 template <class Norm>
 __global__ void __launch_bounds__(kProductThreads)
     start_error_search(const NormMaps<Norm> maps, double max_error, ErrorSearch<Norm>* search,

@@ -1,4 +1,4 @@
-// The norm maps of a batch of products, as the threshold kernels take them.
+// The norm maps of a batch of products, as parameters of the threshold kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,8 +9,8 @@
 
 namespace spamm::kernels {
 
-// Contiguous maps: a (batch, mb, kb), b (batch, kb, nb). `skip_norm_b` decides what is skipped; it
-// is b itself where there is nothing else.
+// Contiguous maps: a (batch, mb, kb), b (batch, kb, nb). `skip_norm_b` has the skip norms of B. It
+// is `b` unless B has partial pixel blocks.
 template <class Norm>
 struct NormMaps {
   const Norm *a, *b, *skip_norm_b;
@@ -18,7 +18,7 @@ struct NormMaps {
   int mb, kb, nb;
 };
 
-// C's blocks are cut into patches of kPatchRows x kPatchColumns.
+// A patch is kPatchRows x kPatchColumns blocks of C.
 constexpr int kPatchRows = 4, kPatchColumns = 32;
 
 template <class Norm>

@@ -1,5 +1,5 @@
-// What the threshold kernels share: the norm maps, the walk over the products of norms, and the
-// order in which the thread blocks of one launch end.
+// Common parts of the threshold kernels: patches of C, the loop over products of norms, and finding
+// out which thread block of a launch finishes last.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 namespace spamm::kernels {
 
 constexpr int kProductThreads = 256, kProductWarps = kProductThreads / 32;
-constexpr int kBatch = 4;  // values of k whose norms are in flight together
+constexpr int kBatch = 4;  // values of k whose norms are loaded together
 
-// A patch of C's blocks, of which each lane has one column: each norm of B that is read serves all
-// the patch's rows.
+// A patch of the blocks of C. Each lane has one column, so that a norm of B that it reads serves
+// all rows of the patch.
 struct Patch {
   static_assert(kPatchColumns == 32);
   int64_t batch;
@@ -31,8 +31,8 @@ struct Patch {
   }
 };
 
-// Reads the norms of kBatch values of k before it uses the first of them. kWhole: the patch and the
-// batch lie in the maps as a whole, as nearly all do.
+// Visits kBatch values of k; all their norms are read before the first is used. kWhole: the patch
+// and the batch lie completely inside the maps, as nearly all do.
 template <bool kWhole, class Norm, class Visit>
 __device__ void visit_batch(const NormMaps<Norm>& maps, const Patch& patch, int first, int last,
                             int step, const Visit& visit) {
@@ -62,8 +62,8 @@ __device__ void visit_batch(const NormMaps<Norm>& maps, const Patch& patch, int 
   }
 }
 
-// Calls visit(r, norm of A, norm of B, skip norm of B) for the rows r of a patch and for k =
-// first, first + step, ... < last, in this lane's column; for nothing where the patch sticks out.
+// Calls visit(r, norm of A, norm of B, skip norm of B) in this lane's column, for all rows r of a
+// patch and for k = first, first + step, ... < last. Blocks outside C are not visited.
 template <class Norm, class Visit>
 __device__ void for_each_product(const NormMaps<Norm>& maps, const Patch& patch, int first,
                                  int last, int step, const Visit& visit) {
@@ -77,8 +77,8 @@ __device__ void for_each_product(const NormMaps<Norm>& maps, const Patch& patch,
   }
 }
 
-// True in the thread block that gets here last, which then sees what all the others have written.
-// `arrived` is zero at first and again at the end.
+// True in the last thread block to call this. It sees all writes of the others. `arrived` must be
+// zero before, and is zero again after.
 __device__ inline bool is_last_block(unsigned* arrived) {
   __shared__ bool last;
   __threadfence();
@@ -89,7 +89,7 @@ __device__ inline bool is_last_block(unsigned* arrived) {
   return last;
 }
 
-// Non-negative floating-point numbers order as their bit patterns do.
+// Non-negative floating-point numbers have the same order as their bit patterns.
 template <class Norm>
 struct Bits;
 

@@ -1,15 +1,10 @@
-// The threshold for a valid ratio, found exactly on the device. (The paper bisects on the ratio.)
+// The tau of a valid ratio, found exactly on the device: the product of norms whose rank, counted
+// from the largest, is the wanted number of products. Design: docs/kernels/threshold.md.
 //
-// A sample of the products, the same in all thread blocks, gives an interval that holds the product
-// of the wanted rank, counted from the largest, nearly for certain. One pass counts exactly what is
-// above the interval and how the products inside fall into some bins; thread blocks join their
-// counts and come to the same conclusion: the bin of the wanted product. (Where the sample has
-// misled them, the interval above or below is next; where a bin is too full, the bin.) The products
-// of that bin are then collected, and one thread block finds the wanted one among them, and with it
-// the number of products above and equal to it: the two reachable counts next to the target. Where
-// the lower one is nearer, as only ties make it, the product's successor is the threshold. The
-// order of atomics does not matter to counts; these are 64 bits wide where 32 could run over.
-//
+// A sample gives an interval that most likely holds the product. A round counts the products above
+// the interval and in its bins; all thread blocks add up their counts and choose the same bin. The
+// products of that bin are collected, and one thread block selects among them. If ties make the
+// count without the product nearer to the target, tau is the next larger product.
 // One launch: a single thread block for small maps, else a cooperative grid.
 #pragma once
 
@@ -24,21 +19,21 @@
 namespace spamm::kernels {
 
 constexpr int kCandidates = 4096;
-// For one thread block, so that its own counts fit 32 bits.
+// For each thread block, so that its own counts fit 32 bits.
 constexpr int kMostStaircases = (1 << 20) - 1024;
 
-// Counts that thread blocks add up. Count is wide enough for the number of products.
+// The counts of all thread blocks together. Count is wide enough for the number of products.
 template <class Norm, class Count>
 struct Selection {
   using Key = typename Bits<Norm>::Type;
-  // Rounds take turns: one is read while the next one is counted and a third is made zero. The last
-  // entry counts what is above a round's interval.
+  // Rounds use the three arrays in turn: one is read while the next is counted and the third is set
+  // to zero. The last entry of an array counts the products above the round's interval.
   Count counts[3][kBins<Norm> + 1];
   unsigned collected;
-  Key successor_complement;  // of the least key above the collected ones
+  Key successor_complement;  // the complement of the least key above the collected ones
   Key candidates[kCandidates];
 
-  // By one thread block, for the first round.
+  // Called by one thread block before the first round.
   __device__ void clear() {
     clear_counts(0);
     if (threadIdx.x == 0) collected = 0, successor_complement = 0;
@@ -48,7 +43,7 @@ struct Selection {
   }
 };
 
-// Where the thread blocks of a launch wait for each other: all threads arrive, then wait.
+// A barrier of all thread blocks of a launch. All threads arrive, then wait.
 template <bool kGrid>
 struct Meeting {
   __device__ void arrive() {}
@@ -61,7 +56,7 @@ struct Meeting<true> {
   __device__ void wait() { cooperative_groups::this_grid().barrier_wait(std::move(token)); }
 };
 
-// A thread block's shared memory, before the staircases.
+// The shared memory of a thread block. The staircases follow it.
 template <class Norm>
 struct SelectShared {
   using Key = typename Bits<Norm>::Type;
@@ -73,7 +68,7 @@ struct SelectShared {
 template <class Norm>
 constexpr int kSelectSharedBytes = (sizeof(SelectShared<Norm>) + 15) / 16 * 16;
 
-// The least of a warp's values; of their complements, the complement of the greatest.
+// The least value of a warp. Applied to complements it gives the complement of the greatest value.
 template <class Key>
 __device__ Key least_in_warp(Key x) {
   if constexpr (sizeof(Key) == 4) {
@@ -87,7 +82,7 @@ __device__ Key least_in_warp(Key x) {
   }
 }
 
-// Counts this thread block's products in the bins of an interval, and those above it.
+// Counts this thread block's products in the bins of an interval, and above the interval.
 template <class Norm, int kLaneRows>
 __device__ void count_bins(const Staircases<Norm, kLaneRows>& stairs,
                            const KeyInterval<Norm>& interval, unsigned (&counts)[kBins<Norm> + 1]) {
@@ -130,8 +125,8 @@ __device__ void count_bins(const Staircases<Norm, kLaneRows>& stairs,
   __syncthreads();
 }
 
-// Puts this thread block's keys in an interval of more than one key into `shared.staged`, where
-// there is room for them, and the least key above the interval into `shared.successor`.
+// Stores the keys of this thread block's products in the interval into `shared.staged`, unless the
+// interval is a single key. Stores the least key above the interval into `shared.successor`.
 template <class Norm, int kLaneRows>
 __device__ void collect(const Staircases<Norm, kLaneRows>& stairs,
                         const KeyInterval<Norm>& interval, SelectShared<Norm>& shared) {
@@ -155,7 +150,7 @@ __device__ void collect(const Staircases<Norm, kLaneRows>& stairs,
   __syncthreads();
 }
 
-// The sum of `x` over the threads before this one.
+// The sum of `x` over the lower-numbered threads.
 template <class Norm, class Count>
 __device__ Count sum_before(Count x) {
   __shared__ Count warp_sums[kSelectWarps<Norm>];
@@ -180,16 +175,16 @@ __device__ Count sum_before(Count x) {
   return earlier + through - x;
 }
 
-// What a round has found. All threads of a thread block know it.
+// The result of a round. All threads of a thread block have it.
 template <class Count>
 struct FoundBin {
   static constexpr int kNone = -1;
   int bin;
-  Count above, here;  // products in higher bins or above the interval, and in the bin
+  Count above, here;  // products above the bin, and in the bin
 };
 
-// The bin in which the running count, from `above` on and from the highest bin down, reaches
-// `rank`: none where it is outside the interval.
+// Finds the bin of the product of rank `rank`: starting with `above`, counts are added from the
+// highest bin down until they reach `rank`. There is none if the product is outside the interval.
 template <class Norm, class Count, class BinCount>
 __device__ FoundBin<Count> find_bin(Count above, const BinCount* counts, Count rank) {
   __shared__ FoundBin<Count> found;
@@ -204,14 +199,14 @@ __device__ FoundBin<Count> find_bin(Count above, const BinCount* counts, Count r
   return result;
 }
 
-// Ranks in a sample of a product for each thread, between which the wanted one is nearly for
-// certain.
+// Two ranks in the sample. The wanted product most likely lies between the products of these ranks.
 struct SampleRanks {
   int first, last;
 };
 
-// The interval between two products of a sample, or to the end of all keys where a rank is not in
-// it. The sample steps through the maps as evenly as the fractions of irrational numbers do.
+// The interval between two ranks of a sample with one product for each thread. It extends to the
+// first or last key if a rank is not in the sample. Sample points are multiples of irrational
+// fractions of the maps' extents, which cover the maps evenly.
 template <class Norm>
 __device__ KeyInterval<Norm> sample_interval(const NormMaps<Norm>& maps, const SampleRanks& ranks,
                                              SelectShared<Norm>& shared) {
@@ -250,8 +245,9 @@ __device__ KeyInterval<Norm> sample_interval(const NormMaps<Norm>& maps, const S
   return {low, high};
 }
 
-// `target` is the wanted count of products, `rank` the nearest number from 1 on. kGrid: of more
-// than one thread block, launched cooperatively; else `global` is not used. `kept`: see Staircases.
+// `target`: the wanted number of products. `rank`: the nearest whole number, at least 1. kGrid: the
+// launch is cooperative and has several thread blocks; if not, `global` is unused. `kept`: see
+// Staircases.
 template <bool kGrid, int kLaneRows, class Norm, class Count>
 __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
     select_tau(const __grid_constant__ NormMaps<Norm> maps, Selection<Norm, Count>* global,
@@ -259,10 +255,10 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<SelectShared<Norm>*>(memory);
   let_next_kernel_start();
-  // The workspace may have been memory of the kernel before.
+  // The workspace may be memory that the previous kernel still uses.
   wait_for_previous_kernel();
 
-  // The workspace is clear once all thread blocks have got here; they sample and sort meanwhile.
+  // The thread blocks sample and sort while the workspace is cleared.
   if (kGrid && blockIdx.x == 0) global->clear();
   Meeting<kGrid> meeting;
   meeting.arrive();
@@ -297,7 +293,7 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
     }
   }
 
-  // The candidates are all the keys of the interval, if that has more than one.
+  // Collects all keys of the interval, unless it is a single key.
   collect(stairs, interval, shared);
   if constexpr (kGrid) {
     __shared__ unsigned first;

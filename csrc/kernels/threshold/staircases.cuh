@@ -1,9 +1,9 @@
-// The products of two norm maps, as staircases: for one k the products of a column of A's map with
-// a row of B's, once the row is sorted. Rounding keeps order, so the products of one norm of A that
-// lie in an interval are found by two binary searches.
+// The products of two norm maps as staircases. A staircase is, for one k, the products of a column
+// of A's map with a sorted row of B's. Rounding is monotone, so two binary searches find the
+// products of one norm of A that lie in an interval.
 //
-// A warp sorts 64 norms of a row in registers and keeps them in shared memory; from then on
-// counting costs 7 steps where it took 64 products.
+// A warp sorts 64 norms of a row in registers and keeps them in shared memory. A search then takes
+// 7 steps instead of 64 products.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@
 namespace spamm::kernels {
 
 constexpr int kSelectEdge = 64;  // norms of B in a staircase
-constexpr int kSelectRun = 2;    // staircases side by side along K that one thread block takes
-// One thread block fills a multiprocessor, so that as few as possible join their counts.
+constexpr int kSelectRun = 2;    // neighbouring staircases along K of one thread block
+// One thread block fills a multiprocessor, so that few thread blocks have to add up their counts.
 template <class Norm>
 constexpr int kSelectThreads = sizeof(Norm) == 4 ? 1024 : 512;
 template <class Norm>
@@ -28,26 +28,26 @@ __host__ __device__ int64_t staircases(const NormMaps<Norm>& maps) {
          maps.kb;
 }
 
-// Magnitudes of norms: A's as they lie, B's sorted. In shared memory, for each warp as many as it
-// keeps. Each lane has kLaneRows norms of A: one where warps are plenty, else two, since what they
-// meet is then sorted half as often.
+// The magnitudes of A's norms in their order, and of B's norms sorted. In shared memory. Each lane
+// has kLaneRows norms of A: two if there are more staircases than warps, because each row of B then
+// is sorted half as often; else one.
 template <class Norm, int kLaneRows>
 struct Staircase {
   typename Bits<Norm>::Type a[32 * kLaneRows], b[kSelectEdge];
-  int rows, columns;  // of which exist
+  int rows, columns;  // inside the maps
 };
 
 template <class Norm, int kLaneRows>
 constexpr int kStaircaseBytes = kSelectWarps<Norm> *
                                 sizeof(Staircase<Norm, kLaneRows>);  // one for each warp
 
-// Products that no threshold skips, NaN and infinity, are one value, the largest.
+// The key of a product. NaN and infinity, which no threshold skips, both have the largest key.
 template <class Norm>
 __device__ typename Bits<Norm>::Type product_key(Norm a, Norm b) {
   return min(Bits<Norm>::of_magnitude(norm_product(a, b)), Bits<Norm>::kInfinity);
 }
 
-// Keys from low to high, both included, cut into bins of 2^shift() keys.
+// The keys from low to high, both included, in bins of 2^shift() keys.
 template <class Norm>
 struct KeyInterval {
   using Key = typename Bits<Norm>::Type;
@@ -71,7 +71,7 @@ template <class Key>
 __device__ void sort_warp(Key (&keys)[2]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
-  for (int run = 1; run <= 32; run *= 2) {  // lanes that are in order afterwards
+  for (int run = 1; run <= 32; run *= 2) {  // groups of `run` lanes are sorted after this round
     const bool ascends = run == 32 || (lane & run) == 0;
 #pragma unroll
     for (int distance = run / 2; distance > 0; distance /= 2) {
@@ -88,13 +88,13 @@ __device__ void sort_warp(Key (&keys)[2]) {
   }
 }
 
-// A lane's norms of A, and the sorted row of B's map that each of them meets.
+// A lane's norms of A, and the sorted row of B's map that they are multiplied with.
 template <class Norm, int kLaneRows>
 struct StairRows {
   using Key = typename Bits<Norm>::Type;
   const Key* b;
   Norm a[kLaneRows];
-  int columns[kLaneRows];  // 0 for a norm that does not exist
+  int columns[kLaneRows];  // 0 for a norm outside the map
 
   __device__ explicit StairRows(const Staircase<Norm, kLaneRows>& stairs) : b(stairs.b) {
 #pragma unroll
@@ -109,8 +109,9 @@ struct StairRows {
     return product_key(a[r], Bits<Norm>::to(b[column]));
   }
 
-  // The columns [begin, end) whose products lie in an interval. All searches go side by side: each
-  // is a chain of waits. What pads a row of B makes the largest key, so that it comes last.
+  // Finds the columns [begin, end) whose products lie in an interval. All searches run interleaved,
+  // because each is a chain of dependent loads. Padding of a row has the largest key and comes
+  // last.
   __device__ void find(const KeyInterval<Norm>& interval, int (&begin)[kLaneRows],
                        int (&end)[kLaneRows]) const {
 #pragma unroll
@@ -131,13 +132,13 @@ struct StairRows {
   }
 };
 
-// All products, spread over the warps of the launch as staircases.
+// All products as staircases, distributed over the warps of the launch.
 template <class Norm, int kLaneRows>
 class Staircases {
  public:
   using Key = typename Bits<Norm>::Type;
 
-  // `kept`: how many each warp has room for in `memory`.
+  // `kept`: the number of staircases that fit `memory` for each warp.
   __device__ Staircases(const NormMaps<Norm>& maps, Staircase<Norm, kLaneRows>* memory, int kept)
       : maps_(maps),
         memory_(memory),
@@ -147,11 +148,11 @@ class Staircases {
     __syncwarp();
   }
 
-  // Calls visit(rows) for each staircase, with a lane's part of it.
+  // Calls visit(rows) for each staircase of this warp. `rows` is the lane's part of it.
   template <class Visit>
   __device__ void for_each(const Visit& visit) const {
     for (int turn = 0; number(turn) < total_; ++turn) {
-      // The last place serves all turns that have none of their own.
+      // The staircases that do not fit share the last place and are sorted again in each pass.
       const int at = min(turn, kept_ - 1);
       if (at == kept_ - 1 && number(kept_) < total_) {
         __syncwarp();
@@ -165,7 +166,7 @@ class Staircases {
  private:
   static constexpr int kRows = 32 * kLaneRows;
 
-  // Of one staircase in the maps.
+  // The place of a staircase in the maps.
   struct Corner {
     int64_t batch;
     int row, column, k, rows, columns;
@@ -183,8 +184,8 @@ class Staircases {
     }
   };
 
-  // Neighbours along K share the memory sectors of A, so a thread block takes some of them; more
-  // would give all work to a few.
+  // Neighbouring staircases along K share memory sectors of A, so a thread block gets kSelectRun of
+  // them. With more, few thread blocks would have all the work of a small map.
   __device__ unsigned number(int turn) const {
     const unsigned own = turn * kSelectWarps<Norm> + threadIdx.x / 32;
     return (own / kSelectRun * gridDim.x + blockIdx.x) * kSelectRun + own % kSelectRun;

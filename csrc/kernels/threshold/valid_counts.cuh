@@ -1,4 +1,4 @@
-// The paper's V: the number of valid k of each block of C.
+// The paper's V: how many k are valid for each block of C.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace spamm::kernels {
 
-// counts: (batch, mb, nb). A thread block counts one patch.
+// counts: (batch, mb, nb). Each thread block counts one patch.
 template <class Norm>
 __global__ void __launch_bounds__(kProductThreads)
     valid_counts(const NormMaps<Norm> maps, const Tau<Norm> threshold, int32_t* counts) {

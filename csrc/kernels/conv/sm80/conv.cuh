@@ -1,11 +1,10 @@
-// A convolution for sm_80 and newer, all types and blocks: the product of
-// multiply/sm80/multiply.cuh, of the im2col matrix (pixels x K) and the weight (K x output
-// channels), whose first operand is gathered from the channels-last input as it is needed.
+// A convolution for sm_80 and newer, all types and blocks. It is the product of
+// multiply/sm80/multiply.cuh: im2col matrix (pixels x K) times weight (K x output channels). The
+// im2col matrix is gathered from the channels-last input.
 //
-// cp.async brings 16 bytes of channels at a time, from the pixel that the row's window has at the
-// stage's kernel position; where that is padding or the row does not exist, it writes zeros. A
-// table in shared memory says where the windows of a tile's rows lie. The sums are stored as
-// channels of output pixels, with bias and ReLU.
+// cp.async copies 16 bytes of channels at a time, from the pixel that a row's window has at the
+// stage's kernel position, or zeros for padding. A table in shared memory holds the place of the
+// window of each row of the tile. The epilogue adds the bias and applies ReLU.
 #pragma once
 
 #include "kernels/conv/im2col_rows.cuh"
@@ -25,7 +24,7 @@ struct ConvConfig : MultiplyConfig<Engine, Shape, true, true> {
   };
 };
 
-// The im2col matrix seen from one tile, by one thread: OperandStream with gathered lines.
+// Like OperandStream, but gathers the lines of a tile of the im2col matrix.
 template <class Tile, int kThreads>
 class Im2colStream {
   using Element = typename Tile::Element;
@@ -67,16 +66,16 @@ class Im2colStream {
   int first_channel_;
 };
 
-// Which steps of K 32 rows of a tile, all of one pixel block, need.
+// The skip norms of 32 rows of a tile. They belong to one pixel block.
 template <class Norm>
 class BandNorms {
  public:
-  // The 32 rows from `first_row` of the matrix on.
+  // For the 32 rows of the matrix from `first_row` on.
   __device__ BandNorms(const ConvSm80Params<Norm>& p, int group, int first_row) {
     const Im2colMatrix& m = p.pixels;
     const int number = first_row >> m.log2_block();
     const BlockOrigin block(m, number);
-    // The first row belongs to the first image of the 32.
+    // If the image of the first row does not exist, none of the 32 rows does.
     const int index = first_row & ((1 << m.log2_block()) - 1);
     exists_ = block.image + (index >> (m.log2_rows + m.log2_columns)) < m.images;
     if (!exists_) return;
@@ -100,7 +99,7 @@ class BandNorms {
 
   __device__ bool exists() const { return exists_; }
 
-  // The skip norm; 0 where the whole block lies in the padding.
+  // The skip norm. 0 if the whole block lies in the padding.
   __device__ Norm at(const ConvSm80Params<Norm>& p, int kernel_position, int depth_block) const {
     const Im2colMatrix& m = p.pixels;
     const int depth_blocks = m.position_depth >> p.log2_block_k;
@@ -120,7 +119,7 @@ class BandNorms {
   bool exists_;
 };
 
-// The sub-tiles of a tile that need a step of K.
+// Computes the mask of a step: the sub-tiles of the tile for which it is valid.
 template <class Config>
 class TileMask {
   using Norm = typename Config::Sum;
@@ -146,7 +145,7 @@ class TileMask {
       norm_weight[c] = at < p_.out_channels ? weight[(at >> p_.log2_block_m) * blocks_k] : 0;
     }
     uint32_t mask = 0;
-#pragma unroll 1  // the sums of a tile are in registers while its list is filled
+#pragma unroll 1  // registers are scarce: they also hold the sums of the tile
     for (int r = 0; r < Config::kRows; ++r) {
       const BandNorms<Norm> band(p_, group_, row_ + 32 * r);
       if (!band.exists()) continue;
@@ -167,7 +166,7 @@ class TileMask {
   int group_, row_, column_;
 };
 
-// Writes the channels of output pixels for one tile, whose first channel in the group is `channel`.
+// Stores one tile of the output. `channel` is its first channel in the group.
 template <class Config>
 class PixelEpilogue {
   using Element = typename Config::Element;
@@ -181,12 +180,12 @@ class PixelEpilogue {
         channels_left_(p.out_channels - channel),
         first_(group * p.out_channels + channel) {}
 
-  // True where all channels of the tile exist, in lines that start at 16 bytes.
+  // True if all channels of the tile exist and lines start at multiples of 16 bytes.
   __device__ bool is_plain() const {
     return channels_left_ >= Config::kTileN && p_.out_channels * sizeof(Element) % 16 == 0;
   }
 
-  // Stores the sums of neighbouring channels, from (i, j) of the tile on.
+  // Stores the sums of kWidth neighbouring channels that start at (i, j) of the tile.
   template <bool kPlain, int kWidth>
   __device__ void store(int i, int j, const Sum (&sums)[kWidth]) const {
     const int pixel = rows_[i].output_pixel;
@@ -214,7 +213,7 @@ class PixelEpilogue {
  private:
   __device__ Sum finish(int channel, Sum sum) const {
     if (p_.bias != nullptr) sum += widen(static_cast<const Element*>(p_.bias)[channel]);
-    return p_.relu && sum < 0 ? 0 : sum;  // as torch's relu: a NaN stays
+    return p_.relu && sum < 0 ? 0 : sum;  // keeps NaN, like torch's relu
   }
 
   const ConvSm80Params<Sum>& p_;
@@ -237,7 +236,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
   for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const auto [group, tile_row, tile_column] = order[tile];
     const int row = tile_row * Config::kTileM, column = tile_column * Config::kTileN;
-    __syncthreads();  // the rows of the tile before are of no more use
+    __syncthreads();  // all threads have finished the previous tile, so its rows may be overwritten
     for (int i = threadIdx.x; i < Config::kTileM; i += Config::kThreads) {
       const BlockOrigin block(m, (row + i) >> log2_block);
       storage.rows[i] = Im2colRow::at(m, block, (row + i) & ((1 << log2_block) - 1));
@@ -248,7 +247,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
     WarpProduct<Config> product;
     typename Config::List list(m.depth(), storage.list);
     const TileMask<Config> mask_of(p, p.tau.value(), group, row, column);
-    // Threads meet when they fill the list, after which the rows are known to all.
+    // fill() has a barrier, after which all threads see the rows.
     while (const int count = list.fill(mask_of)) {
       multiply_list<Config>(list, count, storage, a, b, product);
     }

@@ -1,4 +1,4 @@
-// Starts the convolution for sm_80 and newer: from a run-time tile to an instance.
+// Starts the portable convolution: picks the instance for the tile.
 #pragma once
 
 #include "kernels/conv/sm80/conv.cuh"

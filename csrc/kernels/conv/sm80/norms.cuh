@@ -1,6 +1,5 @@
-// Norms of the blocks of an im2col matrix, read from the convolution's input: what norm_map.cuh
-// computes, with blocks whose lines are gathered. With a window of one position this is one pass
-// over the input; with more, each position reads its pixels again, mostly from the L2 cache.
+// Norms of the blocks of an im2col matrix, computed as in norm_map.cuh from lines gathered from the
+// input. Each kernel position reads its pixels again, mostly from the L2 cache.
 #pragma once
 
 #include "kernels/conv/im2col_rows.cuh"
@@ -9,7 +8,7 @@
 
 namespace spamm::kernels {
 
-// One block of the matrix, cut into chunks, as NormBlock is.
+// One block of the matrix as a sequence of chunks, with the interface of NormBlock.
 template <class Element_>
 class Im2colBlock {
  public:
@@ -18,7 +17,7 @@ class Im2colBlock {
   static constexpr int kEntries = Chunk<Element>::kEntries;
   static constexpr int kLog2Entries = kEntries == 8 ? 3 : kEntries == 4 ? 2 : 1;
 
-  // One that does not exist holds zeros.
+  // A block that does not exist holds zeros.
   __device__ Im2colBlock(const Im2colNormsParams<Norm>& p, bool exists, int group, int block,
                          int kernel_position, int channel)
       : p_(p),
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
     im2col_norms(const __grid_constant__ Im2colNormsParams<NormOf<Element>> p) {
   const Im2colMatrix& m = p.matrix;
   const NormGroup group(norm_threads<Element>(m.log2_block() + p.log2_block_k));
-  // 32 bits, because division in 64 takes longer than all else: the caller limits the map's size.
+  // 32 bits for fast division, as in NormPlace.
   const uint32_t number = blockIdx.x * (kNormThreads / group.threads) + group.index;
   const uint32_t depth_blocks = m.position_depth >> p.log2_block_k;
   const uint32_t depth = m.positions * depth_blocks, blocks = m.block_count();

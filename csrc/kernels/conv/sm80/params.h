@@ -1,4 +1,4 @@
-// The parameters of the portable convolution and of its norms.
+// The parameters of the portable convolution and of the kernel for its norms.
 #pragma once
 
 #include "kernels/common/tau.h"
@@ -14,10 +14,9 @@ struct Im2colNormsParams {
   Norm* norms;  // (groups, pixel blocks, K / block k), contiguous
 };
 
-// Norms of the im2col matrix's blocks, in one of two forms.
-//   per pixel   (groups, image blocks, input rows, input columns, channel blocks): where a pixel
-//               block holds one pixel of several images, its norm at a kernel position is a look-up
-//               shifted by that
+// Norms of the blocks of the im2col matrix, in one of two forms:
+//   per pixel   (groups, image blocks, input rows, input columns, channel blocks). For pixel blocks
+//               of one pixel of several images: the norm at a kernel position is a shifted look-up.
 //   per block   (groups, pixel blocks, K / block k)
 template <class Norm>
 struct Im2colNorms {
@@ -34,7 +33,7 @@ struct ConvSm80Params {
   const Norm* norm_weight;  // (groups, blocks of output channels, K / block k), contiguous
   Im2colNorms<Norm> norm_pixels;
   Tau<Norm> tau;
-  const void* bias;  // (groups x out_channels), may be null
+  const void* bias;  // (groups x out_channels); may be null
   bool relu;
   void* output;  // (images, rows, columns, groups x out_channels), contiguous
 };

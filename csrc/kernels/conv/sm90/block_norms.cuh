@@ -1,5 +1,5 @@
-// From the norms of pixels (norms.cuh) to those of im2col blocks: squares over the pixels of
-// the block that exist.
+// Computes the norms of im2col blocks from the norms of pixels (norms.cuh): the root of the sum of
+// squares over the existing pixels of a block.
 #pragma once
 
 #include "kernels/common/launch.cuh"
@@ -7,8 +7,8 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The root of the sum of squares of values that for_each() visits, twice if need be, without
-// overflow or underflow.
+// The root of the sum of squares of the values that for_each() visits. If the sum overflows or
+// underflows, the values are visited again and scaled.
 template <class ForEach>
 __device__ float root_of_squares(const ForEach& for_each) {
   float sum = 0, largest = 0;

@@ -1,26 +1,14 @@
-// A convolution as SpAMM for Hopper (sm_90a), its im2col matrix never in memory: float16, bfloat16
-// and, with TF32's precision, float32; channels last, float32 sums.
-//
-// The product is weight matrix times im2col matrix. A step of K is one kernel position and 64
-// channels; what it needs of the im2col matrix is a box of the input (64 channels, columns, rows,
-// images), shifted by the kernel position, which one TMA load brings. Padding comes as zeros.
-// Skipping is exact for each pair of a weight block and a pixel block.
-//
-// Tile: a thread block makes kRows x 64 output channels of kBoxes boxes of 64 pixels.
-//
-// Pipeline, for the life of a persistent thread block:
-//   list warp     claims a tile and lists its valid steps, each with one bit for every block of the
-//                 output (list.cuh);
-//   load warps    one for the weights and one for the pixels: a thread walks the list and has TMA
-//                 fetch the blocks that some bit needs into the next of kStages stages (load.cuh);
-//   warpgroups    each has 64 channels of two boxes, its sums in registers. TMA stores the tile
-//                 (epilogue.cuh).
-//
-// A batch of 65 to 127 fills the second box of a pair only in part: kLastWidth, a multiple of 8, is
-// as wide as the instructions then are.
-// Sums run in the order of K: same bits every time.
-// Limits: those of ConvShape; all counts of pixels, blocks and tiles below 2^31; block edges of 64
-// or 128, or 32 where there is only one such block.
+// clang-format off
+// Convolution for Hopper (sm_90a), channels last: half types, and float32 with TF32's precision.
+// Weight matrix times im2col matrix, float32 sums. A step is one kernel position and one channel
+// group: its part of the im2col matrix is a shifted box of the input, one TMA load, 0 for padding.
+// Tile: kRows x 64 output channels of kBoxes boxes, computed by persistent thread blocks.
+// Roles:  list warp   claims tiles, lists valid steps: one bit for every output block (list.cuh)
+//         load warps  fetch weights and pixels that some bit needs into the ring (load.cuh)
+//         warpgroups  multiply 64 channels of two boxes each; TMA stores the result (epilogue.cuh)
+// Skipping and the order of sums are those of multiply/sm90/multiply.cuh. Limits: ConvShape; counts
+// below 2^31; block edges of 64 or 128, or 32 for a single block. Design: docs/kernels/conv.md.
+// clang-format on
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -33,9 +21,9 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// acc, columns kColumn to kColumn + kWidth, += 64 output channels times these columns; and waits,
-// since ptxas serialises wgmma that it sees in flight across branches. Meanwhile calls
-// look_ahead().
+// acc += 64 output channels times the columns [kColumn, kColumn + kWidth). Calls look_ahead() while
+// the products run, then waits for them, because ptxas serialises wgmma that stay in flight across
+// branches.
 template <class Operand, int kColumn, int kWidth, int kSize, class LookAhead>
 __device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels, float (&acc)[kSize],
                                              const LookAhead& look_ahead) {
@@ -48,8 +36,8 @@ __device__ __forceinline__ void multiply_now(uint64_t weight, uint64_t pixels, f
   cute::warpgroup_wait<0>();
 }
 
-// acc += 64 output channels times those of the two boxes whose bits are set, one at least; calls
-// look_ahead() when these products are under way.
+// acc += 64 output channels times the boxes whose bits are set; at least one of two bits is set. If
+// both are set, one instruction spans both boxes. Calls look_ahead() while the products run.
 template <class Config, class LookAhead>
 __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, uint64_t pixels,
                                               float (&acc)[Config::kValues],
@@ -68,11 +56,11 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   }
 }
 
-// The operand of a warpgroup that lies here in the first stage.
+// Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
 using Descriptor = kernels::sm90::StagedDescriptor<kernels::sm90::Major::K, Stage, Config::kStages>;
 
-// Where a warpgroup finds the operands of a step: both in its stage.
+// Finds the operands of a step: both are in the stage.
 template <class Config>
 class StagedOperands {
  public:
@@ -91,7 +79,7 @@ class StagedOperands {
   Descriptor<Config, typename Storage<Config>::Stage> weight_, pixels_;
 };
 
-// Warpgroup number `warpgroup` of those that multiply.
+// `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Operands, class Shared>
 __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
@@ -140,10 +128,10 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     }
     notice = next_notice;
   }
-  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // they read shared memory
+  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
 }
 
-// Before the barriers are set up.
+// Called before the barriers are initialised.
 template <class Config>
 __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   if (warp != 1 || threadIdx.x % 32 != 0) return;

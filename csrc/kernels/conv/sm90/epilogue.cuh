@@ -1,6 +1,6 @@
-// The end of a tile in the Hopper convolution: sums plus bias, rectified if asked for, rounded, by
-// way of shared memory to the output. A warpgroup's sums hold a channel in each row; the output has
-// its channels last, so that they are transposed on the way.
+// The epilogue of the Hopper convolution: adds the bias, applies ReLU if wanted, rounds into shared
+// memory and stores by TMA. Sums have a channel in each row, but the output has its channels last,
+// so they are transposed on the way into shared memory.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -11,7 +11,7 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The biases of the two channels whose sums a thread holds.
+// The biases of the two channels of which a thread holds sums.
 struct ChannelBias {
   float values[2] = {0, 0};
 
@@ -34,18 +34,18 @@ __device__ __forceinline__ __nv_bfloat162 rounded_pair(float low, float high, __
   return __floats2bfloat162_rn(low, high);
 }
 
-// Two values as they are stored.
+// Rounds two values and applies ReLU.
 template <class Element>
 __device__ __forceinline__ uint32_t finished_pair(float low, float high, bool relu) {
-  // As torch's relu: a NaN stays. One instruction for both, either way.
+  // Keeps NaN, like torch's relu. Without ReLU the bound is -infinity, which avoids a branch.
   const float least = relu ? 0 : -INFINITY;
   const auto result =
       __hmax2_nan(rounded_pair(low, high, Element()), rounded_pair(least, least, Element()));
   return reinterpret_cast<const uint32_t&>(result);
 }
 
-// sum += x^2 if `number` < `count`: under a predicate, since lanes that part ways here would meet
-// too late for what follows.
+// sum += x^2 if `number` < `count`. Predicated, because lanes that diverge at a branch here would
+// reconverge too late for the warp instructions that follow.
 __device__ __forceinline__ void add_square_below(float& sum, float x, int number, int count) {
   asm("{\n.reg .pred counts;\nsetp.lt.s32 counts, %2, %3;\n"
       "@counts fma.rn.f32 %0, %1, %1, %0;\n}"
@@ -59,7 +59,7 @@ __device__ __forceinline__ void add_square_below(double& sum, double x, int numb
       : "d"(x), "r"(number), "r"(count));
 }
 
-// The squares of the numbers `first` and the one after, of `count`.
+// Adds the squares of two entries, numbers `first` and `first` + 1, if they are below `count`.
 template <class Element>
 __device__ __forceinline__ void add_squares(SquareSum<Element> (&sums)[2], uint32_t pair, int first,
                                             int count) {
@@ -69,8 +69,8 @@ __device__ __forceinline__ void add_squares(SquareSum<Element> (&sums)[2], uint3
   add_square_below(sums[1], widen(high), first + 1, count);
 }
 
-// Puts kColumns pixels x 64 channels, values from kFirst on, into a block of lines of 64 channels,
-// as TMA's 128-byte swizzle wants them, and into `pairs`.
+// Rounds the values of kColumns pixels x 64 channels, from kFirst on, into `pairs`, and stages them
+// in a block with a line of 64 channels for each pixel, in TMA's 128-byte swizzle.
 template <class Element, int kColumns, int kFirst, int kSize>
 __device__ __forceinline__ void stage(const float (&acc)[kSize], const ChannelBias& bias, bool relu,
                                       OperandBlock& block, uint32_t (&pairs)[kColumns / 4]) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void stage(const float (&acc)[kSize], const ChannelBi
   uint8_t* target = block.bytes + line * kLineBytes + chunk * 16;
 #pragma unroll
   for (int i = 0; i < kColumns / 4; ++i) {
-    // Two neighbouring pixels of a channel, one of the thread's two.
+    // Two neighbouring pixels of one of the thread's two channels.
     const int from = kFirst + 2 * i;
     pairs[i] = finished_pair<Element>(acc[from] + bias.values[i % 2],
                                       acc[from + 1] + bias.values[i % 2], relu);
@@ -96,7 +96,7 @@ __device__ __forceinline__ void stage(const float (&acc)[kSize], const ChannelBi
   }
 }
 
-// A thread's share of the sum of squares over the first `existing` pixels, of pairs as staged.
+// A thread's part of the sum of squares of the staged pairs, over the first `existing` pixels.
 template <class Element, int kPairs>
 __device__ __forceinline__ SquareSum<Element> sum_of_squares(const uint32_t (&pairs)[kPairs],
                                                              int existing) {
@@ -108,7 +108,7 @@ __device__ __forceinline__ SquareSum<Element> sum_of_squares(const uint32_t (&pa
   return sums[0] + sums[1];
 }
 
-// The norm of 64 channels of a box, for the next layer.
+// Stores the output norm of one channel group of a box.
 template <class Sum>
 __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, const Box& box,
                                            Sum sum) {
@@ -122,7 +122,7 @@ __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, con
       sqrt(sum);
 }
 
-// Stores a warpgroup's box number kBox, as the pairs that it returns.
+// Stores box kBox of a warpgroup, and returns the rounded values in `pairs`.
 template <class Config, int kBox, int kPairs>
 __device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock& staging, const ChannelBias& bias,
@@ -130,7 +130,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
                                           uint32_t (&pairs)[kPairs]) {
   const bool leads = threadIdx.x % 128 == 0;
   const int warpgroup = threadIdx.x / 128;
-  if (leads) cute::tma_store_wait<0>();  // the box before has left shared memory
+  if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   stage<typename Config::Element, kPairs * 4, kBox * kBlock / 2>(acc, bias, p.relu, staging, pairs);
   cute::tma_store_fence();
@@ -141,7 +141,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   }
 }
 
-// Stores the norms of a warpgroup's boxes, of the threads' shares of their squares.
+// Adds up the threads' sums of squares of a warpgroup's boxes and stores the output norms.
 template <class Element>
 __device__ __forceinline__ void store_norms(const ConvParams& p, int channel, const Box* boxes,
                                             SquareSum<Element> (&squares)[2],

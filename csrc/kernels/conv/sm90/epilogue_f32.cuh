@@ -1,21 +1,21 @@
-// The end of a tile in the Hopper convolution with float32: as in epilogue.cuh, but that
-// a box is 64 pixels of two blocks of 32 channels, which a thread's values reach one by one.
+// The epilogue of the Hopper convolution for float32. It differs from epilogue.cuh in that a box is
+// staged as two blocks of 32 channels, and each thread writes its values one by one.
 #pragma once
 
 #include "kernels/conv/sm90/epilogue.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
-// As torch's relu: a NaN stays.
+// Keeps NaN, like torch's relu.
 __device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
 
-// Finishes the values of kColumns pixels x 64 channels, from kFirst on, and puts them into blocks
-// of lines of 32 channels, as TMA's 128-byte swizzle wants them. No two lanes share a bank.
+// Adds bias and ReLU to the values of kColumns pixels x 64 channels, from kFirst on. Stages them in
+// two blocks with lines of 32 channels, in TMA's 128-byte swizzle. No two lanes share a bank.
 template <int kColumns, int kFirst, int kSize>
 __device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bias, bool relu,
                                       OperandBlock (&blocks)[2]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  uint8_t* targets[4];  // two neighbouring pixels of the thread's first channel, of its second
+  uint8_t* targets[4];  // two neighbouring pixels of the thread's first channel, then of its second
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const int line = lane % 4 * 2 + i % 2, chunk = warp % 2 * 4 + i / 2 * 2 + lane / 16;
@@ -31,8 +31,8 @@ __device__ __forceinline__ void stage(float (&acc)[kSize], const ChannelBias& bi
   }
 }
 
-// A thread's share of the sum of squares over the first `existing` of kColumns pixels, of values as
-// staged.
+// A thread's part of the sum of squares of the staged values, over the first `existing` of kColumns
+// pixels.
 template <int kColumns, int kFirst, int kSize>
 __device__ __forceinline__ double sum_of_squares(const float (&values)[kSize], int existing) {
   double sums[2] = {};  // short chains
@@ -44,14 +44,14 @@ __device__ __forceinline__ double sum_of_squares(const float (&values)[kSize], i
   return sums[0] + sums[1];
 }
 
-// Finishes and stores kColumns pixels of a warpgroup's box.
+// Stages and stores kColumns pixels of a warpgroup's box.
 template <int kColumns, int kFirst, int kSize>
 __device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock (&staging)[2], const ChannelBias& bias,
                                           float (&acc)[kSize]) {
   const bool leads = threadIdx.x % 128 == 0;
   const int warpgroup = threadIdx.x / 128;
-  if (leads) cute::tma_store_wait<0>();  // the box before has left shared memory
+  if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   stage<kColumns, kFirst>(acc, bias, p.relu, staging);
   cute::tma_store_fence();
@@ -66,7 +66,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   }
 }
 
-// On return `acc` holds what was stored.
+// On return `acc` holds the stored values.
 template <class Config>
 __device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
                                       OperandBlock (&staging)[2], BoxSquares<float>& shared,

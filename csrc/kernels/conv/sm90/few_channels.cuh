@@ -1,13 +1,11 @@
-// The convolution of few input channels, such as a network's first: float16 and bfloat16, float32
-// sums, nothing skipped. It writes more than it reads and multiplies little, so that what counts is
-// that each thread writes 16 bytes at a time, and that the output's norms are computed on the way.
+// The convolution of few input channels, such as a network's first layer. Half types, float32 sums,
+// nothing skipped. It writes more than it reads, so each thread writes 16 bytes at a time, and the
+// output norms are computed on the way.
 //
-// A thread block makes 64 output channels of 8 neighbouring pixels of a row for 64 images; what
-// these see of the input is put into shared memory with zeros around it. A warp has one pixel. In
-// its products images are rows and output channels are columns; K runs along a kernel row, where
-// kernel columns and channels lie one behind the other, in chunks of 16. The columns are dealt out
-// so that a thread ends up with 8 neighbouring channels of an image.
-// Sums run in the order of K: same bits every time.
+// A thread block computes 64 output channels of 8 neighbouring pixels for 64 images, from a copy of
+// their windows in shared memory. A warp has one pixel: in its products images are rows and output
+// channels are columns, permuted so that a thread gets 8 neighbouring channels of an image. K runs
+// along a kernel row (kernel column, channel), 16 entries at a time. Same bits every time.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +19,7 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The output channel, of 64, behind column `column` of product `product`, one of 8.
+// The output channel (0 to 63) of column `column` of product `product` (0 to 7).
 __device__ inline int channel_of_column(int product, int column) {
   return product / 4 * 32 + column / 2 * 8 + product % 4 * 2 + column % 2;
 }
@@ -35,7 +33,7 @@ __device__ __forceinline__ void multiply_16x8(float (&d)[4], const uint32_t (&a)
   }
 }
 
-// The squares of two stored values.
+// Adds the squares of two stored values.
 template <class Element>
 __device__ __forceinline__ void add_squares(SquareSum<Element>& sum, uint32_t pair) {
   const SquareSum<Element> low = widen(__builtin_bit_cast(Element, static_cast<uint16_t>(pair)));
@@ -63,9 +61,9 @@ class FewChannels {
     first_channel_ = blockIdx.y * 64;
   }
 
-  // Brings weights and pixels; the caller synchronises.
+  // Copies weights and pixels into shared memory. The caller synchronises.
   __device__ void stage() {
-    // So many at a time that those of a kernel of 3 x 3 are in flight together.
+    // Three at a time: all loads of a 3 x 3 kernel are then in flight together.
     constexpr int kUnroll = 3;
     const int count = layout_.weights / 4;
     for (int first = threadIdx.x; first < count; first += kUnroll * kFewChannelsThreads) {
@@ -84,7 +82,7 @@ class FewChannels {
     stage_pixels();
   }
 
-  // The warp's pixel.
+  // Computes and stores the warp's pixel.
   __device__ void run() const {
     const int warp = threadIdx.x / 32;
     const int column = first_column_ + warp;
@@ -119,12 +117,12 @@ class FewChannels {
   }
 
  private:
-  // The first of the 8 output channels that the thread has in either half of 64.
+  // The first of the thread's 8 output channels in the lower (0) or upper (1) 32 of 64.
   __device__ int channel(int half) const {
     return first_channel_ + half * 32 + threadIdx.x % 4 * 8;
   }
 
-  // A warp has every eighth image; the loads of three kernel rows of four images are in flight.
+  // Each warp copies every eighth image, with loads of three kernel rows of four images in flight.
   __device__ void stage_pixels() {
     constexpr int kWarps = kFewChannelsThreads / 32, kImages = 4, kRows = 3;
     const ConvShape& shape = p_.shape;
@@ -168,8 +166,8 @@ class FewChannels {
     }
   }
 
-  // What lane i % 32 needs of product i / 32 % 8 in step i / 256; zeros beyond the window and the
-  // channels.
+  // The weights of lane i % 32 for product i / 32 % 8 in step i / 256, with zeros beyond the window
+  // and beyond the output channels.
   __device__ uint2 weights_of(int i) const {
     const int lane = i % 32, product = i / 32 % 8, step = i / 256;
     const int row = step / layout_.chunks, first = (step - row * layout_.chunks) * 16;
@@ -186,7 +184,7 @@ class FewChannels {
     return {pair(k), pair(k + 8)};
   }
 
-  // acc += the warp's pixel of images first to first + 31, times the weights.
+  // acc += the weights times the warp's pixel in images `first` to `first` + 31.
   __device__ void multiply(int warp, int first, float (&acc)[2][8][4]) const {
     const ConvShape& shape = p_.shape;
     const int lane = threadIdx.x % 32;
@@ -198,10 +196,10 @@ class FewChannels {
         const int left = layout_.window - k - lane % 4 * 2;
         uint32_t a[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // 16 images, 8 of them, 8 of K
+        for (int i = 0; i < 8; ++i) {  // bits of i: 16 images, 8 of K, 8 images
           const uint16_t* from = pixel + k + (i / 4 * 2 + i % 2) * 8 * layout_.image;
           const int at = i % 4 / 2 * 8;
-          // Beyond the window lies another pixel, which may be infinite.
+          // Beyond the window lies another pixel, which may be infinite: it must not be multiplied.
           const uint32_t low = at < left ? from[at] : 0, high = at + 1 < left ? from[at + 1] : 0;
           a[i / 4][i % 4] = low | high << 16;
         }
@@ -215,7 +213,7 @@ class FewChannels {
     }
   }
 
-  // The thread's 16 channels of an image, and their squares.
+  // Stores the thread's 16 channels of an image and adds their squares.
   __device__ void store(int column, int image, const float (&acc)[8][4], int i,
                         const uint4 (&bias)[2], SquareSum<Element>& squares) const {
     if (image >= images_) return;
@@ -266,7 +264,7 @@ cudaError_t launch_few_channels(const FewChannelsParams& p, cudaStream_t stream)
   const dim3 grid(ceil_div(output.images, kFewChannelsImages) * output.rows *
                       ceil_div(output.columns, kFewChannelsColumns),
                   ceil_div(p.shape.out_channels, 64));
-  // The same for every shape, since other threads launch the kernel as well.
+  // The same value for every shape, because other host threads may launch the kernel meanwhile.
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFewChannelsSharedBytes);
   if (error != cudaSuccess) return error;

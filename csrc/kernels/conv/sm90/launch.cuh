@@ -1,4 +1,4 @@
-// Starts the Hopper convolution: tensor maps, instance and grid from run-time sizes and tile.
+// Starts the Hopper convolution: encodes the tensor maps, picks the instance and sets the grid.
 #pragma once
 
 #include <cuda.h>
@@ -17,15 +17,15 @@ namespace spamm::kernels::conv::sm90 {
 
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
 
-// Maps channels-last images in boxes of 128 bytes of channels and `box` pixels, `step` apart; of
-// `box_images` images where these are not a power of two.
+// Encodes a map of channels-last images. A box has 128 bytes of channels and `box` pixels, which
+// are `step` apart. `box_images`, if not 0, replaces the box's number of images.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
                           const Log2Block& box, Size2 step, int box_images = 0) {
   const auto edge = [](int log2, int step) {
     return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
   };
-  const auto taken = [](int log2, int step) { return static_cast<uint32_t>(log2 == 0 ? 1 : step); };
+  const auto every = [](int log2, int step) { return static_cast<uint32_t>(log2 == 0 ? 1 : step); };
   const uint64_t line = channels * sizeof(Element);
   return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
@@ -34,7 +34,7 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
       {line, line * extent.columns, line * extent.columns * extent.rows},
       {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows),
        static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
-      {1, taken(box.columns, step.columns), taken(box.rows, step.rows), 1});
+      {1, every(box.columns, step.columns), every(box.rows, step.rows), 1});
 }
 
 template <class Element>
@@ -48,7 +48,7 @@ cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& s
       {kLineBytes / sizeof(Element), 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
 }
 
-// Cuts the output into tiles; returns the number of thread blocks to start.
+// Fills in the tiles of the output. Returns the number of thread blocks to start.
 template <class Config>
 int cut_into_tiles(ConvParams& p, int multiprocessors) {
   const int boxes = p.boxes.images * p.boxes.rows * p.boxes.columns;
@@ -58,7 +58,7 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   return std::min(p.tiles, multiprocessors);
 }
 
-// Encodes the maps that p lacks and starts the kernel.
+// Encodes the tensor maps of p and starts the kernel.
 template <class Config>
 cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, const void* input,
                   const void* weight, int blocks, cudaStream_t stream) {
@@ -81,7 +81,7 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   if (error != cudaSuccess) return error;
 
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  // All memory that shared memory may have: the norms' thread blocks run beside these.
+  // The largest possible shared memory, so that thread blocks of the norm kernel fit beside these.
   if (error == cudaSuccess) {
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                  cudaSharedmemCarveoutMaxShared);
@@ -104,7 +104,7 @@ template <class Config>
 cudaError_t convolve_resident(ConvParams p, const void* input, const void* weight,
                               const Launch& how) {
   constexpr int kSharedBytes = sizeof(ResidentStorage<Config>);
-  static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the norms' thread blocks need the rest
+  static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the rest is for the norm kernel
   const int pairs = ceil_div(p.boxes.columns, 2);
   p.by_box_columns = Divisor(pairs);
   p.tiles = p.boxes.images / 2 * p.boxes.rows * pairs;
@@ -112,7 +112,7 @@ cudaError_t convolve_resident(ConvParams p, const void* input, const void* weigh
                        std::min(p.tiles, how.multiprocessors), how.stream);
 }
 
-// Whether a Config has the tile that the table promises.
+// Whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
 constexpr bool kHasTile =
     Config::kRows* kBlock == kTile.rows&& Config::kBoxes* kBlock ==
@@ -127,7 +127,7 @@ constexpr auto staged() {
   return convolve_staged<Chosen>;
 }
 
-// The kernel for few output channels: half types keep the weights in shared memory.
+// The kernel for few output channels. For half types it keeps the weights in shared memory.
 template <class Element, TileConfig kTile, int kLastWidth>
 constexpr auto narrow() {
   if constexpr (sizeof(Element) == 4) {
@@ -139,7 +139,7 @@ constexpr auto narrow() {
   }
 }
 
-// What follows from shape, block and log2_block_k, whatever the tiles are.
+// Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   p.box = box_of(p.block);
   p.blocks = count(p.shape.output, p.block);
@@ -153,11 +153,11 @@ inline void complete(ConvParams& p) {
   p.by_box_columns = Divisor(p.boxes.columns);
   p.by_box_groups = Divisor(p.box_groups);
   p.by_kernel_columns = Divisor(p.shape.kernel.columns);
-  // Two boxes of images: the second of each pair is the last one, which may be filled in part.
+  // With two boxes of images, the second box of each pair holds the last images.
   p.images_fastest = p.boxes.images == 2;
 }
 
-// Calls launch() with the width of the second box of a pair, a constant.
+// Calls launch() with the width of the second box of a pair as a constant.
 template <class Launch>
 cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   const bool one_pixel = p.box.images == 6;
@@ -182,10 +182,9 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   }
 }
 
-// Computes p: shape, block, norms, log2_block_m and _k, tau, bias, relu, output and next_tile are
-// set, the rest follows. Returns what the driver or the launch says, as all launchers do.
-// weight_is_ready: see overlap.cuh.
-// next_tile: one int in device memory, zero, and zero again when the kernel is done; no other
+// Computes p. The caller sets shape, block, norms, log2_block_m and _k, weight_is_ready, tau, bias,
+// relu, output and next_tile. Returns the error of the driver or of the launch, as all launchers
+// do. next_tile: an int in device memory that is zero. The kernel sets it back to zero. No other
 // kernel in flight may use it.
 template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {

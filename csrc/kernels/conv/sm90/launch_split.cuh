@@ -1,4 +1,4 @@
-// Starts the Hopper convolution of split operands: instance and grid from run-time sizes.
+// Starts the Hopper convolution of split operands: picks the instance and sets the grid.
 #pragma once
 
 #include "kernels/conv/sm90/launch.cuh"
@@ -20,7 +20,8 @@ cudaError_t convolve_split_in(ConvParams p, const Launch& how) {
                 how.stream, p);
 }
 
-// As convolve(), but a and b of p are set too, and pixel blocks hold images alone.
+// Like convolve(), but the caller also sets a and b of p, and a pixel block is one pixel of several
+// images.
 template <Tiles kTiles>
 cudaError_t convolve_split(ConvParams p, const Launch& how) {
   complete(p);

@@ -1,5 +1,5 @@
-// The list warp of the Hopper convolution: claims tiles and lists the valid steps of each, a tile
-// ahead of the loads.
+// The list warp of the Hopper convolution. It claims tiles and lists the valid steps of each, one
+// tile ahead of the loads.
 #pragma once
 
 #include "kernels/common/overlap.cuh"
@@ -8,7 +8,7 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// Which box of the output comes as number `index`; past the last one, one that lies outside.
+// Box number `index` of the output. A number past the last box gives a box outside the output.
 __device__ inline Box box_at(const ConvParams& p, int index) {
   int image, row, column;
   if (p.images_fastest) {
@@ -33,7 +33,7 @@ __device__ Tile<Config> tile_at(const ConvParams& p, int number) {
   return tile;
 }
 
-// From the norm of a block to its skip norm.
+// The factor from the norm of a pixel block to its skip norm.
 __device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
   const int images = min(1 << p.block.images, p.shape.output.images - first.image);
   const int rows = min(1 << p.block.rows, p.shape.output.rows - first.row);
@@ -42,7 +42,7 @@ __device__ inline float skip_norm_scale(const ConvParams& p, const Box& first) {
   return c == n ? 1 : partial_block_scale(static_cast<float>(n), static_cast<float>(c));
 }
 
-// The norms of one box's im2col blocks. They are fewer than 2^31.
+// The norms of one box's im2col blocks. There are fewer than 2^31, so their numbers fit an int.
 class BoxNorms {
  public:
   BoxNorms() = default;
@@ -64,7 +64,7 @@ class BoxNorms {
     }
   }
 
-  // Unscaled; 0 where the whole block lies in the padding.
+  // The norm, not yet scaled to the skip norm. 0 if the whole block lies in the padding.
   __device__ float at(const ConvParams& p, const Step& step, int group) const {
     if (!p.norm_input.per_pixel) return norms_[step.kernel_position * p.norm_groups + group];
     const int row = row_ + step.kernel_row * p.shape.dilation.rows;
@@ -82,7 +82,7 @@ class BoxNorms {
   float scale_;
 };
 
-// Everything that decides which steps of a tile are valid.
+// Computes the masks of a tile's steps from the norms.
 template <class Config>
 class TileNorms {
  public:
@@ -106,7 +106,7 @@ class TileNorms {
     }
   }
 
-  // Loads first, so that several steps can be in flight.
+  // Separate from mask(), so that the norms of several steps can be in flight.
   struct Norms {
     float weights[Config::kRows], boxes[Config::kBoxes];
   };
@@ -145,9 +145,9 @@ class TileNorms {
 template <class Config>
 using ListWriter = kernels::sm90::ListWriter<RingOf<Config>, Config::kLists>;
 
-// The barriers in shared memory are set up by the first warp. All others wait for it at once; the
-// list warp first locates its tile and waits for the kernels before.
-constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named ones: warpgroups have 1 to 4
+// The first warp initialises the barriers in shared memory. The list warp waits for this later than
+// all others: it first locates its tile and waits for the previous kernel.
+constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named barriers; warpgroups use 1 to 4
 
 template <class Config, class Shared>
 __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {
@@ -164,9 +164,10 @@ __device__ __forceinline__ void wait_for_barriers() {
   cutlass::arch::NamedBarrier::sync(64, kListBarrier);
 }
 
-// The tile after number `tile`: one that nobody has, or, without a counter, the next of a fixed
-// share. Every thread block asks the counter until it is refused once, so the last answer is known
-// in advance, and who gets it winds the counter back for the next launch.
+// The tile after number `tile`: the next unclaimed one, or without a counter the next at a stride
+// of the grid. Each thread block claims until it gets a number past the end. So the number of
+// claims is p.tiles, and the block that makes the last claim resets the counter for the next
+// launch.
 __device__ inline int claim_tile(const ConvParams& p, int tile) {
   if (p.next_tile == nullptr) return tile + gridDim.x;
   int claimed = 0;
@@ -185,8 +186,8 @@ __device__ inline Step step_at(const ConvParams& p, int number) {
           static_cast<uint16_t>(kernel_position)};
 }
 
-// Lists those of a tile's steps first, first + 32, ... that hold something valid, up to kCount for
-// each lane: all norms are in flight at a time.
+// Lists the valid ones of the steps first, first + 32, ... of a tile, kCount for each lane. Their
+// norms are loaded together.
 template <int kCount, class Config>
 __device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config>& tile,
                                           const TileNorms<Config>& norms, float tau, int first,
@@ -216,7 +217,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
     const Tile<Config> tile = tile_at<Config>(p, number);
     const TileNorms<Config> norms(p, tile);
-    // Nothing is loaded or stored before it is listed, so this warp waits for the kernels before.
+    // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
     if (!waited) {
       wait_for_previous_kernel();
       wait_for_barriers();

@@ -1,5 +1,5 @@
-// The load warps of the Hopper convolution: one thread for the weights and one for the pixels walks
-// the lists and has TMA fetch its blocks into the next stage.
+// The load warps of the Hopper convolution. One thread for the weights and one for the pixels read
+// the lists and fetch the blocks of each step into the next stage by TMA.
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -11,12 +11,12 @@ namespace spamm::kernels::conv::sm90 {
 
 constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 
-// The boxes of the input that a bit is set for: what brings number `i`, and how many bytes all
-// have.
+// The map that loads box `i` of a tile.
 template <class Config>
 __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
   return Config::is_narrow(i) ? p.map_last : p.map_input;
 }
+// The bytes of all boxes whose bit is set.
 template <class Config, int kBoxes = Config::kBoxes>
 __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
   uint32_t lines = 0;
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
   return lines * kLineBytes;
 }
 
-// The boxes for which some row of the tile has a bit.
+// A bit for each box for which any row of the tile has a bit.
 template <class Config>
 __device__ __forceinline__ uint32_t needed_boxes(uint32_t mask) {
   uint32_t needed = 0;
@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t needed_boxes(uint32_t mask) {
 template <class Config, bool kWeights>
 using StageWriter = kernels::sm90::StageWriter<RingOf<Config>, kWeights>;
 
-// Loads the weights, or the pixels.
+// Loads the weights (kWeights) or the pixels.
 template <class Config, bool kWeights>
 class Loader : public StageWriter<Config, kWeights> {
   using Base = StageWriter<Config, kWeights>;
@@ -49,7 +49,7 @@ class Loader : public StageWriter<Config, kWeights> {
   __device__ Loader(const ConvParams& p, Storage<Config>& storage)
       : Base(storage.ring), p_(p), storage_(storage) {}
 
-  // A stage for each kDepth channels that exist.
+  // Fills one stage for each kDepth existing channels.
   __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {

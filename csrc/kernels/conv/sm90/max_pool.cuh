@@ -1,9 +1,9 @@
-// Max pooling with the norms of its output, for the convolution that follows.
+// Max pooling with output norms.
 //
-// A thread block has a pixel of the output, 64 images and 64 channels: one norm. A thread pools 8
-// channels of two images, all loads of a 2 x 2 window in flight; then the threads of a warp hand
-// their results around, so that each sums the squares that it would have in the pass over an input
-// for norms (norms.cuh), in the same order: the norms are those of that pass.
+// A thread block computes one norm: an output pixel, 64 images, 64 channels. A thread pools 8
+// channels of two images, with all loads of a 2 x 2 window in flight. Then the threads of a warp
+// exchange their results: each sums the squares that it would sum in the norm pass (norms.cuh), in
+// the same order, so the norms have the same bits as that pass.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// As in the pass, but the threads that serve neighbouring norms there share the images of one norm.
+// As in the norm pass, except that the lanes that have neighbouring norms there share one norm
+// here.
 constexpr int kLog2PoolSlices = log2_slices(6), kLog2PoolLanes = 3;
 constexpr int kPoolParts = 1 << log2_norms(kLog2PoolSlices, kLog2PoolLanes);
 constexpr int kImagesAPart = (64 >> kLog2PoolSlices) / kPoolParts;
@@ -25,7 +26,7 @@ __device__ __forceinline__ Element lowest() {
   return narrow<Element>(-INFINITY);
 }
 
-// Entry by entry as torch does: the first of equal ones, and NaN wherever there is one.
+// Per entry, like torch: keeps the first of equal values, and NaN if there is one.
 template <class Element>
 __device__ __forceinline__ void keep_largest(Chunk<Element>& best, const Chunk<Element>& chunk) {
 #pragma unroll
@@ -35,7 +36,7 @@ __device__ __forceinline__ void keep_largest(Chunk<Element>& best, const Chunk<E
   }
 }
 
-// What a thread has to do with.
+// The norm, pixel, channels and images of a thread.
 struct PoolThread {
   int norm;  // in job.norms
   int row, column, channel;
@@ -55,13 +56,13 @@ struct PoolThread {
     end_image = channel < p.job.channels ? min(p.job.images, first_image + 64) : first_image;
   }
 
-  // The pass's number `i` of the slice.
+  // Image `i` of the slice, in the order of the norm pass.
   __device__ __forceinline__ int image(int i) const {
     return first_image + (i << kLog2PoolSlices) + slice;
   }
 };
 
-// The largest of the window for the thread's own images; zeros for those that do not exist.
+// The largest values of the window for the thread's own images.
 template <class Element>
 __device__ __forceinline__ void pool(const MaxPoolParams& p, const PoolThread& thread,
                                      Chunk<Element> (&best)[kImagesAPart]) {
@@ -107,7 +108,7 @@ __device__ __forceinline__ void pool(const MaxPoolParams& p, const PoolThread& t
   }
 }
 
-// The chunk of the pass's number `i`, whoever of the warp has it.
+// The chunk of image `i` of the slice, from the lane that has it.
 template <class Element>
 __device__ __forceinline__ Chunk<Element> of_number(const Chunk<Element> (&best)[kImagesAPart],
                                                     int i) {

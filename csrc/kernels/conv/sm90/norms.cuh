@@ -1,10 +1,9 @@
-// Norms for a convolution from channels-last tensors, without an im2col matrix.
+// Norms of a convolution's operands, computed from channels-last tensors without an im2col matrix.
 //
-// First the norm of every (block of images, pixel, channel group): a sum of squares over several
-// images at one pixel. A weight is such a tensor too, its output channels being the images and its
-// kernel positions the pixels. Where a pixel block holds one pixel of several images, these are the
-// norms of the im2col blocks, shifted by the kernel position. Otherwise a second kernel puts them
-// together (block_norms.cuh).
+// The kernel computes the norm of every (block of images, pixel, channel group). The weight is such
+// a tensor too: its output channels count as images, its kernel positions as pixels. If a pixel
+// block is one pixel of several images, these are the norms of the im2col blocks, shifted by the
+// kernel position. Otherwise block_norms.cuh combines them.
 #pragma once
 
 #include <cstdint>
@@ -17,16 +16,14 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-using kernels::kNormThreads;
-
 template <class Element>
 constexpr int kLog2Entries = sizeof(Element) == 4 ? 2 : 3;  // of a chunk
 
 __device__ inline float larger_or_nan(float x, float y) { return x > y || x != x ? x : y; }
 
-// 16 bytes that nobody else reads, or zeros. Volatile, so that all loads are on their way before
-// the first is used. Not ld.global.nc: a kernel that is still running when this one starts may
-// write them (overlap.cuh).
+// Loads one chunk, or zeros if it does not exist. No other thread reads it, so it is not kept in
+// L1. Volatile, so that the compiler issues all loads before it uses the first. Not ld.global.nc,
+// because a kernel that still runs when this one starts may write the data (overlap.cuh).
 __device__ __forceinline__ uint4 load_once(const void* data, bool exists) {
   uint4 words{};
   asm volatile(
@@ -37,7 +34,7 @@ __device__ __forceinline__ uint4 load_once(const void* data, bool exists) {
   return words;
 }
 
-// A thread's chunks, image by image, several loads in flight.
+// Visits a thread's chunks, image by image, with several loads in flight.
 template <class Element, class Visit>
 __device__ __forceinline__ void for_each_chunk(const Chunk<Element>* first, int64_t step, int count,
                                                const Visit& visit) {
@@ -55,8 +52,8 @@ __device__ __forceinline__ void for_each_chunk(const Chunk<Element>* first, int6
   }
 }
 
-// Combines the values of the threads that share a norm: neighbours of a warp, then the slices, in a
-// fixed order. All of them have the result.
+// Combines the values of the threads that share a norm in a fixed order: first neighbouring lanes,
+// then the slices. All of them get the result.
 template <int kLog2Slices, int kLog2Lanes, class Combine>
 __device__ __forceinline__ float combine_norm(float x, float (&shared)[kNormThreads / 8],
                                               const Combine& combine) {
@@ -78,12 +75,12 @@ __device__ __forceinline__ float combine_norm(float x, float (&shared)[kNormThre
   return x;
 }
 
-// What one of the threads of a job has to do with.
+// The norm, pixel, channels and images of a thread.
 template <int kLog2Slices, int kLog2Lanes, int kLog2Entries>
 struct NormThread {
   int64_t norm;  // in job.norms
   int pixel, channel, first_image;
-  int count;  // images, 2^kLog2Slices apart: none beyond pixels and channels
+  int count;  // of images, 2^kLog2Slices apart; 0 beyond the pixels or channels
   bool stores;
 
   __device__ __forceinline__ NormThread(const PixelNormsJob& job, int number) {
@@ -107,11 +104,11 @@ struct NormThread {
   }
 };
 
-// The norm of all that the threads of one norm visit; `visit_all` takes what to call with each
-// chunk, and may be asked again.
+// The norm of all chunks of the threads that share it. `visit_all(visit)` calls visit() for each
+// chunk of the thread; it is called a second time if the entries must be scaled.
 template <class Element, int kLog2Slices, int kLog2Lanes, class VisitAll>
 __device__ __forceinline__ float norm_of_chunks(const VisitAll& visit_all) {
-  // float16 cannot leave the range in which squares are right.
+  // Sums of squares of float16 never leave the safe range.
   constexpr bool kAlwaysSafe = std::is_same_v<Element, __half>;
   __shared__ float shared[kNormThreads / 8];
   const auto add = [](float x, float y) { return x + y; };
@@ -135,7 +132,7 @@ __device__ __forceinline__ float norm_of_chunks(const VisitAll& visit_all) {
   float sum = combine_norm<kLog2Slices, kLog2Lanes>(own, shared, add);
   float result = sqrtf(sum);
   if constexpr (!kAlwaysSafe) {
-    // A thread that has met a number other than zero knows when the sum is no good.
+    // The sum of zeros is right although it lies outside the safe range.
     const bool safe = is_safe(sum);
     if (__syncthreads_or(any.found() && !safe)) {
       float largest = 0;
@@ -151,7 +148,7 @@ __device__ __forceinline__ float norm_of_chunks(const VisitAll& visit_all) {
   return result;
 }
 
-// Calls wait() before it reads.
+// Computes the norms of one thread block of a job. Calls wait() before it reads.
 template <class Element, int kLog2Slices, int kLog2Lanes, class Wait>
 __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number,
                                             const Wait& wait) {
@@ -168,7 +165,7 @@ __device__ __forceinline__ void pixel_norms(const PixelNormsJob& job, int number
   if (thread.stores) job.norms[thread.norm] = norm;
 }
 
-// The second job's blocks hold 32 images or more.
+// The blocks of the second job have 32 images or more, hence 2^3 slices.
 template <class Element, int kLog2Slices, int kLog2Lanes>
 __global__ void __launch_bounds__(kNormThreads)
     pixel_norms(const __grid_constant__ PixelNormsParams p) {
@@ -189,7 +186,7 @@ template <class Element>
 cudaError_t launch_pixel_norms(const PixelNormsParams& p, cudaStream_t stream) {
   const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
   using Kernel = void (*)(PixelNormsParams);
-  constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // of a group of 64
+  constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // for 64 channels
   static constexpr Kernel kKernels[2][4] = {
       {pixel_norms<Element, 0, kLog2Lanes>, pixel_norms<Element, 1, kLog2Lanes>,
        pixel_norms<Element, 2, kLog2Lanes>, pixel_norms<Element, 3, kLog2Lanes>},

@@ -1,5 +1,5 @@
-// The parameters of the Hopper convolution; the launcher fills in the maps and what follows from
-// them.
+// The parameters of the Hopper convolution and of the kernels for its norms. launch.cuh says which
+// of them its caller sets.
 #pragma once
 
 #include <cuda.h>
@@ -16,51 +16,51 @@ namespace spamm::kernels::conv::sm90 {
 
 inline int ceil_div(int x, int y) { return (x - 1) / y + 1; }
 
-// One number for images, one for rows and one for columns.
+// A size in images, rows and columns.
 struct Extent {
   int images, rows, columns;
 };
 
-// A convolution of channels-last tensors: input (images, rows, columns, channels), weight
-// (out_channels, kernel rows, kernel columns, channels), output like the input. All contiguous, all
-// addresses and channel counts in multiples of 16 bytes.
+// A convolution of contiguous channels-last tensors: input (images, rows, columns, channels),
+// weight (out_channels, kernel rows, kernel columns, channels), output like the input. Addresses
+// and channel counts are multiples of 16 bytes.
 struct ConvShape {
-  Extent input, output;  // with the same images
+  Extent input, output;  // with the same number of images
   int channels, out_channels;
   Size2 kernel, stride, padding, dilation;
 };
 
-// A pixel block of powers of two, as logarithms.
+// The logarithms of the edges of a pixel block.
 struct Log2Block {
   int images, rows, columns;
 
   __host__ __device__ int volume() const { return images + rows + columns; }
 };
 
-// Norms of im2col blocks, in one of two forms.
-//   per pixel   (image blocks, input rows, input columns, channel groups): where a block holds one
-//               pixel of several images, its norm at a kernel position is a shifted look-up
+// Norms of im2col blocks, in one of two forms:
+//   per pixel   (image blocks, input rows, input columns, channel groups). For pixel blocks of one
+//               pixel of several images: the norm at a kernel position is a shifted look-up.
 //   per block   (pixel blocks, kernel positions x channel groups)
 struct InputNorms {
   const float* norms;
   bool per_pixel;
 };
 
-// Channels-last images, contiguous, in multiples of 16 bytes along the channels. A thread reads 16
-// bytes of channels of some images of a block.
+// Norms of contiguous channels-last images, whose channels are a multiple of 16 bytes. A thread
+// reads one chunk of channels of several images of a block.
 struct PixelNormsJob {
   const void* data;
   int images, pixels, channels;
-  int log2_images;  // of a block, at most 7
-  int log2_group;   // channels: 6 or 7
-  float* norms;     // (blocks of images, pixels, channel groups)
-  // What follows from these.
+  int log2_images;  // of a block of images, at most 7
+  int log2_group;   // of a group of channels: 6 or 7
+  float* norms;     // (blocks of images, pixels, groups of channels)
+  // Set by pixel_norms_job().
   int groups = 0, line_blocks = 0, thread_blocks = 0;
   Divisor by_groups{}, by_line_blocks{};
 };
 
-// How the threads of a block share the work on a job: 2^log2_slices sets of them take turns with
-// the images, 2^log2_lanes neighbours share a line of a channel group.
+// How threads share a norm: 2^log2_slices slices have the images in turn, and 2^log2_lanes
+// neighbouring threads have the channels. A thread block computes 2^log2_norms norms.
 __host__ __device__ constexpr int log2_slices(int log2_images) {
   return log2_images < 3 ? log2_images : 3;
 }
@@ -83,8 +83,8 @@ inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, i
 }
 
 struct PixelNormsParams {
-  PixelNormsJob jobs[2];  // the input's, the weight's; all zero where one is not wanted
-  int* zeroed;            // set to zero, if not null
+  PixelNormsJob jobs[2];  // for the input and for the weight; all zero if not wanted
+  int* zeroed;            // the kernel sets it to 0; may be null
 };
 
 // Max pooling of channels-last images, with output norms. `job` describes the output.
@@ -95,7 +95,7 @@ struct MaxPoolParams {
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
 
-// From the norms of pixels to those of im2col blocks.
+// The kernel that computes norms of im2col blocks from norms of pixels.
 struct BlockNormsParams {
   const float* pixel_norms;
   ConvShape shape;
@@ -105,7 +105,7 @@ struct BlockNormsParams {
   float* norms;  // (pixel blocks, kernel positions x groups)
 };
 
-// One of the two boxes of a block of 128 pixels, or the whole of one of 64.
+// A box of a pixel block: half of a block of 128 pixels, or a whole block of 64.
 inline Log2Block box_of(Log2Block block) {
   if (block.volume() == 6) return block;
   int& dimension_to_halve = block.images > 0 ? block.images
@@ -121,8 +121,8 @@ inline Extent count(const Extent& grid, const Log2Block& block) {
           along(grid.columns, block.columns)};
 }
 
-// Whether TMA can step through the input so: boxes of at most 256 pixels of the input along each
-// dimension, every eighth at most.
+// Whether TMA can load a box with this stride: it allows at most 256 input pixels along each
+// dimension, and element strides of at most 8.
 inline bool strides_fit(const Log2Block& block, Size2 stride) {
   const Log2Block box = box_of(block);
   const auto fits = [](int log2, int step) {
@@ -131,9 +131,9 @@ inline bool strides_fit(const Log2Block& block, Size2 stride) {
   return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
 }
 
-// What the kernel with resident weights takes: few output channels, each with few enough weights,
-// kernel positions that neighbouring output columns share, images in pairs of boxes.
-constexpr int kResidentBlocks = 18;  // kernel positions x groups of 64 channels
+constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
+
+// Whether the kernel with resident weights (resident.cuh) can compute a convolution.
 
 inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
   const int groups = ceil_div(shape.channels, 64);
@@ -145,13 +145,13 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 struct ConvParams {
   CUtensorMap map_input, map_weight, map_output;
-  CUtensorMap map_last;  // the input's, for the last box of images, which is filled in part
+  CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
   ConvShape shape;
-  Log2Block block, box;  // box: 64 pixels of a block, what one load brings
+  Log2Block block, box;
   Extent blocks, boxes;  // in the output
-  bool images_fastest;   // order of the boxes; else columns, rows, images
+  bool images_fastest;   // the order of boxes is images, columns, rows; else columns, rows, images
   int log2_block_m, log2_block_k;
-  int norm_groups, box_groups;  // channel groups of block k, and of 64
+  int norm_groups, box_groups;  // groups of max(block k, 64) channels, and of 64 channels
   const float* norm_weight;     // (blocks of out_channels, kernel positions x norm_groups)
   bool weight_is_ready;         // see overlap.cuh
   InputNorms norm_input;
@@ -159,15 +159,15 @@ struct ConvParams {
   const void* bias;  // may be null
   bool relu;
   void* output;
-  // For blocks of 64 images at one pixel, the output's norms for the layer that follows: (image
-  // blocks, rows, columns, groups of 64 channels). May be null.
+  // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
+  // groups). May be null.
   float* norm_output;
   int channel_tiles, tiles, steps;
   Divisor by_channel_tiles, by_box_images, by_box_rows, by_box_columns;
   Divisor by_box_groups, by_kernel_columns;
-  int* next_tile;  // zero before and after; null: each thread block's tiles are known in advance
-  // float32 in split parts instead of the maps. Weight: (kernel positions, blocks of out_channels,
-  // of channels); input: (pixels, blocks of images, of channels).
+  int* next_tile;  // zero before and after; null: tiles are not claimed, see claim_tile()
+  // float32 operands in split parts, used instead of the tensor maps. Weight: (kernel positions,
+  // blocks of out_channels, blocks of channels). Input: (pixels, blocks of images, of channels).
   SplitSource a, b;
 };
 

@@ -1,4 +1,4 @@
-// The tiles and steps of the Hopper convolution, and its shared memory.
+// Tiles, steps, notices and shared memory of the Hopper convolution.
 #pragma once
 
 #include <type_traits>
@@ -17,9 +17,10 @@ using kernels::sm90::kLineBytes;
 using kernels::sm90::OperandBlock;
 using kernels::sm90::RingPosition;
 
-// A tile of kRows x 64 output channels and kBoxes x 64 pixels. Each warpgroup makes 64 channels of
-// two neighbouring boxes, the second of which fills only its first kLastWidth columns. A stage is
-// kDepth channels deep: float32, which is multiplied as TF32, takes two for a block of 64.
+// A tile has kRows x 64 output channels and kBoxes boxes. Each warpgroup computes 64 channels of
+// two neighbouring boxes. In a batch of 65 to 127 images the second box is only kLastWidth columns
+// wide, a multiple of 8. A stage has kDepth channels: float32, multiplied as TF32, needs two for a
+// step.
 template <class Element_, int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
 struct Config {
   using Element = Element_;
@@ -32,15 +33,15 @@ struct Config {
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
-  static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums of a thread
+  static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
-  // Whether box `i` of a tile is only kLastWidth pixels wide.
+  // Whether box `i` of a tile has only kLastWidth pixels.
   __host__ __device__ static constexpr bool is_narrow(int i) {
     return kLastWidth < kBlock && i % 2 == 1;
   }
 };
 
-// First pixel of a box, in the output.
+// The first pixel of a box, in the output.
 struct Box {
   int image, row, column;
 };
@@ -53,8 +54,8 @@ struct Tile {
   __device__ const Box& box(int i) const { return boxes[i]; }
 };
 
-// A kernel position and 64 channels there, and the blocks of the output for which their product is
-// valid: bit row * kBoxes + box.
+// One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
+// for which the step is valid.
 struct Step {
   uint16_t mask, group;
   uint8_t kernel_row, kernel_column;
@@ -63,8 +64,8 @@ struct Step {
   __device__ bool is_valid() const { return mask != 0; }
 };
 
-// Stage by stage, what the warps that multiply must know beside the operands: a step's mask and,
-// where its weight stays in shared memory, the number of that; and what ends there.
+// What a multiplying warp needs to know about a stage besides the operands: the step's mask,
+// whether the tile or all work ends, and, with resident weights, the number of the weight block.
 struct Notice {
   static constexpr int kWeightShift = 8;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
@@ -79,26 +80,26 @@ struct Notice {
 
   __device__ bool ends_tile() const { return bits & kEndsTile; }
   __device__ bool ends_work() const { return bits & kEndsWork; }
-  // A warpgroup's two boxes.
+  // The bits of a warpgroup's two boxes.
   __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
   __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
 };
 
-// Squares of numbers other than float16 need more range than float has.
+// Only the squares of float16 are sure to fit float's range.
 template <class Element>
 using SquareSum = std::conditional_t<std::is_same_v<Element, __half>, float, double>;
 
-// Sums of squares of a warpgroup's two boxes, warp by warp.
+// The sums of squares of a warpgroup's two boxes, one for each warp.
 template <class Element>
 struct BoxSquares {
   SquareSum<Element> of_warps[2][4];
 };
 
-// 64 pixels x 64 channels on their way out: one block for each kDepth channels.
+// The staging blocks of a box of the output, one for each kDepth channels.
 template <class Config>
 using StagedBox = std::conditional_t<Config::kParts == 1, OperandBlock, OperandBlock[2]>;
 
-// What the loads, the products and the stores read and write.
+// The stages and the staging blocks.
 template <class Config>
 struct Blocks {
   struct Stage {

@@ -1,14 +1,11 @@
-// The Hopper convolution (conv.cuh) with few output channels: its weights stay in shared
-// memory.
+// The Hopper convolution (conv.cuh) for few output channels. All weights stay in shared memory.
 //
-// A tile is all channels of two neighbouring columns x two boxes of 64 images; a warpgroup makes a
-// column. A step is a block of the input (a pixel, 64 channels, both boxes), which serves a
-// kernel position of the first column and the one before it of the second: a kernel of 3 x 3 reads
-// 12 blocks for 18 products, where a tile of one column reads 18 and their weights.
-// The weights come before any norm is known and, where they are known to be finished, while the
-// kernel before still runs.
-// Sums run in the order of K, as in the other kernel, and give the same bits.
-// Limits: takes_resident().
+// A tile is all channels of two neighbouring output columns x two boxes of 64 images. Each
+// warpgroup computes one column. A step is one input pixel and channel group in both boxes. It
+// serves one kernel position of the first column, and the kernel position before it of the second.
+// So a 3 x 3 kernel reads 12 operand blocks for 18 products. The weights are loaded before any norm
+// is read. With weight_is_ready they are loaded while the previous kernel still runs (overlap.cuh).
+// Results have the same bits as those of conv.cuh. Limits: takes_resident().
 #pragma once
 
 #include "kernels/conv/sm90/conv.cuh"
@@ -20,13 +17,14 @@ struct ResidentConfig : Config<Element, 1, 4, kLastWidth, 4> {
   static constexpr int kListCapacity = 32;  // all steps of a tile
 };
 
-// Its first box says it all; the norm kernel's thread blocks must find room beside the storage.
+// Stores only the first box, to save shared memory: thread blocks of the norm kernel have to fit
+// beside this kernel.
 template <class Element, int kLastWidth>
 struct Tile<ResidentConfig<Element, kLastWidth>> {
   static constexpr int channel = 0;
   Box first;
 
-  // Images, then columns.
+  // Images are the fastest index, then columns.
   __device__ Box box(int i) const {
     return {first.image + i % 2 * kBlock, first.row, first.column + i / 2};
   }
@@ -38,7 +36,7 @@ struct ResidentStorage {
     OperandBlock pixels[2];
   };
 
-  OperandBlock weights[kResidentBlocks];  // channel group by channel group, kernel positions within
+  OperandBlock weights[kResidentBlocks];  // [channel group][kernel position]
   Stage stages[Config::kStages];
   OperandBlock output[Config::kWarpgroups];
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];
@@ -52,7 +50,7 @@ struct ResidentStorage {
   }
 };
 
-// Where the warpgroup of a column finds the operands of a step.
+// Finds the operands of a step for the warpgroup of a column.
 template <class Config>
 class ResidentOperands {
  public:
@@ -62,7 +60,7 @@ class ResidentOperands {
         pixels_(storage.stages[0].pixels[0]),
         column_(column) {}
 
-  // Once it is there.
+  // Waits until the weights have arrived.
   __device__ uint64_t weight(Notice notice) const {
     const uint32_t number = notice.weight() - column_;
     storage_.weight_full[number].wait(0);
@@ -87,8 +85,8 @@ __device__ Tile<Config> resident_tile_at(const ConvParams& p, int number) {
   return {{images * 2 * kBlock, row, pair * 2}};
 }
 
-// A lane's step: a block of the input within the window of both columns. The kernel position is
-// the first column's, or would be if the kernel had one column more.
+// The step of a lane, in the windows of both columns together. Its kernel position is that of the
+// first column, as if the kernel had one more column.
 __device__ inline Step resident_step_at(const ConvParams& p, int number) {
   const int columns = p.shape.kernel.columns + 1;
   const int group = number % p.box_groups, row = number / p.box_groups / columns;
@@ -97,18 +95,18 @@ __device__ inline Step resident_step_at(const ConvParams& p, int number) {
           static_cast<uint16_t>(row * p.shape.kernel.columns + column)};
 }
 
-// Which products of a lane's step are valid.
+// Computes the mask of a lane's step.
 template <class Config>
 class ResidentNorms {
  public:
-  // Reads nothing yet.
+  // Does not read memory, so it may run before the previous kernel has ended.
   __device__ ResidentNorms(const ConvParams& p, const Tile<Config>& tile, const Step& step)
       : step_(step) {
     group_ = step.group >> max(p.log2_block_k - 6, 0);
     if (step.kernel_row >= p.shape.kernel.rows) return;
     has_column_[0] = step.kernel_column < p.shape.kernel.columns;
     has_column_[1] = step.kernel_column > 0 && tile.box(2).column < p.shape.output.columns;
-    if (!has_column_[0]) {  // the same pixels, as the second column sees them
+    if (!has_column_[0]) {  // only the second column: use its kernel position
       --step_.kernel_column;
       --step_.kernel_position;
     }
@@ -172,7 +170,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
   writer.end_work();
 }
 
-// One thread's work.
+// Loads all weights. Called by one thread.
 template <class Config>
 __device__ void load_resident_weights(const ConvParams& p, ResidentStorage<Config>& storage) {
   if (!p.weight_is_ready) wait_for_previous_kernel();
@@ -187,7 +185,7 @@ __device__ void load_resident_weights(const ConvParams& p, ResidentStorage<Confi
                                    &storage.weights[number], group * kBlock, kernel_position, 0);
     }
   }
-  // Their memory must not be given up before.
+  // The thread block must not end, and free its shared memory, while loads are in flight.
   for (int i = 0; i < positions * p.box_groups; ++i) storage.weight_full[i].wait(0);
 }
 

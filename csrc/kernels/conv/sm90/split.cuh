@@ -1,14 +1,11 @@
-// A float32 convolution of float32's accuracy as SpAMM for Hopper (sm_90a), its im2col matrix never
-// in memory: by three products of split parts (norm_map/split.cuh, promoted_sums.cuh).
+// A convolution of float32's accuracy for Hopper (sm_90a), by three products of split parts.
+// Lists, tiles and barriers are those of conv.cuh, sums those of promoted_sums.cuh.
 //
-// For pixel blocks of images alone. Such an im2col block is 64 images x 64 channels at one pixel of
-// the channels-last input, shifted by the kernel position. So the input is split once, as a batch
-// of matrices (images x channels), one for each pixel, and every kernel position reads the blocks
-// of its own pixel: a bulk copy for each split part and one for the header, whatever stride and
-// dilation are. A block in the padding is not fetched.
-//
-// Lists, tiles and barriers are conv.cuh's, the products of a step promoted_sums.cuh's.
-// The output is stored from registers: a store of a warp fills four sectors.
+// Only for pixel blocks of one pixel of several images. Then an im2col block is 64 images x 64
+// channels of one input pixel. So norm_map/split.cuh splits the input as a batch of matrices
+// (images x channels), one for each pixel, and each kernel position reads the blocks of its pixel
+// by bulk copies, with any stride and dilation. Blocks in the padding are not fetched. The output
+// is stored from registers: a store of a warp fills four memory sectors.
 #pragma once
 
 #include "kernels/conv/sm90/conv.cuh"
@@ -16,7 +13,7 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// A tile as in Config.
+// The tile is that of Config (pipeline.cuh).
 template <int kRows_, int kBoxes_, int kLastWidth_, int kStages_>
 struct SplitConfig {
   using Element = float;
@@ -42,11 +39,11 @@ struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages>> {
   Stage stages[kStages];
 };
 
-// Stands for a block in the padding, of zeros. Only infinite or NaN weights need one, and what they
-// meet is multiplied without split parts.
+// The header of a block in the padding. Such a block is valid only where the weight is infinite or
+// NaN. That product is computed by FFMA, so the block needs no split parts.
 __device__ const SplitHeader kPaddingHeader = {nullptr, 0, kSplitSpecial, 0, kSplitBlock};
 
-// Loads the weights, or the pixels.
+// Loads the weights (kWeights) or the pixels.
 template <int kRows, int kBoxes, int kLastWidth, int kStages, bool kWeights>
 class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
     : public StageWriter<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights> {
@@ -96,7 +93,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
   }
 
  private:
-  // Whether a bit is set for row, or box, `i` of the tile.
+  // Whether the mask has a bit for row (kWeights) or box `i` of the tile.
   __device__ static bool needs(uint32_t mask, int i) {
     if constexpr (kWeights) return (mask >> (i * kBoxes) & ((1u << kBoxes) - 1)) != 0;
     return needed_boxes<Config>(mask) >> i & 1;
@@ -127,12 +124,12 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
   Storage<Config>& storage_;
 };
 
-// The first image of a box, and its pixel's number there.
+// The first image of a box, and the index of its pixel in an image.
 struct PixelBox {
   int image, pixel;
 };
 
-// Stores what a thread has of a box: kCount sums from kFirst on.
+// Stores a thread's sums of a box: kCount sums from kFirst on.
 template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channel, PixelBox box,
                                            const ChannelBias& bias, const float (&total)[kSize]) {
@@ -154,7 +151,7 @@ __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channe
   }
 }
 
-// Warpgroup number `warpgroup` of those that multiply.
+// `warpgroup` counts the multiplying warpgroups.
 template <class Config>
 __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
                                       Storage<Config>& storage) {

@@ -1,9 +1,9 @@
-// Warpgroup products of more widths than matrices need: all multiples of 8 columns, for batches
-// that fill a block in part. Both operands run along the channels.
+// Atoms of all widths that are multiples of 8, for batches that fill a box only in part. Both
+// operands are contiguous along the channels.
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
-#include <cute/arch/mma_sm90_gmma_ext.hpp>  // the widths that CUTLASS keeps apart
+#include <cute/arch/mma_sm90_gmma_ext.hpp>  // the less common widths
 
 #include "kernels/common/tf32.h"
 #include "kernels/common/wgmma_sm90.cuh"

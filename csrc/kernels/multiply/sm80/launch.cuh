@@ -1,4 +1,4 @@
-// Starts the multiply for sm_80 and newer: from run-time memory orders and tile to an instance.
+// Starts the portable multiply: picks the instance for the memory orders and the tile.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ template <TileConfig kTile>
 using ShapeOf = TileShape<kTile.rows, kTile.columns, kTile.warp_rows, kTile.warp_columns,
                           kTile.stages, kTile.blocks_per_multiprocessor>;
 
-// Starts as many thread blocks as there are tiles, or as the chip holds.
+// Starts a thread block for each tile, but no more than the chip can hold at a time.
 template <class Config, class Params>
 cudaError_t start(void (*kernel)(Params), const Params& params, int64_t tiles, const Launch& how) {
   constexpr int kSharedBytes = sizeof(typename Config::Storage);
@@ -26,7 +26,7 @@ cudaError_t start(void (*kernel)(Params), const Params& params, int64_t tiles, c
                 kSharedBytes, /*overlap_previous=*/false, how.stream, params);
 }
 
-// Computes p. Returns what the driver or the launch says, as all launchers do.
+// Computes p. Returns the error of the driver or of the launch, as all launchers do.
 template <class Engine, Tiles kTiles>
 cudaError_t multiply(const MultiplyParams<typename Engine::Sum>& p, const Launch& how) {
   const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,

@@ -1,15 +1,13 @@
 // C = alpha * (A B over valid blocks) + beta * input, for sm_80 and newer, all types and blocks.
+// Design: docs/kernels/multiply.md.
 //
-// Tile: a thread block makes kTileM x kTileN of C, each warp kWarpM x kWarpN of it in sub-tiles of
-// 32 x 32. It takes tiles at equal stride, as in the paper, in an order that suits the L2 cache.
-// Pipeline: for each tile the valid k-steps are listed (valid_list.cuh), and cp.async brings the
-// listed steps, 64 bytes of K a stage, through kStages stages without gaps. Of a step that is valid
-// for some sub-tiles only, the others' products are not done and their operands not read.
-// Skipping is uniform in a warp and exact for each block product: every block edge is a multiple of
-// 32. Sums run in the order of K, so results are the same bits every time.
+// Tile: kTileM x kTileN of C for a thread block, kWarpM x kWarpN for each warp, in sub-tiles of
+// 32 x 32. Every block edge is a multiple of 32, so a warp skips uniformly and exactly.
+// Pipeline: list the valid steps of the tile (valid_list.cuh), then load them with cp.async through
+// kStages stages of 64 bytes of K. Sums run in the order of K: the same bits every time.
 // Limits: operands as in kernels/multiply/params.h; K below 2^35.
-// Source: the bitmap, the compact list and the strided work split are cuSpAMM's ("Accelerating
-// Sparse Approximate Matrix Multiplication on GPUs"); the pipeline is the usual one of sm_80.
+// Source: bitmap, compact list and strided tiles are cuSpAMM's ("Accelerating Sparse Approximate
+// Matrix Multiplication on GPUs"); the pipeline is the usual one of sm_80.
 #pragma once
 
 #include <cstdint>
@@ -50,13 +48,13 @@ struct MultiplyConfig : Shape {
   };
 };
 
-// Entries that one thread stores side by side.
+// Neighbouring entries that one thread stores together.
 template <class Element, int kWidth>
 struct alignas(kWidth * sizeof(Element) < 16 ? kWidth * sizeof(Element) : 16) Neighbours {
   Element entries[kWidth];
 };
 
-// Writes alpha * sum + beta * input for one tile of C, whose first entry is (row, column).
+// Writes alpha * sum + beta * input for the tile of C that starts at (row, column).
 template <class Config>
 class Epilogue {
   using Element = typename Config::Element;
@@ -66,13 +64,13 @@ class Epilogue {
   __device__ Epilogue(const typename Config::Params& p, int64_t batch, int64_t row, int64_t column)
       : p_(p), row_(row), column_(column), batch_(batch) {}
 
-  // True where nothing is added and the whole tile lies in C, in rows that start at 16 bytes.
+  // True if there is no input, the whole tile lies in C, and rows start at multiples of 16 bytes.
   __device__ bool is_plain() const {
     return p_.input == nullptr && row_ + Config::kTileM <= p_.m &&
            column_ + Config::kTileN <= p_.n && p_.n * sizeof(Element) % 16 == 0;
   }
 
-  // Stores the sums of neighbouring columns, from (i, j) of the tile on.
+  // Stores the sums of kWidth neighbouring columns that start at (i, j) of the tile.
   template <bool kPlain, int kWidth>
   __device__ void store(int i, int j, const Sum (&sums)[kWidth]) const {
     const int64_t row = row_ + i, column = column_ + j;
@@ -104,7 +102,7 @@ class Epilogue {
   int64_t row_, column_, batch_;
 };
 
-// Where this thread's warp works in a tile, and its part of the product.
+// A warp's place in a tile, and the sums of its sub-tiles.
 template <class Config>
 class WarpProduct {
   using Engine = typename Config::Engine;
@@ -123,13 +121,13 @@ class WarpProduct {
     }
   }
 
-  // To be called before the stages of a step of K.
+  // Must be called before the first stage of each step.
   __device__ void begin_step(int step) {
     Engine::begin_step(acc_, step, previous_step_);
     previous_step_ = step;
   }
 
-  // By an epilogue that has is_plain() and store() as Epilogue has.
+  // `epilogue` has is_plain() and store(), like Epilogue.
   template <class Target>
   __device__ void store(const Target& epilogue) const {
     if (epilogue.is_plain()) {
@@ -160,7 +158,7 @@ class WarpProduct {
     }
   }
 
-  // This warp's bits of a tile's mask.
+  // The bits of a tile's mask that belong to this warp.
   __device__ uint32_t own_part(uint32_t tile_mask) const {
     const uint32_t from_here = tile_mask >> (row_ / 32 * kTileColumns + column_ / 32);
     uint32_t mask = 0;
@@ -171,7 +169,7 @@ class WarpProduct {
     return mask;
   }
 
-  // Through a shuffle the compiler learns that they are the same in all of a warp.
+  // The shuffle tells the compiler that the value is uniform in the warp.
   int warp_ = __shfl_sync(~0u, threadIdx.x / 32, 0);
   int row_ = warp_ / Config::kWarpColumns * Config::kWarpM;
   int column_ = warp_ % Config::kWarpColumns * Config::kWarpN;
@@ -179,8 +177,8 @@ class WarpProduct {
   typename Engine::SubTile acc_[kRows][kColumns];
 };
 
-// Adds the products of the `count` steps that are listed. Streams bring stages as OperandStream
-// does, from wherever their operands lie.
+// Adds the products of the `count` listed steps. The streams have the copy() of OperandStream; the
+// convolution passes one that gathers im2col rows.
 template <class Config, class StreamA, class StreamB>
 __device__ void multiply_list(const typename Config::List& list, int count,
                               typename Config::Storage& storage, const StreamA& a, const StreamB& b,
@@ -197,14 +195,14 @@ __device__ void multiply_list(const typename Config::List& list, int count,
       a.copy(stage.a, k, entry.rows());
       b.copy(stage.b, k, entry.columns());
     }
-    commit_copies();  // empty groups at the end keep the count of groups in step
+    commit_copies();  // an empty group at the end keeps wait_copies() counting right
   };
 
   for (int s = 0; s < kAhead; ++s) begin_copies(s, entry_of(s));
   for (int s = 0; s < stages; ++s) {
     const auto entry = entry_of(s), entry_ahead = entry_of(s + kAhead);
     wait_copies<kAhead - 1>();
-    __syncthreads();  // stage s is here for all, and all are done with the one before it
+    __syncthreads();  // stage s has arrived for all threads, and all have read stage s - 1
     begin_copies(s + kAhead, entry_ahead);
     if (s % kStagesPerStep == 0) product.begin_step(entry.step);
     product.multiply(storage.stages[s % Config::kStages], entry.mask());
@@ -213,8 +211,8 @@ __device__ void multiply_list(const typename Config::List& list, int count,
   __syncthreads();
 }
 
-// The life of a thread block: calls multiply(list, count, a, b, product) for all lists of its tiles
-// and stores these.
+// Loops over the tiles of a thread block, at a stride of the grid. Calls multiply(list, count, a,
+// b, product) for each list of a tile, then stores the tile.
 template <class Config, class Multiply>
 __device__ void for_each_tile(const typename Config::Params& p,
                               typename Config::List::Storage& list_storage,

@@ -1,6 +1,6 @@
-// Products of 32 x 32 sub-tiles of float32 by plain FFMA: each lane owns 8 x 4 entries of a
-// sub-tile, the lanes of a warp being 4 x 8. Sums over a stretch of K are added into totals of
-// their own: two short chains of roundings in place of one as long as K.
+// Products of 32 x 32 sub-tiles of float32 by FFMA. The lanes of a warp form a 4 x 8 grid, and each
+// owns 8 x 4 entries of a sub-tile. Sums over a stretch of K are added to separate totals: two
+// short chains of roundings are more accurate than one as long as K.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace spamm::kernels {
 struct SimtF32Engine {
   using Element = float;
   using Sum = float;
-  static constexpr int kStretch = 4;  // steps of 32
+  static constexpr int kStretch = 4;  // in steps, 32 of K each
   static constexpr int kRowsOwned = 8, kColumnsOwned = 4, kLaneRows = 4, kLaneColumns = 8;
 
   struct SubTile {
@@ -25,7 +25,7 @@ struct SimtF32Engine {
                                         const char* stage_b, int row, int column, uint32_t mask) {
     const auto place_a = place<TileA>(row, threadIdx.x % 32 / kLaneColumns);
     const auto place_b = place<TileB>(column, threadIdx.x % kLaneColumns);
-#pragma unroll 1  // more would not leave the registers for two sets of sums
+#pragma unroll 1  // unrolling would need registers that the two sets of sums occupy
     for (int k = 0; k < TileA::kDepth; k += 4) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
@@ -52,8 +52,8 @@ struct SimtF32Engine {
     }
   }
 
-  // To be called before each step of K. Stretches lie at fixed places of K, so that what else is in
-  // the list does not change a sum.
+  // Must be called before each step. Stretches begin at fixed places of K, so a sum does not depend
+  // on which other steps are listed.
   template <int kRows, int kColumns>
   __device__ static void begin_step(SubTile (&acc)[kRows][kColumns], int step, int previous) {
     if (step / kStretch == previous / kStretch) return;
@@ -73,7 +73,7 @@ struct SimtF32Engine {
     }
   }
 
-  // Calls store(row, column, sums of neighbouring columns) for all that this thread holds.
+  // Calls store(row, column, sums of neighbouring columns) for all sums of this thread.
   template <class TileA, class TileB, class Store>
   __device__ static void for_each(const SubTile& tile, const Store& store) {
     const int lane_row = threadIdx.x % 32 / kLaneColumns, lane_column = threadIdx.x % kLaneColumns;
@@ -96,14 +96,14 @@ struct SimtF32Engine {
   }
 
  private:
-  // The i-th row (or column) that a lane owns: every kLanes-th where 16 bytes run along K, else
-  // groups of four neighbours, which are 16 bytes.
+  // The i-th row (or column) that a lane owns. If chunks run along K, a lane owns every kLanes-th
+  // row; else it owns groups of four neighbours, which make one chunk.
   template <class Tile, int kLanes>
   __device__ static int owned(int lane, int i) {
     return Tile::kKMajor ? lane + kLanes * i : (lane + i / 4 * kLanes) * 4 + i % 4;
   }
 
-  // The first chunk that a lane reads of the 32 rows (or columns) from `mn`, a multiple of 32.
+  // The first chunk that a lane reads of the 32 rows (or columns) that start at `mn`.
   template <class Tile>
   __device__ static typename Tile::Place place(int mn, int lane) {
     if constexpr (Tile::kKMajor) {
@@ -113,7 +113,7 @@ struct SimtF32Engine {
     }
   }
 
-  // Loads what a lane owns of the 32 rows (or columns) `mn` further on, four entries deep from k.
+  // Loads the lane's entries of the 32 rows (or columns) `mn` after `place`, for four k from `k`.
   template <class Tile, int kLanes, int kOwned>
   __device__ static void load(float (&x)[kOwned][4], const char* stage,
                               const typename Tile::Place& place, int mn, int k) {

@@ -1,9 +1,9 @@
-// One operand's share of a pipeline stage: kExtent rows of A (or columns of B), 64 bytes deep along
-// K, brought in by cp.async in the order in which the operand lies in memory, zeros past its edges.
+// One operand in a stage: kExtent rows of A (or columns of B), 64 bytes of K. cp.async copies it in
+// the memory order of the operand, with zeros beyond its edges.
 //
-// Lines are what is contiguous in memory: 64 bytes along K for each row (k-major), or all kExtent
-// rows for each k. The 16-byte chunks of a line are permuted by an XOR with bits of the line's
-// number, so that neither the copies nor any engine's fragment loads meet bank conflicts.
+// A line is what is contiguous in memory: 64 bytes of K of one row (k-major), or kExtent rows of
+// one k. The chunks of a line are permuted by an XOR with bits of the line's number, so that
+// neither the copies nor the fragment loads of any engine meet bank conflicts.
 #pragma once
 
 #include <cstdint>
@@ -27,36 +27,36 @@ struct StageTile {
   static constexpr int kChunkElements = kChunkBytes / sizeof(Element);
   static constexpr int kBytes = kExtent * kStageDepthBytes;
 
-  // A lane's place in the tile, to which constants are added later. Where lane's and constant parts
-  // of the line, and of the chunk, have no bit in common, the swizzle of the sum is the XOR of both
-  // swizzles: all of a lane's fragments then share a few offsets, where computing each offset by
-  // itself takes more registers than there are.
+  // A lane's place in the tile, to which the engines add constant distances. The lane's part and
+  // the constant part of a line (and of a chunk) have no bit in common, so the swizzle of their sum
+  // is the XOR of both swizzles. All fragments of a lane then share a few offsets; separate offsets
+  // would need more registers than there are.
   struct Place {
     int base, chunk;
 
     __device__ Place(int line, int chunk, int byte = 0)
         : base(line * kLineBytes + byte), chunk(chunk ^ swizzle(line)) {}
 
-    // Of what lies `lines` and `chunks` further on, in bytes.
+    // The offset in bytes of the place `lines` and `chunks` further on.
     __device__ int offset(int lines, int chunks) const {
       return base + lines * kLineBytes + (chunk ^ chunks ^ swizzle(lines)) * kChunkBytes;
     }
   };
 
-  // What a line's chunk numbers are XORed with.
+  // The chunk numbers of a line are XORed with this.
   __device__ static constexpr int swizzle(int line) {
     if constexpr (kKMajor) {
-      // Two lines span all banks; doubles are read two chunks (four entries) of a line at a time.
+      // Two lines span all banks. Doubles are read two chunks (four entries) of a line at a time.
       return sizeof(Element) == 8 ? line & 2 : line >> 1 & 3;
     } else {
-      // ldmatrix reads one chunk of 8 lines, scalar fragments 32 bytes of 4 lines.
+      // ldmatrix reads one chunk of 8 lines. Scalar loads read 32 bytes of 4 lines.
       return sizeof(Element) == 2 ? line & 7 : (line & 3) << 1;
     }
   }
 };
 
-// An operand seen from one tile of C, by one thread: in each of kPasses passes over the stage it
-// copies one chunk, always at the same position of a line.
+// Copies one operand of one tile of C into stages. Each thread copies one chunk in each of kPasses
+// passes, always at the same position of a line.
 template <class Tile, int kThreads>
 class OperandStream {
   using Element = typename Tile::Element;
@@ -65,7 +65,7 @@ class OperandStream {
   static_assert(kPasses * kThreads == Tile::kLines * Tile::kLineChunks);
 
  public:
-  // `first`: the tile's first row (or column) of `size`; `depth`: K.
+  // `first`: the first row (or column) of the tile. `size`: M (or N). `depth`: K.
   __device__ OperandStream(const Operand& operand, int64_t batch, int64_t first, int64_t size,
                            int64_t depth)
       : operand_(operand),
@@ -77,8 +77,8 @@ class OperandStream {
               chunk * Tile::kChunkElements;
   }
 
-  // Begins the copies of depth k, k + 1, ... into `stage`; of the tile's bands of 32 rows only
-  // those whose bit is set in `bands` are read, and the others' old contents stay.
+  // Starts the copies of kDepth entries of K, from `k` on, into `stage`. `bands` has a bit for each
+  // band of 32 rows; bands without their bit are not read and keep their old contents.
   __device__ void copy(char* stage, int64_t k, uint32_t bands) const {
     const Element* source = source_ + (Tile::kKMajor ? k : k * operand_.leading);
     const int64_t depth_left = depth_ - k;
@@ -98,12 +98,12 @@ class OperandStream {
     return threadIdx.x % Tile::kLineChunks * Tile::kChunkElements;
   }
 
-  // bytes_of(line) says how much of the thread's chunk of a line exists.
+  // bytes_of(line): how many bytes of the thread's chunk of that line lie inside the operand.
   template <class BytesOf>
   __device__ void copy_passes(char* stage, const Element* source, uint32_t bands,
                               const BytesOf& bytes_of) const {
     const int first_line = threadIdx.x / Tile::kLineChunks;
-    // Made anew for each stage: kept, it would take the registers that sums need.
+    // Computed anew for each stage: as a member it would occupy registers that the sums need.
     const typename Tile::Place place(first_line, threadIdx.x % Tile::kLineChunks);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass, source += kPassLines * operand_.leading) {
@@ -117,9 +117,9 @@ class OperandStream {
   }
 
   const Operand& operand_;
-  const Element* source_;  // this thread's chunk of the first pass, at k = 0
+  const Element* source_;  // the thread's chunk of the first pass at k = 0
   int64_t depth_;
-  int extent_;  // rows (or columns) of the tile that exist
+  int extent_;  // rows (or columns) of the tile inside the operand
 };
 
 }  // namespace spamm::kernels

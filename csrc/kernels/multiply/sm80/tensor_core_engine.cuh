@@ -1,7 +1,7 @@
-// Products of 32 x 32 sub-tiles on tensor cores, by mma.sync. All instructions used here see
-// their operands alike, in units of one register along K: 16 rows of A are four registers, (g, t),
-// (g+8, t), (g, t+4), (g+8, t+4); 8 columns of B are two, (g, t) and (g, t+4) of B transposed, and
-// 16 columns four. But for the order of the four, one fragment load serves A and B and all types.
+// Products of 32 x 32 sub-tiles on tensor cores by mma.sync. All instructions used here have the
+// same operand layout, counted in registers along K: 16 rows of A are the four registers (g, t),
+// (g+8, t), (g, t+4), (g+8, t+4). 8 columns of B are the two registers (g, t), (g, t+4) of B
+// transposed. So one fragment load serves A, B and all types; only the order of registers differs.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace spamm::kernels {
 
-// What differs between the types: K of one instruction, how many of a stage's to unroll with the
-// registers there are, the register, the instruction.
+// What differs between the types: the register, K of one instruction, how often the loop over a
+// stage can be unrolled without spilling, and the instruction.
 struct MmaF16 {
   using Element = __half;
   using Register = uint32_t;
@@ -67,7 +67,7 @@ struct TensorCoreEngine {
     Sum sums[2][4][4] = {};
   };
 
-  // 32 rows of A (or columns of B), kDepth deep.
+  // 32 rows of A (or columns of B), kDepth of K.
   struct Fragment {
     Register registers[2][4];
   };
@@ -94,12 +94,13 @@ struct TensorCoreEngine {
     }
   }
 
-  // The instruction keeps its sums itself.
+  // Nothing to do: the sums stay in the accumulators.
   template <int kRows, int kColumns>
   __device__ static void begin_step(SubTile (&)[kRows][kColumns], int, int) {}
 
-  // Calls store(row, column, sums of four neighbouring columns) for all that this thread holds.
-  // Lanes exchange halves of neighbouring 16 x 8 results to have four columns in a row.
+  // Calls store(row, column, sums of four neighbouring columns) for all sums of this thread. Two
+  // neighbouring lanes exchange sums of two neighbouring 16 x 8 results: each then has four columns
+  // of one result instead of two columns of both.
   template <class TileA, class TileB, class Store>
   __device__ static void for_each(const SubTile& tile, const Store& store) {
     const int lane = threadIdx.x % 32, odd = lane & 1;
@@ -137,12 +138,13 @@ struct TensorCoreEngine {
   }
 
   template <class Tile>
-  static constexpr bool kByRows = Tile::kKMajor && sizeof(Element) <= 4;  // ldmatrix as it is
+  static constexpr bool kByRows = Tile::kKMajor && sizeof(Element) <= 4;  // plain ldmatrix
   template <class Tile>
   static constexpr bool kTransposed = !Tile::kKMajor && sizeof(Element) == 2;
 
-  // Where register i of a 16-row fragment lies, in halves: of its rows (or columns) and of its
-  // depth. The instruction wants the two registers of 8 columns of B side by side.
+  // Whether register i of a 16-row fragment belongs to the lower (0) or upper (1) 8 rows (or
+  // columns), and to the lower or upper part of the depth. For B the two registers of 8 columns are
+  // neighbours, as the instruction requires.
   __device__ static constexpr int row_half(Role role, int i) {
     return role == Role::kA ? i % 2 : i / 2;
   }
@@ -150,8 +152,8 @@ struct TensorCoreEngine {
     return role == Role::kA ? i / 2 : i % 2;
   }
 
-  // What this lane reads of the 32 rows (or columns) from `mn`, a multiple of 32: the line whose
-  // chunk it names to ldmatrix, or its own entry.
+  // The lane's place in the 32 rows (or columns) that start at `mn`: the chunk whose address it
+  // passes to ldmatrix, or its own entry.
   template <class Tile, Role kRole>
   __device__ static typename Tile::Place place(int mn) {
     constexpr int kEntries = Tile::kChunkElements;
@@ -170,7 +172,7 @@ struct TensorCoreEngine {
     }
   }
 
-  // Loads the fragment `mn` rows and k entries of depth from the lane's place.
+  // Loads the fragment that lies `mn` rows (or columns) and `k` entries of K after `place`.
   template <class Tile, Role kRole>
   __device__ static void load(Fragment& fragment, const char* stage,
                               const typename Tile::Place& place, int mn, int k) {

@@ -1,4 +1,4 @@
-// The order in which thread blocks meet the tiles of C.
+// The order of the tiles of C.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,9 +9,9 @@ struct TileIndex {
   int batch, row, column;
 };
 
-// Tiles run down groups of kGroupRows tile rows, one column after the other, so that the tiles in
-// flight together share rows of A and columns of B in the L2 cache. There are fewer than 2^31
-// tiles: no memory holds that many.
+// Tile rows form groups of kGroupRows. Within a group the order is column by column, so that tiles
+// in flight at the same time share rows of A and columns of B in the L2 cache. No memory holds 2^31
+// tiles, so their numbers fit an int.
 template <int kGroupRows>
 struct TileOrder {
   int rows, columns;  // of one batch, in tiles

@@ -1,10 +1,9 @@
-// The paper's bitmap and map_offset: which k-steps of a tile of C hold something valid, found by
-// all threads in parallel and compacted, in order, into a list in shared memory.
+// The list of the valid steps of a tile (the paper's bitmap and map_offset). All threads test steps
+// in parallel and compact the valid ones, in order, into shared memory.
 //
-// A tile of C is made of kRows x kColumns sub-tiles of 32 x 32, and K is cut into steps of 32.
-// Every block edge is a multiple of 32, so a sub-tile's step lies in one block product, and one bit
-// says whether it counts. A list of fixed length serves any K: it is filled, walked, and filled
-// again.
+// A tile has kRows x kColumns sub-tiles of 32 x 32, and a step is 32 of K. Every block edge is a
+// multiple of 32, so one bit says whether a step is valid for a sub-tile. The list has a fixed
+// length: a long K is listed in several rounds.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +15,8 @@ namespace spamm::kernels {
 
 constexpr int kSubTile = 32, kLog2SubTile = 5;
 
-// The sub-tiles of the tile whose first one is (row, column) for which a step of K is valid: bit
-// r * kColumns + c, as in ValidList::Entry.
+// The mask of a step for the tile whose first sub-tile is (row, column): bit r * kColumns + c is
+// set if the step is valid for sub-tile (r, c), as in ValidList::Entry.
 template <int kRows, int kColumns, class Norm>
 __device__ uint32_t valid_mask(const MultiplyParams<Norm>& p, Norm tau, int batch, int row,
                                int column, int step) {
@@ -60,9 +59,9 @@ class ValidList {
     int step;
     uint32_t packed;
 
-    // Bit row * kColumns + column of a sub-tile.
+    // Bit row * kColumns + column for each sub-tile.
     __device__ uint32_t mask() const { return packed & 0xffff; }
-    // Whether any sub-tile of a row, or of a column, needs the step.
+    // A bit for each row (or column) of sub-tiles in which the step is valid for any sub-tile.
     __device__ uint32_t rows() const { return packed >> 16 & 0xff; }
     __device__ uint32_t columns() const { return packed >> 24; }
   };
@@ -75,8 +74,8 @@ class ValidList {
   __device__ ValidList(int64_t depth, Storage& storage)
       : storage_(storage), steps_(static_cast<int>((depth + kSubTile - 1) / kSubTile)) {}
 
-  // Lists the next steps for which mask_of(step), the sub-tiles that need the step, is not empty,
-  // and returns their number; 0 once none is left. All threads of the block call it together.
+  // Lists the next steps for which mask_of(step) is not 0 and returns their number, or 0 at the end
+  // of K. All threads of the thread block call it together.
   template <class MaskOf>
   __device__ int fill(const MaskOf& mask_of) {
     int count = 0;
@@ -91,7 +90,7 @@ class ValidList {
   __device__ Entry operator[](int index) const { return storage_.entries[index]; }
 
  private:
-  // Appends the threads' steps with a mask that is not empty, in thread order; returns how many.
+  // Appends each thread's step unless its mask is 0, in thread order. Returns the number appended.
   __device__ int append(int count, int step, uint32_t mask) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const uint32_t bitmap = __ballot_sync(~0u, mask != 0);
@@ -129,7 +128,7 @@ class ValidList {
 
   Storage& storage_;
   int steps_;
-  int next_ = 0;  // the first step not yet looked at
+  int next_ = 0;  // the first step not yet tested
 };
 
 }  // namespace spamm::kernels

@@ -1,5 +1,5 @@
-// The end of a tile in the Hopper multiply: alpha * sums + beta * input, rounded, by way of shared
-// memory to C. A warpgroup stores its blocks one by one, each warp its own rows of them.
+// The epilogue of the Hopper multiply: rounds alpha * sums + beta * input into shared memory, then
+// stores it to C by TMA. A warpgroup stores its blocks one by one, and each warp its own rows.
 #pragma once
 
 #include <cute/arch/copy_sm90.hpp>
@@ -11,16 +11,15 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-constexpr int kWarpRows = kBlock / 4;  // of a block of C, in each warp of a warpgroup
+constexpr int kWarpRows = kBlock / 4;  // rows of a block of C that belong to one warp
 
-// Two neighbours of a row.
+// Two neighbouring entries of a row.
 template <class Element>
 struct alignas(4) EntryPair {
   Element low, high;
 };
 
-// A 64 x 64 block of C in shared memory, as TMA's 128-byte swizzle wants it. Each warp owns 16
-// rows.
+// A 64 x 64 block of C in shared memory, in TMA's 128-byte swizzle. Each warp owns 16 rows.
 template <class Element>
 struct StagedBlock {
   OperandBlock& memory;
@@ -34,7 +33,8 @@ struct StagedBlock {
 
 __device__ inline int warp_row() { return threadIdx.x % 128 / 32 * kWarpRows; }
 
-// Calls visit(row, column) for the entries of the warp's rows that exist, 32 neighbours at a time.
+// Calls visit(row, column) for the entries of the warp's rows that lie in C. The lanes visit 32
+// neighbours at a time.
 template <class Visit>
 __device__ void for_own_entries(const MultiplyParams<float>& p, int64_t first_row,
                                 int64_t first_column, const Visit& visit) {
@@ -45,8 +45,8 @@ __device__ void for_own_entries(const MultiplyParams<float>& p, int64_t first_ro
   }
 }
 
-// values += beta * input. The input may have any strides, so it comes through the staging block,
-// which is this warp's to use until the result is in it.
+// values += beta * input. The input may have any strides, so the warp first copies its rows of it
+// into the staging block, which is free until the result is staged there.
 template <class Element>
 __device__ void add_input(const MultiplyParams<float>& p, int batch, int64_t first_row,
                           int64_t first_column, const StagedBlock<Element>& staged,
@@ -68,7 +68,7 @@ __device__ void add_input(const MultiplyParams<float>& p, int batch, int64_t fir
   __syncwarp();
 }
 
-// Rounds the warp's values into the staging block, 16 rows x 16 columns an instruction.
+// Rounds the warp's values into the staging block, 16 rows x 16 columns with each instruction.
 template <class Element>
 __device__ void stage(const StagedBlock<Element>& staged, const float (&values)[kThreadValues]) {
   const int lane = threadIdx.x % 32;
@@ -87,8 +87,8 @@ __device__ void stage(const StagedBlock<Element>& staged, const float (&values)[
   }
 }
 
-// Stores a warpgroup's blocks of C, of which `first` is the first. Each warp stores its own
-// rows, so that none waits for another.
+// Stores a warpgroup's blocks of C, from `first` on. Each warp stores only its own rows, so no warp
+// waits for another.
 template <class Config, bool kPlain, int kColumn = 0>
 __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
                                              OperandBlock& staging,
@@ -103,7 +103,7 @@ __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
     float values[kThreadValues];
 #pragma unroll
     for (int i = 0; i < kThreadValues; ++i) values[i] = p.alpha * acc[kColumn * kThreadValues + i];
-    if (leads) cute::tma_store_wait<0>();  // the rows before have left shared memory
+    if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
     __syncwarp();
     if (!kPlain && p.input != nullptr) add_input(p, first.batch, row, column, staged, values);
     stage(staged, values);
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
   }
 }
 
-// The usual case has code of its own, free of what it does not need.
+// The usual case is an instance of its own, without the registers and branches of the other one.
 template <class Config>
 __device__ __forceinline__ void store(const Params& params, Tile first, OperandBlock& staging,
                                       const float (&acc)[Config::kOwn * kThreadValues]) {

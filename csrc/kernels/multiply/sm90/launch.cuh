@@ -1,5 +1,4 @@
-// Starts the Hopper multiply: tensor maps, instance and grid from run-time pointers, sizes, memory
-// orders and tile.
+// Starts the Hopper multiply: encodes the tensor maps, picks the instance and sets the grid.
 #pragma once
 
 #include <cuda.h>
@@ -16,16 +15,16 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// A batch of matrices, `lines` of `length` contiguous ones. Strides in elements.
+// A batch of matrices, each of `lines` lines of `length` contiguous entries. Strides in elements.
 struct MatrixLayout {
   const void* data;
   int64_t length, lines, line_stride, batch, batch_stride;
 };
 
-// Maps the matrices in boxes of so many lines of 128 bytes.
+// Encodes a map with boxes of `box_lines` lines of 128 bytes.
 template <class Element>
 cudaError_t encode(CUtensorMap& map, const MatrixLayout& x, uint32_t box_lines) {
-  // Strides that nothing steps over may hold anything, but the encoder checks them.
+  // The stride of a dimension of size 1 may be anything, but the encoder checks it.
   const auto bytes = [](int64_t size, int64_t stride) {
     return static_cast<uint64_t>(size > 1 ? stride * sizeof(Element) : 16);
   };
@@ -44,7 +43,7 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
           x.leading, has_batch ? batch : 1,  x.batch_stride};
 }
 
-// Returns the number of thread blocks to start, at most `most_blocks`.
+// Fills in the tiles of C. Returns the number of thread blocks to start, at most `most_blocks`.
 template <class Config, class Norm>
 int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int group_rows,
                    int most_blocks) {
@@ -63,14 +62,14 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
   return blocks;
 }
 
-// A kernel, because a memset would wait for the kernel before and keep the next one waiting.
+// A kernel instead of a memset, because a memset does not overlap the kernels before and after it.
 static __global__ void set_to_zero(int* number) {
   let_next_kernel_start();
   wait_for_previous_kernel();
   *number = 0;
 }
 
-// Starts a kernel that has the pipeline's warps.
+// Starts a kernel with the shared memory and threads of Config, after the counter is zero.
 template <class Config, class Params>
 cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
@@ -104,19 +103,19 @@ cudaError_t multiply_in(const MultiplyParams<float>& p, const Launch& how) {
 
 constexpr Major major(bool along_k) { return along_k ? Major::K : Major::MN; }
 
-// Whether some block edge of SpAMM is 32, which takes granules of 32.
+// Whether some block edge is 32, which needs granules of 32.
 template <class Norm>
 bool has_edge_of_32(const MultiplyParams<Norm>& p) {
   return std::min({p.log2_block_m, p.log2_block_k, p.log2_block_n}) == 5;
 }
 
-// Whether a Config has the tile that the table promises.
+// Whether a Config agrees with its row of cuda/tiles.h.
 template <class Config, TileConfig kTile>
 constexpr bool kHasTile = Config::kRows* kBlock == kTile.rows&& Config::kColumns* kBlock ==
                           kTile.columns&& kTile.warp_rows == kBlock&& Config::kOwn* kBlock ==
                           kTile.warp_columns&& Config::kStages == kTile.stages;
 
-// Computes p. Returns what the driver or the launch says, as all launchers do.
+// Computes p. Returns the error of the driver or of the launch, as all launchers do.
 template <class Element, Tiles kTiles>
 cudaError_t multiply(const MultiplyParams<float>& p, const Launch& how) {
   const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(

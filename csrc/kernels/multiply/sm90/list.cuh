@@ -1,7 +1,7 @@
-// The list warps of the Hopper multiply: they claim tiles and list the valid steps of each, ahead
-// of the loads, so that neither norms nor divisions hold these up. Where most tiles hold next to
-// nothing, listing is what takes time, most of it latency, so there are two of them that take
-// turns: every other tile of a thread block is one's.
+// The list warps of the Hopper multiply. They claim tiles and list the valid steps of each, ahead
+// of the loads, so that loads never wait for norms or divisions. If most tiles have few valid
+// steps, the latency of listing decides the run time. So there are two list warps, which take the
+// tiles of a thread block alternately.
 #pragma once
 
 #include "kernels/common/overlap.cuh"
@@ -11,7 +11,7 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// The norms that decide one step of a tile, granule by granule.
+// The norms of one step of a tile, one for each granule.
 template <class Config>
 struct StepNorms {
   static constexpr int kGranules = Config::kGranules;
@@ -32,17 +32,17 @@ struct StepNorms {
   }
 };
 
-// The rows of A's norm map and the columns of B's that a tile needs.
+// Reads the norms of a tile.
 //
-// A granule beyond the end of A or B counts as valid where the one before it is: it holds zeros,
-// and its block can then be multiplied as a whole. Blocks beyond the end of C are not valid.
+// A granule beyond the edge of A or B gets the norm of the last granule inside. It holds zeros, and
+// this way its block can be multiplied as a whole. Blocks beyond the edge of C are never valid.
 template <class Config>
 class TileNorms {
   using Norm = typename Config::Norm;
   static constexpr int kRows = StepNorms<Config>::kRows, kColumns = StepNorms<Config>::kColumns;
 
  public:
-  Mask<Config> inside{};  // the bits of blocks that lie in C
+  Mask<Config> inside{};  // the bits of the blocks that lie in C
 
   __device__ TileNorms(const MultiplyParams<Norm>& p, Tile tile)
       : log2_block_k_(p.log2_block_k),
@@ -91,7 +91,7 @@ class TileNorms {
   int log2_block_k_, depth_, b_columns_, b_column_[kColumns];
 };
 
-// A tile that nobody has, or a number past the last one.
+// The number of the next unclaimed tile. p.tiles or more: there is none.
 template <class Norm>
 __device__ int claim_tile(const TiledProduct<Norm>& p) {
   if (!p.claims_tiles) return p.tiles;
@@ -100,11 +100,11 @@ __device__ int claim_tile(const TiledProduct<Norm>& p) {
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
-// Tiles run down groups of tile rows, one column after the other, so that the tiles in flight share
-// rows of A and columns of B in L2. A group's first column lies half a turn away from the diagonal:
-// a decay matrix's heaviest tiles come in the middle, and its lightest are left to fill the end.
-// All this is mirrored, so that the last rows come first: L2 still holds what the norm kernel read
-// last.
+// The tile with this number. Tile rows form groups, and within a group the order is column by
+// column, so that tiles in flight share rows of A and columns of B in L2. A group starts half a
+// turn away from the diagonal: in a decay matrix the heavy tiles then come in the middle, and light
+// tiles balance the end. The whole order is reversed, because L2 still holds the operands' last
+// rows, which the norm kernel has just read.
 template <class Config, class Norm>
 __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int batch = number / (p.tile_rows * p.tile_columns);
@@ -120,13 +120,13 @@ __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
           (p.tile_columns - 1 - turned) * Config::kColumns};
 }
 
-// List warp number `warp` of kLists.
+// `warp` counts the list warps.
 template <class Config>
 __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int warp,
                            Storage<Config>& storage) {
-  // Nothing is loaded or stored before it is listed, so these warps wait for all of them.
+  // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
   wait_for_previous_kernel();
-  constexpr int kUnroll = 2 / Config::kGranules;  // norms of up to 64 steps are in flight at a time
+  constexpr int kUnroll = 2 / Config::kGranules;  // loads the norms of up to 64 steps at a time
   const int lane = threadIdx.x % 32;
   const int steps = (p.product.k - 1) / kBlock + 1;
   const auto tau = p.product.tau.value();

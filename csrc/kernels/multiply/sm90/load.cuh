@@ -1,5 +1,5 @@
-// The load warps of the Hopper multiply: a thread for each operand walks the lists and has its
-// blocks fetched into the next stage, by the overload of fetch() for the kernel's parameters.
+// The load warps of the Hopper multiply. One thread for each operand reads the lists and fetches
+// the blocks of each step into the next stage. fetch() is overloaded for each kernel's parameters.
 #pragma once
 
 #include "kernels/multiply/sm90/params.h"
@@ -35,7 +35,7 @@ class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
   }
 
  private:
-  // Stage number `number` of K.
+  // Loads depths [number * kStageDepth, (number + 1) * kStageDepth) of K.
   __device__ void load_stage(Tile tile, const Mask<Config>& mask, int number, bool ends_tile) {
     const uint32_t needed = needed_blocks(mask);
     this->announce(Notice<Config>::of(mask, ends_tile), tile,
@@ -50,7 +50,7 @@ class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
     at_.advance();
   }
 
-  // The rows, or the columns, of the tile in which the mask has a bit.
+  // A bit for each row (A) or column (B) of blocks of the tile in which the mask has a bit.
   __device__ static uint32_t needed_blocks(const Mask<Config>& mask) {
     uint32_t needed = 0;
 #pragma unroll
@@ -72,9 +72,9 @@ __device__ void load_lists(const Params& params, Storage<Config>& storage) {
   static_assert(Config::kLists == 2);
   Loader<Config, kIsA, Params> loader(params, storage);
   auto& ring = storage.ring;
-  int from = 0;             // a list warp
+  int from = 0;             // the list warp to read from
   uint32_t phases = 0;      // a bit for each list warp
-  bool other_works = true;  // whether the other list warp may still bring a tile
+  bool other_works = true;  // whether the other list warp may still list a tile
   while (true) {
     ring.list_full[from].wait(phases >> from & 1);
     phases ^= 1u << from;

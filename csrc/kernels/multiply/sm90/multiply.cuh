@@ -1,22 +1,14 @@
-// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a): float16 and bfloat16
-// operands, float32 sums.
-//
-// Tile: a thread block makes kRows x kColumns blocks (64 x 64 each) of C; 128 x 256 at best, since
-// the traffic from L2 is the wall and falls as the tile's edges grow. K goes in steps of 64.
-// Pipeline, for the life of a persistent thread block:
-//   list warps    two, each of which claims every other tile and lists its valid steps, each with
-//                 one bit for every block of C, or eight where blocks are of 32 (list.cuh);
-//   load warps    one for A and one for B: a thread walks the list and has TMA fetch, into the next
-//                 of kStages stages, the operand blocks that some bit needs;
-//   warpgroups    each has kOwn blocks of C, its sums in registers. A step that is valid for all of
-//                 them is four wide wgmma, any other a few narrow ones for each valid part. Four
-//                 warpgroups of 64 x 128 hide each other's waits better than two of 64 x 256. TMA
-//                 stores the tile (epilogue.cuh).
-// Skipping is exact for each block product. Sums run in the order of K: same bits every time.
+// clang-format off
+// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a): half types, float32 sums.
+// Persistent thread blocks, tiles of kRows x kColumns blocks of C (128 x 256 is best), steps of 64.
+// Roles:  list warps  claim tiles and list their valid steps: one bit for every block of C, or
+//                     eight if a block edge is 32 (list.cuh)
+//         load warps  fetch the operand blocks that some bit needs into the ring, by TMA (load.cuh)
+//         warpgroups  multiply kOwn blocks of C each; TMA stores the result (epilogue.cuh)
+// Skipping is exact for each block product. Sums run in the order of K: the same bits every time.
 // Limits: operands as in kernels/multiply/params.h; M, N, K and the number of tiles below 2^31.
-// Larger blocks are made of granules that share a norm. Source: the list is cuSpAMM's map_offset
-// ("Accelerating Sparse Approximate Matrix Multiplication on GPUs"), but never in memory; warp
-// specialisation with TMA and wgmma is CUTLASS's for Hopper.
+// Design, sources: docs/kernels/multiply.md. The list is cuSpAMM's map_offset, never in memory.
+// clang-format on
 #pragma once
 
 #include <cute/arch/copy_sm90_desc.hpp>
@@ -26,7 +18,7 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Fetches the operand block at `line` of M or N and `depth` of K.
+// Fetches the operand block at `line` of M (or N) and `depth` of K.
 template <Major kMajor>
 __device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int depth, int batch,
                                            Barrier& barrier, OperandBlock& block) {
@@ -36,7 +28,7 @@ __device__ __forceinline__ void load_block(const CUtensorMap& map, int line, int
                                batch);
 }
 
-// What the loader calls for block `i` of its side of a tile.
+// Fetches an operand block of a step into block `i` of its operand in `stage`.
 template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const Params& params, int batch, int block, int step, int i,
                                       Barrier& barrier, typename Config::Stage& stage) {
@@ -49,8 +41,8 @@ __device__ __forceinline__ void fetch(const Params& params, int batch, int block
   }
 }
 
-// acc += a block of A times the kOwn blocks of B, in the columns [kColumn, kColumn + kWidth) and
-// the depths [kDepth, kDepth + kDepths) of these.
+// acc += a block of A times the kOwn blocks of B, for the columns [kColumn, kColumn + kWidth) of B
+// and the depths [kDepth, kDepth + kDepths).
 template <class Config, int kColumn, int kWidth, int kDepth, int kDepths, int kSize>
 __device__ __forceinline__ void multiply_part(uint64_t a, uint64_t b, float (&acc)[kSize]) {
   cute::warpgroup_arrive();
@@ -60,9 +52,9 @@ __device__ __forceinline__ void multiply_part(uint64_t a, uint64_t b, float (&ac
   cute::warpgroup_wait<0>();
 }
 
-// acc += a block of A times column kColumn, counted in granules, of the kOwn blocks of B, in these
-// depths, for the rows whose bits are set. An instruction makes 64 rows, of which only 32 may be
-// valid: warps in the others, 16 rows each, take their sums back.
+// The same for one column of granules of the kOwn blocks of B, and only for the rows of granules
+// whose bit in `rows` is set. An instruction computes 64 rows, but only 32 of them may be valid. So
+// warps (16 rows each) whose rows are not valid restore their sums.
 template <class Config, int kColumn, int kDepth, int kDepths, int kSize>
 __device__ __forceinline__ void multiply_rows(uint32_t rows, uint64_t a, uint64_t b,
                                               float (&acc)[kSize]) {
@@ -85,9 +77,9 @@ __device__ __forceinline__ void multiply_rows(uint32_t rows, uint64_t a, uint64_
   }
 }
 
-// The parts of acc += a block of A times the kOwn blocks of B whose bits are set, column by column.
-// ptxas serialises wgmma that it sees in flight across branches, so each part is waited for; depths
-// that are valid for the same rows are one part.
+// Adds the products of the granules whose bits are set, column by column. Each product is waited
+// for, because ptxas serialises wgmma that stay in flight across branches. Depths that are valid
+// for the same rows share one product.
 template <class Config, int kColumn = 0, int kSize>
 __device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64_t b,
                                                float (&acc)[kSize]) {
@@ -108,7 +100,7 @@ __device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64
   }
 }
 
-// acc += the valid parts of a block of A times the kOwn blocks of B.
+// acc += a block of A times the kOwn blocks of B, valid granules only.
 template <class Config, int kSize>
 __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_t b,
                                               float (&acc)[kSize]) {
@@ -122,7 +114,7 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_
   }
 }
 
-// Warpgroup number `warpgroup` of those that multiply.
+// `warpgroup` counts the multiplying warpgroups.
 template <class Config>
 __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Config>& storage) {
   constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
@@ -151,7 +143,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
       for (float& value : acc) value = 0;
     }
   }
-  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // they read shared memory
+  if (threadIdx.x % 32 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
 }
 
 template <class Config>

@@ -1,4 +1,4 @@
-// The parameters of the Hopper multiply beyond MultiplyParams; the launcher fills them in.
+// The parameters that the launcher of the Hopper multiply adds to MultiplyParams.
 #pragma once
 
 #include <cuda.h>
@@ -7,19 +7,19 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// The product and its cut into tiles.
+// A product, and how its result is cut into tiles.
 template <class Norm>
 struct TiledProduct {
   MultiplyParams<Norm> product;
-  int tiles, tile_rows, tile_columns;  // of all batches; of one
-  int group_rows;                      // tile rows that are walked together
-  bool a_has_batch, b_has_batch;       // else all batches share the operand
-  bool claims_tiles;                   // else every tile has a thread block of its own
+  int tiles, tile_rows, tile_columns;  // tiles: all batches; rows and columns: one batch
+  int group_rows;                      // tile rows of a group, see tile_at() in list.cuh
+  bool a_has_batch, b_has_batch;       // false: all batches share the operand
+  bool claims_tiles;                   // false: every tile has a thread block of its own
 };
 
 struct Params : TiledProduct<float> {
   CUtensorMap map_a, map_b, map_c;
-  bool c_by_tma;  // else map_c is void, because C's rows are not in 16 bytes
+  bool c_by_tma;  // false: map_c is not set, as C's rows do not start at multiples of 16 bytes
 };
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -1,4 +1,4 @@
-// The tiles and steps of the Hopper multiply, and its shared memory.
+// Tiles, steps, masks and shared memory of the Hopper multiply.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace spamm::kernels::multiply::sm90 {
 
 using namespace kernels::sm90;
 
-// A tile of kRows x kColumns blocks of C; each warpgroup makes kOwn neighbours of a row. Products
-// are skipped by cubes with edges of kGranule: 64, or 32 where one of SpAMM's block edges is 32.
+// A tile has kRows x kColumns blocks of C. Each warpgroup computes kOwn neighbouring blocks of a
+// row. Masks decide about cubes with edges of kGranule: 32 if some block edge is 32, else 64.
 template <class Element_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRows_, int kColumns_,
           int kOwn_, int kStages_>
 struct Config {
@@ -26,33 +26,34 @@ struct Config {
   static constexpr int kGranule = kGranule_;
   static constexpr int kGranules = kBlock / kGranule;  // along each edge of an operand block
   static constexpr int kBlockBits =
-      kGranules * kGranules * kGranules;  // of a mask, for each block of C
+      kGranules * kGranules * kGranules;  // bits of a mask for each block of C
   static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
   static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
-  static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each warp that multiplies
+  static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each multiplying warp
 
   struct Stage {
     OperandBlock a[kRows], b[kColumns];
   };
-  static constexpr int kBytesPerBlock = sizeof(OperandBlock);  // that one fetch brings
+  static constexpr int kBytesPerBlock = sizeof(OperandBlock);  // of one fetch()
   static constexpr int kStageDepth = kBlock;
   struct Output {
-    OperandBlock blocks[kWarpgroups];  // where each warpgroup puts C together
+    OperandBlock blocks[kWarpgroups];  // the staging block of each warpgroup
   };
 
-  // Tiles with few sums leave room on the multiprocessor for the kernel before or after.
+  // A tile with few sums needs few registers. So a thread block of the previous or the next kernel
+  // fits beside it.
   static constexpr int kBlocksPerSm = kOwn == 1 ? 2 : 1;
 };
 
-// In blocks of C, of one batch.
+// The place of a tile. Row and column count 64 x 64 blocks of C.
 struct Tile {
   int batch, row, column;
 };
 
-// Which granules of a step of K, 64 deep, are valid. The kBlockBits of a block of C lie together,
-// the blocks in row-major order; within a block the order is k, column, row, with k slowest.
+// The valid granules of a step (64 of K). Each block of C has kBlockBits consecutive bits, and the
+// blocks are in row-major order. Within a block k is the slowest index, then column, then row.
 template <class Config>
 struct Mask {
   uint32_t words[(Config::kMaskBits + 31) / 32];
@@ -62,7 +63,7 @@ struct Mask {
     return words[first / 32] >> first % 32 & ~0u >> (32 - count);
   }
 
-  // Of `depth` of the step alone, as if it were the whole step.
+  // The mask of a stage of one granule's depth, at `depth` of the step. Has the layout of a mask.
   __device__ Mask at_depth(int depth) const {
     if constexpr (Config::kGranules == 1) return *this;
     constexpr uint32_t kLayer = Config::kGranules * Config::kGranules;
@@ -93,7 +94,7 @@ struct Mask {
   }
 };
 
-// Stage by stage, what the warps that multiply must know beside the operands.
+// What a multiplying warp needs to know about a stage besides the operands.
 template <class Config>
 struct Notice {
   enum class End : uint32_t { kNothing, kTile, kWork };
@@ -126,7 +127,7 @@ struct Storage {
 
   typename Config::Stage stages[Config::kStages];
   typename Config::Output output;
-  Ring ring;  // a list for each list warp
+  Ring ring;  // with one list for each list warp
 
   __device__ void initialize() {
     ring.initialize(2, Config::kReleases);
@@ -134,7 +135,7 @@ struct Storage {
   }
 };
 
-// The operand of a warpgroup that lies here in the first stage.
+// Follows a warpgroup's operand from stage to stage.
 template <class Config, Major kMajor>
 using Descriptor = StagedDescriptor<kMajor, typename Config::Stage, Config::kStages>;
 

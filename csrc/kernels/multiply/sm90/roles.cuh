@@ -1,4 +1,4 @@
-// What all warps of the Hopper multiplies do but those that multiply (common/roles_sm90.cuh).
+// Set-up, load and list roles (common/roles_sm90.cuh), shared by the Hopper multiplies.
 #pragma once
 
 #include "kernels/multiply/sm90/list.cuh"

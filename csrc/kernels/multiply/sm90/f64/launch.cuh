@@ -1,4 +1,4 @@
-// Starts the float64 multiply of Hopper.
+// Starts the Hopper multiply of float64.
 #pragma once
 
 #include "kernels/multiply/sm90/f64/multiply.cuh"
@@ -6,7 +6,7 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Maps an operand in the boxes that fetch() asks for.
+// Encodes the map of an operand with the box size that fetch() uses.
 template <Major kMajor>
 cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
   return encode<double>(map, x, kMajor == Major::K ? kBlock : kLineDepth);

@@ -1,15 +1,12 @@
 // C = alpha * (A B over valid blocks) + beta * input in float64 on Hopper (sm_90a), by mma.sync.
+// Lists, loads, barriers and limits are those of sm90/multiply.cuh. A stage is 32 of K.
 //
-// Lists, loads and barriers are sm90/multiply.cuh's, but a stage is 32 deep.
-// Warps: two on each quarter of a multiprocessor, since one alone leaves gaps between its
-// instructions. Each goes through the stages by itself and makes the same piece, 32 x 16, of each
-// block of the tile: all of them share a block that is valid alone, and of a stage that is valid as
-// a whole a warp reads no more than one piece of 64 x 32 would need.
-// Registers: such stages are multiplied in slices, four deep, one instruction's depth, the next of
-// which is on its way from shared memory, across stages too. That takes more registers than all
-// threads can have, so the other warps give some of theirs.
-// Skipping is uniform in a warp and exact for each block product; sums run in the order of K.
-// Limits: as sm90/multiply.cuh.
+// Warps: two for each tensor core, because one alone leaves gaps between its instructions. Every
+// warp computes the same 32 x 16 piece of each block of the tile, so all warps work even if only
+// one block is valid.
+// Registers: a stage that is valid for all blocks is multiplied in slices of four k, and the next
+// slice is loaded meanwhile, across stages too. The load and list warps give up registers for this.
+// Skipping is uniform in a warp and exact for each block product. Sums run in the order of K.
 #pragma once
 
 #include "kernels/common/ptx_sm80.cuh"
@@ -23,14 +20,13 @@ struct DoubleProduct : TiledProduct<double> {
   CUtensorMap map_a, map_b;
 };
 
-// An operand block is 16 deep, a line of 128 bytes. Where K is contiguous, it holds such a line for
-// each of 64 rows of A (or columns of B). Else it is made of pieces of 16 rows, with a line of them
-// for each k.
+// An operand block holds 16 of K. If K is contiguous, its 64 lines are 64 rows of A (or columns of
+// B). Otherwise it consists of pieces of 16 rows, each with one line for each k.
 constexpr int kPieceRows = kLineBytes / sizeof(double), kPieces = kBlock / kPieceRows;
 constexpr int kLineDepth = kPieceRows;
-constexpr int kPieceBytes = kPieceRows * kLineBytes;  // either way
+constexpr int kPieceBytes = kPieceRows * kLineBytes;  // in both orders
 
-// A tile of kEdge x kEdge blocks, with a warpgroup for each row of them, though all share all.
+// A tile of kEdge x kEdge blocks and kEdge warpgroups. Every warp works on every block.
 template <Major kMajorA_, Major kMajorB_, int kGranule_, int kEdge>
 struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge, kEdge, 3> {
   static constexpr int kStageDepth = 32, kStageLines = kStageDepth / kLineDepth;
@@ -39,16 +35,16 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
   };
   static constexpr int kBytesPerBlock = kStageLines * sizeof(OperandBlock);
   struct Output {};
-  // Each lane says that it has read a stage: nothing keeps those of a warp together there.
+  // Every lane arrives by itself when it has read a stage, without a __syncwarp before.
   static constexpr int kReleases = 128 * DoubleConfig::kWarpgroups;
-  // A multiprocessor has 384 threads of 168 registers, or 512 of 128, before they are moved.
+  // Launched with 168 registers for each of 384 threads (kEdge 2), or 128 for each of 512.
   static constexpr int kBlocksPerSm = kEdge == 1 ? 2 : 1;
   static constexpr int kMultiplyRegisters = kEdge == 1 ? 152 : 208;
   static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
 };
 
-// What the loader calls for block `i` of its side of a tile and depths 32 * `stage` on.
+// Fetches 32 of K, from 32 * `stage` on, into block `i` of one operand of the stage `to`.
 template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const DoubleProduct& params, int batch, int block, int stage,
                                       int i, Barrier& barrier, typename Config::Stage& to) {
@@ -70,13 +66,13 @@ __device__ __forceinline__ void fetch(const DoubleProduct& params, int batch, in
   }
 }
 
-// A lane's view of one operand. Of eight rows of A, or columns of B, that an instruction takes,
-// lane 4 * g + t holds number g at k = t. Which rows of a piece of 16 make its two eights, and in
-// which order, is chosen so that half a warp, which reads together, never meets a bank twice.
+// A lane's part of one operand. An instruction reads groups of eight rows of A (or columns of B);
+// lane 4 * g + t holds row g of a group at k = t. A piece of 16 rows has two groups ("eights"). Its
+// rows are assigned to them so that 16 lanes, which read together, never share a bank.
 template <Major kMajor>
 class LaneView {
  public:
-  // Of the rows from `first_row`, a multiple of 16, of an operand block on.
+  // Views the rows of an operand block from `first_row` on, a multiple of 16.
   __device__ explicit LaneView(int first_row) : offset_(first_row / kPieceRows * kPieceBytes) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     if constexpr (kMajor == Major::K) {
@@ -86,7 +82,7 @@ class LaneView {
     }
   }
 
-  // The row of a piece that is number g of its eight number `eight`.
+  // The row in a piece that is row `g` of group `eight`.
   __device__ static int row(int eight, int g) {
     return kMajor == Major::K ? 2 * g + eight : g / 2 % 2 * 8 + g / 4 * 2 + g % 2 + 4 * eight;
   }
@@ -99,7 +95,7 @@ class LaneView {
 #pragma unroll
     for (int i = 0; i < 2 * kCount; ++i) {
       const int piece = i / 2, eight = i % 2;
-      // Operands lie at multiples of 1024 bytes: the swizzle stays an XOR.
+      // An operand block starts at a multiple of 1024 bytes, so the swizzle is an XOR of addresses.
       const uint32_t swizzled = kMajor == Major::K ? (at ^ (slice * 32 + eight * 16))
                                                    : (at ^ (slice % 2 * 64 + eight * 32));
       const int line = kMajor == Major::K ? eight : 4 * slice;
@@ -131,7 +127,7 @@ class WarpSums {
 
   static constexpr uint32_t kAll = (1u << kRows * kColumns) - 1;
 
-  // Which blocks of C a stage with this mask is valid for, in this warp's piece of them.
+  // A bit for each block of C in whose piece of this warp the stage is valid.
   __device__ uint32_t valid_blocks(const Mask<Config>& mask) const {
     if constexpr (Config::kGranules == 1) return mask.words[0];
     const int within = column_ / Config::kGranule * Config::kGranules + row_ / Config::kGranule;
@@ -143,13 +139,13 @@ class WarpSums {
     return valid;
   }
 
-  // Loads the first slice of a stage that is valid as a whole, so that multiply() finds it.
+  // Loads the first slice of a stage that is valid for all blocks. multiply() expects it loaded.
   __device__ __forceinline__ void begin(const typename Config::Stage& stage) {
     load(slices_[0], stage, 0);
   }
 
-  // Adds the product of a stage that is valid as a whole. With two slices left to be multiplied all
-  // of it has been read, and look_ahead() is called; with one left, proceed().
+  // Adds the product of a stage that is valid for all blocks. Calls look_ahead() once the last
+  // slice of the stage is being loaded, and proceed() before the last slice is multiplied.
   template <class LookAhead, class Proceed>
   __device__ __forceinline__ void multiply(const typename Config::Stage& stage,
                                            const LookAhead& look_ahead, const Proceed& proceed) {
@@ -166,7 +162,7 @@ class WarpSums {
     }
   }
 
-  // Adds the products of these blocks, one after the other.
+  // Adds the products of the blocks whose bit is set, one after the other.
   template <int kNext = 0>
   __device__ __forceinline__ void multiply_some(const typename Config::Stage& stage,
                                                 uint32_t valid) {
@@ -203,7 +199,7 @@ class WarpSums {
   }
 
  private:
-  // Of four k.
+  // The operands of four k.
   using SliceA = double[kPiecesA][2];
   using SliceB = double[kPiecesB][2];
   struct Slice {
@@ -238,8 +234,8 @@ class WarpSums {
     }
   }
 
-  // An instruction leaves a lane numbers 2t and 2t + 1 of eight columns. Neighbours in C are these
-  // two, or, where columns are lines, the same number of both eights.
+  // An instruction gives a lane columns 2t and 2t + 1 of a group of eight. These are neighbours in
+  // C, unless B is K-major: then the same column of both groups are neighbours.
   template <bool kPairs>
   __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch, int64_t row,
                                         int64_t column) {
@@ -269,11 +265,11 @@ class WarpSums {
   int row_, column_;
   LaneView<Config::kMajorA> a_;
   LaneView<Config::kMajorB> b_;
-  Slice slices_[2];  // even and odd ones
+  Slice slices_[2];  // of even and odd slices
   double sums_[kRows * kColumns][kPiecesA][kPiecesB][2][4] = {};
 };
 
-// Warp number `warp` of those that multiply.
+// `warp` counts the multiplying warps.
 template <class Config>
 __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<Config>& storage) {
   WarpSums<Config> sums(warp);

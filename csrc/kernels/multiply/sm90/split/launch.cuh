@@ -1,4 +1,4 @@
-// Starts the multiply of split operands.
+// Starts the Hopper multiply of float32 operands in split parts.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -18,8 +18,8 @@ cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource&
   return start<Config>(multiply_split_sm90<Config>, params, blocks, how.stream);
 }
 
-// Computes p of split operands. Of p.a and p.b only k_major, the order of the split, and whether
-// there is a batch stride are used.
+// Computes p from the split operands a and b. Of p.a and p.b it only uses k_major, which is the
+// order of the split blocks, and whether the batch stride is 0.
 template <int kSplitParts, Tiles kTiles>
 cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
                            const SplitSource& b, const Launch& how) {

@@ -1,14 +1,12 @@
-// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a): float32 operands that
-// norm_map/split.cuh has cut into split parts, multiplied by float16 products.
+// C = alpha * (A B over valid blocks) + beta * input for Hopper (sm_90a). float32 operands, which
+// norm_map/split.cuh has cut into split parts, are multiplied by float16 products.
 //
-// With two split parts of each operand, three products make float32's accuracy (promoted_sums.cuh);
-// with one, a single product makes TF32's at float16's speed (scaled_sums.cuh). Products that
-// split parts cannot carry (norm_map/split.cuh) are made of the operands themselves by FFMA.
+// Two split parts: three products reach float32's accuracy (promoted_sums.cuh). One split part: one
+// product reaches TF32's accuracy (scaled_sums.cuh). Block products that split parts cannot
+// represent (norm_map/split.cuh) are computed from the original operands by FFMA.
 //
-// Tile and pipeline are sm90/multiply.cuh's, but a stage holds the split parts, each block comes
-// with its header, and C is stored from registers: with float32 each store fills its sectors.
-// Limits: M, N, K and the number of tiles below 2^31; block edges of 64 or 128 (blocks of 32 would
-// share a power of two with their neighbours).
+// Tile, pipeline and limits are those of sm90/multiply.cuh, with block edges of 64 or 128: blocks
+// of 32 would share a power of two with their neighbours.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +19,7 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Stores a warpgroup's blocks of C, of which `first` is the first.
+// Stores a warpgroup's blocks of C, from `first` on.
 template <bool kPairs, class Config, class Sums>
 __device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Tile first,
                                              const Sums& sums) {
@@ -35,7 +33,7 @@ __device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Til
   }
 }
 
-// Warpgroup number `warpgroup` of those that multiply.
+// `warpgroup` counts the multiplying warpgroups.
 template <class Config>
 __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
                                 Storage<Config>& storage) {

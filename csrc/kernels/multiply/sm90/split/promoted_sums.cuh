@@ -1,16 +1,11 @@
-// Sums of float32's accuracy from operands in two split parts each.
+// Sums of float32's accuracy from operands in two split parts each. With A = 2^i (high + low) and
+// B = 2^j (high' + low'), A B is 2^(i+j) (high low' + low high' + high high'). Tensor cores
+// truncate when they add, so the small products come first, and after each step the sums are
+// promoted: they are added to float32 totals that round. Derivation: docs/kernels/multiply.md.
 //
-// With A = 2^i (a + a') and B = 2^j (b + b'), A B is 2^(i+j) (a b' + a' b + a b); a' b' is below
-// float32's own rounding. Tensor cores truncate when they add, the more the larger the sum already
-// is: so the small products come first, and a step of K, 64 deep, may be cut into parts with a set
-// of sums each. After each step these go together, with their power of two, into float32 registers
-// that round; where there is room for it, what they round away is kept and added at the end. The
-// order of all sums is that of K, at fixed places: what other blocks hold, or whether they are
-// skipped, does not change a block's share.
-//
-// These serve every Config that has kMajorA and kMajorB, kRows, kColumns, kOwn, kLastWidth: columns
-// of the last of a warpgroup's own blocks, a multiple of 8, kSets: 1, 2 or 4 of sums, and
-// kKeepsRests. A stage has all blocks of A, high ones first, and then those of B.
+// Config has kMajorA, kMajorB, kRows, kColumns and kOwn; kLastWidth, the columns of a warpgroup's
+// last block, a multiple of 8; kSets, the sets of sums of a step (1, 2 or 4); and kKeepsRests. In a
+// stage each operand has the high parts of all its blocks before the low parts.
 #pragma once
 
 #include "kernels/common/numeric.cuh"
@@ -18,13 +13,13 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Sums of one of a warpgroup's own blocks that a thread holds.
+// The number of sums that a thread holds of block `column` of its warpgroup.
 template <class Config>
 constexpr int values_of(int column) {
   return column == Config::kOwn - 1 ? Config::kLastWidth * kThreadValues / kBlock : kThreadValues;
 }
 
-// The tensor cores' sums of a step, kSize values for each part of it.
+// The sums of one step. Each set holds an equal part of the step's K.
 template <class Config, int kSize>
 using StepSums = float[Config::kSets][kSize];
 
@@ -32,19 +27,19 @@ using StepSums = float[Config::kSets][kSize];
 template <int kSize, bool kKeepsRests>
 struct Totals {
   float values[kSize] = {};
-  float rests[kKeepsRests ? kSize : 1] = {};  // what was rounded away
+  float rests[kKeepsRests ? kSize : 1] = {};  // the rounding errors of `values` so far
 
-  // values[i] += sum * scale, scale a power of two.
+  // values[i] += sum * scale. `scale` is a power of two.
   __device__ __forceinline__ void add(int i, float sum, float scale) {
     const float before = values[i];
     values[i] = fmaf(sum, scale, before);
-    // Exact unless the share is the larger one of both.
+    // The rounding error (Fast2Sum). Exact unless |sum * scale| is larger than |before|.
     if constexpr (kKeepsRests) rests[i] += fmaf(sum, scale, before - values[i]);
   }
 
   __device__ __forceinline__ float total(int i) const {
     if constexpr (kKeepsRests) {
-      // Infinite values have no rest.
+      // The rest of an infinite value is NaN or infinite and must not be added.
       const float all = values[i] + rests[i];
       if (isfinite(all)) return all;
     }
@@ -52,7 +47,7 @@ struct Totals {
   }
 };
 
-// totals += 2^exponent * sums, for a block of C: kCount values, from kTo and kFrom on.
+// totals += 2^exponent * sums, for kCount values of a block: from kTo in `totals`, kFrom in `sums`.
 template <int kCount, int kTo, int kFrom, int kSets, int kSize, class Totals>
 __device__ __forceinline__ void promote(float (&sums)[kSets][kSize], int exponent, Totals& totals) {
 #pragma unroll
@@ -72,8 +67,8 @@ __device__ __forceinline__ void promote(float (&sums)[kSets][kSize], int exponen
   for (int i = 0; i < kCount; ++i) totals.add(kTo + i, sum[kFrom + i], scale);
 }
 
-// Begins sums = the products of the split parts of a block of A and kWidth columns, from kColumn
-// on, of blocks of B, at these addresses in a stage.
+// Issues the products of the split parts of a block of A and of kWidth columns of B, from kColumn
+// on, into `sums`. `a` and `b` are descriptors of the high parts. The caller waits.
 template <class Config, int kColumn, int kWidth, int kSize>
 __device__ __forceinline__ void multiply_split_parts(uint64_t a, uint64_t b,
                                                      StepSums<Config, kSize>& sums) {
@@ -98,7 +93,7 @@ __device__ __forceinline__ void multiply_split_parts(uint64_t a, uint64_t b,
   cute::warpgroup_commit_batch();
 }
 
-// Block by block: those that are not multiplied together.
+// Multiplies block by block, for a step that is not valid for all blocks or needs exact products.
 template <class Config, int kColumn = 0, class Params, class Totals>
 __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, uint64_t a,
                                            uint64_t b, const SplitHeader& header_a,
@@ -140,9 +135,9 @@ struct PromotedSums {
   static constexpr int kSize = kColumns * kThreadValues / kBlock;
   Totals<kSize, Config::kKeepsRests> totals;
 
-  // totals += a block of A times those of the kOwn blocks of B whose bits are set, one at least.
-  // Calls begun() when the tensor cores have been given their products, and release() when the
-  // stage is done with: then the next one's products can begin before this one's are promoted.
+  // totals += a block of A times the blocks of B whose bits are set; at least one bit is set. Calls
+  // begun() once the products are issued, and release() once the stage has been read, so that the
+  // products of the next stage can begin before these sums are promoted.
   template <class Params, class Begun, class Release>
   __device__ __forceinline__ void add(const Params& params, uint32_t bits, uint64_t a, uint64_t b,
                                       const SplitHeader& header_a, const SplitHeader* headers_b,

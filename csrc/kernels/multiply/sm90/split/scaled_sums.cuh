@@ -1,13 +1,11 @@
-// Sums of TF32's accuracy from operands in one split part each: the tensor cores' own, times a
-// power of two for each block of C.
+// Sums of TF32's accuracy from operands in one split part each. They stay in the accumulators of
+// the tensor cores; each block of C has a power of two for its sums.
 //
-// Registers hold one set of sums, so that tiles are as large as float16's. Where the power of two
-// of a block product is another than that of the sums, these are multiplied by the difference
-// first, which is exact; norm_map/split.cuh takes coarse steps between powers, so that this is
-// rare. A scaled product of blocks is below 2^36 and a sum of 2^25 of them below 2^61, so the sums
-// may go 60 powers below the largest they were at without overflow. Beyond that, and for what split
-// parts cannot carry, they go to 2^0 and on in float32. The order is that of K; a skipped step
-// changes nothing else.
+// If a block product has another power of two than the sums, the sums are first multiplied by the
+// quotient, which is exact. norm_map/split.cuh uses coarse steps of 2^4, so this is rare.
+// Range: a scaled block product is below 2^36, and a sum of 2^25 of them below 2^61. So the sums
+// may be scaled to 60 powers below the largest product without overflow. A product beyond that, or
+// one that split parts cannot represent, is added by FFMA, with the sums at 2^0.
 #pragma once
 
 #include "kernels/common/numeric.cuh"
@@ -16,14 +14,14 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// The power of two of a block's sums, and the largest of its products so far; in one register, of
-// which there are few.
+// The exponent of a block's sums, and the largest exponent of its products so far. Packed into one
+// register, because registers are scarce here.
 class SumScale {
-  static constexpr int kNone = -10000;  // of no sum yet
-  static constexpr int kRange = 60;     // from the largest down
+  static constexpr int kNone = -10000;  // there is no sum yet
+  static constexpr int kRange = 60;     // how far the sums may be below the largest product
 
  public:
-  static constexpr int kAnything = 66;  // the largest of products that may be anything below 2^128
+  static constexpr int kAnything = 66;  // for a product of unknown magnitude, up to 2^128
 
   __device__ bool has_sums() const { return exponent() != kNone; }
   __device__ int exponent() const { return static_cast<int16_t>(both_); }
@@ -39,7 +37,7 @@ class SumScale {
   int both_ = kNone * 0x10000 | (kNone & 0xffff);
 };
 
-// values[kFirst...] *= 2^exponent, rounded only below float32's normal numbers.
+// values[kFirst...] *= 2^exponent. Exact, except for results below float32's normal numbers.
 template <int kFirst, int kSize>
 __device__ __forceinline__ void scale_by(int exponent, float (&values)[kSize]) {
 #pragma unroll 1
@@ -58,8 +56,8 @@ struct ScaledSums {
   float values[Config::kOwn * kThreadValues] = {};
   SumScale scales[Config::kOwn];
 
-  // values += a block of A times those of the kOwn blocks of B whose bits are set, one at least.
-  // Calls begun() and release() when the stage is done with.
+  // values += a block of A times the blocks of B whose bits are set; at least one bit is set. Calls
+  // begun() and release() once the stage has been read.
   template <class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
                                       uint64_t b, const SplitHeader& header_a,
@@ -75,7 +73,7 @@ struct ScaledSums {
     }
     if (together) {
       if (!as_they_are) scale_for_all(header_a, headers_b);
-      float wide[Config::kOwn * kThreadValues];  // ptxas: see hand_over()
+      float wide[Config::kOwn * kThreadValues];  // for ptxas, see hand_over()
       hand_over<Config::kOwn * kThreadValues>(values, wide);
       multiply_part<Config, 0, Config::kOwn * kBlock, 0, kBlock>(a, b, wide);
       hand_over<Config::kOwn * kThreadValues>(wide, values);
@@ -86,7 +84,7 @@ struct ScaledSums {
     release();
   }
 
-  // Value i of the sums themselves. Two factors: one reaches 2^127.
+  // Sum i without its scale. Two factors, because one reaches only 2^127.
   __device__ __forceinline__ float total(int i) const {
     const int exponent = scales[i / kThreadValues].exponent();
     const int first = normal_exponent(exponent);
@@ -106,7 +104,7 @@ struct ScaledSums {
            scales[column].reaches(a.exponent + b.exponent);
   }
 
-  // Brings a block's sums to 2^exponent.
+  // Scales a block's sums to 2^exponent.
   template <int kColumn>
   __device__ __forceinline__ void move(int exponent) {
     SumScale& scale = scales[kColumn];
@@ -116,7 +114,7 @@ struct ScaledSums {
     scale.move(exponent);
   }
 
-  // Brings them where a product with this power of two can be added.
+  // The same, and records that a product with this exponent follows.
   template <int kColumn>
   __device__ __forceinline__ void scale_for(int exponent) {
     move<kColumn>(exponent);
@@ -131,7 +129,7 @@ struct ScaledSums {
     }
   }
 
-  // Block by block: those that are not multiplied together.
+  // Multiplies block by block, as in PromotedSums.
   template <int kColumn = 0>
   __device__ __forceinline__ void add_single(const SplitProduct& params, uint32_t bits, uint64_t a,
                                              uint64_t b, const SplitHeader& header_a,

@@ -1,5 +1,5 @@
-// A stage of the split multiply: its parameters, how operands that norm_map/split.cuh has cut into
-// split parts come into shared memory, and the products that split parts cannot carry.
+// A stage of the split multiply: its parameters, the bulk copies of split blocks into shared memory
+// and the FFMA products for blocks that split parts cannot represent.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -14,7 +14,7 @@ struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
 };
 
-// kSplitParts: 2, high and low, or the high ones alone.
+// kSplitParts: 2 (high and low) or 1 (high alone).
 template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kRows_, int kColumns_, int kOwn_,
           int kStages_>
 struct SplitConfig
@@ -26,12 +26,12 @@ struct SplitConfig
   };
   static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(SplitHeader);
   struct Output {};
-  // Of promoted sums. The small tile has room for more, and needs more: where C is small,
-  // cublasSgemm cuts K into parts and is more accurate.
+  // For PromotedSums. The small tile has registers for more sets. It also needs them to match
+  // cublasSgemm, which is more accurate for a small C because it cuts K into parts.
   static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
   static constexpr bool kKeepsRests = kOwn_ == 1;
   static constexpr bool kTakesTurns = kSplitParts_ == 2;
-  // Of a thread that multiplies, and of the others: 640 threads start with 96 each, 384 with 168.
+  // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
   static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 72 : 64;
@@ -43,7 +43,7 @@ __device__ __forceinline__ void fetch_bulk(const void* from, Barrier& barrier, T
   cute::SM90_BULK_COPY_G2S::copy(from, reinterpret_cast<uint64_t*>(&barrier), &to, sizeof(T));
 }
 
-// What the loader calls for block `i` of its side of a tile.
+// Fetches the split parts and the header of a block of a step into block `i` of its operand.
 template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int block, int step,
                                       int i, Barrier& barrier, typename Config::Stage& stage) {
@@ -63,6 +63,7 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   }
 }
 
+// Whether split parts cannot represent the product of two blocks (norm_map/split.cuh).
 __device__ inline bool needs_exact(const SplitHeader& a, const SplitHeader& b) {
   const auto both = [](const SplitHeader& faint, const SplitHeader& wide) {
     return (faint.kinds & kSplitFaint) != 0 && (wide.kinds & kSplitWide) != 0;
@@ -70,14 +71,14 @@ __device__ inline bool needs_exact(const SplitHeader& a, const SplitHeader& b) {
   return ((a.kinds | b.kinds) & kSplitSpecial) != 0 || both(a, b) || both(b, a);
 }
 
-// sum, kCount values from kFirst on, += the product of two blocks of the operands themselves by
-// FFMA. A pair of values at a time, for want of registers. Params have the sources a and b.
+// Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
+// on, by FFMA. Two values at a time, because registers are scarce. Params have the sources a and b.
 template <class Config, int kFirst, int kCount, class Params, int kSums>
 __device__ __forceinline__ void add_exact(const Params& params, const SplitHeader& a,
                                           const SplitHeader& b, float (&sum)[kSums]) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
   const int lane = threadIdx.x % 32;
-  // One of them may have been padded with zeros.
+  // One of the blocks may be padded with zeros beyond its operand.
   const int depth = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {
