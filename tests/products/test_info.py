@@ -209,7 +209,6 @@ def test_conv2d(device, geometry, blocks, knob):
     # Its maps are computed apart: products within 1e-5 of tau may be counted on either side.
     fewest, most = ((products >= info.tau * at).double().mean() for at in (1 + 1e-5, 1 - 1e-5))
     assert fewest - 1e-6 <= info.valid_ratio <= most + 1e-6
-    assert most - fewest < 0.1
     if knob == "valid_ratio":
         reached = spamm_torch.find_tau(norm_a, skip_norms, KNOBS[knob])
         torch.testing.assert_close(info.tau, reached, rtol=1e-5, atol=0)
