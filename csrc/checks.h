@@ -174,4 +174,23 @@ inline void check_knob(const Knob& knob) {
   if (knob.max_error) check_max_error(*knob.max_error);
 }
 
+// All arguments of a product; those that are absent are computed later. Returns the block.
+inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef block_edges,
+                           const std::optional<at::Tensor>& norm_a,
+                           const std::optional<at::Tensor>& norm_b,
+                           const std::optional<at::Tensor>& tau,
+                           const std::optional<at::Tensor>& input) {
+  check_operands(a, b);
+  const Block block = check_block(block_edges);
+  if (norm_a) check_norm_map_of(*norm_a, a, block.m, block.k, "norm_a");
+  if (norm_b) check_norm_map_of(*norm_b, b, block.k, block.n, "norm_b");
+  if (tau) check_tau(*tau, a.device());
+  if (input) {
+    auto shape = a.sizes().vec();
+    shape.back() = b.size(-1);
+    check_input(*input, a, shape);
+  }
+  return block;
+}
+
 }  // namespace spamm

@@ -63,7 +63,8 @@ struct Arguments {
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
                 const Scalar& beta, const Scalar& alpha) {
-  return product(a, b, {}, norm_a, norm_b, tau, block, input, beta, alpha);
+  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
+  return product(a, b, {}, norm_a, norm_b, tau, edges, input, beta, alpha);
 }
 
 }  // namespace
@@ -84,18 +85,11 @@ Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const On
 }
 
 Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
-               const Tensor& norm_b, const Tensor& tau, at::IntArrayRef block_edges,
+               const Tensor& norm_b, const Tensor& tau, const Block& block,
                const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
-  check_operands(a, b);
-  const Block block = check_block(block_edges);
-  check_norm_map_of(norm_a, a, block.m, block.k, "norm_a");
-  check_norm_map_of(norm_b, b, block.k, block.n, "norm_b");
-  check_tau(tau, a.device());
+  const OnDevice device(a);
   auto shape = a.sizes().vec();
   shape.back() = b.size(-1);
-  if (input) check_input(*input, a, shape);
-  const OnDevice device(a);
-
   const Tensor c = at::empty(shape, a.options());
   if (c.numel() == 0) return c;
   const bool adds_input = input && beta.toDouble() != 0;

@@ -5,7 +5,7 @@
 
 #include <optional>
 
-#include "checks.h"
+#include "block.h"
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/split.h"
@@ -29,10 +29,10 @@ struct Prepared {
   int* next_tile = nullptr;
 };
 
-// Computes the op multiply, with its arguments.
+// Computes the op multiply. Its arguments have passed check_product().
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
-                   at::IntArrayRef block, const std::optional<at::Tensor>& input,
+                   const Block& block, const std::optional<at::Tensor>& input,
                    const at::Scalar& beta, const at::Scalar& alpha);
 
 }  // namespace spamm::cuda

@@ -54,9 +54,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                 at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
                 const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
   const Knob knob = {tau, valid_ratio, max_error};
-  check_operands(a, b);
   check_knob(knob);
-  const Block block = check_block(block_edges);
+  const Block block = check_product(a, b, block_edges, norm_a, norm_b, tau, input);
   const auto by_stages = [&] {
     return spamm_by_stages({a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha});
   };
@@ -65,10 +64,10 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const Kernel kernel = kernel_for(a, b, block, device);
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
-    const auto [map_a, map_b] = norm_maps(a, b, block_edges, counter.get());
+    const auto [map_a, map_b] = norm_maps(a, b, block, counter.get());
     const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
     return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, threshold,
-                   block_edges, input, beta, alpha);
+                   block, input, beta, alpha);
   }
   const int count = split_parts_with_norms(a, b, block, kernel);
   if (count == 0) return by_stages();
@@ -80,7 +79,7 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                                   batch_of_map(map_b, norm_b), device.stream());
   const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
   return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, threshold,
-                 block_edges, input, beta, alpha);
+                 block, input, beta, alpha);
 }
 
 }  // namespace

@@ -26,11 +26,8 @@ struct Job {
   Tensor matrices, map;
   std::array<int64_t, 2> block;
 
-  Job(const Tensor& a, at::IntArrayRef block, const char* name)
-      : dtype(a.scalar_type()), block{block[0], block[1]} {
-    check_operand_dtype(a.scalar_type(), name);
-    check_block_pair(block);
-    check_matrices(a, name);
+  Job(const Tensor& a, std::array<int64_t, 2> block, const char* name)
+      : dtype(a.scalar_type()), block(block) {
     auto shape = a.sizes().vec();
     shape[a.dim() - 2] = blocks_of(a.size(-2), block[0]);
     shape[a.dim() - 1] = blocks_of(a.size(-1), block[1]);
@@ -68,24 +65,26 @@ void compute(at::ArrayRef<const Job*> jobs, int* zeroed, const OnDevice& device)
 }
 
 Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
+  check_operand_dtype(a.scalar_type(), "a");
+  check_block_pair(block);
+  check_matrices(a, "a");
   const OnDevice device(a);
-  const Job job(a, block, "a");
+  const Job job(a, {block[0], block[1]}, "a");
   compute({&job}, nullptr, device);
   return job.map;
 }
 
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
-  return norm_maps(a, b, block, nullptr);
+  check_operands(a, b);
+  return norm_maps(a, b, check_block(block), nullptr);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, at::IntArrayRef block,
+std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, const Block& block,
                                      int* zeroed) {
-  const auto [m, k, n] = check_block(block);
-  check_operands(a, b);
   const OnDevice device(a);
-  const Job job_a(a, {m, k}, "a"), job_b(b, {k, n}, "b");
+  const Job job_a(a, {block.m, block.k}, "a"), job_b(b, {block.k, block.n}, "b");
   compute({&job_a, &job_b}, zeroed, device);
   return {job_a.map, job_b.map};
 }
