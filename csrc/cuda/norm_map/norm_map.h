@@ -5,6 +5,8 @@
 
 #include <tuple>
 
+#include "block.h"
+
 namespace spamm::cuda {
 
 // Computes the op norm_maps, with its arguments. `zeroed`, if not null, is an int in device memory
