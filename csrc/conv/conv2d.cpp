@@ -65,14 +65,17 @@ void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
   target.copy_(whole);
 }
 
+Tensor norms_of_weight_matrix(const Tensor& weight, int64_t groups, const Block& block) {
+  return norm_map(weight_matrix(weight, groups, block.k), {block.m, block.k});
+}
+
 // A precomputed norm map of the weight matrix must have the shape that norm_map returns.
 void check_norm_weight(const Convolution& conv) {
   if (!conv.norm_weight) return;
   const Tensor& norm = *conv.norm_weight;
   const auto [m, k, n] = conv.block;
   const ConvShape& shape = conv.shape;
-  const int64_t positions = shape.kernel.height * shape.kernel.width;
-  const int64_t depth = positions * blocks_of(shape.group_in_channels(), k);
+  const int64_t depth = shape.kernel_positions() * blocks_of(shape.group_in_channels(), k);
   check_precomputed_norm_map(norm, {shape.groups, blocks_of(shape.group_out_channels(), m), depth},
                              conv.weight, {shape.groups, shape.group_out_channels(), depth * k},
                              "norm_weight");
@@ -208,8 +211,7 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
   const Block edges = conv_block(block, pixel_block, weight.size(0) / groups, weight.size(1));
   const auto* backend =
       Backends<WeightNormBackend>::find(weight.device().type(), weight, groups, edges);
-  return backend ? backend->run(weight, edges)
-                 : norm_map(weight_matrix(weight, groups, edges.k), {edges.m, edges.k});
+  return backend ? backend->run(weight, edges) : norms_of_weight_matrix(weight, groups, edges);
 }
 
 bool computes_output_norms_op(at::Device device, at::ScalarType dtype) {
@@ -219,9 +221,8 @@ bool computes_output_norms_op(at::Device device, at::ScalarType dtype) {
 }  // namespace
 
 Tensor weight_norms(const Convolution& conv) {
-  if (conv.norm_weight) return *conv.norm_weight;
-  return norm_map(weight_matrix(conv.weight, conv.shape.groups, conv.block.k),
-                  {conv.block.m, conv.block.k});
+  return conv.norm_weight ? *conv.norm_weight
+                          : norms_of_weight_matrix(conv.weight, conv.shape.groups, conv.block);
 }
 
 Tensor layer_norms(const Tensor& output) {

@@ -206,12 +206,18 @@ def test_conv2d(device, geometry, blocks, knob):
     result, info = spamm_torch.conv2d(input, weight, **given, return_info=True)
     assert torch.equal(result, spamm_torch.conv2d(input, weight, **given))
 
-    # Its maps are computed apart: products within 1e-5 of tau may be counted on either side.
+    if device.type == "cpu":
+        counted = (products >= info.tau).double().mean()
+        torch.testing.assert_close(info.valid_ratio.double(), counted, atol=1e-6, rtol=0)
+    # Its maps are computed apart: on CUDA, products within 1e-5 of tau may count on either side.
     fewest, most = ((products >= info.tau * at).double().mean() for at in (1 + 1e-5, 1 - 1e-5))
     assert fewest - 1e-6 <= info.valid_ratio <= most + 1e-6
     if knob == "valid_ratio":
         reached = spamm_torch.find_tau(norm_a, skip_norms, KNOBS[knob])
         torch.testing.assert_close(info.tau, reached, rtol=1e-5, atol=0)
+        if device.type == "cpu":
+            ratio = spamm_torch.valid_ratio(norm_a, skip_norms, reached)
+            torch.testing.assert_close(info.valid_ratio, ratio, atol=1e-6, rtol=0)
     if knob == "max_error":
         limit = KNOBS[knob] * matrix.weights.norm() * matrix.columns.norm()
         assert info.error_bound <= limit * (1 + 1e-4)
