@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <string>
 
 #include "ops.h"
 #include "spamm/spamm.h"
@@ -145,52 +146,39 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
       padding, dilation, groups, relu);
 }
 
-// Ops that also return output norms are for inference. A gradient requested through them is most
-// likely a mistake, so it is an error.
-void refuse_gradient(const char* op, bool wanted) {
-  TORCH_CHECK(!(at::GradMode::is_enabled() && wanted), op,
-              " is for inference and has no gradient: expected no_grad or inference_mode; got "
-              "arguments that require one");
-}
-
-std::tuple<Tensor, Tensor> conv2d_with_norms_autograd(
-    const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
-    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-    std::optional<double> valid_ratio, std::optional<double> max_error,
-    at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
-  refuse_gradient("conv2d_with_norms", needs_grad(input) || needs_grad(weight) || needs_grad(bias));
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return ops::conv2d_with_norms(input, weight, bias, stride, padding, dilation, groups, tau,
-                                valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
-                                relu, weight_is_ready);
-}
-
-std::tuple<Tensor, Tensor> max_pool2d_with_norms_autograd(const Tensor& input,
-                                                          IntArrayRef kernel_size,
-                                                          IntArrayRef stride, IntArrayRef padding,
-                                                          IntArrayRef dilation, bool ceil_mode) {
-  refuse_gradient("max_pool2d_with_norms", needs_grad(input));
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return ops::max_pool2d_with_norms(input, kernel_size, stride, padding, dilation, ceil_mode);
-}
-
-Tensor chain_autograd(const Tensor& input, at::TensorList weights,
-                      const c10::List<OptTensor>& biases, const c10::List<OptTensor>& norm_weights,
-                      at::TensorList knobs, IntArrayRef layers) {
-  const auto any_needs = [](const auto& tensors) {
-    return std::any_of(tensors.begin(), tensors.end(),
-                       [](const OptTensor& t) { return needs_grad(t); });
-  };
-  refuse_gradient("chain", needs_grad(input) || any_needs(weights) || any_needs(biases));
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return ops::chain(input, weights, biases, norm_weights, knobs, layers);
-}
-
 // For ops without a gradient: autograd treats their outputs as constants.
 void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   op.callBoxed(stack);
+}
+
+bool needs_grad(const c10::IValue& argument) {
+  if (argument.isTensor()) return needs_grad(argument.toTensor());
+  if (!argument.isList()) return false;
+  const auto list = argument.toListRef();
+  return std::any_of(list.begin(), list.end(), [](const c10::IValue& entry) {
+    return entry.isTensor() && needs_grad(entry.toTensor());
+  });
+}
+
+// For ops that also return output norms, or run several layers: they are for inference. A gradient
+// requested through them is most likely a mistake, so it is an error. Norm maps and knobs have
+// none.
+void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  const auto arguments = torch::jit::last(*stack, schema.arguments().size());
+  bool wanted = false;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& name = schema.arguments()[i].name();
+    const bool differentiable = name == "input" || name == "weight" || name == "bias" ||
+                                name == "weights" || name == "biases";
+    wanted |= differentiable && needs_grad(arguments[i]);
+  }
+  TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
+              schema.name().substr(schema.name().rfind(':') + 1),
+              " is for inference and has no gradient: expected no_grad or inference_mode; got "
+              "arguments that require one");
+  below_autograd(op, stack);
 }
 
 }  // namespace
@@ -199,9 +187,9 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
-  m.impl("conv2d_with_norms", &conv2d_with_norms_autograd);
-  m.impl("max_pool2d_with_norms", &max_pool2d_with_norms_autograd);
-  m.impl("chain", &chain_autograd);
+  for (const char* name : {"conv2d_with_norms", "max_pool2d_with_norms", "chain"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
+  }
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
                            "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());

@@ -2,7 +2,6 @@
 // spamm/spamm.h declares the stages, and simpler forms of these.
 #pragma once
 
-#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
@@ -50,22 +49,6 @@ inline std::tuple<Tensor, Tensor> conv2d_with_norms(
   static const auto op = find<decltype(ops::conv2d_with_norms)>("spamm_torch::conv2d_with_norms");
   return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
                  max_error, block, pixel_block, norm_weight, norm_input, relu, weight_is_ready);
-}
-
-inline std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input,
-                                                        IntArrayRef kernel_size, IntArrayRef stride,
-                                                        IntArrayRef padding, IntArrayRef dilation,
-                                                        bool ceil_mode) {
-  static const auto op =
-      find<decltype(ops::max_pool2d_with_norms)>("spamm_torch::max_pool2d_with_norms");
-  return op.call(input, kernel_size, stride, padding, dilation, ceil_mode);
-}
-
-inline Tensor chain(const Tensor& input, at::TensorList weights, const c10::List<OptTensor>& biases,
-                    const c10::List<OptTensor>& norm_weights, at::TensorList knobs,
-                    IntArrayRef layers) {
-  static const auto op = find<decltype(ops::chain)>("spamm_torch::chain");
-  return op.call(input, weights, biases, norm_weights, knobs, layers);
 }
 
 }  // namespace spamm::ops
