@@ -171,7 +171,7 @@ void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
     const bool differentiable = name == "input" || name == "weight" || name == "bias" ||
-                                name == "weights" || name == "biases";
+                                name == "weights" || name == "biases" || name == "a" || name == "b";
     wanted |= differentiable && needs_grad(arguments[i]);
   }
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
@@ -187,7 +187,8 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
-  for (const char* name : {"conv2d_with_norms", "max_pool2d_with_norms", "chain"}) {
+  for (const char* name :
+       {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",

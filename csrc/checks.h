@@ -193,4 +193,19 @@ inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArra
   return block;
 }
 
+// `out` is the part of a product of shape `whole` that is a @ b.
+inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                       at::IntArrayRef whole) {
+  TORCH_CHECK(a.dim() == 2, "a part of a product must have matrices (2-d); got shape ", a.sizes());
+  const int64_t rows = a.size(0), columns = b.size(1);
+  TORCH_CHECK_TYPE(out.scalar_type() == a.scalar_type(), "out must have the operands' dtype ",
+                   dtype_of(a), "; got ", dtype_of(out));
+  check_same_device(out, a, "out", "a");
+  TORCH_CHECK(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns,
+              "out must have the product's shape [", rows, ", ", columns, "]; got ", out.sizes());
+  TORCH_CHECK_VALUE(whole.size() == 2 && whole[0] >= rows && whole[1] >= columns,
+                    "whole must be (M, N) of the whole product, at least [", rows, ", ", columns,
+                    "]; got ", whole);
+}
+
 }  // namespace spamm

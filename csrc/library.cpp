@@ -20,6 +20,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+  // Writes a @ b to `out`, which is a part of the result of a larger product. whole: (M, N) of that
+  // product. It chooses the kernel, so that each part has the bits of the whole. No gradient.
+  m.def(
+      "multiply_part(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, "
+      "Tensor(a!) out, *, int[2] whole) -> ()");
 
   // Pipelines.
   m.def(

@@ -246,6 +246,24 @@ def _(
     return _product(a, b, block, norm_a, norm_b, input)
 
 
+@register_fake("spamm_torch::multiply_part")
+def _(
+    a: Tensor,
+    b: Tensor,
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: Tensor,
+    block: Sequence[int],
+    out: Tensor,
+    whole: Sequence[int],
+) -> None:
+    _check_operands(a, b, block)
+    _check_tau(tau, a.device)
+    _check_dtype(out, a.dtype, "out")
+    _check_device(out, a.device, "out")
+    _check_shape(out, _product(a, b, block, norm_a, norm_b, None).shape, "out")
+
+
 @register_fake("spamm_torch::spamm")
 def _(
     a: Tensor,

@@ -16,6 +16,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.en
 def pytest_runtest_setup(item):
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("multi_gpu") and torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two CUDA devices; found {torch.cuda.device_count()}")
 
 
 def pytest_collection_finish(session):

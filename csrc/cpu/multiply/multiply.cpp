@@ -54,7 +54,7 @@ struct Arguments {
   Tensor a, b;            // (batches, M, K) and (batches, K, N), of any strides
   Tensor norm_a, norm_b;  // their norm maps, contiguous
   Tensor input;           // (batches, M, N), of any strides; undefined if not added
-  Tensor result;          // (batches, M, N), contiguous
+  Tensor result;          // (batches, M, N), rows contiguous
   Block block;
   double tau;
   Scalar alpha, beta;
@@ -325,14 +325,16 @@ class Product {
 
   void write(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
     const int64_t row = i * block_.m, column = j * block_.n;
-    T* out = arguments_.result.mutable_data_ptr<T>() + (batch * rows_ + row) * columns_ + column;
+    const Tensor& result = arguments_.result;
+    const int64_t leading = result.stride(1);
+    T* out = result.mutable_data_ptr<T>() + batch * result.stride(0) + row * leading + column;
     const int64_t rows = std::min(block_.m, rows_ - row),
                   columns = std::min(block_.n, columns_ - column);
     if (arguments_.input.defined()) {
       const View<T> input = view<T>(arguments_.input, batch).block(row, column, rows, columns);
-      write_rows(sums, block_.n, alpha_, &input, beta_, out, columns_, rows, columns);
+      write_rows(sums, block_.n, alpha_, &input, beta_, out, leading, rows, columns);
     } else {
-      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, columns_, rows, columns);
+      write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, leading, rows, columns);
     }
   }
 
@@ -349,28 +351,16 @@ class Product {
 };
 
 // The input in the product's shape; undefined if it is not added.
-Tensor expanded_input(const OptTensor& input, const Tensor& a, IntArrayRef shape,
-                      const Scalar& beta) {
-  if (!input) return {};
-  check_input(*input, a, shape);
-  if (beta.toDouble() == 0) return {};
-  return input->expand(shape);
+Tensor expanded_input(const OptTensor& input, IntArrayRef shape, const Scalar& beta) {
+  return input && beta.toDouble() != 0 ? input->expand(shape) : Tensor();
 }
 
-Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha) {
-  check_operands(a, b);
-  const Block edges = check_block(block);
-  check_norm_map_of(norm_a, a, edges.m, edges.k, "norm_a");
-  check_norm_map_of(norm_b, b, edges.k, edges.n, "norm_b");
-  check_tau(tau, a.device());
-  auto shape = a.sizes().vec();
-  shape.back() = b.size(-1);
-  const Tensor addend = expanded_input(input, a, shape, beta);
-  const Tensor result = with_large_pages(at::empty(shape, a.options()));
-  if (result.numel() == 0) return result;
-
+// Writes the product to `result`, whose rows are contiguous. The other arguments are those of
+// multiply, checked.
+void multiply_into(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor& norm_a,
+                   const Tensor& norm_b, const Tensor& tau, const Block& block,
+                   const Tensor& addend, const Scalar& beta, const Scalar& alpha) {
+  if (result.numel() == 0) return;
   const auto as_batch = [](const Tensor& t) {
     return t.defined() && t.dim() == 2 ? t.unsqueeze(0) : t;
   };
@@ -380,7 +370,7 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
                             as_batch(norm_b.contiguous()),
                             as_batch(addend),
                             as_batch(result),
-                            edges,
+                            block,
                             tau.item<double>(),
                             alpha,
                             beta};
@@ -393,7 +383,29 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
     }
     Product<scalar_t, scalar_t>(arguments).run();
   });
+}
+
+Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
+                const Scalar& alpha) {
+  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  const Tensor result = with_large_pages(at::empty(shape, a.options()));
+  multiply_into(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, shape, beta), beta,
+                alpha);
   return result;
+}
+
+// A block of C has the same bits in any part, so that the whole's size does not matter here.
+void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                   const Tensor& tau, IntArrayRef block, const Tensor& out, IntArrayRef whole) {
+  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
+  check_part(out, a, b, whole);
+  const bool in_place = out.size(1) <= 1 || out.stride(1) == 1;
+  const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
+  multiply_into(result, a, b, norm_a, norm_b, tau, edges, {}, 1, 1);
+  if (!in_place) out.copy_(result);
 }
 
 std::string kernel_name(at::Device, at::ScalarType dtype, const Block&) {
@@ -407,6 +419,9 @@ const Backends<NamedKernels> named(at::kCPU, Rank::kPortable, {&kernel_name});
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("multiply", &multiply); }
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
+  m.impl("multiply", &multiply);
+  m.impl("multiply_part", &multiply_part);
+}
 
 }  // namespace spamm::cpu

@@ -57,6 +57,8 @@ struct Arguments {
       std::copy_n(addend.strides().begin(), 3, p.input_strides);
     }
     p.c = c.mutable_data_ptr();
+    p.c_batch_stride = c.stride(0);
+    p.c_leading = c.size(1) > 1 ? c.stride(1) : c.size(2);
   }
 };
 
@@ -67,42 +69,64 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   return product(a, b, {}, norm_a, norm_b, tau, edges, input, beta, alpha);
 }
 
+void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                   const Tensor& tau, at::IntArrayRef block, const Tensor& out,
+                   at::IntArrayRef whole) {
+  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
+  check_part(out, a, b, whole);
+  const Prepared prepared = {
+      .whole = {
+          {.batch_a = 1, .batch_b = 1, .batch = 1, .m = whole[0], .n = whole[1], .k = a.size(1)}}};
+  // The kernels write rows of contiguous entries from a 16-byte address on.
+  const bool in_place = (out.size(1) <= 1 || out.stride(1) == 1) &&
+                        reinterpret_cast<uintptr_t>(out.const_data_ptr()) % kAlignment == 0;
+  const Tensor c = in_place ? out : at::empty(out.sizes(), out.options());
+  product_into(c, a, b, prepared, norm_a, norm_b, tau, edges, std::nullopt, 1, 1);
+  if (!in_place) out.copy_(c);
+}
+
 }  // namespace
 
-Kernel kernel_for(const Tensor& a, const Tensor& b, const Block& block, const OnDevice& device) {
+ProductSize size_of_product(const Tensor& a, const Tensor& b) {
   const auto matrices = [](const Tensor& x) {
     return x.dim() == 3 && x.stride(0) != 0 ? x.size(0) : 1;
   };
-  const ProductSize size = {.batch_a = matrices(a),
-                            .batch_b = matrices(b),
-                            .batch = a.dim() == 3 ? a.size(0) : 1,
-                            .m = a.size(-2),
-                            .n = b.size(-1),
-                            .k = a.size(-1)};
-  const bool hopper =
-      has_hopper_kernels(device.properties()) && tensor_maps_take(size.m, size.n, size.k);
-  return choose_kernel(a.scalar_type(), block, allow_tf32(), hopper, size);
+  return {.batch_a = matrices(a),
+          .batch_b = matrices(b),
+          .batch = a.dim() == 3 ? a.size(0) : 1,
+          .m = a.size(-2),
+          .n = b.size(-1),
+          .k = a.size(-1)};
 }
 
-Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
-               const Tensor& norm_b, const Tensor& tau, const Block& block,
-               const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
+Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& block,
+                  const OnDevice& device) {
+  const bool hopper =
+      has_hopper_kernels(device.properties()) && tensor_maps_take(size.m, size.n, size.k);
+  return choose_kernel(dtype, block, allow_tf32(), hopper, size);
+}
+
+TileSize tile_for(Kernel kernel, const ProductSize& size, const OnDevice& device) {
+  return choose_tile(kernel, size.batch, size.m, size.n, device.multiprocessors(), forced_tile());
+}
+
+void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepared& prepared,
+                  const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau, const Block& block,
+                  const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
   const OnDevice device(a);
-  auto shape = a.sizes().vec();
-  shape.back() = b.size(-1);
-  const Tensor c = at::empty(shape, a.options());
-  if (c.numel() == 0) return c;
+  if (c.numel() == 0) return;
   const bool adds_input = input && beta.toDouble() != 0;
-  const Tensor addend = adds_input ? as_batch(input->expand(shape)) : Tensor();
-  const Kernel kernel = prepared.kernel ? *prepared.kernel : kernel_for(a, b, block, device);
+  const Tensor addend = adds_input ? as_batch(input->expand(c.sizes())) : Tensor();
+  const ProductSize size = prepared.whole ? *prepared.whole : size_of_product(a, b);
+  const Kernel kernel =
+      prepared.kernel ? *prepared.kernel : kernel_for(a.scalar_type(), size, block, device);
   const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
-  const int64_t batch = batch_c.size(0), m = batch_c.size(1), n = batch_c.size(2);
-  const TileSize tile = choose_tile(kernel, batch, m, n, device.multiprocessors(), forced_tile());
+  const TileSize tile = tile_for(kernel, size, device);
   const kernels::Launch how = {
       .tile = tile,
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream(),
-      .group_rows = group_rows(blocks_of(n, find_tile(kernel, tile)->config.columns))};
+      .group_rows = group_rows(blocks_of(c.size(-1), find_tile(kernel, tile)->config.columns))};
   // Calls start(params), where `params` has everything but the operands. Throws if start() returns
   // an error.
   const auto with_params = [&]<class Norm>(Norm, const auto& start) {
@@ -166,6 +190,15 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
       run(Multiply<double>(multiply_sm80_f64));
       break;
   }
+}
+
+Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
+               const Tensor& norm_b, const Tensor& tau, const Block& block,
+               const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  const Tensor c = at::empty(shape, a.options());
+  product_into(c, a, b, prepared, norm_a, norm_b, tau, block, input, beta, alpha);
   return c;
 }
 
@@ -180,6 +213,9 @@ const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel}
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("multiply", &multiply); }
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  m.impl("multiply", &multiply);
+  m.impl("multiply_part", &multiply_part);
+}
 
 }  // namespace spamm::cuda

@@ -15,12 +15,17 @@ namespace spamm::cuda {
 // A matrix as a batch of one.
 inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
 
-// The kernel for the product of `a` and `b`. `device` is theirs.
-Kernel kernel_for(const at::Tensor& a, const at::Tensor& b, const Block& block,
+ProductSize size_of_product(const at::Tensor& a, const at::Tensor& b);
+
+// The kernel for a product of this size on `device`.
+Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& block,
                   const OnDevice& device);
 
 // Results of earlier stages that product() reuses.
 struct Prepared {
+  // The size of the whole product, of which this is a part. It chooses kernel and tile, because
+  // different ones round float32 differently.
+  std::optional<ProductSize> whole;
   // Result of kernel_for(). Stored, because PyTorch's TF32 setting may change between two calls.
   std::optional<Kernel> kernel;
   // The split parts of the operands, split_parts_of(kernel) of each.
@@ -29,7 +34,12 @@ struct Prepared {
   int* next_tile = nullptr;
 };
 
-// Computes the op multiply. Its arguments have passed check_product().
+// Computes the op multiply. Its arguments have passed check_product(). product_into() writes to
+// `c`, whose rows are contiguous from a 16-byte address on and may have any stride.
+void product_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
+                  const Prepared& prepared, const at::Tensor& norm_a, const at::Tensor& norm_b,
+                  const at::Tensor& tau, const Block& block, const std::optional<at::Tensor>& input,
+                  const at::Scalar& beta, const at::Scalar& alpha);
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
                    const Block& block, const std::optional<at::Tensor>& input,

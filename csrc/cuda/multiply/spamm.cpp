@@ -61,7 +61,7 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
-  const Kernel kernel = kernel_for(a, b, block, device);
+  const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), block, device);
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = norm_maps(a, b, block, counter.get());

@@ -28,7 +28,8 @@ struct MultiplyParams {
   Norm alpha, beta;
   const void* input;         // of C's type; null if there is none or beta is 0
   int64_t input_strides[3];  // batch, row, column; 0 along a broadcast dimension
-  void* c;                   // (batch, M, N), contiguous
+  void* c;  // (batch, M, N), rows contiguous; its address is a multiple of 16 bytes
+  int64_t c_batch_stride, c_leading;  // c_leading: the stride of a row
 
   // Counts the tiles that thread blocks have claimed, in device memory. No other product may use
   // the counter until this one has ended. The launch sets it to zero unless next_tile_is_zero.

@@ -17,7 +17,7 @@ struct alignas(2 * sizeof(T)) EntryPair {
 template <bool kPairs, class T>
 __device__ __forceinline__ void store_pair(const MultiplyParams<T>& p, int batch, int64_t row,
                                            int64_t column, T x, T y) {
-  T* const to = static_cast<T*>(p.c) + (batch * p.m + row) * p.n + column;
+  T* const to = static_cast<T*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
   if constexpr (kPairs) {
     *reinterpret_cast<EntryPair<T>*>(to) = {p.alpha * x, p.alpha * y};
   } else {

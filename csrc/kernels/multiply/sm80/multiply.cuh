@@ -67,14 +67,15 @@ class Epilogue {
   // True if there is no input, the whole tile lies in C, and rows start at multiples of 16 bytes.
   __device__ bool is_plain() const {
     return p_.input == nullptr && row_ + Config::kTileM <= p_.m &&
-           column_ + Config::kTileN <= p_.n && p_.n * sizeof(Element) % 16 == 0;
+           column_ + Config::kTileN <= p_.n && p_.c_leading * sizeof(Element) % 16 == 0;
   }
 
   // Stores the sums of kWidth neighbouring columns that start at (i, j) of the tile.
   template <bool kPlain, int kWidth>
   __device__ void store(int i, int j, const Sum (&sums)[kWidth]) const {
     const int64_t row = row_ + i, column = column_ + j;
-    Element* const to = static_cast<Element*>(p_.c) + (batch_ * p_.m + row) * p_.n + column;
+    Element* const to =
+        static_cast<Element*>(p_.c) + batch_ * p_.c_batch_stride + row * p_.c_leading + column;
     if constexpr (kPlain) {
       Neighbours<Element, kWidth> result;
 #pragma unroll

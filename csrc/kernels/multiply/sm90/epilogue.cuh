@@ -117,9 +117,11 @@ __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
       }
     } else {
       __syncwarp();
-      auto* c = static_cast<Element*>(p.c) + (first.batch * p.m + row) * p.n + column;
-      for_own_entries(p, row, column,
-                      [&](int i, int j) { c[i * p.n + j] = staged.template at<Element>(i, j); });
+      auto* c =
+          static_cast<Element*>(p.c) + first.batch * p.c_batch_stride + row * p.c_leading + column;
+      for_own_entries(p, row, column, [&](int i, int j) {
+        c[i * p.c_leading + j] = staged.template at<Element>(i, j);
+      });
     }
     store_blocks<Config, kPlain, kColumn + 1>(params, first, staging, acc);
   }

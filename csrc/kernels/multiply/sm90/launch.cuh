@@ -88,14 +88,15 @@ cudaError_t multiply_in(const MultiplyParams<float>& p, const Launch& how) {
   using Element = typename Config::Element;
   Params params{};
   const int blocks = cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors);
-  params.c_by_tma = p.n * sizeof(Element) % 16 == 0;
+  params.c_by_tma = p.c_leading * sizeof(Element) % 16 == 0;
 
   cudaError_t error = encode<Element>(params.map_a, layout(p.a, p.m, p.k, p.batch), kBlock);
   if (error == cudaSuccess) {
     error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch), kBlock);
   }
   if (error == cudaSuccess && params.c_by_tma) {
-    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.n, p.batch, p.m * p.n}, kWarpRows);
+    error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.c_leading, p.batch, p.c_batch_stride},
+                            kWarpRows);
   }
   if (error != cudaSuccess) return error;
   return start<Config>(multiply_sm90<Config>, params, blocks, how.stream);

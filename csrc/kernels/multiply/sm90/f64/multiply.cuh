@@ -191,7 +191,7 @@ class WarpSums {
     const int64_t row = tile.row * kBlock + row_, column = tile.column * kBlock + column_;
     const bool whole =
         (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
-    if (whole && p.n % 2 == 0 && p.input == nullptr) {
+    if (whole && p.c_leading % 2 == 0 && p.input == nullptr) {
       store<true>(p, tile.batch, row, column);
     } else {
       store<false>(p, tile.batch, row, column);

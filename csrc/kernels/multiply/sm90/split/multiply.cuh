@@ -74,7 +74,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     if (ends_tile) {
       const Tile first{tile.batch, tile.row + row, tile.column + column};
       const bool whole = (first.row + 1) * kBlock <= p.m &&
-                         (first.column + Config::kOwn) * kBlock <= p.n && p.n % 2 == 0;
+                         (first.column + Config::kOwn) * kBlock <= p.n && p.c_leading % 2 == 0;
       if (whole && p.input == nullptr) {
         store_totals<true, Config>(p, first, sums);
       } else {
