@@ -220,6 +220,37 @@ def conv_block(
     )
 
 
+# ---- Devices ------------------------------------------------------------------------------------
+
+
+def as_devices(devices: Any) -> list[int]:
+    """The numbers of the CUDA devices that ``devices`` names.
+
+    TypeError unless it is a sequence of integers or torch.devices; ValueError for a torch.device of
+    another kind or without a number. The op checks that they are distinct and exist.
+    """
+    several = isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
+    if not several:
+        raise TypeError(
+            f"devices must be a sequence of GPU numbers or torch.devices; got {devices!r}"
+        )
+    return [_cuda_number(device) for device in devices]
+
+
+def _cuda_number(device: Any) -> int:
+    if is_integer(device):
+        return int(device)
+    if not isinstance(device, torch.device):
+        raise TypeError(
+            f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
+        )
+    if device.type != "cuda" or device.index is None:
+        raise ValueError(
+            f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device}"
+        )
+    return device.index
+
+
 # ---- Tensors ------------------------------------------------------------------------------------
 
 
