@@ -26,6 +26,16 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, "
       "Tensor(a!) out, *, int[2] whole) -> ()");
 
+  // The plan of a product over several devices. 2-d norm maps. `largest_a` (parts, KB) holds the
+  // largest norm of each part in each column of norm_a, NaN kept. Returns bool (parts, KB, stages):
+  // whether some block product of the part's rows with block row k of the stage is valid.
+  m.def("needed_units(Tensor largest_a, Tensor norm_b, Tensor tau, int stage_blocks) -> Tensor");
+  // The work of each block row, int64 (MB), in thousandths of a valid block product.
+  m.def("row_work(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
+  // parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. Waits for
+  // the device.
+  m.def("row_cuts(Tensor norm_a, Tensor norm_b, Tensor tau, int parts, int multiple) -> int[]");
+
   // Pipelines.
   m.def(
       "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? valid_ratio=None, "

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
 
 from ._arguments import (
@@ -227,6 +228,41 @@ def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor, skip_norm_b: Tensor | None = 
     _check_skip_norm(skip_norm_b, norm_b)
     _check_tau(tau, norm_a.device)
     return norm_a.new_empty(())
+
+
+def _check_matrix_maps(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> None:
+    """The norm maps of one product of matrices, without batches, and a threshold."""
+    _check_norm_maps(norm_a, norm_b)
+    torch._check(
+        norm_a.dim() == 2,
+        lambda: (
+            "norm maps must be 2-d: (MB, KB) and (KB, NB); "
+            f"got shapes {tuple(norm_a.shape)} and {tuple(norm_b.shape)}"
+        ),
+    )
+    _check_tau(tau, norm_a.device)
+
+
+@register_fake("spamm_torch::needed_units")
+def _(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage_blocks: int) -> Tensor:
+    _check_matrix_maps(largest_a, norm_b, tau)
+    torch._check_value(
+        stage_blocks > 0, lambda: f"stage_blocks must be positive; got {stage_blocks}"
+    )
+    stages = _blocks(norm_b.shape[1], stage_blocks)
+    return norm_b.new_empty((*largest_a.shape, stages), dtype=torch.bool)
+
+
+@register_fake("spamm_torch::row_work")
+def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
+    _check_matrix_maps(norm_a, norm_b, tau)
+    return norm_a.new_empty(norm_a.shape[:1], dtype=torch.int64)
+
+
+@register_fake("spamm_torch::row_cuts")
+def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor, parts: int, multiple: int) -> list[int]:
+    """Cuts are numbers that depend on norms: a graph without data cannot have them."""
+    raise DataDependentOutputException(torch.ops.spamm_torch.row_cuts.default)
 
 
 @register_fake("spamm_torch::multiply")

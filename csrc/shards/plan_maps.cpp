@@ -1,0 +1,79 @@
+// The ops needed_units, row_work and row_cuts. Device-free: composed of ATen ops and valid_counts.
+#include "shards/plan_maps.h"
+
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "block.h"
+#include "checks.h"
+#include "shards/plan.h"
+#include "spamm/spamm.h"
+
+namespace spamm::shards {
+namespace {
+
+// Fitted to float16 products on one GPU: time is linear in the valid products, and a product with
+// none of them takes 2.3% of the time of the dense one.
+constexpr int64_t kWorkOfValid = 1000, kWorkOfAny = 23;
+
+void check_maps(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  check_norm_maps(norm_a, norm_b);
+  TORCH_CHECK(norm_a.dim() == 2, "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes ",
+              norm_a.sizes(), " and ", norm_b.sizes());
+  check_tau(tau, norm_a.device());
+}
+
+// (KB, stages): the largest norm in each block row of each stage. at::amax keeps NaN.
+Tensor largest_of_stages(const Tensor& norm_b, int64_t stage_blocks) {
+  std::vector<Tensor> largest;
+  for (const Tensor& stage : norm_b.split(stage_blocks, 1)) largest.push_back(stage.amax(1));
+  return at::stack(largest, 1);
+}
+
+// A unit is needed if its largest norm, times the largest norm in the part's column, is valid.
+// Rounding is monotone, so this is true exactly if some block product of the part with the unit is
+// valid.
+Tensor needed_units_op(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                       int64_t stage_blocks) {
+  check_maps(largest_a, norm_b, tau);
+  TORCH_CHECK_VALUE(stage_blocks > 0, "stage_blocks must be positive; got ", stage_blocks);
+  const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
+  if (largest_a.numel() * stages == 0)
+    return at::empty({largest_a.size(0), largest_a.size(1), stages},
+                     norm_b.options().dtype(at::kBool));
+  const Tensor products =
+      largest_a.unsqueeze(2).mul(largest_of_stages(norm_b, stage_blocks).unsqueeze(0));
+  return products.lt(tau.to(products.scalar_type())).logical_not_();
+}
+
+std::vector<int64_t> row_cuts_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                                 int64_t parts, int64_t multiple) {
+  TORCH_CHECK_VALUE(parts > 0, "parts must be positive; got ", parts);
+  TORCH_CHECK_VALUE(multiple > 0, "multiple must be positive; got ", multiple);
+  const Tensor work = row_work(norm_a, norm_b, tau).cpu();
+  return row_cuts({work.const_data_ptr<int64_t>(), static_cast<size_t>(work.numel())}, parts,
+                  multiple);
+}
+
+}  // namespace
+
+Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
+  check_maps(norm_a, norm_b, tau);
+  // At least 1, so that the rows of an empty product are shared out too.
+  const int64_t products = std::max<int64_t>(1, norm_b.numel());
+  return valid_counts(norm_a, norm_b, tau)
+      .sum(1, /*keepdim=*/false, at::kLong)
+      .mul_(kWorkOfValid)
+      .add_(kWorkOfAny * products);
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("needed_units", &needed_units_op);
+  m.impl("row_work", &row_work);
+  m.impl("row_cuts", &row_cuts_op);
+}
+
+}  // namespace spamm::shards
