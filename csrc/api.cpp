@@ -84,7 +84,7 @@ Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "mm expects two matrices; got shapes ", a.sizes(),
               " and ", b.sizes());
   return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, norm_a, norm_b,
-                    std::nullopt, 1, 1);
+                    std::nullopt, 1, 1, std::nullopt);
 }
 
 Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& knob,
@@ -92,7 +92,7 @@ Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& 
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "addmm expects two matrices; got shapes ", a.sizes(),
               " and ", b.sizes());
   return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
-                    std::nullopt, input, beta, alpha);
+                    std::nullopt, input, beta, alpha, std::nullopt);
 }
 
 Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block) {
@@ -100,7 +100,7 @@ Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block
               "bmm expects two batches of matrices (3-d); got shapes ", a.sizes(), " and ",
               b.sizes());
   return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
-                    std::nullopt, std::nullopt, 1, 1);
+                    std::nullopt, std::nullopt, 1, 1, std::nullopt);
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
@@ -116,7 +116,7 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
   shape.back() = weight.size(0);
   const Tensor rows = input.dim() == 1 ? input.unsqueeze(0) : input.flatten(0, -2);
   return ops::spamm(rows, weight.t(), knob.tau, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, bias, 1, 1)
+                    std::nullopt, std::nullopt, bias, 1, 1, std::nullopt)
       .reshape(shape);
 }
 

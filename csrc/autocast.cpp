@@ -25,11 +25,12 @@ struct Autocast {
   static Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                       std::optional<double> valid_ratio, std::optional<double> max_error,
                       IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
-                      const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+                      const OptTensor& input, const Scalar& beta, const Scalar& alpha,
+                      at::OptionalIntArrayRef devices) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     return ops::spamm(cast(a), cast(b), tau, valid_ratio, max_error, block, norm_a, norm_b,
-                      cast(input), beta, alpha);
+                      cast(input), beta, alpha, devices);
   }
 
   static Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,

@@ -71,9 +71,11 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
 Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
                       std::optional<double> valid_ratio, std::optional<double> max_error,
                       IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
-                      const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+                      const OptTensor& input, const Scalar& beta, const Scalar& alpha,
+                      at::OptionalIntArrayRef devices) {
   const auto op = [&] {
-    return ops::spamm(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha);
+    return ops::spamm(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha,
+                      devices);
   };
   return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
                                               a, b, input, beta, alpha);
@@ -188,7 +190,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
   for (const char* name :
-       {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part"}) {
+       {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part", "spamm_shards"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name :

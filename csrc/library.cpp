@@ -40,7 +40,13 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None) -> Tensor");
+  // The product of operands in shards, one of A and one of B on each device. A's shards are its
+  // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each
+  // where A's are. No gradient.
+  m.def(
+      "spamm_shards(Tensor[] a, Tensor[] b, *, Tensor? tau=None, float? valid_ratio=None, "
+      "float? max_error=None, int[3] block=64) -> Tensor[]");
   // weight_is_ready: the caller promises that the weight was complete before this call, or before
   // each replay of a captured graph. Kernels may then read it while earlier kernels on the stream
   // still run.

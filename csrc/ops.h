@@ -24,9 +24,11 @@ auto find(const char* name) {
 inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                     std::optional<double> valid_ratio, std::optional<double> max_error,
                     IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
-                    const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+                    const OptTensor& input, const Scalar& beta, const Scalar& alpha,
+                    OptionalIntArrayRef devices) {
   static const auto op = find<decltype(ops::spamm)>("spamm_torch::spamm");
-  return op.call(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha);
+  return op.call(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha,
+                 devices);
 }
 
 inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,

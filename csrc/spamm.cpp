@@ -8,6 +8,7 @@
 
 #include "checks.h"
 #include "ops.h"
+#include "shards/spamm_devices.h"
 #include "spamm/spamm.h"
 #include "threshold.h"
 
@@ -42,11 +43,12 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const std::optional<Tensor>& t
                 std::optional<double> valid_ratio, std::optional<double> max_error,
                 IntArrayRef block, const std::optional<Tensor>& norm_a,
                 const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
-                const Scalar& beta, const Scalar& alpha) {
+                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices) {
   const Knob knob = {tau, valid_ratio, max_error};
   check_operands(a, b);
   check_knob(knob);
-  return spamm_by_stages({a, b, knob, block, norm_a, norm_b, input, beta, alpha});
+  const SpammArguments arguments{a, b, knob, block, norm_a, norm_b, input, beta, alpha};
+  return devices ? shards::spamm_on_devices(arguments, *devices) : spamm_by_stages(arguments);
 }
 
 }  // namespace

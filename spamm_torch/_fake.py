@@ -313,10 +313,25 @@ def _(
     input: Tensor | None = None,
     beta: float = 1,
     alpha: float = 1,
+    devices: Sequence[int] | None = None,
 ) -> Tensor:
     _check_operands(a, b, block)
     _check_knobs(tau, valid_ratio, max_error, a.device)
     return _product(a, b, block, norm_a, norm_b, input)
+
+
+@register_fake("spamm_torch::spamm_shards")
+def _(
+    a: Sequence[Tensor],
+    b: Sequence[Tensor],
+    tau: Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: Sequence[int] = (64, 64, 64),
+) -> list[Tensor]:
+    check_block(block)
+    check_knobs(tau, valid_ratio, max_error)
+    return [shard.new_empty(shard.shape[0], b[0].shape[1]) for shard in a]
 
 
 def _check_conv_weight(weight: Tensor, groups: int) -> None:

@@ -39,6 +39,7 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ._arguments import (
     Knobs,
+    as_devices,
     as_knobs,
     as_tau,
     check_block,
@@ -71,6 +72,7 @@ if TYPE_CHECKING:
     class _Mm(_Product, total=False):
         norm_a: Tensor | None
         norm_b: Tensor | None
+        devices: Sequence[int | str | torch.device] | None
 
     class _Addmm(_Product, total=False):
         beta: float
@@ -331,6 +333,7 @@ def mm(
     block: int | Sequence[int] = 64,
     norm_a: Tensor | None = None,
     norm_b: Tensor | None = None,
+    devices: Sequence[int | str | torch.device] | None = None,
     return_info: bool = False,
 ) -> Tensor | tuple[Tensor, SkipInfo]:
     """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
@@ -349,6 +352,9 @@ def mm(
         norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
             ``norm_map(a, (m, k))``.
         norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``.
+        devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
+            result lies where ``a`` lies and has the bits of one device's, whatever the devices.
+            The host waits once for the norms; the call cannot be captured in a CUDA graph.
         return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
             the counts and the bound of the maps, and a second search of the threshold.
 
@@ -366,9 +372,63 @@ def mm(
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    spread = {} if devices is None else {"devices": as_devices(devices)}
     if return_info:
-        return _with_info(a, b, knobs, edges, norm_a, norm_b)
-    return _ops.spamm(a, b, **knobs, block=edges, norm_a=norm_a, norm_b=norm_b)
+        return _with_info(a, b, knobs, edges, norm_a, norm_b, **spread)
+    return _ops.spamm(a, b, **knobs, block=edges, norm_a=norm_a, norm_b=norm_b, **spread)
+
+
+def mm_shards(
+    a_shards: Sequence[Tensor],
+    b_shards: Sequence[Tensor],
+    *,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] = 64,
+) -> list[Tensor]:
+    """:func:`mm` of operands whose rows lie on several devices. Exactly one of the knobs is given.
+
+    Norms are exchanged first. A device then fetches only those blocks of B that have a valid block
+    product with its rows of A, stage by stage, while it multiplies. Source: docs/scaling.md.
+
+    Args:
+        a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part; float16,
+            bfloat16, float32 or float64. Each but the last has a multiple of the block's m rows; a
+            shard may be empty. Several may lie on one device; all on CUDA devices, or all on the
+            CPU. :func:`row_cuts` cuts by work.
+        b_shards: as many, each on the device of the A shard in the same place: the rows of B (K, N)
+            in order, cut at multiples of the block's k, or in every place the whole of B.
+        tau: skip each block product whose two norms multiply to less than this: a float or a 0-d
+            tensor.
+        valid_ratio: share of block products to keep, in (0, 1], over the whole product.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B), over the whole product.
+        block: 32, 64 or 128, or a triple (m, k, n) of these.
+
+    Returns:
+        The rows of C: a matrix (rows, N) beside each shard of A. They have the bits of ``mm`` on
+        one device.
+
+    Runs on the current stream of each device, which also waits for what other devices read of its
+    shards: the caller may free or overwrite them at once. The host waits once for the norms, but
+    not if B is whole everywhere and tau is a number.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range, a block of other sizes, lists of
+            different lengths or empty ones.
+        TypeError: a dtype that is not supported, shards of several dtypes, no dense tensor.
+        RuntimeError: shapes, cuts or devices that do not fit, a shard that requires a gradient, or
+            a stream that is being captured in a CUDA graph.
+        torch.OutOfMemoryError: names the device and what its stages of B need, in bytes.
+    """
+    for name, shards in (("a_shards", a_shards), ("b_shards", b_shards)):
+        if not isinstance(shards, (list, tuple)):
+            raise TypeError(f"{name} must be a list of tensors; got {type(shards).__name__}")
+        for shard in shards:
+            check_tensor(shard, name)
+    knobs = as_knobs(tau, valid_ratio, max_error)
+    return _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=check_block(block))
 
 
 @overload

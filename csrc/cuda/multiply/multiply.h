@@ -25,9 +25,9 @@ Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& bl
 struct Prepared {
   // The size of the whole product, of which this is a part. It chooses kernel and tile, because
   // different ones round float32 differently.
-  std::optional<ProductSize> whole;
+  std::optional<ProductSize> whole = std::nullopt;
   // Result of kernel_for(). Stored, because PyTorch's TF32 setting may change between two calls.
-  std::optional<Kernel> kernel;
+  std::optional<Kernel> kernel = std::nullopt;
   // The split parts of the operands, split_parts_of(kernel) of each.
   const SplitOperands* split_parts = nullptr;
   // A TileCounter that is zero when the previous kernel on the stream has ended.

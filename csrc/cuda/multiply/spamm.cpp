@@ -10,6 +10,7 @@
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/tile_counter.h"
+#include "shards/spamm_devices.h"
 #include "spamm/spamm.h"
 #include "threshold.h"
 
@@ -52,13 +53,14 @@ int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block,
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                 std::optional<double> valid_ratio, std::optional<double> max_error,
                 at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
-                const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+                const OptTensor& input, const Scalar& beta, const Scalar& alpha,
+                at::OptionalIntArrayRef devices) {
   const Knob knob = {tau, valid_ratio, max_error};
   check_knob(knob);
   const Block block = check_product(a, b, block_edges, norm_a, norm_b, tau, input);
-  const auto by_stages = [&] {
-    return spamm_by_stages({a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha});
-  };
+  const SpammArguments arguments{a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha};
+  if (devices) return shards::spamm_on_devices(arguments, *devices);
+  const auto by_stages = [&] { return spamm_by_stages(arguments); };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
   const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), block, device);

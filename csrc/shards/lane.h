@@ -1,0 +1,60 @@
+// Streams of several devices, without naming the kind of device. On the CPU, which has no streams,
+// work runs when it is enqueued, and waiting does nothing.
+#pragma once
+
+#include <c10/core/Device.h>
+#include <c10/core/Event.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <optional>
+
+namespace spamm::shards {
+
+// A point in a lane's work. The CPU has none.
+using Mark = std::optional<c10::Event>;
+
+// One stream of one device.
+class Lane {
+ public:
+  // The device's current stream.
+  static Lane current(at::Device device) { return Lane(guard_of(device).getStream(device)); }
+  // A stream from torch's pool.
+  static Lane another(at::Device device) {
+    return Lane(device.is_cpu() ? guard_of(device).getStream(device)
+                                : guard_of(device).getStreamFromGlobalPool(device));
+  }
+
+  at::Device device() const { return stream_.device(); }
+
+  // Makes this stream and its device current for the lifetime of the result.
+  [[nodiscard]] c10::StreamGuard use() const { return c10::StreamGuard(stream_); }
+
+  // After everything that has been enqueued so far.
+  Mark mark() const {
+    if (device().is_cpu()) return std::nullopt;
+    Mark mark(std::in_place, device().type());
+    mark->record(stream_);
+    return mark;
+  }
+
+  // What is enqueued from now on starts after `mark`.
+  void wait_for(const Mark& mark) const {
+    if (mark && !device().is_cpu()) mark->block(stream_);
+  }
+  void wait_for(const Lane& other) const {
+    if (other.stream_ != stream_) wait_for(other.mark());
+  }
+
+ private:
+  explicit Lane(c10::Stream stream) : stream_(stream) {}
+
+  static c10::impl::VirtualGuardImpl guard_of(at::Device device) {
+    return c10::impl::VirtualGuardImpl(device.type());
+  }
+
+  c10::Stream stream_;
+};
+
+}  // namespace spamm::shards

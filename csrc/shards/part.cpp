@@ -1,0 +1,118 @@
+#include "shards/part.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "checks.h"
+#include "ops.h"
+#include "shards/plan.h"
+#include "shards/row_copy.h"
+
+namespace spamm::shards {
+namespace {
+
+using at::Tensor;
+
+constexpr int64_t kRowAlignment = 64;  // entries; what kernels ask of a row's start, and more
+
+void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                   const WholeProduct& whole, const Tensor& out) {
+  static const auto op =
+      ops::find<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                     at::IntArrayRef, const Tensor&, at::IntArrayRef)>(
+          "spamm_torch::multiply_part");
+  const Block& block = whole.block;
+  op.call(a, b, norm_a, norm_b, whole.tau, {block.m, block.k, block.n}, out, {whole.m, whole.n});
+}
+
+}  // namespace
+
+int64_t WholeProduct::stages() const { return blocks_of(n, stage_blocks * block.n); }
+
+int64_t WholeProduct::columns(int64_t stage) const {
+  return std::min(stage_blocks * block.n, n - first_column(stage));
+}
+
+Part::Part(const WholeProduct& whole, const Tensor& a, const Tensor& norm_a, const Tensor& norm_b,
+           const Tensor& c)
+    : whole_(whole),
+      a_(a),
+      norm_a_(norm_a),
+      norm_b_(norm_b),
+      c_(c),
+      multiply_{Lane::current(c.device()), Lane::another(c.device())},
+      pull_(Lane::another(c.device())) {}
+
+Part::~Part() {
+  try {
+    multiply_[0].wait_for(multiply_[1]);
+    multiply_[0].wait_for(pull_);
+    for (const RowShard& shard : b_) Lane::current(shard.rows.device()).wait_for(pull_);
+  } catch (const c10::Error&) {
+    // The device has failed, and the error that says so is on its way.
+  }
+}
+
+void Part::multiply(const Tensor& b) {
+  const auto on_lane = multiply_[0].use();
+  multiply_part(a_, b, norm_a_, norm_b_, whole_, c_);
+}
+
+void Part::prepare_stages(std::vector<RowShard> b) {
+  const auto on_lane = multiply_[0].use();
+  const int64_t stages = whole_.stages(), blocks = norm_b_.size(1), width = whole_.stage_blocks;
+  const Tensor padded = at::constant_pad_nd(norm_b_, {0, stages * width - blocks});
+  stage_norms_ = padded.view({norm_b_.size(0), stages, width}).permute({1, 0, 2}).contiguous();
+  const int64_t columns = blocks_of(whole_.columns(0), kRowAlignment) * kRowAlignment;
+  const int count = static_cast<int>(std::min<int64_t>(kBuffers, stages));
+  try {
+    for (int i = 0; i < count; ++i) buffers_[i] = at::empty({whole_.k, columns}, a_.options());
+  } catch (const c10::OutOfMemoryError&) {
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "a product over several devices needs ",
+                     count * whole_.k * columns * a_.element_size(), " bytes on ", device(),
+                     " for stages of B");
+  }
+  multiply_[1].wait_for(multiply_[0]);
+  b_ = std::move(b);
+  pull_.wait_for(multiply_[0]);
+  for (const RowShard& shard : b_) pull_.wait_for(Lane::current(shard.rows.device()));
+}
+
+const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
+  const int slot = runs_ % kBuffers;
+  const Lane& lane = multiply_[runs_++ % multiply_.size()];
+  const Tensor buffer = buffers_[slot].narrow(1, 0, whole_.columns(stage));
+  pull_.wait_for(multiplied_[slot]);
+  copy_stage(stage, buffer, need);
+  lane.wait_for(pull_);
+  const auto on_lane = lane.use();
+  multiply_part(a_, buffer, norm_a_, norms_of_stage(stage), whole_,
+                c_.narrow(1, whole_.first_column(stage), whole_.columns(stage)));
+  multiplied_[slot] = lane.mark();
+  return lane;
+}
+
+void Part::copy_stage(int64_t stage, const Tensor& buffer, std::span<const bool> need) const {
+  const int64_t edge = whole_.block.k;
+  for (const RowShard& shard : b_) {
+    if (shard.rows.size(0) == 0) continue;
+    const int64_t last = shard.first + shard.rows.size(0);
+    const Tensor source = shard.rows.narrow(1, whole_.first_column(stage), whole_.columns(stage));
+    for (const Run& run : runs_of(need, shard.first / edge, blocks_of(last, edge))) {
+      const int64_t from = run.first * edge;
+      const int64_t rows = std::min(last, from + run.count * edge) - from;
+      copy_rows(pull_, buffer.narrow(0, from, rows), source.narrow(0, from - shard.first, rows));
+    }
+  }
+}
+
+Tensor Part::norms_of_stage(int64_t stage) const {
+  const int64_t blocks = blocks_of(whole_.columns(stage), whole_.block.n);
+  return stage_norms_.select(0, stage).narrow(1, 0, blocks);
+}
+
+}  // namespace spamm::shards

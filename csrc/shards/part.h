@@ -1,0 +1,79 @@
+// One part of a product over several devices: its rows of C, computed on one device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <span>
+#include <vector>
+
+#include "block.h"
+#include "shards/lane.h"
+
+namespace spamm::shards {
+
+// What all parts of a product share.
+struct WholeProduct {
+  int64_t m, k, n;
+  Block block;
+  int64_t stage_blocks;  // block columns of a stage
+  at::Tensor tau = {};   // 0-d, on the CPU
+
+  int64_t stages() const;
+  int64_t first_column(int64_t stage) const { return stage * stage_blocks * block.n; }
+  int64_t columns(int64_t stage) const;
+};
+
+// Rows of a matrix, from row `first` on. Its rows are contiguous.
+struct RowShard {
+  at::Tensor rows;
+  int64_t first;
+};
+
+// Computes rows of C from rows of A. B lies on the same device, or comes stage by stage: a stage's
+// needed units are copied into one of a few buffers while the stage before is multiplied.
+//
+// Three lanes: `pull` copies, and two lanes multiply in turns, so that one stage starts while the
+// last tiles of the other are computed. One of the two is the device's current stream.
+class Part {
+ public:
+  // norm_a: the map of `a`. norm_b: the whole map of B. c: (rows, N). All on one device.
+  Part(const WholeProduct& whole, const at::Tensor& a, const at::Tensor& norm_a,
+       const at::Tensor& norm_b, const at::Tensor& c);
+  // Ends the use of all memory: the device's current stream waits for the other lanes, and those of
+  // the devices that B came from wait for the copies.
+  ~Part();
+  Part(const Part&) = delete;
+
+  at::Device device() const { return c_.device(); }
+  const at::Tensor& c() const { return c_; }
+  const Lane& pull() const { return pull_; }
+
+  // `b`: the whole of B.
+  void multiply(const at::Tensor& b);
+
+  // `b` holds all rows of B, the nearest first. Allocates the buffers of stages. Throws
+  // OutOfMemoryError before any copy has started.
+  void prepare_stages(std::vector<RowShard> b);
+  // Copies the needed units of the stage and multiplies. need: for each block row of B. Returns the
+  // lane that computes the stage.
+  const Lane& run_stage(int64_t stage, std::span<const bool> need);
+
+ private:
+  static constexpr int kBuffers = 3;
+
+  void copy_stage(int64_t stage, const at::Tensor& buffer, std::span<const bool> need) const;
+  at::Tensor norms_of_stage(int64_t stage) const;
+
+  const WholeProduct& whole_;
+  at::Tensor a_, norm_a_, norm_b_, c_;
+  std::array<Lane, 2> multiply_;
+  Lane pull_;
+  std::vector<RowShard> b_;
+  at::Tensor stage_norms_;  // norm_b's stages, each contiguous; (stages, KB, stage_blocks)
+  std::array<at::Tensor, kBuffers> buffers_;
+  std::array<Mark, kBuffers> multiplied_;  // when each buffer may be overwritten
+  int runs_ = 0;                           // stages so far
+};
+
+}  // namespace spamm::shards

@@ -1,0 +1,13 @@
+// Reads several tensors of a device with one wait for the device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace spamm::shards {
+
+// Copies of the tensors on the CPU. They lie on one device and may have different types.
+std::vector<at::Tensor> read_together(const std::vector<at::Tensor>& tensors);
+
+}  // namespace spamm::shards

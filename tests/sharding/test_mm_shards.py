@@ -1,0 +1,279 @@
+"""mm_shards and mm(devices=): the bits of one device, wherever the operands lie.
+
+On the CPU and on one GPU several shards share the device, which tries the plan, the stages and the
+copies. With two GPUs the shards lie on both.
+"""
+
+import itertools
+
+import matrices
+import pytest
+import torch
+
+import spamm_torch
+
+KNOBS = [{"tau": 0.02}, {"valid_ratio": 0.3}, {"max_error": 0.05}, {"tau": 0.0}]
+TWO_GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+@pytest.fixture(autouse=True)
+def new_memory_holds_nan(monkeypatch):
+    """So that a block that is read but was not copied shows."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def decay(rows, columns, dtype=torch.float32, device="cpu", seed=0):
+    """Random entries that decay away from the diagonal, so that stages need different units."""
+    values = matrices.normal(rows, columns, dtype=torch.float64, seed=seed)
+    i = torch.arange(rows, dtype=torch.float64)[:, None] / rows
+    j = torch.arange(columns, dtype=torch.float64)[None, :] / columns
+    return (values * torch.exp(-20 * (i - j).abs())).to(device, dtype)
+
+
+def cut(x, cuts, devices):
+    return [
+        x[i:j].to(device) for (i, j), device in zip(itertools.pairwise(cuts), devices, strict=True)
+    ]
+
+
+def check_shards(a, b, cuts_a, cuts_b, devices, **options):
+    """Shards of B, and B whole on each device, against one device."""
+    expected = spamm_torch.mm(a, b, **options)
+    a_shards = cut(a, cuts_a, devices)
+    for b_shards in (cut(b, cuts_b, devices), [b.to(device) for device in devices]):
+        shards = spamm_torch.mm_shards(a_shards, b_shards, **options)
+        assert [c.device for c in shards] == [x.device for x in a_shards]
+        assert torch.equal(torch.cat([c.to(a.device) for c in shards]), expected)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
+def test_shards_on_one_device(device, dtype, knob):
+    a = decay(640, 512, dtype, device)
+    b = decay(512, 5000, dtype, device, seed=1)
+    check_shards(a, b, (0, 256, 640), (0, 192, 512), [device] * 2, **knob)
+
+
+@pytest.mark.parametrize("block", [*matrices.EDGES, (64, 32, 128)])
+@pytest.mark.parametrize(
+    ("cuts_a", "cuts_b"),
+    [((0, 128, 384, 500), (0, 256, 256, 333)), ((0, 0, 500, 500), (0, 128, 128, 333))],
+)
+def test_uneven_and_empty_shards(device, block, cuts_a, cuts_b):
+    a, b = decay(500, 333, device=device), decay(333, 4500, device=device, seed=1)
+    check_shards(a, b, cuts_a, cuts_b, [device] * 3, valid_ratio=0.2, block=block)
+
+
+def test_any_strides(device):
+    a = decay(512, 640, device=device).t()
+    b = decay(4100, 512, device=device, seed=1).t()
+    expected = spamm_torch.mm(a, b, tau=0.02)
+    shards = spamm_torch.mm_shards([a[:256], a[256:]], [b[:128], b[128:]], tau=0.02)
+    assert torch.equal(torch.cat(shards), expected)
+
+
+@pytest.mark.parametrize("sizes", [(128, 0, 64), (0, 128, 64), (128, 128, 0), (64, 64, 1)])
+def test_empty_and_tiny_products(device, sizes):
+    m, k, n = sizes
+    a, b = torch.ones(m, k, device=device), torch.ones(k, n, device=device)
+    check_shards(a, b, (0, m // 128 * 64, m), (0, k // 128 * 64, k), [device] * 2, tau=0.5)
+
+
+def test_bad_values_are_never_skipped(device):
+    a, b = decay(256, 256, device=device), decay(256, 4200, device=device, seed=1)
+    a[200, 7], b[77, 4100] = float("nan"), float("inf")
+    shards = spamm_torch.mm_shards([a[:128], a[128:]], [b[:64], b[64:]], tau=1e30)
+    expected = spamm_torch.mm(a, b, tau=1e30)
+    assert expected.isnan().any()
+    assert torch.equal(torch.cat(shards).nan_to_num(7), expected.nan_to_num(7))
+
+
+def test_the_plan_skips_units():
+    """The operands of these tests leave units out, so that the poisoned memory means something."""
+    a, b = decay(640, 512), decay(512, 5000, seed=1)
+    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
+    largest = torch.stack([norm_a[:4].amax(0), norm_a[4:].amax(0)])
+    needed = torch.ops.spamm_torch.needed_units(largest, norm_b, tau, 32)
+    assert 0.1 < needed.double().mean() < 0.9
+
+
+@pytest.mark.parametrize("one_shard", [True, False])
+def test_caller_may_overwrite_shards_at_once(device, one_shard):
+    a, b = decay(512, 512, device=device), decay(512, 5000, device=device, seed=1)
+    expected = spamm_torch.mm(a, b, tau=0.02)
+    for _ in range(10):
+        cuts = (0, 512) if one_shard else (0, 256, 512)
+        devices = [device] * (len(cuts) - 1)
+        a_shards, b_shards = cut(a.clone(), cuts, devices), cut(b.clone(), cuts, devices)
+        shards = spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
+        for x in (*a_shards, *b_shards):
+            x.fill_(float("nan"))
+        assert torch.equal(torch.cat(shards), expected)
+
+
+class TestErrors:
+    a, b = torch.ones(256, 128), torch.ones(128, 64)
+
+    def test_lists(self):
+        with pytest.raises(ValueError, match="a_shards must hold at least one tensor; got none"):
+            spamm_torch.mm_shards([], [], tau=0.1)
+        with pytest.raises(
+            ValueError, match=r"b_shards must hold as many .* as a_shards, 1; got 2"
+        ):
+            spamm_torch.mm_shards([self.a], [self.b, self.b], tau=0.1)
+        with pytest.raises(TypeError, match="a_shards must be a list of tensors; got Tensor"):
+            spamm_torch.mm_shards(self.a, [self.b], tau=0.1)
+
+    def test_shapes(self):
+        with pytest.raises(RuntimeError, match=r"must have 128 rows together.*; got 100 together"):
+            spamm_torch.mm_shards([self.a, self.a], [self.b[:50], self.b[:50]], tau=0.1)
+        with pytest.raises(RuntimeError, match=r"cut at multiples of .* 64; got a cut at row 100"):
+            spamm_torch.mm_shards([self.a[:100], self.a[100:]], [self.b, self.b], tau=0.1)
+        with pytest.raises(
+            RuntimeError, match=r"b_shards must be cut at .* 64; got a cut at row 8"
+        ):
+            spamm_torch.mm_shards([self.a, self.a], [self.b[:8], self.b[8:]], tau=0.1)
+        with pytest.raises(RuntimeError, match="one number of columns"):
+            spamm_torch.mm_shards([self.a, self.a[:, :64]], [self.b, self.b], tau=0.1)
+
+    def test_types_and_knobs(self):
+        with pytest.raises(TypeError, match="one dtype; got float32 and float64"):
+            spamm_torch.mm_shards([self.a], [self.b.double()], tau=0.1)
+        with pytest.raises(ValueError, match="exactly one of tau, valid_ratio and max_error"):
+            spamm_torch.mm_shards([self.a], [self.b])
+        with pytest.raises(ValueError, match="block must be 32, 64 or 128"):
+            spamm_torch.mm_shards([self.a], [self.b], tau=0.1, block=48)
+
+    def test_gradients(self):
+        a = self.a.clone().requires_grad_()
+        with pytest.raises(RuntimeError, match="spamm_shards is for inference"):
+            spamm_torch.mm_shards([a, a], [self.b, self.b], tau=0.1)
+
+    @pytest.mark.parametrize(
+        ("devices", "error", "message"),
+        [
+            ([], ValueError, "devices must name at least one CUDA device; got none"),
+            ([0, 0], ValueError, r"devices must be distinct; got \[0, 0\]"),
+            ([torch.device("cpu")], ValueError, "devices must be CUDA devices .*; got cpu"),
+            (0, TypeError, r"devices must be a sequence of GPU numbers .*; got 0"),
+            ([0.5], TypeError, "devices must be a sequence of GPU numbers .*; got 0.5 in it"),
+        ],
+    )
+    def test_devices(self, devices, error, message):
+        with pytest.raises(error, match=message):
+            spamm_torch.mm(self.a, self.b, tau=0.1, devices=devices)
+
+    @pytest.mark.cuda
+    def test_absent_devices(self):
+        a, b = self.a.cuda(), self.b.cuda()
+        with pytest.raises(ValueError, match=r"devices must be less than .*; got 99"):
+            spamm_torch.mm(a, b, tau=0.1, devices=[0, 99])
+
+    @pytest.mark.cuda
+    def test_capture(self):
+        a, b = self.a.cuda(), self.b.cuda()
+        spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
+        graph = torch.cuda.CUDAGraph()
+        with (
+            pytest.raises(RuntimeError, match="cannot be captured in a graph"),
+            torch.cuda.graph(graph),
+        ):
+            spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
+
+
+@pytest.mark.cuda
+def test_one_device_of_devices():
+    a, b = decay(512, 512, device="cuda"), decay(512, 5000, device="cuda", seed=1)
+    shared = spamm_torch.mm(a, b, tau=0.02, devices=[0])
+    assert torch.equal(shared, spamm_torch.mm(a, b, tau=0.02))
+
+
+@pytest.mark.cuda
+@pytest.mark.multi_gpu
+class TestTwoGpus:
+    @pytest.fixture(params=[0, 1], autouse=True)
+    def current_device(self, request):
+        with torch.cuda.device(request.param):
+            yield
+
+    @pytest.mark.parametrize("dtype", matrices.DTYPES)
+    @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
+    def test_shards(self, dtype, knob):
+        a = decay(640, 512, dtype, "cuda:0")
+        b = decay(512, 5000, dtype, "cuda:0", seed=1)
+        check_shards(a, b, (0, 256, 640), (0, 192, 512), TWO_GPUS, **knob)
+
+    @pytest.mark.parametrize("block", [32, (64, 32, 128)])
+    def test_three_shards(self, block):
+        a, b = decay(500, 333, device="cuda:0"), decay(333, 4500, device="cuda:0", seed=1)
+        devices = [TWO_GPUS[1], TWO_GPUS[0], TWO_GPUS[1]]
+        check_shards(
+            a, b, (0, 128, 384, 500), (0, 256, 256, 333), devices, valid_ratio=0.2, block=block
+        )
+
+    @pytest.mark.parametrize("dtype", matrices.DTYPES)
+    @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
+    @pytest.mark.parametrize("home", [0, 1])
+    def test_devices(self, dtype, knob, home):
+        a = decay(1100, 512, dtype, f"cuda:{home}")
+        b = decay(512, 5000, dtype, f"cuda:{home}", seed=1)
+        expected = spamm_torch.mm(a, b, **knob)
+        for devices in ([0, 1], TWO_GPUS[::-1], [torch.device("cuda", 1 - home)]):
+            c = spamm_torch.mm(a, b, **knob, devices=devices)
+            assert c.device == a.device
+            assert torch.equal(c, expected)
+
+    def test_gradients_of_devices(self):
+        operands = [decay(300, 256, device="cuda:0"), decay(256, 200, device="cuda:0", seed=1)]
+        grads = []
+        for devices in (None, [0, 1]):
+            a, b = (x.clone().requires_grad_() for x in operands)
+            spamm_torch.mm(a, b, tau=0.02, devices=devices).square().sum().backward()
+            grads.append((a.grad, b.grad))
+        assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
+
+    def test_without_peer_access(self, monkeypatch):
+        monkeypatch.setenv("SPAMM_TORCH_NO_PEER", "1")
+        a, b = decay(640, 512, device="cuda:0"), decay(512, 5000, device="cuda:0", seed=1)
+        check_shards(a, b, (0, 256, 640), (0, 192, 512), TWO_GPUS, tau=0.02)
+        shared = spamm_torch.mm(a, b, tau=0.02, devices=[0, 1])
+        assert torch.equal(shared, spamm_torch.mm(a, b, tau=0.02))
+
+    def test_side_streams_and_operands_overwritten(self):
+        a, b = decay(2048, 2048, device="cuda:0"), decay(2048, 8192, device="cuda:0", seed=1)
+        expected = spamm_torch.mm(a, b, tau=0.02)
+        cuts = (0, 1024, 2048)
+        kept = [cut(x, cuts, TWO_GPUS) for x in (a, b)]
+        streams = [torch.cuda.Stream(device) for device in TWO_GPUS]
+        for device in TWO_GPUS:
+            torch.cuda.synchronize(device)
+        with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
+            for _ in range(50):
+                a_shards, b_shards = ([x.clone() for x in shards] for shards in kept)
+                shards = spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
+                for x in (*a_shards, *b_shards):
+                    x.fill_(float("nan"))
+                del a_shards, b_shards
+                for c, (i, j) in zip(shards, itertools.pairwise(cuts), strict=True):
+                    assert torch.equal(c.cpu(), expected[i:j].cpu())
+
+    def test_out_of_memory_names_the_device(self):
+        a, b = decay(1024, 1024, device="cuda:0"), decay(1024, 8192, device="cuda:0", seed=1)
+        a_shards, b_shards = (cut(x, (0, 512, 1024), TWO_GPUS) for x in (a, b))
+        torch.cuda.synchronize()
+        total = torch.cuda.mem_get_info(1)[1]
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(
+            (torch.cuda.memory_reserved(1) + 2**21) / total, 1
+        )
+        try:
+            with pytest.raises(torch.OutOfMemoryError, match=r"bytes on cuda:1"):
+                spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, 1)
+        shards = spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
+        assert torch.equal(shards[1].to("cuda:0"), spamm_torch.mm(a, b, tau=0.02)[512:])
