@@ -30,6 +30,8 @@ TORCH_LIBRARY(spamm_torch, m) {
   // largest norm of each part in each column of norm_a, NaN kept. Returns bool (parts, KB, stages):
   // whether some block product of the part's rows with block row k of the stage is valid.
   m.def("needed_units(Tensor largest_a, Tensor norm_b, Tensor tau, int stage_blocks) -> Tensor");
+  // The number of block columns in a stage.
+  m.def("stage_blocks(int block_columns, int block_n) -> int");
   // The work of each block row, int64 (MB), in thousandths of a valid block product.
   m.def("row_work(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   // parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. Waits for

@@ -13,6 +13,7 @@ from ._library import (  # isort: skip  # loads the ops
 )
 from . import _fake, _flops  # noqa: F401  shapes for FakeTensor and torch.compile, flop formulas
 from ._info import SkipInfo
+from ._plan import row_cuts
 from .chain import SpAMMChain
 from .functional import (
     addmm,
@@ -57,6 +58,7 @@ __all__ = [
     "mm",
     "mm_shards",
     "norm_map",
+    "row_cuts",
     "unreached_layers",
     "valid_counts",
     "valid_ratio",

@@ -1,10 +1,10 @@
-// The ops needed_units, row_work and row_cuts. Device-free: composed of ATen ops and valid_counts.
+// The ops needed_units, row_work, row_cuts and stage_blocks. Device-free: composed of ATen ops and
+// valid_counts.
 #include "shards/plan_maps.h"
 
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include <algorithm>
 #include <vector>
 
 #include "block.h"
@@ -58,22 +58,30 @@ std::vector<int64_t> row_cuts_op(const Tensor& norm_a, const Tensor& norm_b, con
                   multiple);
 }
 
+int64_t stage_blocks_op(int64_t block_columns, int64_t block_n) {
+  TORCH_CHECK_VALUE(block_columns >= 0, "block_columns must be at least 0; got ", block_columns);
+  TORCH_CHECK_VALUE(is_block_edge(block_n), "block_n must be 32, 64 or 128; got ", block_n);
+  return stage_blocks(block_columns, block_n);
+}
+
 }  // namespace
 
 Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
   check_maps(norm_a, norm_b, tau);
-  // At least 1, so that the rows of an empty product are shared out too.
-  const int64_t products = std::max<int64_t>(1, norm_b.numel());
   return valid_counts(norm_a, norm_b, tau)
       .sum(1, /*keepdim=*/false, at::kLong)
       .mul_(kWorkOfValid)
-      .add_(kWorkOfAny * products);
+      .add_(kWorkOfAny * norm_b.numel());
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("needed_units", &needed_units_op);
   m.impl("row_work", &row_work);
   m.impl("row_cuts", &row_cuts_op);
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
+  m.impl("stage_blocks", &stage_blocks_op);
 }
 
 }  // namespace spamm::shards

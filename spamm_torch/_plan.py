@@ -1,0 +1,383 @@
+"""The plan of a product over several devices: cuts by work, and which units of operands travel.
+
+Everything here follows from norm maps and a threshold. Nothing travels, and no operand is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
+
+_ops = torch.ops.spamm_torch
+
+ROW_MULTIPLE = 128  # cuts by work are multiples of it: the height of the kernels' tallest tiles
+WORK_UNIT = 1000  # the op row_work counts in thousandths of a valid block product
+WIDEST_TABLE = 8  # ranks to which a table has a column each
+
+
+def row_cuts(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: float | Tensor,
+    parts: int,
+    *,
+    block: int | Sequence[int] = 64,
+) -> list[int]:
+    """Cuts the rows of A, and so of C, into parts of about equal work.
+
+    The work of rows is their number of valid block products, plus 0.023 times their number of all
+    block products: the time of a product is linear in its valid products, and 0.023 was fitted to
+    float16 on an H200. Among all cuts into contiguous parts, the largest part's work is smallest.
+    Waits for the device.
+
+    Args:
+        norm_a: (MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
+        norm_b: (KB, NB) norm map of B, of the same dtype and device.
+        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
+            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        parts: how many parts, > 0.
+        block: the maps' block: 32, 64 or 128, or a triple (m, k, n) of these.
+
+    Returns:
+        parts + 1 ascending row numbers: part p owns the rows cuts[p] to cuts[p + 1]. They are
+        multiples of max(m, 128) but for the last, which is MB * m. It sticks out of an A whose rows
+        do not fill the last block, where a slice ends with A. Parts are empty where the rows are
+        too few.
+
+    Raises:
+        ValueError: no positive ``parts``, a block of other sizes, a NaN ``tau``.
+        TypeError: norm maps or a ``tau`` of another dtype, or ``parts`` that is no integer.
+        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
+    """
+    check_tensor(norm_a, "norm_a")
+    check_tensor(norm_b, "norm_b")
+    check_integer(parts, "parts")
+    m = check_block(block)[0]
+    multiple = max(m, ROW_MULTIPLE) // m
+    return [m * cut for cut in _ops.row_cuts(norm_a, norm_b, as_tau(tau), parts, multiple)]
+
+
+# ---- Exchange plans -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ExchangePlan:
+    """Which units of A and B travel between the ranks of a product. Prints as a table.
+
+    Made by :func:`exchange_plan`. Rank ``row * mesh_shape[1] + column`` of the mesh owns the rows
+    ``cuts[row]`` to ``cuts[row + 1]`` of A and C, and the columns ``column_cuts[column]`` to
+    ``column_cuts[column + 1]`` of B and C.
+
+    Attributes:
+        mesh_shape: (rows, columns) of the mesh of ranks; (ranks, 1) where it is a line.
+        cuts: the rows' cuts, as given; mesh rows + 1 numbers.
+        column_cuts: the columns' cuts; mesh columns + 1 numbers.
+        a_cuts: the cuts of A's columns (K); mesh columns + 1 numbers.
+        b_cuts: the cuts of B's rows (K); mesh rows + 1 numbers.
+        stages: the number of stages in which each mesh column receives units of B.
+        need: for each mesh column, bool (mesh rows, KB, stages) on the CPU: which units of B each
+            rank of it needs, its own among them. An entry is one block row in one stage.
+        need_a: for each mesh row, bool (mesh columns, KB, stages of rows) on the CPU: which units
+            of A each rank of it needs. An entry is one block column in one stage of rows.
+        send: send[source][destination] is the number of bytes that travel between two ranks.
+        dense_send: the same without skipping.
+        work: each rank's work, in valid block products; see :func:`row_cuts`.
+        dtype: of the operands whose bytes are counted.
+    """
+
+    mesh_shape: tuple[int, int]
+    cuts: list[int]
+    column_cuts: list[int]
+    a_cuts: list[int]
+    b_cuts: list[int]
+    stages: int
+    need: list[Tensor]
+    need_a: list[Tensor]
+    send: list[list[int]]
+    dense_send: list[list[int]]
+    work: list[float]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of operands that travel. Norm maps are not among them."""
+        return sum(map(sum, self.send))
+
+    @property
+    def dense_bytes(self) -> int:
+        """The bytes that would travel without skipping."""
+        return sum(map(sum, self.dense_send))
+
+    @property
+    def imbalance(self) -> float:
+        """The largest rank's work over the mean: at least 1, and 1 where there is no work."""
+        total = sum(self.work)
+        return max(self.work) * len(self.work) / total if total else 1.0
+
+    def __str__(self) -> str:
+        ranks = len(self.send)
+        receivers = range(ranks) if ranks <= WIDEST_TABLE else ()
+        head = [
+            "rank",
+            "rows",
+            "columns",
+            "work",
+            *(f"to {r}" for r in receivers),
+            "sends",
+            "dense",
+        ]
+        rows = [head, *(self._line(rank, receivers) for rank in range(ranks))]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
+        return "\n".join([*lines, self._summary()])
+
+    def _line(self, rank: int, receivers: Sequence[int]) -> list[str]:
+        row, column = divmod(rank, self.mesh_shape[1])
+        return [
+            str(rank),
+            _range_text(self.cuts, row),
+            _range_text(self.column_cuts, column),
+            f"{self.work[rank]:.0f}",
+            *(_bytes_text(self.send[rank][other]) if other != rank else "-" for other in receivers),
+            _bytes_text(sum(self.send[rank])),
+            _bytes_text(sum(self.dense_send[rank])),
+        ]
+
+    def _summary(self) -> str:
+        share = f" ({self.bytes / self.dense_bytes:.1%})" if self.dense_bytes else ""
+        return (
+            f"{_bytes_text(self.bytes)} of {_bytes_text(self.dense_bytes)}{share} travel in "
+            f"{dtype_name(self.dtype)}, stages {self.stages}; "
+            f"largest work {self.imbalance:.3f} of the mean"
+        )
+
+
+def exchange_plan(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: float | Tensor,
+    cuts: Sequence[int],
+    mesh_shape: Sequence[int] | None = None,
+    *,
+    b_cuts: Sequence[int] | None = None,
+    block: int | Sequence[int] = 64,
+    dtype: torch.dtype | None = None,
+) -> ExchangePlan:
+    """Which units of A and B would travel in a product over several ranks, and who does what work.
+
+    Each rank of a line owns rows of A and of B, and computes its rows of C. B reaches it in stages,
+    which are neighbouring block columns. A unit, one block row of B in one stage, travels to a
+    rank that does not own it if one of its block products with the rank's rows of A is valid. In a
+    mesh of ranks, A is cut along K and travels along mesh rows by the same rule with the roles of
+    rows and columns exchanged; B travels along mesh columns.
+
+    Pure: of no process group, and nothing travels. The maps say no more than the number of blocks,
+    so blocks that stick out of a matrix are counted whole. Waits for the device.
+
+    Args:
+        norm_a: (MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
+        norm_b: (KB, NB) norm map of B, of the same dtype and device.
+        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
+            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        cuts: ascending row numbers from 0 to A's number of rows, as from :func:`row_cuts`:
+            one more than the mesh has rows, multiples of the block's m but for the last.
+        mesh_shape: (rows, columns) of a mesh of ranks; None: a line of len(cuts) - 1 ranks.
+            Columns of C, and A's of K, are cut along the mesh's columns as ``torch.chunk`` cuts
+            their blocks.
+        b_cuts: the same for B's rows (K), multiples of the block's k; None: as ``torch.chunk``
+            cuts the blocks.
+        block: the maps' block: 32, 64 or 128, or a triple (m, k, n) of these.
+        dtype: the operands' dtype, whose bytes are counted; None: that of the maps, so float32
+            where the operands may as well be half types, which send half of the bytes.
+
+    Returns:
+        The plan; its tensors are on the CPU.
+
+    Raises:
+        ValueError: cuts, a mesh or a block that do not fit, a NaN ``tau``.
+        TypeError: norm maps or a ``tau`` of another dtype, or a ``dtype`` without such norms.
+        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
+    """
+    check_tensor(norm_a, "norm_a")
+    check_tensor(norm_b, "norm_b")
+    m, k, n = check_block(block)
+    threshold = as_tau(tau)
+    _ops.row_work(norm_a[:0], norm_b, threshold)  # refuses maps and a tau that do not fit
+    dtype = _operand_dtype(dtype, norm_a.dtype)
+    mesh_rows, mesh_columns = _mesh(mesh_shape, cuts)
+    (rows, depth), columns = norm_a.shape, norm_b.shape[1]
+    row_blocks = _block_cuts(cuts, rows, m, mesh_rows, "cuts")
+    column_blocks = chunk_cuts(columns, mesh_columns)
+    a_blocks = chunk_cuts(depth, mesh_columns)
+    b_blocks = chunk_cuts(depth, mesh_rows)
+    if b_cuts is not None:
+        b_blocks = _block_cuts(b_cuts, depth, k, mesh_rows, "b_cuts")
+    # All ranks have stages of one length, that of the ranks with the most blocks.
+    stage = _ops.stage_blocks(_longest(column_blocks), n)
+    row_stage = _ops.stage_blocks(_longest(row_blocks), m)
+
+    b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
+    a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
+    along_columns = [
+        _exchange(norm_a, panel, threshold, row_blocks, b_blocks, stage) for panel in b_panels
+    ]
+    along_rows = [
+        _exchange(norm_b.t(), panel, threshold, column_blocks, a_blocks, row_stage)
+        for panel in a_panels
+    ]
+    ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
+    send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
+    for group, moved, block_bytes in (
+        *((ranks[:, c], moved, k * n * dtype.itemsize) for c, moved in enumerate(along_columns)),
+        *((ranks[r], moved, m * k * dtype.itemsize) for r, moved in enumerate(along_rows)),
+    ):
+        send[group[:, None], group] += moved.blocks * block_bytes
+        dense_send[group[:, None], group] += moved.dense_blocks * block_bytes
+    return ExchangePlan(
+        mesh_shape=(mesh_rows, mesh_columns),
+        cuts=[int(cut) for cut in cuts],
+        column_cuts=[n * cut for cut in column_blocks],
+        a_cuts=[k * cut for cut in a_blocks],
+        b_cuts=[k * cut for cut in b_blocks],
+        stages=max(moved.need.shape[2] for moved in along_columns),
+        need=[moved.need for moved in along_columns],
+        need_a=[moved.need for moved in along_rows],
+        send=send.tolist(),
+        dense_send=dense_send.tolist(),
+        work=_work_of_ranks(norm_a, b_panels, threshold, row_blocks),
+        dtype=dtype,
+    )
+
+
+class _Exchange(NamedTuple):
+    """What travels within a group of ranks, in blocks: [source, destination], int64."""
+
+    need: Tensor
+    blocks: Tensor
+    dense_blocks: Tensor
+
+
+def _exchange(
+    norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], owners: list[int], stage: int
+) -> _Exchange:
+    """What ranks that compute parts of ``norms`` (rows, KB) need of ``other`` (KB, columns).
+
+    Rank p computes with the block rows cuts[p] to cuts[p + 1] of ``norms``, and owns the block rows
+    owners[p] to owners[p + 1] of ``other``.
+    """
+    need = needed_by_parts(norms, other, tau, cuts, stage)
+    has_rows = torch.tensor([begin < end for begin, end in pairwise(cuts)])
+    widths = torch.tensor([part.shape[1] for part in other.split(stage, 1) if part.shape[1]])
+    everything = has_rows[:, None, None].expand_as(need)
+    return _Exchange(need, _moved(need, widths, owners), _moved(everything, widths, owners))
+
+
+def _moved(need: Tensor, widths: Tensor, owners: list[int]) -> Tensor:
+    """[source, destination]: the number of needed blocks that others own."""
+    blocks = (need * widths).sum(2)  # (ranks, KB)
+    moved = torch.stack([blocks[:, begin:end].sum(1) for begin, end in pairwise(owners)])
+    return moved.fill_diagonal_(0)
+
+
+def needed_by_parts(
+    norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], stage: int
+) -> Tensor:
+    """The units of ``other`` (KB, columns) that each part needs: bool (parts, KB, stages), CPU.
+
+    Part p owns the block rows cuts[p] to cuts[p + 1] of ``norms`` (rows, KB); without rows, it
+    needs nothing.
+    """
+    parts = [norms[begin:end] for begin, end in pairwise(cuts)]
+    largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
+    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu()
+    return need & torch.tensor([len(part) > 0 for part in parts])[:, None, None]
+
+
+def _work_of_ranks(
+    norm_a: Tensor, b_panels: list[Tensor], tau: Tensor, row_blocks: list[int]
+) -> list[float]:
+    """The work of each rank of a mesh, in valid block products, in the ranks' order."""
+    by_panel = torch.stack([_ops.row_work(norm_a, panel, tau).cpu() for panel in b_panels], 1)
+    by_rank = [by_panel[begin:end].sum(0) for begin, end in pairwise(row_blocks)]
+    return [work / WORK_UNIT for work in torch.cat(by_rank).tolist()]
+
+
+# ---- Cuts, arguments and texts ------------------------------------------------------------------
+
+
+def chunk_cuts(blocks: int, parts: int) -> list[int]:
+    """The cuts of ``torch.chunk``: equal parts, but for the last that are not empty."""
+    size = -(-blocks // parts)
+    return [min(part * size, blocks) for part in range(parts + 1)]
+
+
+def _longest(cuts: list[int]) -> int:
+    return max(end - begin for begin, end in pairwise(cuts))
+
+
+def _block_cuts(cuts: Sequence[int], blocks: int, edge: int, parts: int, name: str) -> list[int]:
+    """Cuts as block numbers; ValueError unless they cut all blocks into parts of whole blocks."""
+    several = isinstance(cuts, Sequence) and not isinstance(cuts, str)
+    numbers = list(cuts) if several else []
+    fit = (
+        len(numbers) == parts + 1
+        and all(map(is_integer, numbers))
+        and numbers == sorted(numbers)
+        and numbers[0] == 0
+        and -(-numbers[-1] // edge) == blocks
+        and all(cut % edge == 0 or cut == numbers[-1] for cut in numbers)
+    )
+    if not fit:
+        raise ValueError(
+            f"{name} must be {parts + 1} ascending numbers from 0 into the last of {blocks} blocks "
+            f"of {edge}, multiples of {edge} but for the last; got {cuts!r}"
+        )
+    return [-(-int(cut) // edge) for cut in numbers]
+
+
+def _mesh(mesh_shape: Sequence[int] | None, cuts: Sequence[int]) -> tuple[int, int]:
+    """The mesh's rows and columns; ValueError unless they are two positive integers."""
+    if mesh_shape is None:
+        if not isinstance(cuts, Sequence) or len(cuts) < 2:
+            raise ValueError(f"cuts must be at least two row numbers; got {cuts!r}")
+        return len(cuts) - 1, 1
+    edges = tuple(mesh_shape) if isinstance(mesh_shape, Sequence) else ()
+    if len(edges) != 2 or not all(is_integer(edge) and edge > 0 for edge in edges):
+        raise ValueError(f"mesh_shape must be two positive integers; got {mesh_shape!r}")
+    return int(edges[0]), int(edges[1])
+
+
+def _operand_dtype(dtype: torch.dtype | None, norm_dtype: torch.dtype) -> torch.dtype:
+    """The dtype of operands with such norms; TypeError for one whose norms have another."""
+    fitting = (
+        (torch.float64,)
+        if norm_dtype == torch.float64
+        else (torch.float32, torch.float16, torch.bfloat16)
+    )
+    if dtype is None:
+        return fitting[0]
+    if dtype not in fitting:
+        names = " or ".join(map(dtype_name, fitting))
+        raise TypeError(
+            f"dtype must be {names} for {dtype_name(norm_dtype)} norms; got "
+            + (dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype))
+        )
+    return dtype
+
+
+def _range_text(cuts: list[int], part: int) -> str:
+    return f"{cuts[part]}:{cuts[part + 1]}"
+
+
+def _bytes_text(count: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
