@@ -19,6 +19,7 @@ PAGE = ROOT / "docs" / "api.md"
 SECTIONS = ("Args", "Returns", "Raises", "Attributes")
 CHAPTERS = {  # in the page's order; other modules follow
     "functional": "Functions",
+    "_plan": "Several devices",
     "_info": "What a call skipped",
     "nn": "Modules",
     "chain": "Chains",
