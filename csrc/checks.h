@@ -52,8 +52,8 @@ inline void check_same_device(const at::Tensor& a, const at::Tensor& b, const ch
               " must be on the same device; got ", a.device(), " and ", b.device());
 }
 
-// Operands of a product: (M, K) x (K, N), or (batch, M, K) x (batch, K, N).
-inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
+// Matrices, or batches of them, of one type and on one device.
+inline void check_matrix_pair(const at::Tensor& a, const at::Tensor& b) {
   check_operand_dtype(a.scalar_type(), "a");
   TORCH_CHECK_TYPE(a.scalar_type() == b.scalar_type(), "a and b must have one dtype; got ",
                    dtype_of(a), " and ", dtype_of(b));
@@ -61,6 +61,11 @@ inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
   TORCH_CHECK((a.dim() == 2 || a.dim() == 3) && a.dim() == b.dim(),
               "a and b must both be matrices (2-d) or batches of matrices (3-d); got shapes ",
               a.sizes(), " and ", b.sizes());
+}
+
+// Operands of a product: (M, K) x (K, N), or (batch, M, K) x (batch, K, N).
+inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
+  check_matrix_pair(a, b);
   TORCH_CHECK(a.size(-1) == b.size(-2) && (a.dim() == 2 || a.size(0) == b.size(0)),
               "a's columns must match b's rows, and their batches each other; got shapes ",
               a.sizes(), " and ", b.sizes());

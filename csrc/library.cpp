@@ -5,6 +5,7 @@
 TORCH_LIBRARY(spamm_torch, m) {
   // Stages.
   m.def("norm_map(Tensor a, int[2] block) -> Tensor");
+  // Both in one launch where the device can. The matrices need not be operands of one product.
   m.def("norm_maps(Tensor a, Tensor b, int[3] block) -> (Tensor, Tensor)");
   m.def(
       "find_tau(Tensor norm_a, Tensor norm_b, float valid_ratio, *, int max_iterations=20, "

@@ -21,6 +21,11 @@ auto find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Signature>();
 }
 
+inline std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, IntArrayRef block) {
+  static const auto op = find<decltype(ops::norm_maps)>("spamm_torch::norm_maps");
+  return op.call(a, b, block);
+}
+
 inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                     std::optional<double> valid_ratio, std::optional<double> max_error,
                     IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,

@@ -22,10 +22,7 @@ Tensor spamm_by_stages(const SpammArguments& arguments) {
     map_a = norm_a ? *norm_a : norm_map(a, {m, k});
     map_b = norm_b ? *norm_b : norm_map(b, {k, n});
   } else {
-    using Maps = std::tuple<Tensor, Tensor>;
-    static const auto op =
-        ops::find<Maps(const Tensor&, const Tensor&, IntArrayRef)>("spamm_torch::norm_maps");
-    std::tie(map_a, map_b) = op.call(a, b, block);
+    std::tie(map_a, map_b) = ops::norm_maps(a, b, block);
   }
   const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
   return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
@@ -36,6 +33,7 @@ namespace {
 // The maps of both operands, one after the other. CUDA computes both in one launch instead.
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
   const auto [m, k, n] = check_block(block);
+  check_matrix_pair(a, b);
   return {norm_map(a, {m, k}), norm_map(b, {k, n})};
 }
 

@@ -1,6 +1,5 @@
 #include "shards/part.h"
 
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
@@ -10,6 +9,7 @@
 #include "checks.h"
 #include "ops.h"
 #include "shards/plan.h"
+#include "shards/plan_maps.h"
 #include "shards/row_copy.h"
 
 namespace spamm::shards {
@@ -64,11 +64,9 @@ void Part::multiply(const Tensor& b) {
 
 void Part::prepare_stages(std::vector<RowShard> b) {
   const auto on_lane = multiply_[0].use();
-  const int64_t stages = whole_.stages(), blocks = norm_b_.size(1), width = whole_.stage_blocks;
-  const Tensor padded = at::constant_pad_nd(norm_b_, {0, stages * width - blocks});
-  stage_norms_ = padded.view({norm_b_.size(0), stages, width}).permute({1, 0, 2}).contiguous();
+  stage_norms_ = in_stages(norm_b_, whole_.stage_blocks).permute({1, 0, 2}).contiguous();
   const int64_t columns = blocks_of(whole_.columns(0), kRowAlignment) * kRowAlignment;
-  const int count = static_cast<int>(std::min<int64_t>(kBuffers, stages));
+  const int count = static_cast<int>(std::min<int64_t>(kBuffers, whole_.stages()));
   try {
     for (int i = 0; i < count; ++i) buffers_[i] = at::empty({whole_.k, columns}, a_.options());
   } catch (const c10::OutOfMemoryError&) {
@@ -87,7 +85,7 @@ const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
   const Lane& lane = multiply_[runs_++ % multiply_.size()];
   const Tensor buffer = buffers_[slot].narrow(1, 0, whole_.columns(stage));
   pull_.wait_for(multiplied_[slot]);
-  copy_stage(stage, buffer, need);
+  copy_units(stage, need, buffer);
   lane.wait_for(pull_);
   const auto on_lane = lane.use();
   multiply_part(a_, buffer, norm_a_, norms_of_stage(stage), whole_,
@@ -96,17 +94,19 @@ const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
   return lane;
 }
 
-void Part::copy_stage(int64_t stage, const Tensor& buffer, std::span<const bool> need) const {
-  const int64_t edge = whole_.block.k;
+void Part::copy_units(int64_t stage, std::span<const bool> need, const Tensor& buffer) const {
+  const int64_t edge = whole_.block.k, column = whole_.first_column(stage);
+  std::vector<RowBlock> blocks;
   for (const RowShard& shard : b_) {
-    if (shard.rows.size(0) == 0) continue;
     const int64_t last = shard.first + shard.rows.size(0);
-    const Tensor source = shard.rows.narrow(1, whole_.first_column(stage), whole_.columns(stage));
+    if (last == shard.first) continue;
+    blocks.clear();
     for (const Run& run : runs_of(need, shard.first / edge, blocks_of(last, edge))) {
-      const int64_t from = run.first * edge;
-      const int64_t rows = std::min(last, from + run.count * edge) - from;
-      copy_rows(pull_, buffer.narrow(0, from, rows), source.narrow(0, from - shard.first, rows));
+      const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);
+      blocks.push_back(block_between(buffer, row, 0, shard.rows, row - shard.first, column, rows,
+                                     whole_.columns(stage)));
     }
+    copy_blocks(pull_, device(), shard.rows.device(), blocks);
   }
 }
 

@@ -62,7 +62,7 @@ class Part {
  private:
   static constexpr int kBuffers = 3;
 
-  void copy_stage(int64_t stage, const at::Tensor& buffer, std::span<const bool> need) const;
+  void copy_units(int64_t stage, std::span<const bool> need, const at::Tensor& buffer) const;
   at::Tensor norms_of_stage(int64_t stage) const;
 
   const WholeProduct& whole_;

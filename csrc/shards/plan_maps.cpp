@@ -26,18 +26,29 @@ void check_maps(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
   check_tau(tau, norm_a.device());
 }
 
+}  // namespace
+
+Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
+  const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
+  const int64_t missing = stages * stage_blocks - norm_b.size(1);
+  const Tensor whole = missing == 0 ? norm_b : at::constant_pad_nd(norm_b, {0, missing});
+  return whole.contiguous().view({norm_b.size(0), stages, stage_blocks});
+}
+
+namespace {
+
 // (KB, stages): the largest norm in each block row of each stage. at::amax keeps NaN.
 Tensor largest_of_stages(const Tensor& norm_b, int64_t stage_blocks) {
-  std::vector<Tensor> largest;
-  for (const Tensor& stage : norm_b.split(stage_blocks, 1)) largest.push_back(stage.amax(1));
-  return at::stack(largest, 1);
+  return in_stages(norm_b, stage_blocks).amax(2);
 }
+
+}  // namespace
 
 // A unit is needed if its largest norm, times the largest norm in the part's column, is valid.
 // Rounding is monotone, so this is true exactly if some block product of the part with the unit is
 // valid.
-Tensor needed_units_op(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                       int64_t stage_blocks) {
+Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                    int64_t stage_blocks) {
   check_maps(largest_a, norm_b, tau);
   TORCH_CHECK_VALUE(stage_blocks > 0, "stage_blocks must be positive; got ", stage_blocks);
   const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
@@ -48,6 +59,8 @@ Tensor needed_units_op(const Tensor& largest_a, const Tensor& norm_b, const Tens
       largest_a.unsqueeze(2).mul(largest_of_stages(norm_b, stage_blocks).unsqueeze(0));
   return products.lt(tau.to(products.scalar_type())).logical_not_();
 }
+
+namespace {
 
 std::vector<int64_t> row_cuts_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                                  int64_t parts, int64_t multiple) {
@@ -75,7 +88,7 @@ Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("needed_units", &needed_units_op);
+  m.impl("needed_units", &needed_units);
   m.impl("row_work", &row_work);
   m.impl("row_cuts", &row_cuts_op);
 }

@@ -5,6 +5,14 @@
 
 namespace spamm::shards {
 
+// norm_b (KB, NB) as (KB, stages, stage_blocks). A last stage that has fewer columns is filled up
+// with zeros.
+at::Tensor in_stages(const at::Tensor& norm_b, int64_t stage_blocks);
+
+// The op needed_units.
+at::Tensor needed_units(const at::Tensor& largest_a, const at::Tensor& norm_b,
+                        const at::Tensor& tau, int64_t stage_blocks);
+
 // int64 (MB), on the maps' device: the work of each block row of A, in thousandths of a valid block
 // product. Integers, so that sums have no order and every device finds the same cuts.
 at::Tensor row_work(const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau);

@@ -1,31 +1,35 @@
 #include "shards/schedule.h"
 
-#include <ATen/Functions.h>
+#include <algorithm>
 
-#include "ops.h"
 #include "shards/plan.h"
 
 namespace spamm::shards {
 
-using at::Tensor;
+StageSchedule::StageSchedule(int64_t parts, int64_t stages, int64_t block_rows)
+    : parts_(parts),
+      stages_(stages),
+      block_rows_(block_rows),
+      need_(std::make_unique<bool[]>(parts * stages * block_rows)) {}
 
-Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                    int64_t stage_blocks) {
-  static const auto op = ops::find<Tensor(const Tensor&, const Tensor&, const Tensor&, int64_t)>(
-      "spamm_torch::needed_units");
-  return op.call(largest_a, norm_b, tau, stage_blocks);
+std::span<bool> StageSchedule::all() {
+  return {need_.get(), static_cast<size_t>(parts_ * stages_ * block_rows_)};
 }
 
-StageSchedule::StageSchedule(const Tensor& need) : need_(need.transpose(1, 2).contiguous()) {
-  const Tensor counts = need_.sum(2, /*keepdim=*/false, at::kLong);
-  for (int64_t part = 0; part < counts.size(0); ++part) {
-    order_.push_back(
-        stage_order({counts[part].const_data_ptr<int64_t>(), static_cast<size_t>(counts.size(1))}));
-  }
+std::span<bool> StageSchedule::need(int64_t part, int64_t stage) {
+  return {&need_[(part * stages_ + stage) * block_rows_], static_cast<size_t>(block_rows_)};
 }
 
 std::span<const bool> StageSchedule::need(int64_t part, int64_t stage) const {
-  return {need_[part][stage].const_data_ptr<bool>(), static_cast<size_t>(need_.size(2))};
+  return const_cast<StageSchedule*>(this)->need(part, stage);
+}
+
+std::vector<int64_t> StageSchedule::order(int64_t part) const {
+  std::vector<int64_t> counts;
+  for (int64_t stage = 0; stage < stages_; ++stage) {
+    counts.push_back(std::ranges::count(need(part, stage), true));
+  }
+  return stage_order(counts);
 }
 
 }  // namespace spamm::shards

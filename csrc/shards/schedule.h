@@ -1,33 +1,30 @@
-// Which part runs which stage when.
+// Which part runs which stage when, and what it needs of B.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
 namespace spamm::shards {
 
-// The op needed_units.
-at::Tensor needed_units(const at::Tensor& largest_a, const at::Tensor& norm_b,
-                        const at::Tensor& tau, int64_t stage_blocks);
-
-// Runs all stages of parts, one stage of each part after the other, so that all devices are busy
-// from the start. Each part begins with the stages that need the fewest block rows from elsewhere.
 class StageSchedule {
  public:
-  // need: (parts, KB, stages), bool on the CPU.
-  explicit StageSchedule(const at::Tensor& need);
+  StageSchedule(int64_t parts, int64_t stages, int64_t block_rows);
 
-  int64_t stages() const { return static_cast<int64_t>(order_.empty() ? 0 : order_[0].size()); }
-  // The stage that part `part` runs as number `turn`, and which block rows of B it needs.
-  int64_t stage(int64_t part, int64_t turn) const { return order_[part][turn]; }
+  // (parts, stages, block rows)
+  std::span<bool> all();
+  // Whether `part` needs each block row of B in a stage. Must be filled before order().
+  std::span<bool> need(int64_t part, int64_t stage);
   std::span<const bool> need(int64_t part, int64_t stage) const;
 
+  int64_t stages() const { return stages_; }
+  // The stages of a part, those that need the fewest block rows first.
+  std::vector<int64_t> order(int64_t part) const;
+
  private:
-  at::Tensor need_;  // (parts, stages, KB), contiguous
-  std::vector<std::vector<int64_t>> order_;
+  int64_t parts_, stages_, block_rows_;
+  std::unique_ptr<bool[]> need_;
 };
 
 }  // namespace spamm::shards

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <optional>
 #include <tuple>
 
 #include "checks.h"
@@ -26,6 +27,17 @@ namespace {
 
 // Rows of C are cut between groups of this many, which is a multiple of every tile's height.
 constexpr int64_t kGroupRows = 128;
+constexpr int64_t kFetches = 16;  // copies of rows of A for a part, at most
+
+// Groups of rows, from first to last without last.
+struct Range {
+  int64_t first, last;
+};
+
+template <class T>
+std::span<const T> entries(const Tensor& x) {
+  return {x.const_data_ptr<T>(), static_cast<size_t>(x.numel())};
+}
 
 // Computes rows of C on another device than the operands', and sends them there.
 class RemotePart {
@@ -49,26 +61,29 @@ class RemotePart {
   }
   RemotePart(const RemotePart&) = delete;
 
-  // Fetches the blocks of A that some valid block product uses. needed: (groups, KB).
-  void fetch_a(const Tensor& needed, int64_t edge) const {
-    const int64_t groups = needed.size(0), blocks = needed.size(1);
-    const auto row = [&](int64_t group) {
-      return std::span(needed[group].const_data_ptr<bool>(), static_cast<size_t>(blocks));
-    };
-    for (int64_t group = 0, next; group < groups; group = next) {
-      next = group + 1;
-      while (next < groups && std::ranges::equal(row(group), row(next))) ++next;
-      const int64_t first = group * kGroupRows;
-      const int64_t rows = std::min(a_.size(0), next * kGroupRows) - first;
-      for (const Run& run : runs_of(row(group), 0, blocks)) {
-        const int64_t from = run.first * edge;
-        const int64_t columns = std::min(a_.size(1), from + run.count * edge) - from;
-        const auto part_of = [&](const Tensor& x) {
-          return x.narrow(0, first, rows).narrow(1, from, columns);
-        };
-        copy_rows(part_.pull(), part_of(a_), part_of(source_a_));
+  // Fetches the blocks of A that some valid block product uses, and some others: for a few rows at
+  // a time, all from the first needed block to the last. needed: (groups, KB), the stages in which
+  // each group of kGroupRows rows needs each block row of B, as bits.
+  void fetch_a(std::span<const int32_t> needed, int64_t edge) const {
+    const int64_t rows = a_.size(0), blocks = blocks_of(a_.size(1), edge);
+    const int64_t groups = blocks_of(rows, kGroupRows), step = blocks_of(groups, kFetches);
+    std::vector<RowBlock> copies;
+    for (int64_t group = 0; group < groups; group += step) {
+      const int64_t count = std::min(step, groups - group);
+      int64_t first = blocks, last = 0;
+      for (int64_t i = group; i < group + count; ++i) {
+        for (int64_t k = 0; k < blocks; ++k) {
+          if (needed[i * blocks + k] == 0) continue;
+          first = std::min(first, k), last = std::max(last, k + 1);
+        }
       }
+      if (first >= last) continue;
+      const int64_t row = group * kGroupRows, column = first * edge;
+      copies.push_back(block_between(a_, row, column, source_a_, row, column,
+                                     std::min(rows - row, count * kGroupRows),
+                                     std::min(a_.size(1), last * edge) - column));
     }
+    copy_blocks(part_.pull(), part_.device(), source_a_.device(), copies);
   }
 
   void run_stage(int64_t stage, std::span<const bool> need, const WholeProduct& whole) {
@@ -85,14 +100,35 @@ class RemotePart {
   Lane send_;
 };
 
-// For each group of kGroupRows rows of A: the units of B that it needs, (groups, KB, stages).
-Tensor needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
-                        int64_t group_blocks, int64_t stage_blocks) {
+// For each group of kGroupRows rows of A and each block row of B: the stages in which the group
+// needs it, as bits; int32 (groups, KB).
+Tensor stages_needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                               int64_t group_blocks, int64_t stage_blocks) {
   const int64_t groups = blocks_of(norm_a.size(0), group_blocks);
-  const Tensor padded =
-      at::constant_pad_nd(norm_a, {0, 0, 0, groups * group_blocks - norm_a.size(0)});
-  const Tensor largest = padded.view({groups, group_blocks, norm_a.size(1)}).amax(1);
-  return needed_units(largest, norm_b, tau, stage_blocks);
+  const int64_t missing = groups * group_blocks - norm_a.size(0);
+  const Tensor padded = missing == 0 ? norm_a : at::constant_pad_nd(norm_a, {0, 0, 0, missing});
+  const Tensor largest = padded.contiguous().view({groups, group_blocks, norm_a.size(1)}).amax(1);
+  const Tensor needed = needed_units(largest, norm_b, tau, stage_blocks);
+  const Tensor bits = at::arange(needed.size(2), needed.options().dtype(at::kInt));
+  return at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
+}
+
+// What parts need of B, by what the groups of their rows need.
+StageSchedule schedule_for(std::span<const int32_t> needed, std::span<const Range> parts,
+                           int64_t stages, int64_t blocks) {
+  StageSchedule schedule(static_cast<int64_t>(parts.size()), stages, blocks);
+  std::vector<int32_t> any(blocks);
+  for (size_t p = 0; p < parts.size(); ++p) {
+    std::ranges::fill(any, 0);
+    for (int64_t group = parts[p].first; group < parts[p].last; ++group) {
+      for (int64_t k = 0; k < blocks; ++k) any[k] |= needed[group * blocks + k];
+    }
+    for (int64_t stage = 0; stage < stages; ++stage) {
+      const std::span<bool> need = schedule.need(static_cast<int64_t>(p), stage);
+      for (int64_t k = 0; k < blocks; ++k) need[k] = any[k] >> stage & 1;
+    }
+  }
+  return schedule;
 }
 
 std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
@@ -102,20 +138,29 @@ std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
           norm_b ? *norm_b : norm_map(b, {block[1], block[2]})};
 }
 
+void check_plain_product(const SpammArguments& arguments) {
+  const Tensor& a = arguments.a;
+  TORCH_CHECK(a.dim() == 2, "a product over several devices must be of two matrices; got shapes ",
+              a.sizes(), " and ", arguments.b.sizes());
+  TORCH_CHECK(!arguments.input,
+              "a product over several devices must have no input to add; got one "
+              "of shape ",
+              arguments.input->sizes());
+  TORCH_CHECK(arguments.alpha.equal(1),
+              "a product over several devices must have a factor alpha of 1; got ",
+              arguments.alpha.toDouble());
+  TORCH_CHECK(a.is_cuda(),
+              "operands of a product over several devices must be on a CUDA device; got ",
+              a.device());
+}
+
 }  // namespace
 
 Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numbers) {
   const auto& [a, b, knob, block_edges, given_a, given_b, input, beta, alpha] = arguments;
   const std::vector<at::Device> devices = check_devices(device_numbers);
   const Block block = check_product(a, b, block_edges, given_a, given_b, knob.tau, std::nullopt);
-  TORCH_CHECK(a.dim() == 2 && !input && alpha.equal(1),
-              "a product over several devices must be a plain product of two matrices; got "
-              "operands of shapes ",
-              a.sizes(), " and ", b.sizes(), input ? " and an input to add" : "");
-  TORCH_CHECK(a.is_cuda(),
-              "operands of a product over several devices must be on a CUDA device; "
-              "got ",
-              a.device());
+  check_plain_product(arguments);
   refuse_capture(a.device());
   const at::Device home = a.device();
   const auto on_home = Lane::current(home).use();
@@ -127,45 +172,46 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
                      .n = b.size(1),
                      .block = block,
                      .stage_blocks = stage_blocks(norm_b.size(1), block.n)};
-  const std::vector<Tensor> read =
-      read_together({tau.to(home), row_work(norm_a, norm_b, tau),
-                     needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks)});
+  const std::vector<Tensor> read = read_together(
+      {tau.to(home), row_work(norm_a, norm_b, tau),
+       stages_needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks)});
   whole.tau = read[0];
   const std::vector<int64_t> cuts =
-      row_cuts({read[1].const_data_ptr<int64_t>(), static_cast<size_t>(read[1].numel())},
-               static_cast<int64_t>(devices.size()), group_blocks);
+      row_cuts(entries<int64_t>(read[1]), static_cast<int64_t>(devices.size()), group_blocks);
+  const auto needed = entries<int32_t>(read[2]);
+  const int64_t blocks = norm_b.size(0);
 
   const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
   const Tensor c = at::empty({whole.m, whole.n}, a.options());
   std::deque<RemotePart> remote;
-  std::vector<Tensor> needed_a, needed_b;
+  std::vector<Range> groups;  // of the remote parts
+  std::optional<Part> own;
   for (size_t p = 0; p < devices.size(); ++p) {
-    if (devices[p] == home || cuts[p] == cuts[p + 1]) continue;
     const int64_t row = cuts[p] * block.m, rows = std::min(whole.m, cuts[p + 1] * block.m) - row;
-    const Tensor groups =
-        read[2].slice(0, cuts[p] / group_blocks, blocks_of(cuts[p + 1], group_blocks));
-    const auto on_device = Lane::current(devices[p]).use();
-    remote.emplace_back(whole, devices[p], norm_a.slice(0, cuts[p], cuts[p + 1]), norm_b, source_b,
-                        source_a.narrow(0, row, rows), c.narrow(0, row, rows));
-    needed_a.push_back(groups.any(2));
-    needed_b.push_back(groups.any(0));
+    if (rows <= 0) continue;
+    const Tensor norm_a_rows = norm_a.slice(0, cuts[p], cuts[p + 1]);
+    const Tensor c_rows = c.narrow(0, row, rows);
+    if (devices[p] == home) {
+      own.emplace(whole, a.narrow(0, row, rows), norm_a_rows, norm_b, c_rows);
+    } else {
+      remote.emplace_back(whole, devices[p], norm_a_rows, norm_b, source_b,
+                          source_a.narrow(0, row, rows), c_rows);
+      groups.push_back({cuts[p] / group_blocks, blocks_of(cuts[p + 1], group_blocks)});
+    }
   }
-  // Before the copies, which take the host a while to enqueue.
-  for (size_t p = 0; p < devices.size(); ++p) {
-    if (devices[p] != home || cuts[p] == cuts[p + 1]) continue;
-    const int64_t row = cuts[p] * block.m, rows = std::min(whole.m, cuts[p + 1] * block.m) - row;
-    Part(whole, a.narrow(0, row, rows), norm_a.slice(0, cuts[p], cuts[p + 1]), norm_b,
-         c.narrow(0, row, rows))
-        .multiply(b);
+  // First, because the host takes a while to enqueue the copies.
+  if (own) own->multiply(b);
+  const StageSchedule schedule = schedule_for(needed, groups, whole.stages(), blocks);
+  std::vector<std::vector<int64_t>> order;
+  for (size_t p = 0; p < remote.size(); ++p) {
+    const auto [first, last] = groups[p];
+    remote[p].fetch_a(needed.subspan(first * blocks, (last - first) * blocks), block.k);
+    order.push_back(schedule.order(static_cast<int64_t>(p)));
   }
-  if (!remote.empty()) {
-    for (size_t p = 0; p < remote.size(); ++p) remote[p].fetch_a(needed_a[p], block.k);
-    const StageSchedule schedule(at::stack(needed_b));
-    for (int64_t turn = 0; turn < schedule.stages(); ++turn) {
-      for (size_t p = 0; p < remote.size(); ++p) {
-        const int64_t stage = schedule.stage(p, turn);
-        remote[p].run_stage(stage, schedule.need(p, stage), whole);
-      }
+  for (int64_t turn = 0; turn < whole.stages(); ++turn) {
+    for (size_t p = 0; p < remote.size(); ++p) {
+      const int64_t stage = order[p][turn];
+      remote[p].run_stage(stage, schedule.need(static_cast<int64_t>(p), stage), whole);
     }
   }
   return c;

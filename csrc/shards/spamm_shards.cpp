@@ -15,6 +15,7 @@
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
+#include "shards/plan_maps.h"
 #include "shards/read_together.h"
 #include "shards/row_copy.h"
 #include "shards/schedule.h"
@@ -123,12 +124,14 @@ class ShardedProduct {
     const auto [m, k, n] = whole_.block;
     const int64_t parts = static_cast<int64_t>(a_.rows.size()), blocks = blocks_of(whole_.k, k);
     for (int64_t p = 0; p < parts; ++p) {
-      norm_a_.push_back(norm_map(a_.rows[p], {m, k}));
       const Tensor& b = b_.rows[p];
       const auto row_of = [&](int64_t part) {
         return std::min(whole_.k, blocks * part / parts * k);
       };
-      norm_b_.push_back(norm_map(b_is_whole_ ? b.slice(0, row_of(p), row_of(p + 1)) : b, {k, n}));
+      auto [norm_a, norm_b] = ops::norm_maps(
+          a_.rows[p], b_is_whole_ ? b.slice(0, row_of(p), row_of(p + 1)) : b, {m, k, n});
+      norm_a_.push_back(std::move(norm_a));
+      norm_b_.push_back(std::move(norm_b));
     }
   }
 
@@ -160,12 +163,15 @@ class ShardedProduct {
         largest.push_back(map.size(0) == 0 ? at::zeros({1, map.size(1)}, map.options())
                                            : map.amax(0, /*keepdim=*/true));
       }
-      wanted.push_back(
-          needed_units(gather_rows(largest, device), norm_b, tau, whole_.stage_blocks));
+      const Tensor needed =
+          needed_units(gather_rows(largest, device), norm_b, tau, whole_.stage_blocks);
+      wanted.push_back(needed.transpose(1, 2));
     }
     const std::vector<Tensor> read = read_together(wanted);
     whole_.tau = read[0];
-    if (!b_is_whole_) schedule_.emplace(read[1]);
+    if (b_is_whole_) return;
+    schedule_.emplace(read[1].size(0), read[1].size(1), read[1].size(2));
+    std::copy_n(read[1].const_data_ptr<bool>(), read[1].numel(), schedule_->all().data());
   }
 
   // B's shards, the part's own one first and then those of the parts after it, so that not all
@@ -181,10 +187,12 @@ class ShardedProduct {
 
   void run_stages(std::deque<Part>& parts) {
     for (size_t p = 0; p < parts.size(); ++p) parts[p].prepare_stages(shards_for(p));
-    for (int64_t turn = 0; turn < schedule_->stages(); ++turn) {
+    std::vector<std::vector<int64_t>> order;
+    for (size_t p = 0; p < parts.size(); ++p) order.push_back(schedule_->order(p));
+    for (int64_t turn = 0; turn < whole_.stages(); ++turn) {
       for (size_t p = 0; p < parts.size(); ++p) {
-        const int64_t stage = schedule_->stage(p, turn);
-        parts[p].run_stage(stage, schedule_->need(p, stage));
+        const int64_t stage = order[p][turn];
+        parts[p].run_stage(stage, std::as_const(*schedule_).need(p, stage));
       }
     }
   }

@@ -268,7 +268,7 @@ class TestTwoGpus:
         total = torch.cuda.mem_get_info(1)[1]
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(
-            (torch.cuda.memory_reserved(1) + 2**21) / total, 1
+            (torch.cuda.memory_reserved(1) + 24 * 2**20) / total, 1
         )
         try:
             with pytest.raises(torch.OutOfMemoryError, match=r"bytes on cuda:1"):

@@ -75,7 +75,7 @@ Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
 }
 
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
-  check_operands(a, b);
+  check_matrix_pair(a, b);
   return norm_maps(a, b, check_block(block), nullptr);
 }
 

@@ -9,14 +9,14 @@
 #include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <string_view>
+#include <vector>
 
 namespace spamm::cuda {
 namespace {
 
-using at::Tensor;
+using shards::RowBlock;
 
 // SPAMM_TORCH_NO_PEER=1 makes every copy between GPUs go through the host.
 bool peers_are_forbidden() {
@@ -24,33 +24,67 @@ bool peers_are_forbidden() {
   return set != nullptr && std::string_view(set) == "1";
 }
 
-// Whether `device` can read the memory of `other`. torch enables the access when first asked.
-bool reaches(at::Device device, at::Device other) {
-  if (!device.is_cuda() || !other.is_cuda() || device == other) return true;
-  return !peers_are_forbidden() && at::cuda::get_p2p_access(device.index(), other.index());
+// Whether copies between the devices are direct. torch enables peer access when first asked.
+bool reaches(at::Device to, at::Device from) {
+  if (!to.is_cuda() || !from.is_cuda() || to == from) return true;
+  return !peers_are_forbidden() && at::cuda::get_p2p_access(to.index(), from.index());
 }
 
-void enqueue(const Tensor& to, const Tensor& from) {
-  const auto pitch = [](const Tensor& x) {
-    return std::max(x.stride(0), x.size(1)) * x.element_size();
+void enqueue(const RowBlock& block) {
+  C10_CUDA_CHECK(cudaMemcpy2DAsync(block.to, block.to_stride, block.from, block.from_stride,
+                                   block.width, block.rows, cudaMemcpyDefault,
+                                   c10::cuda::getCurrentCUDAStream()));
+}
+
+#if CUDART_VERSION >= 13000
+// One call of the driver for all blocks, because each call takes the host several microseconds.
+void enqueue_together(std::span<const RowBlock> blocks) {
+  const auto operand = [](const void* data, int64_t stride) {
+    cudaMemcpy3DOperand operand{};
+    operand.type = cudaMemcpyOperandTypePointer;
+    operand.op.ptr.ptr = const_cast<void*>(data);
+    operand.op.ptr.rowLength = stride;
+    return operand;
   };
-  C10_CUDA_CHECK(cudaMemcpy2DAsync(to.mutable_data_ptr(), pitch(to), from.const_data_ptr(),
-                                   pitch(from), to.size(1) * to.element_size(), to.size(0),
-                                   cudaMemcpyDefault, c10::cuda::getCurrentCUDAStream()));
-}
-
-void copy(const Tensor& to, const Tensor& from) {
-  if (reaches(to.device(), from.device())) {
-    enqueue(to, from);
-    return;
+  std::vector<cudaMemcpy3DBatchOp> copies;
+  for (const RowBlock& block : blocks) {
+    cudaMemcpy3DBatchOp copy{};
+    copy.src = operand(block.from, block.from_stride);
+    copy.dst = operand(block.to, block.to_stride);
+    copy.extent = {static_cast<size_t>(block.width), static_cast<size_t>(block.rows), 1};
+    copy.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    copies.push_back(copy);
   }
-  const Tensor staged =
-      at::empty(from.sizes(), from.options().device(at::kCPU).pinned_memory(true));
-  enqueue(staged, from);
-  enqueue(to, staged);
+  C10_CUDA_CHECK(
+      cudaMemcpy3DBatchAsync(copies.size(), copies.data(), 0, c10::cuda::getCurrentCUDAStream()));
+}
+#else
+void enqueue_together(std::span<const RowBlock> blocks) {
+  for (const RowBlock& block : blocks) enqueue(block);
+}
+#endif
+
+void copy_through_host(const RowBlock& block) {
+  const at::Tensor staged =
+      at::empty({block.rows, block.width}, at::TensorOptions(at::kByte).pinned_memory(true));
+  enqueue({staged.mutable_data_ptr(), block.from, block.width, block.from_stride, block.width,
+           block.rows});
+  enqueue(
+      {block.to, staged.const_data_ptr(), block.to_stride, block.width, block.width, block.rows});
+  // Pinned memory is reused once the streams that were recorded have passed this point.
   at::getHostAllocator(at::kCUDA)->record_event(staged.mutable_data_ptr(),
                                                 staged.storage().data_ptr().get_context(),
                                                 c10::cuda::getCurrentCUDAStream().unwrap());
+}
+
+void copy(at::Device to, at::Device from, std::span<const RowBlock> blocks) {
+  if (!reaches(to, from)) {
+    for (const RowBlock& block : blocks) copy_through_host(block);
+  } else if (blocks.size() == 1) {
+    enqueue(blocks[0]);
+  } else {
+    enqueue_together(blocks);
+  }
 }
 
 bool is_capturing() {
