@@ -199,8 +199,10 @@ inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArra
 }
 
 // `out` is the part of a product of shape `whole` that is a @ b.
+// `own_rows` are rows of B from `first_own_row` on.
 inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
-                       at::IntArrayRef whole) {
+                       at::IntArrayRef whole, const std::optional<at::Tensor>& own_rows,
+                       int64_t first_own_row) {
   TORCH_CHECK(a.dim() == 2, "a part of a product must have matrices (2-d); got shape ", a.sizes());
   const int64_t rows = a.size(0), columns = b.size(1);
   TORCH_CHECK_TYPE(out.scalar_type() == a.scalar_type(), "out must have the operands' dtype ",
@@ -211,6 +213,12 @@ inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Ten
   TORCH_CHECK_VALUE(whole.size() == 2 && whole[0] >= rows && whole[1] >= columns,
                     "whole must be (M, N) of the whole product, at least [", rows, ", ", columns,
                     "]; got ", whole);
+  if (!own_rows) return;
+  check_matrix_pair(b, *own_rows);
+  TORCH_CHECK(own_rows->size(1) == columns && first_own_row >= 0 &&
+                  first_own_row + own_rows->size(0) <= b.size(0),
+              "own_rows must be rows of b, whose shape is ", b.sizes(), "; got shape ",
+              own_rows->sizes(), " from row ", first_own_row, " on");
 }
 
 }  // namespace spamm

@@ -22,10 +22,13 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
   // Writes a @ b to `out`, which is a part of the result of a larger product. whole: (M, N) of that
-  // product. It chooses the kernel, so that each part has the bits of the whole. No gradient.
+  // product. It chooses the kernel, so that each part has the bits of the whole. own_rows: rows of
+  // b from first_own_row on, which need not be in b; where a kernel cannot read them beside the
+  // others, they are written to b. No gradient.
   m.def(
-      "multiply_part(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, "
-      "Tensor(a!) out, *, int[2] whole) -> ()");
+      "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
+      "block, "
+      "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
 
   // The plan of a product over several devices. 2-d norm maps. `largest_a` (parts, KB) holds the
   // largest norm of each part in each column of norm_a, NaN kept. Returns bool (parts, KB, stages):

@@ -292,6 +292,8 @@ def _(
     block: Sequence[int],
     out: Tensor,
     whole: Sequence[int],
+    own_rows: Tensor | None = None,
+    first_own_row: int = 0,
 ) -> None:
     _check_operands(a, b, block)
     _check_tau(tau, a.device)

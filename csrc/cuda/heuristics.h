@@ -129,6 +129,11 @@ inline bool claims_tiles(Kernel kernel) {
   }
 }
 
+// Whether a kernel can read some rows of B from another place than the others.
+inline bool reads_own_rows(Kernel kernel) {
+  return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16 || kernel == Kernel::kSm90F64;
+}
+
 // ---- Tiles --------------------------------------------------------------------------------------
 
 // The forced tile if there is one, else the large one if it pays. The small one if the kernel does

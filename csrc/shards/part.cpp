@@ -19,17 +19,19 @@ using at::Tensor;
 
 constexpr int64_t kRowAlignment = 64;  // entries; what kernels ask of a row's start, and more
 
+}  // namespace
+
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const WholeProduct& whole, const Tensor& out) {
+                   const WholeProduct& whole, const Tensor& out,
+                   const std::optional<Tensor>& own_rows, int64_t first_own_row) {
   static const auto op =
       ops::find<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                     at::IntArrayRef, const Tensor&, at::IntArrayRef)>(
-          "spamm_torch::multiply_part");
+                     at::IntArrayRef, const Tensor&, at::IntArrayRef, const std::optional<Tensor>&,
+                     int64_t)>("spamm_torch::multiply_part");
   const Block& block = whole.block;
-  op.call(a, b, norm_a, norm_b, whole.tau, {block.m, block.k, block.n}, out, {whole.m, whole.n});
+  op.call(a, b, norm_a, norm_b, whole.tau, {block.m, block.k, block.n}, out, {whole.m, whole.n},
+          own_rows, first_own_row);
 }
-
-}  // namespace
 
 int64_t WholeProduct::stages() const { return blocks_of(n, stage_blocks * block.n); }
 
@@ -80,6 +82,10 @@ void Part::prepare_stages(std::vector<RowShard> b) {
   for (const RowShard& shard : b_) pull_.wait_for(Lane::current(shard.rows.device()));
 }
 
+bool Part::owns(const RowShard& shard) const {
+  return &shard == &b_.front() && shard.rows.device() == device();
+}
+
 const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
   const int slot = runs_ % kBuffers;
   const Lane& lane = multiply_[runs_++ % multiply_.size()];
@@ -88,8 +94,12 @@ const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
   copy_units(stage, need, buffer);
   lane.wait_for(pull_);
   const auto on_lane = lane.use();
-  multiply_part(a_, buffer, norm_a_, norms_of_stage(stage), whole_,
-                c_.narrow(1, whole_.first_column(stage), whole_.columns(stage)));
+  const auto columns_of = [&](const Tensor& x) {
+    return x.narrow(1, whole_.first_column(stage), whole_.columns(stage));
+  };
+  const RowShard& own = b_.front();
+  multiply_part(a_, buffer, norm_a_, norms_of_stage(stage), whole_, columns_of(c_),
+                owns(own) ? std::optional(columns_of(own.rows)) : std::nullopt, own.first);
   multiplied_[slot] = lane.mark();
   return lane;
 }
@@ -99,7 +109,7 @@ void Part::copy_units(int64_t stage, std::span<const bool> need, const Tensor& b
   std::vector<RowBlock> blocks;
   for (const RowShard& shard : b_) {
     const int64_t last = shard.first + shard.rows.size(0);
-    if (last == shard.first) continue;
+    if (last == shard.first || owns(shard)) continue;
     blocks.clear();
     for (const Run& run : runs_of(need, shard.first / edge, blocks_of(last, edge))) {
       const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);

@@ -24,6 +24,12 @@ struct WholeProduct {
   int64_t columns(int64_t stage) const;
 };
 
+// The op multiply_part on tensors of one device.
+void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& norm_a,
+                   const at::Tensor& norm_b, const WholeProduct& whole, const at::Tensor& out,
+                   const std::optional<at::Tensor>& own_rows = std::nullopt,
+                   int64_t first_own_row = 0);
+
 // Rows of a matrix, from row `first` on. Its rows are contiguous.
 struct RowShard {
   at::Tensor rows;
@@ -52,8 +58,8 @@ class Part {
   // `b`: the whole of B.
   void multiply(const at::Tensor& b);
 
-  // `b` holds all rows of B, the nearest first. Allocates the buffers of stages. Throws
-  // OutOfMemoryError before any copy has started.
+  // `b` holds all rows of B. If the first shard lies on this device, it is read in place. Allocates
+  // the buffers of stages. Throws OutOfMemoryError before any copy has started.
   void prepare_stages(std::vector<RowShard> b);
   // Copies the needed units of the stage and multiplies. need: for each block row of B. Returns the
   // lane that computes the stage.
@@ -62,6 +68,7 @@ class Part {
  private:
   static constexpr int kBuffers = 3;
 
+  bool owns(const RowShard& shard) const;
   void copy_units(int64_t stage, std::span<const bool> need, const at::Tensor& buffer) const;
   at::Tensor norms_of_stage(int64_t stage) const;
 

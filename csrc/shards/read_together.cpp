@@ -5,6 +5,7 @@
 namespace spamm::shards {
 
 std::vector<at::Tensor> read_together(const std::vector<at::Tensor>& tensors) {
+  if (tensors.empty()) return {};
   std::vector<at::Tensor> bytes;
   for (const at::Tensor& x : tensors) bytes.push_back(x.contiguous().view({-1}).view(at::kByte));
   const at::Tensor read = at::cat(bytes).cpu();
@@ -12,8 +13,7 @@ std::vector<at::Tensor> read_together(const std::vector<at::Tensor>& tensors) {
   int64_t first = 0;
   for (size_t i = 0; i < tensors.size(); ++i) {
     const int64_t count = bytes[i].numel();
-    // A copy, because a view of another type must start at a multiple of its size.
-    const at::Tensor own = read.narrow(0, first, count).clone();
+    const at::Tensor own = read.narrow(0, first, count);
     result.push_back(own.view(tensors[i].scalar_type()).view(tensors[i].sizes()));
     first += count;
   }

@@ -7,7 +7,8 @@
 
 namespace spamm::shards {
 
-// Copies of the tensors on the CPU. They lie on one device and may have different types.
+// Copies of the tensors on the CPU. They lie on one device. Types may differ, but no entry is
+// longer than those of the tensors before.
 std::vector<at::Tensor> read_together(const std::vector<at::Tensor>& tensors);
 
 }  // namespace spamm::shards

@@ -5,8 +5,11 @@
 #include <ATen/Functions.h>
 
 #include <algorithm>
+#include <array>
 #include <deque>
+#include <memory>
 #include <optional>
+#include <span>
 #include <tuple>
 
 #include "checks.h"
@@ -19,7 +22,6 @@
 #include "shards/plan_maps.h"
 #include "shards/read_together.h"
 #include "shards/row_copy.h"
-#include "shards/schedule.h"
 #include "threshold.h"
 
 namespace spamm::shards {
@@ -27,77 +29,118 @@ namespace {
 
 // Rows of C are cut between groups of this many, which is a multiple of every tile's height.
 constexpr int64_t kGroupRows = 128;
-constexpr int64_t kFetches = 16;  // copies of rows of A for a part, at most
-
-// Groups of rows, from first to last without last.
-struct Range {
-  int64_t first, last;
-};
+constexpr int64_t kChunks = 8;  // of rows of A that a remote part fetches, at most
 
 template <class T>
 std::span<const T> entries(const Tensor& x) {
   return {x.const_data_ptr<T>(), static_cast<size_t>(x.numel())};
 }
 
-// Computes rows of C on another device than the operands', and sends them there.
+// Computes rows of C on another device than the operands', and sends them there. What it needs of B
+// comes first. Then some rows of A come while those before are multiplied and their rows of C
+// leave.
 class RemotePart {
  public:
   RemotePart(const WholeProduct& whole, at::Device device, const Tensor& norm_a,
-             const Tensor& norm_b, const Tensor& b, const Tensor& a, const Tensor& c)
-      : result_(c),
-        source_a_(a),
-        a_(at::empty(a.sizes(), a.options().device(device))),
-        norm_a_(gather_rows(norm_a, device)),
-        norm_b_(gather_rows(norm_b, device)),
-        part_(whole, a_, norm_a_, norm_b_, at::empty(c.sizes(), a_.options())),
-        send_(Lane::another(device)) {
-    part_.prepare_stages({{b, 0}});
-    send_.wait_for(Lane::current(c.device()));
+             const Tensor& norm_b, const Tensor& a, const Tensor& b, const Tensor& c)
+      : whole_(whole),
+        from_a_(a),
+        from_b_(b),
+        to_c_(c),
+        own_(Lane::current(device)),
+        pull_(Lane::another(device)),
+        multiply_{Lane::another(device), Lane::another(device)},
+        send_(Lane::another(device)),
+        home_(Lane::current(c.device())) {
+    const auto on_device = own_.use();
+    norm_a_ = gather_rows(norm_a, device);
+    norm_b_ = gather_rows(norm_b, device);
+    a_ = at::empty(a.sizes(), norm_a_.options().dtype(a.scalar_type()));
+    b_ = at::empty(b.sizes(), a_.options());
+    c_ = at::empty(c.sizes(), a_.options());
+    for (const Lane* lane : {&pull_, &multiply_[0], &multiply_[1], &send_}) {
+      lane->wait_for(own_);
+      lane->wait_for(home_);
+    }
   }
+  // The memory of both devices may be used again after the current streams have waited.
   ~RemotePart() {
-    // The result is complete on its own device, and the part's memory is not used any more.
-    Lane::current(result_.device()).wait_for(send_);
-    Lane::current(part_.device()).wait_for(send_);
+    try {
+      for (const Lane* lane : {&pull_, &multiply_[0], &multiply_[1], &send_}) {
+        own_.wait_for(*lane);
+      }
+      home_.wait_for(pull_);
+      home_.wait_for(send_);
+    } catch (const c10::Error&) {
+      // The device has failed, and the error that says so is on its way.
+    }
   }
   RemotePart(const RemotePart&) = delete;
 
-  // Fetches the blocks of A that some valid block product uses, and some others: for a few rows at
-  // a time, all from the first needed block to the last. needed: (groups, KB), the stages in which
-  // each group of kGroupRows rows needs each block row of B, as bits.
-  void fetch_a(std::span<const int32_t> needed, int64_t edge) const {
-    const int64_t rows = a_.size(0), blocks = blocks_of(a_.size(1), edge);
-    const int64_t groups = blocks_of(rows, kGroupRows), step = blocks_of(groups, kFetches);
-    std::vector<RowBlock> copies;
-    for (int64_t group = 0; group < groups; group += step) {
-      const int64_t count = std::min(step, groups - group);
-      int64_t first = blocks, last = 0;
-      for (int64_t i = group; i < group + count; ++i) {
-        for (int64_t k = 0; k < blocks; ++k) {
-          if (needed[i * blocks + k] == 0) continue;
-          first = std::min(first, k), last = std::max(last, k + 1);
-        }
-      }
-      if (first >= last) continue;
-      const int64_t row = group * kGroupRows, column = first * edge;
-      copies.push_back(block_between(a_, row, column, source_a_, row, column,
-                                     std::min(rows - row, count * kGroupRows),
-                                     std::min(a_.size(1), last * edge) - column));
+  // needed: (groups, KB), the stages in which each group of kGroupRows rows needs each block row of
+  // B, as bits.
+  void run(std::span<const int32_t> needed) {
+    copy_blocks(pull_, own_.device(), home_.device(), needed_of_b(needed));
+    const int64_t rows = a_.size(0), groups = blocks_of(rows, kGroupRows);
+    const int64_t step = blocks_of(groups, kChunks), blocks = norm_b_.size(0);
+    for (int64_t group = 0, turn = 0; group < groups; group += step, ++turn) {
+      const int64_t count = std::min(step, groups - group), row = group * kGroupRows;
+      run_rows(row, std::min(rows - row, count * kGroupRows),
+               needed.subspan(group * blocks, count * blocks), multiply_[turn % multiply_.size()]);
     }
-    copy_blocks(part_.pull(), part_.device(), source_a_.device(), copies);
-  }
-
-  void run_stage(int64_t stage, std::span<const bool> need, const WholeProduct& whole) {
-    send_.wait_for(part_.run_stage(stage, need));
-    const auto columns = [&](const Tensor& c) {
-      return c.narrow(1, whole.first_column(stage), whole.columns(stage));
-    };
-    copy_rows(send_, columns(result_), columns(part_.c()));
   }
 
  private:
-  Tensor result_, source_a_, a_, norm_a_, norm_b_;
-  Part part_;
-  Lane send_;
+  // Blocks of B that are needed by some row: in each stage, runs of block rows.
+  std::vector<RowBlock> needed_of_b(std::span<const int32_t> needed) const {
+    const int64_t blocks = norm_b_.size(0), edge = whole_.block.k;
+    std::vector<int32_t> any(blocks);
+    for (size_t i = 0; i < needed.size(); ++i) any[i % blocks] |= needed[i];
+    const auto need = std::make_unique<bool[]>(blocks);
+    std::vector<RowBlock> copies;
+    for (int64_t stage = 0; stage < whole_.stages(); ++stage) {
+      for (int64_t k = 0; k < blocks; ++k) need[k] = any[k] >> stage & 1;
+      const int64_t column = whole_.first_column(stage);
+      for (const Run& run : runs_of({need.get(), static_cast<size_t>(blocks)}, 0, blocks)) {
+        const int64_t row = run.first * edge, rows = std::min(whole_.k - row, run.count * edge);
+        copies.push_back(
+            block_between(b_, row, column, from_b_, row, column, rows, whole_.columns(stage)));
+      }
+    }
+    return copies;
+  }
+
+  // Fetches rows of A, from the first needed block to the last, multiplies and sends.
+  void run_rows(int64_t row, int64_t rows, std::span<const int32_t> needed, const Lane& multiply) {
+    const int64_t blocks = norm_b_.size(0), edge = whole_.block.k;
+    int64_t first = blocks, last = 0;
+    for (int64_t i = 0; i < static_cast<int64_t>(needed.size()); ++i) {
+      if (needed[i] == 0) continue;
+      first = std::min(first, i % blocks), last = std::max(last, i % blocks + 1);
+    }
+    const Tensor a = a_.narrow(0, row, rows), c = c_.narrow(0, row, rows);
+    if (first < last) {
+      const int64_t column = first * edge;
+      const RowBlock copy = block_between(a, 0, column, from_a_, row, column, rows,
+                                          std::min(whole_.k, last * edge) - column);
+      copy_blocks(pull_, own_.device(), home_.device(), {&copy, 1});
+    }
+    multiply.wait_for(pull_);
+    {
+      const auto on_lane = multiply.use();
+      const int64_t m = whole_.block.m;
+      multiply_part(a, b_, norm_a_.slice(0, row / m, blocks_of(row + rows, m)), norm_b_, whole_, c);
+    }
+    send_.wait_for(multiply);
+    copy_rows(send_, to_c_.narrow(0, row, rows), c);
+  }
+
+  const WholeProduct& whole_;
+  Tensor from_a_, from_b_, to_c_;  // on the operands' device
+  Lane own_, pull_;
+  std::array<Lane, 2> multiply_;
+  Lane send_, home_;
+  Tensor norm_a_, norm_b_, a_, b_, c_;
 };
 
 // For each group of kGroupRows rows of A and each block row of B: the stages in which the group
@@ -113,27 +156,9 @@ Tensor stages_needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const
   return at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
 }
 
-// What parts need of B, by what the groups of their rows need.
-StageSchedule schedule_for(std::span<const int32_t> needed, std::span<const Range> parts,
-                           int64_t stages, int64_t blocks) {
-  StageSchedule schedule(static_cast<int64_t>(parts.size()), stages, blocks);
-  std::vector<int32_t> any(blocks);
-  for (size_t p = 0; p < parts.size(); ++p) {
-    std::ranges::fill(any, 0);
-    for (int64_t group = parts[p].first; group < parts[p].last; ++group) {
-      for (int64_t k = 0; k < blocks; ++k) any[k] |= needed[group * blocks + k];
-    }
-    for (int64_t stage = 0; stage < stages; ++stage) {
-      const std::span<bool> need = schedule.need(static_cast<int64_t>(p), stage);
-      for (int64_t k = 0; k < blocks; ++k) need[k] = any[k] >> stage & 1;
-    }
-  }
-  return schedule;
-}
-
 std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
   const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha] = arguments;
-  if (norm_a && norm_b) return {*norm_a, *norm_b};
+  if (!norm_a && !norm_b) return ops::norm_maps(a, b, block);
   return {norm_a ? *norm_a : norm_map(a, {block[0], block[1]}),
           norm_b ? *norm_b : norm_map(b, {block[1], block[2]})};
 }
@@ -172,19 +197,20 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
                      .n = b.size(1),
                      .block = block,
                      .stage_blocks = stage_blocks(norm_b.size(1), block.n)};
-  const std::vector<Tensor> read = read_together(
-      {tau.to(home), row_work(norm_a, norm_b, tau),
-       stages_needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks)});
-  whole.tau = read[0];
-  const std::vector<int64_t> cuts =
-      row_cuts(entries<int64_t>(read[1]), static_cast<int64_t>(devices.size()), group_blocks);
-  const auto needed = entries<int32_t>(read[2]);
-  const int64_t blocks = norm_b.size(0);
+  std::vector<Tensor> wanted = {
+      row_work(norm_a, norm_b, tau),
+      stages_needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks)};
+  if (!tau.is_cpu()) wanted.insert(wanted.begin(), tau.to(at::kDouble));
+  const std::vector<Tensor> read = read_together(wanted);
+  whole.tau = tau.is_cpu() ? tau : read[0];
+  const auto needed = entries<int32_t>(read.end()[-1]);
+  const std::vector<int64_t> cuts = row_cuts(entries<int64_t>(read.end()[-2]),
+                                             static_cast<int64_t>(devices.size()), group_blocks);
 
   const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
   const Tensor c = at::empty({whole.m, whole.n}, a.options());
   std::deque<RemotePart> remote;
-  std::vector<Range> groups;  // of the remote parts
+  std::vector<std::span<const int32_t>> needed_by;
   std::optional<Part> own;
   for (size_t p = 0; p < devices.size(); ++p) {
     const int64_t row = cuts[p] * block.m, rows = std::min(whole.m, cuts[p + 1] * block.m) - row;
@@ -194,26 +220,14 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
     if (devices[p] == home) {
       own.emplace(whole, a.narrow(0, row, rows), norm_a_rows, norm_b, c_rows);
     } else {
-      remote.emplace_back(whole, devices[p], norm_a_rows, norm_b, source_b,
-                          source_a.narrow(0, row, rows), c_rows);
-      groups.push_back({cuts[p] / group_blocks, blocks_of(cuts[p + 1], group_blocks)});
+      remote.emplace_back(whole, devices[p], norm_a_rows, norm_b, source_a.narrow(0, row, rows),
+                          source_b, c_rows);
+      const int64_t first = cuts[p] / group_blocks, last = blocks_of(cuts[p + 1], group_blocks);
+      needed_by.push_back(needed.subspan(first * norm_b.size(0), (last - first) * norm_b.size(0)));
     }
   }
-  // First, because the host takes a while to enqueue the copies.
   if (own) own->multiply(b);
-  const StageSchedule schedule = schedule_for(needed, groups, whole.stages(), blocks);
-  std::vector<std::vector<int64_t>> order;
-  for (size_t p = 0; p < remote.size(); ++p) {
-    const auto [first, last] = groups[p];
-    remote[p].fetch_a(needed.subspan(first * blocks, (last - first) * blocks), block.k);
-    order.push_back(schedule.order(static_cast<int64_t>(p)));
-  }
-  for (int64_t turn = 0; turn < whole.stages(); ++turn) {
-    for (size_t p = 0; p < remote.size(); ++p) {
-      const int64_t stage = order[p][turn];
-      remote[p].run_stage(stage, schedule.need(static_cast<int64_t>(p), stage), whole);
-    }
-  }
+  for (size_t p = 0; p < remote.size(); ++p) remote[p].run(needed_by[p]);
   return c;
 }
 

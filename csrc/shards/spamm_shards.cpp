@@ -86,7 +86,7 @@ void check_shards(TensorList a, TensorList b) {
 // The product, as it is computed step by step.
 class ShardedProduct {
  public:
-  ShardedProduct(TensorList a, TensorList b, const Knob& knob, const Block& block)
+  ShardedProduct(TensorList a, TensorList b, const Block& block)
       : a_(shards_of(a, block.m, "a_shards")),
         b_is_whole_(is_whole_everywhere(b, a[0].size(1))),
         b_(b_is_whole_ ? Shards{b.vec(), {}} : shards_of(b, block.k, "b_shards")),
@@ -98,18 +98,20 @@ class ShardedProduct {
     if (!b_is_whole_) {
       for (Tensor& rows : b_.rows) rows = with_contiguous_rows(rows);
     }
-    compute_norms();
-    plan(knob);
   }
 
-  std::vector<Tensor> run() {
+  // Everything that needs no answer from a device is enqueued before the host waits in plan().
+  std::vector<Tensor> run(const Knob& knob) {
+    compute_norms();
     std::vector<Tensor> results;
     std::deque<Part> parts;
     for (size_t p = 0; p < a_.rows.size(); ++p) {
       const Tensor& a = a_.rows[p];
       results.push_back(at::empty({a.size(0), whole_.n}, a.options()));
       parts.emplace_back(whole_, a, norm_a_[p], norm_b_on(a.device()), results.back());
+      if (!b_is_whole_) parts.back().prepare_stages(shards_for(p));
     }
+    plan(knob);
     if (b_is_whole_) {
       for (size_t p = 0; p < parts.size(); ++p) parts[p].multiply(b_.rows[p]);
     } else {
@@ -152,10 +154,9 @@ class ShardedProduct {
     const at::Device device = a_.rows[0].device();
     const auto on_lane = Lane::current(device).use();
     const Tensor& norm_b = norm_b_on(device);
-    const Tensor tau = knob.tau
-                           ? knob.tau->to(device, knob.tau->scalar_type(), /*non_blocking=*/true)
-                           : threshold_from_knob(gather_rows(norm_a_, device), norm_b, knob);
-    std::vector<Tensor> wanted = {tau};
+    const Tensor tau = tau_on(device, norm_b, knob);
+    std::vector<Tensor> wanted;
+    if (!tau.is_cpu()) wanted.push_back(tau.to(at::kDouble));
     if (!b_is_whole_) {
       std::vector<Tensor> largest;
       for (const Tensor& map : norm_a_) {
@@ -168,10 +169,19 @@ class ShardedProduct {
       wanted.push_back(needed.transpose(1, 2));
     }
     const std::vector<Tensor> read = read_together(wanted);
-    whole_.tau = read[0];
+    whole_.tau = tau.is_cpu() ? tau : read[0];
     if (b_is_whole_) return;
-    schedule_.emplace(read[1].size(0), read[1].size(1), read[1].size(2));
-    std::copy_n(read[1].const_data_ptr<bool>(), read[1].numel(), schedule_->all().data());
+    const Tensor& need = read.back();
+    schedule_.emplace(need.size(0), need.size(1), need.size(2));
+    std::copy_n(need.const_data_ptr<bool>(), need.numel(), schedule_->all().data());
+  }
+
+  // A number stays on the CPU, so that nothing waits for it.
+  Tensor tau_on(at::Device device, const Tensor& norm_b, const Knob& knob) const {
+    if (!knob.tau) return threshold_from_knob(gather_rows(norm_a_, device), norm_b, knob);
+    return knob.tau->is_cpu()
+               ? *knob.tau
+               : knob.tau->to(device, knob.tau->scalar_type(), /*non_blocking=*/true);
   }
 
   // B's shards, the part's own one first and then those of the parts after it, so that not all
@@ -186,7 +196,6 @@ class ShardedProduct {
   }
 
   void run_stages(std::deque<Part>& parts) {
-    for (size_t p = 0; p < parts.size(); ++p) parts[p].prepare_stages(shards_for(p));
     std::vector<std::vector<int64_t>> order;
     for (size_t p = 0; p < parts.size(); ++p) order.push_back(schedule_->order(p));
     for (int64_t turn = 0; turn < whole_.stages(); ++turn) {
@@ -218,7 +227,7 @@ std::vector<Tensor> spamm_shards_op(TensorList a, TensorList b, const std::optio
   if (a.size() == 1) {
     return {ops::spamm(a[0], b[0], tau, valid_ratio, max_error, block, {}, {}, {}, 1, 1, {})};
   }
-  return ShardedProduct(a, b, knob, edges).run();
+  return ShardedProduct(a, b, edges).run(knob);
 }
 
 }  // namespace

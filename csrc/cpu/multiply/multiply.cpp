@@ -399,9 +399,11 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 
 // A block of C has the same bits in any part, so that the whole's size does not matter here.
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const Tensor& tau, IntArrayRef block, const Tensor& out, IntArrayRef whole) {
+                   const Tensor& tau, IntArrayRef block, const Tensor& out, IntArrayRef whole,
+                   const OptTensor& own_rows, int64_t first_own_row) {
   const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
-  check_part(out, a, b, whole);
+  check_part(out, a, b, whole, own_rows, first_own_row);
+  if (own_rows) b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
   const bool in_place = out.size(1) <= 1 || out.stride(1) == 1;
   const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
   multiply_into(result, a, b, norm_a, norm_b, tau, edges, {}, 1, 1);

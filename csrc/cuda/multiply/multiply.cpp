@@ -69,14 +69,33 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   return product(a, b, {}, norm_a, norm_b, tau, edges, input, beta, alpha);
 }
 
+// Whether `rows` of B, from `first` on, can be read where they are, beside the other rows in `b`.
+bool reads_in_place(Kernel kernel, const Tensor& rows, int64_t first, const Tensor& b) {
+  constexpr int64_t kStep = 64;  // rows that a kernel loads together
+  const int64_t last = first + rows.size(0);
+  const auto has_rows = [](const Tensor& x) { return reads_along(x.unsqueeze(0), 2, 1); };
+  return reads_own_rows(kernel) && first % kStep == 0 && (last % kStep == 0 || last == b.size(0)) &&
+         has_rows(rows) && has_rows(b);
+}
+
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                    const Tensor& tau, at::IntArrayRef block, const Tensor& out,
-                   at::IntArrayRef whole) {
+                   at::IntArrayRef whole, const std::optional<Tensor>& own_rows,
+                   int64_t first_own_row) {
   const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
-  check_part(out, a, b, whole);
-  const Prepared prepared = {
-      .whole = {
-          {.batch_a = 1, .batch_b = 1, .batch = 1, .m = whole[0], .n = whole[1], .k = a.size(1)}}};
+  check_part(out, a, b, whole, own_rows, first_own_row);
+  const OnDevice device(a);
+  const ProductSize size = {
+      .batch_a = 1, .batch_b = 1, .batch = 1, .m = whole[0], .n = whole[1], .k = a.size(1)};
+  Prepared prepared = {.whole = size, .kernel = kernel_for(a.scalar_type(), size, edges, device)};
+  if (own_rows && own_rows->numel() > 0) {
+    if (reads_in_place(*prepared.kernel, *own_rows, first_own_row, b)) {
+      prepared.own_rows = *own_rows;
+      prepared.first_own_row = first_own_row;
+    } else {
+      b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
+    }
+  }
   // The kernels write rows of contiguous entries from a 16-byte address on.
   const bool in_place = (out.size(1) <= 1 || out.stride(1) == 1) &&
                         reinterpret_cast<uintptr_t>(out.const_data_ptr()) % kAlignment == 0;
@@ -144,6 +163,11 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
     with_params(Norm{}, [&](kernels::MultiplyParams<Norm>& p) {
       p.a = operand(readable_a, 2);
       p.b = operand(readable_b, 1);
+      if (prepared.own_rows.defined()) {
+        p.own_b = operand(as_batch(prepared.own_rows), 1);
+        p.first_own_row = prepared.first_own_row;
+        p.own_rows = prepared.own_rows.size(0);
+      }
       return multiply(p, how);
     });
   };

@@ -28,6 +28,10 @@ struct Prepared {
   std::optional<ProductSize> whole = std::nullopt;
   // Result of kernel_for(). Stored, because PyTorch's TF32 setting may change between two calls.
   std::optional<Kernel> kernel = std::nullopt;
+  // Rows of B from `first_own_row` on that lie here and not in `b`. Undefined: none. The kernel
+  // must be one of reads_own_rows(), and the rows must pass reads_in_place().
+  at::Tensor own_rows = {};
+  int64_t first_own_row = 0;
   // The split parts of the operands, split_parts_of(kernel) of each.
   const SplitOperands* split_parts = nullptr;
   // A TileCounter that is zero when the previous kernel on the stream has ended.

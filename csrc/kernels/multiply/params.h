@@ -20,6 +20,11 @@ struct Operand {
 template <class Norm>
 struct MultiplyParams {
   Operand a, b;
+  // Rows [first_own_row, first_own_row + own_rows) of B, if there are any, are read from own_b,
+  // which has b's order. Only Hopper's kernels of half types and float64 can. The rows start at a
+  // multiple of 64 and end at one or at K. There is no batch.
+  Operand own_b;
+  int64_t first_own_row, own_rows;
   const Norm* norm_a;  // (batch, ceil(M / block_m), ceil(K / block_k)), contiguous
   const Norm* norm_b;  // (batch, ceil(K / block_k), ceil(N / block_n)), contiguous
   Tau<Norm> tau;

@@ -94,6 +94,9 @@ cudaError_t multiply_in(const MultiplyParams<float>& p, const Launch& how) {
   if (error == cudaSuccess) {
     error = encode<Element>(params.map_b, layout(p.b, p.n, p.k, p.batch), kBlock);
   }
+  if (error == cudaSuccess && p.own_rows > 0) {
+    error = encode<Element>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1), kBlock);
+  }
   if (error == cudaSuccess && params.c_by_tma) {
     error = encode<Element>(params.map_c, {p.c, p.n, p.m, p.c_leading, p.batch, p.c_batch_stride},
                             kWarpRows);

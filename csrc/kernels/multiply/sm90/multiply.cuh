@@ -36,8 +36,8 @@ __device__ __forceinline__ void fetch(const Params& params, int batch, int block
     load_block<Config::kMajorA>(params.map_a, block * kBlock, step * kBlock, batch, barrier,
                                 stage.a[i]);
   } else {
-    load_block<Config::kMajorB>(params.map_b, block * kBlock, step * kBlock, batch, barrier,
-                                stage.b[i]);
+    const RowOfB b = find_row_of_b(params, step * kBlock);
+    load_block<Config::kMajorB>(b.map, block * kBlock, b.row, batch, barrier, stage.b[i]);
   }
 }
 

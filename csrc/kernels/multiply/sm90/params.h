@@ -17,8 +17,21 @@ struct TiledProduct {
   bool claims_tiles;                   // false: every tile has a thread block of its own
 };
 
+// Where a row of B lies.
+struct RowOfB {
+  const CUtensorMap& map;
+  int row;
+};
+
+template <class Params>
+__device__ __forceinline__ RowOfB find_row_of_b(const Params& params, int k) {
+  const int own = k - static_cast<int>(params.product.first_own_row);
+  const bool is_own = static_cast<uint32_t>(own) < params.product.own_rows;
+  return {is_own ? params.map_own_b : params.map_b, is_own ? own : k};
+}
+
 struct Params : TiledProduct<float> {
-  CUtensorMap map_a, map_b, map_c;
+  CUtensorMap map_a, map_b, map_own_b, map_c;
   bool c_by_tma;  // false: map_c is not set, as C's rows do not start at multiples of 16 bytes
 };
 

@@ -21,6 +21,9 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& h
   if (error == cudaSuccess) {
     error = encode_doubles<Config::kMajorB>(params.map_b, layout(p.b, p.n, p.k, p.batch));
   }
+  if (error == cudaSuccess && p.own_rows > 0) {
+    error = encode_doubles<Config::kMajorB>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1));
+  }
   if (error != cudaSuccess) return error;
   return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
 }

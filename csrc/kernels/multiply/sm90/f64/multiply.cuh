@@ -17,7 +17,7 @@
 namespace spamm::kernels::multiply::sm90 {
 
 struct DoubleProduct : TiledProduct<double> {
-  CUtensorMap map_a, map_b;
+  CUtensorMap map_a, map_b, map_own_b;
 };
 
 // An operand block holds 16 of K. If K is contiguous, its 64 lines are 64 rows of A (or columns of
@@ -48,12 +48,13 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
 template <class Config, bool kIsA>
 __device__ __forceinline__ void fetch(const DoubleProduct& params, int batch, int block, int stage,
                                       int i, Barrier& barrier, typename Config::Stage& to) {
-  const CUtensorMap& map = kIsA ? params.map_a : params.map_b;
+  const int first = stage * Config::kStageDepth;
+  const auto [map, row] = kIsA ? RowOfB{params.map_a, first} : find_row_of_b(params, first);
   const int line = block * kBlock;
 #pragma unroll
   for (int part = 0; part < Config::kStageLines; ++part) {
     OperandBlock& operand = (kIsA ? to.a : to.b)[part][i];
-    const int k = stage * Config::kStageDepth + part * kLineDepth;
+    const int k = row + part * kLineDepth;
     if constexpr ((kIsA ? Config::kMajorA : Config::kMajorB) == Major::K) {
       load_block<Major::K>(map, line, k, batch, barrier, operand);
     } else {
