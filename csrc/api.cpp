@@ -2,7 +2,11 @@
 // autocast and both devices as Python does.
 #include <ATen/ops/scalar_tensor.h>
 
+#include <algorithm>
+
+#include "checks.h"
 #include "ops.h"
+#include "shards/plan.h"
 #include "spamm/spamm.h"
 
 namespace spamm {
@@ -126,6 +130,17 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
   return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, knob.tau,
                      knob.valid_ratio, knob.max_error, block, pixel_block, std::nullopt,
                      std::nullopt, relu, /*weight_is_ready=*/false);
+}
+
+std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                              int64_t parts, IntArrayRef block) {
+  static const auto op =
+      find<std::vector<int64_t>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t)>(
+          "spamm_torch::row_cuts");
+  const int64_t m = check_block(block).m;
+  auto cuts = op.call(norm_a, norm_b, tau, parts, std::max(m, shards::kCutRows) / m);
+  for (int64_t& cut : cuts) cut *= m;
+  return cuts;
 }
 
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {

@@ -205,11 +205,9 @@ def exchange_plan(
         TypeError: norm maps or a ``tau`` of another dtype, or a ``dtype`` without such norms.
         RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
-    check_tensor(norm_a, "norm_a")
-    check_tensor(norm_b, "norm_b")
+    _check_maps(norm_a, norm_b)
     m, k, n = check_block(block)
     threshold = as_tau(tau)
-    _ops.row_work(norm_a[:0], norm_b, threshold)  # refuses maps and a tau that do not fit
     dtype = _operand_dtype(dtype, norm_a.dtype)
     mesh_rows, mesh_columns = _mesh(mesh_shape, cuts)
     (rows, depth), columns = norm_a.shape, norm_b.shape[1]
@@ -274,7 +272,10 @@ def _exchange(
     """
     need = needed_by_parts(norms, other, tau, cuts, stage)
     has_rows = torch.tensor([begin < end for begin, end in pairwise(cuts)])
-    widths = torch.tensor([part.shape[1] for part in other.split(stage, 1) if part.shape[1]])
+    columns = other.shape[1]
+    widths = torch.tensor(
+        [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64
+    )
     everything = has_rows[:, None, None].expand_as(need)
     return _Exchange(need, _moved(need, widths, owners), _moved(everything, widths, owners))
 
@@ -320,6 +321,17 @@ def chunk_cuts(blocks: int, parts: int) -> list[int]:
 
 def _longest(cuts: list[int]) -> int:
     return max(end - begin for begin, end in pairwise(cuts))
+
+
+def _check_maps(norm_a: Tensor, norm_b: Tensor) -> None:
+    """What the plan reads before an op checks the maps: their shapes."""
+    check_tensor(norm_a, "norm_a")
+    check_tensor(norm_b, "norm_b")
+    if norm_a.dim() != 2 or norm_b.dim() != 2 or norm_a.shape[1] != norm_b.shape[0]:
+        raise RuntimeError(
+            "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes "
+            f"{list(norm_a.shape)} and {list(norm_b.shape)}"
+        )
 
 
 def _block_cuts(cuts: Sequence[int], blocks: int, edge: int, parts: int, name: str) -> list[int]:

@@ -8,6 +8,10 @@
 
 namespace spamm::shards {
 
+// Cuts by work are multiples of so many rows, the height of the kernels' tallest tiles, so that a
+// part has no more tiles that stick out than the whole has.
+inline constexpr int64_t kCutRows = 128;
+
 // Neighbouring needed block rows of B, which one copy moves.
 struct Run {
   int64_t first, count;

@@ -49,6 +49,16 @@ TEST_P(Stages, FindTauKeepsTheShareAskedFor) {
   }
 }
 
+TEST_P(Stages, RowCutsShareOutTheWork) {
+  // Rows of 64: the first 256 have all of their products valid, the others none.
+  const Tensor norm_a = at::cat({at::ones({4, 3}, options()), at::zeros({7, 3}, options())});
+  const Tensor norm_b = at::ones({3, 5}, options());
+  const Tensor tau = at::scalar_tensor(0.5, at::kDouble);
+  EXPECT_EQ(row_cuts(norm_a, norm_b, tau, 2), (std::vector<int64_t>{0, 128, 704}));
+  EXPECT_EQ(row_cuts(norm_a, norm_b, tau, 2, {32, 64, 64}), (std::vector<int64_t>{0, 128, 352}));
+  EXPECT_EQ(row_cuts(norm_a, norm_b, tau, 1), (std::vector<int64_t>{0, 704}));
+}
+
 TEST_P(Stages, ValidCountsCountsProductsNotBelowTau) {
   Tensor norm_a = random({6, 5}).abs(), norm_b = random({5, 8}).abs();
   norm_a[2][3].fill_(std::numeric_limits<float>::quiet_NaN());

@@ -5,8 +5,10 @@ import math
 
 import pytest
 import torch
+from torch.library import opcheck
 
-import spamm_torch  # noqa: F401  registers the operators
+import spamm_torch
+from spamm_torch._plan import exchange_plan
 
 ops = torch.ops.spamm_torch
 
@@ -118,3 +120,399 @@ class TestRowCuts:
             assert all(cut % multiple == 0 or cut == rows for cut in cuts)
             largest = max(sum(work.tolist()[p:q]) for p, q in itertools.pairwise(cuts))
             assert largest == cuts_by_brute_force(work.tolist(), parts, multiple)
+
+    @pytest.mark.parametrize("block", [32, 64, 128, (32, 64, 128)])
+    def test_python_returns_rows(self, device, block):
+        m = block if isinstance(block, int) else block[0]
+        generator = torch.Generator().manual_seed(0)
+        norm_a = torch.rand(13, 5, generator=generator).to(device)
+        norm_b = torch.rand(5, 6, generator=generator).to(device)
+        cuts = spamm_torch.row_cuts(norm_a, norm_b, 0.3, 3, block=block)
+        multiple = max(m, 128)
+        assert cuts == [m * c for c in ops.row_cuts(norm_a, norm_b, host(0.3), 3, multiple // m)]
+        assert all(type(cut) is int for cut in cuts)
+        assert all(cut % multiple == 0 for cut in cuts[:-1])
+        assert cuts[-1] == 13 * m
+
+    def test_rows_of_different_work(self, device):
+        norm_a = torch.cat([torch.ones(4, 3), torch.zeros(12, 3)]).to(device)
+        norm_b = torch.ones(3, 5, device=device)
+        # 4 block rows of 15 valid products, and 12 with none.
+        assert spamm_torch.row_cuts(norm_a, norm_b, 0.5, 2) == [0, 128, 1024]
+        assert spamm_torch.row_cuts(norm_a, norm_b, 0.0, 2) == [0, 512, 1024]
+        assert spamm_torch.row_cuts(norm_a, norm_b, torch.tensor(0.5), 1) == [0, 1024]
+
+    @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0)])
+    def test_empty_maps(self, device, shape):
+        rows, depth, columns = shape
+        norm_a = torch.ones(rows, depth, device=device)
+        norm_b = torch.ones(depth, columns, device=device)
+        cuts = spamm_torch.row_cuts(norm_a, norm_b, 0.5, 3, block=128)
+        assert cuts == sorted(cuts)
+        assert (cuts[0], cuts[-1], len(cuts)) == (0, 128 * rows, 4)
+
+    def test_a_compiled_function_breaks_the_graph_there(self):
+        norm_a, norm_b = torch.rand(9, 5), torch.rand(5, 6)
+        compiled = torch.compile(spamm_torch.row_cuts, backend="eager")
+        assert compiled(norm_a, norm_b, 0.3, 3) == spamm_torch.row_cuts(norm_a, norm_b, 0.3, 3)
+
+
+# ---- Exchange plans -----------------------------------------------------------------------------
+
+
+def chunks(blocks, parts):
+    """Where each of ``parts`` parts begins and ends, as torch.chunk cuts a range of blocks."""
+    pieces = torch.arange(blocks).chunk(parts) if blocks else []
+    ranges = [(piece[0].item(), piece[-1].item() + 1) for piece in pieces]
+    return ranges + [(blocks, blocks)] * (parts - len(ranges))
+
+
+class Layout:
+    """Who owns what on a mesh of ranks, in blocks, and what travels, one unit at a time."""
+
+    def __init__(self, valid, row_cuts, b_cuts, mesh):
+        self.valid = valid  # (MB, KB, NB)
+        self.mesh_rows, self.mesh_columns = mesh
+        _, depth, columns = valid.shape
+        self.rows = list(itertools.pairwise(row_cuts))
+        self.columns = chunks(columns, self.mesh_columns)
+        self.a_depth = chunks(depth, self.mesh_columns)
+        self.b_depth = list(itertools.pairwise(b_cuts)) if b_cuts else chunks(depth, self.mesh_rows)
+
+    def ranks(self):
+        return itertools.product(range(self.mesh_rows), range(self.mesh_columns))
+
+    def rank(self, row, column):
+        return row * self.mesh_columns + column
+
+    def travelling_b(self, stage):
+        """(source, destination, blocks) of each unit of B."""
+        for row, column in self.ranks():
+            first, last = self.columns[column]
+            for source, (begin, end) in enumerate(self.b_depth):
+                if source == row:
+                    continue
+                for k, left in itertools.product(range(begin, end), range(first, last, stage)):
+                    right = min(left + stage, last)
+                    unit = self.valid[slice(*self.rows[row]), k, left:right]
+                    if unit.any():
+                        yield self.rank(source, column), self.rank(row, column), right - left
+
+    def travelling_a(self, stage):
+        """(source, destination, blocks) of each unit of A."""
+        for row, column in self.ranks():
+            first, last = self.rows[row]
+            for source, (begin, end) in enumerate(self.a_depth):
+                if source == column:
+                    continue
+                for k, top in itertools.product(range(begin, end), range(first, last, stage)):
+                    bottom = min(top + stage, last)
+                    unit = self.valid[top:bottom, k, slice(*self.columns[column])]
+                    if unit.any():
+                        yield self.rank(row, source), self.rank(row, column), bottom - top
+
+    def bytes(self, block, itemsize):
+        m, k, n = block
+        send = [[0] * (self.mesh_rows * self.mesh_columns) for _ in self.ranks()]
+        stages = (self.stage(self.columns, n), self.stage(self.rows, m))
+        for source, destination, blocks in self.travelling_b(stages[0]):
+            send[source][destination] += blocks * k * n * itemsize
+        for source, destination, blocks in self.travelling_a(stages[1]):
+            send[source][destination] += blocks * m * k * itemsize
+        return send
+
+    def stage(self, ranges, edge):
+        return ops.stage_blocks(max(end - begin for begin, end in ranges), edge)
+
+    def work(self):
+        for row, column in self.ranks():
+            products = self.valid[slice(*self.rows[row]), :, slice(*self.columns[column])]
+            yield (1000 * int(products.sum()) + 23 * products.numel()) / 1000
+
+
+MESHES = [(1, 1), (2, 1), (1, 2), (3, 1), (4, 1), (2, 2), (1, 4), (2, 3)]
+
+
+class TestExchangePlan:
+    @pytest.mark.parametrize("seed", range(6))
+    @pytest.mark.parametrize("mesh", MESHES)
+    def test_counts_what_travels(self, device, mesh, seed):
+        generator = torch.Generator().manual_seed(seed)
+        dtype = NORM_DTYPES[seed % 2]
+        block = [(64, 64, 64), (32, 64, 128), (128, 32, 64)][seed % 3]
+        m, k, _ = block
+        # Wide enough for several stages in some of the cases.
+        rows, depth, columns = (
+            torch.randint(1, most, (), generator=generator).item() for most in (90, 9, 90)
+        )
+        norm_a = random_map(generator, rows, depth, dtype)
+        norm_b = random_map(generator, depth, columns, dtype)
+        # Most products are skipped, so that whole units are.
+        norm_a *= torch.rand(rows, depth, generator=generator) < 0.05
+        tau = 0.5
+        cuts = random_cuts(generator, rows, mesh[0])
+        b_cuts = random_cuts(generator, depth, mesh[0]) if seed % 2 else None
+        plan = exchange_plan(
+            norm_a.to(device),
+            norm_b.to(device),
+            tau,
+            [m * cut for cut in cuts],
+            mesh,
+            b_cuts=b_cuts and [k * cut for cut in b_cuts],
+            block=block,
+        )
+        valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
+        layout = Layout(valid, cuts, b_cuts, mesh)
+        dense = Layout(torch.ones_like(valid), cuts, b_cuts, mesh)
+        itemsize = dtype.itemsize
+        assert plan.send == layout.bytes(block, itemsize)
+        assert plan.dense_send == dense.bytes(block, itemsize)
+        assert plan.bytes == sum(map(sum, plan.send))
+        assert plan.dense_bytes == sum(map(sum, plan.dense_send))
+        assert plan.work == list(layout.work())
+        assert plan.dtype == dtype
+        assert plan.mesh_shape == mesh
+
+    def test_a_line_is_a_mesh_of_one_column(self):
+        norm_a, norm_b = torch.rand(8, 8), torch.rand(8, 8)
+        line = exchange_plan(norm_a, norm_b, 0.5, [0, 128, 512])
+        mesh = exchange_plan(norm_a, norm_b, 0.5, [0, 128, 512], (2, 1))
+        assert line.mesh_shape == (2, 1)
+        assert str(line) == str(mesh)
+
+    def test_nothing_skipped_sends_all(self):
+        norm_a, norm_b = torch.rand(8, 8), torch.rand(8, 6)
+        plan = exchange_plan(norm_a, norm_b, 0.0, [0, 256, 512])
+        half = 256 * 6 * 64 * 4
+        assert plan.send == plan.dense_send == [[0, half], [half, 0]]
+        assert plan.imbalance == 1
+
+    def test_a_band_exchanges_its_border(self):
+        n = 64
+        index = torch.arange(n)
+        band = ((index[:, None] - index).abs() <= 1).float()
+        plan = exchange_plan(band, band, 0.5, [0, n * 32, n * 64])
+        # Rows 0 to 31 need block row 32 of B, which has entries in columns 31 to 33, in both
+        # stages of 32 columns; likewise from the other side.
+        assert plan.stages == 2
+        unit = 64 * 64 * 32 * 4
+        assert plan.send == [[0, 2 * unit], [2 * unit, 0]]
+        assert plan.need[0].shape == (2, n, 2)
+
+    def test_bytes_follow_the_dtype(self):
+        norm_a, norm_b = torch.rand(8, 8), torch.rand(8, 8)
+        plans = {
+            dtype: exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512], dtype=dtype)
+            for dtype in (None, torch.float32, torch.float16, torch.bfloat16)
+        }
+        assert plans[None].bytes == plans[torch.float32].bytes == 2 * plans[torch.float16].bytes
+        assert plans[torch.float16].bytes == plans[torch.bfloat16].bytes
+        doubles = exchange_plan(norm_a.double(), norm_b.double(), 0.5, [0, 256, 512])
+        assert doubles.dtype == torch.float64
+        assert doubles.bytes == 2 * plans[None].bytes
+
+    def test_ragged_rows(self):
+        norm_a, norm_b = torch.rand(8, 8), torch.rand(8, 8)
+        whole = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512])
+        ragged = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 500], b_cuts=[0, 256, 449])
+        assert ragged.cuts == [0, 256, 500]
+        assert ragged.send == whole.send
+
+    @pytest.mark.parametrize("shape", [(0, 3, 4), (5, 0, 4), (5, 3, 0), (1, 1, 1)])
+    @pytest.mark.parametrize("mesh", [(3, 1), (3, 2)])
+    def test_ranks_without_rows_or_columns(self, shape, mesh):
+        rows, depth, columns = shape
+        norm_a, norm_b = torch.ones(rows, depth), torch.ones(depth, columns)
+        last = 64 * rows
+        plan = exchange_plan(norm_a, norm_b, 0.0, [0, last, last, last], mesh)
+        assert plan.bytes == plan.dense_bytes
+        assert plan.send == Layout(
+            torch.ones(rows, depth, columns, dtype=torch.bool), [0, rows, rows, rows], None, mesh
+        ).bytes((64, 64, 64), 4)
+        assert str(plan)
+
+    def test_prints_a_table(self):
+        norm_a, norm_b = torch.ones(8, 8), torch.ones(8, 8)
+        norm_a[:4, 4:] = 0  # rank 0 needs nothing
+        plan = exchange_plan(norm_a, norm_b, 0.5, [0, 256, 512], dtype=torch.float16)
+        assert str(plan).splitlines() == [
+            "rank     rows  columns  work  to 0       to 1      sends      dense",
+            "   0    0:256    0:512   134     -  256.0 KiB  256.0 KiB  256.0 KiB",
+            "   1  256:512    0:512   262   0 B          -        0 B  256.0 KiB",
+            "256.0 KiB of 512.0 KiB (50.0%) travel in float16, stages 1; "
+            "largest work 1.323 of the mean",
+        ]
+
+    def test_a_wide_table_leaves_pairs_out(self):
+        norms = torch.ones(9, 9)
+        plan = exchange_plan(norms, norms, 0.5, [64 * row for row in range(10)])
+        lines = str(plan).splitlines()
+        assert len(lines) == 11
+        assert "to 0" not in lines[0]
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+NORM_A, NORM_B = torch.ones(8, 4), torch.ones(4, 6)
+CUTS = [0, 256, 512]
+
+
+def plan_of(norm_a=NORM_A, norm_b=NORM_B, tau=0.5, cuts=CUTS, mesh_shape=None, **options):
+    return exchange_plan(norm_a, norm_b, tau, cuts, mesh_shape, **options)
+
+
+def cuts_of(norm_a=NORM_A, norm_b=NORM_B, tau=0.5, parts=2, **options):
+    return spamm_torch.row_cuts(norm_a, norm_b, tau, parts, **options)
+
+
+def units_of(largest_a=NORM_A, norm_b=NORM_B, tau=0.5, stage_blocks=2):
+    return ops.needed_units(largest_a, norm_b, host(tau), stage_blocks)
+
+
+def raises_one_line(error, line, call, **arguments):
+    with pytest.raises(error) as caught:
+        call(**arguments)
+    assert str(caught.value) == line
+
+
+every_call = pytest.mark.parametrize("call", [plan_of, cuts_of])
+
+
+class TestBadInput:
+    @every_call
+    def test_maps_and_tau(self, call):
+        shapes = r"^norm maps must be .*got shapes \[8, 4\] and \[5, 6\]$"
+        with pytest.raises(RuntimeError, match=shapes):
+            call(norm_b=torch.ones(5, 6))
+        raises_one_line(
+            RuntimeError,
+            "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [1, 8, 4] and [1, 4, 6]",
+            call,
+            norm_a=NORM_A[None],
+            norm_b=NORM_B[None],
+        )
+        raises_one_line(
+            TypeError,
+            "norm_a must be float32 or float64; got float16",
+            call,
+            norm_a=NORM_A.half(),
+            norm_b=NORM_B.half(),
+        )
+        raises_one_line(
+            TypeError,
+            "norm_a and norm_b must have one dtype; got float32 and float64",
+            call,
+            norm_b=NORM_B.double(),
+        )
+        raises_one_line(TypeError, "norm_a must be a tensor; got list", call, norm_a=[1.0])
+        raises_one_line(ValueError, "tau must be a number; got nan", call, tau=math.nan)
+        raises_one_line(
+            RuntimeError, "tau must be a 0-d tensor; got shape [1]", call, tau=torch.ones(1)
+        )
+        raises_one_line(
+            ValueError,
+            "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
+            call,
+            block=48,
+        )
+
+    def test_parts(self):
+        raises_one_line(ValueError, "parts must be positive; got 0", cuts_of, parts=0)
+        raises_one_line(TypeError, "parts must be an integer; got 2.0", cuts_of, parts=2.0)
+        raises_one_line(TypeError, "parts must be an integer; got True", cuts_of, parts=True)
+        with pytest.raises(ValueError, match=r"^multiple must be positive; got -1$"):
+            ops.row_cuts(NORM_A, NORM_B, host(0.5), 2, -1)
+
+    def test_stages(self):
+        line = "stage_blocks must be positive; got 0"
+        raises_one_line(ValueError, line, units_of, stage_blocks=0)
+        with pytest.raises(ValueError, match=r"^block_columns must be at least 0; got -1$"):
+            ops.stage_blocks(-1, 64)
+        with pytest.raises(ValueError, match=r"^block_n must be 32, 64 or 128; got 48$"):
+            ops.stage_blocks(8, 48)
+
+    def test_unit_maps(self):
+        raises_one_line(
+            RuntimeError,
+            "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]",
+            units_of,
+            largest_a=NORM_A[:, :3],
+        )
+
+    @pytest.mark.parametrize(
+        "cuts",
+        [
+            [0, 256, 448],
+            [0, 256, 513],
+            [0, 100, 512],
+            [0, 512, 256],
+            [64, 256, 512],
+            [-64, 0, 512],
+            [0, 256.0, 512],
+        ],
+    )
+    def test_cuts(self, cuts):
+        line = (
+            "cuts must be 3 ascending numbers from 0 into the last of 8 blocks of 64, multiples "
+            f"of 64 but for the last; got {cuts}"
+        )
+        raises_one_line(ValueError, line, plan_of, cuts=cuts)
+
+    @pytest.mark.parametrize("cuts", [[], [512], 2, "0512"])
+    def test_too_few_cuts(self, cuts):
+        with pytest.raises(ValueError, match=r"^cuts must be .*; got .*$"):
+            plan_of(cuts=cuts)
+
+    def test_b_cuts(self):
+        line = (
+            "b_cuts must be 3 ascending numbers from 0 into the last of 4 blocks of 64, multiples "
+            "of 64 but for the last; got [0, 256]"
+        )
+        raises_one_line(ValueError, line, plan_of, b_cuts=[0, 256])
+
+    @pytest.mark.parametrize("mesh", [(2,), (2, 0), (2, -1), (2, 1, 1), 2, (2, 1.0), "21"])
+    def test_mesh(self, mesh):
+        line = f"mesh_shape must be two positive integers; got {mesh!r}"
+        raises_one_line(ValueError, line, plan_of, mesh_shape=mesh)
+
+    def test_cuts_for_another_mesh(self):
+        with pytest.raises(ValueError, match=r"^cuts must be 5 ascending numbers"):
+            plan_of(mesh_shape=(4, 1))
+
+    def test_dtype(self):
+        line = "dtype must be float32 or float16 or bfloat16 for float32 norms; got float64"
+        raises_one_line(TypeError, line, plan_of, dtype=torch.float64)
+        with pytest.raises(
+            TypeError, match=r"^dtype must be float64 for float64 norms; got float16"
+        ):
+            plan_of(NORM_A.double(), NORM_B.double(), dtype=torch.float16)
+
+
+# ---- The ops ------------------------------------------------------------------------------------
+
+
+class TestOps:
+    @pytest.mark.parametrize("dtype", NORM_DTYPES)
+    def test_opcheck(self, device, dtype):
+        norm_a = torch.rand(5, 4, dtype=dtype, device=device)
+        norm_b = torch.rand(4, 7, dtype=dtype, device=device)
+        for tau in (host(0.5), host(0.5, dtype).to(device)):
+            opcheck(ops.needed_units.default, (norm_a, norm_b, tau, 3))
+            opcheck(ops.row_work.default, (norm_a, norm_b, tau))
+
+    def test_maps_that_require_a_gradient(self, device):
+        norm_a = torch.rand(5, 4, device=device, requires_grad=True)
+        norm_b = torch.rand(4, 7, device=device, requires_grad=True)
+        assert not ops.needed_units(norm_a, norm_b, host(0.5), 3).requires_grad
+        assert not ops.row_work(norm_a, norm_b, host(0.5)).requires_grad
+        assert len(ops.row_cuts(norm_a, norm_b, host(0.5), 2, 1)) == 3
+
+    def test_fakes_refuse_what_the_ops_refuse(self):
+        meta_a, meta_b = NORM_A.to("meta"), NORM_B.to("meta")
+        assert ops.needed_units(meta_a, meta_b, host(0.5), 4).shape == (8, 4, 2)
+        for op, more in ((ops.needed_units, (4,)), (ops.row_work, ())):
+            with pytest.raises(RuntimeError, match="norm maps must be 2-d"):
+                op(meta_a[None], meta_b[None], host(0.5), *more)
+        with pytest.raises(ValueError, match="stage_blocks must be positive; got 0"):
+            ops.needed_units(meta_a, meta_b, host(0.5), 0)

@@ -14,10 +14,12 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 // Operands are float16, bfloat16, float32 or float64 tensors on the CPU or a CUDA device, of any
 // strides and any size, zero included. Norms are float32 (float64 for float64 operands). On CUDA
-// everything runs asynchronously on the current stream, without host synchronisation.
+// everything runs asynchronously on the current stream, without host synchronisation, but where a
+// function says that it waits.
 //
 // Errors: c10::ValueError for a knob or block out of range, c10::TypeError for a wrong dtype,
 // c10::Error for shapes and devices that do not match. what_without_backtrace() is one line: what
@@ -105,6 +107,19 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
               IntArrayRef dilation = {1, 1}, int64_t groups = 1,
               at::OptionalIntArrayRef block = std::nullopt,
               at::OptionalIntArrayRef pixel_block = std::nullopt, bool relu = false);
+
+// ---- Several devices ----------------------------------------------------------------------------
+
+// Cuts the rows of A, and so of C, into `parts` > 0 contiguous parts of about equal work, from the
+// norm maps (MB, KB) and (KB, NB): the smallest possible work of the largest part. The work of rows
+// is their number of valid block products, plus 0.023 times their number of all block products.
+// Returns parts + 1 ascending row numbers. They are multiples of max(m, 128) but for the last,
+// which is MB * m: it may lie beyond A's last row. Parts are empty where the rows are too few.
+// Waits for the device.
+std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                              int64_t parts, IntArrayRef block = {64, 64, 64});
+
+// ---- Introspection ------------------------------------------------------------------------------
 
 // The name of the kernel that multiply would run for such operands on this device, for example
 // "cpu-brgemm" or "sm80-mma-f16".

@@ -1,0 +1,140 @@
+// The plan of a product over several devices: plain numbers, no device.
+#include "shards/plan.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "support.h"
+
+namespace spamm::shards {
+namespace {
+
+using Numbers = std::vector<int64_t>;
+
+int64_t work_of(const Numbers& work, int64_t from, int64_t to) {
+  return std::accumulate(work.begin() + from, work.begin() + to, int64_t{0});
+}
+
+int64_t largest_part(const Numbers& work, const Numbers& cuts) {
+  int64_t largest = 0;
+  for (size_t p = 0; p + 1 < cuts.size(); ++p)
+    largest = std::max(largest, work_of(work, cuts[p], cuts[p + 1]));
+  return largest;
+}
+
+// The smallest work of the largest of `parts` parts of the rows from `first` on, over all cuts.
+int64_t smallest_largest_part(const Numbers& work, int64_t parts, int64_t multiple,
+                              int64_t first = 0) {
+  const auto rows = static_cast<int64_t>(work.size());
+  if (parts == 1) return work_of(work, first, rows);
+  int64_t smallest = std::numeric_limits<int64_t>::max();
+  for (int64_t cut = first; cut < rows + multiple; cut += multiple) {
+    const int64_t end = std::min(cut, rows);
+    const int64_t rest = smallest_largest_part(work, parts - 1, multiple, end);
+    smallest = std::min(smallest, std::max(work_of(work, first, end), rest));
+  }
+  return smallest;
+}
+
+void expect_cuts(const Numbers& work, int64_t parts, int64_t multiple) {
+  SCOPED_TRACE(::testing::Message() << "work " << ::testing::PrintToString(work) << ", parts "
+                                    << parts << ", multiple " << multiple);
+  const auto rows = static_cast<int64_t>(work.size());
+  const Numbers cuts = row_cuts(work, parts, multiple);
+  ASSERT_EQ(cuts.size(), parts + 1);
+  EXPECT_EQ(cuts.front(), 0);
+  EXPECT_EQ(cuts.back(), rows);
+  EXPECT_TRUE(std::ranges::is_sorted(cuts));
+  for (const int64_t cut : cuts) EXPECT_TRUE(cut % multiple == 0 || cut == rows) << cut;
+  EXPECT_EQ(largest_part(work, cuts), smallest_largest_part(work, parts, multiple));
+  const int64_t groups = (rows + multiple - 1) / multiple;
+  for (int64_t p = 0; p < std::min(parts, groups); ++p) EXPECT_LT(cuts[p], cuts[p + 1]) << p;
+}
+
+TEST(RowCuts, AreOptimalAmongAllCuts) {
+  std::mt19937 random(0);
+  for (int64_t rows = 0; rows <= 12; ++rows) {
+    for (int64_t parts = 1; parts <= 4; ++parts) {
+      for (const int64_t multiple : {1, 2, 4}) {
+        // Even work, work with many zeros, and work of very different sizes.
+        for (const int64_t most : {0, 1, 20, 1'000'000}) {
+          Numbers work(rows);
+          std::ranges::generate(work, [&] {
+            return std::uniform_int_distribution<int64_t>(most == 20 ? 15 : 0, most)(random);
+          });
+          expect_cuts(work, parts, multiple);
+        }
+      }
+    }
+  }
+}
+
+TEST(RowCuts, OneHeavyRowLeavesTheOthersToTheOtherParts) {
+  EXPECT_EQ(row_cuts(Numbers{9, 1, 1, 1}, 2, 1), (Numbers{0, 1, 4}));
+  EXPECT_EQ(row_cuts(Numbers{1, 1, 1, 9}, 2, 1), (Numbers{0, 3, 4}));
+}
+
+TEST(RowCuts, MorePartsThanRowsLeavesTheLastEmpty) {
+  EXPECT_EQ(row_cuts(Numbers{5, 5}, 4, 1), (Numbers{0, 1, 2, 2, 2}));
+  EXPECT_EQ(row_cuts(Numbers{5, 5, 5}, 2, 4), (Numbers{0, 3, 3}));
+  EXPECT_EQ(row_cuts(Numbers{}, 2, 1), (Numbers{0, 0, 0}));
+}
+
+TEST(RowCuts, LargeWorkDoesNotOverflow) {
+  constexpr int64_t kLarge = int64_t{1} << 60;
+  EXPECT_EQ(row_cuts(Numbers{kLarge, kLarge, kLarge}, 3, 1), (Numbers{0, 1, 2, 3}));
+}
+
+TEST(Runs, RebuildTheNeedAndDoNotTouch) {
+  constexpr int64_t kRows = 9;
+  for (int bits = 0; bits < 1 << kRows; ++bits) {
+    std::array<bool, kRows> need;
+    for (int64_t row = 0; row < kRows; ++row) need[row] = bits >> row & 1;
+    for (int64_t from = 0; from <= kRows; ++from) {
+      for (int64_t to = from; to <= kRows; ++to) {
+        std::array<bool, kRows> rebuilt = {};
+        int64_t free = from;  // where the next run may begin
+        for (const shards::Run& run : runs_of(need, from, to)) {
+          ASSERT_GE(run.first, free);
+          ASSERT_GT(run.count, 0);
+          ASSERT_LE(run.first + run.count, to);
+          std::fill_n(rebuilt.begin() + run.first, run.count, true);
+          free = run.first + run.count + 1;
+        }
+        for (int64_t row = 0; row < kRows; ++row)
+          ASSERT_EQ(rebuilt[row], need[row] && from <= row && row < to);
+      }
+    }
+  }
+}
+
+TEST(Stages, HaveASixteenthOfTheColumnsAndAtLeast2048) {
+  for (const int64_t edge : {32, 64, 128}) {
+    for (const int64_t columns : {0, 1, 100, 2048, 2049, 8192, 32768, 32769, 50000, 100'000}) {
+      const int64_t blocks = (columns + edge - 1) / edge;
+      const int64_t stage = stage_blocks(blocks, edge);
+      EXPECT_GE(stage * edge, 2048);
+      EXPECT_EQ(stage * edge % 256, 0);
+      EXPECT_LE(stage * 16 * edge, std::max<int64_t>(16 * 2048, blocks * edge + 16 * 256));
+      EXPECT_GE(stage * 16, blocks);
+    }
+  }
+  EXPECT_EQ(stage_blocks(512, 64), 32);   // 32768 columns: 16 stages of 2048
+  EXPECT_EQ(stage_blocks(1024, 64), 64);  // 65536 columns: 16 stages of 4096
+  EXPECT_EQ(stage_blocks(513, 64), 36);   // 32832 columns: 15 stages of 2304 hold them
+}
+
+TEST(Stages, RunFromFewestToMostRemoteBytes) {
+  EXPECT_EQ(stage_order(Numbers{30, 10, 20}), (Numbers{1, 2, 0}));
+  EXPECT_EQ(stage_order(Numbers{5, 0, 5, 0}), (Numbers{1, 3, 0, 2}));  // ties keep their order
+  EXPECT_EQ(stage_order(Numbers{}), (Numbers{}));
+}
+
+}  // namespace
+}  // namespace spamm::shards
