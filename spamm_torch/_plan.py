@@ -34,8 +34,9 @@ def row_cuts(
 
     The work of rows is their number of valid block products, plus 0.023 times their number of all
     block products: the time of a product is linear in its valid products, and 0.023 was fitted to
-    float16 on an H200. Among all cuts into contiguous parts, the largest part's work is smallest.
-    Waits for the device.
+    float16 on an H200. Among all cuts into contiguous parts, the largest part's work is smallest:
+    found by bisection over it (Pinar and Aykanat, "Fast optimal load balancing algorithms for 1D
+    partitioning", 2004). Waits for the device.
 
     Args:
         norm_a: (MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.

@@ -9,7 +9,7 @@ namespace spamm::shards {
 namespace {
 
 constexpr int64_t kStages = 16;
-constexpr int64_t kLeastColumns = 2048;   // narrower stages leave tensor cores idle
+constexpr int64_t kLeastColumns = 2048;   // narrower stages have too few tiles to fill a device
 constexpr int64_t kColumnMultiple = 256;  // a multiple of every block and every tile
 
 // The work before each group of `multiple` block rows, and that of all groups at the end.

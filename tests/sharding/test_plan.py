@@ -81,10 +81,10 @@ class TestNeededUnits:
 
     def test_tau_is_rounded_to_the_norms_type(self, device):
         product = torch.tensor(0.1, device=device).reshape(1, 1)
-        above = host(0.1)  # in float64 below float32's 0.1, in float32 equal to it
-        just_above = host(torch.nextafter(torch.tensor(0.1), torch.tensor(1.0)).item())
+        above = host(torch.tensor(0.1).item() + 1e-10)  # rounds down to float32's 0.1
+        next_above = host(torch.nextafter(torch.tensor(0.1), torch.tensor(1.0)).item())
         assert ops.needed_units(product, torch.ones_like(product), above, 1).item()
-        assert not ops.needed_units(product, torch.ones_like(product), just_above, 1).item()
+        assert not ops.needed_units(product, torch.ones_like(product), next_above, 1).item()
 
 
 def cuts_by_brute_force(work, parts, multiple):
