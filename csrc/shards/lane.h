@@ -27,6 +27,7 @@ class Lane {
   }
 
   at::Device device() const { return stream_.device(); }
+  c10::Stream stream() const { return stream_; }
 
   // Makes this stream and its device current for the lifetime of the result.
   [[nodiscard]] c10::StreamGuard use() const { return c10::StreamGuard(stream_); }

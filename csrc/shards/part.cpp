@@ -22,15 +22,15 @@ constexpr int64_t kRowAlignment = 64;  // entries; what kernels ask of a row's s
 }  // namespace
 
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const WholeProduct& whole, const Tensor& out,
+                   const Tensor& tau, const WholeProduct& whole, const Tensor& out,
                    const std::optional<Tensor>& own_rows, int64_t first_own_row) {
   static const auto op =
       ops::find<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                      at::IntArrayRef, const Tensor&, at::IntArrayRef, const std::optional<Tensor>&,
                      int64_t)>("spamm_torch::multiply_part");
   const Block& block = whole.block;
-  op.call(a, b, norm_a, norm_b, whole.tau, {block.m, block.k, block.n}, out, {whole.m, whole.n},
-          own_rows, first_own_row);
+  op.call(a, b, norm_a, norm_b, tau, {block.m, block.k, block.n}, out, {whole.m, whole.n}, own_rows,
+          first_own_row);
 }
 
 int64_t WholeProduct::stages() const { return blocks_of(n, stage_blocks * block.n); }
@@ -59,9 +59,9 @@ Part::~Part() {
   }
 }
 
-void Part::multiply(const Tensor& b) {
+void Part::multiply(const Tensor& b, const Tensor& tau) {
   const auto on_lane = multiply_[0].use();
-  multiply_part(a_, b, norm_a_, norm_b_, whole_, c_);
+  multiply_part(a_, b, norm_a_, norm_b_, tau, whole_, c_);
 }
 
 void Part::prepare_stages(std::vector<RowShard> b) {
@@ -86,7 +86,7 @@ bool Part::owns(const RowShard& shard) const {
   return &shard == &b_.front() && shard.rows.device() == device();
 }
 
-const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
+void Part::run_stage(int64_t stage, std::span<const bool> need, const Tensor& tau) {
   const int slot = runs_ % kBuffers;
   const Lane& lane = multiply_[runs_++ % multiply_.size()];
   const Tensor buffer = buffers_[slot].narrow(1, 0, whole_.columns(stage));
@@ -98,10 +98,9 @@ const Lane& Part::run_stage(int64_t stage, std::span<const bool> need) {
     return x.narrow(1, whole_.first_column(stage), whole_.columns(stage));
   };
   const RowShard& own = b_.front();
-  multiply_part(a_, buffer, norm_a_, norms_of_stage(stage), whole_, columns_of(c_),
+  multiply_part(a_, buffer, norm_a_, norms_of_stage(stage), tau, whole_, columns_of(c_),
                 owns(own) ? std::optional(columns_of(own.rows)) : std::nullopt, own.first);
   multiplied_[slot] = lane.mark();
-  return lane;
 }
 
 void Part::copy_units(int64_t stage, std::span<const bool> need, const Tensor& buffer) const {

@@ -17,7 +17,6 @@ struct WholeProduct {
   int64_t m, k, n;
   Block block;
   int64_t stage_blocks;  // block columns of a stage
-  at::Tensor tau = {};   // 0-d, on the CPU
 
   int64_t stages() const;
   int64_t first_column(int64_t stage) const { return stage * stage_blocks * block.n; }
@@ -26,8 +25,8 @@ struct WholeProduct {
 
 // The op multiply_part on tensors of one device.
 void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& norm_a,
-                   const at::Tensor& norm_b, const WholeProduct& whole, const at::Tensor& out,
-                   const std::optional<at::Tensor>& own_rows = std::nullopt,
+                   const at::Tensor& norm_b, const at::Tensor& tau, const WholeProduct& whole,
+                   const at::Tensor& out, const std::optional<at::Tensor>& own_rows = std::nullopt,
                    int64_t first_own_row = 0);
 
 // Rows of a matrix, from row `first` on. Its rows are contiguous.
@@ -51,23 +50,19 @@ class Part {
   ~Part();
   Part(const Part&) = delete;
 
-  at::Device device() const { return c_.device(); }
-  const at::Tensor& c() const { return c_; }
-  const Lane& pull() const { return pull_; }
-
-  // `b`: the whole of B.
-  void multiply(const at::Tensor& b);
+  // `b`: the whole of B. tau: 0-d, on the device or the CPU.
+  void multiply(const at::Tensor& b, const at::Tensor& tau);
 
   // `b` holds all rows of B. If the first shard lies on this device, it is read in place. Allocates
   // the buffers of stages. Throws OutOfMemoryError before any copy has started.
   void prepare_stages(std::vector<RowShard> b);
-  // Copies the needed units of the stage and multiplies. need: for each block row of B. Returns the
-  // lane that computes the stage.
-  const Lane& run_stage(int64_t stage, std::span<const bool> need);
+  // Copies the needed units of the stage and multiplies. need: for each block row of B.
+  void run_stage(int64_t stage, std::span<const bool> need, const at::Tensor& tau);
 
  private:
   static constexpr int kBuffers = 3;
 
+  at::Device device() const { return c_.device(); }
   bool owns(const RowShard& shard) const;
   void copy_units(int64_t stage, std::span<const bool> need, const at::Tensor& buffer) const;
   at::Tensor norms_of_stage(int64_t stage) const;

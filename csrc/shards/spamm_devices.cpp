@@ -6,11 +6,14 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <tuple>
+#include <utility>
 
 #include "checks.h"
 #include "ops.h"
@@ -21,6 +24,7 @@
 #include "shards/plan.h"
 #include "shards/plan_maps.h"
 #include "shards/read_together.h"
+#include "shards/remote_cuts.h"
 #include "shards/row_copy.h"
 #include "threshold.h"
 
@@ -36,14 +40,27 @@ std::span<const T> entries(const Tensor& x) {
   return {x.const_data_ptr<T>(), static_cast<size_t>(x.numel())};
 }
 
+// The blocks of K from the first that some group of rows needs to the last, without the end.
+std::pair<int64_t, int64_t> needed_columns(std::span<const int32_t> needed, int64_t blocks) {
+  int64_t first = blocks, last = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(needed.size()); ++i) {
+    if (needed[i] == 0) continue;
+    first = std::min(first, i % blocks), last = std::max(last, i % blocks + 1);
+  }
+  return {std::min(first, last), last};
+}
+
 // Computes rows of C on another device than the operands', and sends them there. What it needs of B
 // comes first. Then some rows of A come while those before are multiplied and their rows of C
 // leave.
 class RemotePart {
  public:
-  RemotePart(const WholeProduct& whole, at::Device device, const Tensor& norm_a,
+  // tau: 0-d, on the CPU. The other tensors are the operands' rows and maps on their device, and
+  // the rows of the result there.
+  RemotePart(const WholeProduct& whole, at::Device device, const Tensor& tau, const Tensor& norm_a,
              const Tensor& norm_b, const Tensor& a, const Tensor& b, const Tensor& c)
       : whole_(whole),
+        tau_(tau),
         from_a_(a),
         from_b_(b),
         to_c_(c),
@@ -113,11 +130,7 @@ class RemotePart {
   // Fetches rows of A, from the first needed block to the last, multiplies and sends.
   void run_rows(int64_t row, int64_t rows, std::span<const int32_t> needed, const Lane& multiply) {
     const int64_t blocks = norm_b_.size(0), edge = whole_.block.k;
-    int64_t first = blocks, last = 0;
-    for (int64_t i = 0; i < static_cast<int64_t>(needed.size()); ++i) {
-      if (needed[i] == 0) continue;
-      first = std::min(first, i % blocks), last = std::max(last, i % blocks + 1);
-    }
+    const auto [first, last] = needed_columns(needed, blocks);
     const Tensor a = a_.narrow(0, row, rows), c = c_.narrow(0, row, rows);
     if (first < last) {
       const int64_t column = first * edge;
@@ -129,14 +142,15 @@ class RemotePart {
     {
       const auto on_lane = multiply.use();
       const int64_t m = whole_.block.m;
-      multiply_part(a, b_, norm_a_.slice(0, row / m, blocks_of(row + rows, m)), norm_b_, whole_, c);
+      multiply_part(a, b_, norm_a_.slice(0, row / m, blocks_of(row + rows, m)), norm_b_, tau_,
+                    whole_, c);
     }
     send_.wait_for(multiply);
     copy_rows(send_, to_c_.narrow(0, row, rows), c);
   }
 
   const WholeProduct& whole_;
-  Tensor from_a_, from_b_, to_c_;  // on the operands' device
+  Tensor tau_, from_a_, from_b_, to_c_;
   Lane own_, pull_;
   std::array<Lane, 2> multiply_;
   Lane send_, home_;
@@ -161,6 +175,44 @@ std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
   if (!norm_a && !norm_b) return ops::norm_maps(a, b, block);
   return {norm_a ? *norm_a : norm_map(a, {block[0], block[1]}),
           norm_b ? *norm_b : norm_map(b, {block[1], block[2]})};
+}
+
+// Measured on two H200 with NVLink: a product of half blocks of 64 takes 0.69 ns of one GPU, and a
+// byte 1 / 375 ns of a link. Other types multiply about as much slower as their entries' squares.
+int64_t work_per_kib(const Block& block, int64_t entry_bytes) {
+  constexpr double kBytesPerNs = 375, kNsPerProduct = 0.69, kWorkPerProduct = 1000;
+  const double volume = static_cast<double>(block.m * block.k * block.n) / (64 * 64 * 64);
+  const double ns = kNsPerProduct * volume * static_cast<double>(entry_bytes * entry_bytes) / 4;
+  return static_cast<int64_t>(1024 / kBytesPerNs / ns * kWorkPerProduct);
+}
+
+// work: of each block row of A. needed: as in RemotePart::run.
+std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
+                                       std::span<const int32_t> needed, const WholeProduct& whole,
+                                       int64_t group_blocks, int64_t entry_bytes) {
+  const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
+  const int64_t per_kib = work_per_kib(whole.block, entry_bytes);
+  const auto cost = [&](int64_t rows, int64_t columns) {
+    return rows * columns * entry_bytes / 1024 * per_kib;
+  };
+  const int64_t unit = cost(edge, whole.columns(0));
+  std::vector<GroupCost> costs;
+  for (int64_t group = 0; group * group_blocks < static_cast<int64_t>(work.size()); ++group) {
+    const auto rows =
+        work.subspan(group * group_blocks)
+            .first(std::min<size_t>(group_blocks, work.size() - group * group_blocks));
+    const auto bits = needed.subspan(group * blocks, blocks);
+    int64_t units = 0, more = 0;
+    for (int64_t k = 0; k < blocks; ++k) {
+      const uint32_t before = group == 0 ? 0 : needed[(group - 1) * blocks + k];
+      units += std::popcount(static_cast<uint32_t>(bits[k]));
+      more += std::popcount(static_cast<uint32_t>(bits[k]) & ~before);
+    }
+    const auto [first, last] = needed_columns(bits, blocks);
+    costs.push_back({std::accumulate(rows.begin(), rows.end(), int64_t{0}),
+                     cost(kGroupRows, (last - first) * edge), units * unit, more * unit});
+  }
+  return costs;
 }
 
 void check_plain_product(const SpammArguments& arguments) {
@@ -202,31 +254,33 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
       stages_needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks)};
   if (!tau.is_cpu()) wanted.insert(wanted.begin(), tau.to(at::kDouble));
   const std::vector<Tensor> read = read_together(wanted);
-  whole.tau = tau.is_cpu() ? tau : read[0];
+  const Tensor host_tau = tau.is_cpu() ? tau : read[0];
   const auto needed = entries<int32_t>(read.end()[-1]);
-  const std::vector<int64_t> cuts = row_cuts(entries<int64_t>(read.end()[-2]),
-                                             static_cast<int64_t>(devices.size()), group_blocks);
+  const auto costs = costs_of_groups(entries<int64_t>(read.end()[-2]), needed, whole, group_blocks,
+                                     a.element_size());
+  const auto own_part = std::find(devices.begin(), devices.end(), home) - devices.begin();
+  const auto cuts = cut_for_home(costs, static_cast<int64_t>(devices.size()), own_part);
 
   const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
   const Tensor c = at::empty({whole.m, whole.n}, a.options());
+  const int64_t height = group_blocks * block.m, blocks = norm_b.size(0);
   std::deque<RemotePart> remote;
   std::vector<std::span<const int32_t>> needed_by;
   std::optional<Part> own;
   for (size_t p = 0; p < devices.size(); ++p) {
-    const int64_t row = cuts[p] * block.m, rows = std::min(whole.m, cuts[p + 1] * block.m) - row;
+    const int64_t row = cuts[p] * height, rows = std::min(whole.m, cuts[p + 1] * height) - row;
     if (rows <= 0) continue;
-    const Tensor norm_a_rows = norm_a.slice(0, cuts[p], cuts[p + 1]);
+    const Tensor norm_a_rows = norm_a.slice(0, cuts[p] * group_blocks, cuts[p + 1] * group_blocks);
     const Tensor c_rows = c.narrow(0, row, rows);
     if (devices[p] == home) {
       own.emplace(whole, a.narrow(0, row, rows), norm_a_rows, norm_b, c_rows);
     } else {
-      remote.emplace_back(whole, devices[p], norm_a_rows, norm_b, source_a.narrow(0, row, rows),
-                          source_b, c_rows);
-      const int64_t first = cuts[p] / group_blocks, last = blocks_of(cuts[p + 1], group_blocks);
-      needed_by.push_back(needed.subspan(first * norm_b.size(0), (last - first) * norm_b.size(0)));
+      remote.emplace_back(whole, devices[p], host_tau, norm_a_rows, norm_b,
+                          source_a.narrow(0, row, rows), source_b, c_rows);
+      needed_by.push_back(needed.subspan(cuts[p] * blocks, (cuts[p + 1] - cuts[p]) * blocks));
     }
   }
-  if (own) own->multiply(b);
+  if (own) own->multiply(b, host_tau);
   for (size_t p = 0; p < remote.size(); ++p) remote[p].run(needed_by[p]);
   return c;
 }

@@ -6,19 +6,18 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <deque>
 #include <optional>
+#include <span>
 
 #include "checks.h"
 #include "ops.h"
+#include "shards/for_each_part.h"
 #include "shards/gather.h"
 #include "shards/lane.h"
 #include "shards/part.h"
 #include "shards/plan.h"
 #include "shards/plan_maps.h"
-#include "shards/read_together.h"
 #include "shards/row_copy.h"
-#include "shards/schedule.h"
 #include "threshold.h"
 
 namespace spamm::shards {
@@ -100,22 +99,19 @@ class ShardedProduct {
     }
   }
 
-  // Everything that needs no answer from a device is enqueued before the host waits in plan().
   std::vector<Tensor> run(const Knob& knob) {
     compute_norms();
-    std::vector<Tensor> results;
-    std::deque<Part> parts;
-    for (size_t p = 0; p < a_.rows.size(); ++p) {
-      const Tensor& a = a_.rows[p];
-      results.push_back(at::empty({a.size(0), whole_.n}, a.options()));
-      parts.emplace_back(whole_, a, norm_a_[p], norm_b_on(a.device()), results.back());
-      if (!b_is_whole_) parts.back().prepare_stages(shards_for(p));
-    }
-    plan(knob);
-    if (b_is_whole_) {
-      for (size_t p = 0; p < parts.size(); ++p) parts[p].multiply(b_.rows[p]);
+    std::vector<Tensor> results(a_.rows.size());
+    // Parts outlive the threads: when they end, streams of other devices wait for their copies.
+    std::vector<std::optional<Part>> parts(results.size());
+    const auto run_part = [&](int64_t p) { results[p] = this->run_part(p, parts[p], knob); };
+    const auto count = static_cast<int64_t>(parts.size());
+    if (a_.rows[0].is_cpu() || needs_no_answer(knob)) {
+      for (int64_t p = 0; p < count; ++p) run_part(p);
     } else {
-      run_stages(parts);
+      std::vector<c10::Stream> streams;
+      for (const Tensor& a : a_.rows) streams.push_back(Lane::current(a.device()).stream());
+      for_each_part(count, streams, run_part);
     }
     return results;
   }
@@ -137,46 +133,30 @@ class ShardedProduct {
     }
   }
 
-  // B's whole map on a device. Parts that share a device share it.
-  const Tensor& norm_b_on(at::Device device) {
-    for (const Tensor& map : gathered_norm_b_) {
-      if (map.device() == device) return map;
-    }
-    return gathered_norm_b_.emplace_back(gather_rows(norm_b_, device));
+  // Whether the host can enqueue everything without reading norms.
+  bool needs_no_answer(const Knob& knob) const {
+    return b_is_whole_ && knob.tau && knob.tau->is_cpu();
   }
 
-  // Finds tau and the needed units on the first device, and reads them.
-  void plan(const Knob& knob) {
-    if (b_is_whole_ && knob.tau && knob.tau->is_cpu()) {
-      whole_.tau = *knob.tau;
-      return;
+  // Everything that needs no answer from the device is enqueued before the host waits for it.
+  Tensor run_part(int64_t p, std::optional<Part>& part, const Knob& knob) const {
+    const Tensor& a = a_.rows[p];
+    const auto on_device = Lane::current(a.device()).use();
+    const Tensor norm_b = gather_rows(norm_b_, a.device());
+    const Tensor c = at::empty({a.size(0), whole_.n}, a.options());
+    part.emplace(whole_, a, norm_a_[p], norm_b, c);
+    if (!b_is_whole_) part->prepare_stages(shards_for(p));
+    const Tensor tau = tau_on(a.device(), norm_b, knob);
+    if (b_is_whole_) {
+      part->multiply(b_.rows[p], tau);
+    } else if (c.numel() > 0) {
+      run_stages(*part, norm_a_[p], norm_b, tau);
     }
-    const at::Device device = a_.rows[0].device();
-    const auto on_lane = Lane::current(device).use();
-    const Tensor& norm_b = norm_b_on(device);
-    const Tensor tau = tau_on(device, norm_b, knob);
-    std::vector<Tensor> wanted;
-    if (!tau.is_cpu()) wanted.push_back(tau.to(at::kDouble));
-    if (!b_is_whole_) {
-      std::vector<Tensor> largest;
-      for (const Tensor& map : norm_a_) {
-        const auto on_its_lane = Lane::current(map.device()).use();
-        largest.push_back(map.size(0) == 0 ? at::zeros({1, map.size(1)}, map.options())
-                                           : map.amax(0, /*keepdim=*/true));
-      }
-      const Tensor needed =
-          needed_units(gather_rows(largest, device), norm_b, tau, whole_.stage_blocks);
-      wanted.push_back(needed.transpose(1, 2));
-    }
-    const std::vector<Tensor> read = read_together(wanted);
-    whole_.tau = tau.is_cpu() ? tau : read[0];
-    if (b_is_whole_) return;
-    const Tensor& need = read.back();
-    schedule_.emplace(need.size(0), need.size(1), need.size(2));
-    std::copy_n(need.const_data_ptr<bool>(), need.numel(), schedule_->all().data());
+    return c;
   }
 
-  // A number stays on the CPU, so that nothing waits for it.
+  // Every device searches by itself, and all find the same tau. A number stays on the CPU, so that
+  // nothing waits for it.
   Tensor tau_on(at::Device device, const Tensor& norm_b, const Knob& knob) const {
     if (!knob.tau) return threshold_from_knob(gather_rows(norm_a_, device), norm_b, knob);
     return knob.tau->is_cpu()
@@ -195,15 +175,20 @@ class ShardedProduct {
     return shards;
   }
 
-  void run_stages(std::deque<Part>& parts) {
-    std::vector<std::vector<int64_t>> order;
-    for (size_t p = 0; p < parts.size(); ++p) order.push_back(schedule_->order(p));
-    for (int64_t turn = 0; turn < whole_.stages(); ++turn) {
-      for (size_t p = 0; p < parts.size(); ++p) {
-        const int64_t stage = order[p][turn];
-        parts[p].run_stage(stage, std::as_const(*schedule_).need(p, stage));
-      }
+  // Waits for the device once, to learn what the part needs.
+  void run_stages(Part& part, const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) const {
+    const Tensor largest = norm_a.amax(0, /*keepdim=*/true);
+    const Tensor needed = needed_units(largest, norm_b, tau, whole_.stage_blocks)[0].t();
+    const Tensor need = needed.contiguous().cpu();  // (stages, KB)
+    const auto need_of = [&](int64_t stage) {
+      return std::span(need.const_data_ptr<bool>() + stage * need.size(1),
+                       static_cast<size_t>(need.size(1)));
+    };
+    std::vector<int64_t> counts;
+    for (int64_t stage = 0; stage < need.size(0); ++stage) {
+      counts.push_back(std::ranges::count(need_of(stage), true));
     }
+    for (const int64_t stage : stage_order(counts)) part.run_stage(stage, need_of(stage), tau);
   }
 
   Shards a_;
@@ -211,8 +196,6 @@ class ShardedProduct {
   Shards b_;
   WholeProduct whole_;
   std::vector<Tensor> norm_a_, norm_b_;  // of each device's rows
-  std::deque<Tensor> gathered_norm_b_;
-  std::optional<StageSchedule> schedule_;
 };
 
 std::vector<Tensor> spamm_shards_op(TensorList a, TensorList b, const std::optional<Tensor>& tau,
