@@ -12,6 +12,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "find_tau_for_error(Tensor norm_a, Tensor norm_b, float max_error, *, "
       "Tensor? skip_norm_b=None) -> Tensor");
+  // How many products have keys in each of `bins` ranges of 2^shift keys, the first of which begins
+  // at `low` (0-d int64), and above them: int64 (bins + 1). All batches are counted together. A
+  // product's key is its bit pattern, as an integer; NaN has the key of infinity.
+  m.def(
+      "product_histogram(Tensor norm_a, Tensor norm_b, Tensor low, int shift, int bins) -> Tensor");
   m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def("valid_ratio(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def(
