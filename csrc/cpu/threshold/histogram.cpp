@@ -31,35 +31,39 @@ struct KeyBins {
   Key<N> count;
 };
 
-// places[j] = where a * b[j] is counted: in its bin, above all bins (bins.count) or below them
-// (bins.count + 1).
+// bin_of[j] = the bin of a * b[j], or bins.count if its key is outside of all bins. Returns the
+// number of keys above them.
 template <class N>
-SPAMM_CPU_CLONES void find_bins(N a, const N* b, int64_t size, const KeyBins<N> bins,
-                                Key<N>* __restrict places) {
+SPAMM_CPU_CLONES int64_t find_bins(N a, const N* b, int64_t size, const KeyBins<N> bins,
+                                   Key<N>* __restrict bin_of) {
   constexpr Key<N> kMagnitude = ~Key<N>{0} >> 1;
   constexpr Key<N> kInfinity = std::bit_cast<Key<N>>(std::numeric_limits<N>::infinity());
+  int64_t above = 0;
   for (int64_t j = 0; j < size; ++j) {
     const Key<N> bits = std::bit_cast<Key<N>>(a * b[j]) & kMagnitude;
     const Key<N> key = bits < kInfinity ? bits : kInfinity;
     const Key<N> bin = (key - bins.low) >> bins.shift;
-    const Key<N> place = bin < bins.count ? bin : bins.count;
-    places[j] = key < bins.low ? bins.count + 1 : place;
+    const bool inside = key >= bins.low && bin < bins.count;
+    above += key >= bins.low && bin >= bins.count;
+    bin_of[j] = inside ? bin : bins.count;
   }
+  return above;
 }
 
-// Counts in the bins, above them and below them.
+// Counts in each bin, and above all bins.
 template <class N>
 std::vector<int64_t> count_products(const Maps<N>& maps, const KeyBins<N>& bins) {
-  std::vector<int64_t> none(bins.count + 2);
+  const std::vector<int64_t> none(bins.count + 1);
   return at::parallel_reduce(
       0, maps.batches * maps.mb, grain(maps.kb * maps.nb), none,
       [&](int64_t from, int64_t to, std::vector<int64_t> counts) {
-        std::vector<Key<N>> places(maps.nb);
+        std::vector<Key<N>> bin_of(maps.nb);
         for (int64_t row = from; row < to; ++row) {
           const N *a = maps.row_of_a(row), *b = maps.b_for_row(row);
-          for (int64_t k = 0; k < maps.kb; ++k) {
-            find_bins(a[k], b + k * maps.nb, maps.nb, bins, places.data());
-            for (const Key<N> place : places) ++counts[place];
+          for (int64_t k = 0; k < maps.kb; ++k, b += maps.nb) {
+            counts[bins.count] += find_bins(a[k], b, maps.nb, bins, bin_of.data());
+            for (const Key<N> bin : bin_of)
+              if (bin < bins.count) ++counts[bin];
           }
         }
         return counts;
@@ -81,7 +85,7 @@ Tensor product_histogram(const Tensor& norm_a, const Tensor& norm_b, const Tenso
     const KeyBins<N> key_bins{static_cast<Key<N>>(low.item<int64_t>()), static_cast<int>(shift),
                               static_cast<Key<N>>(bins)};
     const auto counts = count_products(maps, key_bins);
-    std::copy_n(counts.begin(), bins + 1, histogram.mutable_data_ptr<int64_t>());
+    std::copy(counts.begin(), counts.end(), histogram.mutable_data_ptr<int64_t>());
   });
   return histogram;
 }
