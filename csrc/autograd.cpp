@@ -193,9 +193,9 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
        {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part", "spamm_shards"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
-  for (const char* name :
-       {"norm_map", "norm_maps", "find_tau", "find_tau_for_error", "valid_counts", "valid_ratio",
-        "error_bound", "conv2d_weight_norm", "needed_units", "row_work", "row_cuts"}) {
+  for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
+                           "product_histogram", "valid_counts", "valid_ratio", "error_bound",
+                           "conv2d_weight_norm", "needed_units", "row_work", "row_cuts"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }

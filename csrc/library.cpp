@@ -13,6 +13,13 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "find_tau_for_error(Tensor norm_a, Tensor norm_b, float max_error, *, "
       "Tensor? skip_norm_b=None) -> Tensor");
+  // How many products have keys in each of `bins` ranges of 2^shift keys, the first of which begins
+  // at `low`, and above them: int64 (bins + 1), all batches together. A product's key is its bit
+  // pattern, as an integer; NaN has the key of infinity. `bins` is at most 2048, `shift` at most 20
+  // (float64: 52), `low` 0-d int64 on the maps' device. It is at least 0, which is not checked,
+  // because nothing here waits for the device.
+  m.def(
+      "product_histogram(Tensor norm_a, Tensor norm_b, Tensor low, int shift, int bins) -> Tensor");
   m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def("valid_ratio(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def(

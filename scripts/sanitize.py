@@ -69,6 +69,8 @@ def stages():
             torch.rand(*of, device="cuda", dtype=dtype) for of in ((mb, kb), (kb, nb))
         )
         tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+        low = torch.tensor(1 << 29, device="cuda")
+        torch.ops.spamm_torch.product_histogram(norm_a, norm_b, low, 20, 2048)
         spamm_torch.valid_counts(norm_a, norm_b, tau)
         spamm_torch.valid_ratio(norm_a, norm_b, tau)
         spamm_torch.error_bound(norm_a, norm_b, tau)

@@ -208,6 +208,20 @@ def _(
     return norm_a.new_empty(())
 
 
+@register_fake("spamm_torch::product_histogram")
+def _(norm_a: Tensor, norm_b: Tensor, low: Tensor, shift: int, bins: int) -> Tensor:
+    _check_norm_maps(norm_a, norm_b)
+    most_shift = 52 if norm_a.dtype == torch.float64 else 20
+    torch._check_value(1 <= bins <= 2048, lambda: f"bins must be from 1 to 2048; got {bins}")
+    torch._check_value(
+        0 <= shift <= most_shift, lambda: f"shift must be from 0 to {most_shift}; got {shift}"
+    )
+    _check_dtype(low, torch.int64, "low")
+    _check_shape(low, (), "low")
+    _check_device(low, norm_a.device, "low")
+    return norm_a.new_empty((bins + 1,), dtype=torch.int64)
+
+
 @register_fake("spamm_torch::valid_counts")
 def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     _check_norm_maps(norm_a, norm_b)

@@ -131,6 +131,29 @@ def test_find_tau_for_error_argument(device, max_error, got):
 
 
 @pytest.mark.parametrize(
+    ("dtype", "shift", "bins", "got"),
+    [
+        (torch.float32, 0, 0, "got 0"),
+        (torch.float32, 0, 2049, "got 2049"),
+        (torch.float32, -1, 1, "got -1"),
+        (torch.float32, 21, 1, "got 21"),
+        (torch.float64, 53, 1, "got 53"),
+    ],
+)
+def test_product_histogram_bins(device, dtype, shift, bins, got):
+    norms = torch.ones(2, 2, device=device, dtype=dtype)
+    low = torch.tensor(0, device=device)
+    refuses(ValueError, lambda: ops.product_histogram(norms, norms, low, shift, bins), got)
+
+
+def test_product_histogram_low(device):
+    norms = torch.ones(2, 2, device=device)
+    histogram = lambda low: ops.product_histogram(norms, norms, low, 0, 1)  # noqa: E731
+    refuses(TypeError, lambda: histogram(torch.tensor(0.0, device=device)), "got float32")
+    refuses(RuntimeError, lambda: histogram(torch.tensor([0, 1], device=device)), "[2]")
+
+
+@pytest.mark.parametrize(
     "function", [spamm_torch.valid_counts, spamm_torch.valid_ratio, spamm_torch.error_bound]
 )
 def test_a_nan_float_is_no_threshold(device, function):
@@ -203,6 +226,9 @@ def test_type_of_given_maps(operands, map_name, dtype, name):
 STAGES = {
     "find_tau": lambda x, y: spamm_torch.find_tau(x, y, 0.5),
     "find_tau_for_error": lambda x, y: spamm_torch.find_tau_for_error(x, y, 0.5),
+    "product_histogram": lambda x, y: ops.product_histogram(
+        x, y, torch.tensor(0).to(x.device), 0, 1
+    ),
     "valid_counts": lambda x, y: spamm_torch.valid_counts(x, y, 1.0),
     "valid_ratio": lambda x, y: spamm_torch.valid_ratio(x, y, 1.0),
     "error_bound": lambda x, y: spamm_torch.error_bound(x, y, 1.0),

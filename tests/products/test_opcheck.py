@@ -46,6 +46,10 @@ class TestStagesOnMaps:
         opcheck(ops.find_tau_for_error.default, (norm_a, norm_b, 0.1))
         opcheck(ops.find_tau_for_error.default, (norm_a, norm_b, 0.1), {"skip_norm_b": norm_b * 2})
 
+    def test_product_histogram(self, device, dtype, batch):
+        low = torch.tensor(1 << 20, device=device)
+        opcheck(ops.product_histogram.default, (*maps(device, *batch, dtype=dtype), low, 3, 100))
+
     def test_valid_counts(self, device, dtype, batch):
         for tau in (torch.tensor(0.5), torch.tensor(0.5, device=device, dtype=dtype)):
             opcheck(ops.valid_counts.default, (*maps(device, *batch, dtype=dtype), tau))

@@ -21,6 +21,7 @@
 #include "checks.h"
 #include "cpu/common/clones.h"
 #include "cpu/norm_map/scaled_norm.h"
+#include "cpu/threshold/maps.h"
 #include "norm_slack.h"
 
 namespace spamm::cpu {
@@ -28,34 +29,6 @@ namespace {
 
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
-
-constexpr int64_t kStepsPerTask = 32 * 1024;  // with fewer, starting a thread does not pay
-
-// The number of items in a task, if an item takes `steps` steps.
-int64_t grain(int64_t steps) {
-  return std::max<int64_t>(1, kStepsPerTask / std::max<int64_t>(1, steps));
-}
-
-// Contiguous norm maps of a batch of products: A's (batches, MB, KB) and B's (batches, KB, NB).
-template <class N>
-struct Maps {
-  Tensor owner_a, owner_b;
-  const N *a, *b;
-  int64_t batches, mb, kb, nb;
-
-  Maps(const Tensor& norm_a, const Tensor& norm_b)
-      : owner_a(norm_a.contiguous()),
-        owner_b(norm_b.contiguous()),
-        a(owner_a.const_data_ptr<N>()),
-        b(owner_b.const_data_ptr<N>()),
-        batches(c10::multiply_integers(norm_a.sizes().slice(0, norm_a.dim() - 2))),
-        mb(norm_a.size(-2)),
-        kb(norm_a.size(-1)),
-        nb(norm_b.size(-1)) {}
-
-  const N* row_of_a(int64_t row) const { return a + row * kb; }  // batch * mb + i
-  const N* b_for_row(int64_t row) const { return b + row / mb * kb * nb; }
-};
 
 template <class N>
 N threshold_value(const Tensor& tau) {
@@ -217,11 +190,6 @@ N find_tau_for_error_of(const Maps<N>& maps, const N* skip_norm_b, double max_er
 }
 
 // ---- Operators ---------------------------------------------------------------------------------
-
-template <class Function>
-auto dispatch_norms(const Tensor& norm_a, const Function& function) {
-  return norm_a.scalar_type() == at::kDouble ? function(double()) : function(float());
-}
 
 Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
                 int64_t max_iterations, double tolerance) {

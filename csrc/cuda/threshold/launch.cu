@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cuda/threshold/launch.h"
+#include "cuda/threshold/staircase_grid.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/select_tau.cuh"
@@ -114,16 +115,11 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
   constexpr int64_t kFewBlocks = 64;
   const int64_t small = kernels::staircases<1>(maps), large = kernels::staircases<2>(maps);
   const int64_t multiprocessors = device.multiProcessorCount;
-  TORCH_CHECK(large <= kernels::kMostStaircases * multiprocessors,
-              "norm maps are too large for find_tau; got ", maps.batch, " x ", maps.mb, " x ",
-              maps.kb, " x ", maps.nb);
+  check_staircases<2>(maps, multiprocessors, "find_tau");
   const auto products = static_cast<double>(maps.batch * maps.mb * maps.kb * maps.nb);
   const auto launch = [&](auto select, int64_t blocks) {
     select(maps, valid_ratio * products, products, workspace, tau, static_cast<unsigned>(blocks),
            device, stream);
-  };
-  const auto blocks_for = [](int64_t staircases, int64_t most) {
-    return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
   };
   if (small <= kernels::kSelectWarps<Norm>) {
     launch(launch_select<false, 1, unsigned, Norm>, 1);

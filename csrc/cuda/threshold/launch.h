@@ -22,6 +22,11 @@ template <class Norm>
 void launch_find_tau(const kernels::NormMaps<Norm>& maps, double valid_ratio, void* workspace,
                      Norm* tau, const cudaDeviceProp& device, cudaStream_t stream);
 
+// `low` and `counts`, of bins + 1 zeros, are on the device. See kernels::product_histogram.
+template <class Norm>
+void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t* low, int shift,
+                              int bins, int64_t* counts, int multiprocessors, cudaStream_t stream);
+
 // `workspace` has error_workspace(maps) bytes. The first kErrorStateBytes must be zero.
 constexpr size_t kErrorStateBytes = 64;
 template <class Norm>

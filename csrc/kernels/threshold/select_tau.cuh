@@ -14,13 +14,11 @@
 #include <utility>
 
 #include "kernels/common/overlap.cuh"
-#include "kernels/threshold/staircases.cuh"
+#include "kernels/threshold/count_bins.cuh"
 
 namespace spamm::kernels {
 
 constexpr int kCandidates = 4096;
-// For each thread block, so that its own counts fit 32 bits.
-constexpr int kMostStaircases = (1 << 20) - 1024;
 
 // The counts of all thread blocks together. Count is wide enough for the number of products.
 template <class Norm, class Count>
@@ -80,49 +78,6 @@ __device__ Key least_in_warp(Key x) {
     }
     return x;
   }
-}
-
-// Counts this thread block's products in the bins of an interval, and above the interval.
-template <class Norm, int kLaneRows>
-__device__ void count_bins(const Staircases<Norm, kLaneRows>& stairs,
-                           const KeyInterval<Norm>& interval, unsigned (&counts)[kBins<Norm> + 1]) {
-  using Key = typename Bits<Norm>::Type;
-  constexpr int kAhead = 4;
-  for (int i = threadIdx.x; i <= kBins<Norm>; i += blockDim.x) counts[i] = 0;
-  __syncthreads();
-  const int shift = interval.shift();
-  unsigned above = 0;
-  stairs.for_each([&](const StairRows<Norm, kLaneRows>& rows) {
-    int begin[kLaneRows], end[kLaneRows], longest = 0;
-    rows.find(interval, begin, end);
-#pragma unroll
-    for (int r = 0; r < kLaneRows; ++r) {
-      above += rows.columns[r] - end[r];
-      longest = max(longest, end[r] - begin[r]);
-    }
-    for (int offset = 0; offset < longest; offset += kAhead) {
-      Key keys[kLaneRows][kAhead];
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          keys[r][i] = rows.key(r, min(begin[r] + offset + i, kSelectEdge - 1));
-        }
-      }
-#pragma unroll
-      for (int r = 0; r < kLaneRows; ++r) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          if (begin[r] + offset + i < end[r]) {
-            atomicAdd(&counts[(keys[r][i] - interval.low) >> shift], 1u);
-          }
-        }
-      }
-    }
-  });
-  above = __reduce_add_sync(~0u, above);
-  if (threadIdx.x % 32 == 0) atomicAdd(&counts[kBins<Norm>], above);
-  __syncthreads();
 }
 
 // Stores the keys of this thread block's products in the interval into `shared.staged`, unless the
@@ -270,7 +225,7 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
 
   FoundBin<Count> found;
   for (int round = 0;; ++round) {
-    count_bins(stairs, interval, shared.counts);
+    count_bins(stairs, interval, interval.shift(), kBins<Norm>, shared.counts);
     if constexpr (kGrid) {
       Count* const counts = global->counts[round % 3];
       for (int i = threadIdx.x; i <= kBins<Norm>; i += blockDim.x) {

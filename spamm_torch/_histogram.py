@@ -1,0 +1,119 @@
+"""The exact threshold of a valid ratio, where the norm maps lie on several ranks.
+
+No rank sees the products of the others. All ranks sum histograms of their products instead, and so
+close in on the wanted product together: selection by radix, from the top of its key. A product's
+key is its bit pattern, an integer; products are not negative, so keys have their order. Sums of
+integers do not depend on the order of the ranks, so every rank finds the bits that one device does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ._arguments import check_integer, check_valid_ratio
+
+_LOG2_BINS = 11
+_BINS = 2**_LOG2_BINS
+
+
+def find_tau_across(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    valid_ratio: float,
+    total_products: int,
+    reduce: Callable[[Tensor], object],
+) -> Tensor:
+    """The threshold that keeps a given share of the block products of all ranks together.
+
+    All ranks call this together, with the same ``valid_ratio`` and ``total_products``. Each block
+    product belongs to one rank. Its part is, for example, its rows of A's map and all of B's.
+
+    A round forms and counts all products of the rank's maps, and sums 16 KiB of counts over the
+    ranks; the search needs about 50 KiB of memory beside the maps. It takes 3 rounds for float32
+    norms, 6 for float64. Where equal products make the share without them nearer, as many rounds
+    again find the next larger product. Between rounds nothing waits for the device (unless
+    ``reduce`` does); the host waits once, when the product is found.
+
+    Args:
+        norm_a: (..., MB, KB) this rank's rows of A's norm map, float32 or float64. MB may be 0.
+        norm_b: (..., KB, NB) norm map of B or this rank's columns of it, of the same dtype, device
+            and batch dimensions.
+        valid_ratio: share of all ranks' block products to keep, in (0, 1].
+        total_products: the number of block products of all ranks.
+        reduce: replaces the int64 tensor that it is given, on the maps' device, by its sum over all
+            ranks, as ``torch.distributed.all_reduce`` does. What it returns is not used.
+
+    Returns:
+        0-d tensor of the norms' dtype on their device, in units of a product of two norms: on every
+        rank the bits that :func:`spamm_torch.find_tau` finds for the whole maps on one device.
+
+    Raises:
+        ValueError: ``valid_ratio`` out of range; on all ranks, ``total_products`` that is not the
+            number of products.
+        TypeError: norm maps of another dtype, or what is no number.
+        RuntimeError: norm maps whose shapes or devices do not fit.
+    """
+    check_valid_ratio(valid_ratio)
+    check_integer(total_products, "total_products")
+    target = float(valid_ratio) * int(total_products)
+    search = _Search(norm_a, norm_b, reduce)
+    key, *numbers = search.product_of_place(max(1, math.floor(target + 0.5)))
+    larger, equal, total = torch.stack(numbers).tolist()
+    if total != total_products:
+        raise ValueError(
+            f"total_products must be the number of block products of all ranks, {total}; got "
+            f"{total_products}"
+        )
+    if total == 0:
+        return norm_a.new_zeros(())
+    if abs(larger - target) >= abs(larger + equal - target):
+        return search.as_number(key)
+    if larger == 0:
+        return norm_a.new_full((), math.inf)
+    return search.as_number(search.product_of_place(larger)[0])
+
+
+class _Search:
+    """Selection among the products of all ranks."""
+
+    def __init__(self, norm_a: Tensor, norm_b: Tensor, reduce: Callable[[Tensor], object]) -> None:
+        self._maps = norm_a, norm_b
+        self._reduce = reduce
+        self._wide = norm_a.dtype == torch.float64
+
+    def product_of_place(self, place: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Finds the product at a place, counted from 1 for the largest.
+
+        Returns its key, the number of larger products, the number of products that equal it, and
+        the number of all products: 0-d int64 tensors on the device. Only the last means something
+        if there are fewer products than ``place``.
+        """
+        low = self._maps[0].new_zeros((), dtype=torch.int64)
+        totals = []
+        for shift in self._shifts():
+            counts = torch.ops.spamm_torch.product_histogram(*self._maps, low, shift, _BINS)
+            self._reduce(counts)
+            # The products above all bins, then with the highest bin, with the next, and so on.
+            reached = counts.flip(0).cumsum(0)
+            steps = (reached < place).sum().clamp(max=_BINS)
+            low = low + ((_BINS - steps) << shift)
+            totals.append(reached[-1])
+        larger = reached.take(steps - 1)
+        return low, larger, reached.take(steps) - larger, totals[0]
+
+    def _shifts(self) -> list[int]:
+        """For each round log2 of the keys in a bin.
+
+        The bins of the first round hold all keys, of 31 or 63 bits; those of the next rounds hold
+        one bin of the round before; the last ones hold a key each.
+        """
+        key_bits = 63 if self._wide else 31
+        return [max(shift, 0) for shift in range(key_bits - _LOG2_BINS, -_LOG2_BINS, -_LOG2_BINS)]
+
+    def as_number(self, key: Tensor) -> Tensor:
+        """The product that a key stands for, in the norms' type."""
+        return key.view(torch.float64) if self._wide else key.int().view(torch.float32)
