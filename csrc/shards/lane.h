@@ -20,11 +20,9 @@ class Lane {
  public:
   // The device's current stream.
   static Lane current(at::Device device) { return Lane(guard_of(device).getStream(device)); }
-  // A stream from torch's pool.
-  static Lane another(at::Device device) {
-    return Lane(device.is_cpu() ? guard_of(device).getStream(device)
-                                : guard_of(device).getStreamFromGlobalPool(device));
-  }
+  // A stream beside the current one. The same number gives the same stream, because memory is
+  // cached for each stream that has used it.
+  static Lane side(at::Device device, int number);
 
   at::Device device() const { return stream_.device(); }
   c10::Stream stream() const { return stream_; }

@@ -18,6 +18,7 @@
 #include "checks.h"
 #include "ops.h"
 #include "shards/devices.h"
+#include "shards/for_each_part.h"
 #include "shards/gather.h"
 #include "shards/lane.h"
 #include "shards/part.h"
@@ -65,27 +66,23 @@ class RemotePart {
         from_b_(b),
         to_c_(c),
         own_(Lane::current(device)),
-        pull_(Lane::another(device)),
-        multiply_{Lane::another(device), Lane::another(device)},
-        send_(Lane::another(device)),
+        pull_(Lane::side(device, 1)),
+        multiply_{Lane::current(device), Lane::side(device, 0)},
+        send_(Lane::side(device, 2)),
         home_(Lane::current(c.device())) {
     const auto on_device = own_.use();
-    norm_a_ = gather_rows(norm_a, device);
-    norm_b_ = gather_rows(norm_b, device);
+    own_.wait_for(home_);
+    norm_a_ = gather_rows(norm_a, {}, device);
+    norm_b_ = gather_rows(norm_b, {}, device);
     a_ = at::empty(a.sizes(), norm_a_.options().dtype(a.scalar_type()));
     b_ = at::empty(b.sizes(), a_.options());
     c_ = at::empty(c.sizes(), a_.options());
-    for (const Lane* lane : {&pull_, &multiply_[0], &multiply_[1], &send_}) {
-      lane->wait_for(own_);
-      lane->wait_for(home_);
-    }
+    for (const Lane* lane : {&pull_, &multiply_[1], &send_}) lane->wait_for(own_);
   }
   // The memory of both devices may be used again after the current streams have waited.
   ~RemotePart() {
     try {
-      for (const Lane* lane : {&pull_, &multiply_[0], &multiply_[1], &send_}) {
-        own_.wait_for(*lane);
-      }
+      for (const Lane* lane : {&pull_, &multiply_[1], &send_}) own_.wait_for(*lane);
       home_.wait_for(pull_);
       home_.wait_for(send_);
     } catch (const c10::Error&) {
@@ -281,7 +278,8 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
     }
   }
   if (own) own->multiply(b, host_tau);
-  for (size_t p = 0; p < remote.size(); ++p) remote[p].run(needed_by[p]);
+  for_each_part(static_cast<int64_t>(remote.size()), current_streams(devices),
+                [&](int64_t p) { remote[p].run(needed_by[p]); });
   return c;
 }
 

@@ -109,9 +109,9 @@ class ShardedProduct {
     if (a_.rows[0].is_cpu() || needs_no_answer(knob)) {
       for (int64_t p = 0; p < count; ++p) run_part(p);
     } else {
-      std::vector<c10::Stream> streams;
-      for (const Tensor& a : a_.rows) streams.push_back(Lane::current(a.device()).stream());
-      for_each_part(count, streams, run_part);
+      std::vector<at::Device> devices;
+      for (const Tensor& a : a_.rows) devices.push_back(a.device());
+      for_each_part(count, current_streams(devices), run_part);
     }
     return results;
   }
@@ -130,6 +130,7 @@ class ShardedProduct {
           a_.rows[p], b_is_whole_ ? b.slice(0, row_of(p), row_of(p + 1)) : b, {m, k, n});
       norm_a_.push_back(std::move(norm_a));
       norm_b_.push_back(std::move(norm_b));
+      ready_.push_back(Lane::current(b.device()).mark());
     }
   }
 
@@ -142,7 +143,7 @@ class ShardedProduct {
   Tensor run_part(int64_t p, std::optional<Part>& part, const Knob& knob) const {
     const Tensor& a = a_.rows[p];
     const auto on_device = Lane::current(a.device()).use();
-    const Tensor norm_b = gather_rows(norm_b_, a.device());
+    const Tensor norm_b = gather_rows(norm_b_, ready_, a.device());
     const Tensor c = at::empty({a.size(0), whole_.n}, a.options());
     part.emplace(whole_, a, norm_a_[p], norm_b, c);
     if (!b_is_whole_) part->prepare_stages(shards_for(p));
@@ -158,7 +159,7 @@ class ShardedProduct {
   // Every device searches by itself, and all find the same tau. A number stays on the CPU, so that
   // nothing waits for it.
   Tensor tau_on(at::Device device, const Tensor& norm_b, const Knob& knob) const {
-    if (!knob.tau) return threshold_from_knob(gather_rows(norm_a_, device), norm_b, knob);
+    if (!knob.tau) return threshold_from_knob(gather_rows(norm_a_, ready_, device), norm_b, knob);
     return knob.tau->is_cpu()
                ? *knob.tau
                : knob.tau->to(device, knob.tau->scalar_type(), /*non_blocking=*/true);
@@ -196,6 +197,7 @@ class ShardedProduct {
   Shards b_;
   WholeProduct whole_;
   std::vector<Tensor> norm_a_, norm_b_;  // of each device's rows
+  std::vector<Mark> ready_;              // when both are computed
 };
 
 std::vector<Tensor> spamm_shards_op(TensorList a, TensorList b, const std::optional<Tensor>& tau,
