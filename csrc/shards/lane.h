@@ -12,6 +12,9 @@
 
 namespace spamm::shards {
 
+// The numbers of a device's side lanes.
+constexpr int kMultiplyLane = 0, kPullLane = 1, kSendLane = 2;
+
 // A point in a lane's work. The CPU has none.
 using Mark = std::optional<c10::Event>;
 

@@ -46,8 +46,8 @@ Part::Part(const WholeProduct& whole, const Tensor& a, const Tensor& norm_a, con
       norm_a_(norm_a),
       norm_b_(norm_b),
       c_(c),
-      multiply_{Lane::current(c.device()), Lane::side(c.device(), 0)},
-      pull_(Lane::side(c.device(), 1)) {}
+      multiply_{Lane::current(c.device()), Lane::side(c.device(), kMultiplyLane)},
+      pull_(Lane::side(c.device(), kPullLane)) {}
 
 Part::~Part() {
   try {

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <deque>
 #include <memory>
 #include <numeric>
@@ -44,9 +43,14 @@ std::span<const T> entries(const Tensor& x) {
 // The blocks of K from the first that some group of rows needs to the last, without the end.
 std::pair<int64_t, int64_t> needed_columns(std::span<const int32_t> needed, int64_t blocks) {
   int64_t first = blocks, last = 0;
-  for (int64_t i = 0; i < static_cast<int64_t>(needed.size()); ++i) {
-    if (needed[i] == 0) continue;
-    first = std::min(first, i % blocks), last = std::max(last, i % blocks + 1);
+  for (; !needed.empty(); needed = needed.subspan(blocks)) {
+    const auto row = needed.first(blocks);
+    const auto is_needed = [](int32_t stages) { return stages != 0; };
+    const auto begin = std::ranges::find_if(row, is_needed);
+    if (begin == row.end()) continue;
+    const auto end = std::ranges::find_if(row.rbegin(), row.rend(), is_needed);
+    first = std::min(first, begin - row.begin());
+    last = std::max(last, row.rend() - end);
   }
   return {std::min(first, last), last};
 }
@@ -66,9 +70,9 @@ class RemotePart {
         from_b_(b),
         to_c_(c),
         own_(Lane::current(device)),
-        pull_(Lane::side(device, 1)),
-        multiply_{Lane::current(device), Lane::side(device, 0)},
-        send_(Lane::side(device, 2)),
+        pull_(Lane::side(device, kPullLane)),
+        multiply_{Lane::current(device), Lane::side(device, kMultiplyLane)},
+        send_(Lane::side(device, kSendLane)),
         home_(Lane::current(c.device())) {
     const auto on_device = own_.use();
     own_.wait_for(home_);
@@ -154,17 +158,26 @@ class RemotePart {
   Tensor norm_a_, norm_b_, a_, b_, c_;
 };
 
-// For each group of kGroupRows rows of A and each block row of B: the stages in which the group
-// needs it, as bits; int32 (groups, KB).
-Tensor stages_needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
-                               int64_t group_blocks, int64_t stage_blocks) {
+// What groups of kGroupRows rows of A need of B.
+struct NeededByGroups {
+  Tensor stages;  // int32 (groups, KB): the stages in which a group needs a block row, as bits
+  Tensor units;   // int64 (2, groups): how many units it needs, and how many that the group before
+                  // does not need
+};
+
+NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
+                                int64_t group_blocks, int64_t stage_blocks) {
   const int64_t groups = blocks_of(norm_a.size(0), group_blocks);
   const int64_t missing = groups * group_blocks - norm_a.size(0);
   const Tensor padded = missing == 0 ? norm_a : at::constant_pad_nd(norm_a, {0, 0, 0, missing});
   const Tensor largest = padded.contiguous().view({groups, group_blocks, norm_a.size(1)}).amax(1);
   const Tensor needed = needed_units(largest, norm_b, tau, stage_blocks);
   const Tensor bits = at::arange(needed.size(2), needed.options().dtype(at::kInt));
-  return at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
+  const Tensor stages =
+      at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
+  const Tensor before = at::constant_pad_nd(needed.slice(0, 0, groups - 1), {0, 0, 0, 0, 1, 0});
+  const Tensor more = needed.logical_and(before.logical_not());
+  return {stages, at::stack({needed, more}).sum({2, 3}, /*keepdim=*/false, at::kLong)};
 }
 
 std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
@@ -183,9 +196,10 @@ int64_t work_per_kib(const Block& block, int64_t entry_bytes) {
   return static_cast<int64_t>(1024 / kBytesPerNs / ns * kWorkPerProduct);
 }
 
-// work: of each block row of A. needed: as in RemotePart::run.
+// work: of each block row of A. needed and units: as in NeededByGroups.
 std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
-                                       std::span<const int32_t> needed, const WholeProduct& whole,
+                                       std::span<const int32_t> needed,
+                                       std::span<const int64_t> units, const WholeProduct& whole,
                                        int64_t group_blocks, int64_t entry_bytes) {
   const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
   const int64_t per_kib = work_per_kib(whole.block, entry_bytes);
@@ -193,21 +207,17 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
     return rows * columns * entry_bytes / 1024 * per_kib;
   };
   const int64_t unit = cost(edge, whole.columns(0));
+  const auto groups = static_cast<int64_t>(units.size()) / 2;
   std::vector<GroupCost> costs;
-  for (int64_t group = 0; group * group_blocks < static_cast<int64_t>(work.size()); ++group) {
+  for (int64_t group = 0; group < groups; ++group) {
     const auto rows =
         work.subspan(group * group_blocks)
             .first(std::min<size_t>(group_blocks, work.size() - group * group_blocks));
     const auto bits = needed.subspan(group * blocks, blocks);
-    int64_t units = 0, more = 0;
-    for (int64_t k = 0; k < blocks; ++k) {
-      const uint32_t before = group == 0 ? 0 : needed[(group - 1) * blocks + k];
-      units += std::popcount(static_cast<uint32_t>(bits[k]));
-      more += std::popcount(static_cast<uint32_t>(bits[k]) & ~before);
-    }
     const auto [first, last] = needed_columns(bits, blocks);
     costs.push_back({std::accumulate(rows.begin(), rows.end(), int64_t{0}),
-                     cost(kGroupRows, (last - first) * edge), units * unit, more * unit});
+                     cost(kGroupRows, (last - first) * edge), units[group] * unit,
+                     units[groups + group] * unit});
   }
   return costs;
 }
@@ -246,15 +256,16 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
                      .n = b.size(1),
                      .block = block,
                      .stage_blocks = stage_blocks(norm_b.size(1), block.n)};
-  std::vector<Tensor> wanted = {
-      row_work(norm_a, norm_b, tau),
-      stages_needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks)};
+  const auto [stages_needed, units] =
+      needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks);
+  std::vector<Tensor> wanted = {units, row_work(norm_a, norm_b, tau), stages_needed};
   if (!tau.is_cpu()) wanted.insert(wanted.begin(), tau.to(at::kDouble));
   const std::vector<Tensor> read = read_together(wanted);
   const Tensor host_tau = tau.is_cpu() ? tau : read[0];
   const auto needed = entries<int32_t>(read.end()[-1]);
-  const auto costs = costs_of_groups(entries<int64_t>(read.end()[-2]), needed, whole, group_blocks,
-                                     a.element_size());
+  const auto costs =
+      costs_of_groups(entries<int64_t>(read.end()[-2]), needed, entries<int64_t>(read.end()[-3]),
+                      whole, group_blocks, a.element_size());
   const auto own_part = std::find(devices.begin(), devices.end(), home) - devices.begin();
   const auto cuts = cut_for_home(costs, static_cast<int64_t>(devices.size()), own_part);
 
