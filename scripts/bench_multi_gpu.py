@@ -1,0 +1,288 @@
+"""mm on several devices against one, by where the operands lie, and other libraries' products.
+
+Layouts: R, S, 0, H and ranks, as the page of results says. Each result is compared with one
+device's, bit for bit. A cell that cannot be measured is a row that says why: on a CPU, where the
+parts share it, those that need GPUs. Writes NAME.md, NAME.json and NAME.png. If it is interrupted,
+the same command goes on with the cells that are missing.
+
+    python scripts/bench_multi_gpu.py --out docs/results --name multi_gpu_h200
+"""
+
+import functools
+import gc
+import sys
+from dataclasses import asdict
+
+import torch
+
+import common  # noqa: F401  before the library, which it finds
+from bench.multi_gpu import layouts, peers
+from bench.multi_gpu import report as multi_gpu_report
+from bench.multi_gpu.cells import LAYOUTS, all_cells
+from bench.multi_gpu.product import Product
+from bench.multi_gpu.ranks import Ranks
+from bench.multi_gpu.rows import Overhead, PeerRow, Row
+from bench.operands import DATA
+from common.console import Steps, exit_code, make_console
+from common.errors import UserError, first_line
+from common.files import require_writable
+from common.journal import Journal, run_settings
+from common.machine import describe_machine
+from common.options import (
+    add_device_option,
+    add_output_options,
+    choose_device,
+    make_parser,
+    number,
+    positive_integer,
+    show,
+    valid_ratio,
+)
+from common.report_files import finish, run_header
+
+RATIOS = (0.05, 0.3, 1.0)
+DEFAULTS = {  # sizes, sizes at the smallest ratio only, data sets, rounds
+    "cpu": ((256, 512), (), ("decay", "normal"), 3),
+    "cuda": ((8192, 16384, 32768), (2048, 3072, 4096, 6144, 12288), DATA, 5),
+}
+TINY = ("decay", "float16", 256)  # a product that takes next to no time by itself
+
+
+class Bench:
+    """Measures cells on some devices; keeps the operands of the last product."""
+
+    def __init__(self, devices, repeats, ranks, bandwidth):
+        """
+        Args:
+            ranks: Ranks on the same devices. bandwidth: gives that of the host, as of
+                layouts.host_bandwidth.
+        """
+        self._repeats, self._ranks, self._bandwidth = repeats, ranks, bandwidth
+        self._product = functools.lru_cache(maxsize=1)(lambda *product: Product(*product, devices))
+
+    def row(self, cell):
+        """The Row of a cell."""
+        if cell.what == "ranks":
+            return self._ranks.do("multiply", cell, self._repeats)
+        bandwidth = self._bandwidth() if cell.what == "H" else None
+        return layouts.measure(cell, self._product(*cell.product), self._repeats, bandwidth)
+
+    def peer(self, cell):
+        """The PeerRow of a cell."""
+        if cell.what in ("symm_mem", "DTensor"):
+            timing = self._ranks.do(cell.what.lower(), cell, self._repeats)
+        else:
+            measure = {"torch.mm": peers.torch_mm, "cublasXt": peers.cublas_xt}[cell.what]
+            timing = measure(self._product(*cell.product), self._repeats)
+        return PeerRow(
+            cell.what, *cell.product, ms=timing.median, spread=timing.spread / timing.median
+        )
+
+    def overhead(self, layout):
+        """The Overhead of a layout."""
+        return layouts.overhead(layout, self._product(*TINY))
+
+
+def measure_cell(cell, bench):
+    """The row of a cell as plain data: figures, or why there are none."""
+    if cell.is_peer:
+        return _attempt(bench.peer, cell, PeerRow(cell.what, *cell.product))
+    return _attempt(bench.row, cell, Row(**layouts.place(cell)))
+
+
+def _attempt(measure, what, without):
+    """What ``measure(what)`` gives; if it fails, the row ``without`` figures and the reason."""
+    try:
+        return asdict(measure(what))
+    except Exception as error:
+        reason = first_line(error)
+    gc.collect()  # what the failed call held, so that the next one finds memory
+    torch.cuda.empty_cache()
+    return asdict(without) | {"absent": reason}
+
+
+def parse(arguments):
+    parser = make_parser(__doc__)
+    add_device_option(parser)
+    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
+    parser.add_argument(
+        "--parts",
+        type=number(int, lambda value: value >= 2, "an integer of 2 or more"),
+        default=2,
+        help="number of devices; on a CPU, of parts that share it (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="N",
+        type=positive_integer,
+        nargs="+",
+        help="edges of the square matrices; layouts 0, H and ranks at the largest only "
+        f"(default: {show(on_cuda[0])}; on the CPU {show(on_cpu[0])})",
+    )
+    parser.add_argument(
+        "--sweep",
+        metavar="N",
+        type=positive_integer,
+        nargs="*",
+        help="more sizes, in R and S at the smallest ratio, to see from where on it pays "
+        f"(default: {show(on_cuda[1])}; on the CPU none)",
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        choices=DATA,
+        help="the paper's decay matrices, exponential decay, N(0, 1), N(0, 1) with heavy rows; all "
+        f"layouts with the first (default: {show(on_cuda[2])}; on the CPU {show(on_cpu[2])})",
+    )
+    parser.add_argument(
+        "--ratios",
+        metavar="RATIO",
+        type=valid_ratio,
+        nargs="+",
+        default=RATIOS,
+        help=f"shares of block products to keep, in (0, 1] (default: {show(RATIOS)})",
+    )
+    parser.add_argument(
+        "--layouts",
+        nargs="+",
+        choices=LAYOUTS,
+        default=tuple(LAYOUTS),
+        help=f"where the operands lie (default: {show(LAYOUTS)})",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="the smallest size, the first data set, no sweep, no other types (default: all)",
+    )
+    parser.add_argument(
+        "--only",
+        metavar="WORD",
+        nargs="+",
+        default=(),
+        help="cells whose name has all these words, as in: S decay 16384 5%% (default: all cells)",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        help=f"rounds of each timing (default: {on_cuda[3]}; on the CPU {on_cpu[3]})",
+    )
+    add_output_options(parser, "multi_gpu")
+    options = parser.parse_args(arguments)
+    options.devices = choose_devices(options.device, options.parts)
+    sizes, sweep, data, repeats = DEFAULTS[options.devices[0].type]
+    options.sizes = options.sizes or sizes
+    options.sweep = sweep if options.sweep is None else options.sweep
+    options.data = options.data or data
+    options.repeats = options.repeats or repeats
+    options.cells = chosen_cells(options)
+    return options
+
+
+def choose_devices(name, parts):
+    """The devices of an option --device, one for each part.
+
+    Raises:
+        UserError: there are fewer CUDA devices than parts.
+    """
+    device = choose_device(name)
+    if device.type == "cpu":
+        return [device] * parts
+    found = torch.cuda.device_count()
+    if found < parts:
+        raise UserError(
+            f"expected {parts} CUDA devices, one a part; got {found} (--device cpu does without)"
+        )
+    return [torch.device("cuda", index) for index in range(parts)]
+
+
+def chosen_cells(options):
+    """The cells that the options ask for.
+
+    Raises:
+        UserError: there are none.
+    """
+    sizes, sweep, data = options.sizes, options.sweep, options.data
+    extras = options.devices[0].type == "cuda" and not options.quick
+    if options.quick:
+        sizes, sweep, data = [min(sizes)], [], data[:1]
+    cells = all_cells(sizes, sweep, data, options.ratios, options.layouts, extras)
+    chosen = [cell for cell in cells if set(options.only) <= set(cell.name.split())]
+    if not chosen:
+        raise UserError(
+            f"expected words of the name of a cell, such as {cells[0].name!r}, for --only; got "
+            f"{' '.join(options.only)}"
+        )
+    return chosen
+
+
+def said_of(found):
+    """A line for the terminal."""
+    if found["absent"] is not None:
+        return f"not measured: {found['absent']}"
+    if "peer" in found:
+        return f"{found['ms']:.4g} ms"
+    different = "" if found["equal"] else ", RESULT DIFFERS"
+    return f"{found['one_ms']:.4g} -> {found['all_ms']:.4g} ms, {found['speedup']:.2f}x{different}"
+
+
+def measure_cells(cells, bench, journal, steps):
+    """The row of each cell, as plain data."""
+    finished = sum(cell.name in journal for cell in cells)
+    steps.at(finished, len(cells), journal.resumed(finished, len(cells)))
+    found = []
+    for done, cell in enumerate(cells, start=1):
+        new = cell.name not in journal
+        found.append(journal.measured(cell.name, lambda cell=cell: measure_cell(cell, bench)))
+        if new:
+            steps.at(done, len(cells), f"{cell.name}: {said_of(found[-1])}")
+    return found
+
+
+@torch.inference_mode()
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    console = make_console()
+    devices, cells = options.devices, options.cells
+    require_writable(options.out)
+    header = run_header(describe_machine(devices[0]), "bench_multi_gpu.py", arguments)
+    settings = run_settings(
+        header,
+        parts=options.parts,
+        cells=[cell.name for cell in cells],
+        repeats=options.repeats,
+    )
+    with (
+        Journal(options.out, options.name, settings, fresh=options.fresh) as journal,
+        Steps(console, "multi_gpu") as steps,
+        Ranks(devices) as ranks,
+    ):
+        key = "host bandwidth"
+        bandwidth = lambda: journal.measured(  # noqa: E731
+            key, lambda: layouts.host_bandwidth(devices, options.repeats)
+        )
+        bench = Bench(devices, options.repeats, ranks, bandwidth)
+        found = measure_cells(cells, bench, journal, steps)
+        overheads = [
+            journal.measured(
+                f"overhead {layout}",
+                lambda layout=layout: _attempt(bench.overhead, layout, Overhead(layout, TINY[-1])),
+            )
+            for layout in dict.fromkeys(cell.what for cell in cells if cell.what in ("R", "S"))
+        ]
+        header["devices"] = f"{options.parts} parts" if devices[0].type == "cpu" else options.parts
+        if key in journal:
+            header[key] = f"{bandwidth() / 1e6:.1f} GB/s into all devices at once"
+        data = {
+            "header": header,
+            "parts": options.parts,
+            "rows": [row for row in found if "layout" in row],
+            "peers": [row for row in found if "peer" in row],
+            "overheads": overheads,
+        }
+        finish(multi_gpu_report, data, options.out, options.name, journal, console)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
