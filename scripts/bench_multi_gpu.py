@@ -8,23 +8,19 @@ the same command goes on with the cells that are missing.
     python scripts/bench_multi_gpu.py --out docs/results --name multi_gpu_h200
 """
 
-import functools
-import gc
 import sys
-from dataclasses import asdict
 
 import torch
 
 import common  # noqa: F401  before the library, which it finds
-from bench.multi_gpu import layouts, peers
 from bench.multi_gpu import report as multi_gpu_report
 from bench.multi_gpu.cells import LAYOUTS, all_cells
-from bench.multi_gpu.product import Product
+from bench.multi_gpu.layouts import host_bandwidth
+from bench.multi_gpu.measure import Bench, measure_cell, measure_overhead
 from bench.multi_gpu.ranks import Ranks
-from bench.multi_gpu.rows import Overhead, PeerRow, Row
 from bench.operands import DATA
 from common.console import Steps, exit_code, make_console
-from common.errors import UserError, first_line
+from common.errors import UserError
 from common.files import require_writable
 from common.journal import Journal, run_settings
 from common.machine import describe_machine
@@ -45,60 +41,6 @@ DEFAULTS = {  # sizes, sizes at the smallest ratio only, data sets, rounds
     "cpu": ((256, 512), (), ("decay", "normal"), 3),
     "cuda": ((8192, 16384, 32768), (2048, 3072, 4096, 6144, 12288), DATA, 5),
 }
-TINY = ("decay", "float16", 256)  # a product that takes next to no time by itself
-
-
-class Bench:
-    """Measures cells on some devices; keeps the operands of the last product."""
-
-    def __init__(self, devices, repeats, ranks, bandwidth):
-        """
-        Args:
-            ranks: Ranks on the same devices. bandwidth: gives that of the host, as of
-                layouts.host_bandwidth.
-        """
-        self._repeats, self._ranks, self._bandwidth = repeats, ranks, bandwidth
-        self._product = functools.lru_cache(maxsize=1)(lambda *product: Product(*product, devices))
-
-    def row(self, cell):
-        """The Row of a cell."""
-        if cell.what == "ranks":
-            return self._ranks.do("multiply", cell, self._repeats)
-        bandwidth = self._bandwidth() if cell.what == "H" else None
-        return layouts.measure(cell, self._product(*cell.product), self._repeats, bandwidth)
-
-    def peer(self, cell):
-        """The PeerRow of a cell."""
-        if cell.what in ("symm_mem", "DTensor"):
-            timing = self._ranks.do(cell.what.lower(), cell, self._repeats)
-        else:
-            measure = {"torch.mm": peers.torch_mm, "cublasXt": peers.cublas_xt}[cell.what]
-            timing = measure(self._product(*cell.product), self._repeats)
-        return PeerRow(
-            cell.what, *cell.product, ms=timing.median, spread=timing.spread / timing.median
-        )
-
-    def overhead(self, layout):
-        """The Overhead of a layout."""
-        return layouts.overhead(layout, self._product(*TINY))
-
-
-def measure_cell(cell, bench):
-    """The row of a cell as plain data: figures, or why there are none."""
-    if cell.is_peer:
-        return _attempt(bench.peer, cell, PeerRow(cell.what, *cell.product))
-    return _attempt(bench.row, cell, Row(**layouts.place(cell)))
-
-
-def _attempt(measure, what, without):
-    """What ``measure(what)`` gives; if it fails, the row ``without`` figures and the reason."""
-    try:
-        return asdict(measure(what))
-    except Exception as error:
-        reason = first_line(error)
-    gc.collect()  # what the failed call held, so that the next one finds memory
-    torch.cuda.empty_cache()
-    return asdict(without) | {"absent": reason}
 
 
 def parse(arguments):
@@ -260,14 +202,14 @@ def main(arguments=None):
     ):
         key = "host bandwidth"
         bandwidth = lambda: journal.measured(  # noqa: E731
-            key, lambda: layouts.host_bandwidth(devices, options.repeats)
+            key, lambda: host_bandwidth(devices, options.repeats)
         )
         bench = Bench(devices, options.repeats, ranks, bandwidth)
         found = measure_cells(cells, bench, journal, steps)
         overheads = [
             journal.measured(
                 f"overhead {layout}",
-                lambda layout=layout: _attempt(bench.overhead, layout, Overhead(layout, TINY[-1])),
+                lambda layout=layout: measure_overhead(layout, bench),
             )
             for layout in dict.fromkeys(cell.what for cell in cells if cell.what in ("R", "S"))
         ]

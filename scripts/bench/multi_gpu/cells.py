@@ -14,6 +14,7 @@ LAYOUTS = {
     "ranks": "as S, one process a device, with torch.distributed",
 }
 PEERS = {"R": "torch.mm", "S": "symm_mem", "H": "cublasXt", "ranks": "DTensor"}  # of a layout
+NEED_CUDA = ("0", "H", "symm_mem", "cublasXt")
 _EVERYWHERE = ("R", "S")  # the other layouts: at the largest size, with the first data set
 _PRECISION = "float16"
 _HOST_PRECISION = "float64"  # cublasXt has none of 16 bits

@@ -16,9 +16,6 @@ def calls_of(layout, product, ratio):
     """The product on one device and on all: {"one": call, "all": call}.
 
     The second gives C, or its rows in shards.
-
-    Raises:
-        RuntimeError: the devices cannot have that layout.
     """
     mm = partial(spamm_torch.mm, tau=product.tau(ratio))
     a, b, devices = product.a, product.b, product.devices
@@ -29,8 +26,6 @@ def calls_of(layout, product, ratio):
         shards_of_b = product.b_everywhere if layout == "R" else product.shards(b, cuts)
         mm_shards = partial(spamm_torch.mm_shards, tau=product.tau(ratio))
         return {"one": one, "all": partial(mm_shards, shards_of_a, shards_of_b)}
-    if devices[0].type != "cuda":
-        raise RuntimeError(f"layout {layout} needs CUDA devices; got {devices[0]}")
     if layout == "0":
         return {"one": one, "all": partial(one, devices=devices)}
     from_host = partial(mm, *product.on_host)
@@ -48,11 +43,13 @@ def measure(cell, product, repeats, bandwidth):
     """
     calls = calls_of(cell.what, product, cell.ratio)
     equal = is_same(product, cell.ratio, calls["all"]())
+    if cell.what == "R" and cell.ratio < 1:
+        calls["search"] = partial(spamm_torch.find_tau, product.norm_a, product.norm_b, cell.ratio)
     times = by_clock(calls, repeats, product.synchronize)
-    traffic = {}
+    traffic = {"search_ms": times["search"].median} if "search" in times else {}
     if cell.what in ("R", "S"):
         device_ms = product.device_ms(cell.ratio, repeats)
-        traffic = {
+        traffic |= {
             "device_ms": device_ms,
             "imbalance": max(device_ms) / (sum(device_ms) / len(device_ms)),
             "exposed_ms": times["all"].median - max(device_ms),
@@ -94,16 +91,17 @@ def place(cell):
 def sent(product, ratio, cuts):
     """How much of B travels, by the library's own plan: a share of what would without skipping.
 
-    Also the slowest part's work over the mean.
+    Also the largest part's work over the mean.
+
+    Args:
+        cuts: of the rows of A, and of B.
     """
     from spamm_torch import distributed
 
-    plan = distributed.exchange_plan(product.norm_a, product.norm_b, product.tau(ratio), cuts)
-    work = [float(of_part) for of_part in plan.work]
-    return {
-        "sent": float(plan.bytes / plan.dense_bytes),
-        "work_imbalance": max(work) / (sum(work) / len(work)),
-    }
+    plan = distributed.exchange_plan(
+        product.norm_a, product.norm_b, product.tau(ratio), cuts, b_cuts=cuts
+    )
+    return {"sent": plan.bytes / plan.dense_bytes, "work_imbalance": plan.imbalance}
 
 
 def is_same(product, ratio, result):

@@ -7,6 +7,8 @@ from bench.multi_gpu.rows import Overhead, PeerRow, Row
 from common import plots
 from common.report_files import page, table
 
+_MOST_NAMES = 3  # of cells that were not measured for the same reason
+
 _NOTES = """\
 Times are medians in ms by the clock, launches and waiting included, one device and all in turns;
 norms included, tau held: it was found once for each data set, size and ratio, on one device. From
@@ -22,8 +24,8 @@ _PEER_NOTES = """\
 Dense products of the same operands: nothing is skipped, nor are norms computed. torch.mm: one
 product a device, half of A and all of B at hand (R). symm_mem: fused_all_gather_matmul of torch's
 symmetric memory, A in rows, B in columns: as many bytes travel as in S, and there is no multicast.
-DTensor: a @ b of operands in rows (as ranks). cublasXt: cublasXtDgemm from pinned host memory, the
-best of three block sizes (as H)."""
+DTensor: a @ b of operands in rows (as ranks), the faster of what it does by itself and of gathering
+B before. cublasXt: cublasXtDgemm from pinned host memory, the best of three block sizes (as H)."""
 
 
 def report(data, name):
@@ -132,7 +134,8 @@ def _sweep(rows):
     return lines
 
 
-def _break_even(rows, parts):
+def break_even_lines(rows):
+    """For each layout of the sweep, from which size on all devices beat one."""
     lines = []
     for layout, points in _sweep(rows).items():
         size, between = break_even(points)
@@ -143,10 +146,14 @@ def _break_even(rows, parts):
         else:
             text = f"at every size measured, from N = {size} on"
         lines.append(f"- {layout}: {text}")
+    return lines
+
+
+def _break_even(rows, parts):
+    lines = break_even_lines(rows)
     if not lines:
         return []
-    title = f"## Where {parts} devices beat one, at the smallest ratio"
-    return [title, "", *lines, ""]
+    return [f"## Where {parts} devices beat one, at the smallest ratio", "", *lines, ""]
 
 
 def _rounded(size):
@@ -187,8 +194,13 @@ def _absent(rows):
             said.setdefault(row.absent, []).append(_name(row))
     if not said:
         return []
-    cells = [(", ".join(names), why.replace("|", "/")) for why, names in said.items()]
+    cells = [(_summed_up(names), why.replace("|", "/")) for why, names in said.items()]
     return ["## Not measured", "", *table(("what", "why"), cells, left=(0, 1)), ""]
+
+
+def _summed_up(names):
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _name(row):

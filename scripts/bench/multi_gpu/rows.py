@@ -17,11 +17,12 @@ class Row:
     speedup: float | None = None
     equal: bool | None = None  # bit for bit with one device
     sent: float | None = None  # bytes of B that travel, over those without skipping
-    work_imbalance: float | None = None  # the slowest part's work over the mean
+    work_imbalance: float | None = None  # the largest part's work over the mean
     device_ms: list | None = None  # of each device for its part, B being there
     imbalance: float | None = None  # their largest over their mean
     exposed_ms: float | None = None  # all_ms less the slowest device's time
     of_bound: float | None = None  # time to bring the operands from the host, over all_ms
+    search_ms: float | None = None  # of the threshold, from norm maps on one device
     absent: str | None = None  # why there are no figures
 
 
