@@ -21,7 +21,12 @@ def operands(data, n, dtype, device):
             holds the corners and every valid ratio can be reached. "normal": two of N(0, 1).
             "heavy": two of N(0, 1) whose runs of 64 rows are scaled by exp(N(0, 1)).
         n: rows and columns.
+
+    Raises:
+        ValueError: another name.
     """
+    if data not in DATA:
+        raise ValueError(f"data must be one of {', '.join(DATA)}; got {data!r}")
     if data in _DECAYS:
         i = torch.arange(n, device=device, dtype=torch.float32)
         a = _DECAYS[data]((i[:, None] - i).abs_(), n).to(dtype)

@@ -368,7 +368,7 @@ def test_cublas_xt_that_refuses(monkeypatch):
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_two_gpus_measure_every_cell(tmp_path):
-    arguments = ("--sizes", 1024, 2048, "--sweep", 512, "--repeats", 1)
+    arguments = ("--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
     options = ("--out", tmp_path, "--name", "small", *arguments)
     bench_multi_gpu.main([str(option) for option in options])
     found = json.loads((tmp_path / "small.json").read_text())

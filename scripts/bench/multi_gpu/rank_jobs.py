@@ -124,10 +124,9 @@ def symm_mem(place, cell, repeats):
 
     As many bytes travel and as much is multiplied as with B in rows.
     """
-    from torch.distributed import _symmetric_memory
+    from torch.distributed import _symmetric_memory  # noqa: F401  defines the op
 
     group = dist.group.WORLD.group_name
-    _symmetric_memory.enable_symm_mem_for_group(group)
     product = _product(place.device, *cell.product)
     a, b = place.own(product.a), place.own(product.b, dim=1)
     call = lambda: torch.ops.symm_mem.fused_all_gather_matmul(  # noqa: E731

@@ -76,9 +76,10 @@ class Ranks:
 
     def _answers(self, request, seconds):
         """Asks all ranks, and gives what they say in their order."""
-        for _, pipe in self._running:
+        for rank, (_, pipe) in enumerate(self._running):
             if request is not None:
-                pipe.send(request)
+                with _alive(rank):
+                    pipe.send(request)
         answers = {}
         deadline = time.monotonic() + seconds
         pipes = {pipe: rank for rank, (_, pipe) in enumerate(self._running)}
@@ -102,11 +103,18 @@ class Ranks:
             self._folder = None
 
 
-def _answer(pipe, rank):
+@contextlib.contextmanager
+def _alive(rank):
+    """A RuntimeError where a rank's pipe has no other end any more."""
     try:
-        succeeded, answer = pipe.recv()
+        yield
     except (EOFError, ConnectionError):
         raise RuntimeError(f"rank {rank} ended") from None
+
+
+def _answer(pipe, rank):
+    with _alive(rank):
+        succeeded, answer = pipe.recv()
     if not succeeded:
         raise RuntimeError(f"rank {rank}: {answer}")
     return answer

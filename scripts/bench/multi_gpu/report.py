@@ -22,10 +22,11 @@ each once, over the time measured."""
 
 _PEER_NOTES = """\
 Dense products of the same operands: nothing is skipped, nor are norms computed. torch.mm: one
-product a device, half of A and all of B at hand (R). symm_mem: fused_all_gather_matmul of torch's
-symmetric memory, A in rows, B in columns: as many bytes travel as in S, and there is no multicast.
-DTensor: a @ b of operands in rows (as ranks), the faster of what it does by itself and of gathering
-B before. cublasXt: cublasXtDgemm from pinned host memory, the best of three block sizes (as H)."""
+product a device, its part of A and all of B at hand (R). symm_mem: fused_all_gather_matmul of
+torch's symmetric memory, A in rows, B in columns: as many bytes travel as in S; it would use
+multicast up to N = 2048 only. DTensor: a @ b of operands in rows (as ranks), the faster of what it
+does by itself and of gathering B before. cublasXt: cublasXtDgemm from pinned host memory, the best
+of three block sizes (as H)."""
 
 
 def report(data, name):
