@@ -8,6 +8,7 @@ the same command goes on with the cells that are missing.
     python scripts/bench_multi_gpu.py --out docs/results --name multi_gpu_h200
 """
 
+import functools
 import sys
 
 import torch
@@ -19,6 +20,7 @@ from bench.multi_gpu.layouts import host_bandwidth
 from bench.multi_gpu.measure import Bench, measure_cell, measure_overhead
 from bench.multi_gpu.ranks import Ranks
 from bench.operands import DATA
+from bench.run import measure_all
 from common.console import Steps, exit_code, make_console
 from common.errors import UserError
 from common.files import require_writable
@@ -27,9 +29,9 @@ from common.machine import describe_machine
 from common.options import (
     add_device_option,
     add_output_options,
-    choose_device,
+    add_parts_option,
+    choose_devices,
     make_parser,
-    number,
     positive_integer,
     show,
     valid_ratio,
@@ -47,12 +49,7 @@ def parse(arguments):
     parser = make_parser(__doc__)
     add_device_option(parser)
     on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
-    parser.add_argument(
-        "--parts",
-        type=number(int, lambda value: value >= 2, "an integer of 2 or more"),
-        default=2,
-        help="number of devices; on a CPU, of parts that share it (default: %(default)s)",
-    )
+    add_parts_option(parser)
     parser.add_argument(
         "--sizes",
         metavar="N",
@@ -121,23 +118,6 @@ def parse(arguments):
     return options
 
 
-def choose_devices(name, parts):
-    """The devices of an option --device, one for each part.
-
-    Raises:
-        UserError: there are fewer CUDA devices than parts.
-    """
-    device = choose_device(name)
-    if device.type == "cpu":
-        return [device] * parts
-    found = torch.cuda.device_count()
-    if found < parts:
-        raise UserError(
-            f"expected {parts} CUDA devices, one a part; got {found} (--device cpu does without)"
-        )
-    return [torch.device("cuda", index) for index in range(parts)]
-
-
 def chosen_cells(options):
     """The cells that the options ask for.
 
@@ -168,19 +148,6 @@ def said_of(found):
     return f"{found['one_ms']:.4g} -> {found['all_ms']:.4g} ms, {found['speedup']:.2f}x{different}"
 
 
-def measure_cells(cells, bench, journal, steps):
-    """The row of each cell, as plain data."""
-    finished = sum(cell.name in journal for cell in cells)
-    steps.at(finished, len(cells), journal.resumed(finished, len(cells)))
-    found = []
-    for done, cell in enumerate(cells, start=1):
-        new = cell.name not in journal
-        found.append(journal.measured(cell.name, lambda cell=cell: measure_cell(cell, bench)))
-        if new:
-            steps.at(done, len(cells), f"{cell.name}: {said_of(found[-1])}")
-    return found
-
-
 @torch.inference_mode()
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -205,11 +172,11 @@ def main(arguments=None):
             key, lambda: host_bandwidth(devices, options.repeats)
         )
         bench = Bench(devices, options.repeats, ranks, bandwidth)
-        found = measure_cells(cells, bench, journal, steps)
+        calls = {cell.name: functools.partial(measure_cell, cell, bench) for cell in cells}
+        found = measure_all(calls, journal, steps, said_of)
         overheads = [
             journal.measured(
-                f"overhead {layout}",
-                lambda layout=layout: measure_overhead(layout, bench),
+                f"overhead {layout}", functools.partial(measure_overhead, layout, bench)
             )
             for layout in dict.fromkeys(cell.what for cell in cells if cell.what in ("R", "S"))
         ]

@@ -1,16 +1,12 @@
-"""Measures cells one by one; one that fails is a row that says why."""
+"""Measures cells one by one."""
 
 import functools
-import gc
-from dataclasses import asdict
-
-import torch
 
 from bench.multi_gpu import layouts, peers
 from bench.multi_gpu.cells import NEED_CUDA
 from bench.multi_gpu.product import Product
 from bench.multi_gpu.rows import Overhead, PeerRow, Row
-from common.errors import first_line
+from bench.run import attempt
 
 _TINY = ("decay", "float16", 256)  # a product that takes next to no time by itself
 
@@ -62,20 +58,9 @@ class Bench:
 def measure_cell(cell, bench):
     """The row of a cell as plain data: figures, or why there are none."""
     without = PeerRow(cell.what, *cell.product) if cell.is_peer else Row(**layouts.place(cell))
-    return _attempt(bench.measure, cell, without)
+    return attempt(bench.measure, cell, without)
 
 
 def measure_overhead(layout, bench):
     """The Overhead of a layout as plain data, in the same way."""
-    return _attempt(bench.overhead, layout, Overhead(layout, _TINY[-1]))
-
-
-def _attempt(measure, what, without):
-    """What ``measure(what)`` gives; if it fails, the row ``without`` figures and the reason."""
-    try:
-        return asdict(measure(what))
-    except Exception as error:
-        reason = first_line(error)
-    gc.collect()  # what the failed call held, so that the next one finds memory
-    torch.cuda.empty_cache()
-    return asdict(without) | {"absent": reason}
+    return attempt(bench.overhead, layout, Overhead(layout, _TINY[-1]))

@@ -143,7 +143,7 @@ def break_even_lines(rows):
         if size is None:
             text = f"up to N = {max(points)} they do not"
         elif between:
-            text = f"from about N = {_rounded(size)} on"
+            text = f"from about N = {rounded(size)} on"
         else:
             text = f"at every size measured, from N = {size} on"
         lines.append(f"- {layout}: {text}")
@@ -157,7 +157,7 @@ def _break_even(rows, parts):
     return [f"## Where {parts} devices beat one, at the smallest ratio", "", *lines, ""]
 
 
-def _rounded(size):
+def rounded(size):
     """To two digits, for it is interpolated."""
     return int(float(f"{size:.1e}"))
 
@@ -221,7 +221,7 @@ def _picture(header, rows, parts):
         _draw_ratios(by_ratio, measured)
     sweep = _sweep(rows)
     if sweep:
-        _draw_sizes(by_size, sweep)
+        _draw_sizes(by_size, sweep, min(row.ratio for row in measured))
     return plots.png(figure, header, f"spamm_torch.mm on {parts} devices, speedup over one")
 
 
@@ -244,7 +244,7 @@ def _draw_ratios(axis, rows):
     plots.name_lines(axis, ends)
 
 
-def _draw_sizes(axis, sweep):
+def _draw_sizes(axis, sweep, ratio):
     ends = []
     for index, (layout, points) in enumerate(sweep.items()):
         curve = sorted(points.items())
@@ -254,6 +254,6 @@ def _draw_sizes(axis, sweep):
     axis.set_xscale("log")
     axis.set_xticks(sizes, [str(n) if n in sizes[::2] else "" for n in sizes])
     axis.set_xticks([], minor=True)
-    axis.set(title="smallest ratio, by size", xlabel="N")
+    axis.set(title=f"{ratio:.0%} kept", xlabel="N")
     plots.factor_axis(axis, [value for points in sweep.values() for value in points.values()])
     plots.name_lines(axis, ends)
