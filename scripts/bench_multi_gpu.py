@@ -180,7 +180,7 @@ def main(arguments=None):
             )
             for layout in dict.fromkeys(cell.what for cell in cells if cell.what in ("R", "S"))
         ]
-        header["devices"] = f"{options.parts} parts" if devices[0].type == "cpu" else options.parts
+        header["parts"] = options.parts
         if key in journal:
             header[key] = f"{bandwidth() / 1e6:.1f} GB/s into all devices at once"
         data = {

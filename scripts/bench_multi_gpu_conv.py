@@ -120,7 +120,7 @@ def main(arguments=None):
     require_writable(options.out)
     dtype = use_precision(options.precision)
     header = run_header(describe_machine(devices[0]), "bench_multi_gpu_conv.py", arguments)
-    header |= {"devices": options.parts, "type": options.precision}
+    header |= {"parts": options.parts, "type": options.precision}
     cells = list(itertools.product(options.layers, options.batches, options.ratios))
     settings = run_settings(
         header,
