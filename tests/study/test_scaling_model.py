@@ -197,8 +197,9 @@ def test_one_host_is_as_fast_as_was_measured():
 
 def test_the_page_says_what_was_recorded():
     """docs/scaling.md is what the script writes from docs/results, where there is something."""
-    data = scaling_model.load(scaling_model.RESULTS)
-    block = scaling_model.block(data, scaling_model.RESULTS, scaling_model.PAGE)
+    block = scaling_model.block(
+        scaling_model.RESULTS, scaling_model.CONVOLUTIONS, scaling_model.PAGE
+    )
     text = scaling_model.PAGE.read_text()
     assert scaling_page.with_figures(text, block) == text
 
@@ -227,6 +228,24 @@ def test_figures_are_written_between_the_marks(tmp_path, capsys):
         if line.startswith("| "):
             assert line in text
     assert "The model holds" in printed
+
+
+def test_convolutions_are_named_where_they_are_recorded(tmp_path):
+    rows = [
+        {"layer": "conv12", "batch": batch, "ratio": 0.5, "speedup": speedup, "equal": True}
+        for batch, speedup in {128: 0.5, 512: 1.5}.items()
+    ]
+    results, convolutions = tmp_path / "mm.json", tmp_path / "conv.json"
+    results.write_text(json.dumps(as_json(cells_of(KNOWN))))
+    convolutions.write_text(json.dumps({"header": {}, "parts": 2, "rows": rows}))
+    text = scaling_model.block(results, convolutions, tmp_path / "page.md")
+    assert text.endswith(
+        "\n### Convolutions\n\n2 devices against one, 50% of the block products kept: they pay for "
+        "1 of 1 layers, from a batch of about 260 (conv12) to 260 (conv12) on. By layer and batch: "
+        "[every number](conv.md).\n"
+    )
+    without = scaling_model.block(results, scaling_model.CONVOLUTIONS, tmp_path / "page.md")
+    assert text.startswith(without.partition("### Convolutions")[0].rstrip())
 
 
 def test_nothing_recorded(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from bench.multi_gpu import model, report
+from bench.multi_gpu import conv_report, model, report
 from bench.multi_gpu.rows import Row
 from common.errors import UserError
 from common.report_files import table
@@ -47,6 +47,13 @@ def figures(data, link):
     outcome = outcome_of(data)
     lines = [*_measured(data["header"], rows, parts, link), *_check(outcome), *_beyond(outcome)]
     return "\n".join(lines) + "\n"
+
+
+def convolutions(data, link):
+    """What the JSON file of bench_multi_gpu_conv.py says, as Markdown; arguments as of figures."""
+    rows = [conv_report.Row(**row) for row in data["rows"]]
+    said = conv_report.conclusion(rows, data["parts"])
+    return f"\n### Convolutions\n\n{said} By layer and batch: [every number]({link}).\n"
 
 
 @dataclass(frozen=True)
