@@ -2,17 +2,42 @@
 
 import torch
 
+_RUN = 64  # rows of equal weight in "heavy"
+
+# Each gives a function of the distance from the diagonal, for matrices of n rows.
+_DECAYS = {
+    "decay": lambda distance, n: 0.1 / (distance.pow_(0.1).add_(1)),
+    "exponential": lambda distance, n: distance.mul_(-8 / n).exp_(),
+}
+DATA = (*_DECAYS, "normal", "heavy")
+
 
 def operands(data, n, dtype, device):
-    """The paper's decay matrix for both operands, or two of N(0, 1).
+    """Both operands of a product.
 
     Args:
-        data: "decay" or "normal". n: rows and columns.
+        data: "decay": the paper's algebraic decay, 0.1 / (|i-j|^0.1 + 1), for both operands.
+            "exponential": exp(-8 |i-j| / n), for both: its length grows with n, so that float16
+            holds the corners and every valid ratio can be reached. "normal": two of N(0, 1).
+            "heavy": two of N(0, 1) whose runs of 64 rows are scaled by exp(N(0, 1)).
+        n: rows and columns.
+
+    Raises:
+        ValueError: another name.
     """
-    if data == "decay":
+    if data not in DATA:
+        raise ValueError(f"data must be one of {', '.join(DATA)}; got {data!r}")
+    if data in _DECAYS:
         i = torch.arange(n, device=device, dtype=torch.float32)
-        a = (0.1 / ((i[:, None] - i).abs().pow_(0.1).add_(1))).to(dtype)
+        a = _DECAYS[data]((i[:, None] - i).abs_(), n).to(dtype)
         return a, a.clone()
     generator = torch.Generator(device).manual_seed(0)
-    make = lambda: torch.randn(n, n, device=device, generator=generator).to(dtype)  # noqa: E731
+    randn = lambda *shape: torch.randn(*shape, device=device, generator=generator)  # noqa: E731
+
+    def make():
+        matrix = randn(n, n)
+        if data == "heavy":
+            matrix *= randn(-(-n // _RUN)).exp_().repeat_interleave(_RUN)[:n, None]
+        return matrix.to(dtype)
+
     return make(), make()

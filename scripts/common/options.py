@@ -44,6 +44,16 @@ def add_device_option(parser):
     )
 
 
+def add_parts_option(parser):
+    """``--parts``, into how many a product is cut."""
+    parser.add_argument(
+        "--parts",
+        type=number(int, lambda value: value >= 2, "an integer of 2 or more"),
+        default=2,
+        help="number of devices; on a CPU, of parts that share it (default: %(default)s)",
+    )
+
+
 def add_output_options(parser, name=None):
     """``--out``, ``--fresh`` and, where the script has a default ``name``, ``--name``."""
     parser.add_argument(
@@ -101,6 +111,25 @@ def choose_device(name):
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("expected a CUDA device for --device cuda; torch finds none")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def choose_devices(name, parts):
+    """The torch.devices of an option --device, one for each part.
+
+    Raises:
+        UserError: there are fewer CUDA devices than parts.
+    """
+    import torch
+
+    device = choose_device(name)
+    if device.type == "cpu":
+        return [device] * parts
+    found = torch.cuda.device_count()
+    if found < parts:
+        raise UserError(
+            f"expected {parts} CUDA devices, one a part; got {found} (--device cpu does without)"
+        )
+    return [torch.device("cuda", index) for index in range(parts)]
 
 
 def require_cuda():

@@ -46,10 +46,11 @@ def interleaved(candidates, device, repeats, *, cold=False, eager=False):
     for _ in range(repeats):
         for name, timer in timers.items():
             times[name].append(timer())
-    return {name: _summary(measured) for name, measured in times.items()}
+    return {name: summary(measured) for name, measured in times.items()}
 
 
-def _summary(times):
+def summary(times):
+    """The Timing of what the rounds measured."""
     low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
     return Timing(median, high - low)
 

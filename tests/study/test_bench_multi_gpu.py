@@ -1,0 +1,416 @@
+"""The benchmark of several devices: small real runs, failures that become rows, what it refuses."""
+
+import ctypes
+import dataclasses
+import itertools
+import json
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from bench_checks import assert_refused, assert_resumes, assert_three_files
+from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+
+import bench_multi_gpu
+import spamm_torch
+from bench.multi_gpu import layouts, peers, ranks, report
+from bench.multi_gpu.cells import LAYOUTS, PEERS, Cell, all_cells
+from bench.multi_gpu.product import Product, equal_cuts
+from bench.multi_gpu.ranks import Ranks
+from bench.multi_gpu.rows import Row
+from bench.operands import DATA, operands
+from common.console import exit_code
+
+CPU = torch.device("cpu")
+RATIOS = (0.3, 1.0)
+SIZES = (300, 256)  # the first is no multiple of a block
+
+
+def run(folder, *arguments):
+    """The results of a run on the CPU."""
+    options = ("--device", "cpu", "--out", folder, "--name", "small", "--repeats", 1, *arguments)
+    bench_multi_gpu.main([str(option) for option in options])
+    return json.loads((folder / "small.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    run(folder, "--sizes", *SIZES, "--data", "decay", "heavy", "--ratios", *RATIOS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(folder):
+    return json.loads((folder / "small.json").read_text())
+
+
+def test_three_files(folder):
+    assert_three_files(folder)
+
+
+def test_every_cell_is_there_once(results):
+    """R and S everywhere; the other layouts at the largest size with the first data set."""
+    found = Counter((r["layout"], r["data"], r["n"], r["ratio"]) for r in results["rows"])
+    expected = {
+        (layout, data, n, ratio)
+        for layout in LAYOUTS
+        for data in ("decay", "heavy")
+        for n in SIZES
+        for ratio in RATIOS
+        if layout in ("R", "S") or (data, n) == ("decay", 300)
+    }
+    assert found == Counter(expected)
+    peers = Counter((p["peer"], p["data"], p["n"]) for p in results["peers"])
+    everywhere = {(peer, data, n) for peer in ("torch.mm", "symm_mem")
+                  for data in ("decay", "heavy") for n in SIZES}  # fmt: skip
+    assert peers == Counter(everywhere | {("DTensor", "decay", 300)})
+
+
+def test_what_a_cpu_cannot_do_says_why(results):
+    for row in results["rows"]:
+        if row["layout"] in ("0", "H"):
+            assert row["absent"] == f"{row['layout']} needs CUDA devices; got cpu"
+            assert row["all_ms"] is None
+        else:
+            assert row["absent"] is None
+    for peer in results["peers"]:
+        absent = "symm_mem needs CUDA devices; got cpu" if peer["peer"] == "symm_mem" else None
+        assert peer["absent"] == absent
+
+
+def test_rows_agree_with_themselves(results):
+    for row in results["rows"]:
+        if row["absent"] is not None:
+            continue
+        assert row["equal"] is True
+        assert min(row["one_ms"], row["all_ms"]) > 0
+        assert row["speedup"] == pytest.approx(row["one_ms"] / row["all_ms"])
+        assert row["spread"] >= 0
+        assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.1)
+        if row["layout"] in ("R", "S"):
+            slowest = max(row["device_ms"])
+            assert len(row["device_ms"]) == 2
+            assert row["imbalance"] == pytest.approx(2 * slowest / sum(row["device_ms"]))
+            assert row["exposed_ms"] == pytest.approx(row["all_ms"] - slowest)
+        if row["layout"] in ("S", "ranks"):
+            assert row["work_imbalance"] >= 1
+            assert row["sent"] == 1 if row["ratio"] == 1 else 0 < row["sent"] < 1
+        assert (row["search_ms"] is not None) == (row["layout"] == "R" and row["ratio"] < 1)
+    assert [o["layout"] for o in results["overheads"]] == ["R", "S"]
+    for overhead in results["overheads"]:
+        assert min(overhead["one_us"], overhead["all_us"]) > 0
+
+
+def test_the_plan_counts_what_the_definition_counts():
+    """The share of B that travels, by brute force over all block products."""
+    product = Product("exponential", "float32", 512, [CPU] * 2)
+    tau, cuts = product.tau(0.3), product.cuts(0.3)
+    assert (cuts[0], cuts[-1]) == (0, 512)
+    half = cuts[1] // 64
+    valid = ~(product.norm_a[:, :, None] * product.norm_b < tau)  # of one stage
+    needed = valid[:half, half:].any(0).any(1).sum() + valid[half:, :half].any(0).any(1).sum()
+    assert layouts.sent(product, 0.3, cuts)["sent"] == pytest.approx(needed.item() / 8)
+
+
+def test_the_markdown_shows_the_same_rows(folder, results):
+    text = (folder / "small.md").read_text()
+    for row in results["rows"]:
+        place = f"| {row['layout']} | {row['data']} | float16 | {row['n']} |"
+        if row["absent"] is None:
+            shown = f"{row['valid_ratio']:.1%} | {row['one_ms']:.4g} | {row['all_ms']:.4g} |"
+            assert f"{place} {shown}" in text
+        else:
+            assert f"| {row['absent']} |" in text
+    for layout, what in LAYOUTS.items():
+        assert f"- **{layout}**: {what}" in text
+    assert "(small.png)" in text
+
+
+def test_the_header_tells_how_to_repeat_it(results):
+    command = results["header"]["command"]
+    assert command.startswith("python scripts/bench_multi_gpu.py --device cpu --out ")
+    assert "host bandwidth" not in results["header"]
+
+
+def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
+    arguments = ["--device", "cpu", "--sizes", 256, "--data", "decay", "--ratios", 1, 0.5]
+    arguments += ["--layouts", "R", "--repeats", 1]
+    assert_resumes(bench_multi_gpu, "measure_cell", arguments, tmp_path, 3, capsys, monkeypatch)
+
+
+def test_only_some_cells(tmp_path):
+    found = run(tmp_path, "--sizes", 256, 300, "--only", "S", "decay", "30%")
+    assert [(r["layout"], r["n"], r["ratio"]) for r in found["rows"]] == [
+        ("S", 300, 0.3),
+        ("S", 256, 0.3),
+    ]
+    assert found["peers"] == []
+
+
+def test_a_quick_run(tmp_path):
+    found = run(tmp_path, "--quick", "--layouts", "R", "--sizes", 300, 256)
+    assert {(r["n"], r["data"]) for r in found["rows"]} == {(256, "decay")}
+
+
+def test_three_parts(tmp_path):
+    found = run(tmp_path, "--parts", 3, "--layouts", "S", "--sizes", 512, "--data", "heavy")
+    assert all(row["equal"] and len(row["device_ms"]) == 3 for row in found["rows"])
+    assert (tmp_path / "small.md").read_text().startswith("# mm on 3 devices\n")
+
+
+# ---- What fails becomes a row -------------------------------------------------------------------
+
+
+def test_a_cell_without_memory_is_a_row(tmp_path, monkeypatch):
+    whole = spamm_torch.mm_shards
+
+    def mm_shards(a, b, *, tau):
+        if tau > 0:
+            raise torch.OutOfMemoryError("CUDA out of memory on cuda:1.\nMore lines.")
+        return whole(a, b, tau=tau)
+
+    monkeypatch.setattr(spamm_torch, "mm_shards", mm_shards)
+    found = run(tmp_path, "--layouts", "S", "--sizes", 256, "--data", "decay", "--ratios", 0.3, 1)
+    skipping, dense = found["rows"]
+    assert skipping["absent"] == "CUDA out of memory on cuda:1."
+    assert skipping["all_ms"] is None
+    assert dense["absent"] is None
+    text = (tmp_path / "small.md").read_text()
+    assert "| S decay float16 256 30% | CUDA out of memory on cuda:1. |" in text
+
+
+def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
+    whole = spamm_torch.mm_shards
+
+    def mm_shards(a, b, *, tau):
+        shards = whole(a, b, tau=tau)
+        shards[1][-1, -1] += 1
+        return shards
+
+    monkeypatch.setattr(spamm_torch, "mm_shards", mm_shards)
+    found = run(tmp_path, "--layouts", "R", "--sizes", 256, "--data", "decay", "--ratios", 1)
+    assert [row["equal"] for row in found["rows"]] == [False]
+    text = (tmp_path / "small.md").read_text()
+    assert "1 RESULTS DIFFER from one device's." in text
+    assert "| NO |" in text
+
+
+CELL = Cell("ranks", "normal", "float32", 256, 0.5)
+
+
+def test_ranks_that_fail_start_anew_and_then_give_up():
+    with Ranks([CPU] * 2) as processes:
+        wrong = dataclasses.replace(CELL, data="nothing of the kind")
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match=r"^rank [01]: "):
+                processes.do("multiply", wrong, 1)
+        with pytest.raises(RuntimeError, match=r"^not tried again after: rank [01]: "):
+            processes.do("multiply", wrong, 1)
+        timing = processes.do("dtensor", CELL, 1)  # another job
+        assert timing.median > 0
+
+
+def test_a_rank_that_ends():
+    with Ranks([CPU] * 2) as processes:
+        assert processes.do("multiply", CELL, 1).equal
+        [_, (process, _)] = processes._running
+        process.kill()
+        process.join()
+        with pytest.raises(RuntimeError, match=r"^rank 1 ended$"):
+            processes.do("multiply", CELL, 1)
+        assert processes.do("multiply", CELL, 1).equal
+
+
+def test_ranks_that_take_too_long(monkeypatch):
+    monkeypatch.setattr(ranks, "_JOB_S", 0)
+    with (
+        Ranks([CPU] * 2) as processes,
+        pytest.raises(RuntimeError, match=r"^the ranks did not answer in 0 s$"),
+    ):
+        processes.do("multiply", CELL, 1)
+
+
+# ---- Which cells --------------------------------------------------------------------------------
+
+
+def test_the_cells_of_two_gpus():
+    sizes, sweep, data, _ = bench_multi_gpu.DEFAULTS["cuda"]
+    cells = all_cells(sizes, sweep, data, bench_multi_gpu.RATIOS, tuple(LAYOUTS), True)
+    names = [cell.name for cell in cells]
+    assert len(set(names)) == len(names)
+    for layout in LAYOUTS:
+        assert f"{layout} decay float16 32768 5%" in names
+    for kind in DATA:
+        assert {f"{x} {kind} float16 {n} 30%" for x in "RS" for n in sizes} <= set(names)
+    assert {f"R decay float16 {n} 5%" for n in sweep} <= set(names)
+    assert {"S decay float32 16384 100%", "H decay float64 16384 100%"} <= set(names)
+    assert "cublasXt decay float64 16384" in names
+    assert "cublasXt decay float16 32768" not in names
+    products = [cell.product for cell in cells]
+    changes = sum(a != b for a, b in itertools.pairwise(products))
+    assert changes == len(set(products)) - 1  # operands are made once
+    assert {cell.what for cell in cells} == {*LAYOUTS, *PEERS.values()}
+
+
+@pytest.mark.parametrize("data", DATA)
+def test_every_data_set_reaches_every_ratio(data):
+    a, b = operands(data, 1024, torch.float16, CPU)
+    assert a.shape == b.shape == (1024, 1024)
+    assert a.dtype == torch.float16
+    assert a.isfinite().all()
+    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    for ratio in bench_multi_gpu.RATIOS:
+        tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+        valid = spamm_torch.valid_ratio(norm_a, norm_b, tau).item()
+        assert valid == pytest.approx(ratio, abs=0.02)
+
+
+def test_equal_cuts():
+    assert equal_cuts(300, 2) == [0, 128, 300]
+    assert equal_cuts(256, 4) == [0, 64, 128, 192, 256]
+    assert equal_cuts(64, 2) == [0, 0, 64]
+
+
+# ---- The report ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "expected"),
+    [
+        ({1024: 0.5, 4096: 1.5}, (2048, True)),  # half-way on a log scale
+        ({1024: 1.5, 2048: 0.5, 4096: 1.5}, (2**11.5, True)),  # a gain below does not count
+        ({1024: 1.1, 4096: 1.5}, (1024, False)),
+        ({1024: 1.5, 4096: 0.9}, (None, False)),
+    ],
+)
+def test_break_even(points, expected):
+    size, between = report.break_even(points)
+    assert size == pytest.approx(expected[0])
+    assert between == expected[1]
+
+
+def test_the_conclusion_names_the_largest_size():
+    def row(layout, n, ratio, speedup):
+        return Row(layout, "decay", "float16", n, ratio, speedup=speedup, equal=True)
+
+    rows = [row("R", 64, 0.3, 9.0), row("R", 128, 0.3, 1.9), row("R", 128, 1.0, 1.95)]
+    rows += [row("S", 128, 1.0, 1.8), Row("S", "decay", "float16", 128, 0.3, absent="why")]
+    assert report.conclusion(rows, 2) == (
+        "2 devices against one, decay, float16, N = 128, 30% / 100% of the block products kept: "
+        "1.90x / 1.95x (R), - / 1.80x (S)."
+    )
+    assert report.conclusion(rows[-1:], 2) == "Nothing could be measured."
+
+
+# ---- cuBLASXt -----------------------------------------------------------------------------------
+
+
+class FakeCublas:
+    """The functions of libcublas that are used, on the CPU, by their documentation."""
+
+    def cublasXtCreate(self, handle):
+        return 0
+
+    def cublasXtDeviceSelect(self, handle, count, numbers):
+        self.devices = numbers[: count.value]
+        return 0
+
+    def cublasXtSetBlockDim(self, handle, edge):
+        self.edge = edge.value
+        return 0
+
+    def cublasXtDestroy(self, handle):
+        return 0
+
+    def cublasXtDgemm(self, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
+        """c = alpha a b + beta c, all stored by columns."""
+        assert (ta.value, tb.value) == (0, 0)
+
+        def matrix(pointer, rows, columns, leading):
+            size = leading.value * columns.value
+            values = (ctypes.c_double * size).from_address(pointer.value)
+            stored = np.frombuffer(values, dtype=np.float64).reshape(columns.value, leading.value)
+            return stored[:, : rows.value].T
+
+        c = matrix(c, m, n, ldc)
+        c[:] = alpha._obj.value * matrix(a, m, k, lda) @ matrix(b, k, n, ldb) + beta._obj.value * c
+        return 0
+
+
+def test_cublas_xt_is_given_rows_as_columns(monkeypatch):
+    fake = FakeCublas()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(*s, dtype=torch.float64, generator=generator) for s in [(5, 7), (7, 3)])
+    c = torch.zeros(5, 3, dtype=torch.float64)
+    with peers.CublasXt([0, 1]) as library:
+        library.multiply(a, b, c, 2048)
+    torch.testing.assert_close(c, a @ b)
+    assert fake.devices == [0, 1]
+    assert fake.edge == 2048
+
+
+def test_cublas_xt_that_refuses(monkeypatch):
+    fake = FakeCublas()
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
+    monkeypatch.setattr(FakeCublas, "cublasXtDeviceSelect", lambda *_: 3)
+    with pytest.raises(
+        RuntimeError, match=r"^cublasXtDeviceSelect failed: expected status 0; got 3"
+    ):
+        peers.CublasXt([0, 1])
+
+
+# ---- On GPUs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.cuda
+@pytest.mark.multi_gpu
+def test_two_gpus_measure_every_cell(tmp_path):
+    arguments = ("--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
+    options = ("--out", tmp_path, "--name", "small", *arguments)
+    bench_multi_gpu.main([str(option) for option in options])
+    found = json.loads((tmp_path / "small.json").read_text())
+    for row in (*found["rows"], *found["peers"], *found["overheads"]):
+        assert row["absent"] is None, row
+    assert all(row["equal"] for row in found["rows"])
+    assert {row["layout"] for row in found["rows"]} == set(LAYOUTS)
+    assert {row["peer"] for row in found["peers"]} == set(PEERS.values())
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "foo"), "'foo' (choose from"),
+        (("--parts", "1"), "an integer of 2 or more; got 1"),
+        (("--sizes", "0"), "an integer of 1 or more; got 0"),
+        (("--sweep", "x"), "an integer of 1 or more; got x"),
+        (("--data", "noise"), "'noise' (choose from"),
+        (("--layouts", "Q"), "'Q' (choose from"),
+        (("--ratios", "1.5"), "a valid ratio in (0, 1]; got 1.5"),
+        (("--repeats", "0"), "an integer of 1 or more; got 0"),
+    ],
+)
+def test_options_out_of_range(capsys, tmp_path, arguments, words):
+    assert_refused(bench_multi_gpu.main, arguments, words, tmp_path / "out", capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--device", "cpu", "--only", "decay", "9%"), "for --only; got decay 9%"),
+        (("--device", "cuda"), "expected 2 CUDA devices, one a part; got 1"),
+    ],
+)
+def test_what_cannot_be_measured(capsys, monkeypatch, tmp_path, arguments, words):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    out = tmp_path / "out"
+    assert exit_code(lambda: bench_multi_gpu.main([*arguments, "--out", str(out)])) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert words in line
+    assert not out.exists()
