@@ -75,12 +75,12 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha) {
+                const Scalar& alpha, at::OptionalIntArrayRef whole) {
   static const auto op =
       find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  IntArrayRef, const OptTensor&, const Scalar&, const Scalar&)>(
-          "spamm_torch::multiply");
-  return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha);
+                  IntArrayRef, const OptTensor&, const Scalar&, const Scalar&,
+                  at::OptionalIntArrayRef)>("spamm_torch::multiply");
+  return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
 }
 
 Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,

@@ -83,8 +83,11 @@ Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
 
 Tensor multiply_autograd(const Tensor& a, const Tensor& b, const Tensor& norm_a,
                          const Tensor& norm_b, const Tensor& tau, IntArrayRef block,
-                         const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
-  const auto op = [&] { return multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha); };
+                         const OptTensor& input, const Scalar& beta, const Scalar& alpha,
+                         at::OptionalIntArrayRef whole) {
+  const auto op = [&] {
+    return multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
+  };
   return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
                                               a, b, input, beta, alpha);
 }

@@ -25,9 +25,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? skip_norm_b=None) -> "
       "Tensor");
+  // whole: (M, N) of the product that this one is a part of. It chooses the kernel, so that each
+  // part has the bits of the whole.
   m.def(
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[2]? whole=None) -> Tensor");
   // Writes a @ b to `out`, which is a part of the result of a larger product. whole: (M, N) of that
   // product. It chooses the kernel, so that each part has the bits of the whole. own_rows: rows of
   // b from first_own_row on, which need not be in b; where a kernel cannot read them beside the

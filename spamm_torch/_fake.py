@@ -290,6 +290,7 @@ def _(
     input: Tensor | None = None,
     beta: float = 1,
     alpha: float = 1,
+    whole: Sequence[int] | None = None,
 ) -> Tensor:
     _check_operands(a, b, block)
     _check_tau(tau, a.device)

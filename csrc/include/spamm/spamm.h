@@ -74,11 +74,12 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 // alpha * (A @ B over the valid block products) + beta * input, from norm maps and threshold. `a`
 // is (M, K) or (batch, M, K), `b` (K, N) or (batch, K, N). `input` broadcasts to the product's
-// shape; beta = 0 ignores it (NaN included). block = (m, k, n).
+// shape; beta = 0 ignores it (NaN included). block = (m, k, n). `whole` is (M, N) of the product
+// that this one is a part of, cut where blocks end: each part then has the bits of the whole.
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, IntArrayRef block,
                 const std::optional<Tensor>& input = std::nullopt, const Scalar& beta = 1,
-                const Scalar& alpha = 1);
+                const Scalar& alpha = 1, at::OptionalIntArrayRef whole = std::nullopt);
 
 // ---- The pipeline: norm map, threshold, multiply ------------------------------------------------
 
