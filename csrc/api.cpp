@@ -143,6 +143,25 @@ std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const 
   return cuts;
 }
 
+std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
+                                  at::TensorList bias, const Knob& knob, IntArrayRef stride,
+                                  IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                  at::OptionalIntArrayRef block,
+                                  at::OptionalIntArrayRef pixel_block, bool relu) {
+  return ops::conv2d_shards(input_shards, weight, bias, stride, padding, dilation, groups, knob.tau,
+                            knob.valid_ratio, knob.max_error, block, pixel_block, relu);
+}
+
+Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                         IntArrayRef devices, const Knob& knob, IntArrayRef stride,
+                         IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                         at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                         bool relu) {
+  return ops::conv2d_on_devices(input, weight, bias, stride, padding, dilation, groups, devices,
+                                knob.tau, knob.valid_ratio, knob.max_error, block, pixel_block,
+                                relu);
+}
+
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {
   static const auto op =
       find<std::string(at::Device, at::ScalarType, IntArrayRef)>("spamm_torch::backend_for");
