@@ -75,12 +75,12 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha) {
+                const Scalar& alpha, at::OptionalIntArrayRef whole) {
   static const auto op =
       find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  IntArrayRef, const OptTensor&, const Scalar&, const Scalar&)>(
-          "spamm_torch::multiply");
-  return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha);
+                  IntArrayRef, const OptTensor&, const Scalar&, const Scalar&,
+                  at::OptionalIntArrayRef)>("spamm_torch::multiply");
+  return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
 }
 
 Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
@@ -141,6 +141,25 @@ std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const 
   auto cuts = op.call(norm_a, norm_b, tau, parts, std::max(m, shards::kCutRows) / m);
   for (int64_t& cut : cuts) cut *= m;
   return cuts;
+}
+
+std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
+                                  at::TensorList bias, const Knob& knob, IntArrayRef stride,
+                                  IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                  at::OptionalIntArrayRef block,
+                                  at::OptionalIntArrayRef pixel_block, bool relu) {
+  return ops::conv2d_shards(input_shards, weight, bias, stride, padding, dilation, groups, knob.tau,
+                            knob.valid_ratio, knob.max_error, block, pixel_block, relu);
+}
+
+Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                         IntArrayRef devices, const Knob& knob, IntArrayRef stride,
+                         IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                         at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                         bool relu) {
+  return ops::conv2d_on_devices(input, weight, bias, stride, padding, dilation, groups, devices,
+                                knob.tau, knob.valid_ratio, knob.max_error, block, pixel_block,
+                                relu);
 }
 
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {

@@ -62,9 +62,42 @@ struct Autocast {
                                   weight_is_ready && cast_weight.is_same(weight));
   }
 
+  static std::vector<Tensor> cast(at::TensorList tensors) {
+    std::vector<Tensor> result;
+    for (const Tensor& t : tensors) result.push_back(cast(t));
+    return result;
+  }
+
+  static std::vector<Tensor> conv2d_shards(
+      at::TensorList input_shards, at::TensorList weight, at::TensorList bias, IntArrayRef stride,
+      IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+      std::optional<double> valid_ratio, std::optional<double> max_error,
+      at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::conv2d_shards(cast(input_shards), cast(weight), cast(bias), stride, padding,
+                              dilation, groups, tau, valid_ratio, max_error, block, pixel_block,
+                              relu);
+  }
+
+  static Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                  int64_t groups, IntArrayRef devices, const OptTensor& tau,
+                                  std::optional<double> valid_ratio,
+                                  std::optional<double> max_error, at::OptionalIntArrayRef block,
+                                  at::OptionalIntArrayRef pixel_block, bool relu) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::conv2d_on_devices(cast(input), cast(weight), cast(bias), stride, padding, dilation,
+                                  groups, devices, tau, valid_ratio, max_error, block, pixel_block,
+                                  relu);
+  }
+
   static void register_ops(torch::Library& m) {
     m.impl("spamm", &spamm);
     m.impl("conv2d", &conv2d);
+    m.impl("conv2d_shards", &conv2d_shards);
+    m.impl("conv2d_on_devices", &conv2d_on_devices);
     m.impl("conv2d_with_norms", &conv2d_with_norms);
   }
 };

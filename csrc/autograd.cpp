@@ -10,6 +10,7 @@
 #include <string>
 
 #include "ops.h"
+#include "shards/copies.h"
 #include "spamm/spamm.h"
 
 namespace spamm {
@@ -83,8 +84,11 @@ Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
 
 Tensor multiply_autograd(const Tensor& a, const Tensor& b, const Tensor& norm_a,
                          const Tensor& norm_b, const Tensor& tau, IntArrayRef block,
-                         const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
-  const auto op = [&] { return multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha); };
+                         const OptTensor& input, const Scalar& beta, const Scalar& alpha,
+                         at::OptionalIntArrayRef whole) {
+  const auto op = [&] {
+    return multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
+  };
   return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
                                               a, b, input, beta, alpha);
 }
@@ -148,6 +152,32 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
       padding, dilation, groups, relu);
 }
 
+// The gradients of each shard are those of its own convolution. A weight that is copied to several
+// shards gets their sum, through the copies, which are therefore made here.
+std::vector<Tensor> conv2d_shards_autograd(
+    at::TensorList input_shards, at::TensorList weight, at::TensorList bias, IntArrayRef stride,
+    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+    std::optional<double> valid_ratio, std::optional<double> max_error,
+    at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
+  const std::vector<Tensor> weights = shards::beside(input_shards, weight, "weight");
+  const std::vector<Tensor> biases =
+      bias.empty() ? std::vector<Tensor>() : shards::beside(input_shards, bias, "bias");
+  std::vector<Tensor> outputs = [&] {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return ops::conv2d_shards(input_shards, weights, biases, stride, padding, dilation, groups, tau,
+                              valid_ratio, max_error, block, pixel_block, relu);
+  }();
+  for (size_t p = 0; p < outputs.size(); ++p) {
+    const Tensor &input = input_shards[p], &weight_beside = weights[p];
+    const OptTensor bias_beside = biases.empty() ? OptTensor() : OptTensor(biases[p]);
+    outputs[p] = with_dense_gradient<Conv2dFunction>(
+        [&] { return outputs[p]; },
+        {needs_grad(input), needs_grad(weight_beside), needs_grad(bias_beside)}, input,
+        weight_beside, bias_beside, stride, padding, dilation, groups, relu);
+  }
+  return outputs;
+}
+
 // For ops without a gradient: autograd treats their outputs as constants.
 void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -189,6 +219,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
+  m.impl("conv2d_shards", &conv2d_shards_autograd);
   for (const char* name :
        {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part", "spamm_shards"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());

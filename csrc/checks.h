@@ -213,6 +213,14 @@ inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArra
   return block;
 }
 
+// `whole` is (M, N) of the product that a @ b is a part of.
+inline void check_whole(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef whole) {
+  const int64_t rows = a.size(-2), columns = b.size(-1);
+  TORCH_CHECK_VALUE(whole.size() == 2 && whole[0] >= rows && whole[1] >= columns,
+                    "whole must be (M, N) of the whole product, at least [", rows, ", ", columns,
+                    "]; got ", whole);
+}
+
 // `out` is the part of a product of shape `whole` that is a @ b.
 // `own_rows` are rows of B from `first_own_row` on.
 inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
@@ -225,9 +233,7 @@ inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Ten
   check_same_device(out, a, "out", "a");
   TORCH_CHECK(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns,
               "out must have the product's shape [", rows, ", ", columns, "]; got ", out.sizes());
-  TORCH_CHECK_VALUE(whole.size() == 2 && whole[0] >= rows && whole[1] >= columns,
-                    "whole must be (M, N) of the whole product, at least [", rows, ", ", columns,
-                    "]; got ", whole);
+  check_whole(a, b, whole);
   if (!own_rows) return;
   check_matrix_pair(b, *own_rows);
   TORCH_CHECK(own_rows->size(1) == columns && first_own_row >= 0 &&

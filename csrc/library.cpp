@@ -25,9 +25,11 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? skip_norm_b=None) -> "
       "Tensor");
+  // whole: (M, N) of the product that this one is a part of. It chooses the kernel, so that each
+  // part has the bits of the whole.
   m.def(
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1) -> Tensor");
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[2]? whole=None) -> Tensor");
   // Writes a @ b to `out`, which is a part of the result of a larger product. whole: (M, N) of that
   // product. It chooses the kernel, so that each part has the bits of the whole. own_rows: rows of
   // b from first_own_row on, which need not be in b; where a kernel cannot read them beside the
@@ -69,6 +71,20 @@ TORCH_LIBRARY(spamm_torch, m) {
       "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
       "Tensor? norm_weight=None, Tensor? norm_input=None, bool relu=False, "
       "bool weight_is_ready=False) -> Tensor");
+  // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
+  // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
+  // images. The results are those of the whole batch, bit for bit, if the devices are alike.
+  m.def(
+      "conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
+      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, bool relu=False) -> Tensor[]");
+  // Sends the images to these CUDA devices, calls conv2d_shards, and gathers the result.
+  m.def(
+      "conv2d_on_devices(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, int[] devices, Tensor? tau=None, "
+      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, bool relu=False) -> Tensor");
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   m.def(
       "conv2d_with_norms(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "

@@ -7,6 +7,7 @@
 
 #include <optional>
 #include <tuple>
+#include <vector>
 
 namespace spamm::ops {
 
@@ -45,6 +46,28 @@ inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor&
   static const auto op = find<decltype(ops::conv2d)>("spamm_torch::conv2d");
   return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
                  max_error, block, pixel_block, norm_weight, norm_input, relu, weight_is_ready);
+}
+
+inline std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
+                                         at::TensorList bias, IntArrayRef stride,
+                                         IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                                         const OptTensor& tau, std::optional<double> valid_ratio,
+                                         std::optional<double> max_error, OptionalIntArrayRef block,
+                                         OptionalIntArrayRef pixel_block, bool relu) {
+  static const auto op = find<decltype(ops::conv2d_shards)>("spamm_torch::conv2d_shards");
+  return op.call(input_shards, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
+                 max_error, block, pixel_block, relu);
+}
+
+inline Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                                IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                int64_t groups, IntArrayRef devices, const OptTensor& tau,
+                                std::optional<double> valid_ratio, std::optional<double> max_error,
+                                OptionalIntArrayRef block, OptionalIntArrayRef pixel_block,
+                                bool relu) {
+  static const auto op = find<decltype(ops::conv2d_on_devices)>("spamm_torch::conv2d_on_devices");
+  return op.call(input, weight, bias, stride, padding, dilation, groups, devices, tau, valid_ratio,
+                 max_error, block, pixel_block, relu);
 }
 
 inline std::tuple<Tensor, Tensor> conv2d_with_norms(

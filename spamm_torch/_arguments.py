@@ -226,8 +226,9 @@ def conv_block(
 def as_devices(devices: Any) -> list[int]:
     """The numbers of the CUDA devices that ``devices`` names.
 
-    TypeError unless it is a sequence of integers or torch.devices; ValueError for a torch.device of
-    another kind or without a number. The op checks that they are distinct and exist.
+    TypeError unless it is a sequence of integers, torch.devices or their names; ValueError for a
+    torch.device of another kind or without a number. The op checks that they are distinct and
+    exist.
     """
     several = isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
     if not several:
@@ -240,6 +241,8 @@ def as_devices(devices: Any) -> list[int]:
 def _cuda_number(device: Any) -> int:
     if is_integer(device):
         return int(device)
+    if isinstance(device, str):
+        device = torch.device(device)
     if not isinstance(device, torch.device):
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"
@@ -266,6 +269,14 @@ def check_tensor(value: Any, name: str) -> None:
         )
     if isinstance(value, MaskedTensor):
         raise TypeError(f"{name} must be a dense tensor; got a masked tensor (call to_tensor(0))")
+
+
+def check_tensors(value: Any, name: str) -> None:
+    """TypeError unless ``value`` is a list of dense tensors."""
+    if not isinstance(value, (list, tuple)):
+        raise TypeError(f"{name} must be a list of tensors; got {type(value).__name__}")
+    for tensor in value:
+        check_tensor(tensor, name)
 
 
 def check_optional_tensor(value: Any, name: str) -> None:

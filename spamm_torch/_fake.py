@@ -26,6 +26,7 @@ from ._arguments import (
     conv_block,
     dtype_name,
 )
+from ._info import default_pixel_block
 from .chain import CONVOLUTION, MAX_ERROR, MAX_POOL, TAU, VALID_RATIO
 
 
@@ -290,6 +291,7 @@ def _(
     input: Tensor | None = None,
     beta: float = 1,
     alpha: float = 1,
+    whole: Sequence[int] | None = None,
 ) -> Tensor:
     _check_operands(a, b, block)
     _check_tau(tau, a.device)
@@ -469,6 +471,83 @@ def _fake_conv2d(
 
 
 register_fake("spamm_torch::conv2d")(_fake_conv2d)
+
+
+def _beside(shards: Sequence[Tensor], given: Sequence[Tensor], name: str) -> list[Tensor]:
+    """One tensor for each shard; one that is given alone is copied to their devices."""
+    torch._check_value(
+        len(given) in (1, len(shards)),
+        lambda: (
+            f"{name} must be one tensor, or one for each of the {len(shards)} shards; "
+            f"got {len(given)}"
+        ),
+    )
+    if len(given) > 1:
+        return list(given)
+    return [given[0].to(shard.device) for shard in shards]
+
+
+@register_fake("spamm_torch::conv2d_shards")
+def _(
+    input_shards: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    bias: Sequence[Tensor],
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    tau: Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+    relu: bool = False,
+) -> list[Tensor]:
+    torch._check_value(
+        len(input_shards) > 0, lambda: "input_shards must hold at least one shard; got none"
+    )
+    first = input_shards[0]
+    for shard in input_shards:
+        torch._check(
+            shard.dim() == 4 and shard.shape[1:] == first.shape[1:],
+            lambda shard=shard: (
+                "input_shards must be (images, channels, height, width), alike but for the images; "
+                f"got shapes {tuple(first.shape)} and {tuple(shard.shape)}"
+            ),
+        )
+    weights = _beside(input_shards, weight, "weight")
+    biases = _beside(input_shards, bias, "bias") if bias else [None] * len(input_shards)
+    outputs = [
+        _fake_conv2d(
+            shard,
+            weight,
+            bias,
+            stride,
+            padding,
+            dilation,
+            groups,
+            tau if tau is None or tau.device.type == "cpu" else tau.to(shard.device),
+            valid_ratio,
+            max_error,
+            block,
+            pixel_block,
+        )
+        for shard, weight, bias in zip(input_shards, weights, biases, strict=True)
+    ]
+    images = [shard.shape[0] for shard in input_shards]
+    edges = conv_block(weight[0].shape[0] // groups, weight[0].shape[1], block, pixel_block)
+    block_images = (pixel_block or default_pixel_block(tau is not None, sum(images), edges[2]))[0]
+    images_left = sum(images)
+    for count in images:
+        images_left -= count
+        torch._check_value(
+            images_left == 0 or count % block_images == 0,
+            lambda count=count: (
+                f"each shard but the last must be whole pixel blocks, a multiple of {block_images} "
+                f"images; got {count}"
+            ),
+        )
+    return outputs
 
 
 @register_fake("spamm_torch::conv2d_with_norms")

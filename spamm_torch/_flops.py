@@ -34,6 +34,17 @@ def _conv2d(input: _Shape, weight: _Shape, *args: Any, out_shape: _Shape, **kwar
     return _convolution(weight, out_shape)
 
 
+@register_flop_formula(_ops.conv2d_shards)
+def _conv2d_shards(
+    input_shards: Sequence[_Shape],
+    weight: Sequence[_Shape],
+    *args: Any,
+    out_shape: Sequence[_Shape],
+    **kwargs: Any,
+) -> int:
+    return sum(_convolution(weight[0], output) for output in out_shape)
+
+
 @register_flop_formula(_ops.conv2d_with_norms)
 def _conv2d_with_norms(
     input: _Shape, weight: _Shape, *args: Any, out_shape: Sequence[_Shape], **kwargs: Any

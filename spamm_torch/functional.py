@@ -53,6 +53,7 @@ from ._arguments import (
     check_pixel_block,
     check_search,
     check_tensor,
+    check_tensors,
     conv_block,
 )
 from ._bisection import bisect_tau
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
         norm_weight: Tensor | None
         norm_input: Tensor | None
         relu: bool
+        devices: Sequence[int | str | torch.device] | None
 
 
 _ops = torch.ops.spamm_torch
@@ -422,11 +424,8 @@ def mm_shards(
             a stream that is being captured in a CUDA graph.
         torch.OutOfMemoryError: names the device and what its stages of B need, in bytes.
     """
-    for name, shards in (("a_shards", a_shards), ("b_shards", b_shards)):
-        if not isinstance(shards, (list, tuple)):
-            raise TypeError(f"{name} must be a list of tensors; got {type(shards).__name__}")
-        for shard in shards:
-            check_tensor(shard, name)
+    check_tensors(a_shards, "a_shards")
+    check_tensors(b_shards, "b_shards")
     knobs = as_knobs(tau, valid_ratio, max_error)
     return _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=check_block(block))
 
@@ -784,6 +783,7 @@ def conv2d(
     norm_weight: Tensor | None = None,
     norm_input: Tensor | None = None,
     relu: bool = False,
+    devices: Sequence[int | str | torch.device] | None = None,
     return_norms: bool = False,
     return_info: bool = False,
 ) -> Any:
@@ -822,6 +822,11 @@ def conv2d(
             nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
             a convolution that needs no im2col matrix; elsewhere norms are computed anew.
         relu: rectify the result; in the convolution's own kernel where that needs no im2col matrix.
+        devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct: each
+            gets whole pixel blocks of images. The result lies where ``input`` lies and, if the
+            devices are of one model, has the bits of one device's. Without ``norm_weight``,
+            ``norm_input`` and ``return_norms``. The images travel in each call: see
+            :func:`conv2d_shards` for images that already lie on several devices.
         return_norms: return a pair, the output and its norms as norm_input of the next layer, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
             gradient.
@@ -836,7 +841,8 @@ def conv2d(
 
     Raises:
         ValueError: none or several knobs, a knob out of range or NaN, a block or pixel_block of
-            other sizes, another string as padding.
+            other sizes, another string as padding, ``devices`` that are none, repeated or absent,
+            or with an argument that they exclude.
         TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, a stride,
             padding, dilation or groups that is not made of integers, or a ``relu`` that is no bool.
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
@@ -868,7 +874,12 @@ def conv2d(
     else:
         check_integers(padding, "padding")
     knobs = as_knobs(tau, valid_ratio, max_error)
-    op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
+    more: dict[str, Any] = {"norm_weight": norm_weight, "norm_input": norm_input}
+    if devices is None:
+        op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
+    else:
+        _check_without_norms({**more, "return_norms": return_norms or None})
+        op, more = _ops.conv2d_on_devices, {"devices": as_devices(devices)}
     result = op(
         input,
         weight,
@@ -880,9 +891,8 @@ def conv2d(
         **knobs,
         block=None if block is None else check_block(block),
         pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
-        norm_weight=norm_weight,
-        norm_input=norm_input,
         relu=relu,
+        **more,
     )
     if not return_info:
         return result
@@ -895,6 +905,15 @@ def conv2d(
         pixel_block,
         norm_weight,
     )
+
+
+def _check_without_norms(arguments: dict[str, Any]) -> None:
+    given = [name for name, value in arguments.items() if value is not None]
+    if given:
+        raise ValueError(
+            "devices must be given without norm_weight, norm_input and return_norms; got "
+            + " and ".join(given)
+        )
 
 
 def _conv2d_info(
@@ -921,6 +940,102 @@ def _conv2d_info(
         batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
     )
     return skip_info(norm_weight, norms, knobs, skip_norms)
+
+
+def conv2d_shards(
+    input_shards: Sequence[Tensor],
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | Sequence[Tensor] | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: str | int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: int | Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+    relu: bool = False,
+) -> list[Tensor]:
+    """:func:`conv2d` of a batch whose images lie on several devices. Exactly one knob is given.
+
+    Each device convolves its own images. A held ``tau`` needs nothing else: nothing but the weight
+    is copied. A ``valid_ratio`` or ``max_error`` speaks for all images together: the norm maps of
+    all shards travel to the first device, which finds the threshold, and the norms are computed
+    twice. Nothing waits for a device. Source: data parallelism, as in ``nn.DataParallel``, but with
+    one knob for all images.
+
+    Args:
+        input_shards: the images in order, a tensor (images, C, H, W) for each part; float16,
+            bfloat16, float32 or float64; all on CUDA devices, or all on the CPU. Several may lie on
+            one device, and a shard may be empty. Each but the last must be whole pixel blocks, a
+            multiple of pixel_block's images: by default 64 (n) with a ``tau``.
+        weight: (out_channels, C / groups, kh, kw). One tensor, which is copied to the devices where
+            it does not lie, or a list with a copy beside each shard.
+        bias: (out_channels,), likewise, or None.
+        stride, padding, dilation, groups: as :func:`conv2d`.
+        tau: skip each block product whose two norms multiply to less than this: a float or a 0-d
+            tensor.
+        valid_ratio: share of block products to keep, in (0, 1], over all images.
+        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
+            * norm(B), over all images.
+        block, pixel_block: as :func:`conv2d`; their defaults follow the whole batch.
+        relu: rectify the results.
+
+    Returns:
+        A result (images, out_channels, height, width) beside each shard. They have the bits of
+        ``conv2d`` of all images on one device, if the devices are of one model. The backward pass
+        is dense; a weight that was copied gets the sum of its copies' gradients.
+
+    Runs on the current stream of each device.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range, a block or pixel_block of other
+            sizes, no shard, shards that are not whole pixel blocks, weights or biases that are
+            neither one nor as many as the shards.
+        TypeError: a dtype that is not supported, tensors of several dtypes, no dense tensor, an
+            argument that is not made of integers, or a ``relu`` that is no bool.
+        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
+    """
+    check_tensors(input_shards, "input_shards")
+    weights = _as_list(weight, "weight")
+    biases = [] if bias is None else _as_list(bias, "bias")
+    check_integers(stride, "stride")
+    check_integers(dilation, "dilation")
+    check_integer(groups, "groups")
+    check_bool(relu, "relu")
+    shards = list(input_shards)
+    if isinstance(padding, str):
+        both = [
+            _explicit_padding(shard, weights[0], _both(stride), padding, _both(dilation))
+            for shard in shards
+        ]
+        shards, padding = [shard for shard, _ in both], both[0][1] if both else 0
+    else:
+        check_integers(padding, "padding")
+    return _ops.conv2d_shards(
+        shards,
+        weights,
+        biases,
+        stride,
+        padding,
+        dilation,
+        groups,
+        **as_knobs(tau, valid_ratio, max_error),
+        block=None if block is None else check_block(block),
+        pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
+        relu=relu,
+    )
+
+
+def _as_list(tensors: Tensor | Sequence[Tensor], name: str) -> list[Tensor]:
+    """One tensor, or several, as a list of at least one."""
+    several = [tensors] if isinstance(tensors, Tensor) else tensors
+    check_tensors(several, name)
+    if not several:
+        raise ValueError(f"{name} must be a tensor or a list of tensors; got an empty list")
+    return list(several)
 
 
 # ---- Introspection ------------------------------------------------------------------------------

@@ -16,7 +16,9 @@
 
 namespace spamm {
 
-// A convolution whose arguments have been checked.
+// A convolution whose arguments have been checked. The input may be a part of a batch, cut where a
+// pixel block ends. The size of the batch then chooses the kernel, because different ones round
+// differently.
 struct Convolution {
   at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
   std::optional<at::Tensor> bias;
@@ -30,6 +32,13 @@ struct Convolution {
   bool weight_is_ready;            // see kernels/common/overlap.cuh
   bool allow_tf32;                 // for float32 on CUDA; read once per call
   at::MemoryFormat output_format;  // channels last or contiguous
+  int64_t whole_images;            // of the batch
+
+  PixelBlocks whole_blocks() const {
+    PixelBlocks all = blocks;
+    all.grid[0] = whole_images;
+    return all;
+  }
 
   std::array<int64_t, 4> output_sizes() const {
     return {shape.images, shape.out_channels, shape.output.height, shape.output.width};
@@ -58,10 +67,18 @@ struct ConvolutionResult {
 // The norms of the weight matrix: the precomputed ones if there are any.
 at::Tensor weight_norms(const Convolution& conv);
 
+// The norm maps of a convolution's matrices.
+struct ConvNormMaps {
+  at::Tensor weight;  // (groups, MB, KB)
+  at::Tensor pixels;  // (groups, KB, NB), in the order of the pixel blocks; not yet skip norms
+};
+
 // Convolution without an im2col matrix in memory.
 struct ConvBackend {
   bool (*supports)(const Convolution&, const Knob&);  // the output is not empty
   ConvolutionResult (*run)(const Convolution&, const Knob&);
+  // The norm maps with which run() searches a threshold, bit for bit. Null if it never does.
+  ConvNormMaps (*norm_maps)(const Convolution&);
 };
 
 // The norms (1, MB, KB) of a weight, for a device whose convolution computes them with rounding

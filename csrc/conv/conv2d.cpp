@@ -81,76 +81,126 @@ void check_norm_weight(const Convolution& conv) {
                              "norm_weight");
 }
 
-// The stages, piece by piece.
-Tensor convolve_by_matrix(const Convolution& conv, const Knob& knob) {
-  const Tensor output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
-  if (output.numel() == 0) return output;
-  const Tensor& input = conv.input;
-  const ConvShape& shape = conv.shape;
-  const Block& block = conv.block;
-  const PixelBlocks& blocks = conv.blocks;
-  const OptTensor &bias = conv.bias, &norm_weight = conv.norm_weight;
-  const Tensor weights = weight_matrix(conv.weight, shape.groups, block.k);
-  const Tensor norm_a = norm_weight ? *norm_weight : norm_map(weights, {block.m, block.k});
-  const Im2col im2col(input, shape, blocks, block.k);
-  const PartialBlockScale scale(blocks, norm_a.options());
-  const auto norms_of = [&](const Tensor& pixels) {
-    return norm_map(pixels.mT(), {block.k, block.n});
-  };
-  const auto threshold_for = [&](const Tensor& norm_b) {
-    return threshold_from_knob(norm_a, norm_b, knob, scale(norm_b, 0));
-  };
+// The convolution by an explicit im2col matrix. No dimension of the output is 0.
+class MatrixConvolution {
+ public:
+  explicit MatrixConvolution(const Convolution& conv)
+      : conv_(conv),
+        weights_(weight_matrix(conv.weight, conv.shape.groups, conv.block.k)),
+        norm_weight_(conv.norm_weight ? *conv.norm_weight
+                                      : norm_map(weights_, {conv.block.m, conv.block.k})),
+        im2col_(conv.input, conv.shape, conv.blocks, conv.block.k),
+        pieces_(cut(conv.blocks.count(),
+                    im2col_budget(conv.input.device().type()) / bytes_of_pixel_block())) {}
 
-  const int64_t block_bytes =
-      shape.groups * block.n * std::max<int64_t>(weights.size(2), 1) * input.element_size();
-  const auto pieces = cut(blocks.count(), im2col_budget(input.device().type()) / block_bytes);
-  OptTensor threshold = knob.tau;
-  std::vector<Tensor> norms;  // of all pieces, if the threshold depends on them
-  if (!threshold && pieces.size() > 1) {
-    for (const Piece& piece : pieces) norms.push_back(norms_of(im2col.transposed(piece)));
-    threshold = threshold_for(at::cat(norms, -1));
+  ConvNormMaps norm_maps() const {
+    std::vector<Tensor> norms;
+    for (const Piece& piece : pieces_) norms.push_back(norms_of(im2col_.transposed(piece)));
+    return {norm_weight_, at::cat(norms, -1)};
   }
-  const OptTensor bias_row =
-      bias ? OptTensor(bias->view({shape.groups, 1, shape.group_out_channels()})) : std::nullopt;
-  int64_t first = 0;  // the piece's first pixel block
-  for (size_t p = 0; p < pieces.size(); ++p) {
-    const Tensor pixels = im2col.transposed(pieces[p]);
-    const Tensor norm_b = norms.empty() ? norms_of(pixels) : norms[p];
-    if (!threshold) threshold = threshold_for(norm_b);  // there is only one piece
-    const Tensor product =
-        multiply(pixels, weights.mT(), scale(norm_b, first).value_or(norm_b).mT(), norm_a.mT(),
-                 *threshold, {block.n, block.k, block.m}, bias_row);
-    store(product, pieces[p], blocks, output);
-    first += norm_b.size(-1);
-  }
-  if (conv.relu) output.relu_();
-  return output;
-}
 
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
-  const bool empty = c10::multiply_integers(conv.output_sizes()) == 0;
-  const at::DeviceType device = conv.input.device().type();
-  const auto* backend = empty ? nullptr : Backends<ConvBackend>::find(device, conv, knob);
-  auto [output, norms] =
-      backend ? backend->run(conv, knob) : ConvolutionResult{convolve_by_matrix(conv, knob), {}};
-  if (conv.wants_output_norms && !norms.defined()) norms = layer_norms(output);
-  return {output.contiguous(conv.output_format), norms};
+  // The stages, piece by piece.
+  Tensor run(const Knob& knob) const {
+    const Tensor output =
+        at::empty(conv_.output_sizes(), conv_.input.options(), conv_.output_format);
+    const PartialBlockScale scale(conv_.blocks, norm_weight_.options());
+    const auto threshold_for = [&](const Tensor& norm_b) {
+      return threshold_from_knob(norm_weight_, norm_b, knob, scale(norm_b, 0));
+    };
+    OptTensor threshold = knob.tau;
+    OptTensor norms;  // of all pieces, if the threshold depends on them
+    if (!threshold && pieces_.size() > 1) {
+      norms = norm_maps().pixels;
+      threshold = threshold_for(*norms);
+    }
+    int64_t first = 0;  // the piece's first pixel block
+    for (const Piece& piece : pieces_) {
+      const Tensor pixels = im2col_.transposed(piece);
+      const Tensor norm_b =
+          norms ? norms->narrow(-1, first, volume(piece.count)) : norms_of(pixels);
+      if (!threshold) threshold = threshold_for(norm_b);  // there is only one piece
+      const Tensor product =
+          multiply_piece(pixels, scale(norm_b, first).value_or(norm_b), *threshold);
+      store(product, piece, conv_.blocks, output);
+      first += volume(piece.count);
+    }
+    if (conv_.relu) output.relu_();
+    return output;
+  }
+
+ private:
+  int64_t bytes_of_pixel_block() const {
+    return conv_.shape.groups * conv_.block.n * std::max<int64_t>(weights_.size(2), 1) *
+           conv_.input.element_size();
+  }
+
+  Tensor norms_of(const Tensor& pixels) const {
+    return norm_map(pixels.mT(), {conv_.block.k, conv_.block.n});
+  }
+
+  // The kernel is that of the whole matrix, whatever the pieces.
+  Tensor multiply_piece(const Tensor& pixels, const Tensor& skip_norms, const Tensor& tau) const {
+    const auto [m, k, n] = conv_.block;
+    const int64_t groups = conv_.shape.groups, channels = conv_.shape.group_out_channels();
+    const int64_t all_pixels = volume(conv_.whole_blocks().count()) * n;
+    const OptTensor bias =
+        conv_.bias ? OptTensor(conv_.bias->view({groups, 1, channels})) : std::nullopt;
+    return multiply(pixels, weights_.mT(), skip_norms.mT(), norm_weight_.mT(), tau, {n, k, m}, bias,
+                    /*beta=*/1, /*alpha=*/1, IntArrayRef({all_pixels, channels}));
+  }
+
+  const Convolution& conv_;
+  Tensor weights_, norm_weight_;
+  Im2col im2col_;
+  std::vector<Piece> pieces_;
+};
+
+// The backend for the whole batch, which supports each part too, because that is smaller. Null if
+// there is none.
+const ConvBackend* find_backend(const Convolution& conv, const Knob& knob) {
+  const auto find = [&](const Convolution& of_batch) {
+    return Backends<ConvBackend>::find(conv.input.device().type(), of_batch, knob);
+  };
+  if (conv.whole_images == conv.shape.images) return find(conv);
+  Convolution whole = conv;  // backends look at its sizes, not at the input's pixels
+  whole.shape.images = conv.whole_images;
+  whole.blocks = conv.whole_blocks();
+  return find(whole);
 }
 
 }  // namespace
 
-ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms) {
+ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob) {
+  const ConvBackend* const backend = find_backend(conv, knob);
+  return backend ? backend->norm_maps(conv) : MatrixConvolution(conv).norm_maps();
+}
+
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+  ConvolutionResult result;
+  if (c10::multiply_integers(conv.output_sizes()) == 0) {
+    result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
+  } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
+    result = backend->run(conv, knob);
+  } else {
+    result.output = MatrixConvolution(conv).run(knob);
+  }
+  if (conv.wants_output_norms && !result.norms.defined()) result.norms = layer_norms(result.output);
+  return {result.output.contiguous(conv.output_format), result.norms};
+}
+
+Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms) {
   const auto& [input, weight, bias, stride, padding, dilation, groups, knob, block, pixel_block,
-               norm_weight, norm_input, relu, weight_is_ready] = arguments;
+               norm_weight, norm_input, relu, weight_is_ready, whole_images] = arguments;
   check_knob(knob);
   if (knob.tau) check_tau(*knob.tau, input.device());
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
+  const int64_t images = whole_images.value_or(shape.images);
   const Block edges =
       conv_block(block, pixel_block, shape.group_out_channels(), shape.group_in_channels());
   const PixelBlocks blocks = {
       .grid = {shape.images, shape.output.height, shape.output.width},
       .edge = pixel_block ? check_pixel_block(*pixel_block)
-                          : default_pixel_block(knob.tau.has_value(), shape.images, edges.n)};
+                          : default_pixel_block(knob.tau.has_value(), images, edges.n)};
   const Convolution conv = {.input = input.dim() == 4 ? input : input.unsqueeze(0),
                             .weight = weight,
                             .bias = bias,
@@ -163,15 +213,20 @@ ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_
                             .wants_output_norms = wants_output_norms,
                             .weight_is_ready = weight_is_ready,
                             .allow_tf32 = allow_tf32(),
-                            .output_format = output_format(input, weight)};
+                            .output_format = output_format(input, weight),
+                            .whole_images = images};
   check_norm_weight(conv);
   if (norm_input) {
     check_precomputed_norm_map(*norm_input,
                                layer_norms_shape(shape.images, shape.input, shape.in_channels),
                                conv.input, conv.input.sizes(), "norm_input");
   }
-  auto [output, norms] = convolve(conv, knob);
-  return {input.dim() == 4 ? output : output.squeeze(0), norms};
+  return conv;
+}
+
+ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms) {
+  auto [output, norms] = convolve(check_conv2d(arguments, wants_output_norms), arguments.knob);
+  return {arguments.input.dim() == 4 ? output : output.squeeze(0), norms};
 }
 
 namespace {

@@ -21,9 +21,21 @@ struct ConvArguments {
   at::OptionalIntArrayRef block, pixel_block;
   std::optional<Tensor> norm_weight, norm_input;
   bool relu, weight_is_ready;
+  // If the input is a part of a batch: the images of the batch. They also choose the default pixel
+  // block.
+  std::optional<int64_t> whole_images = std::nullopt;
 };
 
-// The result's norms are undefined unless `wants_output_norms`.
+Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms);
+
+// The norm maps with which convolve() would search a threshold. The output must not be empty.
+ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob);
+
+// The output is a batch, in conv.output_format. The result's norms are undefined unless
+// conv.wants_output_norms. `knob` has been checked.
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob);
+
+// Both one after the other. The output has the input's dimensions.
 ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms);
 
 // Without `wants_output_norms`, the result's norms are undefined if they would need a norm pass.

@@ -77,5 +77,22 @@ TEST_P(Conv2d, ImagesByThemselvesDoNotDependOnTheirBatch) {
   EXPECT_GT(relative_error(output, at::conv2d(input, weight, {}, 1, 1)), tolerance(at::kFloat));
 }
 
+TEST_P(Conv2d, ShardsHaveTheBitsOfTheWhole) {
+  const Tensor input = vignetted({100, 32, 16, 16}), weight = random({32, 32, 3, 3});
+  const Tensor bias = random({32});
+  const std::vector<Tensor> shards = {input.narrow(0, 0, 64), input.narrow(0, 64, 36)};
+  const Tensor dense = conv2d(input, weight, bias, Knob::with_tau(0.0), {1, 1}, {1, 1});
+  for (const Knob& knob :
+       {Knob::with_tau(300.0), Knob::with_valid_ratio(0.5), Knob::with_max_error(0.01)}) {
+    const Tensor whole = conv2d(input, weight, bias, knob, {1, 1}, {1, 1});
+    EXPECT_FALSE(at::equal(whole, dense));
+    const auto outputs = conv2d_shards(shards, weight, bias, knob, {1, 1}, {1, 1});
+    EXPECT_TRUE(at::equal(at::cat(outputs), whole));
+    const auto with_copies =
+        conv2d_shards(shards, {weight, weight.clone()}, {bias, bias.clone()}, knob, {1, 1}, {1, 1});
+    EXPECT_TRUE(at::equal(at::cat(with_copies), whole));
+  }
+}
+
 }  // namespace
 }  // namespace spamm::testing

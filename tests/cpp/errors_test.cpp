@@ -80,5 +80,25 @@ TEST_F(Errors, Devices) {
   expect_line(error_of<c10::Error>([&] { mm(a, b.cuda(), knob); }), {"same device", "cpu", "cuda"});
 }
 
+TEST_F(Errors, Shards) {
+  const Tensor images = at::ones({100, 4, 5, 5}), weight = at::ones({8, 4, 3, 3});
+  const auto with = [&](const std::vector<Tensor>& shards) {
+    return error_of<c10::ValueError>([&] { conv2d_shards(shards, weight, {}, knob); });
+  };
+  expect_line(with({}), {"input_shards", "got none"});
+  expect_line(with({images.narrow(0, 0, 50), images.narrow(0, 50, 50)}),
+              {"whole pixel blocks", "multiple of 64", "got 50"});
+}
+
+TEST_F(Errors, DevicesAreDistinct) {
+  const Tensor images = at::ones({100, 4, 5, 5}), weight = at::ones({8, 4, 3, 3});
+  const auto with = [&](IntArrayRef devices) {
+    return error_of<c10::ValueError>(
+        [&] { conv2d_on_devices(images, weight, std::nullopt, devices, knob); });
+  };
+  expect_line(with({}), {"devices", "got none"});
+  expect_line(with({1, 1}), {"devices", "distinct", "got [1, 1]"});
+}
+
 }  // namespace
 }  // namespace spamm::testing

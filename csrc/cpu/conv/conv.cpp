@@ -44,16 +44,18 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weig
   ImplicitProduct<T, P>(conv, positions, panels, norms, output).run();
 }
 
-template <class T>
-void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
-              const Tensor& output) {
-  if constexpr (sizeof(T) == 2) {
-    if (!multiplies_natively(output.scalar_type())) {
-      convolve<T, float>(conv, knob, norm_weight, output);
-      return;
+// Calls run<T, P>() with the types for tensors of `dtype`.
+template <class Run>
+void with_types(at::ScalarType dtype, const Run& run) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, dtype, "conv2d", [&] {
+    if constexpr (sizeof(scalar_t) == 2) {
+      if (!multiplies_natively(dtype)) {
+        run.template operator()<scalar_t, float>();
+        return;
+      }
     }
-  }
-  convolve<T, T>(conv, knob, norm_weight, output);
+    run.template operator()<scalar_t, scalar_t>();
+  });
 }
 
 bool is_channels_last(const Tensor& images) {
@@ -73,28 +75,36 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const ConvShape& shape = conv.shape;
   const Tensor norm_weight = weight_norms(conv);
   const Tensor output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, output.scalar_type(), "conv2d", [&] {
+  with_types(output.scalar_type(), [&]<class T, class P>() {
     Convolution channels_last = conv;
     if (conv.input.is_contiguous() && !is_channels_last(conv.input)) {
       channels_last.input = channels_last_like(conv.input);
-      transpose_matrices(conv.input.const_data_ptr<scalar_t>(),
-                         channels_last.input.mutable_data_ptr<scalar_t>(), shape.images,
-                         shape.in_channels, shape.input.height * shape.input.width);
+      transpose_matrices(conv.input.const_data_ptr<T>(), channels_last.input.mutable_data_ptr<T>(),
+                         shape.images, shape.in_channels, shape.input.height * shape.input.width);
     }
     if (is_channels_last(output)) {
-      convolve<scalar_t>(channels_last, knob, norm_weight, output);
+      convolve<T, P>(channels_last, knob, norm_weight, output);
       return;
     }
     const Tensor result = channels_last_like(output);
-    convolve<scalar_t>(channels_last, knob, norm_weight, result);
-    transpose_matrices(result.const_data_ptr<scalar_t>(), output.mutable_data_ptr<scalar_t>(),
-                       shape.images, shape.output.height * shape.output.width, shape.out_channels);
+    convolve<T, P>(channels_last, knob, norm_weight, result);
+    transpose_matrices(result.const_data_ptr<T>(), output.mutable_data_ptr<T>(), shape.images,
+                       shape.output.height * shape.output.width, shape.out_channels);
   });
   if (conv.relu) output.relu_();
   return {output, Tensor()};
 }
 
-const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run});
+ConvNormMaps norm_maps(const Convolution& conv) {
+  Tensor norm_columns;
+  with_types(conv.input.scalar_type(), [&]<class T, class P>() {
+    const Positions<T, P> positions(conv.input, conv.shape, conv.blocks.edge[0], conv.block.k);
+    norm_columns = column_norms(conv, positions).mT();
+  });
+  return {weight_norms(conv), norm_columns};
+}
+
+const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run, &norm_maps});
 // A piece is still in cache when it is multiplied.
 const Backends<Im2colBudget> budget(at::kCPU, Rank::kPortable, {int64_t{8} << 20});
 

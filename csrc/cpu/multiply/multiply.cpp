@@ -385,10 +385,12 @@ void multiply_into(const Tensor& result, const Tensor& a, const Tensor& b, const
   });
 }
 
+// A block of C has the same bits in any part, so that the whole's size does not matter here.
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha) {
+                const Scalar& alpha, at::OptionalIntArrayRef whole) {
   const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
+  if (whole) check_whole(a, b, *whole);
   auto shape = a.sizes().vec();
   shape.back() = b.size(-1);
   const Tensor result = with_large_pages(at::empty(shape, a.options()));
@@ -397,7 +399,6 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   return result;
 }
 
-// A block of C has the same bits in any part, so that the whole's size does not matter here.
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                    const Tensor& tau, IntArrayRef block, const Tensor& out, IntArrayRef whole,
                    const OptTensor& own_rows, int64_t first_own_row) {

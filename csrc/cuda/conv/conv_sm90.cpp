@@ -64,15 +64,25 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   return {arguments.output, next_norms};
 }
 
-// Computes the weight's norms with norm_map, so that pinned norms do not depend on PyTorch's
-// setting for TF32.
-ConvolutionResult convolve_tf32(Convolution conv, const Knob& knob) {
+template <class Element>
+ConvNormMaps find_norm_maps(const Convolution& conv) {
+  const OnDevice device(conv.input);
+  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
+  const Arguments arguments(conv, input);
+  const ConvNorms norms =
+      conv_norms<Element>(conv, input, weight, TileSize::kSmall, device.stream());
+  return conv_norm_maps(conv, arguments.params, norms, device.stream());
+}
+
+// For TF32: the weight's norms are those of norm_map, so that pinned norms do not depend on
+// PyTorch's setting.
+Convolution with_norm_weight(Convolution conv) {
   if (!conv.norm_weight) {
     const Tensor norms =
         pixel_map(by_pixel(readable_pixels(conv.weight)), conv.block.m, conv.block.k);
     conv.norm_weight = norms.view({1, norms.size(0), -1});
   }
-  return convolve<float>(conv, knob);
+  return conv;
 }
 
 bool supports(const Convolution& conv, const Knob&) {
@@ -89,11 +99,22 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
     case at::kBFloat16:
       return convolve<__nv_bfloat16>(conv, knob);
     default:
-      return convolve_tf32(conv, knob);
+      return convolve<float>(with_norm_weight(conv), knob);
   }
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+ConvNormMaps norm_maps(const Convolution& conv) {
+  switch (conv.input.scalar_type()) {
+    case at::kHalf:
+      return find_norm_maps<__half>(conv);
+    case at::kBFloat16:
+      return find_norm_maps<__nv_bfloat16>(conv);
+    default:
+      return find_norm_maps<float>(with_norm_weight(conv));
+  }
+}
+
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run, &norm_maps});
 
 }  // namespace
 }  // namespace spamm::cuda

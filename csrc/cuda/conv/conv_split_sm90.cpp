@@ -27,6 +27,11 @@ SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool comp
   return {x, /*k_dim=*/2, split_parts, computes_norms ? map : Tensor()};
 }
 
+// Channels covered by one norm of the input.
+int64_t input_group(const Convolution& conv) {
+  return std::max<int64_t>(conv.block.k, kernels::kSplitBlock);
+}
+
 bool supports(const Convolution& conv, const Knob&) {
   return conv.input.scalar_type() == at::kFloat && !conv.allow_tf32 &&
          conv.blocks.edge[1] * conv.blocks.edge[2] == 1 &&
@@ -44,7 +49,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   // The maps are (blocks of images, pixels, channel groups) and (blocks of output channels, kernel
   // positions, channel groups). If the split computes a map, it is only allocated here.
   constexpr int64_t kEdge = kernels::kSplitBlock;
-  const int64_t group = std::max(conv.block.k, kEdge), images = conv.blocks.edge[0];
+  const int64_t group = input_group(conv), images = conv.blocks.edge[0];
   const bool input_precomputed = has_input_norms(conv);
   const bool split_norms_input = !input_precomputed && images == kEdge && group == kEdge;
   const bool split_norms_weight =
@@ -83,7 +88,22 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   return {arguments.output, Tensor()};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+// By norm passes, whose norms have the bits of those that the split computes.
+ConvNormMaps norm_maps(const Convolution& conv) {
+  const OnDevice device(conv.input);
+  const Tensor input = readable_pixels(conv.input);
+  const Tensor weight = readable_pixels(conv.weight, conv.block.k);
+  const Tensor map_weight = pixel_map(by_pixel(weight), conv.block.m, conv.block.k);
+  const Arguments arguments(conv, input);
+  const ConvNorms norms = {
+      .weight = map_weight.view({1, map_weight.size(0), -1}),
+      .pixels = pixel_map(by_pixel(input), conv.blocks.edge[0], input_group(conv)),
+      .own_pixels = {},
+      .next_tile = nullptr};
+  return conv_norm_maps(conv, arguments.params, norms, device.stream());
+}
+
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run, &norm_maps});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -72,7 +72,7 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   return {output, norms};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial, {&supports, &run});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial, {&supports, &run, nullptr});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -100,6 +100,11 @@ Tensor im2col_block_norms(const Convolution& conv, const ConvParams& p, const Co
   return blocks;
 }
 
+ConvNormMaps conv_norm_maps(const Convolution& conv, const ConvParams& p, const ConvNorms& norms,
+                            cudaStream_t stream) {
+  return {norms.weight, im2col_block_norms(conv, p, norms, stream).t().unsqueeze(0)};
+}
+
 template <class Element>
 void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream) {
   PixelNormsParams p{};

@@ -38,6 +38,10 @@ at::Tensor im2col_block_norms(const Convolution& conv,
                               const kernels::conv::sm90::ConvParams& params, const ConvNorms& norms,
                               cudaStream_t stream);
 
+// The same with those of the weight, as norm maps.
+ConvNormMaps conv_norm_maps(const Convolution& conv, const kernels::conv::sm90::ConvParams& params,
+                            const ConvNorms& norms, cudaStream_t stream);
+
 // Output norms by a norm pass, for convolutions whose kernel cannot compute them.
 template <class Element>
 void output_norms(const at::Tensor& output, const at::Tensor& norms, cudaStream_t stream);

@@ -64,9 +64,14 @@ struct Arguments {
 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
-                const Scalar& beta, const Scalar& alpha) {
+                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef whole) {
   const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
-  return product(a, b, {}, norm_a, norm_b, tau, edges, input, beta, alpha);
+  ProductSize size = size_of_product(a, b);
+  if (whole) {
+    check_whole(a, b, *whole);
+    size.m = (*whole)[0], size.n = (*whole)[1];
+  }
+  return product(a, b, {.whole = size}, norm_a, norm_b, tau, edges, input, beta, alpha);
 }
 
 // Whether `rows` of B, from `first` on, can be read where they are, beside the other rows in `b`.

@@ -74,11 +74,12 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 // alpha * (A @ B over the valid block products) + beta * input, from norm maps and threshold. `a`
 // is (M, K) or (batch, M, K), `b` (K, N) or (batch, K, N). `input` broadcasts to the product's
-// shape; beta = 0 ignores it (NaN included). block = (m, k, n).
+// shape; beta = 0 ignores it (NaN included). block = (m, k, n). `whole` is (M, N) of the product
+// that this one is a part of, cut where blocks end: each part then has the bits of the whole.
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                 const Tensor& tau, IntArrayRef block,
                 const std::optional<Tensor>& input = std::nullopt, const Scalar& beta = 1,
-                const Scalar& alpha = 1);
+                const Scalar& alpha = 1, at::OptionalIntArrayRef whole = std::nullopt);
 
 // ---- The pipeline: norm map, threshold, multiply ------------------------------------------------
 
@@ -118,6 +119,29 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
 // Waits for the device.
 std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                               int64_t parts, IntArrayRef block = {64, 64, 64});
+
+// conv2d of a batch whose images are cut into shards (images, channels, height, width), one or more
+// on each device: at::conv2d's result for each shard, beside it. `weight` and `bias` are one
+// tensor, which is copied to the other devices, or one beside each shard; no bias is an empty list.
+// Each shard but the last must be whole pixel blocks: with a tau, by default, a multiple of 64
+// images. The results have the bits of the whole batch on one device, if all devices are alike: a
+// knob, a default pixel block and a kernel are chosen for all images together. Gradients are dense.
+std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
+                                  at::TensorList bias, const Knob& knob,
+                                  IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
+                                  IntArrayRef dilation = {1, 1}, int64_t groups = 1,
+                                  at::OptionalIntArrayRef block = std::nullopt,
+                                  at::OptionalIntArrayRef pixel_block = std::nullopt,
+                                  bool relu = false);
+
+// conv2d over several CUDA devices, given by their numbers: sends whole pixel blocks of images to
+// each, and gathers the result beside the input.
+Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight,
+                         const std::optional<Tensor>& bias, IntArrayRef devices, const Knob& knob,
+                         IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
+                         IntArrayRef dilation = {1, 1}, int64_t groups = 1,
+                         at::OptionalIntArrayRef block = std::nullopt,
+                         at::OptionalIntArrayRef pixel_block = std::nullopt, bool relu = false);
 
 // ---- Introspection ------------------------------------------------------------------------------
 

@@ -1,0 +1,196 @@
+// Convolution of a batch over several devices. Each shard of the images is convolved where it lies,
+// by the kernel that the whole batch would have had, so that the bits are those of the whole.
+//
+// A held tau needs nothing else of the other shards. A searched one depends on all images: the norm
+// maps of all shards are brought to the first device, and the threshold found there to all others.
+// That computes the norms twice.
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "checks.h"
+#include "conv/layers.h"
+#include "conv/partial_blocks.h"
+#include "ops.h"
+#include "shards/copies.h"
+#include "shards/devices.h"
+#include "threshold.h"
+
+namespace spamm::shards {
+namespace {
+
+using at::TensorList;
+using ops::OptTensor;
+
+// Shards of one batch: (images, channels, height, width), on devices of one kind.
+void check_shards(TensorList shards) {
+  TORCH_CHECK_VALUE(!shards.empty(), "input_shards must hold at least one shard; got none");
+  const Tensor& first = shards.front();
+  for (const Tensor& shard : shards) {
+    TORCH_CHECK(shard.dim() == 4 && shard.sizes().slice(1) == first.sizes().slice(1),
+                "input_shards must be (images, channels, height, width), alike but for the images; "
+                "got shapes ",
+                first.sizes(), " and ", shard.sizes());
+    TORCH_CHECK_TYPE(shard.scalar_type() == first.scalar_type(),
+                     "input_shards must have one dtype; got ", dtype_of(first), " and ",
+                     dtype_of(shard));
+    TORCH_CHECK(shard.device().type() == first.device().type(),
+                "input_shards must lie on devices of one kind; got ", first.device(), " and ",
+                shard.device());
+  }
+}
+
+// A pixel block must not hold images of two shards.
+void check_pixel_blocks(const std::vector<Convolution>& shards) {
+  const int64_t block_images = shards.front().blocks.edge[0];
+  int64_t images_left = shards.front().whole_images;
+  for (const Convolution& shard : shards) {
+    const int64_t images = shard.shape.images;
+    images_left -= images;
+    TORCH_CHECK_VALUE(images_left == 0 || images % block_images == 0,
+                      "each shard but the last must be whole pixel blocks, a multiple of ",
+                      block_images, " images; got ", images);
+  }
+}
+
+bool is_empty(const Convolution& conv) { return c10::multiply_integers(conv.output_sizes()) == 0; }
+
+// The threshold that the knob asks for over all images, on the first shard's device. Nothing if the
+// output has no pixel.
+OptTensor search(const std::vector<Convolution>& shards, const Knob& knob) {
+  Tensor norm_weight;
+  std::vector<Tensor> pixels;
+  for (const Convolution& shard : shards) {
+    if (is_empty(shard)) continue;
+    const ConvNormMaps maps = norm_maps_of(shard, knob);
+    if (!norm_weight.defined()) norm_weight = maps.weight;
+    pixels.push_back(maps.pixels.to(norm_weight.device()));
+  }
+  if (pixels.empty()) return std::nullopt;
+  const Tensor norms = at::cat(pixels, -1);  // images are the slowest index of pixel blocks
+  const PartialBlockScale scale(shards.front().whole_blocks(), norm_weight.options());
+  return threshold_from_knob(norm_weight, norms, knob, scale(norms, 0));
+}
+
+// The knob of a shard on this device. A tau on the CPU serves all devices.
+Knob knob_on(at::Device device, const Knob& knob, std::optional<Copies>& tau) {
+  if (!tau) return knob;
+  return Knob::with_tau(tau->original().is_cpu() ? tau->original() : tau->on(device));
+}
+
+void check_tau_of_shards(const Tensor& tau, at::Device of_shards) {
+  check_tau(tau, tau.device());
+  TORCH_CHECK(tau.is_cpu() || tau.device().type() == of_shards.type(),
+              "tau must be on a device like the shards', ", of_shards, ", or on the CPU; got ",
+              tau.device());
+}
+
+std::vector<Tensor> conv2d_shards_op(TensorList input_shards, TensorList weight, TensorList bias,
+                                     IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                     int64_t groups, const OptTensor& tau,
+                                     std::optional<double> valid_ratio,
+                                     std::optional<double> max_error, at::OptionalIntArrayRef block,
+                                     at::OptionalIntArrayRef pixel_block, bool relu) {
+  check_shards(input_shards);
+  const Knob knob = {tau, valid_ratio, max_error};
+  check_knob(knob);
+  if (tau) check_tau_of_shards(*tau, input_shards.front().device());
+  const std::vector<Tensor> weights = beside(input_shards, weight, "weight");
+  const std::vector<Tensor> biases =
+      bias.empty() ? std::vector<Tensor>() : beside(input_shards, bias, "bias");
+  int64_t images = 0;
+  for (const Tensor& shard : input_shards) images += shard.size(0);
+
+  std::optional<Copies> threshold;
+  if (tau) threshold.emplace(*tau);
+  std::vector<Convolution> shards;
+  for (size_t p = 0; p < input_shards.size(); ++p) {
+    const Tensor& input = input_shards[p];
+    shards.push_back(check_conv2d({.input = input,
+                                   .weight = weights[p],
+                                   .bias = biases.empty() ? OptTensor() : OptTensor(biases[p]),
+                                   .stride = stride,
+                                   .padding = padding,
+                                   .dilation = dilation,
+                                   .groups = groups,
+                                   .knob = knob_on(input.device(), knob, threshold),
+                                   .block = block,
+                                   .pixel_block = pixel_block,
+                                   .norm_weight = std::nullopt,
+                                   .norm_input = std::nullopt,
+                                   .relu = relu,
+                                   .weight_is_ready = false,
+                                   .whole_images = images},
+                                  /*wants_output_norms=*/false));
+  }
+  check_pixel_blocks(shards);
+  if (!tau) {
+    if (const OptTensor found = search(shards, knob)) threshold.emplace(*found);
+  }
+  std::vector<Tensor> outputs;
+  for (const Convolution& shard : shards) {
+    outputs.push_back(convolve(shard, knob_on(shard.input.device(), knob, threshold)).output);
+  }
+  return outputs;
+}
+
+// Composed of differentiable ops, so it has their gradients.
+Tensor conv2d_on_devices_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                            IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                            int64_t groups, IntArrayRef devices, const OptTensor& tau,
+                            std::optional<double> valid_ratio, std::optional<double> max_error,
+                            at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                            bool relu) {
+  const std::vector<at::Device> places = check_devices(devices);
+  const Convolution conv = check_conv2d({.input = input,
+                                         .weight = weight,
+                                         .bias = bias,
+                                         .stride = stride,
+                                         .padding = padding,
+                                         .dilation = dilation,
+                                         .groups = groups,
+                                         .knob = {tau, valid_ratio, max_error},
+                                         .block = block,
+                                         .pixel_block = pixel_block,
+                                         .norm_weight = std::nullopt,
+                                         .norm_input = std::nullopt,
+                                         .relu = relu,
+                                         .weight_is_ready = false},
+                                        /*wants_output_norms=*/false);
+  // Whole pixel blocks for each device, as evenly as possible. A small batch takes fewer devices.
+  const int64_t images = conv.shape.images, block_images = conv.blocks.edge[0];
+  const int64_t blocks = conv.blocks.count()[0];
+  const int64_t parts = std::clamp<int64_t>(blocks, 1, static_cast<int64_t>(places.size()));
+  std::vector<int64_t> cuts;
+  for (int64_t p = 0; p <= parts; ++p) {
+    cuts.push_back(std::min(blocks * p / parts * block_images, images));
+  }
+  std::vector<Tensor> shards;
+  for (int64_t p = 0; p < parts; ++p) {
+    const Tensor shard = conv.input.narrow(0, cuts[p], cuts[p + 1] - cuts[p]);
+    shards.push_back(shard.to(shard.options().device(places[p])));
+  }
+  const std::vector<Tensor> outputs =
+      ops::conv2d_shards(shards, weight, bias ? TensorList(*bias) : TensorList(), stride, padding,
+                         dilation, groups, tau, valid_ratio, max_error, block, pixel_block, relu);
+  const Tensor output = at::empty(
+      conv.output_sizes(), outputs.front().options().device(input.device()), conv.output_format);
+  for (int64_t p = 0; p < parts; ++p) {
+    output.narrow(0, cuts[p], cuts[p + 1] - cuts[p]).copy_(outputs[p]);
+  }
+  return input.dim() == 4 ? output : output.squeeze(0);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("conv2d_shards", &conv2d_shards_op);
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
+  m.impl("conv2d_on_devices", &conv2d_on_devices_op);
+}
+
+}  // namespace spamm::shards
