@@ -9,6 +9,7 @@
 
 #include "block.h"
 #include "checks.h"
+#include "ops.h"
 #include "shards/plan.h"
 #include "spamm/spamm.h"
 
@@ -28,6 +29,18 @@ void check_maps(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
 
 }  // namespace
 
+void check_unit_maps(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                     int64_t stage_blocks) {
+  check_maps(largest_a, norm_b, tau);
+  TORCH_CHECK_VALUE(stage_blocks > 0, "stage_blocks must be positive; got ", stage_blocks);
+}
+
+Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                    int64_t stage_blocks) {
+  static const auto op = ops::find<decltype(shards::needed_units)>("spamm_torch::needed_units");
+  return op.call(largest_a, norm_b, tau, stage_blocks);
+}
+
 Tensor in_stages(const Tensor& norm_b, int64_t stage_blocks) {
   const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
   const int64_t missing = stages * stage_blocks - norm_b.size(1);
@@ -42,15 +55,12 @@ Tensor largest_of_stages(const Tensor& norm_b, int64_t stage_blocks) {
   return in_stages(norm_b, stage_blocks).amax(2);
 }
 
-}  // namespace
-
 // A unit is needed if its largest norm, times the largest norm in the part's column, is valid.
 // Rounding is monotone, so this is true exactly if some block product of the part with the unit is
 // valid.
-Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
-                    int64_t stage_blocks) {
-  check_maps(largest_a, norm_b, tau);
-  TORCH_CHECK_VALUE(stage_blocks > 0, "stage_blocks must be positive; got ", stage_blocks);
+Tensor needed_units_op(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
+                       int64_t stage_blocks) {
+  check_unit_maps(largest_a, norm_b, tau, stage_blocks);
   const int64_t stages = blocks_of(norm_b.size(1), stage_blocks);
   if (largest_a.numel() * stages == 0)
     return at::empty({largest_a.size(0), largest_a.size(1), stages},
@@ -59,8 +69,6 @@ Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor&
       largest_a.unsqueeze(2).mul(largest_of_stages(norm_b, stage_blocks).unsqueeze(0));
   return products.lt(tau.to(products.scalar_type())).logical_not_();
 }
-
-namespace {
 
 std::vector<int64_t> row_cuts_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                                  int64_t parts, int64_t multiple) {
@@ -88,7 +96,7 @@ Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("needed_units", &needed_units);
+  m.impl("needed_units", &needed_units_op);
   m.impl("row_work", &row_work);
   m.impl("row_cuts", &row_cuts_op);
 }

@@ -9,6 +9,10 @@ namespace spamm::shards {
 // with zeros.
 at::Tensor in_stages(const at::Tensor& norm_b, int64_t stage_blocks);
 
+// Refuses what the op needed_units cannot take.
+void check_unit_maps(const at::Tensor& largest_a, const at::Tensor& norm_b, const at::Tensor& tau,
+                     int64_t stage_blocks);
+
 // The op needed_units.
 at::Tensor needed_units(const at::Tensor& largest_a, const at::Tensor& norm_b,
                         const at::Tensor& tau, int64_t stage_blocks);

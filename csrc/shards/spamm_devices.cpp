@@ -9,7 +9,6 @@
 #include <deque>
 #include <memory>
 #include <numeric>
-#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -60,12 +59,10 @@ std::pair<int64_t, int64_t> needed_columns(std::span<const int32_t> needed, int6
 // leave.
 class RemotePart {
  public:
-  // tau: 0-d, on the CPU. The other tensors are the operands' rows and maps on their device, and
-  // the rows of the result there.
-  RemotePart(const WholeProduct& whole, at::Device device, const Tensor& tau, const Tensor& norm_a,
+  // a, b and c: the whole operands and the result, on their device, as are the maps.
+  RemotePart(const WholeProduct& whole, at::Device device, const Tensor& norm_a,
              const Tensor& norm_b, const Tensor& a, const Tensor& b, const Tensor& c)
       : whole_(whole),
-        tau_(tau),
         from_a_(a),
         from_b_(b),
         to_c_(c),
@@ -78,9 +75,7 @@ class RemotePart {
     own_.wait_for(home_);
     norm_a_ = gather_rows(norm_a, {}, device);
     norm_b_ = gather_rows(norm_b, {}, device);
-    a_ = at::empty(a.sizes(), norm_a_.options().dtype(a.scalar_type()));
-    b_ = at::empty(b.sizes(), a_.options());
-    c_ = at::empty(c.sizes(), a_.options());
+    b_ = at::empty(b.sizes(), b.options().device(device));
     for (const Lane* lane : {&pull_, &multiply_[1], &send_}) lane->wait_for(own_);
   }
   // The memory of both devices may be used again after the current streams have waited.
@@ -95,16 +90,21 @@ class RemotePart {
   }
   RemotePart(const RemotePart&) = delete;
 
-  // needed: (groups, KB), the stages in which each group of kGroupRows rows needs each block row of
-  // B, as bits.
-  void run(std::span<const int32_t> needed) {
+  // Computes rows [row, row + rows) of C. needed: of the groups of these rows. tau: 0-d, on the
+  // CPU.
+  void run(int64_t row, int64_t rows, std::span<const int32_t> needed, const Tensor& tau) {
     copy_blocks(pull_, own_.device(), home_.device(), needed_of_b(needed));
-    const int64_t rows = a_.size(0), groups = blocks_of(rows, kGroupRows);
-    const int64_t step = blocks_of(groups, kChunks), blocks = norm_b_.size(0);
+    const auto on_device = own_.use();
+    a_ = at::empty({rows, whole_.k}, b_.options());
+    c_ = at::empty({rows, whole_.n}, b_.options());
+    for (const Lane* lane : {&pull_, &multiply_[1], &send_}) lane->wait_for(own_);
+    const int64_t groups = blocks_of(rows, kGroupRows), step = blocks_of(groups, kChunks);
+    const int64_t blocks = norm_b_.size(0);
     for (int64_t group = 0, turn = 0; group < groups; group += step, ++turn) {
-      const int64_t count = std::min(step, groups - group), row = group * kGroupRows;
-      run_rows(row, std::min(rows - row, count * kGroupRows),
-               needed.subspan(group * blocks, count * blocks), multiply_[turn % multiply_.size()]);
+      const int64_t count = std::min(step, groups - group), first = group * kGroupRows;
+      run_rows(row, first, std::min(rows - first, count * kGroupRows),
+               needed.subspan(group * blocks, count * blocks), tau,
+               multiply_[turn % multiply_.size()]);
     }
   }
 
@@ -128,22 +128,23 @@ class RemotePart {
     return copies;
   }
 
-  // Fetches rows of A, from the first needed block to the last, multiplies and sends.
-  void run_rows(int64_t row, int64_t rows, std::span<const int32_t> needed, const Lane& multiply) {
-    const int64_t blocks = norm_b_.size(0), edge = whole_.block.k;
-    const auto [first, last] = needed_columns(needed, blocks);
-    const Tensor a = a_.narrow(0, row, rows), c = c_.narrow(0, row, rows);
-    if (first < last) {
-      const int64_t column = first * edge;
-      const RowBlock copy = block_between(a, 0, column, from_a_, row, column, rows,
-                                          std::min(whole_.k, last * edge) - column);
+  // Fetches rows of A, from the first needed block to the last, multiplies and sends. `first`
+  // counts from `part_row`, the part's first row.
+  void run_rows(int64_t part_row, int64_t first, int64_t rows, std::span<const int32_t> needed,
+                const Tensor& tau, const Lane& multiply) {
+    const int64_t edge = whole_.block.k, m = whole_.block.m, row = part_row + first;
+    const Tensor a = a_.narrow(0, first, rows), c = c_.narrow(0, first, rows);
+    const auto [begin, end] = needed_columns(needed, norm_b_.size(0));
+    if (begin < end) {
+      const int64_t columns = std::min(whole_.k, end * edge) - begin * edge;
+      const RowBlock copy =
+          block_between(a, 0, begin * edge, from_a_, row, begin * edge, rows, columns);
       copy_blocks(pull_, own_.device(), home_.device(), {&copy, 1});
     }
     multiply.wait_for(pull_);
     {
       const auto on_lane = multiply.use();
-      const int64_t m = whole_.block.m;
-      multiply_part(a, b_, norm_a_.slice(0, row / m, blocks_of(row + rows, m)), norm_b_, tau_,
+      multiply_part(a, b_, norm_a_.slice(0, row / m, blocks_of(row + rows, m)), norm_b_, tau,
                     whole_, c);
     }
     send_.wait_for(multiply);
@@ -151,7 +152,7 @@ class RemotePart {
   }
 
   const WholeProduct& whole_;
-  Tensor tau_, from_a_, from_b_, to_c_;
+  Tensor from_a_, from_b_, to_c_;
   Lane own_, pull_;
   std::array<Lane, 2> multiply_;
   Lane send_, home_;
@@ -161,8 +162,8 @@ class RemotePart {
 // What groups of kGroupRows rows of A need of B.
 struct NeededByGroups {
   Tensor stages;  // int32 (groups, KB): the stages in which a group needs a block row, as bits
-  Tensor units;   // int64 (2, groups): how many units it needs, and how many that the group before
-                  // does not need
+  Tensor units;   // int64 (groups): how many units a group needs
+  Tensor more;    // int64 (groups - 1): how many of the next group's units this one does not need
 };
 
 NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
@@ -175,9 +176,9 @@ NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, cons
   const Tensor bits = at::arange(needed.size(2), needed.options().dtype(at::kInt));
   const Tensor stages =
       at::bitwise_left_shift(needed.to(at::kInt), bits).sum(2, /*keepdim=*/false, at::kInt);
-  const Tensor before = at::constant_pad_nd(needed.slice(0, 0, groups - 1), {0, 0, 0, 0, 1, 0});
-  const Tensor more = needed.logical_and(before.logical_not());
-  return {stages, at::stack({needed, more}).sum({2, 3}, /*keepdim=*/false, at::kLong)};
+  const Tensor more = needed.slice(0, 1).logical_and(needed.slice(0, 0, -1).logical_not());
+  const auto count = [](const Tensor& x) { return x.sum({1, 2}, /*keepdim=*/false, at::kLong); };
+  return {stages, count(needed), count(more)};
 }
 
 std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
@@ -196,10 +197,11 @@ int64_t work_per_kib(const Block& block, int64_t entry_bytes) {
   return static_cast<int64_t>(1024 / kBytesPerNs / ns * kWorkPerProduct);
 }
 
-// work: of each block row of A. needed and units: as in NeededByGroups.
+// work: of each block row of A. needed, units and more: as in NeededByGroups.
 std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
                                        std::span<const int32_t> needed,
-                                       std::span<const int64_t> units, const WholeProduct& whole,
+                                       std::span<const int64_t> units,
+                                       std::span<const int64_t> more, const WholeProduct& whole,
                                        int64_t group_blocks, int64_t entry_bytes) {
   const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
   const int64_t per_kib = work_per_kib(whole.block, entry_bytes);
@@ -207,7 +209,7 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
     return rows * columns * entry_bytes / 1024 * per_kib;
   };
   const int64_t unit = cost(edge, whole.columns(0));
-  const auto groups = static_cast<int64_t>(units.size()) / 2;
+  const auto groups = static_cast<int64_t>(units.size());
   std::vector<GroupCost> costs;
   for (int64_t group = 0; group < groups; ++group) {
     const auto rows =
@@ -217,7 +219,7 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
     const auto [first, last] = needed_columns(bits, blocks);
     costs.push_back({std::accumulate(rows.begin(), rows.end(), int64_t{0}),
                      cost(kGroupRows, (last - first) * edge), units[group] * unit,
-                     units[groups + group] * unit});
+                     group == 0 ? 0 : more[group - 1] * unit});
   }
   return costs;
 }
@@ -256,41 +258,48 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
                      .n = b.size(1),
                      .block = block,
                      .stage_blocks = stage_blocks(norm_b.size(1), block.n)};
-  const auto [stages_needed, units] =
+  const NeededByGroups by_groups =
       needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks);
-  std::vector<Tensor> wanted = {units, row_work(norm_a, norm_b, tau), stages_needed};
+  std::vector<Tensor> wanted = {by_groups.units, by_groups.more, row_work(norm_a, norm_b, tau),
+                                by_groups.stages};
   if (!tau.is_cpu()) wanted.insert(wanted.begin(), tau.to(at::kDouble));
+
+  // Everything that needs no answer from the device is enqueued before the host waits for it.
+  const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
+  const Tensor c = at::empty({whole.m, whole.n}, a.options());
+  std::deque<RemotePart> remote;
+  for (const at::Device device : devices) {
+    if (device != home) remote.emplace_back(whole, device, norm_a, norm_b, source_a, source_b, c);
+  }
   const std::vector<Tensor> read = read_together(wanted);
+  const auto from_end = [&](int i) -> const Tensor& { return read[read.size() - i]; };
   const Tensor host_tau = tau.is_cpu() ? tau : read[0];
-  const auto needed = entries<int32_t>(read.end()[-1]);
+  const auto needed = entries<int32_t>(from_end(1));
   const auto costs =
-      costs_of_groups(entries<int64_t>(read.end()[-2]), needed, entries<int64_t>(read.end()[-3]),
-                      whole, group_blocks, a.element_size());
+      costs_of_groups(entries<int64_t>(from_end(2)), needed, entries<int64_t>(from_end(4)),
+                      entries<int64_t>(from_end(3)), whole, group_blocks, a.element_size());
   const auto own_part = std::find(devices.begin(), devices.end(), home) - devices.begin();
   const auto cuts = cut_for_home(costs, static_cast<int64_t>(devices.size()), own_part);
 
-  const Tensor source_a = with_contiguous_rows(a), source_b = with_contiguous_rows(b);
-  const Tensor c = at::empty({whole.m, whole.n}, a.options());
   const int64_t height = group_blocks * block.m, blocks = norm_b.size(0);
-  std::deque<RemotePart> remote;
-  std::vector<std::span<const int32_t>> needed_by;
-  std::optional<Part> own;
+  const auto row = [&](size_t part) { return std::min(whole.m, cuts[part] * height); };
+  std::vector<size_t> remote_parts;
   for (size_t p = 0; p < devices.size(); ++p) {
-    const int64_t row = cuts[p] * height, rows = std::min(whole.m, cuts[p + 1] * height) - row;
-    if (rows <= 0) continue;
-    const Tensor norm_a_rows = norm_a.slice(0, cuts[p] * group_blocks, cuts[p + 1] * group_blocks);
-    const Tensor c_rows = c.narrow(0, row, rows);
-    if (devices[p] == home) {
-      own.emplace(whole, a.narrow(0, row, rows), norm_a_rows, norm_b, c_rows);
-    } else {
-      remote.emplace_back(whole, devices[p], host_tau, norm_a_rows, norm_b,
-                          source_a.narrow(0, row, rows), source_b, c_rows);
-      needed_by.push_back(needed.subspan(cuts[p] * blocks, (cuts[p + 1] - cuts[p]) * blocks));
+    if (devices[p] != home) {
+      remote_parts.push_back(p);
+      continue;
     }
+    const int64_t rows = row(p + 1) - row(p);
+    Part(whole, a.narrow(0, row(p), rows),
+         norm_a.slice(0, cuts[p] * group_blocks, cuts[p + 1] * group_blocks), norm_b,
+         c.narrow(0, row(p), rows))
+        .multiply(b, host_tau);
   }
-  if (own) own->multiply(b, host_tau);
-  for_each_part(static_cast<int64_t>(remote.size()), current_streams(devices),
-                [&](int64_t p) { remote[p].run(needed_by[p]); });
+  for_each_part(static_cast<int64_t>(remote.size()), current_streams(devices), [&](int64_t i) {
+    const size_t p = remote_parts[i];
+    remote[i].run(row(p), row(p + 1) - row(p),
+                  needed.subspan(cuts[p] * blocks, (cuts[p + 1] - cuts[p]) * blocks), host_tau);
+  });
   return c;
 }
 

@@ -179,8 +179,8 @@ class ShardedProduct {
   // Waits for the device once, to learn what the part needs.
   void run_stages(Part& part, const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) const {
     const Tensor largest = norm_a.amax(0, /*keepdim=*/true);
-    const Tensor needed = needed_units(largest, norm_b, tau, whole_.stage_blocks)[0].t();
-    const Tensor need = needed.contiguous().cpu();  // (stages, KB)
+    const Tensor needed = needed_units(largest, norm_b, tau, whole_.stage_blocks)[0].cpu();
+    const Tensor need = needed.t().contiguous();  // (stages, KB)
     const auto need_of = [&](int64_t stage) {
       return std::span(need.const_data_ptr<bool>() + stage * need.size(1),
                        static_cast<size_t>(need.size(1)));
