@@ -27,19 +27,17 @@ class Norms {
         block_(block),
         first_(first),
         rows_(last - first),
-        own_(Lane::current(device)),
-        compute_(Lane::another(device)),
+        compute_(Lane::current(device)),
         reader_(device, ring_bytes) {
     const int64_t columns = x.rows.size(1), row_bytes = columns * x.rows.element_size();
     const int64_t edges = piece_bytes / std::max<int64_t>(1, row_bytes * block[0]);
     piece_rows_ = std::min(rows_, std::max<int64_t>(1, edges) * block[0]);
-    const auto on_device = own_.use();
+    const auto on_device = compute_.use();
     naming_memory(device, kBuffers * piece_rows_ * row_bytes, [&] {
       const auto options = at::TensorOptions(device).dtype(x.rows.scalar_type());
       for (Tensor& buffer : buffers_) buffer = at::empty({piece_rows_, columns}, options);
     });
-    compute_.wait_for(own_);
-    reader_.lane().wait_for(own_);
+    reader_.lane().wait_for(compute_);
   }
   ~Norms() {
     reader_.stop();
@@ -70,10 +68,9 @@ class Norms {
     computed_[slot] = compute_.mark();
   }
 
-  // The norms of all rows. The device's current stream waits for them.
-  Tensor map() {
-    own_.wait_for(compute_);
-    const auto on_device = own_.use();
+  // The norms of all rows, on the device's current stream.
+  Tensor map() const {
+    const auto on_device = compute_.use();
     if (!maps_.empty()) return at::cat(maps_);
     return at::empty({0, blocks_of(x_.rows.size(1), block_[1])},
                      buffers_[0].options().dtype(norm_dtype(x_.rows.scalar_type())));
@@ -90,7 +87,7 @@ class Norms {
   const HostMatrix& x_;
   std::array<int64_t, 2> block_;
   int64_t first_, rows_, piece_rows_;
-  Lane own_, compute_;
+  Lane compute_;  // the current stream
   std::array<Tensor, kBuffers> buffers_;
   std::array<std::future<Mark>, kBuffers> reading_;
   std::array<Mark, kBuffers> computed_;  // when each buffer may be overwritten
@@ -124,9 +121,7 @@ Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
   std::vector<Tensor> maps;
   for (Norms& part : norms) maps.push_back(part.map());
   const auto on_first = Lane::current(devices[0]).use();
-  const Tensor map = gather_rows(maps, devices[0]);
-  Lane::current(devices[0]).wait_on_host();  // before the maps' memory is used again
-  return map;
+  return gather_rows(maps, devices[0]);
 }
 
 }  // namespace spamm::shards

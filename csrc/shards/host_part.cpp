@@ -22,12 +22,11 @@ HostPart::HostPart(const HostProduct& product, at::Device device, int64_t number
     : product_(product),
       number_(number),
       most_rows_(most_rows),
-      own_(Lane::current(device)),
       pull_(Lane::another(device)),
-      multiply_{Lane::another(device), Lane::another(device)},
+      multiply_{Lane::current(device), Lane::another(device)},
       send_(Lane::another(device)),
       reader_(device, product.ring_bytes) {
-  const auto on_device = own_.use();
+  const auto on_device = multiply_[0].use();
   const WholeProduct& whole = product.whole;
   const auto options = product.a.rows.options().device(device);
   const auto empty = [&](int64_t rows, int64_t columns) {
@@ -40,7 +39,7 @@ HostPart::HostPart(const HostProduct& product, at::Device device, int64_t number
     if (product.norm_a) whole_norm_a_ = product.norm_a->to(device);
     if (product.norm_b) whole_norm_b_ = product.norm_b->to(device);
   });
-  for (const Lane* lane : lanes()) lane->wait_for(own_);
+  for (const Lane* lane : lanes()) lane->wait_for(multiply_[0]);
 }
 
 int64_t HostPart::buffer_bytes() const {

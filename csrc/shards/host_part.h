@@ -34,7 +34,8 @@ struct HostProduct {
 // in the same order: each of them enqueues, and waits on lanes for marks of those before. Reads may
 // be up to kBuffers steps ahead of the rest.
 //
-// Lanes: the reader's, `pull` from other parts, two that multiply in turns, and `send`.
+// Lanes: the reader's, `pull` from other parts, two that multiply in turns, and `send`. One of the
+// two is the device's current stream.
 class HostPart {
  public:
   static constexpr int kBuffers = 3;  // stages of B
@@ -62,7 +63,7 @@ class HostPart {
   void wait_on_host() const;
 
  private:
-  at::Device device() const { return own_.device(); }
+  at::Device device() const { return pull_.device(); }
   std::array<const Lane*, 5> lanes() const;
   int64_t buffer_bytes() const;
   // The rows of B that the part reads: from first_row(number) to first_row(number + 1).
@@ -74,7 +75,7 @@ class HostPart {
 
   const HostProduct& product_;
   int64_t number_, most_rows_;
-  Lane own_, pull_;
+  Lane pull_;
   std::array<Lane, 2> multiply_;
   Lane send_;
   at::Tensor a_, norm_a_, whole_norm_a_, whole_norm_b_;

@@ -88,6 +88,8 @@ Mark HostReader::copy(const RowBlock& block, bool is_pinned,
 
 void HostReader::copy_through_ring(const RowBlock& block) {
   const int64_t rows_at_once = ring_[0].bytes.numel() / block.width;
+  TORCH_CHECK(rows_at_once > 0, "a piece of pinned memory must hold a row of ", block.width,
+              " bytes; got ", ring_[0].bytes.numel());
   for (int64_t row = 0; row < block.rows; row += rows_at_once) {
     RowBlock in = rows_of(block, row, std::min(rows_at_once, block.rows - row)), out = in;
     Piece& piece = ring_[turn_++ % ring_.size()];
