@@ -76,6 +76,8 @@ class Norms {
                      buffers_[0].options().dtype(norm_dtype(x_.rows.scalar_type())));
   }
 
+  Mark computed() const { return compute_.mark(); }
+
   static constexpr int kBuffers = 3;
 
  private:
@@ -119,9 +121,13 @@ Tensor norm_map_from_host(const HostMatrix& x, std::array<int64_t, 2> block,
     for (Norms& part : norms) part.read(piece + Norms::kBuffers);
   }
   std::vector<Tensor> maps;
-  for (Norms& part : norms) maps.push_back(part.map());
+  std::vector<Mark> ready;
+  for (const Norms& part : norms) {
+    maps.push_back(part.map());
+    ready.push_back(part.computed());
+  }
   const auto on_first = Lane::current(devices[0]).use();
-  return gather_rows(maps, devices[0]);
+  return gather_rows(maps, ready, devices[0]);
 }
 
 }  // namespace spamm::shards

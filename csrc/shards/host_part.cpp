@@ -22,9 +22,9 @@ HostPart::HostPart(const HostProduct& product, at::Device device, int64_t number
     : product_(product),
       number_(number),
       most_rows_(most_rows),
-      pull_(Lane::another(device)),
-      multiply_{Lane::current(device), Lane::another(device)},
-      send_(Lane::another(device)),
+      pull_(Lane::side(device, 1)),
+      multiply_{Lane::current(device), Lane::side(device, 0)},
+      send_(Lane::side(device, 2)),
       reader_(device, product.ring_bytes) {
   const auto on_device = multiply_[0].use();
   const WholeProduct& whole = product.whole;
@@ -134,7 +134,7 @@ void HostPart::multiply_stage(const Step& step) {
     const auto on_lane = lane.use();
     naming_memory(device(), buffer_bytes(), [&] {
       multiply_part(a_.narrow(0, 0, rows_), stage, norm_a_, norms_of_stage(step, stage),
-                    product_.whole, c);
+                    product_.tau, product_.whole, c);
     });
   }
   multiplied_[slot] = lane.mark();

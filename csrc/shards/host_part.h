@@ -20,7 +20,8 @@ namespace spamm::shards {
 struct HostProduct {
   WholeProduct whole;
   HostMatrix a, b;
-  at::Tensor c = {};                         // in host memory
+  at::Tensor c;                              // in host memory
+  at::Tensor tau = {};                       // 0-d, on the CPU
   std::optional<at::Tensor> norm_a, norm_b;  // whole maps, on any device; computed if absent
   int64_t parts;
   int64_t ring_bytes;  // of a piece of pinned memory; 0 if none is needed

@@ -128,7 +128,7 @@ Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::De
         std::max({sizes.piece_bytes, bytes_of_row(product.a), bytes_of_row(product.b)});
   }
   if (knob.tau) {
-    product.whole.tau = *knob.tau;
+    product.tau = *knob.tau;
   } else {
     const auto map_of = [&](const std::optional<Tensor>& given, const HostMatrix& x,
                             std::array<int64_t, 2> edges) {
@@ -138,7 +138,7 @@ Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::De
     const auto on_first = Lane::current(devices[0]).use();
     product.norm_a = map_of(norm_a, product.a, {block.m, block.k});
     product.norm_b = map_of(norm_b, product.b, {block.k, block.n});
-    product.whole.tau = threshold_from_knob(*product.norm_a, *product.norm_b, knob).cpu();
+    product.tau = threshold_from_knob(*product.norm_a, *product.norm_b, knob).cpu();
   }
   for (int64_t panels = sizes.panels;; panels *= 2) {
     try {
