@@ -22,9 +22,9 @@ HostPart::HostPart(const HostProduct& product, at::Device device, int64_t number
     : product_(product),
       number_(number),
       most_rows_(most_rows),
-      pull_(Lane::side(device, 1)),
-      multiply_{Lane::current(device), Lane::side(device, 0)},
-      send_(Lane::side(device, 2)),
+      pull_(Lane::side(device, kPullLane)),
+      multiply_{Lane::current(device), Lane::side(device, kMultiplyLane)},
+      send_(Lane::side(device, kSendLane)),
       reader_(device, product.ring_bytes) {
   const auto on_device = multiply_[0].use();
   const WholeProduct& whole = product.whole;

@@ -23,7 +23,8 @@ void fill(const RowBlock& block) {
 
 }  // namespace
 
-HostReader::HostReader(at::Device device, int64_t ring_bytes) : lane_(Lane::side(device, 3)) {
+HostReader::HostReader(at::Device device, int64_t ring_bytes)
+    : lane_(Lane::side(device, kReadLane)) {
   if (ring_bytes == 0) return;
   const auto options = at::TensorOptions(at::kByte).pinned_memory(!device.is_cpu());
   for (Piece& piece : ring_) piece.bytes = at::empty({ring_bytes}, options);

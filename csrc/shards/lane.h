@@ -13,7 +13,7 @@
 namespace spamm::shards {
 
 // The numbers of a device's side lanes.
-constexpr int kMultiplyLane = 0, kPullLane = 1, kSendLane = 2;
+constexpr int kMultiplyLane = 0, kPullLane = 1, kSendLane = 2, kReadLane = 3;
 
 // A point in a lane's work. The CPU has none.
 using Mark = std::optional<c10::Event>;

@@ -30,7 +30,7 @@ struct HostSizes {
 // for their norm maps.
 //
 // Throws OutOfMemoryError, which names the device and the bytes, if a panel of the fewest rows does
-// not fit.
+// not fit, or three pieces for the norm maps.
 Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::Device>& devices,
                        const HostSizes& sizes = {});
 
