@@ -357,6 +357,7 @@ def mm(
         devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
             result lies where ``a`` lies and has the bits of one device's, whatever the devices.
             The host waits once for the norms; the call cannot be captured in a CUDA graph.
+            Operands on the CPU stream through the devices: see below.
         return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
             the counts and the bound of the maps, and a second search of the threshold.
 
@@ -367,6 +368,16 @@ def mm(
         ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
         TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
+        torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
+            the bytes it would need.
+
+    With ``devices``, operands on the CPU may be larger than the memory of the GPUs. The result is
+    in pinned memory, and complete when the call returns. It has the bits of one GPU and contiguous
+    operands. Operands in pinned memory are read as they lie; others are copied to pinned memory on
+    the way by threads, which is slower, and those whose rows are not contiguous are copied as a
+    whole first. A ``tau`` must be on the CPU. A ``valid_ratio`` or ``max_error`` reads the operands
+    twice, unless their norm maps are given. ``return_info`` computes the norm maps on the CPU. The
+    backward pass runs on the CPU.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())

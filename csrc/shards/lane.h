@@ -13,10 +13,15 @@
 namespace spamm::shards {
 
 // The numbers of a device's side lanes.
-constexpr int kMultiplyLane = 0, kPullLane = 1, kSendLane = 2;
+constexpr int kMultiplyLane = 0, kPullLane = 1, kSendLane = 2, kReadLane = 3;
 
 // A point in a lane's work. The CPU has none.
 using Mark = std::optional<c10::Event>;
+
+// The host goes on once the work before the mark is done.
+inline void wait_on_host(const Mark& mark) {
+  if (mark) mark->synchronize();
+}
 
 // One stream of one device.
 class Lane {
@@ -47,6 +52,11 @@ class Lane {
   }
   void wait_for(const Lane& other) const {
     if (other.stream_ != stream_) wait_for(other.mark());
+  }
+
+  // The host goes on once all work that has been enqueued so far is done.
+  void wait_on_host() const {
+    if (!device().is_cpu()) stream_.synchronize();
   }
 
  private:

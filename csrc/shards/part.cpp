@@ -13,13 +13,8 @@
 #include "shards/row_copy.h"
 
 namespace spamm::shards {
-namespace {
 
 using at::Tensor;
-
-constexpr int64_t kRowAlignment = 64;  // entries; what kernels ask of a row's start, and more
-
-}  // namespace
 
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                    const Tensor& tau, const WholeProduct& whole, const Tensor& out,

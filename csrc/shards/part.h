@@ -12,6 +12,9 @@
 
 namespace spamm::shards {
 
+// Entries; what kernels ask of the start of a row, and more.
+inline constexpr int64_t kRowAlignment = 64;
+
 // What all parts of a product share.
 struct WholeProduct {
   int64_t m, k, n;

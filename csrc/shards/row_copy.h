@@ -29,9 +29,21 @@ struct RowCopy {
   bool supports() const { return true; }
 };
 
-// The matrix itself if its rows are contiguous, else a copy.
+// Rows [first, first + rows) of a block.
+inline RowBlock rows_of(const RowBlock& block, int64_t first, int64_t rows) {
+  return {static_cast<char*>(block.to) + first * block.to_stride,
+          static_cast<const char*>(block.from) + first * block.from_stride,
+          block.to_stride,
+          block.from_stride,
+          block.width,
+          rows};
+}
+
+// The matrix itself if its rows are contiguous and do not overlap, else a copy.
 inline at::Tensor with_contiguous_rows(const at::Tensor& x) {
-  return x.size(1) <= 1 || x.stride(1) == 1 ? x : x.contiguous();
+  const bool contiguous = x.size(1) <= 1 || x.stride(1) == 1;
+  const bool apart = x.size(0) <= 1 || x.stride(0) >= x.size(1);
+  return contiguous && apart ? x : x.contiguous();
 }
 
 // A copy of rows [row, row + rows) and columns [column, column + columns) of `from`, to the same

@@ -1,5 +1,6 @@
-// The op spamm with `devices`: A and B lie on one GPU, and so does C. The other GPUs fetch their
-// rows of A and the stages of B, and send their rows of C back stage by stage.
+// The op spamm with `devices`. Operands in host memory go to spamm_host.h. Otherwise A and B lie on
+// one GPU, and so does C. The other GPUs fetch their rows of A and the stages of B, and send their
+// rows of C back stage by stage.
 #include "shards/spamm_devices.h"
 
 #include <ATen/Functions.h>
@@ -25,6 +26,7 @@
 #include "shards/read_together.h"
 #include "shards/remote_cuts.h"
 #include "shards/row_copy.h"
+#include "shards/spamm_host.h"
 #include "threshold.h"
 
 namespace spamm::shards {
@@ -235,8 +237,9 @@ void check_plain_product(const SpammArguments& arguments) {
   TORCH_CHECK(arguments.alpha.equal(1),
               "a product over several devices must have a factor alpha of 1; got ",
               arguments.alpha.toDouble());
-  TORCH_CHECK(a.is_cuda(),
-              "operands of a product over several devices must be on a CUDA device; got ",
+  TORCH_CHECK(a.is_cuda() || a.is_cpu(),
+              "operands of a product over several devices must be on a CUDA device or on the CPU; "
+              "got ",
               a.device());
 }
 
@@ -247,6 +250,7 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
   const std::vector<at::Device> devices = check_devices(device_numbers);
   const Block block = check_product(a, b, block_edges, given_a, given_b, knob.tau, std::nullopt);
   check_plain_product(arguments);
+  if (a.is_cpu()) return spamm_from_host(arguments, devices);
   refuse_capture(a.device());
   const at::Device home = a.device();
   const auto on_home = Lane::current(home).use();

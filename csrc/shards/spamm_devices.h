@@ -1,4 +1,4 @@
-// A product of operands on one GPU, computed on several.
+// A product of operands on one GPU or in host memory, computed on several GPUs.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,8 @@
 
 namespace spamm::shards {
 
-// The op spamm with `devices`. The result lies where the operands lie. Waits for the device once.
+// The op spamm with `devices`. The result lies where the operands lie: in pinned memory for
+// operands in host memory, and then complete on return. Otherwise it waits for the device once.
 Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef devices);
 
 }  // namespace spamm::shards
