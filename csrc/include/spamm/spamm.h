@@ -121,8 +121,8 @@ std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const 
                               int64_t parts, IntArrayRef block = {64, 64, 64});
 
 // conv2d of a batch whose images are cut into shards (images, channels, height, width), one or more
-// on each device: at::conv2d's result for each shard, beside it. `weight` and `bias` are one
-// tensor, which is copied to the other devices, or one beside each shard; no bias is an empty list.
+// on each device. Returns a result beside each shard. `weight` and `bias` are one tensor, which is
+// copied to the other devices, or one beside each shard; no bias is an empty list.
 // Each shard but the last must be whole pixel blocks: with a tau, by default, a multiple of 64
 // images. The results have the bits of the whole batch on one device, if all devices are alike: a
 // knob, a default pixel block and a kernel are chosen for all images together. Gradients are dense.
