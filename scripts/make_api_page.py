@@ -20,6 +20,7 @@ SECTIONS = ("Args", "Returns", "Raises", "Attributes")
 CHAPTERS = {  # in the page's order; other modules follow
     "functional": "Functions",
     "_plan": "Several devices",
+    "distributed": "Several processes",
     "_info": "What a call skipped",
     "nn": "Modules",
     "chain": "Chains",
@@ -34,7 +35,12 @@ import spamm_torch  # noqa: E402
 
 
 def page() -> str:
-    exported = [getattr(spamm_torch, name) for name in spamm_torch.__all__]
+    exported = [
+        getattr(module, name)
+        for module in (spamm_torch, spamm_torch.distributed)
+        for name in module.__all__
+        if not inspect.ismodule(getattr(module, name))
+    ]
     modules = {inspect.getmodule(thing): [] for thing in exported}
     for thing in exported:
         modules[inspect.getmodule(thing)].append(thing)
@@ -62,9 +68,15 @@ def line_of(thing) -> int:
     return inspect.getsourcelines(thing)[1]
 
 
+def public_name(thing) -> str:
+    """The name in the package, which a submodule's name may precede."""
+    name = thing.__name__
+    return name if getattr(spamm_torch, name, None) is thing else f"distributed.{name}"
+
+
 def description(thing) -> list[str]:
     """The heading, signature and docstring of a function, or of a class and its methods."""
-    name = thing.__name__
+    name = public_name(thing)
     parts = [f"### {name}", signature(name, thing), markdown(inspect.getdoc(thing))]
     if inspect.isclass(thing):
         methods = {}

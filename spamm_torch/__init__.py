@@ -11,7 +11,7 @@ from ._library import (  # isort: skip  # loads the ops
     include_path,
     library_path,
 )
-from . import _fake, _flops  # noqa: F401  shapes for FakeTensor and torch.compile, flop formulas
+from . import _fake, _flops, distributed  # noqa: F401  the first two: shapes and flop formulas
 from ._info import SkipInfo
 from ._plan import row_cuts
 from .chain import SpAMMChain
@@ -50,6 +50,7 @@ __all__ = [
     "cmake_prefix_path",
     "conv2d",
     "conv2d_shards",
+    "distributed",
     "error_bound",
     "find_tau",
     "find_tau_for_error",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, TypedDict
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.masked import MaskedTensor
 
 EDGES = (32, 64, 128)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Knobs(TypedDict):
@@ -283,6 +285,33 @@ def check_optional_tensor(value: Any, name: str) -> None:
     """TypeError unless ``value`` is a dense tensor or None."""
     if value is not None:
         check_tensor(value, name)
+
+
+def check_operands(a: Tensor, b: Tensor) -> None:
+    """Raises unless two dense tensors are matrices of one dtype that is supported, on one device.
+
+    TypeError for dtypes, RuntimeError for shapes and devices. Whether the shapes fit each other is
+    not checked: of shards, that takes all of them.
+    """
+    if a.dtype not in DTYPES:
+        names = ", ".join(map(dtype_name, DTYPES[:-1]))
+        raise TypeError(f"a must be {names} or {dtype_name(DTYPES[-1])}; got {dtype_name(a.dtype)}")
+    if a.dtype != b.dtype:
+        raise TypeError(
+            f"a and b must have one dtype; got {dtype_name(a.dtype)} and {dtype_name(b.dtype)}"
+        )
+    if a.device != b.device:
+        raise RuntimeError(f"a and b must be on the same device; got {a.device} and {b.device}")
+    if a.dim() != 2 or b.dim() != 2:
+        raise RuntimeError(
+            f"a and b must be matrices (2-d); got shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+
+
+def holds_dtensor(*values: Any) -> bool:
+    """Whether a DTensor is among the values. Does not import DTensor, which takes half a second."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(isinstance(value, module.DTensor) for value in values)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

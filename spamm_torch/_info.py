@@ -59,14 +59,20 @@ def skip_info(
 
 def as_multiplied(operand: Tensor) -> Tensor:
     """The operand as autocast lets the op multiply it, outside autograd."""
-    operand, device = operand.detach(), operand.device.type
+    return operand.detach().to(multiplied_dtype(operand))
+
+
+def multiplied_dtype(operand: Tensor) -> torch.dtype:
+    """The type in which autocast lets the op multiply an operand."""
+    device = operand.device.type
     if (
         operand.dtype == torch.float64
+        or not operand.is_floating_point()
         or operand.is_meta  # there is no autocast on meta
         or not torch.is_autocast_enabled(device)
     ):
-        return operand
-    return operand.to(torch.get_autocast_dtype(device))
+        return operand.dtype
+    return torch.get_autocast_dtype(device)
 
 
 # ---- Convolutions -------------------------------------------------------------------------------

@@ -55,6 +55,7 @@ from ._arguments import (
     check_tensor,
     check_tensors,
     conv_block,
+    holds_dtensor,
 )
 from ._bisection import bisect_tau
 from ._info import SkipInfo, as_multiplied, default_pixel_block, im2col_norms, skip_info
@@ -381,6 +382,21 @@ def mm(
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
+    if holds_dtensor(a, b):
+        from . import _dtensor  # not at the top: it takes half a second
+
+        return _dtensor.mm(
+            a,
+            b,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            norm_a=norm_a,
+            norm_b=norm_b,
+            return_info=return_info,
+            devices=devices,
+        )
     _check_matrices("mm", a, b)
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
@@ -667,6 +683,20 @@ def linear(
         )
     rows = input.unsqueeze(0) if input.dim() == 1 else input.flatten(0, -2)
     columns, shape = weight.t(), (*input.shape[:-1], weight.shape[0])
+    if holds_dtensor(input, weight):
+        from . import _dtensor  # not at the top: it takes half a second
+
+        product = _dtensor.mm(
+            rows,
+            columns,
+            tau=tau,
+            valid_ratio=valid_ratio,
+            max_error=max_error,
+            block=block,
+            norm_weight=norm_weight,
+            return_info=return_info,
+        )
+        return (product if bias is None else product + bias).reshape(shape)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
     if return_info:
         product, info = _with_info(rows, columns, knobs, edges, norm_b=norm_weight, input=bias)

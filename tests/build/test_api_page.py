@@ -19,6 +19,7 @@ FUNCTIONS = [
     for thing in (getattr(spamm_torch, name) for name in spamm_torch.__all__)
     if inspect.isfunction(thing) and thing.__module__ == "spamm_torch.functional"
 ]
+FUNCTIONS += [spamm_torch.distributed.mm, spamm_torch.distributed.exchange_plan]
 
 
 def name_of(function):

@@ -1,0 +1,238 @@
+"""One rank's part of a product: its block of C, of operands whose shards lie on all ranks.
+
+Norm maps travel first. Then every rank knows which units of B its rows of A need, and gets these
+alone; in a mesh, likewise the units of A that its columns of B need. Columns of C are computed
+stage by stage while the next stage's units travel. K is never split, so that every sum runs in the
+order of one device, and has its bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._arguments import Knobs
+from ._axis import Cut, recut
+from ._exchange import Exchange
+from ._histogram import find_tau_across
+from ._plan import ROW_MULTIPLE
+
+_ops = torch.ops.spamm_torch
+
+WHOLE_MAPS_RANKS = 64  # on more, no rank searches a threshold in the whole norm maps
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the dimensions of A (M x K), B (K x N) and C (M x N) are cut among the ranks of a mesh.
+
+    ``rows`` cuts M and ``columns`` cuts N. A rank may have all of K of A, or the part of it that
+    ``depth_a`` gives it among the ranks with the same rows. It may have all of K of B, or its part
+    by ``depth_b`` among the ranks with the same columns. A line of ranks is a mesh of one column.
+    """
+
+    rows: Cut
+    depth_a: Cut
+    depth_b: Cut
+    columns: Cut
+
+    def aligned(self, block: tuple[int, int, int]) -> Layout:
+        """The same with cuts at multiples of the block."""
+        return self._each(block, Cut.aligned)
+
+    def in_blocks(self, block: tuple[int, int, int]) -> Layout:
+        """An aligned layout, counted in blocks."""
+        return self._each(block, Cut.in_blocks)
+
+    def _each(self, block: tuple[int, int, int], change: Callable[[Cut, int], Cut]) -> Layout:
+        m, k, n = block
+        return Layout(
+            change(self.rows, m),
+            change(self.depth_a, k),
+            change(self.depth_b, k),
+            change(self.columns, n),
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is multiplied how, the same on all ranks. A given tau is a scalar on the host."""
+
+    knobs: Knobs
+    block: tuple[int, int, int]
+    balance: bool
+
+    def knob_text(self) -> str:
+        """The knob's name and exact value."""
+        given: dict[str, Any] = {**self.knobs}
+        return next(f"{name}={float(x)}" for name, x in given.items() if x is not None)
+
+
+def multiply(a: Tensor, b: Tensor, layout: Layout, settings: Settings) -> Tensor:
+    """This rank's block of C. All ranks of the layout call it together.
+
+    Args:
+        a: this rank's shard of A, (own rows, own K). b: its shard of B, (own K, own columns).
+        layout: the shards' cuts, anywhere. settings: the same on all ranks.
+    """
+    block = settings.block
+    aligned = layout.aligned(block)
+    a = _recut_both(a, (layout.rows, layout.depth_a), (aligned.rows, aligned.depth_a))
+    b = _recut_both(b, (layout.depth_b, layout.columns), (aligned.depth_b, aligned.columns))
+    maps = _Maps(a, b, aligned.in_blocks(block), block)
+    tau = maps.threshold(settings.knobs)
+    norm_a, rows = maps.norm_a, aligned.rows
+    if settings.balance and rows.axis.size > 1:
+        rows = maps.rows_by_work(tau, rows)
+        a = recut(a, aligned.rows, rows)
+        norm_a = maps.whole[0][rows.in_blocks(block[0]).own]
+    part = _Part(norm_a, maps.norm_b, tau, replace(aligned, rows=rows), block)
+    c = part.product(part.gather_a(a), b)
+    return _recut_both(c, (rows, aligned.columns), (layout.rows, layout.columns))
+
+
+def _recut_both(x: Tensor, now: tuple[Cut, Cut], then: tuple[Cut, Cut]) -> Tensor:
+    """Moves the cuts of both dimensions."""
+    x = recut(x, now[0], then[0])
+    return recut(x.t(), now[1], then[1]).t()
+
+
+class _Maps:
+    """The norm maps that this rank needs: of its rows of A and of its columns of B, all of K."""
+
+    def __init__(self, a: Tensor, b: Tensor, blocks: Layout, block: tuple[int, int, int]) -> None:
+        m, k, n = block
+        norm_a, norm_b = _ops.norm_map(a, (m, k)), _ops.norm_map(b, (k, n))
+        self._rows, self._columns, self._edge = blocks.rows, blocks.columns, m
+        self.norm_a = _gather_columns(norm_a, blocks.depth_a)
+        self.norm_b = blocks.depth_b.axis.gather(norm_b, blocks.depth_b.lengths)
+
+    @cached_property
+    def whole(self) -> tuple[Tensor, Tensor]:
+        """The maps of all of A and of all of B."""
+        return (
+            self._rows.axis.gather(self.norm_a, self._rows.lengths),
+            _gather_columns(self.norm_b, self._columns),
+        )
+
+    def threshold(self, knobs: Knobs) -> Tensor:
+        """The threshold, with the same bits on all ranks."""
+        tau, valid_ratio, max_error = knobs["tau"], knobs["valid_ratio"], knobs["max_error"]
+        if tau is not None:
+            return tau
+        axes = self._rows.axis, self._columns.axis
+        if valid_ratio is not None and axes[0].size * axes[1].size > WHOLE_MAPS_RANKS:
+            return self._search_together(valid_ratio)
+        if valid_ratio is not None:
+            tau = _ops.find_tau(*self.whole, valid_ratio)
+        else:
+            tau = _ops.find_tau_for_error(*self.whole, max_error)
+        for axis in axes:  # of different devices, say
+            axis.broadcast(tau)
+        return tau
+
+    def _search_together(self, valid_ratio: float) -> Tensor:
+        """Every rank counts the products of its own rows and columns."""
+
+        def add_up(counts: Tensor) -> None:
+            self._rows.axis.sum(counts)
+            self._columns.axis.sum(counts)
+
+        products = self._rows.length * self.norm_a.shape[1] * self._columns.length
+        return find_tau_across(self.norm_a, self.norm_b, valid_ratio, products, add_up)
+
+    def rows_by_work(self, tau: Tensor, rows: Cut) -> Cut:
+        """Cuts of A's rows that give all ranks about the same work."""
+        multiple = max(1, ROW_MULTIPLE // self._edge)
+        cuts = _ops.row_cuts(*self.whole, tau, rows.axis.size, multiple)
+        return Cut(rows.axis, tuple(min(cut * self._edge, rows.length) for cut in cuts))
+
+
+def _gather_columns(own: Tensor, cut: Cut) -> Tensor:
+    return cut.axis.gather(own.t(), cut.lengths).t().contiguous()
+
+
+class _Part:
+    """The product on this rank, once the threshold is known."""
+
+    def __init__(
+        self,
+        norm_a: Tensor,
+        norm_b: Tensor,
+        tau: Tensor,
+        layout: Layout,
+        block: tuple[int, int, int],
+    ) -> None:
+        """norm_a: (own block rows, KB). norm_b: (KB, own block columns)."""
+        self._norm_a, self._norm_b, self._tau = norm_a, norm_b, tau
+        self._layout, self._blocks, self._block = layout, layout.in_blocks(block), block
+
+    def gather_a(self, a: Tensor) -> Tensor:
+        """This rank's rows of A with all of K; undefined where no unit is needed."""
+        owners, edge = self._blocks.depth_a, self._block[1]
+        if owners.axis.size == 1:
+            return a
+        need, stage_rows = self._needed(owners, self._blocks.rows, self._block[0], of_a=True)
+        panel = a.new_empty(a.shape[0], owners.length * edge)
+        panel[:, self._layout.depth_a.own] = a
+        for rows, units in Exchange(a.t(), owners, edge, need, stage_rows).stages():
+            units.copy_to(panel[rows].t())
+        return panel[:, : self._layout.depth_a.length]
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """This rank's block of C, of its rows of A and its shard of B."""
+        owners, depth = self._blocks.depth_b, self._layout.depth_b.length
+        _, edge, n = self._block
+        c = a.new_empty(a.shape[0], b.shape[1])
+        if owners.axis.size == 1:
+            self._multiply(a, b, self._norm_b, c)
+            return c
+        need, stage_columns = self._needed(owners, self._blocks.columns, n, of_a=False)
+        # One buffer for all stages: a stage is copied into it after the one before is multiplied.
+        # What travels meanwhile arrives in memory of its own.
+        # Its rows hold whole blocks, so that each starts at an aligned address.
+        width = min(stage_columns, self._norm_b.shape[1] * n)
+        buffer = b.new_empty(owners.length * edge, width)
+        for columns, units in Exchange(b, owners, edge, need, stage_columns).stages():
+            stage = buffer[:, : columns.stop - columns.start]
+            units.copy_to(stage)
+            norms = self._norm_b[:, columns.start // n : -(-columns.stop // n)]
+            self._multiply(a, stage[:depth], norms, c[:, columns], own_rows=b[:, columns])
+        return c
+
+    def _multiply(
+        self, a: Tensor, b: Tensor, norm_b: Tensor, out: Tensor, own_rows: Tensor | None = None
+    ) -> None:
+        """own_rows: this rank's rows of b, which b itself need not hold."""
+        _ops.multiply_part(
+            a,
+            b,
+            self._norm_a,
+            norm_b,
+            self._tau,
+            self._block,
+            out,
+            whole=(self._layout.rows.length, self._layout.columns.length),
+            own_rows=own_rows,
+            first_own_row=self._layout.depth_b.own.start,
+        )
+
+    def _needed(self, owners: Cut, across: Cut, edge: int, *, of_a: bool) -> tuple[Tensor, int]:
+        """Which units each rank of the owners' axis needs, and the columns of a stage.
+
+        Units of B are for the rows of ranks, units of A for their columns. ``across`` cuts the
+        columns of B, or the rows of A, into blocks of ``edge``. Waits for the device.
+        """
+        norm, other = (self._norm_a.t(), self._norm_b.t()) if of_a else (self._norm_b, self._norm_a)
+        users = self._blocks.columns if of_a else self._blocks.rows
+        largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
+        largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
+        stage = _ops.stage_blocks(max(across.lengths), edge)
+        need = _ops.needed_units(largest, norm, self._tau, stage).cpu()
+        multiplies = torch.tensor([length > 0 for length in users.lengths])
+        return need & multiplies[:, None, None], stage * edge

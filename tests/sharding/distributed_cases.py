@@ -1,0 +1,772 @@
+"""What the ranks of test_distributed.py do: each case is one function, run by all ranks together.
+
+Every rank makes the whole operands from the same seed, multiplies them in its own process, and
+compares the bits of its shard. Memory starts as NaN (rank_process.py).
+"""
+
+import contextlib
+import functools
+import itertools
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from unittest import mock
+
+import matrices
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import (
+    DTensor,
+    Partial,
+    Replicate,
+    Shard,
+    distribute_tensor,
+    init_device_mesh,
+)
+
+import spamm_torch
+from spamm_torch import _rank_product, distributed
+
+ops = torch.ops.spamm_torch
+S0, S1, R = Shard(0), Shard(1), Replicate()
+KNOBS = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 3.0})
+
+
+@dataclass
+class Rank:
+    number: int
+    world: int
+    device: torch.device
+    finish: object  # writes that this case has passed, where the rank does not outlive it
+
+
+_CASES = {}
+
+
+def case(worlds=(2, 3, 4), devices=("cpu", "cuda")):
+    """Registers a case for some numbers of ranks. They run in the order of this file."""
+
+    def register(function):
+        _CASES[function.__name__] = function, worlds, devices
+        return function
+
+    return register
+
+
+def cases(world, device):
+    return {
+        name: function
+        for name, (function, worlds, devices) in _CASES.items()
+        if world in worlds and device in devices
+    }
+
+
+# ---- Operands and results -----------------------------------------------------------------------
+
+
+def decaying(rows, columns, rank, dtype=torch.float32, seed=0):
+    """Random entries that fade away from the diagonal: ranks need some units and not others."""
+    i = torch.arange(rows, dtype=torch.float64)[:, None] / max(rows, 1)
+    j = torch.arange(columns, dtype=torch.float64) / max(columns, 1)
+    fade = torch.exp(-12 * (i - j).abs())
+    return (matrices.normal(rows, columns, dtype=torch.float64, seed=seed) * fade).to(
+        rank.device, dtype
+    )
+
+
+def operands(rank, m=300, k=260, n=333, dtype=torch.float32):
+    return decaying(m, k, rank, dtype, 1), decaying(k, n, rank, dtype, 2)
+
+
+def cuts_of(rows, world, kind):
+    """world + 1 row numbers."""
+    if kind == "even":
+        inner = [rows * part // world // 64 * 64 for part in range(1, world)]
+    elif kind == "odd":
+        inner = [rows * part // world + 5 * part for part in range(1, world)]
+    elif kind == "first empty":
+        inner = [0] + [rows * part // world for part in range(1, world - 1)]
+    elif kind == "all on the last":
+        inner = [0] * (world - 1)
+    else:
+        assert kind == "all on the first", kind
+        inner = [rows] * (world - 1)
+    return [0, *(min(cut, rows) for cut in inner), rows]
+
+
+CUTS = ("even", "odd", "first empty", "all on the last", "all on the first")
+
+
+def shard(x, cuts, rank):
+    return x[cuts[rank.number] : cuts[rank.number + 1]]
+
+
+def assert_bits(result, expected, what):
+    assert result.dtype == expected.dtype, what
+    assert result.shape == expected.shape, (what, result.shape, expected.shape)
+    other = (result != expected) & ~(result.isnan() & expected.isnan())
+    assert not other.any(), (
+        f"{what}: {int(other.sum())} of {result.numel()} entries differ; NaN in "
+        f"{int(result.isnan().sum())}, expected in {int(expected.isnan().sum())}"
+    )
+
+
+def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, **options):
+    """The rows of this rank have the bits of one process."""
+    found = distributed.mm(
+        shard(a, cuts_a, rank),
+        shard(b, cuts_b, rank),
+        group=group,
+        balance=balance,
+        **options,
+    )
+    expected = shard(spamm_torch.mm(a, b, **options), cuts_a, rank)
+    assert_bits(found, expected, (cuts_a, cuts_b, balance, options))
+
+
+def short_stages(blocks=2):
+    """Inside, stages have so many block columns, so that small matrices have several."""
+    return mock.patch.object(ops, "stage_blocks", return_value=blocks)
+
+
+def raised_by(call):
+    """The name and text of the exception that a call raises, if it does."""
+    try:
+        call()
+    except (RuntimeError, TypeError, ValueError) as exception:
+        return type(exception).__name__, str(exception)
+    return None, "nothing was raised"
+
+
+def assert_all_raise(error, line, call):
+    """All ranks raise the same exception, with the same one line."""
+    everywhere = [None] * dist.get_world_size()
+    dist.all_gather_object(everywhere, raised_by(call))
+    expected = error, line
+    assert everywhere == [expected] * len(everywhere), (everywhere, expected)
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+
+@case(worlds=(1,))
+def one_rank(rank):
+    a, b = operands(rank)
+    for knob in KNOBS:
+        assert_bits(distributed.mm(a, b, **knob), spamm_torch.mm(a, b, **knob), knob)
+    for error, line, options in (
+        (
+            "ValueError",
+            "exactly one of tau, valid_ratio and max_error must be given; got none",
+            {},
+        ),
+        ("TypeError", "balance must be True or False; got 1", {"tau": 1.0, "balance": 1}),
+    ):
+        assert_all_raise(error, line, functools.partial(distributed.mm, a, b, **options))
+
+
+@case()
+def memory_starts_as_nan(rank):
+    assert torch.empty(5, device=rank.device).isnan().all()
+
+
+@case()
+def bits_of_one_process(rank):
+    """Every dtype and block; cuts, knobs and stages take turns."""
+    blocks = (32, 64, 128, (128, 32, 64))
+    kinds = itertools.cycle(itertools.product(CUTS, CUTS))
+    knobs = itertools.cycle(KNOBS)
+    for dtype, block in itertools.product(matrices.DTYPES, blocks):
+        a, b = operands(rank, dtype=dtype)
+        for stages in (short_stages, contextlib.nullcontext):
+            kind_a, kind_b = next(kinds)
+            cuts_a = cuts_of(len(a), rank.world, kind_a)
+            cuts_b = cuts_of(len(b), rank.world, kind_b)
+            with stages():
+                assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, **next(knobs), block=block)
+
+
+@case(worlds=(2, 3))
+def stages_of_2048_columns(rank):
+    a, b = operands(rank, 200, 190, 4500)
+    cuts = cuts_of(200, rank.world, "even"), cuts_of(190, rank.world, "even")
+    assert_rows_of_mm(rank, a, b, *cuts, valid_ratio=0.3)
+
+
+@case()
+def layouts(rank):
+    a, b = operands(rank, dtype=torch.float16)
+    for layout in ("transposed", "every other row", "misaligned"):
+        laid_out = matrices.LAYOUTS[layout]
+        cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
+        assert_rows_of_mm(rank, laid_out(a), laid_out(b), *cuts, valid_ratio=0.5)
+
+
+def tau_of_columns(rank, a, b):
+    """A threshold that a product of norms meets if ``a`` is read by columns, and not if by rows.
+
+    The last bits of a norm depend on that. None where they do not.
+    """
+    by_columns, by_rows = (
+        spamm_torch.norm_map(x)[:, :, None] * spamm_torch.norm_map(b) for x in (a, a.contiguous())
+    )
+    taus = by_columns[by_columns > by_rows]
+    assert len(taus) or rank.device.type != "cpu"
+    return float(taus[0]) if len(taus) else float(by_columns.median())
+
+
+@case()
+def layouts_that_travel(rank):
+    """Cuts off the block grid make rows travel; they keep the layout, and so the norms' bits."""
+    for seed in range(4):
+        a, b = decaying(300, 260, rank, torch.float16, seed).t(), operands(rank, k=300)[1].half()
+        cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
+        tau = tau_of_columns(rank, a, b)
+        assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
+        mesh = init_device_mesh(rank.device.type, (rank.world,))
+        c = spamm_torch.mm(placed(a, mesh, [S1]), placed(b, mesh, [S0]), tau=tau)
+        assert_bits(c.full_tensor(), spamm_torch.mm(a, b, tau=tau), "DTensor")
+
+
+@case()
+def empty_dimensions(rank):
+    for m, k, n in ((0, 100, 100), (100, 0, 100), (100, 100, 0), (0, 0, 0), (1, 1, 1)):
+        a, b = operands(rank, m, k, n)
+        cuts = cuts_of(m, rank.world, "odd"), cuts_of(k, rank.world, "odd")
+        for knob in KNOBS:
+            for balance in (False, True):
+                assert_rows_of_mm(rank, a, b, *cuts, balance=balance, **knob)
+
+
+@case()
+def norms_that_are_no_numbers(rank):
+    a, b = operands(rank)
+    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "even")
+    zeros = a.clone()
+    zeros[:, 64:] = 0
+    bad_a, bad_b = a.clone(), b.clone()
+    bad_a[70, 3], bad_b[200, 100] = float("nan"), float("inf")
+    for tau in (5.0, 0.0, -1.0, float("inf"), torch.tensor(float("nan"), device=rank.device)):
+        with short_stages():
+            assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
+            assert_rows_of_mm(rank, bad_a, bad_b, *cuts, tau=tau)
+            assert_rows_of_mm(rank, zeros, bad_b, *cuts, tau=tau)
+    for tau in (torch.tensor(5.0), torch.tensor(5.0, device=rank.device)):
+        assert_rows_of_mm(rank, a, b, *cuts, tau=tau)
+    assert_rows_of_mm(rank, bad_a, bad_b, *cuts, valid_ratio=0.5)
+
+
+@case()
+def balanced(rank):
+    """Rows of A move to where they make work equal, and rows of C come back."""
+    a, b = operands(rank, m=1500)
+    a[700:] *= 1e-3
+    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "even")
+    for knob in KNOBS:
+        with computed_rows() as rows:
+            assert_rows_of_mm(rank, a, b, *cuts, balance=True, **knob)
+    lengths = torch.zeros(rank.world, dtype=torch.int64, device=rank.device)
+    lengths[rank.number] = rows[0]
+    dist.all_reduce(lengths)
+    norms = ops.norm_maps(a, b, (64, 64, 64))
+    expected = spamm_torch.row_cuts(*norms, KNOBS[-1]["tau"], rank.world)
+    expected[-1] = len(a)
+    assert lengths.tolist() == [end - begin for begin, end in itertools.pairwise(expected)]
+
+
+@contextlib.contextmanager
+def computed_rows():
+    """Yields a list that gets the rows of A of every multiply_part inside."""
+    op, rows = ops.multiply_part, []
+
+    def multiply_part(a, *rest, **options):
+        rows.append(len(a))
+        return op(a, *rest, **options)
+
+    with mock.patch.object(ops, "multiply_part", multiply_part):
+        yield rows
+
+
+@case()
+def what_travels(rank):
+    """The bytes of the exchange plan travel, no more: units that are not needed stay."""
+    a, b = operands(rank, 384, 448, 640)
+    norms, cuts_b = ops.norm_maps(a, b, (64, 64, 64)), cuts_of(448, rank.world, "even")
+    for tau, kind in ((4.0, "even"), (0.0, "all on the first")):
+        cuts_a = cuts_of(384, rank.world, kind)
+        with short_stages():
+            plan = distributed.exchange_plan(*norms, tau, cuts_a, b_cuts=cuts_b)
+            with sent_bytes() as sent:
+                assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, tau=tau)
+        assert sum(sent) == sum(plan.send[rank.number]), (tau, kind)
+        assert plan.bytes > 0
+        assert plan.bytes < plan.dense_bytes or tau == 0
+
+
+@contextlib.contextmanager
+def sent_bytes():
+    """Yields a list that gets the bytes of what each all_to_all_single inside sends to others."""
+    call, sent = dist.all_to_all_single, []
+
+    def all_to_all_single(output, input, output_splits, input_splits, group=None, async_op=False):
+        elsewhere = len(input) - input_splits[dist.get_rank(group)]
+        sent.append(elsewhere * input[:1].numel() * input.element_size())
+        return call(output, input, output_splits, input_splits, group, async_op)
+
+    with mock.patch.object(dist, "all_to_all_single", all_to_all_single):
+        yield sent
+
+
+@case()
+def search_by_histograms(rank):
+    """Where no rank has the whole maps, the threshold has the same bits."""
+    ratios = (0.05, 0.5, 1.0)
+    with mock.patch.object(_rank_product, "WHOLE_MAPS_RANKS", 1):
+        for dtype in matrices.DTYPES:
+            a, b = operands(rank, dtype=dtype)
+            cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "first empty")
+            search = mock.Mock(wraps=_rank_product.find_tau_across)
+            with mock.patch.object(_rank_product, "find_tau_across", search):
+                for ratio in ratios:
+                    assert_rows_of_mm(rank, a, b, *cuts, valid_ratio=ratio)
+            assert search.call_count == len(ratios)
+
+
+@case()
+def autocast(rank):
+    a, b = operands(rank)
+    cuts = cuts_of(len(a), rank.world, "even"), cuts_of(len(b), rank.world, "even")
+    with torch.autocast(rank.device.type, torch.bfloat16):
+        found = distributed.mm(
+            shard(a, cuts[0], rank).requires_grad_(), shard(b, cuts[1], rank), valid_ratio=0.5
+        )
+        expected = shard(spamm_torch.mm(a, b, valid_ratio=0.5), cuts[0], rank)
+    assert_bits(found, expected, "autocast")
+    found.float().sum().backward()
+
+
+# ---- Groups -------------------------------------------------------------------------------------
+
+
+@case(worlds=(3, 4))
+def a_group_of_some_ranks(rank):
+    members = list(range(1, rank.world))
+    group = dist.new_group(members)
+    a, b = operands(rank)
+    if rank.number == 0:
+        assert raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group)) == (
+            "ValueError",
+            "group must contain this rank; got a group of other ranks",
+        )
+        return
+    in_group = Rank(rank.number - 1, rank.world - 1, rank.device, rank.finish)
+    cuts = [cuts_of(length, in_group.world, "odd") for length in (len(a), len(b))]
+    assert_rows_of_mm(in_group, a, b, *cuts, valid_ratio=0.5, group=group)
+
+
+@case()
+def groups_that_are_none(rank):
+    a, b = operands(rank)
+    assert_all_raise(
+        "TypeError",
+        "group must be a torch.distributed.ProcessGroup or None; got list",
+        lambda: distributed.mm(a, b, tau=1.0, group=[0, 1]),
+    )
+
+
+# ---- Arguments that do not fit ------------------------------------------------------------------
+
+
+def misfits(rank):
+    """(exception, line, operands and options of this rank) for each way not to fit."""
+    last = rank.number == rank.world - 1
+    a, b = operands(rank, 64 * rank.world, 64 * rank.world, 96)
+    even = [64 * part for part in range(rank.world + 1)]
+    a, b = shard(a, even, rank), shard(b, even, rank)
+    end = f"on rank {rank.world - 1}"
+    same = "must be the same on all ranks; got"
+    tau = {"tau": 1.0}
+
+    def odd(usual, other):
+        return other if last else usual
+
+    k = a.shape[1]
+    return [
+        (
+            "TypeError",
+            f"the dtype {same} float32 on rank 0 and float16 {end}",
+            (odd(a, a.half()), odd(b, b.half()), tau),
+        ),
+        (
+            "RuntimeError",
+            f"the number of a's columns {same} {k} on rank 0 and {k - 1} {end}",
+            (odd(a, a[:, 1:]), b, tau),
+        ),
+        (
+            "RuntimeError",
+            f"the number of b's columns {same} 96 on rank 0 and 95 {end}",
+            (a, odd(b, b[:, 1:]), tau),
+        ),
+        (
+            "RuntimeError",
+            f"the rows of b on all ranks must add up to the columns of a, {k}; got {k - 1}",
+            (a, odd(b, b[1:]), tau),
+        ),
+        (
+            "ValueError",
+            f"the block {same} (64, 64, 64) on rank 0 and (32, 64, 64) {end}",
+            (a, b, {**tau, "block": odd(64, (32, 64, 64))}),
+        ),
+        (
+            "ValueError",
+            f"the knob {same} tau=1.0 on rank 0 and tau=1.5 {end}",
+            (a, b, {"tau": odd(torch.tensor(1.0), 1.5)}),
+        ),
+        (
+            "ValueError",
+            f"the knob {same} tau=1.0 on rank 0 and valid_ratio=0.5 {end}",
+            (a, b, odd(tau, {"valid_ratio": 0.5})),
+        ),
+        (
+            "ValueError",
+            f"balance {same} False on rank 0 and True {end}",
+            (a, b, {**tau, "balance": last}),
+        ),
+        (
+            "RuntimeError",
+            f"which of a and b require a gradient {same} b on rank 0 and none {end}",
+            (a, odd(b.clone().requires_grad_(), b), tau),
+        ),
+        (
+            "TypeError",
+            f"a must be a tensor; got list (on rank {rank.world - 1})",
+            (odd(a, [1.0]), b, tau),
+        ),
+        (
+            "TypeError",
+            "a must be float16, bfloat16, float32 or float64; got int64 "
+            f"(on rank {rank.world - 1})",
+            (odd(a, a.long()), b, tau),
+        ),
+        (
+            "RuntimeError",
+            f"a and b must be matrices (2-d); got shapes ({len(a)}, {k}) and (96,) "
+            f"(on rank {rank.world - 1})",
+            (a, odd(b, b[0]), tau),
+        ),
+        (
+            "ValueError",
+            f"valid_ratio must be in (0, 1]; got 2.0 (on rank {rank.world - 1})",
+            (a, b, odd(tau, {"valid_ratio": 2.0})),
+        ),
+        (
+            "ValueError",
+            "exactly one of tau, valid_ratio and max_error must be given; got none",
+            (a, b, {}),
+        ),
+        (
+            "ValueError",
+            "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
+            (a, b, {**tau, "block": 48}),
+        ),
+        ("TypeError", "balance must be True or False; got 1", (a, b, {**tau, "balance": 1})),
+    ]
+
+
+@case()
+def all_ranks_raise_together(rank):
+    """And stay in step: a right call follows each wrong one."""
+    a, b = operands(rank)
+    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
+    for error, line, (wrong_a, wrong_b, options) in misfits(rank):
+        assert_all_raise(
+            error, line, functools.partial(distributed.mm, wrong_a, wrong_b, **options)
+        )
+        assert_rows_of_mm(rank, a, b, *cuts, tau=3.0)
+
+
+@case(devices=("cuda",))
+def captured_graphs(rank):
+    a, b = operands(rank)
+    distributed.mm(a, b, tau=1.0)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        raised = raised_by(lambda: distributed.mm(a, b, tau=1.0))
+    assert raised[0] == "RuntimeError", raised
+    assert raised[1].startswith("a product over ranks must not be captured"), raised
+
+
+# ---- Gradients ----------------------------------------------------------------------------------
+
+
+@case()
+def dense_gradients(rank):
+    for dtype, kind in itertools.product((torch.float64, torch.float16), ("odd", "first empty")):
+        a, b = operands(rank, dtype=dtype)
+        grad = matrices.normal(len(a), b.shape[1], dtype=dtype, device=rank.device, seed=5)
+        cuts = cuts_of(len(a), rank.world, kind), cuts_of(len(b), rank.world, "odd")
+        for needs_a, needs_b in ((True, True), (True, False), (False, True)):
+            own_a = shard(a, cuts[0], rank).clone().requires_grad_(needs_a)
+            own_b = shard(b, cuts[1], rank).clone().requires_grad_(needs_b)
+            product = distributed.mm(own_a, own_b, valid_ratio=0.3, balance=needs_a)
+            expected = spamm_torch.mm(a, b, valid_ratio=0.3)
+            assert_bits(product.detach(), shard(expected, cuts[0], rank), (kind, needs_a, needs_b))
+            product.backward(shard(grad, cuts[0], rank))
+            for own, dense, cut, needed in (
+                (own_a, grad @ b.t(), cuts[0], needs_a),
+                (own_b, a.t() @ grad, cuts[1], needs_b),
+            ):
+                if needed:
+                    close = {} if dtype == torch.float64 else {"rtol": 1e-2, "atol": 2e-2}
+                    torch.testing.assert_close(own.grad, shard(dense, cut, rank), **close)
+                else:
+                    assert own.grad is None
+
+
+@case()
+def gradients_of_gradients(rank):
+    a, b = operands(rank, 70, 90, 50, dtype=torch.float64)
+    weights = [matrices.normal(*x.shape, dtype=x.dtype, seed=7).to(rank.device) for x in (a, b)]
+    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
+
+    def derivatives(own_a, own_b, weight_a, weight_b, product):
+        """Of a sum of squares: its gradients, and those of a sum over these."""
+        own_a, own_b = own_a.clone().requires_grad_(), own_b.clone().requires_grad_()
+        c = product(own_a, own_b)
+        first = torch.autograd.grad((c * c).sum(), (own_a, own_b), create_graph=True)
+        penalty = (first[0] * weight_a).sum() + (first[1] ** 2 * weight_b).sum()
+        return *first, *torch.autograd.grad(penalty, (own_a, own_b))
+
+    own = [shard(x, cut, rank) for x, cut in zip((a, b, *weights), cuts * 2, strict=True)]
+    found = derivatives(*own, lambda x, y: distributed.mm(x, y, tau=0.0))
+    expected = derivatives(a, b, *weights, torch.mm)
+    for x, y, cut in zip(found, expected, cuts * 2, strict=True):
+        torch.testing.assert_close(x, shard(y, cut, rank))
+
+
+@case(worlds=(2,))
+def no_gradient_without_grad_mode(rank):
+    a, b = operands(rank)
+    cuts = cuts_of(len(a), 2, "even"), cuts_of(len(b), 2, "even")
+    own = shard(a, cuts[0], rank).clone().requires_grad_(), shard(b, cuts[1], rank)
+    assert distributed.mm(*own, tau=1.0).requires_grad
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            assert not distributed.mm(*own, tau=1.0).requires_grad
+
+
+# ---- DTensors -----------------------------------------------------------------------------------
+
+
+def placed(x, mesh, placements):
+    """The whole matrix ``x`` as a DTensor; partial sums are x on one rank and zeros on others."""
+    spread = distribute_tensor(x, mesh, [R if p.is_partial() else p for p in placements])
+    local = spread.to_local()
+    for dim, placement in enumerate(placements):
+        if placement.is_partial() and mesh.get_local_rank(dim) > 0:
+            local = torch.zeros_like(local)
+    return DTensor.from_local(local, mesh, placements, shape=x.shape, stride=x.stride())
+
+
+LINE = {  # of a and b on a dimension of the mesh: that of c
+    (S0, S0): S0,
+    (S0, R): S0,
+    (R, S1): S1,
+    (S1, S1): S1,
+    (R, R): R,
+    (S1, S0): S0,
+    (S0, S1): S0,
+    (R, S0): S0,
+    (S1, R): S1,
+    (Partial(), S0): S0,
+    (S0, Partial()): S0,
+}
+
+
+@case(worlds=(2, 3))
+def dtensors_on_a_line(rank):
+    mesh = init_device_mesh(rank.device.type, (rank.world,))
+    a, b = operands(rank)
+    knobs = itertools.cycle(KNOBS)
+    for (pa, pb), pc in LINE.items():
+        knob = next(knobs)
+        with short_stages():
+            c = spamm_torch.mm(placed(a, mesh, [pa]), placed(b, mesh, [pb]), **knob)
+        assert c.placements == (pc,), (pa, pb, c.placements)
+        assert_bits(c.full_tensor(), spamm_torch.mm(a, b, **knob), (pa, pb, knob))
+
+
+@case(worlds=(2, 3, 4))
+def dtensors_on_a_mesh(rank):
+    a, b = operands(rank, dtype=torch.float64)
+    knobs = itertools.cycle(KNOBS)
+    shapes = [(1, rank.world), (rank.world, 1), *([(2, 2)] if rank.world == 4 else [])]
+    for shape in shapes:
+        mesh = init_device_mesh(rank.device.type, shape)
+        for pa, pb, pc in (
+            ((S0, S1), (S0, S1), (S0, S1)),
+            ((S0, R), (S0, S1), (S0, S1)),
+            ((S0, S1), (R, S1), (S0, S1)),
+            ((S0, R), (S0, R), (S0, R)),
+            ((R, S1), (S0, S1), None),
+            ((S1, S0), (S1, S0), (S1, S0)),
+            ((S0, S0), (S0, S0), (S0, S1)),
+            ((S1, Partial()), (R, S0), None),
+        ):
+            knob, balance = next(knobs), pa[0] == S0
+            with short_stages():
+                c = distributed.mm(
+                    placed(a, mesh, pa), placed(b, mesh, pb), **knob, balance=balance
+                )
+            assert pc is None or c.placements == pc, (pa, pb, c.placements)
+            assert_bits(c.full_tensor(), spamm_torch.mm(a, b, **knob), (shape, pa, pb, knob))
+
+
+@case(worlds=(2, 4))
+def dtensors_of_odd_sizes(rank):
+    """More ranks than rows, and sizes of which torch.chunk makes shards of all lengths."""
+    mesh = init_device_mesh(rank.device.type, (2, rank.world // 2))
+    for m, k, n in ((3, 130, 67), (129, 1, 65), (257, 191, 2), (0, 64, 64), (64, 0, 64)):
+        a, b = operands(rank, m, k, n)
+        for layout in (matrices.LAYOUTS["contiguous"], matrices.LAYOUTS["transposed"]):
+            whole = layout(a), layout(b)
+            c = spamm_torch.mm(*(placed(x, mesh, (S0, S1)) for x in whole), max_error=1e-3)
+            assert_bits(c.full_tensor(), spamm_torch.mm(*whole, max_error=1e-3), (m, k, n))
+
+
+@case(worlds=(4,))
+def what_travels_in_a_mesh(rank):
+    a, b = operands(rank, 512, 512, 512)
+    mesh = init_device_mesh(rank.device.type, (2, 2))
+    norms, tau = ops.norm_maps(a, b, (64, 64, 64)), 6.0
+    with short_stages():
+        plan = distributed.exchange_plan(*norms, tau, [0, 256, 512], (2, 2))
+        shards = [placed(x, mesh, (S0, S1)) for x in (a, b)]
+        with sent_bytes() as sent:
+            c = spamm_torch.mm(*shards, tau=tau)
+        assert_bits(c.full_tensor(), spamm_torch.mm(a, b, tau=tau), tau)
+    assert sum(sent) == sum(plan.send[rank.number])
+    assert 0 < plan.bytes < plan.dense_bytes
+
+
+@case(worlds=(2, 4))
+def dtensor_gradients(rank):
+    mesh = init_device_mesh(rank.device.type, (2, rank.world // 2))
+    a, b = operands(rank, dtype=torch.float64)
+    grad = matrices.normal(len(a), b.shape[1], dtype=torch.float64, device=rank.device, seed=5)
+    for pa, pb in (((S0, S1), (S0, S1)), ((S0, R), (R, R)), ((S1, R), (S0, S0))):
+        own_a = placed(a, mesh, pa).requires_grad_()
+        own_b = placed(b, mesh, pb).requires_grad_()
+        c = spamm_torch.mm(own_a, own_b, valid_ratio=0.5)
+        c.backward(placed(grad, mesh, c.placements))
+        for own, dense in ((own_a, grad @ b.t()), (own_b, a.t() @ grad)):
+            assert own.grad.placements == own.placements
+            torch.testing.assert_close(own.grad.full_tensor(), dense)
+
+
+@case(worlds=(2,))
+def linear_of_dtensors(rank):
+    mesh = init_device_mesh(rank.device.type, (2,))
+    input = matrices.normal(4, 50, 130, device=rank.device)
+    weight = matrices.normal(70, 130, device=rank.device, seed=1)
+    bias = matrices.normal(70, device=rank.device, seed=2)
+    own_input, own_weight, own_bias = (
+        distribute_tensor(x, mesh, [p]).requires_grad_()
+        for x, p in ((input, S0), (weight, S0), (bias, S0))
+    )
+    found = spamm_torch.linear(own_input, own_weight, own_bias, valid_ratio=0.5)
+    assert found.shape == (4, 50, 70)
+    expected = spamm_torch.linear(input, weight, valid_ratio=0.5) + bias
+    assert_bits(found.full_tensor().detach(), expected, "linear")
+    found.sum().backward()
+    assert own_weight.grad.placements == (S0,)
+    assert own_bias.grad.full_tensor().tolist() == [200.0] * 70
+
+
+@case(worlds=(2, 3))
+def dtensors_that_do_not_fit(rank):
+    mesh = init_device_mesh(rank.device.type, (rank.world,))
+    a, b = operands(rank, 96, 96, 96)
+    own_a, own_b = (distribute_tensor(x, mesh, [S0]) for x in (a, b))
+    last = rank.number == rank.world - 1
+    replicated_b = distribute_tensor(b, mesh, [R])
+    narrow = distribute_tensor(b[:95], mesh, [S0])
+    rows = own_a.to_local()
+    uneven = DTensor.from_local(
+        rows[1:] if last else rows, mesh, [S0], shape=a.shape, stride=a.stride()
+    )
+    length, kind = 96 // rank.world, "a DTensor (96, 96)"
+    for error, line, call in (
+        (
+            "TypeError",
+            "a and b must both be DTensors; got b of Tensor",
+            lambda: distributed.mm(own_a, b, tau=1.0),
+        ),
+        (
+            "ValueError",
+            "group must not be given for DTensors; got ProcessGroup",
+            lambda: distributed.mm(own_a, own_b, tau=1.0, group=dist.group.WORLD),
+        ),
+        (
+            "ValueError",
+            "return_info must not be given for DTensors; got bool",
+            lambda: spamm_torch.mm(own_a, own_b, tau=1.0, return_info=True),
+        ),
+        (
+            "RuntimeError",
+            "a's columns must match b's rows; got shapes (96, 96) and (95, 96)",
+            lambda: distributed.mm(own_a, narrow, tau=1.0),
+        ),
+        (
+            "ValueError",
+            f"a's shard must have shape ({length}, 96), as torch.chunk cuts; got "
+            f"({length - 1}, 96) (on rank {rank.world - 1})",
+            lambda: distributed.mm(uneven, own_b, tau=1.0),
+        ),
+        (
+            "TypeError",
+            "the kind of a and b must be the same on all ranks; got "
+            f"{kind} of (Shard(dim=0),) and {kind} of (Shard(dim=0),) on rank 0 and "
+            f"{kind} of (Shard(dim=0),) and {kind} of (Replicate(),) on rank {rank.world - 1}",
+            lambda: distributed.mm(own_a, replicated_b if last else own_b, tau=1.0),
+        ),
+        (
+            "ValueError",
+            f"the knob must be the same on all ranks; got tau=0.0 on rank 0 and tau=1.0 on rank "
+            f"{rank.world - 1}",
+            lambda: distributed.mm(own_a, own_b, tau=float(last)),
+        ),
+    ):
+        assert_all_raise(error, line, call)
+        found = distributed.mm(own_a, own_b, tau=1.0).full_tensor()
+        assert_bits(found, spamm_torch.mm(a, b, tau=1.0), line)
+
+
+# ---- Ranks that fail: last, since they leave no group behind ------------------------------------
+
+
+@case(worlds=(3,), devices=("cpu",))
+def a_rank_that_sleeps(rank):
+    """The others end within the group's timeout."""
+    group = dist.new_group(timeout=timedelta(seconds=3))
+    a, b = operands(rank)
+    if rank.number == 2:
+        time.sleep(8)
+        return
+    start = time.monotonic()
+    raised = raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group))
+    assert raised[0] == "RuntimeError", raised
+    assert time.monotonic() - start < 7
+
+
+@case(worlds=(3,), devices=("cpu",))
+def a_rank_that_dies(rank):
+    """The others end long before the group's timeout."""
+    a, b = operands(rank)
+    if rank.number == 2:
+        rank.finish()
+        os._exit(0)
+    start = time.monotonic()
+    raised = raised_by(lambda: distributed.mm(a, b, tau=1.0))
+    assert raised[0] == "RuntimeError", raised
+    assert time.monotonic() - start < 20
