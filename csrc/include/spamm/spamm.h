@@ -113,7 +113,7 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
 
 // Cuts the rows of A, and so of C, into `parts` > 0 contiguous parts of about equal work, from the
 // norm maps (MB, KB) and (KB, NB): the smallest possible work of the largest part. The work of rows
-// is their number of valid block products, plus 0.023 times their number of all block products.
+// is their number of valid block products, plus 0.006 times their number of all block products.
 // Returns parts + 1 ascending row numbers. They are multiples of max(m, 128) but for the last,
 // which is MB * m: it may lie beyond A's last row. Parts are empty where the rows are too few.
 // Waits for the device.
