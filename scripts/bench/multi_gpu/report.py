@@ -12,8 +12,8 @@ _MOST_NAMES = 3  # of cells that were not measured for the same reason
 _NOTES = """\
 Times are medians in ms by the clock, launches and waiting included, one device and all in turns;
 norms included, tau held: it was found once for each data set, size and ratio, on one device. From
-host memory a valid ratio instead of a tau would take two passes over the operands. L2 caches are
-warm, which counts for little: from N = 8192 on the operands are larger. Equal: bit for bit what one
+host memory (H) a valid ratio instead of a tau would read the operands twice. L2 caches are warm,
+which counts for little: from N = 8192 on the operands are larger. Equal: bit for bit what one
 device gives. Sent: bytes of B that travel between devices, over what would travel without skipping,
 by the library's plan from the true norm maps. Imbalance: the slowest device's time over the mean,
 B being at hand; of ranks, its work over the mean. Exposed: the time less that of the slowest
