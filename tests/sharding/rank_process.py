@@ -20,16 +20,22 @@ TIMEOUT = timedelta(seconds=60)  # of each collective call
 
 
 def main(rank, world, device, folder):
+    def write(record):
+        path = folder / f"rank{rank}.json"
+        path.with_suffix(".new").write_text(json.dumps(record))
+        path.with_suffix(".new").replace(path)
+
     torch.set_num_threads(1)
     # Fills torch.empty with NaN: what is read before it is written shows in the result.
-    torch.use_deterministic_algorithms(True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
     place = torch.device(device) if device == "cpu" else torch.device(device, rank)
     if place.type == "cuda":
         torch.cuda.set_device(place)
+    store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group(
         "gloo" if place.type == "cpu" else "nccl",
-        store=dist.FileStore(str(folder / "store"), world),
+        store=store,
         rank=rank,
         world_size=world,
         timeout=TIMEOUT,
@@ -38,7 +44,7 @@ def main(rank, world, device, folder):
     for name, case in distributed_cases.cases(world, place.type).items():
         try:
             record[name] = "passed"
-            case(distributed_cases.Rank(rank, world, place, finish=lambda: write(record)))
+            case(distributed_cases.Rank(rank, world, place, store, lambda: write(record)))
         except BaseException:
             record[name] = traceback.format_exc()
         write(record)
@@ -50,10 +56,4 @@ def main(rank, world, device, folder):
 
 if __name__ == "__main__":
     number, world_size, kind, where = sys.argv[1:]
-
-    def write(record):
-        path = Path(where) / f"rank{number}.json"
-        path.with_suffix(".new").write_text(json.dumps(record))
-        path.with_suffix(".new").replace(path)
-
     sys.exit(main(int(number), int(world_size), kind, Path(where)))
