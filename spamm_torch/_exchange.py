@@ -48,14 +48,22 @@ class Exchange:
             need: bool (ranks, block rows, stages), on the CPU: which units each rank needs.
             stage_columns: columns of a stage. The last stage may have fewer.
         """
-        self._axis, self._owned = cut.axis, cut.own
+        self._axis, self._stage_columns = cut.axis, stage_columns
         block_rows = cut.lengths[cut.axis.rank]
         self._units = with_rows(own, block_rows * edge).unflatten(0, (block_rows, edge))
-        self._stage_columns = stage_columns
-        self._travels = need.clone()
+        travels = need.clone()
         for rank in range(cut.axis.size):
-            self._travels[rank, cut.of(rank)] = False
-        self._lengths = cut.lengths
+            travels[rank, cut.of(rank)] = False
+        self._order = travels.sum((0, 1)).argsort(stable=True).tolist()
+        leaving = travels[:, cut.own].permute(2, 0, 1)  # (stages, ranks, own block rows)
+        arriving = travels[cut.axis.rank].t()  # (stages, block rows)
+        self._leave_to = leaving.sum(2).tolist()
+        self._arrive_from = [
+            [int(part.sum()) for part in stage.split(cut.lengths)] for stage in arriving
+        ]
+        self._sent, self._block_rows = self._on_device(
+            leaving.nonzero()[:, 2], arriving.nonzero()[:, 1]
+        )
 
     def stages(self) -> Iterator[tuple[slice, Units]]:
         """The columns and the units of each stage.
@@ -63,8 +71,7 @@ class Exchange:
         The stage with the fewest units to wait for comes first. While the caller works on a stage,
         the units of the next one travel.
         """
-        order = self._travels.sum((0, 1)).argsort(stable=True).tolist()
-        started = ((self._columns(stage), self._start(stage)) for stage in order)
+        started = ((self._columns(stage), self._start(stage)) for stage in self._order)
         following = next(started, None)
         while following is not None:
             current, following = following, next(started, None)
@@ -76,26 +83,24 @@ class Exchange:
 
     def _start(self, stage: int) -> Units:
         """Sends this rank's units of a stage to the ranks that need them."""
-        leaving = self._travels[:, self._owned, stage]
-        arriving = self._travels[self._axis.rank, :, stage]
-        arrivals = [int(part.sum()) for part in arriving.split(self._lengths)]
-        sent, block_rows = self._on_device(leaving.nonzero()[:, 1], arriving.nonzero().flatten())
-
+        block_rows = self._block_rows[stage]
         source = self._units[:, :, self._columns(stage)]
         entries = source.new_empty(len(block_rows), *source.shape[1:])
         work = dist.all_to_all_single(
             entries,
-            source.index_select(0, sent),
-            arrivals,
-            leaving.sum(1).tolist(),
+            source.index_select(0, self._sent[stage]),
+            self._arrive_from[stage],
+            self._leave_to[stage],
             group=self._axis.group,
             async_op=True,
         )
         return Units(block_rows, entries, work)
 
-    def _on_device(self, *indices: Tensor) -> tuple[Tensor, ...]:
-        """Indices where the units are, by one copy that waits for nothing."""
-        together = torch.cat(indices)
+    def _on_device(self, sent: Tensor, block_rows: Tensor) -> tuple[tuple[Tensor, ...], ...]:
+        """Indices stage by stage where the units are, by one copy that waits for nothing."""
+        lengths = [sum(counts) for counts in (*self._leave_to, *self._arrive_from)]
+        together = torch.cat((sent, block_rows))
         if self._units.is_cuda:
             together = together.pin_memory().to(self._units.device, non_blocking=True)
-        return together.split([len(index) for index in indices])
+        stages = together.split(lengths)
+        return stages[: len(self._leave_to)], stages[len(self._leave_to) :]

@@ -105,7 +105,8 @@ void Part::copy_units(int64_t stage, std::span<const bool> need, const Tensor& b
     const int64_t last = shard.first + shard.rows.size(0);
     if (last == shard.first || owns(shard)) continue;
     blocks.clear();
-    for (const Run& run : runs_of(need, shard.first / edge, blocks_of(last, edge))) {
+    const auto runs = runs_of(need, shard.first / edge, blocks_of(last, edge));
+    for (const Run& run : join_runs(runs, kMostCopies)) {
       const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);
       blocks.push_back(block_between(buffer, row, 0, shard.rows, row - shard.first, column, rows,
                                      whole_.columns(stage)));

@@ -80,6 +80,26 @@ std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to) {
   return runs;
 }
 
+std::vector<Run> join_runs(std::vector<Run> runs, size_t most) {
+  if (runs.size() <= most) return runs;
+  // By the gap before each run but the first. The widest most - 1 gaps stay.
+  std::vector<size_t> order(runs.size() - 1);
+  std::iota(order.begin(), order.end(), 1);
+  const auto gap = [&](size_t i) { return runs[i].first - runs[i - 1].first - runs[i - 1].count; };
+  std::ranges::stable_sort(order, [&](size_t x, size_t y) { return gap(x) > gap(y); });
+  std::vector<bool> begins(runs.size(), false);
+  begins[0] = true;
+  for (size_t i = 0; i + 1 < most; ++i) begins[order[i]] = true;
+  std::vector<Run> joined;
+  for (size_t i = 0; i < runs.size(); ++i) {
+    if (begins[i])
+      joined.push_back(runs[i]);
+    else
+      joined.back().count = runs[i].first + runs[i].count - joined.back().first;
+  }
+  return joined;
+}
+
 int64_t stage_blocks(int64_t block_columns, int64_t block_n) {
   const int64_t sixteenth = blocks_of(block_columns * block_n, kStages);
   const int64_t columns = blocks_of(sixteenth, kColumnMultiple) * kColumnMultiple;

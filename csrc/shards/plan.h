@@ -27,6 +27,10 @@ std::vector<int64_t> row_cuts(std::span<const int64_t> work, int64_t parts, int6
 // each block row of B.
 std::vector<Run> runs_of(std::span<const bool> need, int64_t from, int64_t to);
 
+// At most `most` runs that hold these. Those with the smallest gaps are joined, so that the fewest
+// block rows are added.
+std::vector<Run> join_runs(std::vector<Run> runs, size_t most);
+
 // The number of block columns in a stage, for a product of `block_columns` block columns that are
 // `block_n` wide (32, 64 or 128). A stage has a 16th of the columns, rounded up to a multiple of
 // 256, and at least 2048. The last stage may have fewer.

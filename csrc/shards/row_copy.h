@@ -19,6 +19,10 @@ struct RowBlock {
   int64_t to_stride, from_stride, width, rows;
 };
 
+// Copies from one device for one stage, at most. Each takes the host as long as the link needs for
+// megabytes, so that many small ones would leave the link idle.
+constexpr size_t kMostCopies = 16;
+
 struct RowCopy {
   // Copies blocks, all from one device to one other or the same. One of the two may be the CPU.
   // Runs on the current stream of the current device.

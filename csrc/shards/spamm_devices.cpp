@@ -121,7 +121,8 @@ class RemotePart {
     for (int64_t stage = 0; stage < whole_.stages(); ++stage) {
       for (int64_t k = 0; k < blocks; ++k) need[k] = any[k] >> stage & 1;
       const int64_t column = whole_.first_column(stage);
-      for (const Run& run : runs_of({need.get(), static_cast<size_t>(blocks)}, 0, blocks)) {
+      const auto runs = runs_of({need.get(), static_cast<size_t>(blocks)}, 0, blocks);
+      for (const Run& run : join_runs(runs, kMostCopies)) {
         const int64_t row = run.first * edge, rows = std::min(whole_.k - row, run.count * edge);
         copies.push_back(
             block_between(b_, row, column, from_b_, row, column, rows, whole_.columns(stage)));

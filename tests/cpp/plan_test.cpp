@@ -114,6 +114,21 @@ TEST(Runs, RebuildTheNeedAndDoNotTouch) {
   }
 }
 
+TEST(Runs, JoinAtTheSmallestGaps) {
+  const std::vector<shards::Run> runs = {{0, 2}, {3, 1}, {9, 1}, {12, 4}};  // gaps of 1, 5 and 2
+  const auto joined = [&](size_t most) {
+    std::vector<std::array<int64_t, 2>> result;
+    for (const shards::Run& run : join_runs(runs, most)) result.push_back({run.first, run.count});
+    return result;
+  };
+  using Expected = std::vector<std::array<int64_t, 2>>;
+  EXPECT_EQ(joined(9), (Expected{{0, 2}, {3, 1}, {9, 1}, {12, 4}}));
+  EXPECT_EQ(joined(3), (Expected{{0, 4}, {9, 1}, {12, 4}}));
+  EXPECT_EQ(joined(2), (Expected{{0, 4}, {9, 7}}));
+  EXPECT_EQ(joined(1), (Expected{{0, 16}}));
+  EXPECT_TRUE(join_runs({}, 1).empty());
+}
+
 TEST(Stages, HaveASixteenthOfTheColumnsAndAtLeast2048) {
   for (const int64_t edge : {32, 64, 128}) {
     for (const int64_t columns : {0, 1, 100, 2048, 2049, 8192, 32768, 32769, 50000, 100'000}) {

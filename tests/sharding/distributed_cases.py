@@ -489,7 +489,8 @@ def all_ranks_raise_together(rank):
 
 @case(devices=("cuda",))
 def captured_graphs(rank):
-    a, b = operands(rank)
+    a = torch.ones(64, 64 * rank.world, device=rank.device)
+    b = torch.ones(64, 64, device=rank.device)
     distributed.mm(a, b, tau=1.0)
     with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
         raised = raised_by(lambda: distributed.mm(a, b, tau=1.0))
