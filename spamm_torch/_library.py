@@ -1,6 +1,8 @@
 """Finds, checks and loads the library of operators, and tells how it was built."""
 
+import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,9 @@ def build_info() -> dict[str, Any]:
         the C++ compiler with its version, and the standard's date, as in ``202002``.
     ``cxx_flags``, ``nvcc_flags``
         the flags given to the two compilers; ``nvcc_flags`` is ``None`` in a CPU-only build.
+    ``copies_through_host``
+        pairs of this machine's CUDA devices, as in ``[(1, 0)]``: the first cannot reach the memory
+        of the second, so that a product over both copies through the host, which is slower.
 
     Raises RuntimeError where the module that knows this was built for another Python, or left out;
     everything else in the package works without it.
@@ -102,7 +107,15 @@ def build_info() -> dict[str, Any]:
             "build_info() needs the module _build_info built for this very Python; "
             f"it cannot be loaded: {error}"
         ) from None
-    return _build_info.build_info()
+    return {**_build_info.build_info(), "copies_through_host": _pairs_without_peer_access()}
+
+
+def _pairs_without_peer_access() -> list[tuple[int, int]]:
+    if BUILT["cuda"] is None or not torch.cuda.is_available():
+        return []
+    forbidden = os.environ.get("SPAMM_TORCH_NO_PEER") == "1"
+    pairs = itertools.permutations(range(torch.cuda.device_count()), 2)
+    return [pair for pair in pairs if forbidden or not torch.cuda.can_device_access_peer(*pair)]
 
 
 def _release(version: str) -> str:
