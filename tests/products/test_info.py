@@ -221,8 +221,10 @@ def test_conv2d(device, geometry, blocks, knob):
     if knob == "max_error":
         limit = KNOBS[knob] * matrix.weights.norm() * matrix.columns.norm()
         assert info.error_bound <= limit * (1 + 1e-4)
-    error = (result - torch.nn.functional.conv2d(input, weight, **settings)).norm()
-    assert error <= info.error_bound * (1 + 1e-4) + 1e-3
+    # In float64: cuDNN may round float32 to TF32, which is more than skipping little loses.
+    exact = torch.nn.functional.conv2d(input.double(), weight.double(), **settings)
+    error = (result - exact).norm()
+    assert error <= info.error_bound * (1 + 1e-4) + 1e-3 + 1e-6 * exact.norm()
     if knob == "tau":
         assert 0 < info.valid_ratio < 1
         assert error > 0

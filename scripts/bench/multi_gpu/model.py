@@ -5,11 +5,13 @@
     moved = f s N^2 w,    w = 1 - 1/P in a line of devices
 
 The first term reads the operands for their norms, the second plans. Then stages of B travel while
-others are multiplied; the first stage waits for its bytes. docs/scaling.md has every symbol.
+others are multiplied; the first stage waits for its bytes. One device launches in place of a plan.
+Each data set has its gamma, since random entries draw more power than smooth ones, and scattered
+block products share fewer loads. docs/scaling.md has every symbol.
 """
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,26 +26,30 @@ class Machine:
     """What the model knows of a machine. Bytes and multiplications a millisecond."""
 
     bandwidth: float  # W: at which norms read operands
-    gamma_0: float  # ms for each multiplication of a product whose block products are all skipped
-    gamma_1: float  # ms for each that is not
     beta: float  # at which a device receives
     plan_whole: float  # ms before the first multiply, B being everywhere
     plan_shards: float  # the same, B being in shards
     alpha: float  # ms a stage
+    launch: float  # ms of one device's product that are no work
+    # For each data set: ms for each multiplication of a product whose block products are all
+    # skipped, and more for each that is not.
+    gammas: tuple[tuple[str, float, float], ...]
 
-    def one_ms(self, n, valid):
+    def one_ms(self, n, valid, data):
         """Milliseconds of a product on one device.
 
         Args:
-            n: edge of the matrices. valid: valid ratio.
+            n: edge of the matrices. valid: valid ratio. data: the name of their data set.
         """
-        return 2 * ITEM_BYTES * n**2 / self.bandwidth + self.multiply_ms(n, valid)
+        norms = 2 * ITEM_BYTES * n**2 / self.bandwidth
+        return norms + self.launch + self.multiply_ms(n, valid, data)
 
-    def multiply_ms(self, n, valid):
+    def multiply_ms(self, n, valid, data):
         """Milliseconds of the multiply alone on one device."""
-        return (self.gamma_0 + self.gamma_1 * valid) * n**3
+        gamma_0, gamma_1 = next(of[1:] for of in self.gammas if of[0] == data)
+        return (gamma_0 + gamma_1 * valid) * n**3
 
-    def all_ms(self, n, valid, parts, imbalance, moved_share):
+    def all_ms(self, n, valid, data, parts, imbalance, moved_share):
         """Milliseconds on several devices.
 
         Args:
@@ -51,7 +57,7 @@ class Machine:
             moved_share: f w, the share of B that each device receives; None if B is everywhere.
         """
         norms = 2 * ITEM_BYTES * n**2 / (parts * self.bandwidth)
-        compute = self.multiply_ms(n, valid) / parts * imbalance
+        compute = self.multiply_ms(n, valid, data) / parts * imbalance
         if moved_share is None:
             return norms + self.plan_whole + compute
         stages, moved = stages_of(n), self.travel_ms(n, moved_share)
@@ -63,8 +69,8 @@ class Machine:
         return moved_share * ITEM_BYTES * n**2 / self.beta
 
 
-# Where the fit starts: a data-centre GPU of 2023, roughly.
-START = Machine(4e9, 2e-14, 2e-12, 3e8, 0.03, 0.1, 0.01)
+# Where the fit starts: a data-centre GPU of 2023, roughly. The last two are every data set's gamma.
+_START = (4e9, 3e8, 0.03, 0.1, 0.01, 0.05), (2e-14, 2e-12)
 
 
 def stages_of(n):
@@ -90,7 +96,7 @@ class Measured:
     def predicted(self, machine, parts):
         """What the model says of ``all_ms``."""
         share = None if self.sent is None else self.sent * (1 - 1 / parts)
-        return machine.all_ms(self.n, self.valid, parts, self.imbalance, share)
+        return machine.all_ms(self.n, self.valid, self.data, parts, self.imbalance, share)
 
 
 def measured(rows):
@@ -115,21 +121,29 @@ def measured(rows):
     ]
 
 
-def fit(cells, parts, start=START):
+def fit(cells, parts):
     """The Machine that comes nearest to the times of some Measured, on one device and on all.
 
     Least squares of the relative misses, by the Levenberg-Marquardt method on the logarithms of the
     machine's numbers, which are all positive.
     """
+    names = list(dict.fromkeys(cell.data for cell in cells))
+    of_all, of_each = _START
+
+    def machine_of(logarithms):
+        numbers = np.exp(logarithms).tolist()
+        gammas = numbers[len(of_all) :]
+        pairs = zip(names, gammas[::2], gammas[1::2], strict=True)
+        return Machine(*numbers[: len(of_all)], gammas=tuple(pairs))
 
     def misses(logarithms):
-        machine = Machine(*np.exp(logarithms))
+        machine = machine_of(logarithms)
         return np.array(
-            [machine.one_ms(cell.n, cell.valid) / cell.one_ms - 1 for cell in cells]
+            [machine.one_ms(cell.n, cell.valid, cell.data) / cell.one_ms - 1 for cell in cells]
             + [cell.predicted(machine, parts) / cell.all_ms - 1 for cell in cells]
         )
 
-    x, damping = np.log(astuple(start)), 1e-2
+    x, damping = np.log(of_all + of_each * len(names)), 1e-2
     found = misses(x)
     for _ in range(_STEPS):
         slopes = np.stack([misses(x + step) - found for step in 1e-6 * np.eye(len(x))], 1) / 1e-6
@@ -140,7 +154,7 @@ def fit(cells, parts, start=START):
             x, found, damping = x + np.clip(move, -1, 1), tried, damping / 3
         else:
             damping *= 4
-    return Machine(*np.exp(x).tolist())
+    return machine_of(x)
 
 
 def check(cells, parts):
@@ -199,19 +213,19 @@ def moved_share(mesh):
     return (1 - 1 / columns) / rows + (1 - 1 / rows) / columns
 
 
-def forecast(machine, parts, *, n, valid, sent, imbalance=1.0, search=None):
+def forecast(machine, parts, *, n, valid, data, sent, imbalance=1.0, search=None):
     """The Forecast of a product on a mesh of devices, one process each.
 
     Args:
-        n: edge of the matrices. valid: valid ratio. sent: f.
+        n: edge of the matrices. valid: valid ratio. data: name of their data set. sent: f.
         search: (n, ms) of a measured threshold search, which takes time as n cubed.
     """
     mesh = mesh_of(parts)
     beta = machine.beta if parts <= _HOST_DEVICES else _NETWORK
     there = replace(machine, beta=beta, alpha=_ROUND_MS)
     share = moved_share(mesh)
-    one_ms = machine.one_ms(n, valid)
-    time_if = lambda f: there.all_ms(n, valid, parts, imbalance, f * share)  # noqa: E731
+    one_ms = machine.one_ms(n, valid, data)
+    time_if = lambda f: there.all_ms(n, valid, data, parts, imbalance, f * share)  # noqa: E731
     replicated = None if search is None else search[1] * (n / search[0]) ** 3
     histogram = None if search is None else replicated / parts + _HISTOGRAM_ROUNDS * _ROUND_MS
     size = ITEM_BYTES * n**2
@@ -221,7 +235,7 @@ def forecast(machine, parts, *, n, valid, sent, imbalance=1.0, search=None):
         parts=parts,
         mesh=mesh,
         n=n,
-        compute_ms=there.multiply_ms(n, valid) / parts * imbalance,
+        compute_ms=there.multiply_ms(n, valid, data) / parts * imbalance,
         travel_ms=there.travel_ms(n, sent * share),
         efficiency=one_ms / parts / time_if(sent),
         efficiency_dense=one_ms / parts / time_if(1.0),

@@ -101,13 +101,14 @@ def outcome_of(data):
 
 def predictions(outcome):
     """Head and rows of a table: predicted beside measured."""
-    head = ("layout", "data", "valid", "measured, ms", "predicted, ms", "miss")
+    head = ("layout", "data", "valid", "measured, ms", "predicted, ms", "miss", "miss, one device")
     cells = []
     for cell, miss in zip(outcome.checked, outcome.misses(), strict=True):
         predicted = f"{cell.predicted(outcome.machine, outcome.parts):.4g}"
         place = (cell.layout, cell.data, f"{cell.valid:.1%}")
-        percent = round(100 * miss, 1) + 0.0  # no negative zero
-        cells.append((*place, f"{cell.all_ms:.4g}", predicted, f"{percent:+.1f}%"))
+        one = outcome.machine.one_ms(cell.n, cell.valid, cell.data) / cell.one_ms - 1
+        percents = (f"{round(100 * of, 1) + 0.0:+.1f}%" for of in (miss, one))  # no negative zero
+        cells.append((*place, f"{cell.all_ms:.4g}", predicted, *percents))
     return head, cells
 
 
@@ -152,15 +153,19 @@ def _check(outcome):
     cube = 16384**3
     constants = [
         ("W", f"{machine.bandwidth / 1e9:.2f} TB/s", "norms read operands"),
-        (
-            "gamma(v), times 16384^3",
-            f"{machine.gamma_0 * cube:.3f} + {machine.gamma_1 * cube:.2f} v ms",
-            "multiply",
+        *(
+            (
+                f"gamma(v), times 16384^3, {data}",
+                f"{gamma_0 * cube:.3f} + {gamma_1 * cube:.2f} v ms",
+                "multiply",
+            )
+            for data, gamma_0, gamma_1 in machine.gammas
         ),
         ("beta", f"{machine.beta / 1e6:.0f} GB/s", "a device receives"),
         ("plan, R", f"{1e3 * machine.plan_whole:.0f} us", "before the first multiply"),
         ("plan, S", f"{1e3 * machine.plan_shards:.0f} us", "before the first multiply"),
         ("alpha", f"{1e3 * machine.alpha:.1f} us", "a stage"),
+        ("launch", f"{1e3 * machine.launch:.0f} us", "one device"),
     ]
     head, cells = predictions(outcome)
     return [
@@ -194,7 +199,7 @@ def _one_host(outcome):
     head = ("layout", "data", "valid", *(f"{parts} devices" for parts in _LINE))
     cells = []
     for cell in outcome.checked:
-        one = machine.one_ms(cell.n, cell.valid)
+        one = machine.one_ms(cell.n, cell.valid, cell.data)
         speedups = [f"{one / cell.predicted(machine, parts):.2f}x" for parts in _LINE]
         cells.append((cell.layout, cell.data, f"{cell.valid:.1%}", *speedups))
     return [
@@ -233,6 +238,7 @@ def _forecast(outcome, cell, parts):
         parts,
         n=round(_FILLED * parts**0.5),
         valid=cell.valid,
+        data=cell.data,
         sent=cell.sent,
         imbalance=cell.imbalance,
         search=outcome.search,
