@@ -123,4 +123,21 @@ TEST_P(Products, AreTheSameBitsEveryTime) {
 }
 
 }  // namespace
+
+TEST_P(Products, ShardsHaveTheBitsOfTheWhole) {
+  const Tensor a = decaying(300, 256), b = decaying(256, 310);
+  for (const Knob& knob : {Knob::with_tau(0.5), Knob::with_valid_ratio(0.3)}) {
+    const Tensor whole = mm(a, b, knob);
+    const std::vector<Tensor> rows = {a.slice(0, 0, 128), a.slice(0, 128)};
+    const std::vector<Tensor> depths = {b.slice(0, 0, 64), b.slice(0, 64)};
+    EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, depths, knob)), whole));
+    EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, {b, b}, knob)), whole));
+  }
+}
+
+TEST(ProductsOnDevices, RefuseNoDevices) {
+  const Tensor a = at::ones({64, 64});
+  EXPECT_THROW(mm_on_devices(a, a, {}, Knob::with_tau(0.5)), c10::ValueError);
+}
+
 }  // namespace spamm::testing

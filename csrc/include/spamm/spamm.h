@@ -120,6 +120,21 @@ Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Ten
 std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                               int64_t parts, IntArrayRef block = {64, 64, 64});
 
+// mm of operands in shards, as many of A as of B, each pair on one device; several may share a
+// device, and all may lie on the CPU. A's shards are its rows in order, cut at multiples of m. B's
+// are rows of K, cut at multiples of k, or each is the whole of B. Returns C's rows, each beside
+// those of A, with the bits of one device. Only blocks of B that have a valid product with a
+// device's rows travel to it. Waits for each device once, but not if B is whole everywhere and tau
+// is a number. No gradient.
+std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards, const Knob& knob,
+                              IntArrayRef block = {64, 64, 64});
+
+// mm over several CUDA devices, given by their numbers, with the bits of one. Operands on one CUDA
+// device: the result lies there, and the host waits once. Operands on the CPU: they stream through
+// the devices, and the result is complete, in pinned memory, when the call returns.
+Tensor mm_on_devices(const Tensor& a, const Tensor& b, IntArrayRef devices, const Knob& knob,
+                     IntArrayRef block = {64, 64, 64});
+
 // conv2d of a batch whose images are cut into shards (images, channels, height, width), one or more
 // on each device. Returns a result beside each shard. `weight` and `bias` are one tensor, which is
 // copied to the other devices, or one beside each shard; no bias is an empty list.
