@@ -154,11 +154,7 @@ std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList we
 
 std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards, const Knob& knob,
                               IntArrayRef block) {
-  static const auto op =
-      find<std::vector<Tensor>(at::TensorList, at::TensorList, const OptTensor&,
-                               std::optional<double>, std::optional<double>, IntArrayRef)>(
-          "spamm_torch::spamm_shards");
-  return op.call(a_shards, b_shards, knob.tau, knob.valid_ratio, knob.max_error, block);
+  return ops::spamm_shards(a_shards, b_shards, knob.tau, knob.valid_ratio, knob.max_error, block);
 }
 
 Tensor mm_on_devices(const Tensor& a, const Tensor& b, IntArrayRef devices, const Knob& knob,

@@ -178,6 +178,34 @@ std::vector<Tensor> conv2d_shards_autograd(
   return outputs;
 }
 
+// The gradients of each part are those of its rows of A times the whole of B, which is gathered
+// beside them. The gradients of B's shards are sums over the parts, through the copies made here.
+std::vector<Tensor> spamm_shards_autograd(at::TensorList a, at::TensorList b, const OptTensor& tau,
+                                          std::optional<double> valid_ratio,
+                                          std::optional<double> max_error, IntArrayRef block) {
+  std::vector<Tensor> outputs = [&] {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return ops::spamm_shards(a, b, tau, valid_ratio, max_error, block);
+  }();
+  const auto wants = [](at::TensorList shards) {
+    return std::any_of(shards.begin(), shards.end(), [](const Tensor& x) { return needs_grad(x); });
+  };
+  if (!at::GradMode::is_enabled() || !(wants(a) || wants(b))) return outputs;
+  const OptTensor no_input;
+  for (size_t p = 0; p < outputs.size(); ++p) {
+    Tensor whole_b = b[p];
+    if (whole_b.size(0) != a[p].size(1)) {
+      std::vector<Tensor> rows;
+      for (const Tensor& shard : b) rows.push_back(shard.to(a[p].device()));
+      whole_b = at::cat(rows);
+    }
+    outputs[p] = with_dense_gradient<ProductFunction>([&] { return outputs[p]; },
+                                                      {needs_grad(a[p]), needs_grad(whole_b)}, a[p],
+                                                      whole_b, no_input, 1, 1);
+  }
+  return outputs;
+}
+
 // For ops without a gradient: autograd treats their outputs as constants.
 void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -220,8 +248,9 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
   m.impl("conv2d_shards", &conv2d_shards_autograd);
+  m.impl("spamm_shards", &spamm_shards_autograd);
   for (const char* name :
-       {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part", "spamm_shards"}) {
+       {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",

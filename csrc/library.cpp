@@ -58,7 +58,7 @@ TORCH_LIBRARY(spamm_torch, m) {
       "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None) -> Tensor");
   // The product of operands in shards, one of A and one of B on each device. A's shards are its
   // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each
-  // where A's are. No gradient.
+  // where A's are.
   m.def(
       "spamm_shards(Tensor[] a, Tensor[] b, *, Tensor? tau=None, float? valid_ratio=None, "
       "float? max_error=None, int[3] block=64) -> Tensor[]");

@@ -37,6 +37,13 @@ inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                  devices);
 }
 
+inline std::vector<Tensor> spamm_shards(at::TensorList a, at::TensorList b, const OptTensor& tau,
+                                        std::optional<double> valid_ratio,
+                                        std::optional<double> max_error, IntArrayRef block) {
+  static const auto op = find<decltype(ops::spamm_shards)>("spamm_torch::spamm_shards");
+  return op.call(a, b, tau, valid_ratio, max_error, block);
+}
+
 inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
                      const OptTensor& tau, std::optional<double> valid_ratio,

@@ -437,7 +437,7 @@ def mm_shards(
 
     Returns:
         The rows of C: a matrix (rows, N) beside each shard of A. They have the bits of ``mm`` on
-        one device.
+        one device. Gradients are dense; where one is needed, each device keeps the whole of B.
 
     Runs on the current stream of each device, which also waits for what other devices read of its
     shards: the caller may free or overwrite them at once. The host waits once for the norms, but
@@ -447,8 +447,8 @@ def mm_shards(
         ValueError: none or several knobs, a knob out of range, a block of other sizes, lists of
             different lengths or empty ones.
         TypeError: a dtype that is not supported, shards of several dtypes, no dense tensor.
-        RuntimeError: shapes, cuts or devices that do not fit, a shard that requires a gradient, or
-            a stream that is being captured in a CUDA graph.
+        RuntimeError: shapes, cuts or devices that do not fit, or a stream that is being captured in
+            a CUDA graph.
         torch.OutOfMemoryError: names the device and what its stages of B need, in bytes.
     """
     check_tensors(a_shards, "a_shards")

@@ -115,6 +115,28 @@ def test_caller_may_overwrite_shards_at_once(device, one_shard):
         assert torch.equal(torch.cat(shards), expected)
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_gradients_are_dense(device, whole):
+    a, b = decay(300, 200, device=device), decay(200, 100, device=device, seed=1)
+    rows = [x.clone().requires_grad_() for x in (a[:128], a[128:])]
+    depths = [x.clone().requires_grad_() for x in ((b, b) if whole else (b[:64], b[64:]))]
+    shards = spamm_torch.mm_shards(rows, depths, tau=0.02)
+    weights = torch.arange(300 * 100, dtype=torch.float32, device=device).view(300, 100) / 30000
+    sum((c * w).sum() for c, w in zip(shards, weights.split([128, 172]), strict=True)).backward()
+    torch.testing.assert_close(torch.cat([x.grad for x in rows]), weights @ b.t())
+    grads = [x.grad for x in depths]
+    torch.testing.assert_close(sum(grads) if whole else torch.cat(grads), a.t() @ weights)
+
+
+def test_shards_without_gradient(device):
+    a, b = decay(128, 128, device=device), decay(128, 64, device=device, seed=1).requires_grad_()
+    [c] = spamm_torch.mm_shards([a], [b.detach()], tau=0.02)
+    assert not c.requires_grad
+    with torch.no_grad():
+        [c] = spamm_torch.mm_shards([a], [b], tau=0.02)
+    assert not c.requires_grad
+
+
 class TestErrors:
     a, b = torch.ones(256, 128), torch.ones(128, 64)
 
@@ -147,11 +169,6 @@ class TestErrors:
             spamm_torch.mm_shards([self.a], [self.b])
         with pytest.raises(ValueError, match="block must be 32, 64 or 128"):
             spamm_torch.mm_shards([self.a], [self.b], tau=0.1, block=48)
-
-    def test_gradients(self):
-        a = self.a.clone().requires_grad_()
-        with pytest.raises(RuntimeError, match="spamm_shards is for inference"):
-            spamm_torch.mm_shards([a, a], [self.b, self.b], tau=0.1)
 
     @pytest.mark.parametrize(
         ("devices", "error", "message"),
