@@ -221,8 +221,8 @@ inline void check_whole(const at::Tensor& a, const at::Tensor& b, at::IntArrayRe
                     "]; got ", whole);
 }
 
-// `out` is the part of a product of shape `whole` that is a @ b.
-// `own_rows` are rows of B from `first_own_row` on.
+// `out` is the part of a product of shape `whole` that is a @ b. `own_rows` are rows of b from
+// `first_own_row` on.
 inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
                        at::IntArrayRef whole, const std::optional<at::Tensor>& own_rows,
                        int64_t first_own_row) {

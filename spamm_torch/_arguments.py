@@ -229,8 +229,8 @@ def as_devices(devices: Any) -> list[int]:
     """The numbers of the CUDA devices that ``devices`` names.
 
     TypeError unless it is a sequence of integers, torch.devices or their names; ValueError for a
-    torch.device of another kind or without a number. The op checks that they are distinct and
-    exist.
+    device of another kind, of an unknown name or without a number. The op checks that they are
+    distinct and exist.
     """
     several = isinstance(devices, Iterable) and not isinstance(devices, (str, Tensor))
     if not several:
@@ -244,7 +244,12 @@ def _cuda_number(device: Any) -> int:
     if is_integer(device):
         return int(device)
     if isinstance(device, str):
-        device = torch.device(device)
+        try:
+            device = torch.device(device)
+        except RuntimeError:
+            raise ValueError(
+                f"devices must be CUDA devices with a number, as in 'cuda:0'; got {device!r}"
+            ) from None
     if not isinstance(device, torch.device):
         raise TypeError(
             f"devices must be a sequence of GPU numbers or torch.devices; got {device!r} in it"

@@ -356,9 +356,9 @@ def mm(
             ``norm_map(a, (m, k))``.
         norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``.
         devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
-            result lies where ``a`` lies and has the bits of one device's, whatever the devices.
-            The host waits once for the norms; the call cannot be captured in a CUDA graph.
-            Operands on the CPU stream through the devices: see below.
+            result lies where ``a`` lies and has the bits of one device's, if the devices are of
+            one model. The host waits once for the norms; the call cannot be captured in a CUDA
+            graph. See below for what travels and what is needed of memory.
         return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
             the counts and the bound of the maps, and a second search of the threshold.
 
@@ -366,11 +366,19 @@ def mm(
         (M, N), of the operands' dtype; with ``return_info`` a pair of it and a :class:`SkipInfo`.
 
     Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
-        TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
-        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes,
+            ``devices`` that are none, repeated or absent.
+        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, or
+            ``devices`` that are no sequence of devices.
+        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, or
+            with ``devices`` a stream that is being captured in a CUDA graph.
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
+
+    With ``devices``, operands may lie on any GPU. Each other device fetches what it needs of B and
+    of its rows of A, and sends its rows of C back. It needs memory for the whole of B and for its
+    rows of A and C. The backward pass runs where the operands lie. See :func:`mm_shards` for
+    operands that already lie on several devices.
 
     With ``devices``, operands on the CPU may be larger than the memory of the GPUs. The result is
     in pinned memory, and complete when the call returns. It has the bits of one GPU and contiguous
@@ -418,8 +426,12 @@ def mm_shards(
 ) -> list[Tensor]:
     """:func:`mm` of operands whose rows lie on several devices. Exactly one of the knobs is given.
 
+    For two devices: ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)``, where ``a0``, ``b0`` and
+    ``c0`` are the first rows of A, B and C, on the first device.
+
     Norms are exchanged first. A device then fetches only those blocks of B that have a valid block
-    product with its rows of A, stage by stage, while it multiplies. Source: docs/scaling.md.
+    product with its rows of A, stage by stage, while it multiplies. Method: as sparsity-aware
+    products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024); docs/kernels/shards.md.
 
     Args:
         a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part; float16,
@@ -437,11 +449,12 @@ def mm_shards(
 
     Returns:
         The rows of C: a matrix (rows, N) beside each shard of A. They have the bits of ``mm`` on
-        one device. Gradients are dense; where one is needed, each device keeps the whole of B.
+        one device, if the devices are of one model. Gradients are dense; where one is needed, each
+        device keeps the whole of B.
 
     Runs on the current stream of each device, which also waits for what other devices read of its
     shards: the caller may free or overwrite them at once. The host waits once for the norms, but
-    not if B is whole everywhere and tau is a number.
+    not if B is whole everywhere.
 
     Raises:
         ValueError: none or several knobs, a knob out of range, a block of other sizes, lists of

@@ -1,4 +1,4 @@
-// Norm maps whose rows are computed on several devices.
+// Norm maps whose rows are computed on other devices than the one that needs them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

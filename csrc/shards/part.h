@@ -26,7 +26,8 @@ struct WholeProduct {
   int64_t columns(int64_t stage) const;
 };
 
-// The op multiply_part on tensors of one device.
+// The op multiply_part on tensors of one device. own_rows: rows of b from first_own_row on, which b
+// itself need not hold.
 void multiply_part(const at::Tensor& a, const at::Tensor& b, const at::Tensor& norm_a,
                    const at::Tensor& norm_b, const at::Tensor& tau, const WholeProduct& whole,
                    const at::Tensor& out, const std::optional<at::Tensor>& own_rows = std::nullopt,
@@ -38,8 +39,9 @@ struct RowShard {
   int64_t first;
 };
 
-// Computes rows of C from rows of A. B lies on the same device, or comes stage by stage: a stage's
-// needed units are copied into one of a few buffers while the stage before is multiplied.
+// Computes rows of C from rows of A. The whole of B lies on the same device, or B comes stage by
+// stage: a stage's needed units are copied from other devices into one of a few buffers while the
+// stage before is multiplied. Rows of B on this device are handed to multiply_part where they lie.
 //
 // Three lanes: `pull` copies, and two lanes multiply in turns, so that one stage starts while the
 // last tiles of the other are computed. One of the two is the device's current stream.
@@ -56,8 +58,9 @@ class Part {
   // `b`: the whole of B. tau: 0-d, on the device or the CPU.
   void multiply(const at::Tensor& b, const at::Tensor& tau);
 
-  // `b` holds all rows of B. If the first shard lies on this device, it is read in place. Allocates
-  // the buffers of stages. Throws OutOfMemoryError before any copy has started.
+  // `b` holds all rows of B. If the first shard lies on this device, it is multiply_part's
+  // own_rows: read in place where the kernel can, else copied there. Allocates the buffers of
+  // stages. Throws OutOfMemoryError before any copy has started.
   void prepare_stages(std::vector<RowShard> b);
   // Copies the needed units of the stage and multiplies. need: for each block row of B.
   void run_stage(int64_t stage, std::span<const bool> need, const at::Tensor& tau);

@@ -106,11 +106,11 @@ int64_t stage_blocks(int64_t block_columns, int64_t block_n) {
   return std::max(columns, kLeastColumns) / block_n;
 }
 
-std::vector<int64_t> stage_order(std::span<const int64_t> needed_bytes) {
-  std::vector<int64_t> order(needed_bytes.size());
+std::vector<int64_t> stage_order(std::span<const int64_t> needed) {
+  std::vector<int64_t> order(needed.size());
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(),
-                   [&](int64_t x, int64_t y) { return needed_bytes[x] < needed_bytes[y]; });
+                   [&](int64_t x, int64_t y) { return needed[x] < needed[y]; });
   return order;
 }
 

@@ -8,8 +8,8 @@
 
 namespace spamm::shards {
 
-// Cuts by work are multiples of so many rows, the height of the kernels' tallest tiles, so that a
-// part has no more tiles that stick out than the whole has.
+// Rows of C are cut at multiples of so many, the height of the kernels' tallest tiles, so that a
+// part has no more tiles that stick out than the whole has. A multiple of every block's edge.
 inline constexpr int64_t kCutRows = 128;
 
 // Neighbouring needed block rows of B, which one copy moves.
@@ -36,8 +36,8 @@ std::vector<Run> join_runs(std::vector<Run> runs, size_t most);
 // 256, and at least 2048. The last stage may have fewer.
 int64_t stage_blocks(int64_t block_columns, int64_t block_n);
 
-// The stages in the order in which to run them: those that need the fewest remote bytes first,
-// because the first stage waits for all of its bytes. Equal stages keep their order.
-std::vector<int64_t> stage_order(std::span<const int64_t> needed_bytes);
+// The stages in the order in which to run them, by how much each needs: the least first, because
+// nothing hides the copies of the first stage. Equal stages keep their order.
+std::vector<int64_t> stage_order(std::span<const int64_t> needed);
 
 }  // namespace spamm::shards

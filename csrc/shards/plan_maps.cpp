@@ -1,5 +1,5 @@
 // The ops needed_units, row_work, row_cuts and stage_blocks. Device-free: composed of ATen ops and
-// valid_counts.
+// valid_counts. CUDA has a kernel of its own for needed_units, which saves launches.
 #include "shards/plan_maps.h"
 
 #include <ATen/Functions.h>

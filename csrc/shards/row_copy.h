@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -19,13 +20,14 @@ struct RowBlock {
   int64_t to_stride, from_stride, width, rows;
 };
 
-// Copies from one device for one stage, at most. Each takes the host as long as the link needs for
-// megabytes, so that many small ones would leave the link idle.
+// Copies from one device for one stage, at most: what join_runs leaves. Each takes the host as long
+// as the link needs for megabytes, so that many small ones would leave the link idle.
 constexpr size_t kMostCopies = 16;
 
 struct RowCopy {
   // Copies blocks, all from one device to one other or the same. One of the two may be the CPU.
-  // Runs on the current stream of the current device.
+  // Runs on the current stream of the current device, which is a side lane if there are several
+  // blocks: CUDA refuses batches of copies on its default stream.
   void (*copy)(at::Device to, at::Device from, std::span<const RowBlock> blocks);
   // Whether the current stream is being captured into a graph.
   bool (*is_capturing)();

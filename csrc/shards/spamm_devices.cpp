@@ -1,6 +1,6 @@
 // The op spamm with `devices`. Operands in host memory go to spamm_host.h. Otherwise A and B lie on
-// one GPU, and so does C. The other GPUs fetch their rows of A and the stages of B, and send their
-// rows of C back stage by stage.
+// one GPU, and so does C. The other GPUs fetch what they need of B, and then rows of A in chunks,
+// while finished rows of C leave.
 #include "shards/spamm_devices.h"
 
 #include <ATen/Functions.h>
@@ -32,8 +32,6 @@
 namespace spamm::shards {
 namespace {
 
-// Rows of C are cut between groups of this many, which is a multiple of every tile's height.
-constexpr int64_t kGroupRows = 128;
 constexpr int64_t kChunks = 8;  // of rows of A that a remote part fetches, at most
 
 template <class T>
@@ -100,11 +98,11 @@ class RemotePart {
     a_ = at::empty({rows, whole_.k}, b_.options());
     c_ = at::empty({rows, whole_.n}, b_.options());
     for (const Lane* lane : {&pull_, &multiply_[1], &send_}) lane->wait_for(own_);
-    const int64_t groups = blocks_of(rows, kGroupRows), step = blocks_of(groups, kChunks);
+    const int64_t groups = blocks_of(rows, kCutRows), step = blocks_of(groups, kChunks);
     const int64_t blocks = norm_b_.size(0);
     for (int64_t group = 0, turn = 0; group < groups; group += step, ++turn) {
-      const int64_t count = std::min(step, groups - group), first = group * kGroupRows;
-      run_rows(row, first, std::min(rows - first, count * kGroupRows),
+      const int64_t count = std::min(step, groups - group), first = group * kCutRows;
+      run_rows(row, first, std::min(rows - first, count * kCutRows),
                needed.subspan(group * blocks, count * blocks), tau,
                multiply_[turn % multiply_.size()]);
     }
@@ -162,7 +160,7 @@ class RemotePart {
   Tensor norm_a_, norm_b_, a_, b_, c_;
 };
 
-// What groups of kGroupRows rows of A need of B.
+// What groups of kCutRows rows of A need of B. Rows of C are cut between groups.
 struct NeededByGroups {
   Tensor stages;  // int32 (groups, KB): the stages in which a group needs a block row, as bits
   Tensor units;   // int64 (groups): how many units a group needs
@@ -221,7 +219,7 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
     const auto bits = needed.subspan(group * blocks, blocks);
     const auto [first, last] = needed_columns(bits, blocks);
     costs.push_back({std::accumulate(rows.begin(), rows.end(), int64_t{0}),
-                     cost(kGroupRows, (last - first) * edge), units[group] * unit,
+                     cost(kCutRows, (last - first) * edge), units[group] * unit,
                      group == 0 ? 0 : more[group - 1] * unit});
   }
   return costs;
@@ -257,7 +255,7 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
   const auto on_home = Lane::current(home).use();
   const auto [norm_a, norm_b] = maps_of(arguments);
   const Tensor tau = threshold_from_knob(norm_a, norm_b, knob);
-  const int64_t group_blocks = std::max<int64_t>(1, kGroupRows / block.m);
+  const int64_t group_blocks = kCutRows / block.m;
   WholeProduct whole{.m = a.size(0),
                      .k = a.size(1),
                      .n = b.size(1),
@@ -286,8 +284,8 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
   const auto own_part = std::find(devices.begin(), devices.end(), home) - devices.begin();
   const auto cuts = cut_for_home(costs, static_cast<int64_t>(devices.size()), own_part);
 
-  const int64_t height = group_blocks * block.m, blocks = norm_b.size(0);
-  const auto row = [&](size_t part) { return std::min(whole.m, cuts[part] * height); };
+  const int64_t blocks = norm_b.size(0);
+  const auto row = [&](size_t part) { return std::min(whole.m, cuts[part] * kCutRows); };
   std::vector<size_t> remote_parts;
   for (size_t p = 0; p < devices.size(); ++p) {
     if (devices[p] != home) {

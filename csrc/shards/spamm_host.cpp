@@ -17,14 +17,11 @@
 namespace spamm::shards {
 namespace {
 
-// Panels are cut between groups of this many rows, which is a multiple of every tile's height.
-constexpr int64_t kGroupRows = 128;
 // Shorter rows cross the link to the host at less than its full speed.
 constexpr int64_t kLeastRowBytes = 8192;
 
-int64_t groups_of(const WholeProduct& whole) {
-  return blocks_of(whole.m, std::max(kGroupRows, whole.block.m));
-}
+// Panels are cut between groups of kCutRows rows.
+int64_t groups_of(const WholeProduct& whole) { return blocks_of(whole.m, kCutRows); }
 
 // The run of a product in so many panels.
 class HostRun {
@@ -60,7 +57,7 @@ class HostRun {
   int64_t first_row(int64_t piece) const {
     const WholeProduct& whole = product_.whole;
     const int64_t group = groups_of(whole) * piece / (panels_ * product_.parts);
-    return std::min(whole.m, group * std::max(kGroupRows, whole.block.m));
+    return std::min(whole.m, group * kCutRows);
   }
 
   void run_panel(int64_t panel) {

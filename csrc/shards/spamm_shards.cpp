@@ -106,7 +106,7 @@ class ShardedProduct {
     std::vector<std::optional<Part>> parts(results.size());
     const auto run_part = [&](int64_t p) { results[p] = this->run_part(p, parts[p], knob); };
     const auto count = static_cast<int64_t>(parts.size());
-    if (a_.rows[0].is_cpu() || needs_no_answer(knob)) {
+    if (a_.rows[0].is_cpu() || is_soon_enqueued(knob)) {
       for (int64_t p = 0; p < count; ++p) run_part(p);
     } else {
       std::vector<at::Device> devices;
@@ -134,8 +134,9 @@ class ShardedProduct {
     }
   }
 
-  // Whether the host can enqueue everything without reading norms.
-  bool needs_no_answer(const Knob& knob) const {
+  // Whether a part takes the host so little time that a thread does not pay: nothing is searched
+  // for, and no norms are read.
+  bool is_soon_enqueued(const Knob& knob) const {
     return b_is_whole_ && knob.tau && knob.tau->is_cpu();
   }
 

@@ -176,6 +176,7 @@ class TestErrors:
             ([], ValueError, "devices must name at least one CUDA device; got none"),
             ([0, 0], ValueError, r"devices must be distinct; got \[0, 0\]"),
             ([torch.device("cpu")], ValueError, "devices must be CUDA devices .*; got cpu"),
+            (["gpu"], ValueError, "devices must be CUDA devices .*; got 'gpu'"),
             (0, TypeError, r"devices must be a sequence of GPU numbers .*; got 0"),
             ([0.5], TypeError, "devices must be a sequence of GPU numbers .*; got 0.5 in it"),
         ],

@@ -38,6 +38,7 @@ void enqueue(const RowBlock& block) {
 
 #if CUDART_VERSION >= 13000
 // One call of the driver for all blocks, because each call takes the host several microseconds.
+// The current stream must not be CUDA's default one.
 void enqueue_together(std::span<const RowBlock> blocks) {
   const auto operand = [](const void* data, int64_t stride) {
     cudaMemcpy3DOperand operand{};

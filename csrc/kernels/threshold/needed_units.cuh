@@ -8,8 +8,7 @@
 
 namespace spamm::kernels {
 
-// The stages of one thread block.
-constexpr int kUnitThreads = 256, kBlockStages = 512;
+constexpr int kUnitThreads = 256, kBlockStages = 512;  // of a thread block
 
 // The larger norm; NaN counts as the largest.
 template <class Norm>
