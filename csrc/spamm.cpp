@@ -14,16 +14,16 @@
 
 namespace spamm {
 
-Tensor spamm_by_stages(const SpammArguments& arguments) {
+std::tuple<Tensor, Tensor> norm_maps_of(const SpammArguments& arguments) {
   const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha] = arguments;
   const auto [m, k, n] = check_block(block);
-  Tensor map_a, map_b;
-  if (norm_a || norm_b) {
-    map_a = norm_a ? *norm_a : norm_map(a, {m, k});
-    map_b = norm_b ? *norm_b : norm_map(b, {k, n});
-  } else {
-    std::tie(map_a, map_b) = ops::norm_maps(a, b, block);
-  }
+  if (!norm_a && !norm_b) return ops::norm_maps(a, b, block);
+  return {norm_a ? *norm_a : norm_map(a, {m, k}), norm_b ? *norm_b : norm_map(b, {k, n})};
+}
+
+Tensor spamm_by_stages(const SpammArguments& arguments) {
+  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha] = arguments;
+  const auto [map_a, map_b] = norm_maps_of(arguments);
   const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
   return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
 }

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <tuple>
 
 #include "spamm/spamm.h"
 
@@ -18,6 +19,9 @@ struct SpammArguments {
   const std::optional<Tensor>& input;
   const Scalar &beta, &alpha;
 };
+
+// The norm maps of a and b: those that are given, the others computed.
+std::tuple<Tensor, Tensor> norm_maps_of(const SpammArguments& arguments);
 
 // Calls one op for each stage. A device that fuses stages falls back on it. The ops check the
 // arguments; this function does not.

@@ -10,7 +10,6 @@
 #include "ops.h"
 #include "shards/plan.h"
 #include "shards/plan_maps.h"
-#include "shards/row_copy.h"
 
 namespace spamm::shards {
 
@@ -32,6 +31,21 @@ int64_t WholeProduct::stages() const { return blocks_of(n, stage_blocks * block.
 
 int64_t WholeProduct::columns(int64_t stage) const {
   return std::min(stage_blocks * block.n, n - first_column(stage));
+}
+
+std::vector<RowBlock> unit_copies(const WholeProduct& whole, int64_t stage,
+                                  std::span<const bool> need, const RowShard& shard,
+                                  const Tensor& to, int64_t to_column) {
+  std::vector<RowBlock> copies;
+  if (shard.rows.size(0) == 0) return copies;
+  const int64_t edge = whole.block.k, last = shard.first + shard.rows.size(0);
+  const auto runs = runs_of(need, shard.first / edge, blocks_of(last, edge));
+  for (const Run& run : join_runs(runs, kMostCopies)) {
+    const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);
+    copies.push_back(block_between(to, row, to_column, shard.rows, row - shard.first,
+                                   whole.first_column(stage), rows, whole.columns(stage)));
+  }
+  return copies;
 }
 
 Part::Part(const WholeProduct& whole, const Tensor& a, const Tensor& norm_a, const Tensor& norm_b,
@@ -99,19 +113,10 @@ void Part::run_stage(int64_t stage, std::span<const bool> need, const Tensor& ta
 }
 
 void Part::copy_units(int64_t stage, std::span<const bool> need, const Tensor& buffer) const {
-  const int64_t edge = whole_.block.k, column = whole_.first_column(stage);
-  std::vector<RowBlock> blocks;
   for (const RowShard& shard : b_) {
-    const int64_t last = shard.first + shard.rows.size(0);
-    if (last == shard.first || owns(shard)) continue;
-    blocks.clear();
-    const auto runs = runs_of(need, shard.first / edge, blocks_of(last, edge));
-    for (const Run& run : join_runs(runs, kMostCopies)) {
-      const int64_t row = run.first * edge, rows = std::min(last - row, run.count * edge);
-      blocks.push_back(block_between(buffer, row, 0, shard.rows, row - shard.first, column, rows,
-                                     whole_.columns(stage)));
-    }
-    copy_blocks(pull_, device(), shard.rows.device(), blocks);
+    if (owns(shard)) continue;
+    copy_blocks(pull_, device(), shard.rows.device(),
+                unit_copies(whole_, stage, need, shard, buffer, 0));
   }
 }
 

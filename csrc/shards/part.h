@@ -9,6 +9,7 @@
 
 #include "block.h"
 #include "shards/lane.h"
+#include "shards/row_copy.h"
 
 namespace spamm::shards {
 
@@ -38,6 +39,12 @@ struct RowShard {
   at::Tensor rows;
   int64_t first;
 };
+
+// The copies that bring a stage's needed units from `shard`, rows of B, to their rows of `to`, from
+// its column `to_column` on. need: for each block row of B.
+std::vector<RowBlock> unit_copies(const WholeProduct& whole, int64_t stage,
+                                  std::span<const bool> need, const RowShard& shard,
+                                  const at::Tensor& to, int64_t to_column);
 
 // Computes rows of C from rows of A. The whole of B lies on the same device, or B comes stage by
 // stage: a stage's needed units are copied from other devices into one of a few buffers while the

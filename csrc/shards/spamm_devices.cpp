@@ -11,7 +11,6 @@
 #include <memory>
 #include <numeric>
 #include <span>
-#include <tuple>
 #include <utility>
 
 #include "checks.h"
@@ -111,20 +110,16 @@ class RemotePart {
  private:
   // Blocks of B that are needed by some row: in each stage, runs of block rows.
   std::vector<RowBlock> needed_of_b(std::span<const int32_t> needed) const {
-    const int64_t blocks = norm_b_.size(0), edge = whole_.block.k;
+    const int64_t blocks = norm_b_.size(0);
     std::vector<int32_t> any(blocks);
     for (size_t i = 0; i < needed.size(); ++i) any[i % blocks] |= needed[i];
     const auto need = std::make_unique<bool[]>(blocks);
     std::vector<RowBlock> copies;
     for (int64_t stage = 0; stage < whole_.stages(); ++stage) {
       for (int64_t k = 0; k < blocks; ++k) need[k] = any[k] >> stage & 1;
-      const int64_t column = whole_.first_column(stage);
-      const auto runs = runs_of({need.get(), static_cast<size_t>(blocks)}, 0, blocks);
-      for (const Run& run : join_runs(runs, kMostCopies)) {
-        const int64_t row = run.first * edge, rows = std::min(whole_.k - row, run.count * edge);
-        copies.push_back(
-            block_between(b_, row, column, from_b_, row, column, rows, whole_.columns(stage)));
-      }
+      const auto units = unit_copies(whole_, stage, {need.get(), static_cast<size_t>(blocks)},
+                                     {from_b_, 0}, b_, whole_.first_column(stage));
+      copies.insert(copies.end(), units.begin(), units.end());
     }
     return copies;
   }
@@ -180,13 +175,6 @@ NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, cons
   const Tensor more = needed.slice(0, 1).logical_and(needed.slice(0, 0, -1).logical_not());
   const auto count = [](const Tensor& x) { return x.sum({1, 2}, /*keepdim=*/false, at::kLong); };
   return {stages, count(needed), count(more)};
-}
-
-std::tuple<Tensor, Tensor> maps_of(const SpammArguments& arguments) {
-  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha] = arguments;
-  if (!norm_a && !norm_b) return ops::norm_maps(a, b, block);
-  return {norm_a ? *norm_a : norm_map(a, {block[0], block[1]}),
-          norm_b ? *norm_b : norm_map(b, {block[1], block[2]})};
 }
 
 // Measured on two H200 with NVLink: a product of half blocks of 64 takes 0.69 ns of one GPU, and a
@@ -253,7 +241,7 @@ Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numb
   refuse_capture(a.device());
   const at::Device home = a.device();
   const auto on_home = Lane::current(home).use();
-  const auto [norm_a, norm_b] = maps_of(arguments);
+  const auto [norm_a, norm_b] = norm_maps_of(arguments);
   const Tensor tau = threshold_from_knob(norm_a, norm_b, knob);
   const int64_t group_blocks = kCutRows / block.m;
   WholeProduct whole{.m = a.size(0),

@@ -212,12 +212,8 @@ def test_one_device_of_devices():
 
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
+@pytest.mark.usefixtures("either_gpu_is_current")
 class TestTwoGpus:
-    @pytest.fixture(params=[0, 1], autouse=True)
-    def current_device(self, request):
-        with torch.cuda.device(request.param):
-            yield
-
     @pytest.mark.parametrize("dtype", matrices.DTYPES)
     @pytest.mark.parametrize("knob", KNOBS, ids=lambda knob: next(iter(knob)))
     def test_shards(self, dtype, knob):
