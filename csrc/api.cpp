@@ -1,7 +1,5 @@
 // The C++ API. Each function calls its op through the dispatcher, so that C++ gets autograd,
 // autocast and both devices as Python does.
-#include <ATen/ops/scalar_tensor.h>
-
 #include <algorithm>
 
 #include "checks.h"
@@ -14,7 +12,11 @@ namespace spamm {
 using ops::find;
 using ops::OptTensor;
 
-Knob Knob::with_tau(double tau) { return with_tau(at::scalar_tensor(tau, at::kDouble)); }
+Knob Knob::with_tau(double tau) {
+  Knob knob;
+  knob.threshold = tau;
+  return knob;
+}
 
 Knob Knob::with_tau(const Tensor& tau) {
   Knob knob;
@@ -87,24 +89,24 @@ Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
           const OptTensor& norm_a, const OptTensor& norm_b) {
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "mm expects two matrices; got shapes ", a.sizes(),
               " and ", b.sizes());
-  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, norm_a, norm_b,
-                    std::nullopt, 1, 1, std::nullopt);
+  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block, norm_a,
+                    norm_b, std::nullopt, 1, 1, std::nullopt);
 }
 
 Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& knob,
              IntArrayRef block, const Scalar& beta, const Scalar& alpha) {
   TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "addmm expects two matrices; got shapes ", a.sizes(),
               " and ", b.sizes());
-  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
-                    std::nullopt, input, beta, alpha, std::nullopt);
+  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
+                    std::nullopt, std::nullopt, input, beta, alpha, std::nullopt);
 }
 
 Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block) {
   TORCH_CHECK(a.dim() == 3 && b.dim() == 3,
               "bmm expects two batches of matrices (3-d); got shapes ", a.sizes(), " and ",
               b.sizes());
-  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
-                    std::nullopt, std::nullopt, 1, 1, std::nullopt);
+  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
+                    std::nullopt, std::nullopt, std::nullopt, 1, 1, std::nullopt);
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
@@ -119,17 +121,25 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
   auto shape = input.sizes().vec();
   shape.back() = weight.size(0);
   const Tensor rows = input.dim() == 1 ? input.unsqueeze(0) : input.flatten(0, -2);
-  return ops::spamm(rows, weight.t(), knob.tau, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, bias, 1, 1, std::nullopt)
+  return ops::spamm(rows, weight.t(), knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
+                    block, std::nullopt, std::nullopt, bias, 1, 1, std::nullopt)
       .reshape(shape);
 }
 
 Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
               IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-              at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
+              at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+              const OptTensor& residual, std::string_view activation) {
   return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, knob.tau,
-                     knob.valid_ratio, knob.max_error, block, pixel_block, std::nullopt,
-                     std::nullopt, relu, /*weight_is_ready=*/false);
+                     knob.threshold, knob.valid_ratio, knob.max_error, block, pixel_block,
+                     std::nullopt, std::nullopt, residual, activation, /*weight_is_ready=*/false);
+}
+
+Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                    const OptTensor& residual, std::string_view activation) {
+  return ops::dense_conv2d(input, weight, bias, stride, padding, dilation, groups, residual,
+                           activation);
 }
 
 std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
@@ -147,30 +157,33 @@ std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList we
                                   at::TensorList bias, const Knob& knob, IntArrayRef stride,
                                   IntArrayRef padding, IntArrayRef dilation, int64_t groups,
                                   at::OptionalIntArrayRef block,
-                                  at::OptionalIntArrayRef pixel_block, bool relu) {
+                                  at::OptionalIntArrayRef pixel_block,
+                                  std::string_view activation) {
   return ops::conv2d_shards(input_shards, weight, bias, stride, padding, dilation, groups, knob.tau,
-                            knob.valid_ratio, knob.max_error, block, pixel_block, relu);
+                            knob.threshold, knob.valid_ratio, knob.max_error, block, pixel_block,
+                            activation);
 }
 
 std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards, const Knob& knob,
                               IntArrayRef block) {
-  return ops::spamm_shards(a_shards, b_shards, knob.tau, knob.valid_ratio, knob.max_error, block);
+  return ops::spamm_shards(a_shards, b_shards, knob.tau, knob.threshold, knob.valid_ratio,
+                           knob.max_error, block);
 }
 
 Tensor mm_on_devices(const Tensor& a, const Tensor& b, IntArrayRef devices, const Knob& knob,
                      IntArrayRef block) {
-  return ops::spamm(a, b, knob.tau, knob.valid_ratio, knob.max_error, block, std::nullopt,
-                    std::nullopt, std::nullopt, 1, 1, devices);
+  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
+                    std::nullopt, std::nullopt, std::nullopt, 1, 1, devices);
 }
 
 Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                          IntArrayRef devices, const Knob& knob, IntArrayRef stride,
                          IntArrayRef padding, IntArrayRef dilation, int64_t groups,
                          at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                         bool relu) {
+                         std::string_view activation) {
   return ops::conv2d_on_devices(input, weight, bias, stride, padding, dilation, groups, devices,
-                                knob.tau, knob.valid_ratio, knob.max_error, block, pixel_block,
-                                relu);
+                                knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
+                                pixel_block, activation);
 }
 
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {

@@ -23,42 +23,57 @@ struct Autocast {
   static OptTensor cast(const OptTensor& t) { return t ? OptTensor(cast(*t)) : t; }
 
   static Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                      std::optional<double> valid_ratio, std::optional<double> max_error,
-                      IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
-                      const OptTensor& input, const Scalar& beta, const Scalar& alpha,
-                      at::OptionalIntArrayRef devices) {
+                      std::optional<double> threshold, std::optional<double> valid_ratio,
+                      std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
+                      const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+                      const Scalar& alpha, at::OptionalIntArrayRef devices) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
-    return ops::spamm(cast(a), cast(b), tau, valid_ratio, max_error, block, norm_a, norm_b,
-                      cast(input), beta, alpha, devices);
+    return ops::spamm(cast(a), cast(b), tau, threshold, valid_ratio, max_error, block, norm_a,
+                      norm_b, cast(input), beta, alpha, devices);
   }
 
   static Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                       int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
-                       std::optional<double> max_error, at::OptionalIntArrayRef block,
-                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                       const OptTensor& norm_input, bool relu, bool weight_is_ready) {
+                       int64_t groups, const OptTensor& tau, std::optional<double> threshold,
+                       std::optional<double> valid_ratio, std::optional<double> max_error,
+                       at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                       const OptTensor& norm_weight, const OptTensor& norm_input,
+                       const OptTensor& residual, std::string_view activation,
+                       bool weight_is_ready) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const Tensor cast_weight = cast(weight);
     return ops::conv2d(cast(input), cast_weight, cast(bias), stride, padding, dilation, groups, tau,
-                       valid_ratio, max_error, block, pixel_block, norm_weight, norm_input, relu,
+                       threshold, valid_ratio, max_error, block, pixel_block, norm_weight,
+                       norm_input, cast(residual), activation,
                        weight_is_ready && cast_weight.is_same(weight));
+  }
+
+  static Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                             int64_t groups, const OptTensor& residual,
+                             std::string_view activation) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::dense_conv2d(cast(input), cast(weight), cast(bias), stride, padding, dilation,
+                             groups, cast(residual), activation);
   }
 
   static std::tuple<Tensor, Tensor> conv2d_with_norms(
       const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
       IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-      std::optional<double> valid_ratio, std::optional<double> max_error,
-      at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-      const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
+      std::optional<double> threshold, std::optional<double> valid_ratio,
+      std::optional<double> max_error, at::OptionalIntArrayRef block,
+      at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
+      const OptTensor& norm_input, const OptTensor& residual, std::string_view activation,
+      bool weight_is_ready) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     const Tensor cast_weight = cast(weight);
     return ops::conv2d_with_norms(cast(input), cast_weight, cast(bias), stride, padding, dilation,
-                                  groups, tau, valid_ratio, max_error, block, pixel_block,
-                                  norm_weight, norm_input, relu,
+                                  groups, tau, threshold, valid_ratio, max_error, block,
+                                  pixel_block, norm_weight, norm_input, cast(residual), activation,
                                   weight_is_ready && cast_weight.is_same(weight));
   }
 
@@ -71,31 +86,35 @@ struct Autocast {
   static std::vector<Tensor> conv2d_shards(
       at::TensorList input_shards, at::TensorList weight, at::TensorList bias, IntArrayRef stride,
       IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-      std::optional<double> valid_ratio, std::optional<double> max_error,
-      at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
+      std::optional<double> threshold, std::optional<double> valid_ratio,
+      std::optional<double> max_error, at::OptionalIntArrayRef block,
+      at::OptionalIntArrayRef pixel_block, std::string_view activation) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     return ops::conv2d_shards(cast(input_shards), cast(weight), cast(bias), stride, padding,
-                              dilation, groups, tau, valid_ratio, max_error, block, pixel_block,
-                              relu);
+                              dilation, groups, tau, threshold, valid_ratio, max_error, block,
+                              pixel_block, activation);
   }
 
   static Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                                   IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                                   int64_t groups, IntArrayRef devices, const OptTensor& tau,
+                                  std::optional<double> threshold,
                                   std::optional<double> valid_ratio,
                                   std::optional<double> max_error, at::OptionalIntArrayRef block,
-                                  at::OptionalIntArrayRef pixel_block, bool relu) {
+                                  at::OptionalIntArrayRef pixel_block,
+                                  std::string_view activation) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     return ops::conv2d_on_devices(cast(input), cast(weight), cast(bias), stride, padding, dilation,
-                                  groups, devices, tau, valid_ratio, max_error, block, pixel_block,
-                                  relu);
+                                  groups, devices, tau, threshold, valid_ratio, max_error, block,
+                                  pixel_block, activation);
   }
 
   static void register_ops(torch::Library& m) {
     m.impl("spamm", &spamm);
     m.impl("conv2d", &conv2d);
+    m.impl("dense_conv2d", &dense_conv2d);
     m.impl("conv2d_shards", &conv2d_shards);
     m.impl("conv2d_on_devices", &conv2d_on_devices);
     m.impl("conv2d_with_norms", &conv2d_with_norms);

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <string>
 
+#include "activation.h"
+#include "checks.h"
 #include "ops.h"
 #include "shards/copies.h"
 #include "spamm/spamm.h"
@@ -70,13 +72,13 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
 };
 
 Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                      std::optional<double> valid_ratio, std::optional<double> max_error,
-                      IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
-                      const OptTensor& input, const Scalar& beta, const Scalar& alpha,
-                      at::OptionalIntArrayRef devices) {
+                      std::optional<double> threshold, std::optional<double> valid_ratio,
+                      std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
+                      const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+                      const Scalar& alpha, at::OptionalIntArrayRef devices) {
   const auto op = [&] {
-    return ops::spamm(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha,
-                      devices);
+    return ops::spamm(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input,
+                      beta, alpha, devices);
   };
   return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
                                               a, b, input, beta, alpha);
@@ -93,21 +95,49 @@ Tensor multiply_autograd(const Tensor& a, const Tensor& b, const Tensor& norm_a,
                                               a, b, input, beta, alpha);
 }
 
+// The gradient of what an activation is applied to. relu, relu6 and leaky_relu tell from their
+// output where they pass the gradient.
+Tensor grad_before(Activation activation, const Tensor& grad, const Tensor& output) {
+  switch (activation) {
+    case Activation::kRelu:
+      return at::threshold_backward(grad, output, 0);
+    case Activation::kRelu6:
+      return at::hardtanh_backward(grad, output, 0, 6);
+    case Activation::kLeakyRelu:
+      return at::leaky_relu_backward(grad, output, kLeakySlope, /*self_is_result=*/true);
+    default:
+      return grad;
+  }
+}
+
+// Whether the gradient needs what the activation is applied to. Where a gradient is wanted, such an
+// activation is therefore torch's own, after the convolution.
+bool needs_its_argument(Activation activation) {
+  return activation == Activation::kHardswish || activation == Activation::kSilu;
+}
+
+Tensor activated(const Tensor& sums, Activation activation) {
+  return activation == Activation::kSilu ? at::silu(sums) : at::hardswish(sums);
+}
+
+// activation(convolution + bias + residual); `op` computes it.
 struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
   template <class Op>
   static Tensor forward(AutogradContext* ctx, const Op& op, const Tensor& input,
-                        const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
-                        IntArrayRef padding, IntArrayRef dilation, int64_t groups, bool relu) {
+                        const Tensor& weight, const OptTensor& bias, const OptTensor& residual,
+                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                        int64_t groups, Activation activation) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->saved_data["stride"] = stride;
     ctx->saved_data["padding"] = padding;
     ctx->saved_data["dilation"] = dilation;
     ctx->saved_data["groups"] = groups;
+    ctx->saved_data["activation"] = static_cast<int64_t>(activation);
+    ctx->saved_data["has_residual"] = residual.has_value();
     if (bias) ctx->saved_data["bias_shape"] = bias->sym_sizes();
     const Tensor output = op();
-    // A relu passes the gradient where its output is positive.
-    ctx->save_for_backward(relu ? variable_list{input, weight, output}
-                                : variable_list{input, weight});
+    ctx->save_for_backward(activation == Activation::kNone ? variable_list{input, weight}
+                                                           : variable_list{input, weight, output});
     return output;
   }
 
@@ -117,8 +147,8 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     const bool with_bias = ctx->saved_data.count("bias_shape") > 0;
     const bool batched = saved[0].dim() == 4;
     const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
-    const Tensor grad =
-        saved.size() == 3 ? at::threshold_backward(grads[0], saved[2], 0) : grads[0];
+    const auto activation = static_cast<Activation>(ctx->saved_data["activation"].toInt());
+    const Tensor grad = saved.size() == 3 ? grad_before(activation, grads[0], saved[2]) : grads[0];
     const c10::SymInt zero(0);
     const auto bias_shape =
         with_bias ? ctx->saved_data["bias_shape"].toSymIntVector() : std::vector<c10::SymInt>{};
@@ -131,25 +161,59 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
         {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
          with_bias && ctx->needs_input_grad(2)});
     if (!batched && grad_input.defined()) grad_input = grad_input.squeeze(0);
-    return {Tensor(), grad_input, grad_weight, grad_bias, Tensor(),
-            Tensor(), Tensor(),   Tensor(),    Tensor()};
+    // Tensors that are absent have no number.
+    const bool for_residual =
+        ctx->saved_data["has_residual"].toBool() && ctx->needs_input_grad(with_bias ? 3 : 2);
+    return {Tensor(), grad_input, grad_weight, grad_bias, for_residual ? grad : Tensor(),
+            Tensor(), Tensor(),   Tensor(),    Tensor(),  Tensor()};
   }
 };
 
+// A convolution with a dense gradient. `run` computes it with the activation that it is given.
+template <class Run>
+Tensor conv_with_gradient(const Run& run, const Tensor& input, const Tensor& weight,
+                          const OptTensor& bias, const OptTensor& residual, IntArrayRef stride,
+                          IntArrayRef padding, IntArrayRef dilation, int64_t groups,
+                          std::string_view activation_name) {
+  const Activation activation = check_activation(activation_name);
+  const std::initializer_list<bool> wanted = {needs_grad(input), needs_grad(weight),
+                                              needs_grad(bias), needs_grad(residual)};
+  const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
+                     std::find(wanted.begin(), wanted.end(), true) != wanted.end();
+  const Activation inside = apart ? Activation::kNone : activation;
+  const Tensor output = with_dense_gradient<Conv2dFunction>(
+      [&] { return run(name_of(inside)); }, wanted, input, weight, bias, residual, stride, padding,
+      dilation, groups, inside);
+  return apart ? activated(output, activation) : output;
+}
+
 Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                       int64_t groups, const OptTensor& tau, std::optional<double> valid_ratio,
-                       std::optional<double> max_error, at::OptionalIntArrayRef block,
-                       at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                       const OptTensor& norm_input, bool relu, bool weight_is_ready) {
-  const auto op = [&] {
-    return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                       max_error, block, pixel_block, norm_weight, norm_input, relu,
-                       weight_is_ready);
+                       int64_t groups, const OptTensor& tau, std::optional<double> threshold,
+                       std::optional<double> valid_ratio, std::optional<double> max_error,
+                       at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                       const OptTensor& norm_weight, const OptTensor& norm_input,
+                       const OptTensor& residual, std::string_view activation,
+                       bool weight_is_ready) {
+  const auto run = [&](std::string_view inside) {
+    return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, tau, threshold,
+                       valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
+                       residual, inside, weight_is_ready);
   };
-  return with_dense_gradient<Conv2dFunction>(
-      op, {needs_grad(input), needs_grad(weight), needs_grad(bias)}, input, weight, bias, stride,
-      padding, dilation, groups, relu);
+  return conv_with_gradient(run, input, weight, bias, residual, stride, padding, dilation, groups,
+                            activation);
+}
+
+Tensor dense_conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                             int64_t groups, const OptTensor& residual,
+                             std::string_view activation) {
+  const auto run = [&](std::string_view inside) {
+    return ops::dense_conv2d(input, weight, bias, stride, padding, dilation, groups, residual,
+                             inside);
+  };
+  return conv_with_gradient(run, input, weight, bias, residual, stride, padding, dilation, groups,
+                            activation);
 }
 
 // The gradients of each shard are those of its own convolution. A weight that is copied to several
@@ -157,23 +221,31 @@ Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTenso
 std::vector<Tensor> conv2d_shards_autograd(
     at::TensorList input_shards, at::TensorList weight, at::TensorList bias, IntArrayRef stride,
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-    std::optional<double> valid_ratio, std::optional<double> max_error,
-    at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block, bool relu) {
+    std::optional<double> threshold, std::optional<double> valid_ratio,
+    std::optional<double> max_error, at::OptionalIntArrayRef block,
+    at::OptionalIntArrayRef pixel_block, std::string_view activation) {
   const std::vector<Tensor> weights = shards::beside(input_shards, weight, "weight");
   const std::vector<Tensor> biases =
       bias.empty() ? std::vector<Tensor>() : shards::beside(input_shards, bias, "bias");
+  const auto wants = [](const std::vector<Tensor>& tensors) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [](const Tensor& x) { return needs_grad(x); });
+  };
+  const bool apart = needs_its_argument(check_activation(activation)) &&
+                     at::GradMode::is_enabled() &&
+                     (wants(input_shards.vec()) || wants(weights) || wants(biases));
+  const std::string_view inside = apart ? name_of(Activation::kNone) : activation;
   std::vector<Tensor> outputs = [&] {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     return ops::conv2d_shards(input_shards, weights, biases, stride, padding, dilation, groups, tau,
-                              valid_ratio, max_error, block, pixel_block, relu);
+                              threshold, valid_ratio, max_error, block, pixel_block, inside);
   }();
   for (size_t p = 0; p < outputs.size(); ++p) {
-    const Tensor &input = input_shards[p], &weight_beside = weights[p];
     const OptTensor bias_beside = biases.empty() ? OptTensor() : OptTensor(biases[p]);
-    outputs[p] = with_dense_gradient<Conv2dFunction>(
-        [&] { return outputs[p]; },
-        {needs_grad(input), needs_grad(weight_beside), needs_grad(bias_beside)}, input,
-        weight_beside, bias_beside, stride, padding, dilation, groups, relu);
+    const Tensor output = conv_with_gradient(
+        [&](std::string_view) { return outputs[p]; }, input_shards[p], weights[p], bias_beside,
+        /*residual=*/std::nullopt, stride, padding, dilation, groups, inside);
+    outputs[p] = apart ? activated(output, check_activation(activation)) : output;
   }
   return outputs;
 }
@@ -181,11 +253,12 @@ std::vector<Tensor> conv2d_shards_autograd(
 // The gradients of each part are those of its rows of A times the whole of B, which is gathered
 // beside them. The gradients of B's shards are sums over the parts, through the copies made here.
 std::vector<Tensor> spamm_shards_autograd(at::TensorList a, at::TensorList b, const OptTensor& tau,
+                                          std::optional<double> threshold,
                                           std::optional<double> valid_ratio,
                                           std::optional<double> max_error, IntArrayRef block) {
   std::vector<Tensor> outputs = [&] {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return ops::spamm_shards(a, b, tau, valid_ratio, max_error, block);
+    return ops::spamm_shards(a, b, tau, threshold, valid_ratio, max_error, block);
   }();
   const auto wants = [](at::TensorList shards) {
     return std::any_of(shards.begin(), shards.end(), [](const Tensor& x) { return needs_grad(x); });
@@ -231,7 +304,8 @@ void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   for (size_t i = 0; i < arguments.size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
     const bool differentiable = name == "input" || name == "weight" || name == "bias" ||
-                                name == "weights" || name == "biases" || name == "a" || name == "b";
+                                name == "residual" || name == "weights" || name == "biases" ||
+                                name == "a" || name == "b";
     wanted |= differentiable && needs_grad(arguments[i]);
   }
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
@@ -247,6 +321,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
+  m.impl("dense_conv2d", &dense_conv2d_autograd);
   m.impl("conv2d_shards", &conv2d_shards_autograd);
   m.impl("spamm_shards", &spamm_shards_autograd);
   for (const char* name :

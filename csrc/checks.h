@@ -2,14 +2,18 @@
 #pragma once
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <cmath>
 #include <optional>
 #include <string>
+#include <string_view>
 
+#include "activation.h"
 #include "block.h"
 #include "spamm/spamm.h"
 
@@ -178,20 +182,36 @@ inline void check_max_error(double max_error) {
   TORCH_CHECK_VALUE(max_error >= 0, "max_error must be at least 0; got ", max_error);
 }
 
-inline void check_knob(const Knob& knob) {
+// The knob of a call, checked: exactly one member is set. A threshold becomes a 0-d CPU tensor, the
+// form in which stages and kernels take a tau that the host knows.
+inline Knob checked_knob(Knob knob) {
   std::string set;
   const auto add = [&](const char* name) {
     set += (set.empty() ? "" : " and ") + std::string(name);
   };
   if (knob.tau) add("tau");
+  if (knob.threshold) add("threshold");
   if (knob.valid_ratio) add("valid_ratio");
   if (knob.max_error) add("max_error");
-  TORCH_CHECK_VALUE(
-      knob.tau.has_value() + knob.valid_ratio.has_value() + knob.max_error.has_value() == 1,
-      "exactly one of tau, valid_ratio and max_error must be given; got ",
-      set.empty() ? "none" : set);
+  TORCH_CHECK_VALUE(knob.tau.has_value() + knob.threshold.has_value() +
+                            knob.valid_ratio.has_value() + knob.max_error.has_value() ==
+                        1,
+                    "exactly one of tau, threshold, valid_ratio and max_error must be given; got ",
+                    set.empty() ? "none" : set);
   if (knob.valid_ratio) check_valid_ratio(*knob.valid_ratio);
   if (knob.max_error) check_max_error(*knob.max_error);
+  if (knob.threshold) {
+    knob.tau = c10::scalar_to_tensor(*knob.threshold);  // float64 on the CPU
+    knob.threshold.reset();
+  }
+  return knob;
+}
+
+inline Activation check_activation(std::string_view name) {
+  const std::optional<Activation> activation = find_activation(name);
+  TORCH_CHECK_VALUE(activation, "activation must be one of ", c10::Join(", ", kActivationNames),
+                    "; got '", name, "'");
+  return *activation;
 }
 
 // All arguments of a product; those that are absent are computed later. Returns the block.

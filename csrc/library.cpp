@@ -1,8 +1,15 @@
 // Every schema of the library and nothing else. Implementations register themselves in cpu/, cuda/
 // and the device-free files. Fake kernels are in Python.
+#include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
+#include <vector>
+
 TORCH_LIBRARY(spamm_torch, m) {
+  // For products and convolutions. Under torch.compile they keep the strides that eager calls have:
+  // kernels read channels-last memory as it lies, and a copy would cost what they save.
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
+
   // Stages.
   m.def("norm_map(Tensor a, int[2] block) -> Tensor");
   // Both in one launch where the device can. The matrices need not be operands of one product.
@@ -29,7 +36,8 @@ TORCH_LIBRARY(spamm_torch, m) {
   // part has the bits of the whole.
   m.def(
       "multiply(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, *, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[2]? whole=None) -> Tensor");
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[2]? whole=None) -> Tensor",
+      tags);
   // Writes a @ b to `out`, which is a part of the result of a larger product. whole: (M, N) of that
   // product. It chooses the kernel, so that each part has the bits of the whole. own_rows: rows of
   // b from first_own_row on, which need not be in b; where a kernel cannot read them beside the
@@ -53,54 +61,76 @@ TORCH_LIBRARY(spamm_torch, m) {
 
   // Pipelines.
   m.def(
-      "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? valid_ratio=None, "
+      "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? threshold=None, float? "
+      "valid_ratio=None, "
       "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None) -> Tensor");
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None) -> Tensor",
+      tags);
   // The product of operands in shards, one of A and one of B on each device. A's shards are its
   // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each
   // where A's are.
   m.def(
-      "spamm_shards(Tensor[] a, Tensor[] b, *, Tensor? tau=None, float? valid_ratio=None, "
-      "float? max_error=None, int[3] block=64) -> Tensor[]");
-  // weight_is_ready: the caller promises that the weight was complete before this call, or before
-  // each replay of a captured graph. Kernels may then read it while earlier kernels on the stream
-  // still run.
+      "spamm_shards(Tensor[] a, Tensor[] b, *, Tensor? tau=None, float? threshold=None, float? "
+      "valid_ratio=None, "
+      "float? max_error=None, int[3] block=64) -> Tensor[]",
+      tags);
+  // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
+  // is activation(convolution + bias + residual); activation.h names the activations. A convolution
+  // of groups that the host knows to skip nothing is dense_conv2d's. weight_is_ready: the caller
+  // promises that the weight was complete before this call, or before each replay of a captured
+  // graph. Kernels may then read it while earlier kernels on the stream still run.
   m.def(
       "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, "
-      "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? valid_ratio=None, "
+      "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? threshold=None, float? "
+      "valid_ratio=None, "
       "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
-      "Tensor? norm_weight=None, Tensor? norm_input=None, bool relu=False, "
-      "bool weight_is_ready=False) -> Tensor");
+      "Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, str "
+      "activation=\"none\", "
+      "bool weight_is_ready=False) -> Tensor",
+      tags);
+  // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
+  // the three. Nothing is skipped.
+  m.def(
+      "dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? residual=None, "
+      "str activation=\"none\") -> Tensor",
+      tags);
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
   // images. The results are those of the whole batch, bit for bit, if the devices are alike.
   m.def(
       "conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, int[2] stride=1, "
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
-      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, bool relu=False) -> Tensor[]");
+      "float? threshold=None, float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, str activation=\"none\") -> Tensor[]",
+      tags);
   // Sends the images to these CUDA devices, calls conv2d_shards, and gathers the result.
   m.def(
       "conv2d_on_devices(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, int[] devices, Tensor? tau=None, "
-      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, bool relu=False) -> Tensor");
+      "float? threshold=None, float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, str activation=\"none\") -> Tensor",
+      tags);
   // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
   m.def(
       "conv2d_with_norms(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
-      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, "
-      "bool relu=False, bool weight_is_ready=False) -> (Tensor, Tensor)");
+      "float? threshold=None, float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? "
+      "residual=None, "
+      "str activation=\"none\", bool weight_is_ready=False) -> (Tensor, Tensor)",
+      tags);
   // torch's max pooling of a batch, and the output norms. No gradient.
   m.def(
       "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
-      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)");
+      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
+      tags);
   // Runs these two ops layer after layer and passes output norms on. No gradient. conv/chain.cpp
   // documents the encoding of `layers`.
   m.def(
       "chain(Tensor input, Tensor[] weights, Tensor?[] biases, Tensor?[] norm_weights, "
-      "Tensor[] knobs, int[] layers) -> Tensor");
+      "Tensor[] knobs, int[] layers) -> Tensor",
+      tags);
   // Norms (groups, MB, KB) of conv2d's weight matrix. Modules pin them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "

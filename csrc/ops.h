@@ -6,6 +6,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <optional>
+#include <string_view>
 #include <tuple>
 #include <vector>
 
@@ -28,64 +29,78 @@ inline std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, In
 }
 
 inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                    std::optional<double> valid_ratio, std::optional<double> max_error,
-                    IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b,
-                    const OptTensor& input, const Scalar& beta, const Scalar& alpha,
-                    OptionalIntArrayRef devices) {
+                    std::optional<double> threshold, std::optional<double> valid_ratio,
+                    std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
+                    const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+                    const Scalar& alpha, OptionalIntArrayRef devices) {
   static const auto op = find<decltype(ops::spamm)>("spamm_torch::spamm");
-  return op.call(a, b, tau, valid_ratio, max_error, block, norm_a, norm_b, input, beta, alpha,
-                 devices);
+  return op.call(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input, beta,
+                 alpha, devices);
 }
 
 inline std::vector<Tensor> spamm_shards(at::TensorList a, at::TensorList b, const OptTensor& tau,
+                                        std::optional<double> threshold,
                                         std::optional<double> valid_ratio,
                                         std::optional<double> max_error, IntArrayRef block) {
   static const auto op = find<decltype(ops::spamm_shards)>("spamm_torch::spamm_shards");
-  return op.call(a, b, tau, valid_ratio, max_error, block);
+  return op.call(a, b, tau, threshold, valid_ratio, max_error, block);
 }
 
 inline Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                     const OptTensor& tau, std::optional<double> valid_ratio,
-                     std::optional<double> max_error, OptionalIntArrayRef block,
-                     OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                     const OptTensor& norm_input, bool relu, bool weight_is_ready) {
+                     const OptTensor& tau, std::optional<double> threshold,
+                     std::optional<double> valid_ratio, std::optional<double> max_error,
+                     OptionalIntArrayRef block, OptionalIntArrayRef pixel_block,
+                     const OptTensor& norm_weight, const OptTensor& norm_input,
+                     const OptTensor& residual, std::string_view activation, bool weight_is_ready) {
   static const auto op = find<decltype(ops::conv2d)>("spamm_torch::conv2d");
-  return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                 max_error, block, pixel_block, norm_weight, norm_input, relu, weight_is_ready);
+  return op.call(input, weight, bias, stride, padding, dilation, groups, tau, threshold,
+                 valid_ratio, max_error, block, pixel_block, norm_weight, norm_input, residual,
+                 activation, weight_is_ready);
+}
+
+inline Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                           IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                           int64_t groups, const OptTensor& residual, std::string_view activation) {
+  static const auto op = find<decltype(ops::dense_conv2d)>("spamm_torch::dense_conv2d");
+  return op.call(input, weight, bias, stride, padding, dilation, groups, residual, activation);
 }
 
 inline std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
                                          at::TensorList bias, IntArrayRef stride,
                                          IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                                         const OptTensor& tau, std::optional<double> valid_ratio,
+                                         const OptTensor& tau, std::optional<double> threshold,
+                                         std::optional<double> valid_ratio,
                                          std::optional<double> max_error, OptionalIntArrayRef block,
-                                         OptionalIntArrayRef pixel_block, bool relu) {
+                                         OptionalIntArrayRef pixel_block,
+                                         std::string_view activation) {
   static const auto op = find<decltype(ops::conv2d_shards)>("spamm_torch::conv2d_shards");
-  return op.call(input_shards, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                 max_error, block, pixel_block, relu);
+  return op.call(input_shards, weight, bias, stride, padding, dilation, groups, tau, threshold,
+                 valid_ratio, max_error, block, pixel_block, activation);
 }
 
 inline Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                                 int64_t groups, IntArrayRef devices, const OptTensor& tau,
-                                std::optional<double> valid_ratio, std::optional<double> max_error,
-                                OptionalIntArrayRef block, OptionalIntArrayRef pixel_block,
-                                bool relu) {
+                                std::optional<double> threshold, std::optional<double> valid_ratio,
+                                std::optional<double> max_error, OptionalIntArrayRef block,
+                                OptionalIntArrayRef pixel_block, std::string_view activation) {
   static const auto op = find<decltype(ops::conv2d_on_devices)>("spamm_torch::conv2d_on_devices");
-  return op.call(input, weight, bias, stride, padding, dilation, groups, devices, tau, valid_ratio,
-                 max_error, block, pixel_block, relu);
+  return op.call(input, weight, bias, stride, padding, dilation, groups, devices, tau, threshold,
+                 valid_ratio, max_error, block, pixel_block, activation);
 }
 
 inline std::tuple<Tensor, Tensor> conv2d_with_norms(
     const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-    std::optional<double> valid_ratio, std::optional<double> max_error, OptionalIntArrayRef block,
-    OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, const OptTensor& norm_input,
-    bool relu, bool weight_is_ready) {
+    std::optional<double> threshold, std::optional<double> valid_ratio,
+    std::optional<double> max_error, OptionalIntArrayRef block, OptionalIntArrayRef pixel_block,
+    const OptTensor& norm_weight, const OptTensor& norm_input, const OptTensor& residual,
+    std::string_view activation, bool weight_is_ready) {
   static const auto op = find<decltype(ops::conv2d_with_norms)>("spamm_torch::conv2d_with_norms");
-  return op.call(input, weight, bias, stride, padding, dilation, groups, tau, valid_ratio,
-                 max_error, block, pixel_block, norm_weight, norm_input, relu, weight_is_ready);
+  return op.call(input, weight, bias, stride, padding, dilation, groups, tau, threshold,
+                 valid_ratio, max_error, block, pixel_block, norm_weight, norm_input, residual,
+                 activation, weight_is_ready);
 }
 
 }  // namespace spamm::ops

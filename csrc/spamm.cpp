@@ -38,13 +38,13 @@ std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArr
 }
 
 Tensor spamm_op(const Tensor& a, const Tensor& b, const std::optional<Tensor>& tau,
-                std::optional<double> valid_ratio, std::optional<double> max_error,
-                IntArrayRef block, const std::optional<Tensor>& norm_a,
-                const std::optional<Tensor>& norm_b, const std::optional<Tensor>& input,
-                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices) {
-  const Knob knob = {tau, valid_ratio, max_error};
+                std::optional<double> threshold, std::optional<double> valid_ratio,
+                std::optional<double> max_error, IntArrayRef block,
+                const std::optional<Tensor>& norm_a, const std::optional<Tensor>& norm_b,
+                const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha,
+                at::OptionalIntArrayRef devices) {
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
   check_operands(a, b);
-  check_knob(knob);
   const SpammArguments arguments{a, b, knob, block, norm_a, norm_b, input, beta, alpha};
   return devices ? shards::spamm_on_devices(arguments, *devices) : spamm_by_stages(arguments);
 }

@@ -9,6 +9,17 @@
 
 namespace spamm {
 
+// The number in a 0-d CPU tensor. A float64 is read directly, because item() goes through the
+// dispatcher.
+inline double host_scalar(const at::Tensor& tau) {
+  return tau.scalar_type() == at::kDouble ? *tau.const_data_ptr<double>() : tau.item<double>();
+}
+
+// Whether the host knows that nothing is skipped: tau is on the CPU, and not above 0 (or NaN).
+inline bool skips_nothing(const Knob& checked) {
+  return checked.tau && checked.tau->is_cpu() && !(host_scalar(*checked.tau) > 0);
+}
+
 // The 0-d threshold for a knob that has been checked. `skip_norm_b`: see error_bound.
 at::Tensor threshold_from_knob(const at::Tensor& norm_a, const at::Tensor& norm_b, const Knob& knob,
                                const std::optional<at::Tensor>& skip_norm_b = std::nullopt);

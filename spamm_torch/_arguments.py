@@ -17,13 +17,20 @@ from torch import Tensor
 from torch.masked import MaskedTensor
 
 EDGES = (32, 64, 128)
+# In the order of csrc/activation.h, whose numbers the op chain takes.
+ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Knobs(TypedDict):
-    """The one knob given, as keyword arguments of an op."""
+    """The one knob given, as keyword arguments of an op.
+
+    A ``tau`` that is a number is the op's ``threshold``, and no tensor enters a compiled graph. One
+    that torch.compile has found to change from call to call remains a tensor.
+    """
 
     tau: Tensor | None
+    threshold: float | None
     valid_ratio: float | None
     max_error: float | None
 
@@ -36,11 +43,26 @@ def as_knobs(
 ) -> Knobs:
     """The op's keyword arguments for the one knob given; raises as :func:`check_knobs`."""
     check_knobs(tau, valid_ratio, max_error)
+    threshold = None
+    if tau is not None and not isinstance(tau, Tensor):
+        if torch.compiler.is_compiling() and not _is_constant(tau):
+            tau = as_tau(tau)  # a number in the schema would compile anew for each value
+        else:
+            threshold = float(tau)
     return {
-        "tau": None if tau is None else as_tau(tau),
+        "tau": tau if isinstance(tau, Tensor) else None,
+        "threshold": threshold,
         "valid_ratio": valid_ratio,
         "max_error": max_error,
     }
+
+
+def _is_constant(number: Any) -> bool:
+    """Whether a number that is traced has the same value in each call, as far as is known."""
+    from torch.fx.experimental.symbolic_shapes import has_static_value  # takes half a second
+
+    followed = isinstance(number, (float, int, torch.SymFloat, torch.SymInt))
+    return not followed or has_static_value(number)
 
 
 def check_knobs(
@@ -115,6 +137,11 @@ def as_tau(tau: float | Tensor) -> Tensor:
     return torch.tensor(tau, dtype=torch.float64, device="cpu")
 
 
+def held_tau(knobs: Knobs) -> Tensor | None:
+    """The threshold of checked knobs as a 0-d tensor; None if it is to be searched for."""
+    return knobs["tau"] if knobs["threshold"] is None else as_tau(knobs["threshold"])
+
+
 # ---- Numbers ------------------------------------------------------------------------------------
 
 
@@ -155,6 +182,28 @@ def check_integers(value: Any, name: str) -> None:
     every = value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
     if not all(map(is_integer, every)):
         raise TypeError(f"{name} must be an integer or a pair of integers; got {value!r}")
+
+
+# ---- Activations --------------------------------------------------------------------------------
+
+
+def as_activation(activation: Any, relu: Any = False) -> str:
+    """The name that ops take; ``relu=True`` is another way to say "relu".
+
+    ValueError for another name, and for both; TypeError for what is no name or no bool.
+    """
+    check_bool(relu, "relu")
+    if activation is None:
+        return "relu" if relu else "none"
+    if relu:
+        raise ValueError(
+            f"activation must not be given with relu=True, which means 'relu'; got {activation!r}"
+        )
+    if not isinstance(activation, str):
+        raise TypeError(f"activation must be a string or None; got {activation!r}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}")
+    return activation
 
 
 # ---- Blocks -------------------------------------------------------------------------------------

@@ -17,7 +17,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ._arguments import as_knobs, check_block, check_bool, check_operands, check_tensor, dtype_name
+from ._arguments import (
+    as_knobs,
+    check_block,
+    check_bool,
+    check_operands,
+    check_tensor,
+    dtype_name,
+    held_tau,
+)
 from ._axis import Axis
 from ._info import multiplied_dtype
 from ._rank_product import Settings
@@ -83,8 +91,9 @@ def read_call(
             f"{a.device}"
         )
     checked = as_knobs(**knobs)
-    if checked["tau"] is not None:
-        checked["tau"] = checked["tau"].double().cpu()
+    tau = held_tau(checked)
+    if tau is not None:  # in one form, so that it can be compared between ranks
+        checked["tau"], checked["threshold"] = tau.double().cpu(), None
     check_bool(balance, "balance")
     return Call(a, b, Settings(checked, check_block(block), balance), kind)
 

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
 
 from ._arguments import (
+    ACTIVATIONS,
     check_block,
     check_block_pair,
     check_knobs,
@@ -137,11 +138,28 @@ def _check_tau(tau: Tensor, device: torch.device) -> None:
 
 
 def _check_knobs(
-    tau: Tensor | None, valid_ratio: float | None, max_error: float | None, device: torch.device
+    tau: Tensor | None,
+    threshold: float | None,
+    valid_ratio: float | None,
+    max_error: float | None,
+    device: torch.device,
 ) -> None:
-    check_knobs(tau, valid_ratio, max_error)
+    _check_one_knob(tau, threshold, valid_ratio, max_error)
     if tau is not None:
         _check_tau(tau, device)
+
+
+def _check_one_knob(
+    tau: Tensor | None,
+    threshold: float | None,
+    valid_ratio: float | None,
+    max_error: float | None,
+) -> None:
+    torch._check_value(
+        tau is None or threshold is None,
+        lambda: "tau and threshold must not both be given; got both",
+    )
+    check_knobs(threshold if tau is None else tau, valid_ratio, max_error)
 
 
 def _product(
@@ -323,6 +341,7 @@ def _(
     a: Tensor,
     b: Tensor,
     tau: Tensor | None = None,
+    threshold: float | None = None,
     valid_ratio: float | None = None,
     max_error: float | None = None,
     block: Sequence[int] = (64, 64, 64),
@@ -334,7 +353,7 @@ def _(
     devices: Sequence[int] | None = None,
 ) -> Tensor:
     _check_operands(a, b, block)
-    _check_knobs(tau, valid_ratio, max_error, a.device)
+    _check_knobs(tau, threshold, valid_ratio, max_error, a.device)
     return _product(a, b, block, norm_a, norm_b, input)
 
 
@@ -343,12 +362,13 @@ def _(
     a: Sequence[Tensor],
     b: Sequence[Tensor],
     tau: Tensor | None = None,
+    threshold: float | None = None,
     valid_ratio: float | None = None,
     max_error: float | None = None,
     block: Sequence[int] = (64, 64, 64),
 ) -> list[Tensor]:
     check_block(block)
-    check_knobs(tau, valid_ratio, max_error)
+    _check_one_knob(tau, threshold, valid_ratio, max_error)
     return [shard.new_empty(shard.shape[0], b[0].shape[1]) for shard in a]
 
 
@@ -425,16 +445,19 @@ def _fake_conv2d(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
     tau: Tensor | None = None,
+    threshold: float | None = None,
     valid_ratio: float | None = None,
     max_error: float | None = None,
     block: Sequence[int] | None = None,
     pixel_block: Sequence[int] | None = None,
     norm_weight: Tensor | None = None,
     norm_input: Tensor | None = None,
-    relu: bool = False,
+    residual: Tensor | None = None,
+    activation: str = "none",
     weight_is_ready: bool = False,
 ) -> Tensor:
-    _check_knobs(tau, valid_ratio, max_error, input.device)
+    _check_knobs(tau, threshold, valid_ratio, max_error, input.device)
+    _check_activation(activation)
     _check_conv_weight(weight, groups)
     _check_conv_operands(input, weight, bias, groups)
     blocks = _conv_blocks(weight, groups, block, pixel_block)
@@ -447,6 +470,18 @@ def _fake_conv2d(
         _check_dtype(norm_input, _norm_dtype(input), "norm_input")
         _check_device(norm_input, input.device, "norm_input")
         _check_shape(norm_input, _layer_norms_shape(batch), "norm_input")
+    output = _conv_output(batch, weight, stride, padding, dilation)
+    return _with_residual(output if input.dim() == 4 else output.squeeze(0), residual)
+
+
+def _conv_output(
+    batch: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """The output of a convolution of a batch, channels last if the batch or the weight is."""
     stride = _check_pair(stride, 1, "stride")
     padding = _check_pair(padding, 0, "padding")
     dilation = _check_pair(dilation, 1, "dilation")
@@ -461,16 +496,51 @@ def _fake_conv2d(
     )
     sides = [(p - w) // s + 1 for p, w, s in zip(padded, windows, stride, strict=True)]
     channels_last = torch.channels_last in map(suggest_memory_format, (batch, weight))
-    output = torch.empty(
+    return torch.empty(
         (batch.shape[0], weight.shape[0], *sides),
-        dtype=input.dtype,
-        device=input.device,
+        dtype=batch.dtype,
+        device=batch.device,
         memory_format=torch.channels_last if channels_last else torch.contiguous_format,
     )
-    return output if input.dim() == 4 else output.squeeze(0)
+
+
+def _with_residual(output: Tensor, residual: Tensor | None) -> Tensor:
+    """The output, if a residual can be added to it."""
+    if residual is not None:
+        _check_dtype(residual, output.dtype, "residual")
+        _check_device(residual, output.device, "residual")
+        _check_shape(residual, output.shape, "residual")
+    return output
+
+
+def _check_activation(activation: str) -> None:
+    torch._check_value(
+        activation in ACTIVATIONS,
+        lambda: f"activation must be one of {', '.join(ACTIVATIONS)}; got {activation!r}",
+    )
 
 
 register_fake("spamm_torch::conv2d")(_fake_conv2d)
+
+
+@register_fake("spamm_torch::dense_conv2d")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    _check_activation(activation)
+    _check_conv_weight(weight, groups)
+    _check_conv_operands(input, weight, bias, groups)
+    batch = input if input.dim() == 4 else input.unsqueeze(0)
+    output = _conv_output(batch, weight, stride, padding, dilation)
+    return _with_residual(output if input.dim() == 4 else output.squeeze(0), residual)
 
 
 def _beside(shards: Sequence[Tensor], given: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -497,11 +567,12 @@ def _(
     dilation: Sequence[int] = (1, 1),
     groups: int = 1,
     tau: Tensor | None = None,
+    threshold: float | None = None,
     valid_ratio: float | None = None,
     max_error: float | None = None,
     block: Sequence[int] | None = None,
     pixel_block: Sequence[int] | None = None,
-    relu: bool = False,
+    activation: str = "none",
 ) -> list[Tensor]:
     torch._check_value(
         len(input_shards) > 0, lambda: "input_shards must hold at least one shard; got none"
@@ -527,16 +598,21 @@ def _(
             dilation,
             groups,
             tau if tau is None or tau.device.type == "cpu" else tau.to(shard.device),
+            threshold,
             valid_ratio,
             max_error,
             block,
             pixel_block,
+            activation=activation,
         )
         for shard, weight, bias in zip(input_shards, weights, biases, strict=True)
     ]
     images = [shard.shape[0] for shard in input_shards]
     edges = conv_block(weight[0].shape[0] // groups, weight[0].shape[1], block, pixel_block)
-    block_images = (pixel_block or default_pixel_block(tau is not None, sum(images), edges[2]))[0]
+    block_images = (
+        pixel_block
+        or default_pixel_block(tau is not None or threshold is not None, sum(images), edges[2])
+    )[0]
     images_left = sum(images)
     for count in images:
         images_left -= count
@@ -641,7 +717,13 @@ def run_layers(
             continue
         _check_weights(convolutions < len(weights), weights)
         geometry: Any = *pairs(3), *take(1)
-        _relu, _weight_is_ready, knob = take(3)
+        activation, _weight_is_ready, knob = take(3)
+        torch._check_value(
+            0 <= activation < len(ACTIVATIONS),
+            lambda activation=activation: (
+                f"an activation must be a number from 0 to {len(ACTIVATIONS) - 1}; got {activation}"
+            ),
+        )
         torch._check_value(
             knob in (TAU, VALID_RATIO, MAX_ERROR),
             lambda knob=knob: (

@@ -44,7 +44,9 @@ def skip_info(
     ``skip_norm_b`` decides what is skipped where that is not ``norm_b``, which measures errors.
     """
     deciding = norm_b if skip_norm_b is None else skip_norm_b
-    if knobs["tau"] is not None:
+    if knobs["threshold"] is not None:
+        tau = norm_a.new_full((), knobs["threshold"])
+    elif knobs["tau"] is not None:
         tau = norm_a.new_zeros(()).add(knobs["tau"]).to(norm_a.dtype)  # copies no host memory
     elif knobs["valid_ratio"] is not None:
         tau = _ops.find_tau(norm_a, deciding, knobs["valid_ratio"])

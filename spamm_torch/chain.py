@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from ._arguments import as_tau, check_block
+from ._arguments import ACTIVATIONS, as_activation, as_tau, check_block
 from .nn import SpAMMConv2d, takes_ready_weights
 
 _ops = torch.ops.spamm_torch
@@ -159,7 +159,8 @@ def _encode_convolution(layer: Any, ready_weights: bool) -> tuple[Any, ...]:
     block = _DEFAULT_EDGES if layer.block is None else check_block(layer.block)
     settings = (
         *(CONVOLUTION, *layer.stride, *layer.padding, *layer.dilation, layer.groups),
-        *(layer.relu, is_pinned and ready_weights, kind),
+        ACTIVATIONS.index(as_activation(layer.activation)),
+        *(is_pinned and ready_weights, kind),
         *(*block, *(layer.pixel_block or _DEFAULT_EDGES)),
     )
     return weight, parameters["bias"], norms, knob, settings

@@ -39,12 +39,12 @@ from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ._arguments import (
     Knobs,
+    as_activation,
     as_devices,
     as_knobs,
     as_tau,
     check_block,
     check_block_pair,
-    check_bool,
     check_integer,
     check_integers,
     check_max_error,
@@ -88,6 +88,8 @@ if TYPE_CHECKING:
         pixel_block: Sequence[int] | None
         norm_weight: Tensor | None
         norm_input: Tensor | None
+        residual: Tensor | None
+        activation: str | None
         relu: bool
         devices: Sequence[int | str | torch.device] | None
 
@@ -836,12 +838,16 @@ def conv2d(
     pixel_block: Sequence[int] | None = None,
     norm_weight: Tensor | None = None,
     norm_input: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str | None = None,
     relu: bool = False,
     devices: Sequence[int | str | torch.device] | None = None,
     return_norms: bool = False,
     return_info: bool = False,
 ) -> Any:
     """Approximate ``torch.nn.functional.conv2d``, as weight matrix (A) times im2col matrix (B).
+
+    The result is activation(convolution + bias + residual).
 
     M = out channels, K = (kh, kw, in channels) with each (kh, kw) padded to a multiple of the
     block's k, N = output pixels of all images, tiled by pixel blocks. Exactly one of the knobs tau,
@@ -875,11 +881,17 @@ def conv2d(
         norm_input: the input's norms where the layer before computed them (``return_norms``, and
             nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
             a convolution that needs no im2col matrix; elsewhere norms are computed anew.
-        relu: rectify the result; in the convolution's own kernel where that needs no im2col matrix.
+        residual: added to the result before the activation: of the output's shape, dtype and
+            device, in any memory format (the output's is read fastest). Its gradient is dense.
+        activation: what is applied last: "relu", "relu6", "hardswish", "silu", "leaky_relu" (slope
+            0.01), or "none" as None. NaN stays NaN. Where the device's kernel computes bias,
+            residual and activation, they are rounded once; elsewhere each is a pass of its own,
+            and so are "hardswish" and "silu" where a gradient is wanted.
+        relu: True is activation="relu".
         devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct: each
             gets whole pixel blocks of images. The result lies where ``input`` lies and, if the
             devices are of one model, has the bits of one device's. Without ``norm_weight``,
-            ``norm_input`` and ``return_norms``. The images travel in each call: see
+            ``norm_input``, ``residual`` and ``return_norms``. The images travel in each call: see
             :func:`conv2d_shards` for images that already lie on several devices.
         return_norms: return a pair, the output and its norms as norm_input of the next layer, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
@@ -895,11 +907,15 @@ def conv2d(
 
     Raises:
         ValueError: none or several knobs, a knob out of range or NaN, a block or pixel_block of
-            other sizes, another string as padding, ``devices`` that are none, repeated or absent,
-            or with an argument that they exclude.
+            other sizes, another string as padding, another activation or one with ``relu=True``,
+            ``devices`` that are none, repeated or absent, or with an argument that they exclude.
         TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, a stride,
-            padding, dilation or groups that is not made of integers, or a ``relu`` that is no bool.
+            padding, dilation or groups that is not made of integers, an ``activation`` that is no
+            string, or a ``relu`` that is no bool.
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
+
+    A convolution with groups and a float ``tau`` <= 0, or such a 0-d tensor on the CPU, is torch's
+    own dense convolution: blocks that the channels of a group do not fill are slow.
 
     On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
     bytes, and float32 without TF32 in blocks of 64 and more and 32 channels or more on Hopper, but
@@ -919,20 +935,25 @@ def conv2d(
     check_optional_tensor(bias, "bias")
     check_optional_tensor(norm_weight, "norm_weight")
     check_optional_tensor(norm_input, "norm_input")
+    check_optional_tensor(residual, "residual")
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
-    check_bool(relu, "relu")
+    epilogue = as_activation(activation, relu)
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     else:
         check_integers(padding, "padding")
     knobs = as_knobs(tau, valid_ratio, max_error)
-    more: dict[str, Any] = {"norm_weight": norm_weight, "norm_input": norm_input}
+    more: dict[str, Any] = {
+        "norm_weight": norm_weight,
+        "norm_input": norm_input,
+        "residual": residual,
+    }
     if devices is None:
         op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
     else:
-        _check_without_norms({**more, "return_norms": return_norms or None})
+        _check_of_devices({**more, "return_norms": return_norms or None})
         op, more = _ops.conv2d_on_devices, {"devices": as_devices(devices)}
     result = op(
         input,
@@ -945,7 +966,7 @@ def conv2d(
         **knobs,
         block=None if block is None else check_block(block),
         pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
-        relu=relu,
+        activation=epilogue,
         **more,
     )
     if not return_info:
@@ -961,11 +982,11 @@ def conv2d(
     )
 
 
-def _check_without_norms(arguments: dict[str, Any]) -> None:
+def _check_of_devices(arguments: dict[str, Any]) -> None:
     given = [name for name, value in arguments.items() if value is not None]
     if given:
         raise ValueError(
-            "devices must be given without norm_weight, norm_input and return_norms; got "
+            "devices must be given without norm_weight, norm_input, residual and return_norms; got "
             + " and ".join(given)
         )
 
@@ -985,7 +1006,7 @@ def _conv2d_info(
     out_channels, in_channels, height, width = weight.shape
     edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
     images, rows, columns = pixel_block or default_pixel_block(
-        knobs["tau"] is not None, batch.shape[0], edges[2]
+        knobs["tau"] is not None or knobs["threshold"] is not None, batch.shape[0], edges[2]
     )
     pixels = (images, rows, columns)
     if norm_weight is None:
@@ -1010,6 +1031,7 @@ def conv2d_shards(
     max_error: float | None = None,
     block: int | Sequence[int] | None = None,
     pixel_block: Sequence[int] | None = None,
+    activation: str | None = None,
     relu: bool = False,
 ) -> list[Tensor]:
     """:func:`conv2d` of a batch whose images lie on several devices. Exactly one knob is given.
@@ -1035,7 +1057,7 @@ def conv2d_shards(
         max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
             * norm(B), over all images.
         block, pixel_block: as :func:`conv2d`; their defaults follow the whole batch.
-        relu: rectify the results.
+        activation, relu: as :func:`conv2d`, but there is no residual.
 
     Returns:
         A result (images, out_channels, height, width) beside each shard. They have the bits of
@@ -1047,9 +1069,10 @@ def conv2d_shards(
     Raises:
         ValueError: none or several knobs, a knob out of range, a block or pixel_block of other
             sizes, no shard, shards that are not whole pixel blocks, weights or biases that are
-            neither one nor as many as the shards.
+            neither one nor as many as the shards, another activation or one with ``relu=True``.
         TypeError: a dtype that is not supported, tensors of several dtypes, no dense tensor, an
-            argument that is not made of integers, or a ``relu`` that is no bool.
+            argument that is not made of integers, an ``activation`` that is no string, or a
+            ``relu`` that is no bool.
         RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     check_tensors(input_shards, "input_shards")
@@ -1058,7 +1081,7 @@ def conv2d_shards(
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
-    check_bool(relu, "relu")
+    epilogue = as_activation(activation, relu)
     shards = list(input_shards)
     if isinstance(padding, str):
         both = [
@@ -1079,7 +1102,7 @@ def conv2d_shards(
         **as_knobs(tau, valid_ratio, max_error),
         block=None if block is None else check_block(block),
         pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
-        relu=relu,
+        activation=epilogue,
     )
 
 

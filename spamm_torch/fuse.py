@@ -240,8 +240,8 @@ def _reason_not_to_fold(into: Any, layer: nn.Module) -> str | None:
         return reason
     if isinstance(into, nn.Linear):
         return None if type(layer) is nn.ReLU else "behind a linear layer"
-    if into.relu:
-        return "behind a ReLU"
+    if into.activation not in (None, "none"):
+        return "behind a ReLU" if into.relu else f"behind the activation {into.activation}"
     if isinstance(layer, nn.BatchNorm2d) and layer.running_mean is None:
         return "keeps no running statistics"
     return None

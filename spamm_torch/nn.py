@@ -6,6 +6,7 @@ initialisation and state dicts are those of torch's modules, so that weights mov
 dense and the approximate form. Training works: gradients are those of the dense layer.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,16 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ._arguments import as_knobs, as_tau, check_block, check_knobs, check_pixel_block
+from ._arguments import (
+    as_activation,
+    as_knobs,
+    as_tau,
+    check_block,
+    check_bool,
+    check_knobs,
+    check_pixel_block,
+    is_number,
+)
 from .functional import conv2d, linear, norm_map
 
 _ops = torch.ops.spamm_torch
@@ -338,20 +348,30 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             :func:`spamm_torch.conv2d`.
         pixel_block: (images, rows, columns), powers of two whose product is the block's n, or None
             for the default.
-        relu: rectify the result, in the same kernel where the device has one for it: for layers
-            that a ReLU follows. The dense twin has no such option, so that ``to_dense`` refuses.
+        activation: applied to the result, in the same kernel where the device has one for it:
+            "relu", "relu6", "hardswish", "silu", "leaky_relu" (slope 0.01), or None. For layers
+            that such a module follows. The dense twin has no such option, so that ``to_dense``
+            refuses.
+        relu: True is activation="relu".
+
+    With groups and a float ``tau`` <= 0 the layer is torch's own dense convolution.
+
+    Attributes:
+        activation: as the argument; may be set.
+        relu: whether it is "relu". Setting it sets or clears that activation.
 
     Shape, memory format and dtype of input and output are those of ``torch.nn.Conv2d``.
 
-    Raises ValueError for a knob, block or pixel_block out of range, and where not exactly one knob
-    is given; TypeError for a knob of another type; RuntimeError for a ``tau`` that is not 0-d or
-    requires a gradient.
+    Raises ValueError for a knob, block, pixel_block or activation out of range, where not exactly
+    one knob is given, and for an activation with ``relu=True``; TypeError for a knob or activation
+    of another type; RuntimeError for a ``tau`` that is not 0-d or requires a gradient.
     """
 
     _dense = nn.Conv2d
 
     block: Block | None
     pixel_block: Sequence[int] | None
+    activation: str | None
 
     def __init__(
         self,
@@ -372,9 +392,11 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         max_error: float | None = None,
         block: Block | None = None,
         pixel_block: Sequence[int] | None = None,
+        activation: str | None = None,
         relu: bool = False,
     ) -> None:
         check_knobs(tau, valid_ratio, max_error)
+        name = as_activation(activation, relu)
         if block is not None:
             check_block(block)
         if pixel_block is not None:
@@ -399,7 +421,18 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             block=block,
             pixel_block=pixel_block,
         )
-        self.relu = relu
+        self.activation = None if name == "none" else name
+
+    @property
+    def relu(self) -> bool:
+        """Whether the activation is "relu"."""
+        return self.activation == "relu"
+
+    @relu.setter
+    def relu(self, value: bool) -> None:
+        check_bool(value, "relu")
+        if value or self.relu:
+            self.activation = "relu" if value else None
 
     @classmethod
     def from_dense(
@@ -411,39 +444,54 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         max_error: float | None = None,
         block: Block | None = None,
         pixel_block: Sequence[int] | None = None,
+        activation: str | None = None,
         relu: bool | None = None,
     ) -> "SpAMMConv2d":
         """A SpAMMConv2d that shares the very same Parameters with an ``nn.Conv2d``.
 
-        ``relu=None`` keeps what the module does: False, but for a SpAMMConv2d its own; the other
-        arguments are the constructor's, and raise as there. Training mode, device and dtype are the
-        module's; its hooks are not copied. Raises TypeError for a module that computes differently
-        from ``nn.Conv2d`` or whose weight is not a Parameter.
+        With neither ``activation`` nor ``relu`` a SpAMMConv2d keeps its own activation ("none" or
+        ``relu=False`` clears it); the other arguments are the constructor's, and raise as there.
+        Training mode, device and dtype are the module's; its hooks are not copied. Raises TypeError
+        for a module that computes differently from ``nn.Conv2d`` or whose weight is not a
+        Parameter. Warns where groups of fewer than 32 channels will make it slow: a float ``tau``
+        <= 0 makes such a layer torch's own convolution.
         """
-        return cls._from_dense(
+        if activation is None and relu is None:
+            activation = getattr(module, "activation", None)
+        layer = cls._from_dense(
             module,
             tau=tau,
             valid_ratio=valid_ratio,
             max_error=max_error,
             block=block,
             pixel_block=pixel_block,
-            relu=getattr(module, "relu", False) if relu is None else relu,
+            activation=activation,
+            relu=False if relu is None else relu,
         )
+        if (reason := _reason_slow(layer)) is not None:
+            warnings.warn(reason, stacklevel=2)
+        return layer
 
     def to_dense(self) -> nn.Module:
         """torch's own module with the very same Parameters, in the same training mode.
 
-        Raises ValueError where ``relu`` is set: ``nn.Conv2d`` cannot do the same.
+        Raises ValueError where ``activation`` is set: ``nn.Conv2d`` cannot do the same.
         """
-        if self.relu:
+        if as_activation(self.activation) != "none":
             raise ValueError(
-                "to_dense expects relu=False, since nn.Conv2d does not rectify; got relu=True "
-                "(clear it and put an nn.ReLU behind the module)"
+                "to_dense expects relu=False and no activation, since nn.Conv2d has none; got "
+                f"{self._shown_activation()} (clear it and put such a module behind this one)"
             )
         return super().to_dense()
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (", relu=True" if self.relu else "")
+        shown = self._shown_activation()
+        return super().extra_repr() + (f", {shown}" if shown else "")
+
+    def _shown_activation(self) -> str:
+        if self.activation in (None, "none"):
+            return ""
+        return "relu=True" if self.relu else f"activation={self.activation!r}"
 
     @staticmethod
     def _arguments(module: Any) -> dict[str, Any]:
@@ -481,13 +529,27 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             "block": self.block,
             "pixel_block": self.pixel_block,
             "norm_weight": norm_weight,
-            "relu": self.relu,
+            "activation": as_activation(self.activation),
         }
         is_resolved = isinstance(input, Tensor) and not isinstance(padding, str)
         if norm_weight is not None and is_resolved and takes_ready_weights(input):
             knobs = as_knobs(**self._knobs())
             return _ops.conv2d(input, weight, bias, **knobs, **options, weight_is_ready=True)
         return conv2d(input, weight, bias, **self._knobs(), **options)
+
+
+def _reason_slow(layer: SpAMMConv2d) -> str | None:
+    """Why blocks make a layer slower than torch's convolution, or None."""
+    out_channels, in_channels = layer.out_channels // layer.groups, layer.weight.shape[1]
+    tau: Any = layer.tau
+    skips_nothing = is_number(tau) and tau <= 0
+    if layer.groups == 1 or min(out_channels, in_channels) >= 32 or skips_nothing:
+        return None
+    return (
+        f"a SpAMMConv2d of weight {tuple(layer.weight.shape)} with {layer.groups} groups will be "
+        f"slow: its groups have {in_channels} input and {out_channels} output channels and do not "
+        "fill blocks of at least 32; leave it dense, or use tau=0.0, which is torch's convolution"
+    )
 
 
 class SpAMMLinear(_SpAMM, nn.Linear):

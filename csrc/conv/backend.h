@@ -9,6 +9,7 @@
 #include <array>
 #include <optional>
 
+#include "activation.h"
 #include "backends.h"
 #include "conv/pixel_blocks.h"
 #include "conv/shape.h"
@@ -16,13 +17,13 @@
 
 namespace spamm {
 
-// A convolution whose arguments have been checked. The input may be a part of a batch, cut where a
-// pixel block ends. The size of the batch then chooses the kernel, because different ones round
-// differently.
+// A convolution whose arguments have been checked: activation(conv + bias + residual). The input
+// may be a part of a batch, cut where a pixel block ends. The size of the batch then chooses the
+// kernel, because different ones round differently.
 struct Convolution {
   at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
-  std::optional<at::Tensor> bias;
-  bool relu;
+  std::optional<at::Tensor> bias, residual;  // residual: of the output's shape
+  Activation activation;
   ConvShape shape;
   Block block;
   PixelBlocks blocks;
@@ -40,9 +41,7 @@ struct Convolution {
     return all;
   }
 
-  std::array<int64_t, 4> output_sizes() const {
-    return {shape.images, shape.out_channels, shape.output.height, shape.output.width};
-  }
+  std::array<int64_t, 4> output_sizes() const { return shape.output_sizes(); }
 };
 
 // Output norms that one layer passes on to the next: float32, one for each (64 images, pixel, 64
@@ -73,12 +72,21 @@ struct ConvNormMaps {
   at::Tensor pixels;  // (groups, KB, NB), in the order of the pixel blocks; not yet skip norms
 };
 
+// What a kernel with bias and ReLU alone computes of an epilogue.
+inline bool is_at_most_relu(const Convolution& conv) {
+  return !conv.residual &&
+         (conv.activation == Activation::kNone || conv.activation == Activation::kRelu);
+}
+
 // Convolution without an im2col matrix in memory.
 struct ConvBackend {
   bool (*supports)(const Convolution&, const Knob&);  // the output is not empty
   ConvolutionResult (*run)(const Convolution&, const Knob&);
   // The norm maps with which run() searches a threshold, bit for bit. Null if it never does.
   ConvNormMaps (*norm_maps)(const Convolution&);
+  // Whether run() computes the residual and the activation too. If not, it gets neither, and no
+  // wish for output norms: all three follow in passes of their own.
+  bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
 };
 
 // The norms (1, MB, KB) of a weight, for a device whose convolution computes them with rounding

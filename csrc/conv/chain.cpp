@@ -16,8 +16,8 @@ using OptTensorList = c10::List<OptTensor>;
 
 // `layers` lists each layer as its kind, then its settings. Kernel, stride, padding and dilation
 // are pairs (rows, columns).
-//   kConvolution  stride, padding, dilation, groups, relu, weight_is_ready, kind of knob, block
-//                 (m, k, n), pixel block (images, rows, columns); zeros: the default block
+//   kConvolution  stride, padding, dilation, groups, activation, weight_is_ready, kind of knob,
+//                 block (m, k, n), pixel block (images, rows, columns); zeros: the default block
 //   kMaxPool      kernel, stride, padding, dilation, ceil_mode
 enum Kind : int64_t { kConvolution, kMaxPool };
 enum KnobKind : int64_t { kTau, kValidRatio, kMaxError };
@@ -45,6 +45,13 @@ class Layers {
 at::OptionalIntArrayRef unless_zero(IntArrayRef edges) {
   const bool zero = std::all_of(edges.begin(), edges.end(), [](int64_t edge) { return edge == 0; });
   return zero ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(edges);
+}
+
+Activation as_activation(int64_t number) {
+  constexpr auto kCount = static_cast<int64_t>(kActivationNames.size());
+  TORCH_CHECK_VALUE(number >= 0 && number < kCount, "an activation must be a number from 0 to ",
+                    kCount - 1, "; got ", number);
+  return static_cast<Activation>(number);
 }
 
 // Reading the number must not wait for a GPU.
@@ -90,7 +97,7 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
     check_count(convolutions < weights.size(), weights.size());
     const IntArrayRef stride = layers.read(2), padding = layers.read(2), dilation = layers.read(2);
     const int64_t groups = layers.read();
-    const bool relu = layers.read() != 0;
+    const Activation activation = as_activation(layers.read());
     const bool weight_is_ready = layers.read() != 0;
     const int64_t knob_kind = layers.read();
     TORCH_CHECK_VALUE(knob_kind >= kTau && knob_kind <= kMaxError,
@@ -109,12 +116,13 @@ Tensor chain(const Tensor& input, at::TensorList weights, const OptTensorList& b
                                      .padding = padding,
                                      .dilation = dilation,
                                      .groups = groups,
-                                     .knob = knob,
+                                     .knob = checked_knob(knob),
                                      .block = unless_zero(block),
                                      .pixel_block = unless_zero(pixel_block),
                                      .norm_weight = norm_weights[convolutions],
                                      .norm_input = norms.defined() ? OptTensor(norms) : OptTensor(),
-                                     .relu = relu,
+                                     .residual = std::nullopt,
+                                     .activation = activation,
                                      .weight_is_ready = weight_is_ready};
     pass_on(check_and_convolve(arguments, layers.next_is(kConvolution)));
     ++convolutions;

@@ -14,6 +14,8 @@
 
 #include "checks.h"
 #include "conv/backend.h"
+#include "conv/dense_conv2d.h"
+#include "conv/epilogue.h"
 #include "conv/im2col.h"
 #include "conv/layers.h"
 #include "conv/partial_blocks.h"
@@ -32,13 +34,6 @@ using OptTensor = std::optional<Tensor>;
 int64_t im2col_budget(at::DeviceType device) {
   const auto* budget = Backends<Im2colBudget>::find(device);
   return budget != nullptr ? budget->bytes : int64_t{8} << 20;
-}
-
-// Channels last if the input or the weight is, as in torch's convolutions.
-at::MemoryFormat output_format(const Tensor& input, const Tensor& weight) {
-  const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
-                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
-  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
 // Copies the product of one piece, (groups, pixels, out_channels / groups), into the output.
@@ -124,7 +119,7 @@ class MatrixConvolution {
       store(product, piece, conv_.blocks, output);
       first += volume(piece.count);
     }
-    if (conv_.relu) output.relu_();
+    apply_epilogue_(output, conv_.residual, conv_.activation);
     return output;
   }
 
@@ -168,6 +163,31 @@ const ConvBackend* find_backend(const Convolution& conv, const Knob& knob) {
   return find(whole);
 }
 
+// torch's convolution is much faster than blocks that the channels of a group do not fill.
+Tensor without_skipping(const Convolution& conv) {
+  return dense_convolution({.input = conv.input,
+                            .weight = conv.weight,
+                            .bias = conv.bias,
+                            .residual = conv.residual,
+                            .activation = conv.activation,
+                            .shape = conv.shape,
+                            .allow_tf32 = conv.allow_tf32,
+                            .output_format = conv.output_format});
+}
+
+// The backend's result, its output with the whole epilogue.
+ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
+                              const Knob& knob) {
+  if (backend.fuses_epilogue(conv)) return backend.run(conv, knob);
+  Convolution plain = conv;
+  plain.residual.reset();
+  plain.activation = Activation::kNone;
+  plain.wants_output_norms = false;
+  const Tensor output = backend.run(plain, knob).output;
+  apply_epilogue_(output, conv.residual, conv.activation);
+  return {output, Tensor()};
+}
+
 }  // namespace
 
 ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob) {
@@ -179,8 +199,10 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   ConvolutionResult result;
   if (c10::multiply_integers(conv.output_sizes()) == 0) {
     result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
+  } else if (conv.shape.groups > 1 && skips_nothing(knob)) {
+    result.output = without_skipping(conv);
   } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
-    result = backend->run(conv, knob);
+    result = run_backend(*backend, conv, knob);
   } else {
     result.output = MatrixConvolution(conv).run(knob);
   }
@@ -190,8 +212,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
 
 Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms) {
   const auto& [input, weight, bias, stride, padding, dilation, groups, knob, block, pixel_block,
-               norm_weight, norm_input, relu, weight_is_ready, whole_images] = arguments;
-  check_knob(knob);
+               norm_weight, norm_input, residual, activation, weight_is_ready, whole_images] =
+      arguments;
   if (knob.tau) check_tau(*knob.tau, input.device());
   const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
   const int64_t images = whole_images.value_or(shape.images);
@@ -201,10 +223,13 @@ Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms
       .grid = {shape.images, shape.output.height, shape.output.width},
       .edge = pixel_block ? check_pixel_block(*pixel_block)
                           : default_pixel_block(knob.tau.has_value(), images, edges.n)};
-  const Convolution conv = {.input = input.dim() == 4 ? input : input.unsqueeze(0),
+  if (residual) check_residual(*residual, input, shape);
+  const auto as_batch = [&](const Tensor& t) { return input.dim() == 4 ? t : t.unsqueeze(0); };
+  const Convolution conv = {.input = as_batch(input),
                             .weight = weight,
                             .bias = bias,
-                            .relu = relu,
+                            .residual = residual ? OptTensor(as_batch(*residual)) : std::nullopt,
+                            .activation = activation,
                             .shape = shape,
                             .block = edges,
                             .blocks = blocks,
@@ -213,7 +238,7 @@ Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms
                             .wants_output_norms = wants_output_norms,
                             .weight_is_ready = weight_is_ready,
                             .allow_tf32 = allow_tf32(),
-                            .output_format = output_format(input, weight),
+                            .output_format = conv_output_format(input, weight),
                             .whole_images = images};
   check_norm_weight(conv);
   if (norm_input) {
@@ -233,29 +258,39 @@ namespace {
 
 Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                  IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                 const OptTensor& tau, std::optional<double> valid_ratio,
-                 std::optional<double> max_error, at::OptionalIntArrayRef block,
-                 at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-                 const OptTensor& norm_input, bool relu, bool weight_is_ready) {
-  const ConvArguments arguments = {
-      input,   weight,         bias,        stride,
-      padding, dilation,       groups,      {tau, valid_ratio, max_error},
-      block,   pixel_block,    norm_weight, norm_input,
-      relu,    weight_is_ready};
+                 const OptTensor& tau, std::optional<double> threshold,
+                 std::optional<double> valid_ratio, std::optional<double> max_error,
+                 at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                 const OptTensor& norm_weight, const OptTensor& norm_input,
+                 const OptTensor& residual, std::string_view activation, bool weight_is_ready) {
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  const ConvArguments arguments = {input,          weight,
+                                   bias,           stride,
+                                   padding,        dilation,
+                                   groups,         knob,
+                                   block,          pixel_block,
+                                   norm_weight,    norm_input,
+                                   residual,       check_activation(activation),
+                                   weight_is_ready};
   return check_and_convolve(arguments, /*wants_output_norms=*/false).output;
 }
 
 std::tuple<Tensor, Tensor> conv2d_with_norms_op(
     const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
     IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-    std::optional<double> valid_ratio, std::optional<double> max_error,
-    at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-    const OptTensor& norm_weight, const OptTensor& norm_input, bool relu, bool weight_is_ready) {
-  const ConvArguments arguments = {
-      input,   weight,         bias,        stride,
-      padding, dilation,       groups,      {tau, valid_ratio, max_error},
-      block,   pixel_block,    norm_weight, norm_input,
-      relu,    weight_is_ready};
+    std::optional<double> threshold, std::optional<double> valid_ratio,
+    std::optional<double> max_error, at::OptionalIntArrayRef block,
+    at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, const OptTensor& norm_input,
+    const OptTensor& residual, std::string_view activation, bool weight_is_ready) {
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  const ConvArguments arguments = {input,          weight,
+                                   bias,           stride,
+                                   padding,        dilation,
+                                   groups,         knob,
+                                   block,          pixel_block,
+                                   norm_weight,    norm_input,
+                                   residual,       check_activation(activation),
+                                   weight_is_ready};
   auto [output, norms] = check_and_convolve(arguments, /*wants_output_norms=*/true);
   return {output, norms};
 }

@@ -17,10 +17,11 @@ struct ConvArguments {
   std::optional<Tensor> bias;
   IntArrayRef stride, padding, dilation;
   int64_t groups;
-  Knob knob;
+  Knob knob;  // checked
   at::OptionalIntArrayRef block, pixel_block;
-  std::optional<Tensor> norm_weight, norm_input;
-  bool relu, weight_is_ready;
+  std::optional<Tensor> norm_weight, norm_input, residual;
+  Activation activation;
+  bool weight_is_ready;
   // If the input is a part of a batch: the images of the batch. They also choose the default pixel
   // block.
   std::optional<int64_t> whole_images = std::nullopt;

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 
@@ -24,6 +25,9 @@ struct ConvShape {
   // Rows and columns of the input that one output pixel depends on.
   Size2 window() const {
     return {(kernel.height - 1) * dilation.height + 1, (kernel.width - 1) * dilation.width + 1};
+  }
+  std::array<int64_t, 4> output_sizes() const {
+    return {images, out_channels, output.height, output.width};
   }
   // The number of kernel positions. They are numbered row by row.
   int64_t kernel_positions() const { return kernel.height * kernel.width; }
@@ -105,6 +109,19 @@ inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& we
   shape.output = {(padded.height - window.height) / shape.stride.height + 1,
                   (padded.width - window.width) / shape.stride.width + 1};
   return shape;
+}
+
+// A residual is added to the output, which has no dimension for images if the input has none.
+inline void check_residual(const at::Tensor& residual, const at::Tensor& input,
+                           const ConvShape& shape) {
+  TORCH_CHECK_TYPE(residual.scalar_type() == input.scalar_type(),
+                   "residual must have the input's dtype ", dtype_of(input), "; got ",
+                   dtype_of(residual));
+  check_same_device(residual, input, "residual", "input");
+  const auto sizes = shape.output_sizes();
+  const at::IntArrayRef expected = at::IntArrayRef(sizes).slice(4 - input.dim());
+  TORCH_CHECK(residual.sizes() == expected, "residual must have the output's shape ", expected,
+              "; got ", residual.sizes());
 }
 
 }  // namespace spamm

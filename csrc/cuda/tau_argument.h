@@ -5,6 +5,7 @@
 
 #include "checks.h"
 #include "kernels/common/tau.h"
+#include "threshold.h"
 
 namespace spamm::cuda {
 
@@ -12,11 +13,6 @@ namespace spamm::cuda {
 // host scalar is unchanged: kernels get it by value.
 inline at::Tensor tau_as(const at::Tensor& tau, at::ScalarType norm_type) {
   return tau.is_cpu() ? tau : tau.to(norm_type);
-}
-
-// Reads a float64 directly, because item() goes through the dispatcher.
-inline double host_scalar(const at::Tensor& tau) {
-  return tau.scalar_type() == at::kDouble ? *tau.const_data_ptr<double>() : tau.item<double>();
 }
 
 // `tau` must outlive the launch that uses the result.

@@ -90,21 +90,22 @@ void check_tau_of_shards(const Tensor& tau, at::Device of_shards) {
 std::vector<Tensor> conv2d_shards_op(TensorList input_shards, TensorList weight, TensorList bias,
                                      IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                                      int64_t groups, const OptTensor& tau,
+                                     std::optional<double> threshold,
                                      std::optional<double> valid_ratio,
                                      std::optional<double> max_error, at::OptionalIntArrayRef block,
-                                     at::OptionalIntArrayRef pixel_block, bool relu) {
+                                     at::OptionalIntArrayRef pixel_block,
+                                     std::string_view activation) {
   check_shards(input_shards);
-  const Knob knob = {tau, valid_ratio, max_error};
-  check_knob(knob);
-  if (tau) check_tau_of_shards(*tau, input_shards.front().device());
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  if (knob.tau) check_tau_of_shards(*knob.tau, input_shards.front().device());
   const std::vector<Tensor> weights = beside(input_shards, weight, "weight");
   const std::vector<Tensor> biases =
       bias.empty() ? std::vector<Tensor>() : beside(input_shards, bias, "bias");
   int64_t images = 0;
   for (const Tensor& shard : input_shards) images += shard.size(0);
 
-  std::optional<Copies> threshold;
-  if (tau) threshold.emplace(*tau);
+  std::optional<Copies> taus;  // once it is known: held, or found below
+  if (knob.tau) taus.emplace(*knob.tau);
   std::vector<Convolution> shards;
   for (size_t p = 0; p < input_shards.size(); ++p) {
     const Tensor& input = input_shards[p];
@@ -115,23 +116,24 @@ std::vector<Tensor> conv2d_shards_op(TensorList input_shards, TensorList weight,
                                    .padding = padding,
                                    .dilation = dilation,
                                    .groups = groups,
-                                   .knob = knob_on(input.device(), knob, threshold),
+                                   .knob = knob_on(input.device(), knob, taus),
                                    .block = block,
                                    .pixel_block = pixel_block,
                                    .norm_weight = std::nullopt,
                                    .norm_input = std::nullopt,
-                                   .relu = relu,
+                                   .residual = std::nullopt,
+                                   .activation = check_activation(activation),
                                    .weight_is_ready = false,
                                    .whole_images = images},
                                   /*wants_output_norms=*/false));
   }
   check_pixel_blocks(shards);
-  if (!tau) {
-    if (const OptTensor found = search(shards, knob)) threshold.emplace(*found);
+  if (!knob.tau) {
+    if (const OptTensor found = search(shards, knob)) taus.emplace(*found);
   }
   std::vector<Tensor> outputs;
   for (const Convolution& shard : shards) {
-    outputs.push_back(convolve(shard, knob_on(shard.input.device(), knob, threshold)).output);
+    outputs.push_back(convolve(shard, knob_on(shard.input.device(), knob, taus)).output);
   }
   return outputs;
 }
@@ -140,25 +142,27 @@ std::vector<Tensor> conv2d_shards_op(TensorList input_shards, TensorList weight,
 Tensor conv2d_on_devices_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
                             int64_t groups, IntArrayRef devices, const OptTensor& tau,
-                            std::optional<double> valid_ratio, std::optional<double> max_error,
-                            at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                            bool relu) {
+                            std::optional<double> threshold, std::optional<double> valid_ratio,
+                            std::optional<double> max_error, at::OptionalIntArrayRef block,
+                            at::OptionalIntArrayRef pixel_block, std::string_view activation) {
   const std::vector<at::Device> places = check_devices(devices);
-  const Convolution conv = check_conv2d({.input = input,
-                                         .weight = weight,
-                                         .bias = bias,
-                                         .stride = stride,
-                                         .padding = padding,
-                                         .dilation = dilation,
-                                         .groups = groups,
-                                         .knob = {tau, valid_ratio, max_error},
-                                         .block = block,
-                                         .pixel_block = pixel_block,
-                                         .norm_weight = std::nullopt,
-                                         .norm_input = std::nullopt,
-                                         .relu = relu,
-                                         .weight_is_ready = false},
-                                        /*wants_output_norms=*/false);
+  const Convolution conv =
+      check_conv2d({.input = input,
+                    .weight = weight,
+                    .bias = bias,
+                    .stride = stride,
+                    .padding = padding,
+                    .dilation = dilation,
+                    .groups = groups,
+                    .knob = checked_knob({tau, threshold, valid_ratio, max_error}),
+                    .block = block,
+                    .pixel_block = pixel_block,
+                    .norm_weight = std::nullopt,
+                    .norm_input = std::nullopt,
+                    .residual = std::nullopt,
+                    .activation = check_activation(activation),
+                    .weight_is_ready = false},
+                   /*wants_output_norms=*/false);
   // Whole pixel blocks for each device, as evenly as possible. A small batch takes fewer devices.
   const int64_t images = conv.shape.images, block_images = conv.blocks.edge[0];
   const int64_t blocks = conv.blocks.count()[0];
@@ -172,9 +176,9 @@ Tensor conv2d_on_devices_op(const Tensor& input, const Tensor& weight, const Opt
     const Tensor shard = conv.input.narrow(0, cuts[p], cuts[p + 1] - cuts[p]);
     shards.push_back(shard.to(shard.options().device(places[p])));
   }
-  const std::vector<Tensor> outputs =
-      ops::conv2d_shards(shards, weight, bias ? TensorList(*bias) : TensorList(), stride, padding,
-                         dilation, groups, tau, valid_ratio, max_error, block, pixel_block, relu);
+  const std::vector<Tensor> outputs = ops::conv2d_shards(
+      shards, weight, bias ? TensorList(*bias) : TensorList(), stride, padding, dilation, groups,
+      tau, threshold, valid_ratio, max_error, block, pixel_block, activation);
   const Tensor output = at::empty(
       conv.output_sizes(), outputs.front().options().device(input.device()), conv.output_format);
   for (int64_t p = 0; p < parts; ++p) {

@@ -202,16 +202,17 @@ class ShardedProduct {
 };
 
 std::vector<Tensor> spamm_shards_op(TensorList a, TensorList b, const std::optional<Tensor>& tau,
+                                    std::optional<double> threshold,
                                     std::optional<double> valid_ratio,
                                     std::optional<double> max_error, at::IntArrayRef block) {
-  const Knob knob = {tau, valid_ratio, max_error};
-  check_knob(knob);
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
   const Block edges = check_block(block);
   check_shards(a, b);
-  if (tau) check_tau(*tau, tau->device());
+  if (knob.tau) check_tau(*knob.tau, knob.tau->device());
   for (const Tensor& shard : a) refuse_capture(shard.device());
   if (a.size() == 1) {
-    return {ops::spamm(a[0], b[0], tau, valid_ratio, max_error, block, {}, {}, {}, 1, 1, {})};
+    return {ops::spamm(a[0], b[0], tau, threshold, valid_ratio, max_error, block, {}, {}, {}, 1, 1,
+                       {})};
   }
   return ShardedProduct(a, b, edges).run(knob);
 }

@@ -120,7 +120,7 @@ def test_rectified_conv2d(device, dtype, requires_grad):
     opcheck(
         ops.conv2d.default,
         (input, weight, bias, [2, 1], [1, 1]),
-        {"valid_ratio": 0.5, "relu": True},
+        {"valid_ratio": 0.5, "activation": "relu"},
         rtol=2e-2 if dtype == torch.float16 else None,
         atol=2e-2 if dtype == torch.float16 else None,
     )
@@ -136,5 +136,5 @@ def test_conv2d_with_norms(device, dtype, layout):
     opcheck(
         ops.conv2d_with_norms.default,
         (input[0], weight, None, 2),
-        {"valid_ratio": 0.5, "norm_input": norms, "relu": True, "weight_is_ready": True},
+        {"valid_ratio": 0.5, "norm_input": norms, "activation": "relu", "weight_is_ready": True},
     )

@@ -271,7 +271,7 @@ def test_opcheck(device, knob, requires_grad):
     shards = [input[:64].clone(), input[64:].clone()]
     opcheck(ops.conv2d_shards.default, (shards, [weight], []), {"padding": (1, 1), **knob})
     two = [weight, weight.detach().clone()], [bias, bias.clone()]
-    opcheck(ops.conv2d_shards.default, (shards, *two), {"relu": True, **knob})
+    opcheck(ops.conv2d_shards.default, (shards, *two), {"activation": "relu", **knob})
 
 
 def test_compiles(device):

@@ -91,7 +91,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
     transpose_matrices(result.const_data_ptr<T>(), output.mutable_data_ptr<T>(), shape.images,
                        shape.output.height * shape.output.width, shape.out_channels);
   });
-  if (conv.relu) output.relu_();
+  if (conv.activation == Activation::kRelu) output.relu_();
   return {output, Tensor()};
 }
 

@@ -57,7 +57,7 @@ Arguments::Arguments(const Convolution& conv, const Tensor& input)
   params.log2_block_m = log2_of(conv.block.m);
   params.log2_block_k = log2_of(conv.block.k);
   params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
-  params.relu = conv.relu;
+  params.relu = conv.activation == Activation::kRelu;
 }
 
 void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream) {

@@ -132,7 +132,7 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
   p.log2_block_k = log2_of(conv.block.k);
   const Tensor bias = conv.bias ? conv.bias->contiguous() : Tensor();
   p.bias = conv.bias ? bias.const_data_ptr() : nullptr;
-  p.relu = conv.relu;
+  p.relu = conv.activation == Activation::kRelu;
   const Tensor output =
       at::empty(conv.output_sizes(), conv.input.options(), at::MemoryFormat::ChannelsLast);
   p.output = output.mutable_data_ptr();

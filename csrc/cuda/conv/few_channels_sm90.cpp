@@ -10,17 +10,13 @@
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
-#include "cuda/tau_argument.h"
+#include "threshold.h"
 
 namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
 using namespace kernels::conv::sm90;
-
-bool skips_nothing(const Knob& knob) {
-  return knob.tau && knob.tau->is_cpu() && host_scalar(*knob.tau) == 0;
-}
 
 bool supports(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
@@ -64,7 +60,7 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
       .output = output.mutable_data_ptr(),
       .norms = conv.wants_output_norms ? norms.mutable_data_ptr<float>() : nullptr,
       .shape = kernel_shape(shape, shape.in_channels),
-      .relu = conv.relu,
+      .relu = conv.activation == Activation::kRelu,
   };
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
                                                        : launch_few_channels<__nv_bfloat16>;

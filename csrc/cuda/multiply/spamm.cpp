@@ -51,13 +51,12 @@ int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block,
 }
 
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                std::optional<double> valid_ratio, std::optional<double> max_error,
-                at::IntArrayRef block_edges, const OptTensor& norm_a, const OptTensor& norm_b,
-                const OptTensor& input, const Scalar& beta, const Scalar& alpha,
-                at::OptionalIntArrayRef devices) {
-  const Knob knob = {tau, valid_ratio, max_error};
-  check_knob(knob);
-  const Block block = check_product(a, b, block_edges, norm_a, norm_b, tau, input);
+                std::optional<double> threshold, std::optional<double> valid_ratio,
+                std::optional<double> max_error, at::IntArrayRef block_edges,
+                const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input,
+                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices) {
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  const Block block = check_product(a, b, block_edges, norm_a, norm_b, knob.tau, input);
   const SpammArguments arguments{a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha};
   if (devices) return shards::spamm_on_devices(arguments, *devices);
   const auto by_stages = [&] { return spamm_by_stages(arguments); };
@@ -67,8 +66,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = norm_maps(a, b, block, counter.get());
-    const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
-    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, threshold,
+    const Tensor found = threshold_from_knob(map_a, map_b, knob);
+    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, found,
                    block, input, beta, alpha);
   }
   const int count = split_parts_with_norms(a, b, block, kernel);
@@ -79,8 +78,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
   const SplitOperands split_parts(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
                                   batch_of_map(map_b, norm_b), device.stream());
-  const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
-  return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, threshold,
+  const Tensor found = threshold_from_knob(map_a, map_b, knob);
+  return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found,
                  block, input, beta, alpha);
 }
 

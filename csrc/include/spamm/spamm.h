@@ -14,6 +14,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 // Operands are float16, bfloat16, float32 or float64 tensors on the CPU or a CUDA device, of any
@@ -32,11 +33,12 @@ using at::Tensor;
 
 // Says how much is skipped. Exactly one member must be set.
 struct Knob {
-  std::optional<Tensor> tau;  // 0-d floating tensor: on the operands' device, or a CPU scalar
+  std::optional<Tensor> tau;        // 0-d floating tensor: on the operands' device, or a CPU scalar
+  std::optional<double> threshold;  // tau as a number: the host knows it without waiting
   std::optional<double> valid_ratio;  // (0, 1]: share of block products to keep
   std::optional<double> max_error;    // >= 0: bound of norm(error) / (norm(A) * norm(B))
 
-  static Knob with_tau(double tau);
+  static Knob with_tau(double tau);  // sets threshold
   static Knob with_tau(const Tensor& tau);
   static Knob with_valid_ratio(double valid_ratio);
   static Knob with_max_error(double max_error);
@@ -101,13 +103,26 @@ Tensor linear(const Tensor& input, const Tensor& weight, const std::optional<Ten
 
 // 2-D convolution as weight matrix times im2col matrix. Arguments as at::conv2d; groups share one
 // knob. `block` and `pixel_block` default to the documented rule. With a tau, the default pixel
-// block does not depend on the batch size, so that a tau means the same for every batch. `relu`
-// applies a relu to the result, in the same kernel if the device has one for it.
+// block does not depend on the batch size, so that a tau means the same for every batch. The result
+// is activation(convolution + bias + residual). `residual` has the result's shape and type.
+// `activation` is one of "none", "relu", "relu6", "hardswish", "silu" and "leaky_relu" (slope
+// 0.01); another name is a c10::ValueError. Both are computed in the same kernel if the device has
+// one for them. A convolution with groups > 1 that skips nothing (a tau <= 0 that the host knows)
+// is dense_conv2d.
 Tensor conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
               const Knob& knob, IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
               IntArrayRef dilation = {1, 1}, int64_t groups = 1,
               at::OptionalIntArrayRef block = std::nullopt,
-              at::OptionalIntArrayRef pixel_block = std::nullopt, bool relu = false);
+              at::OptionalIntArrayRef pixel_block = std::nullopt,
+              const std::optional<Tensor>& residual = std::nullopt,
+              std::string_view activation = "none");
+
+// at::conv2d with the same epilogue, by PyTorch's own convolution: nothing is skipped.
+Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias,
+                    IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
+                    IntArrayRef dilation = {1, 1}, int64_t groups = 1,
+                    const std::optional<Tensor>& residual = std::nullopt,
+                    std::string_view activation = "none");
 
 // ---- Several devices ----------------------------------------------------------------------------
 
@@ -147,7 +162,7 @@ std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList we
                                   IntArrayRef dilation = {1, 1}, int64_t groups = 1,
                                   at::OptionalIntArrayRef block = std::nullopt,
                                   at::OptionalIntArrayRef pixel_block = std::nullopt,
-                                  bool relu = false);
+                                  std::string_view activation = "none");
 
 // conv2d over several CUDA devices, given by their numbers: sends whole pixel blocks of images to
 // each, and gathers the result beside the input.
@@ -156,7 +171,8 @@ Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight,
                          IntArrayRef stride = {1, 1}, IntArrayRef padding = {0, 0},
                          IntArrayRef dilation = {1, 1}, int64_t groups = 1,
                          at::OptionalIntArrayRef block = std::nullopt,
-                         at::OptionalIntArrayRef pixel_block = std::nullopt, bool relu = false);
+                         at::OptionalIntArrayRef pixel_block = std::nullopt,
+                         std::string_view activation = "none");
 
 // ---- Introspection ------------------------------------------------------------------------------
 

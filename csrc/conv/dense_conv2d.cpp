@@ -1,0 +1,85 @@
+#include "conv/dense_conv2d.h"
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <torch/library.h>
+
+#include <string_view>
+
+#include "checks.h"
+#include "conv/epilogue.h"
+
+namespace spamm {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+std::array<int64_t, 2> pair(const Size2& size) { return {size.height, size.width}; }
+
+// torch's own convolution, under its own settings but for TF32.
+Tensor torch_convolution(const DenseConvolution& conv) {
+  const at::Context& context = at::globalContext();
+  const ConvShape& shape = conv.shape;
+  return at::_convolution(conv.input, conv.weight, conv.bias, pair(shape.stride),
+                          pair(shape.padding), pair(shape.dilation), /*transposed=*/false,
+                          /*output_padding=*/{0, 0}, shape.groups, context.benchmarkCuDNN(),
+                          context.deterministicCuDNN() || context.deterministicAlgorithms(),
+                          context.userEnabledCuDNN(), conv.allow_tf32);
+}
+
+Tensor zeros_and_bias(const DenseConvolution& conv) {
+  const Tensor output =
+      at::zeros(conv.shape.output_sizes(), conv.input.options()).contiguous(conv.output_format);
+  if (conv.bias) output.add_(conv.bias->view({-1, 1, 1}));
+  return output;
+}
+
+Tensor dense_conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                       int64_t groups, const OptTensor& residual, std::string_view activation) {
+  const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
+  if (residual) check_residual(*residual, input, shape);
+  const bool batched = input.dim() == 4;
+  const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
+  const Tensor batch = as_batch(input);
+  const Tensor output =
+      dense_convolution({.input = batch,
+                         .weight = weight,
+                         .bias = bias,
+                         .residual = residual ? OptTensor(as_batch(*residual)) : std::nullopt,
+                         .activation = check_activation(activation),
+                         .shape = shape,
+                         .allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV),
+                         .output_format = conv_output_format(batch, weight)});
+  return batched ? output : output.squeeze(0);
+}
+
+}  // namespace
+
+at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
+  const bool channels_last = input.suggest_memory_format() == at::MemoryFormat::ChannelsLast ||
+                             weight.suggest_memory_format() == at::MemoryFormat::ChannelsLast;
+  return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+}
+
+Tensor dense_convolution(const DenseConvolution& conv) {
+  const bool is_empty = conv.shape.images * conv.weight.numel() == 0;
+  if (!is_empty) {
+    if (const auto* backend = Backends<DenseConvBackend>::find(conv.input.device().type(), conv)) {
+      return backend->run(conv).contiguous(conv.output_format);
+    }
+  }
+  // torch refuses some of the empty ones.
+  const Tensor output =
+      (is_empty ? zeros_and_bias(conv) : torch_convolution(conv)).contiguous(conv.output_format);
+  apply_epilogue_(output, conv.residual, conv.activation);
+  return output;
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("dense_conv2d", &dense_conv2d_op);
+}
+
+}  // namespace spamm

@@ -1,0 +1,452 @@
+"""activation(convolution + bias + residual): conv2d with and without skipping, and dense_conv2d."""
+
+import matrices
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.library import opcheck
+
+import spamm_torch
+from spamm_torch import SpAMMConv2d
+
+ops = torch.ops.spamm_torch
+DTYPES = matrices.DTYPES
+
+REFERENCE = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "leaky_relu": F.leaky_relu,
+}
+LAYOUTS = {
+    "contiguous": lambda x: x.contiguous(),
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "strided": lambda x: torch.stack((x, x), -1)[..., 0],
+    "expanded": lambda x: x[:1, :, :1, :1].expand_as(x),
+}
+# Several roundings to the type, where no kernel computes all of the epilogue.
+TOLERANCES = {
+    torch.float16: 4e-3,
+    torch.bfloat16: 3e-2,
+    torch.float32: 1e-4,
+    torch.float64: 1e-12,
+}
+activations = pytest.mark.parametrize("activation", REFERENCE)
+
+
+def case(device, dtype, channels=(40, 48), images=5, groups=1, size=(6, 7), seed=0):
+    """Input, weight, bias and residual of a 3 x 3 convolution with padding, its sums about 1."""
+    into, out = channels
+    fan_in = 9 * into // groups
+    make = lambda *shape, seed: matrices.normal(  # noqa: E731
+        *shape, dtype=torch.float64, device=device, seed=seed
+    )
+    input = make(images, into, *size, seed=seed)
+    weight = make(out, into // groups, 3, 3, seed=seed + 1) / fan_in**0.5
+    bias = make(out, seed=seed + 2)
+    residual = 2 * make(images, out, *size, seed=seed + 3)
+    return [x.to(dtype) for x in (input, weight, bias, residual)]
+
+
+def reference(input, weight, bias, residual, activation, **geometry):
+    """The same in float64 by torch."""
+    sums = F.conv2d(
+        input.double(), weight.double(), None if bias is None else bias.double(), **geometry
+    )
+    return REFERENCE[activation](sums if residual is None else sums + residual.double())
+
+
+def assert_near(actual, expected):
+    tolerance = TOLERANCES[actual.dtype]
+    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@activations
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_skipped(device, dtype, activation, layout):
+    input, weight, bias, residual = case(device, dtype)
+    residual = LAYOUTS[layout](residual)
+    expected = reference(input, weight, bias, residual, activation, padding=1)
+    for channels_last in (False, True):
+        if channels_last:
+            input = input.contiguous(memory_format=torch.channels_last)
+        of_spamm = spamm_torch.conv2d(
+            input, weight, bias, padding=1, tau=0.0, residual=residual, activation=activation
+        )
+        of_dense = ops.dense_conv2d(
+            input, weight, bias, padding=1, residual=residual, activation=activation
+        )
+        for actual in (of_spamm, of_dense):
+            assert_near(actual, expected)
+            assert actual.is_contiguous(
+                memory_format=torch.channels_last if channels_last else torch.contiguous_format
+            )
+
+
+@activations
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {},
+        {"pixel_block": (1, 8, 8)},
+        {"block": 32},
+        {"block": (128, 64, 128)},
+    ],
+    ids=str,
+)
+def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting):
+    """The sums are those of the same call without an epilogue, whatever kernel it takes."""
+    input, weight, bias, residual = case(device, dtype, images=70, channels=(64, 64))
+    input = input * torch.linspace(0, 1, 7, device=device, dtype=dtype)
+    knob = {"padding": 1, "valid_ratio": 0.5, **setting}
+    sums = spamm_torch.conv2d(input, weight, bias, **knob).double()
+    assert (sums - reference(input, weight, bias, None, "none", padding=1)).abs().max() > 0.1
+    for addend in (None, residual):
+        actual = spamm_torch.conv2d(
+            input, weight, bias, **knob, residual=addend, activation=activation
+        )
+        plain = sums if addend is None else sums + addend.double()
+        assert_near(actual, REFERENCE[activation](plain))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize(
+    "geometry",
+    [{"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"padding": (0, 1)}],
+    ids=str,
+)
+def test_geometries_and_single_pictures(device, dtype, is_dense, geometry):
+    input, weight, bias, _ = case(device, dtype)
+    shape = F.conv2d(input.float(), weight.float(), **geometry).shape
+    residual = matrices.normal(*shape, device=device).to(dtype)
+    call = (
+        ops.dense_conv2d
+        if is_dense
+        else lambda *operands, **options: spamm_torch.conv2d(*operands, tau=0.0, **options)
+    )
+    options = {"activation": "relu", **geometry}
+    expected = reference(input, weight, bias, residual, "relu", **geometry)
+    assert_near(call(input, weight, bias, residual=residual, **options), expected)
+    assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
+    input, weight, bias, residual = case(device, dtype, images=66, channels=(64, 72))
+    options = {"padding": 1, "tau": 0.5, "activation": "relu"}
+    options["residual"] = residual if with_residual else None
+    output, norms = spamm_torch.conv2d(input, weight, bias, **options, return_norms=True)
+    assert torch.equal(output, spamm_torch.conv2d(input, weight, bias, **options))
+    by_pixel = output.permute(2, 3, 0, 1)
+    expected = spamm_torch.norm_map(by_pixel, 64).permute(2, 0, 1, 3)
+    torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["relu", "relu6"])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_nan_stays(device, dtype, name, with_residual):
+    input, weight, bias, residual = case(device, dtype, channels=(16, 32))
+    input[1, 3, 2, 2] = float("nan")
+    options = {"padding": 1, "activation": name}
+    options["residual"] = residual if with_residual else None
+    expected = reference(input, weight, bias, options["residual"], name, padding=1).isnan()
+    assert 0 < expected.sum() < expected.numel()
+    for actual in (
+        spamm_torch.conv2d(input, weight, bias, tau=0.0, **options),
+        ops.dense_conv2d(input, weight, bias, **options),
+    ):
+        assert torch.equal(actual.isnan(), expected)
+
+
+# ---- Groups -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tau", [0.0, -1.0, "tensor"])
+@pytest.mark.parametrize("groups", [2, 48])
+def test_groups_that_skip_nothing_are_the_dense_convolution(device, dtype, tau, groups):
+    input, weight, bias, residual = case(device, dtype, channels=(48, 48), groups=groups)
+    tau = torch.tensor(0.0) if tau == "tensor" else tau
+    options = {"padding": 1, "groups": groups, "residual": residual, "activation": "silu"}
+    actual = spamm_torch.conv2d(input, weight, bias, tau=tau, **options)
+    assert_near(actual, reference(input, weight, bias, residual, "silu", padding=1, groups=groups))
+    with torch.backends.cudnn.flags(allow_tf32=False):
+        assert torch.equal(actual, ops.dense_conv2d(input, weight, bias, **options))
+
+
+@pytest.mark.parametrize("channels", [(0, 6), (4, 0)])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_no_channels(device, channels, groups):
+    into, out = channels
+    input = torch.randn(2, into, 5, 5, device=device)
+    weight = torch.randn(out, into // groups, 3, 3, device=device)
+    bias, residual = torch.randn(out, device=device), torch.randn(2, out, 3, 3, device=device)
+    options = {"groups": groups, "residual": residual, "activation": "relu"}
+    expected = (bias[:, None, None] + residual).relu()
+    for actual in (
+        spamm_torch.conv2d(input, weight, bias, tau=0.0, **options),
+        ops.dense_conv2d(input, weight, bias, **options),
+    ):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_no_images(device):
+    input, weight = torch.randn(0, 4, 5, 5, device=device), torch.randn(6, 4, 3, 3, device=device)
+    residual = torch.randn(0, 6, 3, 3, device=device)
+    options = {"residual": residual, "activation": "silu"}
+    assert spamm_torch.conv2d(input, weight, tau=0.0, **options).shape == residual.shape
+    assert ops.dense_conv2d(input, weight, **options).shape == residual.shape
+
+
+# ---- Errors -------------------------------------------------------------------------------------
+
+
+def test_wrong_residuals(device):
+    input, weight, bias, residual = case(device, torch.float32)
+    calls = [
+        lambda **options: spamm_torch.conv2d(input, weight, bias, padding=1, tau=1.0, **options),
+        lambda **options: ops.dense_conv2d(input, weight, bias, padding=1, **options),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"residual must have the output's shape .*; got "):
+            call(residual=residual[:, :, 1:])
+        with pytest.raises(RuntimeError, match=r"residual must have the output's shape .*; got "):
+            call(residual=residual[:1])
+        with pytest.raises(TypeError, match=r"residual must have .* dtype float32; got float64"):
+            call(residual=residual.double())
+        with pytest.raises(RuntimeError, match=r"residual .*device.*; got meta"):
+            call(residual=residual.to("meta"))
+    with pytest.raises(TypeError, match=r"residual must be a tensor; got float"):
+        calls[0](residual=1.0)
+    with pytest.raises(ValueError, match=r"devices must be given without .*; got residual"):
+        calls[0](residual=residual, devices=[0])
+
+
+def test_wrong_activations(device):
+    input, weight, _, _ = case(device, torch.float32)
+    known = "none, relu, relu6, hardswish, silu, leaky_relu"
+    for call in (
+        lambda: spamm_torch.conv2d(input, weight, tau=1.0, activation="gelu"),
+        lambda: ops.conv2d(input, weight, threshold=1.0, activation="gelu"),
+        lambda: ops.dense_conv2d(input, weight, activation="gelu"),
+        lambda: SpAMMConv2d(4, 4, 3, tau=1.0, activation="gelu"),
+    ):
+        with pytest.raises(ValueError, match=f"activation must be one of {known}; got 'gelu'"):
+            call()
+    with pytest.raises(TypeError, match=r"activation must be a string or None; got 3"):
+        spamm_torch.conv2d(input, weight, tau=1.0, activation=3)
+    with pytest.raises(ValueError, match=r"must not be given with relu=True.*; got 'relu'"):
+        spamm_torch.conv2d(input, weight, tau=1.0, activation="relu", relu=True)
+
+
+def test_one_knob_and_a_threshold(device):
+    input, weight, _, _ = case(device, torch.float32)
+    with pytest.raises(ValueError, match=r"exactly one of tau, threshold, .*; got tau and thresho"):
+        ops.conv2d(input, weight, tau=torch.tensor(1.0), threshold=1.0)
+    with pytest.raises(ValueError, match=r"exactly one of tau, threshold, .*; got none"):
+        ops.conv2d(input, weight)
+    held = ops.conv2d(input, weight, tau=torch.tensor(30.0, dtype=torch.float64))
+    assert torch.equal(ops.conv2d(input, weight, threshold=30.0), held)
+
+
+# ---- Gradients ----------------------------------------------------------------------------------
+
+
+@activations
+@pytest.mark.parametrize("is_dense", [False, True])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gradients(device, activation, is_dense, with_bias):
+    input, weight, bias, residual = (
+        x.requires_grad_() for x in case(device, torch.float64, (3, 4), images=2, size=(4, 3))
+    )
+
+    def call(input, weight, residual, *bias):
+        options = {"padding": 1, "residual": residual, "activation": activation}
+        if is_dense:
+            return ops.dense_conv2d(input, weight, *bias, **options)
+        return spamm_torch.conv2d(input, weight, *bias, tau=0.0, **options)
+
+    operands = (input, weight, residual, *([bias] if with_bias else []))
+    torch.autograd.gradcheck(call, operands)
+    torch.autograd.gradgradcheck(call, operands)
+
+
+def test_gradients_are_dense(device):
+    """Whatever is skipped, they are those of the convolution without skipping."""
+    input, weight, bias, residual = case(device, torch.float64, (40, 48))
+    tensors = [x.requires_grad_() for x in (input, weight, bias, residual)]
+    sums = F.conv2d(input, weight, bias, padding=1) + residual
+    expected = torch.autograd.grad(F.silu(sums).sum(), tensors)
+    actual = torch.autograd.grad(
+        F.silu(sums.detach().clone().requires_grad_()).sum() * 0
+        + ops.dense_conv2d(
+            input, weight, bias, padding=1, residual=residual, activation="silu"
+        ).sum(),
+        tensors,
+    )
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_gradient_of_a_single_residual(device):
+    """Nothing but the residual wants a gradient."""
+    input, weight, bias, residual = case(device, torch.float64, (3, 4), images=2)
+    residual.requires_grad_()
+    call = lambda r: spamm_torch.conv2d(  # noqa: E731
+        input[0], weight, bias, padding=1, tau=0.0, residual=r, activation="relu"
+    )
+    torch.autograd.gradcheck(call, (residual[0].detach().requires_grad_(),))
+
+
+def test_norms_have_no_gradient(device):
+    input, weight, bias, residual = case(device, torch.float32)
+    options = {"padding": 1, "tau": 0.0, "return_norms": True}
+    with pytest.raises(RuntimeError, match=r"inference and has no gradient"):
+        spamm_torch.conv2d(input, weight, bias, residual=residual.requires_grad_(), **options)
+
+
+# ---- torch.compile, autocast, the ops' own tests ------------------------------------------------
+
+
+@activations
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_opcheck(device, activation, requires_grad):
+    input, weight, bias, residual = case(device, torch.float32, (6, 8), images=2)
+    operands = [x.requires_grad_(requires_grad) for x in (input, weight, bias)]
+    residual = residual.contiguous(memory_format=torch.channels_last).requires_grad_(requires_grad)
+    options = {"padding": [1, 1], "residual": residual, "activation": activation}
+    opcheck(ops.dense_conv2d.default, operands, options)
+    opcheck(ops.conv2d.default, operands, {"threshold": 0.5, **options})
+    if not requires_grad:
+        opcheck(ops.conv2d_with_norms.default, operands, {"threshold": 0.5, **options})
+
+
+@pytest.mark.parametrize("groups", [1, 8])
+def test_opcheck_of_channels_last_groups(device, groups):
+    input, weight, bias, residual = case(device, torch.float32, (8, 8), images=2, groups=groups)
+    input = input.contiguous(memory_format=torch.channels_last)
+    options = {"padding": [1, 1], "groups": groups, "residual": residual, "activation": "silu"}
+    opcheck(ops.dense_conv2d.default, (input, weight, bias), options)
+    opcheck(ops.conv2d.default, (input, weight, bias), {"threshold": 0.0, **options})
+    residual = residual[0]
+    opcheck(ops.dense_conv2d.default, (input[0], weight, bias), {**options, "residual": residual})
+
+
+def test_tags():
+    for name in ("conv2d", "conv2d_with_norms", "dense_conv2d", "spamm", "chain", "conv2d_shards"):
+        tags = getattr(ops, name).default.tags
+        assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides} <= set(tags), name
+
+
+def test_no_host_tensor_in_a_compiled_graph(device):
+    """A float tau is a number of the graph. A CPU tensor would cut CUDA graphs into parts."""
+    input, weight, bias, residual = case(device, torch.float32)
+    layer = SpAMMConv2d(48, 40, 3, tau=0.5, activation="hardswish", device=device)
+    linear = spamm_torch.SpAMMLinear(5, 3, tau=0.5, device=device)
+    graphs = []
+
+    def function(input, weight, bias, residual):
+        first = spamm_torch.conv2d(
+            input, weight, bias, padding=1, tau=0.5, residual=residual, activation="relu"
+        )
+        return linear(layer(first) + spamm_torch.conv2d(first, layer.weight, tau=0.0)[:, :1])
+
+    def backend(graph, inputs):
+        graphs.append((graph, inputs))
+        return graph.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        traced = torch.compile(function, backend=backend, fullgraph=True)
+        expected = function(input[:, :, :, :9], weight, bias, residual)
+        got = traced(input[:, :, :, :9], weight, bias, residual)
+    assert torch.equal(got, expected)
+    ((graph, inputs),) = graphs
+    kinds = {torch.float32}
+    assert {x.dtype for x in inputs if isinstance(x, torch.Tensor)} == kinds
+    made = [
+        node.meta["example_value"]
+        for node in graph.graph.nodes
+        if isinstance(node.meta.get("example_value"), torch.Tensor)
+    ]
+    assert len(made) > 4
+    assert {x.device.type for x in made} == {device.type}
+    assert all(x.dim() > 0 for x in made)
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("is_dense", [False, True])
+def test_autocast_casts_the_residual(device, is_dense):
+    input, weight, bias, residual = case(device, torch.float32)
+    options = {"padding": 1, "activation": "relu"}
+    call = ops.dense_conv2d if is_dense else ops.conv2d
+    if not is_dense:
+        options["threshold"] = 0.0
+    with torch.autocast(device.type, torch.bfloat16):
+        actual = call(input, weight, bias, residual=residual, **options)
+    lower = [x.bfloat16() for x in (input, weight, bias)]
+    assert actual.dtype == torch.bfloat16
+    assert torch.equal(actual, call(*lower, residual=residual.bfloat16(), **options))
+
+
+# ---- The module ---------------------------------------------------------------------------------
+
+
+@activations
+def test_the_module_applies_its_activation(device, activation):
+    dense = nn.Conv2d(40, 48, 3, padding=1, device=device)
+    layer = SpAMMConv2d.from_dense(dense, tau=0.0, activation=activation)
+    input = torch.randn(4, 40, 6, 6, device=device)
+    torch.testing.assert_close(
+        layer(input), REFERENCE[activation](dense(input)), atol=1e-4, rtol=1e-4
+    )
+    assert layer.relu == (activation == "relu")
+    shown = {"none": "tau=0.0)", "relu": "relu=True)"}
+    assert repr(layer).endswith(shown.get(activation, f"activation='{activation}')"))
+    again = SpAMMConv2d.from_dense(layer, tau=1.0)
+    assert again.activation == layer.activation
+    assert SpAMMConv2d.from_dense(layer, tau=1.0, activation="none").activation is None
+    assert SpAMMConv2d.from_dense(layer, tau=1.0, relu=False).activation is None
+    if activation == "none":
+        assert type(layer.to_dense()) is nn.Conv2d
+    else:
+        with pytest.raises(ValueError, match=r"to_dense expects relu=False and no activation"):
+            layer.to_dense()
+
+
+def test_relu_is_an_alias():
+    layer = SpAMMConv2d(4, 4, 3, tau=1.0, relu=True)
+    assert layer.activation == "relu"
+    layer.relu = False
+    assert layer.activation is None
+    layer.activation = "silu"
+    assert not layer.relu
+    layer.relu = False
+    assert layer.activation == "silu"
+    layer.relu = True
+    assert layer.activation == "relu"
+    with pytest.raises(TypeError, match=r"relu must be True or False; got 1"):
+        layer.relu = 1
+    with pytest.raises(ValueError, match=r"must not be given with relu=True"):
+        SpAMMConv2d(4, 4, 3, tau=1.0, relu=True, activation="silu")
+
+
+def test_slow_groups_are_told(recwarn):
+    depthwise = nn.Conv2d(48, 48, 3, groups=48)
+    with pytest.warns(UserWarning, match=r"weight \(48, 1, 3, 3\) with 48 groups will be slow"):
+        SpAMMConv2d.from_dense(depthwise, tau=0.5)
+    with pytest.warns(UserWarning, match=r"16 input and 64 output channels"):
+        SpAMMConv2d.from_dense(nn.Conv2d(32, 128, 3, groups=2), valid_ratio=0.5)
+    recwarn.clear()
+    SpAMMConv2d.from_dense(depthwise, tau=0.0)
+    SpAMMConv2d.from_dense(nn.Conv2d(64, 64, 3, groups=2), tau=0.5)
+    SpAMMConv2d.from_dense(nn.Conv2d(3, 8, 3), tau=0.5)
+    assert not recwarn.list
