@@ -197,12 +197,14 @@ inline TileSize choose_conv_tile_sm80(ConvKernel kernel, int64_t groups, int64_t
 }
 
 // The tile of the Hopper convolution. `boxes`: boxes of 64 output pixels. Large tiles pay if they
-// make more waves than the table says; below that, small tiles fill more of the chip. `narrow`: the
-// narrow tile is possible.
+// make more waves than the table says; below that, small tiles fill more of the chip. Few output
+// channels take the narrow tile.
 inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, int64_t boxes,
-                                      bool narrow, int multiprocessors,
+                                      int multiprocessors,
                                       std::optional<TileSize> forced = std::nullopt) {
-  if (narrow && find_tile(kernel, TileSize::kNarrow) != nullptr) return TileSize::kNarrow;
+  if (out_channels <= kNarrowOutput && find_tile(kernel, TileSize::kNarrow) != nullptr) {
+    return TileSize::kNarrow;
+  }
   const TileRow<ConvKernel>* large = find_tile(kernel, TileSize::kLarge);
   if (large == nullptr) return TileSize::kSmall;
   const int64_t large_tiles =

@@ -121,14 +121,12 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
       EXPECT_EQ(
           choose_conv_tile_sm80(ConvKernel::kSm80Tf32, 1, edge, edge, kMultiprocessors, forced),
           forced);
-      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, edge, edge, /*narrow=*/false,
-                                      kMultiprocessors, forced),
-                forced);
-      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64, edge, /*narrow=*/true,
-                                      kMultiprocessors, forced),
+      EXPECT_EQ(
+          choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64 + edge, edge, kMultiprocessors, forced),
+          forced);
+      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64, edge, kMultiprocessors, forced),
                 TileSize::kNarrow);
-      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90F32x3, edge, edge, /*narrow=*/true,
-                                      kMultiprocessors, forced),
+      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90F32x3, edge, edge, kMultiprocessors, forced),
                 TileSize::kSmall);
     }
   }
@@ -179,8 +177,7 @@ TEST(Heuristics, Float32ConvolutionsByChannels) {
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   constexpr int kMultiprocessors = 132;
   const auto sm90 = [](int64_t out_channels, int64_t boxes) {
-    return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, /*narrow=*/false,
-                                 kMultiprocessors);
+    return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, kMultiprocessors);
   };
   EXPECT_EQ(sm90(128, 512), TileSize::kSmall);
   EXPECT_EQ(sm90(256, 528), TileSize::kSmall);  // two waves: 264 tiles of 128 x 256

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "conv/partial_blocks.h"
+#include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
@@ -27,16 +28,15 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
 
 }  // namespace
 
-bool fits_hopper(const Convolution& conv) {
+bool sizes_fit_hopper(const Convolution& conv) {
   const spamm::ConvShape& shape = conv.shape;
   if (!has_hopper_kernels(check_device(conv.input.device()))) return false;
   const int64_t positions = shape.kernel.height * shape.kernel.width;
   const int64_t in_pixels = shape.input.height * shape.input.width;
   const int64_t out_pixels = shape.images * shape.output.height * shape.output.width;
   const auto window = shape.window();
-  return shape.groups == 1 && conv.block.n >= 64 &&
-         supports_channels(conv.block, shape.out_channels, shape.in_channels) &&
-         shape.in_channels > 0 && std::max(shape.kernel.height, shape.kernel.width) < 256 &&
+  return shape.groups == 1 && shape.in_channels > 0 &&
+         std::max(shape.kernel.height, shape.kernel.width) < 256 &&
          std::max(shape.in_channels, shape.out_channels) < (1 << 20) &&
          // Coordinates and numbers of pixels and norms are 32 bits wide.
          std::max({shape.input.height + 2 * shape.padding.height + window.height,
@@ -48,16 +48,24 @@ bool fits_hopper(const Convolution& conv) {
          volume(conv.blocks.count()) * positions * blocks_of(shape.in_channels, 64) < kMost;
 }
 
+bool fits_hopper(const Convolution& conv) {
+  return conv.block.n >= 64 &&
+         supports_channels(conv.block, conv.shape.out_channels, conv.shape.in_channels) &&
+         sizes_fit_hopper(conv);
+}
+
 Arguments::Arguments(const Convolution& conv, const Tensor& input)
     : conv_(conv),
       output_options_(input.options()),
-      bias_(conv.bias ? conv.bias->contiguous() : Tensor()) {
+      bias_(conv.bias ? conv.bias->contiguous() : Tensor()),
+      residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()) {
   params.shape = kernel_shape(conv.shape, input.size(1));
-  params.block = log2_block(conv.blocks);
+  params.block = log2_block(conv.blocks.edge);
   params.log2_block_m = log2_of(conv.block.m);
   params.log2_block_k = log2_of(conv.block.k);
   params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
-  params.relu = conv.activation == Activation::kRelu;
+  params.residual = conv.residual ? residual_.const_data_ptr() : nullptr;
+  params.activation = conv.activation;
 }
 
 void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream) {
@@ -71,7 +79,19 @@ void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t strea
   tau_ = tau_as(knob.tau ? *knob.tau : find_threshold(conv_, knob, norms.weight, norm_blocks_),
                 at::kFloat);
   params.tau = tau_argument<float>(tau_);
-  output = at::empty(conv_.output_sizes(), output_options_, at::MemoryFormat::ChannelsLast);
+}
+
+void Arguments::set_dense(const Knob& knob) {
+  if (conv_.norm_weight) {
+    norm_weight_ = conv_.norm_weight->contiguous();
+    params.norm_weight = norm_weight_.const_data_ptr<float>();
+  }
+  tau_ = *knob.tau;
+  params.tau = tau_argument<float>(tau_);
+}
+
+void Arguments::set_output(at::IntArrayRef sizes) {
+  output = at::empty(sizes, output_options_, at::MemoryFormat::ChannelsLast);
   params.output = output.mutable_data_ptr();
 }
 

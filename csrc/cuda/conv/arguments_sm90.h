@@ -18,13 +18,20 @@ class Arguments {
   // `input` is the result of readable_pixels(). `conv` must outlive this object.
   Arguments(const Convolution& conv, const at::Tensor& input);
 
-  // Sets the norms, computes the threshold from them and allocates the output.
+  // Sets the norms, and computes the threshold from them.
   void set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream);
+
+  // For a knob that skips nothing: no norms but those of the weight, if they are given. They tell
+  // where an infinite weight meets padding.
+  void set_dense(const Knob& knob);
+
+  // Allocates an output of these sizes, which is the one of `conv` in another shape at most.
+  void set_output(at::IntArrayRef sizes);
 
  private:
   const Convolution& conv_;
   at::TensorOptions output_options_;
-  at::Tensor bias_, tau_;
+  at::Tensor bias_, residual_, norm_weight_, tau_;
   // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose
   // norms are not those of single pixels.
   at::Tensor norm_blocks_;

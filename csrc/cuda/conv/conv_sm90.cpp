@@ -7,6 +7,7 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
+#include "cuda/conv/boxes_sm90.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
@@ -15,6 +16,7 @@
 #include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
 #include "cuda/operand.h"
+#include "threshold.h"
 
 namespace spamm::cuda {
 namespace {
@@ -22,38 +24,48 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-TileSize choose_tile(const ConvParams& p, const Log2Block& box, ConvKernel kernel,
-                     int multiprocessors) {
-  const bool narrow = kernel == ConvKernel::kSm90Tf32 ? p.shape.out_channels <= kNarrowOutput
-                                                      : takes_resident(p.shape, p.block);
-  const Extent boxes = count(p.shape.output, box);
+TileSize choose_tile(const ConvParams& p, ConvKernel kernel, int multiprocessors) {
+  const Extent boxes = count(p.shape.output, p.box);
   return choose_conv_tile_sm90(kernel, p.shape.out_channels,
-                               int64_t{1} * boxes.images * boxes.rows * boxes.columns, narrow,
+                               int64_t{1} * boxes.images * boxes.rows * boxes.columns,
                                multiprocessors, forced_tile());
 }
 
+// Computes a convolution with the boxes of `boxed`, which is the same one but in dense mode.
 template <class Element>
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, const Knob& knob,
+                           bool dense) {
   const OnDevice device(conv.input);
   const cudaStream_t stream = device.stream();
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  Arguments arguments(conv, input);
+  Arguments arguments(boxed, input);
   ConvParams& p = arguments.params;
-  const Log2Block box = box_of(p.block);
+  p.box = box_of(p.block);
+  if (!dense && is_half(conv.input.scalar_type()) && knob.tau) {
+    const auto box = box_of_several_pixels(conv);
+    p.by_pixel = box.has_value();
+    if (box) p.box = log2_block(*box);
+  }
   const ConvKernel kernel =
       choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
-  const TileSize tile = choose_tile(p, box, kernel, device.multiprocessors());
-  const ConvNorms norms = conv_norms<Element>(conv, input, weight, tile, stream);
-  arguments.set(norms, knob, stream);
+  const TileSize tile = choose_tile(p, kernel, device.multiprocessors());
+  ConvNorms norms;
+  if (dense) {
+    arguments.set_dense(knob);
+  } else {
+    norms = conv_norms<Element>(conv, input, weight, tile, stream);
+    arguments.set(norms, knob, stream);
+  }
+  arguments.set_output(conv.output_sizes());
   // A copy of the weight is made in this call and so is not complete before it.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
   // If a box covers the images of one output norm, the kernel computes the output norms.
-  const bool in_kernel = conv.wants_output_norms && box.images == log2_of(kLayerNormBlock);
+  const bool in_kernel = conv.wants_output_norms && p.box.images == log2_of(kLayerNormBlock);
   Tensor next_norms;
   if (conv.wants_output_norms) {
     next_norms =
         at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
-                  norms.weight.options());
+                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
   if (in_kernel) p.norm_output = next_norms.mutable_data_ptr<float>();
   C10_CUDA_CHECK(launch_conv<Element>(
@@ -62,6 +74,12 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   if (conv.wants_output_norms && !in_kernel)
     output_norms<Element>(arguments.output, next_norms, stream);
   return {arguments.output, next_norms};
+}
+
+template <class Element>
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
+  const bool dense = skips_nothing(knob);
+  return convolve<Element>(conv, dense ? in_dense_mode(conv) : conv, knob, dense);
 }
 
 template <class Element>
@@ -85,11 +103,20 @@ Convolution with_norm_weight(Convolution conv) {
   return conv;
 }
 
-bool supports(const Convolution& conv, const Knob&) {
+bool blocks_fit(const Convolution& conv) {
+  return strides_fit(log2_block(conv.blocks.edge), size2(conv.shape.stride)) && fits_hopper(conv);
+}
+
+bool supports(const Convolution& conv, const Knob& knob) {
   const at::ScalarType dtype = conv.input.scalar_type();
   return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
-         strides_fit(log2_block(conv.blocks), size2(conv.shape.stride)) && fits_hopper(conv);
+         (skips_nothing(knob) ? sizes_fit_hopper(conv) : blocks_fit(conv));
+}
+
+// A residual of float32 would need two blocks for a box.
+bool fuses_epilogue(const Convolution& conv) {
+  return !conv.residual || is_half(conv.input.scalar_type());
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
@@ -99,7 +126,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
     case at::kBFloat16:
       return convolve<__nv_bfloat16>(conv, knob);
     default:
-      return convolve<float>(with_norm_weight(conv), knob);
+      return convolve<float>(skips_nothing(knob) ? conv : with_norm_weight(conv), knob);
   }
 }
 
@@ -114,7 +141,8 @@ ConvNormMaps norm_maps(const Convolution& conv) {
   }
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run, &norm_maps});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
+                                       {&supports, &run, &norm_maps, &fuses_epilogue});
 
 }  // namespace
 }  // namespace spamm::cuda

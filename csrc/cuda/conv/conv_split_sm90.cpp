@@ -80,6 +80,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
                  .own_pixels = {},
                  .next_tile = counter.mutable_data_ptr<int>()},
                 knob, device.stream());
+  arguments.set_output(conv.output_sizes());
   arguments.params.a = a.source();
   arguments.params.b = b.source();
   C10_CUDA_CHECK(launch_conv_f32x3(arguments.params, {.tile = TileSize::kSmall,

@@ -3,6 +3,7 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "conv/backend.h"
 #include "cuda/conv/launch_sm90.h"
@@ -36,6 +37,17 @@ bool supports(const Convolution& conv, const Knob& knob) {
              kFewChannelsSharedBytes;
 }
 
+bool fuses_epilogue(const Convolution& conv) { return !conv.residual; }
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
+
+// The images of a thread block. Their output norm needs all 64; else as many as fit, so that rows
+// make up for missing images.
+int log2_images(const Convolution& conv) {
+  const int64_t images = conv.wants_output_norms ? kFewChannelsLines : conv.shape.images;
+  return std::bit_width(static_cast<uint64_t>(std::min<int64_t>(images, kFewChannelsLines))) - 1;
+}
+
 ConvolutionResult run(const Convolution& conv, const Knob&) {
   const OnDevice device(conv.input);
   const spamm::ConvShape& shape = conv.shape;
@@ -47,7 +59,7 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   Tensor bias, norms;
   if (conv.bias) {
     bias = conv.bias->contiguous();
-    if (reinterpret_cast<uintptr_t>(bias.const_data_ptr()) % kAlignment != 0) bias = bias.clone();
+    if (!is_aligned(bias.const_data_ptr())) bias = bias.clone();
   }
   if (conv.wants_output_norms) {
     norms = at::empty(layer_norms_shape(shape.images, shape.output, shape.out_channels),
@@ -60,15 +72,20 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
       .output = output.mutable_data_ptr(),
       .norms = conv.wants_output_norms ? norms.mutable_data_ptr<float>() : nullptr,
       .shape = kernel_shape(shape, shape.in_channels),
-      .relu = conv.activation == Activation::kRelu,
+      .activation = conv.activation,
+      .log2_images = log2_images(conv),
+      .rows_are_aligned =
+          is_aligned(input.const_data_ptr()) &&
+          shape.input.width * shape.in_channels * input.element_size() % kAlignment == 0,
   };
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
                                                        : launch_few_channels<__nv_bfloat16>;
-  C10_CUDA_CHECK(launch(p, device.stream()));
+  C10_CUDA_CHECK(launch(p, device.multiprocessors(), device.stream()));
   return {output, norms};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial, {&supports, &run, nullptr});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial,
+                                       {&supports, &run, nullptr, &fuses_epilogue});
 
 }  // namespace
 }  // namespace spamm::cuda

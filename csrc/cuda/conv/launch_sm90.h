@@ -21,7 +21,7 @@ cudaError_t launch_max_pool(const kernels::conv::sm90::MaxPoolParams& params, cu
 
 template <class Element>
 cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
-                                cudaStream_t stream);
+                                int multiprocessors, cudaStream_t stream);
 
 cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& params,
                                cudaStream_t stream);

@@ -23,8 +23,8 @@ inline kernels::conv::sm90::Extent extent(int64_t images, const Size2& size) {
   return {static_cast<int>(images), static_cast<int>(size.height), static_cast<int>(size.width)};
 }
 
-inline kernels::conv::sm90::Log2Block log2_block(const PixelBlocks& blocks) {
-  return {log2_of(blocks.edge[0]), log2_of(blocks.edge[1]), log2_of(blocks.edge[2])};
+inline kernels::conv::sm90::Log2Block log2_block(const Box& edge) {
+  return {log2_of(edge[0]), log2_of(edge[1]), log2_of(edge[2])};
 }
 
 // Channels covered by one norm. A block of 32 holds all channels and is padded to 64.
@@ -35,7 +35,9 @@ inline bool supports_channels(const Block& block, int64_t out_channels, int64_t 
   return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
 }
 
-// Whether the Hopper kernels run on the input's device and support the convolution's sizes.
+// Whether the Hopper kernels run on the input's device and support the convolution's sizes, and
+// whether its blocks too.
+bool sizes_fit_hopper(const Convolution& conv);
 bool fits_hopper(const Convolution& conv);
 
 // `channels`: channels of the input, including its padding.

@@ -6,13 +6,13 @@ namespace spamm::cuda {
 
 template <class Element>
 cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
-                                cudaStream_t stream) {
-  return kernels::conv::sm90::launch_few_channels<Element>(params, stream);
+                                int multiprocessors, cudaStream_t stream) {
+  return kernels::conv::sm90::launch_few_channels<Element>(params, multiprocessors, stream);
 }
 
-template cudaError_t launch_few_channels<__half>(const kernels::conv::sm90::FewChannelsParams&,
+template cudaError_t launch_few_channels<__half>(const kernels::conv::sm90::FewChannelsParams&, int,
                                                  cudaStream_t);
 template cudaError_t launch_few_channels<__nv_bfloat16>(
-    const kernels::conv::sm90::FewChannelsParams&, cudaStream_t);
+    const kernels::conv::sm90::FewChannelsParams&, int, cudaStream_t);
 
 }  // namespace spamm::cuda

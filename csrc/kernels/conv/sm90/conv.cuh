@@ -15,8 +15,9 @@
 
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
-#include "kernels/conv/sm90/list.cuh"
+#include "kernels/conv/sm90/list_by_pixel.cuh"
 #include "kernels/conv/sm90/load.cuh"
+#include "kernels/conv/sm90/residual.cuh"
 #include "kernels/conv/sm90/wgmma.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -56,6 +57,34 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t weight, ui
   }
 }
 
+// acc += 64 output channels times box kBox, where `valid` tells which of its pixels count. The sums
+// of the others keep their values: all are multiplied, and these are put back.
+template <class Config, int kBox>
+__device__ __forceinline__ void multiply_mixed_box(uint64_t valid, int log2_pixels, uint64_t weight,
+                                                   uint64_t pixels, float (&acc)[Config::kValues]) {
+  constexpr int kFirst = kBox * kBlock / 2, kCount = kBlock / 2;
+  float before[kCount];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) before[i] = acc[kFirst + i];
+  multiply_now<typename Config::Operand, kBox * kBlock, kBlock>(weight, pixels, acc, [] {});
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int column = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;  // of the box
+    const int pixel = column & ((1 << log2_pixels) - 1);         // images are the slowest index
+    if ((valid >> pixel & 1) == 0) acc[kFirst + i] = before[i];
+  }
+}
+
+// The same for the boxes whose bits are set.
+template <class Config>
+__device__ __forceinline__ void multiply_mixed_step(uint32_t bits, const uint64_t* valid,
+                                                    int log2_pixels, uint64_t weight,
+                                                    uint64_t pixels,
+                                                    float (&acc)[Config::kValues]) {
+  if (bits & 1) multiply_mixed_box<Config, 0>(valid[0], log2_pixels, weight, pixels, acc);
+  if (bits & 2) multiply_mixed_box<Config, 1>(valid[1], log2_pixels, weight, pixels, acc);
+}
+
 // Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
 using Descriptor = kernels::sm90::StagedDescriptor<kernels::sm90::Major::K, Stage, Config::kStages>;
@@ -79,6 +108,11 @@ class StagedOperands {
   Descriptor<Config, typename Storage<Config>::Stage> weight_, pixels_;
 };
 
+template <class Config>
+__device__ __forceinline__ bool is_mixed(Notice notice) {
+  return Config::kByPixel && notice.is_mixed();
+}
+
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Operands, class Shared>
 __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
@@ -87,7 +121,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   float acc[Config::kValues] = {};
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
-  const auto notice_at = [&](const RingPosition<Config::kStages>& stage) {
+  const auto notice_at = [&](const RingPosition<Config::kStages>& stage) -> Notice {
     ring.full[stage.slot].wait(stage.phase);
     return ring.notices[stage.slot];
   };
@@ -101,7 +135,19 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     const auto look_ahead = [&] {
       if (!ends_tile) next_notice = notice_at(next);
     };
-    if (bits != 0) {
+    if (adds_residual<Config>(notice)) {
+      if constexpr (Config::kAddsResidual) {
+        add_residual<Config>(bits, &storage.stages[at.slot].pixels[first_box], acc);
+      }
+      look_ahead();
+    } else if (is_mixed<Config>(notice) && bits != 0) {
+      if constexpr (Config::kByPixel) {
+        const uint64_t* valid = &ring.notices[at.slot].pixels[warpgroup * 2];
+        multiply_mixed_step<Config>(bits, valid, p.box.rows + p.box.columns,
+                                    operands.weight(notice), operands.pixels(), acc);
+      }
+      look_ahead();
+    } else if (bits != 0) {
       multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
     } else {
       look_ahead();

@@ -1,4 +1,4 @@
-// The epilogue of the Hopper convolution: adds the bias, applies ReLU if wanted, rounds into shared
+// The epilogue of the Hopper convolution: adds the bias, applies the activation, rounds into shared
 // memory and stores by TMA. Sums have a channel in each row, but the output has its channels last,
 // so they are transposed on the way into shared memory.
 #pragma once
@@ -6,6 +6,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "kernels/common/activation.cuh"
 #include "kernels/common/numeric.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
 
@@ -26,6 +27,21 @@ struct ChannelBias {
     }
   }
 };
+
+// Adds the bias and applies an activation that does not commute with rounding. What is left for the
+// rounded values is told by the result: whether to apply ReLU.
+template <int kSize>
+__device__ __forceinline__ bool activate_sums(Activation activation, ChannelBias& bias,
+                                              float (&acc)[kSize]) {
+  if (activation == Activation::kNone || activation == Activation::kRelu) {
+    return activation == Activation::kRelu;
+  }
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) acc[i] += bias.values[i / 2 % 2];
+  activate(activation, acc);
+  bias = {};
+  return false;
+}
 
 __device__ __forceinline__ __half2 rounded_pair(float low, float high, __half) {
   return __floats2half2_rn(low, high);
@@ -125,14 +141,14 @@ __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, con
 // Stores box kBox of a warpgroup, and returns the rounded values in `pairs`.
 template <class Config, int kBox, int kPairs>
 __device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
-                                          OperandBlock& staging, const ChannelBias& bias,
+                                          OperandBlock& staging, const ChannelBias& bias, bool relu,
                                           const float (&acc)[Config::kValues],
                                           uint32_t (&pairs)[kPairs]) {
   const bool leads = threadIdx.x % 128 == 0;
   const int warpgroup = threadIdx.x / 128;
   if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
-  stage<typename Config::Element, kPairs * 4, kBox * kBlock / 2>(acc, bias, p.relu, staging, pairs);
+  stage<typename Config::Element, kPairs * 4, kBox * kBlock / 2>(acc, bias, relu, staging, pairs);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
@@ -169,12 +185,12 @@ template <class Config>
 __device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
                                       OperandBlock& staging,
                                       BoxSquares<typename Config::Element>& shared,
-                                      const ChannelBias& bias,
-                                      const float (&acc)[Config::kValues]) {
+                                      ChannelBias bias, float (&acc)[Config::kValues]) {
   using Element = typename Config::Element;
   uint32_t first[kBlock / 4], second[Config::kLastWidth / 4];
-  store_box<Config, 0>(p, channel, boxes[0], staging, bias, acc, first);
-  store_box<Config, 1>(p, channel, boxes[1], staging, bias, acc, second);
+  const bool relu = activate_sums(p.activation, bias, acc);
+  store_box<Config, 0>(p, channel, boxes[0], staging, bias, relu, acc, first);
+  store_box<Config, 1>(p, channel, boxes[1], staging, bias, relu, acc, second);
   if (p.norm_output == nullptr) return;
   SquareSum<Element> squares[2] = {
       sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),

@@ -6,9 +6,6 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// Keeps NaN, like torch's relu.
-__device__ __forceinline__ float rectified(float x) { return x < 0 ? 0 : x; }
-
 // Adds bias and ReLU to the values of kColumns pixels x 64 channels, from kFirst on. Stages them in
 // two blocks with lines of 32 channels, in TMA's 128-byte swizzle. No two lanes share a bank.
 template <int kColumns, int kFirst, int kSize>
@@ -48,12 +45,12 @@ __device__ __forceinline__ double sum_of_squares(const float (&values)[kSize], i
 template <int kColumns, int kFirst, int kSize>
 __device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock (&staging)[2], const ChannelBias& bias,
-                                          float (&acc)[kSize]) {
+                                          bool relu, float (&acc)[kSize]) {
   const bool leads = threadIdx.x % 128 == 0;
   const int warpgroup = threadIdx.x / 128;
   if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
-  stage<kColumns, kFirst>(acc, bias, p.relu, staging);
+  stage<kColumns, kFirst>(acc, bias, relu, staging);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
@@ -70,10 +67,11 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
 template <class Config>
 __device__ __forceinline__ void store(const ConvParams& p, int channel, const Box* boxes,
                                       OperandBlock (&staging)[2], BoxSquares<float>& shared,
-                                      const ChannelBias& bias, float (&acc)[Config::kValues]) {
+                                      ChannelBias bias, float (&acc)[Config::kValues]) {
   constexpr int kSecond = kBlock / 2;  // values of the first box
-  store_box<kBlock, 0>(p, channel, boxes[0], staging, bias, acc);
-  store_box<Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, acc);
+  const bool relu = activate_sums(p.activation, bias, acc);
+  store_box<kBlock, 0>(p, channel, boxes[0], staging, bias, relu, acc);
+  store_box<Config::kLastWidth, kSecond>(p, channel, boxes[1], staging, bias, relu, acc);
   if (p.norm_output == nullptr) return;
   const int images = p.shape.output.images;
   double squares[2] = {sum_of_squares<kBlock, 0>(acc, images - boxes[0].image),

@@ -2,12 +2,14 @@
 // nothing skipped. It writes more than it reads, so each thread writes 16 bytes at a time, and the
 // output norms are computed on the way.
 //
-// A thread block computes 64 output channels of 8 neighbouring pixels for 64 images, from a copy of
-// their windows in shared memory. A warp has one pixel: in its products images are rows and output
-// channels are columns, permuted so that a thread gets 8 neighbouring channels of an image. K runs
+// A thread block computes 64 output channels of 8 neighbouring columns of 64 lines, from a copy of
+// their windows in shared memory. A line is an output row of an image: those of 64 images, or
+// neighbouring rows of fewer. A warp has one column: in its products lines are rows and output
+// channels are columns, permuted so that a thread gets 8 neighbouring channels of a line. K runs
 // along a kernel row (kernel column, channel), 16 entries at a time. Same bits every time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/common/launch.cuh"
@@ -49,20 +51,11 @@ class FewChannels {
       : p_(p),
         layout_(p.shape),
         weights_(reinterpret_cast<uint2*>(shared)),
-        pixels_(reinterpret_cast<uint16_t*>(shared) + layout_.weights) {
-    const Extent& output = p.shape.output;
-    const int strips = (output.columns - 1) / kFewChannelsColumns + 1;
-    const int line = blockIdx.x / strips;
-    first_column_ = (blockIdx.x - line * strips) * kFewChannelsColumns;
-    image_block_ = line / output.rows;
-    row_ = line - image_block_ * output.rows;
-    first_image_ = image_block_ * kFewChannelsImages;
-    images_ = min(output.images - first_image_, kFewChannelsImages);
-    first_channel_ = blockIdx.y * 64;
-  }
+        pixels_(reinterpret_cast<uint16_t*>(shared) + layout_.weights),
+        first_channel_(blockIdx.y * 64) {}
 
-  // Copies weights and pixels into shared memory. The caller synchronises.
-  __device__ void stage() {
+  // Copies the weights into shared memory. They serve all tiles. The caller synchronises.
+  __device__ void stage_weights() {
     // Three at a time: all loads of a 3 x 3 kernel are then in flight together.
     constexpr int kUnroll = 3;
     const int count = layout_.weights / 4;
@@ -79,10 +72,25 @@ class FewChannels {
         }
       }
     }
-    stage_pixels();
   }
 
-  // Computes and stores the warp's pixel.
+  // Copies the pixels of a tile into shared memory. The caller synchronises.
+  __device__ void stage_pixels(int tile) {
+    const int strips = (p_.shape.output.columns - 1) / kFewChannelsColumns + 1;
+    const int lines = tile / strips;
+    first_column_ = (tile - lines * strips) * kFewChannelsColumns;
+    const int rows = kFewChannelsLines >> p_.log2_images;
+    const int row_blocks = (p_.shape.output.rows - 1) / rows + 1;
+    image_block_ = lines / row_blocks;
+    first_row_ = (lines - image_block_ * row_blocks) * rows;
+    const int entry =
+        (first_column_ * p_.shape.stride.columns - p_.shape.padding.columns) * p_.shape.channels;
+    skew_ = p_.rows_are_aligned ? entry & 7 : 0;
+    first_entry_ = entry - skew_;
+    p_.rows_are_aligned ? stage_chunks() : stage_entries();
+  }
+
+  // Computes and stores the warp's column of the tile.
   __device__ void run() const {
     const int warp = threadIdx.x / 32;
     const int column = first_column_ + warp;
@@ -95,7 +103,7 @@ class FewChannels {
           *reinterpret_cast<const uint4*>(static_cast<const Element*>(p_.bias) + channel(half));
     }
     SquareSum<Element> squares = 0;
-    for (int first = 0; first < images_; first += 32) {
+    for (int first = 0; first < kFewChannelsLines; first += 32) {
       float acc[2][8][4] = {};
       multiply(warp, first, acc);
 #pragma unroll
@@ -111,7 +119,7 @@ class FewChannels {
     if (threadIdx.x % 32 != 0) return;
     const Extent& output = p_.shape.output;
     const int groups = (p_.shape.out_channels - 1) / 64 + 1;
-    const int64_t line = static_cast<int64_t>(image_block_) * output.rows + row_;
+    const int64_t line = static_cast<int64_t>(image_block_) * output.rows + first_row_;
     p_.norms[(line * output.columns + column) * groups + blockIdx.y] =
         static_cast<float>(sqrt(squares));
   }
@@ -122,43 +130,84 @@ class FewChannels {
     return first_channel_ + half * 32 + threadIdx.x % 4 * 8;
   }
 
-  // Each warp copies every eighth image, with loads of three kernel rows of four images in flight.
-  __device__ void stage_pixels() {
-    constexpr int kWarps = kFewChannelsThreads / 32, kImages = 4, kRows = 3;
+  __device__ int image_of(int line) const {
+    return (image_block_ << p_.log2_images) + (line & ((1 << p_.log2_images) - 1));
+  }
+  __device__ int row_of(int line) const { return first_row_ + (line >> p_.log2_images); }
+
+  // The entries of the input row that an output line meets at kernel row y; null for padding.
+  __device__ const uint16_t* input_row(int line, int y) const {
     const ConvShape& shape = p_.shape;
-    const int first =
-        (first_column_ * shape.stride.columns - shape.padding.columns) * shape.channels;
+    const int image = image_of(line);
+    const int row = row_of(line) * shape.stride.rows - shape.padding.rows + y * shape.dilation.rows;
+    if (image >= shape.input.images || static_cast<unsigned>(row) >= shape.input.rows) {
+      return nullptr;
+    }
+    return static_cast<const uint16_t*>(p_.input) +
+           (static_cast<int64_t>(image) * shape.input.rows + row) * shape.input.columns *
+               shape.channels;
+  }
+
+  // Copies the pixels chunk by chunk, half a warp for each input row. A chunk lies inside of its
+  // row or outside.
+  __device__ void stage_chunks() {
+    constexpr int kLanes = 16;
+    const int length = p_.shape.input.columns * p_.shape.channels;
+    const int rows = kFewChannelsLines * p_.shape.kernel.rows;
+#pragma unroll 2
+    for (int i = threadIdx.x / kLanes; i < rows; i += kFewChannelsThreads / kLanes) {
+      const int y = i / kFewChannelsLines, line = i % kFewChannelsLines;
+      const uint16_t* from = input_row(line, y);
+      uint16_t* to = pixels_ + line * layout_.lines + y * layout_.line;
+      for (int x = threadIdx.x % kLanes * 8; x < layout_.line; x += kLanes * 8) {
+        const int at = first_entry_ + x;
+        const bool exists = from != nullptr && static_cast<unsigned>(at) < length;
+        copy_async(to + x, exists ? static_cast<const void*>(from + at) : p_.input,
+                   exists ? 16 : 0);
+      }
+    }
+    commit_copies();
+    wait_copies<0>();
+  }
+
+  // Copies the pixels entry by entry. Each warp has every eighth line, with loads of three kernel
+  // rows of four lines in flight.
+  __device__ void stage_entries() {
+    constexpr int kWarps = kFewChannelsThreads / 32, kTogether = 4, kRows = 3;
+    const ConvShape& shape = p_.shape;
     const int length = shape.input.columns * shape.channels;
-    const int64_t image_size = static_cast<int64_t>(shape.input.rows) * length;
-    const auto* input = static_cast<const uint16_t*>(p_.input) + first_image_ * image_size + first;
 #pragma unroll 1
-    for (int image = threadIdx.x / 32; image < kFewChannelsImages; image += kImages * kWarps) {
+    for (int line = threadIdx.x / 32; line < kFewChannelsLines; line += kTogether * kWarps) {
 #pragma unroll 1
       for (int first_y = 0; first_y < shape.kernel.rows; first_y += kRows) {
+        const uint16_t* from[kRows][kTogether];
+#pragma unroll
+        for (int y = 0; y < kRows; ++y) {
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            const bool exists = first_y + y < shape.kernel.rows;
+            from[y][i] = exists ? input_row(line + i * kWarps, first_y + y) : nullptr;
+          }
+        }
 #pragma unroll 1
         for (int x = threadIdx.x % 32; x < layout_.line; x += 32) {
-          uint16_t entries[kRows][kImages];
+          const int at = first_entry_ + x;
+          uint16_t entries[kRows][kTogether];
 #pragma unroll
           for (int y = 0; y < kRows; ++y) {
-            const int row =
-                row_ * shape.stride.rows - shape.padding.rows + (first_y + y) * shape.dilation.rows;
-            const bool exists = first_y + y < shape.kernel.rows &&
-                                static_cast<unsigned>(row) < shape.input.rows &&
-                                static_cast<unsigned>(first + x) < length;
-            const auto* from = input + image * image_size + static_cast<int64_t>(row) * length + x;
 #pragma unroll
-            for (int i = 0; i < kImages; ++i, from += kWarps * image_size) {
-              entries[y][i] = 0;
-              if (exists && image + i * kWarps < images_) entries[y][i] = *from;
+            for (int i = 0; i < kTogether; ++i) {
+              const bool exists = from[y][i] != nullptr && static_cast<unsigned>(at) < length;
+              entries[y][i] = exists ? from[y][i][at] : 0;
             }
           }
-          auto* to = pixels_ + image * layout_.image + first_y * layout_.line + x;
+          auto* to = pixels_ + line * layout_.lines + first_y * layout_.line + x;
 #pragma unroll
           for (int y = 0; y < kRows; ++y) {
             if (first_y + y >= shape.kernel.rows) continue;
 #pragma unroll
-            for (int i = 0; i < kImages; ++i) {
-              to[i * kWarps * layout_.image + y * layout_.line] = entries[y][i];
+            for (int i = 0; i < kTogether; ++i) {
+              to[i * kWarps * layout_.lines + y * layout_.line] = entries[y][i];
             }
           }
         }
@@ -184,11 +233,11 @@ class FewChannels {
     return {pair(k), pair(k + 8)};
   }
 
-  // acc += the weights times the warp's pixel in images `first` to `first` + 31.
+  // acc += the weights times the warp's column of lines `first` to `first` + 31.
   __device__ void multiply(int warp, int first, float (&acc)[2][8][4]) const {
     const ConvShape& shape = p_.shape;
     const int lane = threadIdx.x % 32;
-    const uint16_t* pixel = pixels_ + (first + lane / 4) * layout_.image +
+    const uint16_t* pixel = pixels_ + (first + lane / 4) * layout_.lines + skew_ +
                             warp * shape.stride.columns * shape.channels + lane % 4 * 2;
     const uint2* weights = weights_ + lane;
     for (int y = 0; y < shape.kernel.rows; ++y, pixel += layout_.line) {
@@ -196,8 +245,8 @@ class FewChannels {
         const int left = layout_.window - k - lane % 4 * 2;
         uint32_t a[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; ++i) {  // bits of i: 16 images, 8 of K, 8 images
-          const uint16_t* from = pixel + k + (i / 4 * 2 + i % 2) * 8 * layout_.image;
+        for (int i = 0; i < 8; ++i) {  // bits of i: 16 lines, 8 of K, 8 lines
+          const uint16_t* from = pixel + k + (i / 4 * 2 + i % 2) * 8 * layout_.lines;
           const int at = i % 4 / 2 * 8;
           // Beyond the window lies another pixel, which may be infinite: it must not be multiplied.
           const uint32_t low = at < left ? from[at] : 0, high = at + 1 < left ? from[at + 1] : 0;
@@ -213,14 +262,15 @@ class FewChannels {
     }
   }
 
-  // Stores the thread's 16 channels of an image and adds their squares.
-  __device__ void store(int column, int image, const float (&acc)[8][4], int i,
+  // Stores the thread's 16 channels of a line and adds their squares.
+  __device__ void store(int column, int line, const float (&acc)[8][4], int i,
                         const uint4 (&bias)[2], SquareSum<Element>& squares) const {
-    if (image >= images_) return;
     const Extent& output = p_.shape.output;
-    const int64_t line = (static_cast<int64_t>(first_image_) + image) * output.rows + row_;
-    auto* pixel =
-        static_cast<Element*>(p_.output) + (line * output.columns + column) * p_.shape.out_channels;
+    const int image = image_of(line), row = row_of(line);
+    if (image >= output.images || row >= output.rows) return;
+    auto* pixel = static_cast<Element*>(p_.output) +
+                  ((static_cast<int64_t>(image) * output.rows + row) * output.columns + column) *
+                      p_.shape.out_channels;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (channel(half) >= p_.shape.out_channels) continue;
@@ -228,9 +278,11 @@ class FewChannels {
       uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        const float low = acc[half * 4 + j][2 * i] + widen(biases.entry(2 * j));
-        const float high = acc[half * 4 + j][2 * i + 1] + widen(biases.entry(2 * j + 1));
-        pairs[j] = finished_pair<Element>(low, high, p_.relu);
+        float values[2] = {acc[half * 4 + j][2 * i] + widen(biases.entry(2 * j)),
+                           acc[half * 4 + j][2 * i + 1] + widen(biases.entry(2 * j + 1))};
+        const bool relu = p_.activation == Activation::kRelu;
+        if (!relu) activate(p_.activation, values);
+        pairs[j] = finished_pair<Element>(values[0], values[1], relu);
         add_squares<Element>(squares, pairs[j]);
       }
       *reinterpret_cast<uint4*>(pixel + channel(half)) = {pairs[0], pairs[1], pairs[2], pairs[3]};
@@ -241,7 +293,9 @@ class FewChannels {
   FewChannelsLayout layout_;
   uint2* weights_;
   uint16_t* pixels_;
-  int first_column_, row_, image_block_, first_image_, images_, first_channel_;
+  int first_column_, first_row_, image_block_, first_channel_;
+  int first_entry_;  // of a row, where the copy begins
+  int skew_;         // entries of the copy before the first that is used
 };
 
 template <class Element>
@@ -251,19 +305,25 @@ __global__ void __launch_bounds__(kFewChannelsThreads, 2)
   let_next_kernel_start();
   FewChannels<Element> work(p, few_channels_shared);
   wait_for_previous_kernel();
-  work.stage();
-  __syncthreads();
-  work.run();
+  work.stage_weights();
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    work.stage_pixels(tile);
+    __syncthreads();
+    work.run();
+    __syncthreads();  // before the next tile's pixels
+  }
 }
 
 template <class Element>
-cudaError_t launch_few_channels(const FewChannelsParams& p, cudaStream_t stream) {
+cudaError_t launch_few_channels(FewChannelsParams p, int multiprocessors, cudaStream_t stream) {
   const auto kernel = conv_few_channels<Element>;
   const Extent& output = p.shape.output;
   const int shared_bytes = FewChannelsLayout(p.shape).entries() * sizeof(Element);
-  const dim3 grid(ceil_div(output.images, kFewChannelsImages) * output.rows *
-                      ceil_div(output.columns, kFewChannelsColumns),
-                  ceil_div(p.shape.out_channels, 64));
+  p.tiles = ceil_div(output.images, 1 << p.log2_images) *
+            ceil_div(output.rows, kFewChannelsLines >> p.log2_images) *
+            ceil_div(output.columns, kFewChannelsColumns);
+  const int channel_blocks = ceil_div(p.shape.out_channels, 64);
+  const dim3 grid(std::min(p.tiles, ceil_div(2 * multiprocessors, channel_blocks)), channel_blocks);
   // The same value for every shape, because other host threads may launch the kernel meanwhile.
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFewChannelsSharedBytes);

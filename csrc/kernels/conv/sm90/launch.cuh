@@ -75,6 +75,10 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
     error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
                                    p.box, {1, 1});
   }
+  if (error == cudaSuccess && p.residual != nullptr) {
+    error = encode_pixels<Element>(p.map_residual, p.residual, p.shape.output, p.shape.out_channels,
+                                   p.box, {1, 1});
+  }
   if (error == cudaSuccess) {
     error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows);
   }
@@ -127,21 +131,34 @@ constexpr auto staged() {
   return convolve_staged<Chosen>;
 }
 
-// The kernel for few output channels. For half types it keeps the weights in shared memory.
+// The kernel for few output channels. For half types it keeps the weights in shared memory if it
+// can.
 template <class Element, TileConfig kTile, int kLastWidth>
-constexpr auto narrow() {
-  if constexpr (sizeof(Element) == 4) {
-    return staged<Element, kTile, kLastWidth>();
+cudaError_t convolve_narrow(ConvParams p, const void* input, const void* weight,
+                            const Launch& how) {
+  if constexpr (sizeof(Element) == 2) {
+    using Resident = ResidentConfig<Element, kLastWidth>;
+    static_assert(kHasTile<Resident, kTile>);
+    if (takes_resident(p.shape, p.block) && p.residual == nullptr) {
+      return convolve_resident<Resident>(p, input, weight, how);
+    }
+    return staged<Element, kTile, kBlock>()(p, input, weight, how);
   } else {
-    using Chosen = ResidentConfig<Element, kLastWidth>;
-    static_assert(kHasTile<Chosen, kTile>);
-    return convolve_resident<Chosen>;
+    return staged<Element, kTile, kLastWidth>()(p, input, weight, how);
   }
+}
+
+// The kernels for boxes whose pixels are judged one by one.
+template <class Element, TileConfig kTile>
+constexpr auto by_pixel() {
+  using Chosen = ConfigByPixel<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
+  static_assert(kHasTile<Chosen, kTile>);
+  return convolve_staged<Chosen>;
 }
 
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
-  p.box = box_of(p.block);
+  if (!p.by_pixel) p.box = box_of(p.block);
   p.blocks = count(p.shape.output, p.block);
   p.boxes = count(p.shape.output, p.box);
   const int norm_group = 1 << std::max(p.log2_block_k, 6);
@@ -182,17 +199,25 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   }
 }
 
-// Computes p. The caller sets shape, block, norms, log2_block_m and _k, weight_is_ready, tau, bias,
-// relu, output and next_tile. Returns the error of the driver or of the launch, as all launchers
-// do. next_tile: an int in device memory that is zero. The kernel sets it back to zero. No other
-// kernel in flight may use it.
+// Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k,
+// weight_is_ready, tau, bias, residual, activation, output and next_tile. Returns the error of the
+// driver or of the launch, as all launchers do. next_tile: an int in device memory that is zero.
+// The kernel sets it back to zero. No other kernel in flight may use it.
 template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
+  if constexpr (sizeof(Element) == 2) {
+    if (p.by_pixel) {
+      const auto instance = how.tile == TileSize::kNarrow ? by_pixel<Element, kTiles.narrow>()
+                                                          : by_pixel<Element, kTiles.small>();
+      return instance(p, input, weight, how);
+    }
+  }
   return with_last_width(p, [&]<int kWidth>(std::integral_constant<int, kWidth>) {
-    const auto instance = how.tile == TileSize::kSmall   ? staged<Element, kTiles.small, kWidth>()
-                          : how.tile == TileSize::kLarge ? staged<Element, kTiles.large, kWidth>()
-                                                         : narrow<Element, kTiles.narrow, kWidth>();
+    const auto instance = how.tile == TileSize::kSmall ? staged<Element, kTiles.small, kWidth>()
+                          : how.tile == TileSize::kLarge
+                              ? staged<Element, kTiles.large, kWidth>()
+                              : convolve_narrow<Element, kTiles.narrow, kWidth>;
     return instance(p, input, weight, how);
   });
 }

@@ -51,11 +51,12 @@ class BoxNorms {
                        box.column >> p.block.columns};
     scale_ = skip_norm_scale(p, {block.image << p.block.images, block.row << p.block.rows,
                                  block.column << p.block.columns});
+    row_ = box.row * p.shape.stride.rows - p.shape.padding.rows;
+    column_ = box.column * p.shape.stride.columns - p.shape.padding.columns;
+    if (p.norm_input.norms == nullptr) return;
     if (p.norm_input.per_pixel) {
       const int pixels = p.shape.input.rows * p.shape.input.columns;
       norms_ = p.norm_input.norms + block.image * pixels * p.norm_groups;
-      row_ = box.row * p.shape.stride.rows - p.shape.padding.rows;
-      column_ = box.column * p.shape.stride.columns - p.shape.padding.columns;
     } else {
       const int number =
           (block.image * p.blocks.rows + block.row) * p.blocks.columns + block.column;
@@ -64,11 +65,16 @@ class BoxNorms {
     }
   }
 
-  // The norm, not yet scaled to the skip norm. 0 if the whole block lies in the padding.
+  // The norm, not yet scaled to the skip norm. 0 if the whole block lies in the padding. If no
+  // norms were taken, 1 for any other block: with a tau of at most 0 it is valid.
   __device__ float at(const ConvParams& p, const Step& step, int group) const {
-    if (!p.norm_input.per_pixel) return norms_[step.kernel_position * p.norm_groups + group];
     const int row = row_ + step.kernel_row * p.shape.dilation.rows;
     const int column = column_ + step.kernel_column * p.shape.dilation.columns;
+    if (p.norm_input.norms == nullptr) {
+      return meets(row, p.box.rows, p.shape.stride.rows, p.shape.input.rows) &&
+             meets(column, p.box.columns, p.shape.stride.columns, p.shape.input.columns);
+    }
+    if (!p.norm_input.per_pixel) return norms_[step.kernel_position * p.norm_groups + group];
     const bool inside = static_cast<unsigned>(row) < p.shape.input.rows &&
                         static_cast<unsigned>(column) < p.shape.input.columns;
     return inside ? norms_[(row * p.shape.input.columns + column) * p.norm_groups + group] : 0;
@@ -77,10 +83,21 @@ class BoxNorms {
   __device__ float scale() const { return scale_; }
 
  private:
+  // Whether 2^log2_count places from `first` on, `stride` apart, reach into 0 to size - 1.
+  __device__ static bool meets(int first, int log2_count, int stride, int size) {
+    return first < size && first + ((1 << log2_count) - 1) * stride >= 0;
+  }
+
   const float* norms_;
   int row_, column_;
   float scale_;
 };
+
+// A norm of the weight, `index` norms after p.norm_weight. If none is given, it is as if infinite,
+// because an infinite weight must meet the zeros of the padding, too.
+__device__ inline float weight_norm(const ConvParams& p, int64_t index) {
+  return p.norm_weight == nullptr ? INFINITY : p.norm_weight[index];
+}
 
 // Computes the masks of a tile's steps from the norms.
 template <class Config>
@@ -100,9 +117,8 @@ class TileNorms {
       const int channel = tile.channel + row * kBlock;
       const bool row_exists = channel < p.shape.out_channels;
       if (row_exists) inside_ |= exists << (row * Config::kBoxes);
-      weights_[row] =
-          p.norm_weight + static_cast<int64_t>(row_exists ? channel >> p.log2_block_m : 0) *
-                              positions * p.norm_groups;
+      weights_[row] = static_cast<int64_t>(row_exists ? channel >> p.log2_block_m : 0) * positions *
+                      p.norm_groups;
     }
   }
 
@@ -115,7 +131,8 @@ class TileNorms {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
 #pragma unroll
     for (int row = 0; row < Config::kRows; ++row) {
-      norms.weights[row] = weights_[row][step.kernel_position * p.norm_groups + group];
+      norms.weights[row] =
+          weight_norm(p, weights_[row] + step.kernel_position * p.norm_groups + group);
     }
 #pragma unroll
     for (int i = 0; i < Config::kBoxes; ++i) norms.boxes[i] = boxes_[i].at(p, step, group);
@@ -136,8 +153,13 @@ class TileNorms {
     return bits & inside_;
   }
 
+  // The bits of one row's output blocks.
+  __device__ uint32_t inside(int row) const {
+    return inside_ & ((1u << Config::kBoxes) - 1) << (row * Config::kBoxes);
+  }
+
  private:
-  const float* weights_[Config::kRows];
+  int64_t weights_[Config::kRows];  // the numbers of their first norms
   BoxNorms boxes_[Config::kBoxes];
   uint32_t inside_ = 0;
 };
@@ -206,10 +228,33 @@ __device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config
   }
 }
 
+// Lists the valid steps of a tile.
+template <class Config>
+__device__ __forceinline__ void list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
+                                                 const TileNorms<Config>& norms, float tau,
+                                                 ListWriter<Config>& writer) {
+  const int lane = threadIdx.x % 32;
+  int done = 0;
+#pragma unroll 1
+  for (; done + 32 < p.steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
+  if (done < p.steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
+}
+
+// Lists the steps that bring the residual of a tile.
+template <class Config>
+__device__ __forceinline__ void list_residual(const Tile<Config>& tile,
+                                              const TileNorms<Config>& norms,
+                                              ListWriter<Config>& writer) {
+  const int row = threadIdx.x % 32;
+  StepOf<Config> step{};
+  step.group = row;
+  step.kernel_position = Step::kResidual;
+  if (row < Config::kRows) step.mask = norms.inside(row);
+  writer.append(tile, step);
+}
+
 template <class Config>
 __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
-  const int lane = threadIdx.x % 32;
-  const int steps = p.steps;
   float tau = 0;
   ListWriter<Config> writer(storage.ring);
 
@@ -224,10 +269,8 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
       tau = p.tau.value();
       waited = true;
     }
-    int done = 0;
-#pragma unroll 1
-    for (; done + 32 < steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
-    if (done < steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
+    list_valid_steps(p, tile, norms, tau, writer);
+    if (p.residual != nullptr) list_residual(tile, norms, writer);
     writer.end_tile(tile);
     writer.wait_for_room();
   }

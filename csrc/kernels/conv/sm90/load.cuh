@@ -50,7 +50,10 @@ class Loader : public StageWriter<Config, kWeights> {
       : Base(storage.ring), p_(p), storage_(storage) {}
 
   // Fills one stage for each kDepth existing channels.
-  __device__ void load(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+  __device__ void load(const Tile<Config>& tile, const StepOf<Config>& step, bool ends_tile) {
+    if constexpr (Config::kAddsResidual) {
+      if (step.is_residual()) return load_residual(tile, step, ends_tile);
+    }
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
       const int channel = step.group * kBlock + part * Config::kDepth;
@@ -61,12 +64,22 @@ class Loader : public StageWriter<Config, kWeights> {
   }
 
  private:
-  __device__ void load_stage(const Tile<Config>& tile, const Step& step, int channel,
+  __device__ static NoticeOf<Config> notice_of(const StepOf<Config>& step, bool ends_tile) {
+    NoticeOf<Config> notice = Notice::of(step.mask, ends_tile);
+    if constexpr (Config::kByPixel) {
+      if (step.is_mixed) notice.bits |= Notice::kIsMixed;
+#pragma unroll
+      for (int i = 0; i < Config::kRows * Config::kBoxes; ++i) notice.pixels[i] = step.pixels[i];
+    }
+    return notice;
+  }
+
+  __device__ void load_stage(const Tile<Config>& tile, const StepOf<Config>& step, int channel,
                              bool ends_tile) {
     const uint32_t needed = needed_boxes<Config>(step.mask);
     const uint32_t bytes =
         kWeights ? Config::kRows * sizeof(OperandBlock) : bytes_of_boxes<Config>(needed);
-    this->announce(Notice::of(step.mask, ends_tile), tile, bytes);
+    this->announce(notice_of(step, ends_tile), tile, bytes);
     auto* barrier = reinterpret_cast<uint64_t*>(&this->full());
     auto& stage = storage_.stages[at_.slot];
     if constexpr (kWeights) {
@@ -83,6 +96,25 @@ class Loader : public StageWriter<Config, kWeights> {
                                      &stage.pixels[i], channel,
                                      box.column * p_.shape.stride.columns + column,
                                      box.row * p_.shape.stride.rows + row, box.image);
+      }
+    }
+    at_.advance();
+  }
+
+  // Fills one stage with the residual of a row's output blocks, in place of pixels.
+  __device__ void load_residual(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+    const uint32_t needed = needed_boxes<Config>(step.mask);
+    this->announce(Notice::of_residual(step.mask, ends_tile), tile,
+                   kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
+    if constexpr (!kWeights) {
+#pragma unroll
+      for (int i = 0; i < Config::kBoxes; ++i) {
+        if ((needed >> i & 1) == 0) continue;
+        const Box& box = tile.boxes[i];
+        cute::SM90_TMA_LOAD_4D::copy(&p_.map_residual, reinterpret_cast<uint64_t*>(&this->full()),
+                                     kCacheHint, &storage_.stages[at_.slot].pixels[i],
+                                     tile.channel + step.group * kBlock, box.column, box.row,
+                                     box.image);
       }
     }
     at_.advance();

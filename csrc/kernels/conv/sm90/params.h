@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "activation.h"
 #include "kernels/common/divisor.h"
 #include "kernels/common/size2.h"
 #include "kernels/common/tau.h"
@@ -41,6 +42,7 @@ struct Log2Block {
 //   per pixel   (image blocks, input rows, input columns, channel groups). For pixel blocks of one
 //               pixel of several images: the norm at a kernel position is a shifted look-up.
 //   per block   (pixel blocks, kernel positions x channel groups)
+// Null: no norms were taken, because nothing is skipped but padding.
 struct InputNorms {
   const float* norms;
   bool per_pixel;
@@ -146,18 +148,24 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 struct ConvParams {
   CUtensorMap map_input, map_weight, map_output;
   CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
+  CUtensorMap map_residual;
   ConvShape shape;
   Log2Block block, box;
   Extent blocks, boxes;  // in the output
-  bool images_fastest;   // the order of boxes is images, columns, rows; else columns, rows, images
+  // A pixel block is one pixel of more images than there are, and a box is several pixels of all
+  // images. Each pixel is judged by itself. The caller then sets `box`.
+  bool by_pixel;
+  bool images_fastest;  // the order of boxes is images, columns, rows; else columns, rows, images
   int log2_block_m, log2_block_k;
   int norm_groups, box_groups;  // groups of max(block k, 64) channels, and of 64 channels
-  const float* norm_weight;     // (blocks of out_channels, kernel positions x norm_groups)
-  bool weight_is_ready;         // see overlap.cuh
+  // (blocks of out_channels, kernel positions x norm_groups). May be null if norm_input is.
+  const float* norm_weight;
+  bool weight_is_ready;  // see overlap.cuh
   InputNorms norm_input;
   Tau<float> tau;
-  const void* bias;  // may be null
-  bool relu;
+  const void* bias;      // may be null
+  const void* residual;  // like the output; may be null
+  Activation activation;
   void* output;
   // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
   // groups). May be null.

@@ -33,12 +33,20 @@ struct Config {
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
+  static constexpr bool kAddsResidual = kParts == 1, kByPixel = false;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
   __host__ __device__ static constexpr bool is_narrow(int i) {
     return kLastWidth < kBlock && i % 2 == 1;
   }
+};
+
+// The same for boxes whose pixels are judged one by one.
+template <class Element, int kRows, int kBoxes, int kStages>
+struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
+  static constexpr int kListCapacity = 40;  // a list is read before the next 32 steps are judged
+  static constexpr bool kByPixel = true;
 };
 
 // The first pixel of a box, in the output.
@@ -55,19 +63,34 @@ struct Tile {
 };
 
 // One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
-// for which the step is valid.
+// for which the step is valid. One more step for each row of a tile brings the residual; its group
+// is the row.
 struct Step {
+  static constexpr uint16_t kResidual = 0xffff;  // in place of a kernel position
+
   uint16_t mask, group;
   uint8_t kernel_row, kernel_column;
   uint16_t kernel_position;
 
   __device__ bool is_valid() const { return mask != 0; }
+  __device__ bool is_residual() const { return kernel_position == kResidual; }
+};
+
+// A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
+// valid for pixel i of an output block. Where `is_mixed`, some existing pixels of a block are valid
+// and others are not.
+template <int kOutputBlocks>
+struct StepByPixel : Step {
+  bool is_mixed;
+  uint64_t pixels[kOutputBlocks];
 };
 
 // What a multiplying warp needs to know about a stage besides the operands: the step's mask,
-// whether the tile or all work ends, and, with resident weights, the number of the weight block.
+// whether the tile or all work ends, whether the pixels are those of the residual, and, with
+// resident weights, the number of the weight block.
 struct Notice {
   static constexpr int kWeightShift = 8;
+  static constexpr uint32_t kIsMixed = 1u << 28, kIsResidual = 1u << 29;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
   uint32_t bits;
@@ -75,14 +98,27 @@ struct Notice {
   __device__ static Notice of(uint32_t mask, bool ends_tile, uint32_t weight = 0) {
     return {mask | weight << kWeightShift | (ends_tile ? kEndsTile : 0)};
   }
+  __device__ static Notice of_residual(uint32_t mask, bool ends_tile) {
+    return {of(mask, ends_tile).bits | kIsResidual};
+  }
   __device__ static Notice end_of_tile() { return {kEndsTile}; }
   __device__ static Notice end_of_work() { return {kEndsWork}; }
 
   __device__ bool ends_tile() const { return bits & kEndsTile; }
   __device__ bool ends_work() const { return bits & kEndsWork; }
+  __device__ bool is_residual() const { return bits & kIsResidual; }
+  __device__ bool is_mixed() const { return bits & kIsMixed; }
   // The bits of a warpgroup's two boxes.
   __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
   __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
+};
+
+// The notice of a StepByPixel. `pixels` counts only if the step is mixed.
+template <int kOutputBlocks>
+struct NoticeByPixel : Notice {
+  uint64_t pixels[kOutputBlocks];
+
+  __device__ NoticeByPixel(const Notice& notice) : Notice(notice) {}
 };
 
 // Only the squares of float16 are sure to fit float's range.
@@ -110,8 +146,15 @@ struct Blocks {
 };
 
 template <class Config>
-using RingOf = kernels::sm90::Ring<Tile<Config>, Step, Notice, Config::kStages, Config::kLists,
-                                   Config::kListCapacity>;
+using StepOf =
+    std::conditional_t<Config::kByPixel, StepByPixel<Config::kRows * Config::kBoxes>, Step>;
+template <class Config>
+using NoticeOf =
+    std::conditional_t<Config::kByPixel, NoticeByPixel<Config::kRows * Config::kBoxes>, Notice>;
+
+template <class Config>
+using RingOf = kernels::sm90::Ring<Tile<Config>, StepOf<Config>, NoticeOf<Config>, Config::kStages,
+                                   Config::kLists, Config::kListCapacity>;
 
 template <class Config>
 struct Storage : Blocks<Config> {

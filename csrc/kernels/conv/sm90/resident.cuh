@@ -15,6 +15,7 @@ namespace spamm::kernels::conv::sm90 {
 template <class Element, int kLastWidth>
 struct ResidentConfig : Config<Element, 1, 4, kLastWidth, 4> {
   static constexpr int kListCapacity = 32;  // all steps of a tile
+  static constexpr bool kAddsResidual = false;
 };
 
 // Stores only the first box, to save shared memory: thread blocks of the norm kernel have to fit
@@ -123,9 +124,9 @@ class ResidentNorms {
   __device__ uint16_t mask(const ConvParams& p, float tau) const {
     if (!has_column_[0] && !has_column_[1]) return 0;
     float weights[2], boxes[2];
-    const float* weight = p.norm_weight + step_.kernel_position * p.norm_groups + group_;
-    weights[0] = has_column_[0] ? weight[0] : 0;
-    weights[1] = has_column_[1] ? weight[has_column_[0] ? -p.norm_groups : 0] : 0;
+    const int index = step_.kernel_position * p.norm_groups + group_;
+    weights[0] = has_column_[0] ? weight_norm(p, index) : 0;
+    weights[1] = has_column_[1] ? weight_norm(p, index - (has_column_[0] ? p.norm_groups : 0)) : 0;
 #pragma unroll
     for (int i = 0; i < 2; ++i) boxes[i] = has_box_[i] ? boxes_[i].at(p, step_, group_) : 0;
     uint16_t bits = 0;

@@ -20,7 +20,7 @@ struct SplitConfig {
   static constexpr int kRows = kRows_, kBoxes = kBoxes_, kLastWidth = kLastWidth_;
   static constexpr int kStages = kStages_, kSplitParts = 2;
   static constexpr int kSets = 1;
-  static constexpr bool kKeepsRests = false;
+  static constexpr bool kKeepsRests = false, kByPixel = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
@@ -146,7 +146,7 @@ __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channe
     const int across = i / 4 * 8 + i % 2, down = i / 2 % 2 * 8;
     const float value = total[kFirst + i] + bias.values[i / 2 % 2];
     if (image + across < extent.images && channel + down < p.shape.out_channels) {
-      to[across * image_step + down] = p.relu ? rectified(value) : value;
+      to[across * image_step + down] = p.activation == Activation::kRelu ? rectified(value) : value;
     }
   }
 }

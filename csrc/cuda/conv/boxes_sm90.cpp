@@ -1,0 +1,66 @@
+#include "cuda/conv/boxes_sm90.h"
+
+#include "cuda/conv/sizes_sm90.h"
+
+namespace spamm::cuda {
+namespace {
+
+constexpr int64_t kPixels = 64;  // of a box
+
+// Whether every output pixel reads the input pixel of the same number, and no other.
+bool reads_pixels_in_order(const spamm::ConvShape& shape) {
+  const auto is = [](const Size2& size, int64_t value) {
+    return size.height == value && size.width == value;
+  };
+  return is(shape.kernel, 1) && is(shape.stride, 1) && is(shape.padding, 0);
+}
+
+// The box of which the fewest cover the output. Among equal ones, that with the most images: where
+// a box is one pixel of several images, steps in the padding are not multiplied.
+Box best_box(const spamm::ConvShape& shape) {
+  const Box grid = {shape.images, shape.output.height, shape.output.width};
+  Box best = {kPixels, 1, 1};
+  int64_t fewest = -1;
+  for (int64_t images = kPixels; images > 0; images /= 2) {
+    for (int64_t rows = 1; rows * images <= kPixels; rows *= 2) {
+      const PixelBlocks blocks = {.grid = grid, .edge = {images, rows, kPixels / images / rows}};
+      if (!kernels::conv::sm90::strides_fit(log2_block(blocks.edge), size2(shape.stride))) continue;
+      const int64_t count = volume(blocks.count());
+      if (fewest < 0 || count < fewest) {
+        fewest = count;
+        best = blocks.edge;
+      }
+    }
+  }
+  return best;
+}
+
+}  // namespace
+
+Convolution in_dense_mode(Convolution conv) {
+  spamm::ConvShape& shape = conv.shape;
+  // Output norms are those of 64 images, so a box of these computes them on the way.
+  const bool keeps_images = conv.wants_output_norms && shape.images >= kLayerNormBlock;
+  if (reads_pixels_in_order(shape) && !keeps_images) {
+    const int64_t pixels = shape.images * shape.input.height * shape.input.width;
+    shape.images = 1;
+    shape.input = shape.output = {1, pixels};
+  }
+  conv.blocks = {.grid = {shape.images, shape.output.height, shape.output.width},
+                 .edge = keeps_images ? Box{kLayerNormBlock, 1, 1} : best_box(shape)};
+  conv.block.n = kPixels;
+  if (!supports_channels(conv.block, shape.out_channels, shape.in_channels)) {
+    conv.block.m = conv.block.k = 64;
+    conv.norm_weight.reset();
+  }
+  return conv;
+}
+
+std::optional<Box> box_of_several_pixels(const Convolution& conv) {
+  const Box& edge = conv.blocks.edge;
+  if (edge[1] * edge[2] > 1 || 2 * conv.shape.images > edge[0]) return std::nullopt;
+  const Box box = best_box(conv.shape);
+  return box[1] * box[2] > 1 ? std::optional<Box>(box) : std::nullopt;
+}
+
+}  // namespace spamm::cuda
