@@ -13,10 +13,11 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
 
  public:
   __device__ TileNorms(const ConvParams& p, const Tile<Config>& tile)
-      : tile_(tile),
-        scale_(skip_norm_scale(p, Box{})),
-        columns_(p.box.columns),
-        count_(1 << (p.box.rows + p.box.columns)) {
+      : scale_(skip_norm_scale(p, Box{})), count_(1 << (p.box.rows + p.box.columns)) {
+    lanes_ = max(count_ / kOfLane, 1);
+    while (2 * lanes_ <= min(count_, 32) && 32 / (2 * lanes_) >= p.steps) lanes_ *= 2;
+    each_ = count_ / lanes_;
+    first_ = threadIdx.x % lanes_ * each_;
     const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
 #pragma unroll
     for (int row = 0; row < kRows; ++row) {
@@ -26,16 +27,22 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
                       positions * p.norm_groups;
     }
 #pragma unroll
-    for (int i = 0; i < kBoxes; ++i) existing_[i] = existing_pixels(p, tile.boxes[i]);
+    for (int i = 0; i < kBoxes; ++i) locate(p, tile.boxes[i], i);
   }
 
-  // Fills in the mask and the pixels of a step. `lanes` neighbouring lanes share the pixels, at
-  // most kOfLane each; all get the result. Their loads are all in flight at once.
-  static constexpr int kOfLane = 8;
-  __device__ void judge(const ConvParams& p, float tau, int lanes, StepOf<Config>& step) const {
+  // How many neighbouring lanes share a step: enough for all its pixels, and more if there are few
+  // steps.
+  __device__ int lanes() const { return lanes_; }
+
+  // Fills in the mask and the pixels of a step. All lanes that share it get the result. Their loads
+  // are all in flight at once.
+  __device__ void judge(const ConvParams& p, float tau, StepOf<Config>& step) const {
     const int group = step.group >> max(p.log2_block_k - 6, 0);
     const int index = step.kernel_position * p.norm_groups + group;
-    const int each = count_ / lanes, first = threadIdx.x % lanes * each;
+    const int row = step.kernel_row * p.shape.dilation.rows;
+    const int column = step.kernel_column * p.shape.dilation.columns;
+    const float* const from =
+        p.norm_input.norms + (row * p.shape.input.columns + column) * p.norm_groups + group;
     float weights[kRows], norms[kBoxes][kOfLane];
 #pragma unroll
     for (int row = 0; row < kRows; ++row) weights[row] = weight_norm(p, weights_[row] + index);
@@ -43,17 +50,21 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
     for (int i = 0; i < kBoxes; ++i) {
 #pragma unroll
       for (int j = 0; j < kOfLane; ++j) {
-        norms[i][j] = j < each ? norm(p, tile_.boxes[i], step, group, first + j) : 0;
+        const Pixel &first = firsts_[i], &offset = offsets_[j];
+        const bool inside =
+            static_cast<unsigned>(first.row + offset.row + row) < p.shape.input.rows &&
+            static_cast<unsigned>(first.column + offset.column + column) < p.shape.input.columns;
+        norms[i][j] = inside ? from[first.norm + offset.norm] : 0;
       }
     }
     step.is_mixed = false;
 #pragma unroll
     for (int i = 0; i < kBoxes; ++i) {
       // Pixels of zeros add nothing, so a step does not become mixed by them.
-      const uint64_t zeros = of_box(lanes, each, [&](int j) { return norms[i][j] == 0; });
+      const uint64_t zeros = of_box([&](int j) { return norms[i][j] == 0; });
 #pragma unroll
       for (int row = 0; row < kRows; ++row) {
-        const uint64_t valid = of_box(lanes, each, [&](int j) {
+        const uint64_t valid = of_box([&](int j) {
           return is_valid_im2col(weights[row], norm_product(norms[i][j], scale_), tau);
         });
         const uint64_t pixels = has_row_[row] ? valid & existing_[i] : 0;
@@ -63,13 +74,6 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
         step.is_mixed |= pixels != 0 && (existing_[i] & ~(pixels | zeros)) != 0;
       }
     }
-  }
-
-  // How many lanes share a step: enough for all its pixels, and more if there are few steps.
-  __device__ int lanes_of_step(const ConvParams& p) const {
-    int lanes = max(count_ / kOfLane, 1);
-    while (2 * lanes <= min(count_, 32) && 32 / (2 * lanes) >= p.steps) lanes *= 2;
-    return lanes;
   }
 
   // The bits of one row's output blocks.
@@ -84,53 +88,61 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
   }
 
  private:
-  // Bit i: test(i) of a box's pixels, of which each of `lanes` lanes has `each`.
+  static constexpr int kOfLane = 8;  // pixels of a lane, at most
+
+  // A place in the input, or a distance, and the number of norms before it.
+  struct Pixel {
+    int row, column, norm;
+  };
+
+  __device__ static Pixel pixel_at(const ConvParams& p, int row, int column) {
+    return {row, column, (row * p.shape.input.columns + column) * p.norm_groups};
+  }
+
+  // Finds the lane's first pixel of box i at kernel position 0, and which of the box's pixels are
+  // in the output.
+  __device__ void locate(const ConvParams& p, const Box& box, int i) {
+    // Columns are the fastest index of a box, then rows.
+    const int log2_columns = p.box.columns, columns = (1 << log2_columns) - 1;
+    const int row = box.row + (first_ >> log2_columns), column = box.column + (first_ & columns);
+    firsts_[i] = pixel_at(p, row * p.shape.stride.rows - p.shape.padding.rows,
+                          column * p.shape.stride.columns - p.shape.padding.columns);
+    uint32_t existing = 0;
+#pragma unroll
+    for (int j = 0; j < kOfLane; ++j) {
+      const int down = j >> log2_columns, right = j & columns;
+      const bool exists = j < each_ && box.image < p.shape.output.images &&
+                          row + down < p.shape.output.rows &&
+                          column + right < p.shape.output.columns;
+      existing |= static_cast<uint32_t>(exists) << j;
+      offsets_[j] = pixel_at(p, down * p.shape.stride.rows, right * p.shape.stride.columns);
+    }
+    existing_[i] = of_all_lanes(existing);
+  }
+
+  // Bit i: test(i) of a box's pixels.
   template <class Test>
-  __device__ __forceinline__ static uint64_t of_box(int lanes, int each, const Test& test) {
+  __device__ __forceinline__ uint64_t of_box(const Test& test) const {
     uint32_t of_lane = 0;
 #pragma unroll
-    for (int j = 0; j < kOfLane; ++j) of_lane |= static_cast<uint32_t>(j < each && test(j)) << j;
-    uint64_t bits = static_cast<uint64_t>(of_lane) << (threadIdx.x % lanes * each);
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+    for (int j = 0; j < kOfLane; ++j) of_lane |= static_cast<uint32_t>(test(j)) << j;
+    return of_all_lanes(of_lane & ((1u << each_) - 1));
+  }
+
+  // Joins the bits of the lanes that share a step.
+  __device__ __forceinline__ uint64_t of_all_lanes(uint32_t of_lane) const {
+    uint64_t bits = static_cast<uint64_t>(of_lane) << first_;
+    for (int distance = lanes_ / 2; distance > 0; distance /= 2) {
       bits |= __shfl_xor_sync(~0u, bits, distance);
     }
     return bits;
   }
 
-  // The pixels of a box that are in the output.
-  __device__ uint64_t existing_pixels(const ConvParams& p, const Box& box) const {
-    uint64_t pixels = 0;
-    if (box.image >= p.shape.output.images) return 0;
-    for (int i = 0; i < count_; ++i) {
-      const bool is = box.row + row_of(i) < p.shape.output.rows &&
-                      box.column + column_of(i) < p.shape.output.columns;
-      pixels |= static_cast<uint64_t>(is) << i;
-    }
-    return pixels;
-  }
-
-  // The norm that output pixel i of a box meets at a step. 0 in the padding.
-  __device__ float norm(const ConvParams& p, const Box& box, const Step& step, int group,
-                        int i) const {
-    const int row = (box.row + row_of(i)) * p.shape.stride.rows - p.shape.padding.rows +
-                    step.kernel_row * p.shape.dilation.rows;
-    const int column = (box.column + column_of(i)) * p.shape.stride.columns -
-                       p.shape.padding.columns + step.kernel_column * p.shape.dilation.columns;
-    const bool inside = i < count_ && static_cast<unsigned>(row) < p.shape.input.rows &&
-                        static_cast<unsigned>(column) < p.shape.input.columns;
-    if (!inside) return 0;
-    return p.norm_input.norms[(row * p.shape.input.columns + column) * p.norm_groups + group];
-  }
-
-  // Columns are the fastest index of a box, then rows.
-  __device__ int row_of(int i) const { return i >> columns_; }
-  __device__ int column_of(int i) const { return i & ((1 << columns_) - 1); }
-
-  const Tile<Config>& tile_;
   float scale_;
-  int columns_, count_;
+  int count_, lanes_, each_, first_;  // pixels of a box, and how lanes share them
   bool has_row_[kRows];
   int64_t weights_[kRows];  // the numbers of their first norms
+  Pixel firsts_[kBoxes], offsets_[kOfLane];
   uint64_t existing_[kBoxes];
 };
 
@@ -140,11 +152,11 @@ __device__ __forceinline__ void list_valid_steps(
     const ConvParams& p, const Tile<ConfigByPixel<Element, kRows, kBoxes, kStages>>& tile,
     const TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>>& norms, float tau,
     ListWriter<ConfigByPixel<Element, kRows, kBoxes, kStages>>& writer) {
-  const int lanes = norms.lanes_of_step(p);
+  const int lanes = norms.lanes();
   for (int first = 0; first < p.steps; first += 32 / lanes) {
     const int number = first + threadIdx.x % 32 / lanes;
     StepOf<Config> step{step_at(p, min(number, p.steps - 1))};
-    norms.judge(p, tau, lanes, step);
+    norms.judge(p, tau, step);
     if (number >= p.steps || threadIdx.x % lanes != 0) step.mask = 0;
     writer.append(tile, step);
   }
