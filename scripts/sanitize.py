@@ -129,6 +129,27 @@ def convolutions_without_im2col():
         spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
 
 
+def epilogues():
+    """Every activation and a residual, with nothing skipped and with a tau, in batches of all kinds.
+
+    Batches of few images judge each pixel of a box by itself.
+    """
+    shapes = ((5, 72, 136, 3, 1), (40, 64, 64, 3, 2), (100, 40, 72, 1, 1), (3, 136, 48, 5, 1))
+    for dtype, (images, channels, out_channels, kernel, stride) in itertools.product(
+        DTYPES, shapes
+    ):
+        x = torch.randn(images, channels, 9, 7, device="cuda").to(dtype)
+        weight = torch.randn(out_channels, channels, kernel, kernel, device="cuda").to(dtype)
+        setting = {"stride": stride, "padding": kernel // 2}
+        residual = torch.ops.spamm_torch.dense_conv2d(x, weight, **setting)
+        for activation in (None, "relu", "relu6", "hardswish", "silu", "leaky_relu"):
+            for tau in (0.0, 60.0 * kernel):
+                addend = residual if activation != "silu" else None
+                spamm_torch.conv2d(
+                    x, weight, tau=tau, residual=addend, activation=activation, **setting
+                )
+
+
 def first_layers():
     """Few channels with nothing skipped, and max pools, past every edge of a thread block."""
     for dtype in DTYPES[:2]:
@@ -136,6 +157,9 @@ def first_layers():
         weight, bias = torch.randn(72, 3, 3, 3).to(x), torch.randn(72).to(x)
         setting = {"padding": 2, "stride": (2, 1), "relu": True, "return_norms": True}
         output, _ = spamm_torch.conv2d(x, weight, bias, tau=0.0, **setting)
+        spamm_torch.conv2d(x[:5], weight, bias, tau=0.0, padding=2, activation="silu")
+        aligned = torch.randn(5, 3, 9, 16, device="cuda").to(dtype)
+        spamm_torch.conv2d(aligned, weight, bias, tau=0.0, padding=1, stride=2)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 2)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 3, 2, 1)
 
@@ -179,6 +203,7 @@ def main(arguments=None):
         batches_and_convolutions()
         many_small_float32()
         convolutions_without_im2col()
+        epilogues()
     claimed_tiles()
     stages()
     first_layers()
