@@ -130,7 +130,7 @@ def convolutions_without_im2col():
 
 
 def epilogues():
-    """Every activation and a residual, with nothing skipped and with a tau, in batches of all kinds.
+    """Activations and residuals, with nothing skipped and with a tau, in batches of all kinds.
 
     Batches of few images judge each pixel of a box by itself.
     """
