@@ -54,12 +54,12 @@ bool fits_hopper(const Convolution& conv) {
          sizes_fit_hopper(conv);
 }
 
-Arguments::Arguments(const Convolution& conv, const Tensor& input)
+Arguments::Arguments(const Convolution& conv, const at::TensorOptions& options, int64_t channels)
     : conv_(conv),
-      output_options_(input.options()),
+      output_options_(options),
       bias_(conv.bias ? conv.bias->contiguous() : Tensor()),
       residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()) {
-  params.shape = kernel_shape(conv.shape, input.size(1));
+  params.shape = kernel_shape(conv.shape, channels);
   params.block = log2_block(conv.blocks.edge);
   params.log2_block_m = log2_of(conv.block.m);
   params.log2_block_k = log2_of(conv.block.k);

@@ -15,8 +15,9 @@ class Arguments {
   kernels::conv::sm90::ConvParams params{};  // all but the operands
   at::Tensor output;
 
-  // `input` is the result of readable_pixels(). `conv` must outlive this object.
-  Arguments(const Convolution& conv, const at::Tensor& input);
+  // `options`: of input and output. `channels`: of the input, including its padding. `conv` must
+  // outlive this object.
+  Arguments(const Convolution& conv, const at::TensorOptions& options, int64_t channels);
 
   // Sets the norms, and computes the threshold from them.
   void set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream);

@@ -2,19 +2,15 @@
 //
 // The kernels read and write channels-last memory in which the channels of a pixel are a multiple
 // of 16 bytes. Other inputs are copied. The output's channels must be such a multiple.
-#include <ATen/ops/empty.h>
-#include <c10/cuda/CUDAException.h>
-
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/boxes_sm90.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
+#include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
-#include "cuda/forced_tile.h"
-#include "cuda/heuristics.h"
 #include "cuda/operand.h"
 #include "threshold.h"
 
@@ -24,13 +20,6 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-TileSize choose_tile(const ConvParams& p, ConvKernel kernel, int multiprocessors) {
-  const Extent boxes = count(p.shape.output, p.box);
-  return choose_conv_tile_sm90(kernel, p.shape.out_channels,
-                               int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                               multiprocessors, forced_tile());
-}
-
 // Computes a convolution with the boxes of `boxed`, which is the same one but in dense mode.
 template <class Element>
 ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, const Knob& knob,
@@ -38,7 +27,7 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
   const OnDevice device(conv.input);
   const cudaStream_t stream = device.stream();
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  Arguments arguments(boxed, input);
+  Arguments arguments(boxed, input.options(), input.size(1));
   ConvParams& p = arguments.params;
   p.box = box_of(p.block);
   if (!dense && is_half(conv.input.scalar_type()) && knob.tau) {
@@ -46,9 +35,7 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
     p.by_pixel = box.has_value();
     if (box) p.box = log2_block(*box);
   }
-  const ConvKernel kernel =
-      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
-  const TileSize tile = choose_tile(p, kernel, device.multiprocessors());
+  const TileSize tile = choose_tile(conv, p, device.multiprocessors());
   ConvNorms norms;
   if (dense) {
     arguments.set_dense(knob);
@@ -59,21 +46,8 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
   arguments.set_output(conv.output_sizes());
   // A copy of the weight is made in this call and so is not complete before it.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
-  // If a box covers the images of one output norm, the kernel computes the output norms.
-  const bool in_kernel = conv.wants_output_norms && p.box.images == log2_of(kLayerNormBlock);
-  Tensor next_norms;
-  if (conv.wants_output_norms) {
-    next_norms =
-        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
-                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
-  }
-  if (in_kernel) p.norm_output = next_norms.mutable_data_ptr<float>();
-  C10_CUDA_CHECK(launch_conv<Element>(
-      p, input.const_data_ptr(), weight.const_data_ptr(),
-      {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = stream}));
-  if (conv.wants_output_norms && !in_kernel)
-    output_norms<Element>(arguments.output, next_norms, stream);
-  return {arguments.output, next_norms};
+  return finish<Element>(conv, arguments, input.const_data_ptr(), weight.const_data_ptr(), tile,
+                         device);
 }
 
 template <class Element>
@@ -86,7 +60,7 @@ template <class Element>
 ConvNormMaps find_norm_maps(const Convolution& conv) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  const Arguments arguments(conv, input);
+  const Arguments arguments(conv, input.options(), input.size(1));
   const ConvNorms norms =
       conv_norms<Element>(conv, input, weight, TileSize::kSmall, device.stream());
   return conv_norm_maps(conv, arguments.params, norms, device.stream());

@@ -74,7 +74,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   params[0].zeroed = counter.mutable_data_ptr<int>();
   C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, device.stream()));
 
-  Arguments arguments(conv, input);
+  Arguments arguments(conv, input.options(), input.size(1));
   arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
                  .pixels = map_input,
                  .own_pixels = {},
@@ -95,7 +95,7 @@ ConvNormMaps norm_maps(const Convolution& conv) {
   const Tensor input = readable_pixels(conv.input);
   const Tensor weight = readable_pixels(conv.weight, conv.block.k);
   const Tensor map_weight = pixel_map(by_pixel(weight), conv.block.m, conv.block.k);
-  const Arguments arguments(conv, input);
+  const Arguments arguments(conv, input.options(), input.size(1));
   const ConvNorms norms = {
       .weight = map_weight.view({1, map_weight.size(0), -1}),
       .pixels = pixel_map(by_pixel(input), conv.blocks.edge[0], input_group(conv)),

@@ -11,6 +11,7 @@
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
+#include "kernels/conv/sm90/pack_rows_params.h"
 #include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -35,6 +36,47 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
       {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows),
        static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
       {1, every(box.columns, step.columns), every(box.rows, step.rows), 1});
+}
+
+// Encodes a map of packed windows of `entries` entries each. What a line of 64 entries has beyond
+// them is 0.
+template <class Element>
+cudaError_t encode_windows(CUtensorMap& map, const void* data, const ConvParams& p, int entries,
+                           int64_t shrink) {
+  const Extent& input = p.shape.input;
+  const auto edge = [](int log2, int step) {
+    return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
+  };
+  const int step = p.shape.stride.rows;
+  return kernels::sm90::encode_tensor_map<Element, 4>(
+      map, data,
+      {static_cast<uint64_t>(entries), static_cast<uint64_t>(input.columns),
+       static_cast<uint64_t>(input.rows), static_cast<uint64_t>(input.images)},
+      {static_cast<uint64_t>(p.packed.column / shrink),
+       static_cast<uint64_t>(p.packed.row / shrink),
+       static_cast<uint64_t>(p.packed.image / shrink)},
+      {kLineBytes / sizeof(Element), 1u << p.box.columns, edge(p.box.rows, step),
+       1u << p.box.images},
+      {1, 1, static_cast<uint32_t>(p.box.rows == 0 ? 1 : step), 1});
+}
+
+// Encodes the maps of the input.
+template <class Config>
+cudaError_t encode_input(ConvParams& p, const void* input) {
+  using Operand = typename Config::Operand;
+  if (p.packed.kernel_columns > 0) {
+    const int columns = p.packed.kernel_columns;
+    const cudaError_t error =
+        encode_windows<Operand>(p.map_input, input, p, columns * kPackedPair, 1);
+    if (error != cudaSuccess || p.packed.singles == nullptr) return error;
+    return encode_windows<Operand>(p.map_singles, p.packed.singles, p, columns * kPackedChannels,
+                                   2);
+  }
+  const cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input,
+                                                   p.shape.channels, p.box, p.shape.stride);
+  if (error != cudaSuccess || !Config::is_narrow(1)) return error;
+  return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
+                                p.shape.stride, Config::kLastWidth);
 }
 
 template <class Element>
@@ -65,12 +107,7 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   using Element = typename Config::Element;
   using Operand = typename Config::Operand;
   if (blocks == p.tiles) p.next_tile = nullptr;
-  cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input, p.shape.channels,
-                                             p.box, p.shape.stride);
-  if (error == cudaSuccess && Config::is_narrow(1)) {
-    error = encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
-                                   p.shape.stride, Config::kLastWidth);
-  }
+  cudaError_t error = encode_input<Config>(p, input);
   if (error == cudaSuccess) {
     error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
                                    p.box, {1, 1});
@@ -179,7 +216,8 @@ template <class Launch>
 cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   const bool one_pixel = p.box.images == 6;
   const int last = p.shape.output.images - kBlock;
-  switch (p.images_fastest && one_pixel ? ceil_div(last, 8) * 8 : kBlock) {
+  const bool narrow = p.images_fastest && one_pixel && p.packed.kernel_columns == 0;
+  switch (narrow ? ceil_div(last, 8) * 8 : kBlock) {
     case 8:
       return launch(std::integral_constant<int, 8>{});
     case 16:

@@ -16,6 +16,14 @@ template <class Config>
 __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
   return Config::is_narrow(i) ? p.map_last : p.map_input;
 }
+// The same for a step. All kernel rows but an odd one at the end read pairs of packed rows.
+template <class Config>
+__device__ __forceinline__ const CUtensorMap& map_of_step(const ConvParams& p, int i,
+                                                          const Step& step) {
+  const bool reads_singles =
+      p.packed.singles != nullptr && step.kernel_row == p.shape.kernel.rows - 1;
+  return reads_singles ? p.map_singles : map_of_box<Config>(p, i);
+}
 // The bytes of all boxes whose bit is set.
 template <class Config, int kBoxes = Config::kBoxes>
 __device__ __forceinline__ uint32_t bytes_of_boxes(uint32_t needed) {
@@ -92,7 +100,7 @@ class Loader : public StageWriter<Config, kWeights> {
       for (int i = 0; i < Config::kBoxes; ++i) {
         if ((needed >> i & 1) == 0) continue;
         const Box& box = tile.boxes[i];
-        cute::SM90_TMA_LOAD_4D::copy(&map_of_box<Config>(p_, i), barrier, kCacheHint,
+        cute::SM90_TMA_LOAD_4D::copy(&map_of_step<Config>(p_, i, step), barrier, kCacheHint,
                                      &stage.pixels[i], channel,
                                      box.column * p_.shape.stride.columns + column,
                                      box.row * p_.shape.stride.rows + row, box.image);

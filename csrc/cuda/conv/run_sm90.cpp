@@ -1,0 +1,59 @@
+#include "cuda/conv/run_sm90.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "block.h"
+#include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/norms_sm90.h"
+#include "cuda/forced_tile.h"
+#include "cuda/heuristics.h"
+
+namespace spamm::cuda {
+
+using at::Tensor;
+using namespace kernels::conv::sm90;
+
+TileSize choose_tile(const Convolution& conv, const ConvParams& p, int multiprocessors) {
+  const ConvKernel kernel =
+      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
+  const Extent boxes = count(p.shape.output, p.box);
+  return choose_conv_tile_sm90(kernel, p.shape.out_channels,
+                               int64_t{1} * boxes.images * boxes.rows * boxes.columns,
+                               multiprocessors, forced_tile());
+}
+
+template <class Element>
+ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const void* input,
+                         const void* weight, TileSize tile, const OnDevice& device) {
+  ConvParams& p = arguments.params;
+  const Tensor& output = arguments.output;
+  Tensor norms;
+  if (conv.wants_output_norms) {
+    norms =
+        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
+                  output.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+  }
+  // If a box covers the images of one output norm, the kernel computes the output norms.
+  const bool in_kernel = conv.wants_output_norms && p.box.images == log2_of(kLayerNormBlock);
+  if (in_kernel) p.norm_output = norms.mutable_data_ptr<float>();
+  C10_CUDA_CHECK(launch_conv<Element>(
+      p, input, weight,
+      {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = device.stream()}));
+  if (conv.wants_output_norms && !in_kernel) {
+    output_norms<Element>(output, norms, device.stream());
+  }
+  return {output, norms};
+}
+
+#define SPAMM_FINISH(Element)                                                             \
+  template ConvolutionResult finish<Element>(const Convolution&, Arguments&, const void*, \
+                                             const void*, TileSize, const OnDevice&);
+SPAMM_FINISH(__half)
+SPAMM_FINISH(__nv_bfloat16)
+SPAMM_FINISH(float)
+#undef SPAMM_FINISH
+
+}  // namespace spamm::cuda
