@@ -25,6 +25,9 @@ CHAPTERS = {  # in the page's order; other modules follow
     "nn": "Modules",
     "chain": "Chains",
     "fuse": "Serving",
+    "convert": "Whole networks",
+    "config": "Settings of whole networks",
+    "report": "Reports of conversions",
     "_library": "The library",
 }
 WIDTH = 88  # of a signature on one line

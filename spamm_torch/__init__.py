@@ -32,15 +32,18 @@ from .functional import (
     valid_ratio,
 )
 from .fuse import FuseReport, Fusion, fuse_
+from .networks import ConvertReport, SpAMMConfig, convert_, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear, unreached_layers
 
 __version__ = _VERSION
 
 __all__ = [
+    "ConvertReport",
     "FuseReport",
     "Fusion",
     "SkipInfo",
     "SpAMMChain",
+    "SpAMMConfig",
     "SpAMMConv2d",
     "SpAMMLinear",
     "addmm",
@@ -50,6 +53,7 @@ __all__ = [
     "cmake_prefix_path",
     "conv2d",
     "conv2d_shards",
+    "convert_",
     "distributed",
     "error_bound",
     "find_tau",
@@ -61,6 +65,8 @@ __all__ = [
     "mm",
     "mm_shards",
     "norm_map",
+    "refresh_",
+    "revert_",
     "row_cuts",
     "unreached_layers",
     "valid_counts",

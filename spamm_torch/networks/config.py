@@ -1,0 +1,104 @@
+"""SpAMMConfig: what a layer, or every layer of a model, skips, and in which blocks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from .._arguments import check_block, check_knobs, check_pixel_block, is_number
+
+
+@dataclass(frozen=True)
+class SpAMMConfig:
+    """The setting of a :class:`SpAMMConv2d` in a converted model. Exactly one knob is given.
+
+    Attributes:
+        tau: skip each block product whose two norms multiply to less than this; a number. tau <= 0
+            skips nothing.
+        valid_ratio: share of block products to keep, in (0, 1]; searched for in each call.
+        max_error: bound >= 0 of the relative error from skipping; searched for in each call.
+        block: 32, 64 or 128, or a triple (m, k, n) of these; None as :func:`conv2d` picks.
+        pixel_block: (images, rows, columns), powers of two whose product is the block's n; None as
+            :func:`conv2d` picks.
+
+    Raises:
+        ValueError: none or several knobs, a knob out of range or NaN, blocks of other sizes.
+        TypeError: a knob that is no number.
+    """
+
+    tau: float | None = None
+    valid_ratio: float | None = None
+    max_error: float | None = None
+    block: int | tuple[int, int, int] | None = None
+    pixel_block: tuple[int, int, int] | None = None
+
+    def __post_init__(self) -> None:
+        if self.tau is not None and not is_number(self.tau):
+            raise TypeError(f"tau must be a number in a SpAMMConfig; got {self.tau!r}")
+        check_knobs(self.tau, self.valid_ratio, self.max_error)
+        # Lists, as JSON has them, become tuples: a frozen setting can be hashed and compared.
+        if self.block is not None:
+            triple = check_block(self.block)
+            object.__setattr__(self, "block", self.block if type(self.block) is int else triple)
+        if self.pixel_block is not None:
+            triple = check_pixel_block(self.pixel_block, self.block)
+            object.__setattr__(self, "pixel_block", triple)
+
+    @property
+    def skips_nothing(self) -> bool:
+        """Whether the result is the dense one, known without looking at any data."""
+        return self.tau is not None and self.tau <= 0
+
+    def setting(self) -> dict[str, Any]:
+        """The keyword arguments of :class:`SpAMMConv2d`."""
+        return asdict(self)
+
+    def op_arguments(self) -> dict[str, Any]:
+        """The keyword arguments of the op ``conv2d``, without those that are None."""
+        block: Any = self.block
+        if isinstance(block, int):
+            block = (block, block, block)
+        found = {
+            "threshold": None if self.tau is None else float(self.tau),
+            "valid_ratio": self.valid_ratio,
+            "max_error": self.max_error,
+            "block": block,
+            "pixel_block": self.pixel_block,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is set, as JSON holds it: :meth:`from_dict` reads it."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SpAMMConfig:
+        """The setting that :meth:`to_dict` wrote; ValueError for a name that is none of its."""
+        known = [field.name for field in fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f"a SpAMMConfig holds {', '.join(known)}; got {', '.join(unknown)}")
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """The setting as a line of JSON."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_json(cls, text: str) -> SpAMMConfig:
+        """The setting that :meth:`to_json` wrote; ValueError for other text."""
+        try:
+            values = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"a SpAMMConfig must be JSON; got {text[:40]!r} ({error})") from None
+        if not isinstance(values, dict):
+            raise ValueError(f"a SpAMMConfig must be a JSON object; got {text[:40]!r}")
+        return cls.from_dict(values)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.to_dict().items())
+
+
+NOTHING_SKIPPED = SpAMMConfig(tau=0.0)

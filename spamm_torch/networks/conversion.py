@@ -1,0 +1,360 @@
+"""The steps of one conversion: capture, choose, compare, measure, install."""
+
+from __future__ import annotations
+
+import collections
+import functools
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import SpAMMConv2d, _SpAMM
+from .capture import Island, capture
+from .config import NOTHING_SKIPPED, SpAMMConfig
+from .engines import MUST_WIN, Choice, Measurements, asked, predict
+from .example import Calls, Example, copied, difference
+from .fused import Fused, attach, detach
+from .leaves import (
+    convert_leaf,
+    reason_not_to_convert,
+    revert_leaf,
+    shape_of,
+)
+from .plan import DENSE, LEFT, Engine, Plan
+from .report import ConvertReport, Row
+from .request import Request
+from .shapes import likely_shapes, shapes_of
+from .signature import Signature
+from .sites import Site, alike_by_shapes, find_sites, reason_not_to_call
+from .state import in_eval_mode
+from .timing import times_of
+
+
+class Conversion:
+    """Converts a model that is not converted. After an error it is the caller's to restore it."""
+
+    def __init__(
+        self, model: nn.Module, request: Request, example: Example | None, fuse: bool
+    ) -> None:
+        self._model, self._request, self._example = model, request, example
+        self._notes: list[str] = []
+        self._reasons: dict[str, str] = {}  # why a call is not fused, by name
+        self._layers = {
+            name: module
+            for name, module in model.named_modules()
+            if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
+        }
+        self._check_layers()
+        self._islands = self._capture() if fuse else []
+        self._calls: Mapping[nn.Module, Calls] = {}
+        self._inputs: Mapping[nn.Module, list[Tensor]] = {}
+
+    def run(self) -> ConvertReport:
+        """Converts the model and says what was done to it."""
+        if self._example is not None:
+            roots = [island.module for island in self._islands]
+            self._calls, self._inputs = self._example.record(self._model, roots)
+        plans = {island: self._sites_of(island) for island in self._islands}
+        self._leave_what_differs(plans)
+        sites = [site for found in plans.values() for site in found]
+        sites += self._lone_sites({id(site.conv) for site in sites})
+        choices = self._choose(sites)
+        engines = {name: choice.engine for name, choice in choices.items()}
+        installation = Installation(plans, sites, engines)
+        fastest = self._fastest(plans, sites, installation)
+        fastest.attach()
+        report = self._report(sites, choices, fastest)
+        if all(row.action == "left" for row in report) and fastest is installation:
+            raise ValueError(self._nothing(report))
+        return report
+
+    # ---- What there is --------------------------------------------------------------------------
+
+    def _check_layers(self) -> None:
+        if any(isinstance(layer, nn.Conv2d) for layer in self._layers.values()):
+            return
+        modules = sum(1 for _ in self._model.modules())
+        raise ValueError(
+            "convert_ expects a model with nn.Conv2d layers; got "
+            f"{type(self._model).__name__}, which has none in {modules} modules"
+        )
+
+    def _capture(self) -> list[Island]:
+        with in_eval_mode(self._model):
+            captured = capture(self._model)
+        for name, problem in captured.problems.items():
+            kind = type(self._model.get_submodule(name)).__name__
+            if kind not in ("ModuleList", "ModuleDict"):
+                self._notes.append(f"{name or 'the model'} ({kind}) {problem}")
+        return captured.islands
+
+    def _sites_of(self, island: Island) -> list[Site]:
+        with in_eval_mode(self._model):
+            measured = [shapes_of(island, copied(args)) for args, _ in self._plain_calls(island)]
+            return find_sites(island, alike_by_shapes(measured, likely_shapes(island)))
+
+    def _plain_calls(self, island: Island) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
+        """Arguments and results of the recorded calls that the generated forward could serve."""
+        calls = self._calls.get(island.module)
+        if calls is None:
+            return
+        signature = Signature(type(island.module).forward)
+        for args, kwargs, result in zip(calls.args, calls.kwargs, calls.results, strict=True):
+            traced = signature.bound(args, kwargs)
+            if traced is not None and all(isinstance(arg, Tensor) for arg in traced):
+                yield traced, result
+
+    def _lone_sites(self, known: set[int]) -> list[Site]:
+        """The convolutions that no island calls: nothing is fused with them."""
+        return [
+            Site(name, layer)
+            for name, layer in self._layers.items()
+            if isinstance(layer, nn.Conv2d) and id(layer) not in known
+        ]
+
+    # ---- What both forms compute ----------------------------------------------------------------
+
+    def _leave_what_differs(self, plans: dict[Island, list[Site]]) -> None:
+        """Drops the islands whose generated forward computes something else than their own."""
+        if self._example is None:
+            if plans:
+                self._notes.append("not compared with the original: no example_input was given")
+            return
+        for island in list(plans):
+            problem = self._problem_of(island, plans[island])
+            if problem is not None:
+                self._notes.append(f"{island.name or 'the model'} is not fused: {problem}")
+                self._reasons |= {site.name: f"not fused: {problem}" for site in plans[island]}
+                del plans[island]
+
+    def _problem_of(self, island: Island, sites: list[Site]) -> str | None:
+        """What is wrong with an island's generated forward, with nothing skipped; or None."""
+        engines = {site.name: self._engine_to_compare(site) for site in sites}
+        with in_eval_mode(self._model), torch.no_grad():
+            plan = Plan(island, sites, engines)
+            if not plan.fused:
+                return None
+            fused = Fused(island.module, plan)
+            calls = list(self._plain_calls(island))
+            if not calls:
+                return "it was not called with tensors on the example input"
+            for args, expected in calls:
+                try:
+                    found = fused.forward(island.module, fused.operands, *copied(args))
+                except Exception as error:  # any fault of the generated code
+                    line = str(error).strip().partition("\n")[0]
+                    return f"it cannot run ({type(error).__name__}: {line})"
+                if (problem := difference(expected, found)) is not None:
+                    return problem
+        return None
+
+    def _engine_to_compare(self, site: Site) -> Engine:
+        setting = self._own_setting(site) or self._request.setting_of(_layer(site.name))
+        can_be_spamm = setting is not None and not setting.skips_nothing
+        return Engine("spamm", NOTHING_SKIPPED) if can_be_spamm else DENSE
+
+    # ---- Which engine each gets -----------------------------------------------------------------
+
+    @staticmethod
+    def _own_setting(site: Site) -> SpAMMConfig | None:
+        """The setting of a convolution that was a SpAMMConv2d before."""
+        if not isinstance(site.conv, SpAMMConv2d) or isinstance(site.conv.tau, Tensor):
+            return None
+        conv = site.conv
+        blocks: Any = (conv.block, conv.pixel_block)
+        return SpAMMConfig(conv.tau, conv.valid_ratio, conv.max_error, *blocks)
+
+    def _choose(self, sites: list[Site]) -> dict[str, Choice]:
+        measurements = Measurements()
+        calls: dict[int, int] = {}
+        choices = {}
+        for site in sites:
+            place = calls.get(id(site.conv), 0)
+            calls[id(site.conv)] = place + 1
+            inputs = self._inputs.get(site.conv, [])
+            input = inputs[place] if place < len(inputs) else None
+            choices[site.name] = self._choice(site, measurements, input)
+        return choices
+
+    def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
+        request, layer = self._request, _layer(site.name)
+        if (reason := reason_not_to_convert(site.conv)) is not None:
+            return Choice(LEFT, reason)
+        if isinstance(site.conv, SpAMMConv2d) and isinstance(site.conv.tau, Tensor):
+            return Choice(LEFT, "skips by its own setting, a tensor")
+        if site.name in request.engines:
+            return Choice(request.engines[site.name], "settings file")
+        own = self._own_setting(site)
+        if own is not None and layer not in request.overrides:
+            return Choice(Engine("spamm", own), "skips by its own setting")
+        setting = request.setting_of(layer)
+        if layer in request.named and setting is not None:
+            return asked(setting)
+        if input is not None and reason_not_to_call(site.conv) is None:
+            return measurements.choose(site, setting, input)
+        return predict(site.conv, setting)
+
+    def _is_asked_for(self, site: Site) -> bool:
+        """Whether the engine is the user's own choice, which no measurement overrules."""
+        layer = _layer(site.name)
+        return isinstance(site.conv, SpAMMConv2d) or (
+            layer in self._request.named and self._request.overrides[layer] is not None
+        )
+
+    # ---- The whole model ------------------------------------------------------------------------
+
+    def _fastest(
+        self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation
+    ) -> Installation:
+        """The fastest of the model as it was, all dense, and as chosen; measured on the example."""
+        if self._example is None or self._request.engines:
+            return chosen
+        example = self._example
+        asked_for = [site.name for site in sites if self._is_asked_for(site)]
+        engines = dict.fromkeys(chosen.engines, DENSE)
+        engines |= {name: chosen.engines[name] for name in asked_for}
+        dense = Installation(plans, sites, engines)
+        variants = {"original": Installation({}, [], {}), "all dense, fused": dense}
+        variants["chosen"] = chosen
+        device = next(self._model.parameters()).device
+
+        def run(installation: Installation) -> None:
+            with installation.attached():
+                example.call(self._model)
+
+        with in_eval_mode(self._model), torch.no_grad():
+            calls = [functools.partial(run, variant) for variant in variants.values()]
+            times = dict(zip(variants, times_of(calls, device), strict=True))
+        shown = ", ".join(f"{name} {time:.0f} us" for name, time in times.items())
+        self._notes.append(f"whole model, measured: {shown}")
+        best = min(("chosen", "all dense, fused"), key=lambda name: times[name])
+        if not asked_for and times[best] > MUST_WIN * times["original"]:
+            self._notes.append("the model stays as it was: nothing was faster")
+            return variants["original"]
+        return variants[best]
+
+    # ---- The report -----------------------------------------------------------------------------
+
+    def _report(
+        self, sites: list[Site], choices: Mapping[str, Choice], installation: Installation
+    ) -> ConvertReport:
+        by_layer: dict[str, list[Site]] = {}
+        for site in sites:
+            by_layer.setdefault(_layer(site.name), []).append(site)
+        rows: list[Row] = []
+        for name, layer in self._layers.items():
+            found = by_layer.get(name)
+            if found is None:
+                rows.append(Row(name, shape_of(layer), "left", reason=_reason_to_leave(layer)))
+            for site in found or []:
+                rows.append(self._row(site, choices[site.name], installation))
+        return ConvertReport(rows, self._notes, _device_name(self._model))
+
+    def _row(self, site: Site, choice: Choice, installation: Installation) -> Row:
+        engine = installation.engines.get(site.name, LEFT)
+        is_fused = site.name in installation.fused
+        action = engine.kind if engine.kind != "dense" or is_fused else "left"
+        reason = choice.reason
+        if engine != choice.engine:
+            reason += "; the whole model is faster without"
+        if not is_fused:
+            why = self._reasons.get(site.name)
+            why = why or (None if site.node else reason_not_to_call(site.conv) or "not fused")
+            reason = "; ".join(filter(None, (reason, why or "nothing to absorb")))
+        absorbed = site.absorbed if is_fused else ()
+        shape = shape_of(site.conv)
+        return Row(site.name, shape, action, absorbed, reason, engine.setting, choice.times)
+
+    def _nothing(self, report: ConvertReport) -> str:
+        reasons = collections.Counter(row.reason for row in report)
+        text = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
+        return (
+            "convert_ expects a model in which something can be converted; got "
+            f"{type(self._model).__name__}, of whose {len(report)} layers none can ({text})"
+        )
+
+
+class Installation:
+    """One way in which a model may be converted: the engines of its calls, put in place or not."""
+
+    def __init__(
+        self,
+        plans: Mapping[Island, list[Site]],
+        sites: list[Site],
+        engines: Mapping[str, Engine],
+    ) -> None:
+        self.engines = engines
+        in_islands = [
+            Plan(island, found, {site.name: engines[site.name] for site in found})
+            for island, found in plans.items()
+        ]
+        self.fused = {site.name for plan in in_islands for site in plan.fused}
+        self._fused = [Fused(plan.island.module, plan) for plan in in_islands if plan.fused]
+        self._leaves: dict[nn.Conv2d, SpAMMConfig] = {}
+        for site in sites:
+            setting = engines[site.name].setting
+            if setting is not None:
+                self._leaves.setdefault(site.conv, setting)
+
+    def attach(self) -> None:
+        for conv, setting in self._leaves.items():
+            convert_leaf(conv, setting)
+        for fused in self._fused:
+            attach(fused)
+
+    def detach(self) -> None:
+        for fused in self._fused:
+            detach(fused.root)
+        for conv in self._leaves:
+            revert_leaf(conv)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        self.attach()
+        try:
+            yield
+        finally:
+            self.detach()
+
+
+def fuse_again(root: nn.Module, recipe: Mapping[str, tuple[Engine, tuple[str, ...]]]) -> None:
+    """Gives a module, whose convolutions are as they were, the forward that it had.
+
+    Args:
+        root: the module of an island.
+        recipe: engine and what was absorbed of each call of a convolution, by names below the root.
+    """
+
+    def added_before(name: str, *_: Any) -> bool:
+        return name in recipe and "add" in recipe[name][1]
+
+    engines = {name: engine for name, (engine, _) in recipe.items()}
+    plans = []
+    with in_eval_mode(root):
+        for island in capture(root).islands:
+            sites = [site for site in find_sites(island, added_before) if site.name in recipe]
+            plans.append(Plan(island, sites, engines))
+    for plan in plans:
+        if plan.fused:
+            attach(Fused(plan.island.module, plan))
+
+
+def _layer(call: str) -> str:
+    """The name of the layer in a call's name."""
+    return call.partition("#")[0]
+
+
+def _reason_to_leave(layer: nn.Module) -> str:
+    if isinstance(layer, _SpAMM):
+        return "skips by its own setting"
+    if isinstance(layer, nn.Linear):
+        return "a linear layer: torch's own"
+    return f"{type(layer).__name__}: only nn.Conv2d is converted"
+
+
+def _device_name(model: nn.Module) -> str:
+    device = next(model.parameters()).device
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

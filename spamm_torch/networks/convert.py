@@ -1,0 +1,175 @@
+"""convert_, revert_ and refresh_: a trained network computes with SpAMM, in place and undoably."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from torch import nn
+
+from .._arguments import check_bool
+from ..nn import SpAMMConv2d, _SpAMM
+from .config import SpAMMConfig
+from .conversion import Conversion, fuse_again
+from .example import Example
+from .fused import detach, fused_class, fused_of
+from .leaves import is_converted_leaf, revert_leaf
+from .report import ConvertReport
+from .request import read_request
+from .state import Snapshot
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def convert_(
+    model: nn.Module,
+    config: SpAMMConfig | str | os.PathLike[str] | None = None,
+    *,
+    example_input: Any = None,
+    overrides: Mapping[str, SpAMMConfig | None] = {},
+    fuse: bool = True,
+    dry_run: bool = False,
+) -> ConvertReport:
+    """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
+
+    The module objects, their names, Parameters, hooks and the state dict's keys stay. An
+    ``nn.Conv2d`` that skips becomes a :class:`SpAMMConv2d` by its class. With ``fuse``, each part
+    of the model that ``torch.fx`` can trace gets a generated forward, in which a convolution
+    computes the batch norm, the residual add and the activation behind it as well. It is taken in
+    eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. Folded
+    weights follow every change of their tensors that a version counter tells, in the next eager
+    call; :func:`refresh_` says when that is not enough.
+
+    Args:
+        model: an ``nn.Module``, in any mode; an ``nn.Conv2d`` itself, too. A converted model is
+            converted anew from what it was.
+        config: what layers skip: a :class:`SpAMMConfig`; the path of a settings file, as the
+            report's ``save`` writes it, whose engines are taken without measuring; or None, which
+            skips nothing and only chooses the fastest kernels. Layers that cannot pay stay dense:
+            depthwise ones, and those with fewer than 32 channels (of a group) on a side.
+        example_input: what the model takes: a tensor; a tuple of positional arguments; a dict of
+            arguments by name. Both forms are run on it and compared: a part whose results differ by
+            more than rounding is left as it was and named. The engine of each layer is then
+            measured on its device, in the form in which it will run, and the whole model as it was,
+            all dense, and as chosen: the fastest is installed. Without an example nothing is
+            compared, and engines come from ``config`` and a table.
+        overrides: settings of layers by fully qualified name or ``"re:..."``, a regular expression
+            for whole names. None leaves a layer dense. A setting under a full name is taken as it
+            is; a pattern's is weighed as ``config`` is. Later keys win.
+        fuse: whether anything but the convolutions' classes may change.
+        dry_run: do all of it, report, and leave the model as it is.
+
+    Returns:
+        A :class:`ConvertReport`: a row for each convolution and linear layer.
+
+    Raises:
+        TypeError: what is no module, or an argument of another type.
+        ValueError: an override that names no convolution, a settings file of another model or none
+            at all, an example that the model cannot take, a model in which nothing can be
+            converted.
+        RuntimeError: a model whose modules something else changed after an earlier conversion.
+
+    After any error the model is as it was.
+    """
+    _check_model(model, "convert_")
+    check_bool(fuse, "fuse")
+    check_bool(dry_run, "dry_run")
+    request = read_request(model, config, overrides)
+    example = None if example_input is None else Example(example_input)
+    before = Snapshot(model)
+    try:
+        revert_(model)
+        report = Conversion(model, request, example, fuse).run()
+    except BaseException:
+        before.restore()
+        raise
+    if dry_run:
+        before.restore()
+    return report
+
+
+def revert_(model: Model) -> Model:
+    """Undoes :func:`convert_`, bit for bit; a model that is not converted stays as it is.
+
+    Args:
+        model: an ``nn.Module``, or a part of a converted model.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: what is no module.
+        RuntimeError: a module whose class or setting something else changed after ``convert_``
+            (``fully_shard``, a parametrization): undo that first. Nothing is changed then.
+    """
+    _check_model(model, "revert_")
+    modules = list(model.modules())
+    for name, module in model.named_modules():
+        _check_state(name, module, "revert_")
+    for module in modules:
+        if fused_of(module) is not None:
+            detach(module)
+        if is_converted_leaf(module):
+            revert_leaf(module)
+    return model
+
+
+def refresh_(model: Model) -> Model:
+    """Brings a converted model up to date with its tensors and hooks.
+
+    What a version counter tells is followed without it, in the next eager call. Call it after
+    writes through ``.data``, by optimisers with ``fused=True`` and by other processes; after hooks
+    were set on layers, so that the rest is fused again; and before captured CUDA graphs or compiled
+    code run again after any change of the weights. Folded tensors keep their memory where shapes,
+    dtypes and devices stay, so that graphs and compiled code read the new values.
+
+    Args:
+        model: a converted model.
+
+    Returns:
+        The model.
+
+    Raises:
+        TypeError: what is no module.
+        ValueError: a model that is not converted.
+        RuntimeError: a module whose class something else changed, as :func:`revert_`.
+    """
+    _check_model(model, "refresh_")
+    converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_leaf(m)]
+    if not converted:
+        raise ValueError(
+            "refresh_ expects a model that convert_ converted; got "
+            f"{type(model).__name__} as it was"
+        )
+    for name, module in model.named_modules():
+        _check_state(name, module, "refresh_")
+    for module in converted:
+        fused = fused_of(module)
+        if isinstance(module, _SpAMM):
+            module._pin_again()
+        elif fused is not None and fused.is_stale():
+            detach(module)
+            fuse_again(module, fused.recipe)
+        elif fused is not None:
+            fused.renew()
+    return model
+
+
+def _check_model(model: Any, function: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{function} expects an nn.Module; got {type(model).__name__}")
+
+
+def _check_state(name: str, module: nn.Module, function: str) -> None:
+    """Raises where a module is no longer of the class that convert_ gave it."""
+    kind, fused = type(module), fused_of(module)
+    changed = is_converted_leaf(module) and kind is not SpAMMConv2d
+    if fused is not None:
+        original = getattr(kind, "_spamm_original", None)
+        changed = original is None or kind is not fused_class(original)
+    if changed:
+        raise RuntimeError(
+            f"{function} expects modules of the class that convert_ gave them; got "
+            f"{name or 'the model'}, which is {kind.__name__} by now (undo that first)"
+        )

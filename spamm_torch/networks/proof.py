@@ -1,0 +1,96 @@
+"""The proof that folded weights are still those of their tensors, and that a plan still fits.
+
+It is asked for in every eager call, for the whole network at once, and written for speed: tuples
+that are compared by functions of C, no loop in Python over what a network has hundreds of.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..nn import SpAMMConv2d
+
+_PLAIN = (Tensor, nn.Parameter)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_NAMES = ("weight", "bias", "running_mean", "running_var")
+_SETTING = ("tau", "valid_ratio", "max_error", "block", "pixel_block")
+
+_version = operator.attrgetter("_version")
+
+
+class Proof:
+    """What modules and tensors were when operands were folded.
+
+    Args:
+        sources: the modules whose tensors were folded.
+        settings: the convolutions whose settings are in the generated code.
+        links: (parent, name, child) of every module that the generated forward passes by.
+        root: the module whose forward was generated.
+    """
+
+    def __init__(
+        self,
+        sources: Iterable[nn.Module],
+        settings: Iterable[SpAMMConv2d],
+        links: Iterable[tuple[nn.Module, str, nn.Module]],
+        root: nn.Module,
+    ) -> None:
+        places: list[tuple[dict[str, Any], str]] = []
+        tensors: list[Tensor] = []
+        for module in sources:
+            for name in _NAMES:
+                for register in (module._parameters, module._buffers):
+                    if isinstance(register.get(name), Tensor):
+                        places.append((register, name))
+                        tensors.append(register[name])
+        self._tensors = tensors
+        self.is_possible = all(
+            type(tensor) in _PLAIN and not tensor.is_inference() for tensor in tensors
+        )
+        self._versions = list(map(_version, tensors)) if self.is_possible else []
+        links = list(links)
+        values: list[Any] = []
+        for conv in settings:
+            places += [(conv.__dict__, name) for name in _SETTING]
+            values += [conv.__dict__[name] for name in _SETTING]
+        places += [(parent._modules, name) for parent, name, _ in links]
+        passed = [child for _, _, child in links]
+        self._registers = [register for register, _ in places]
+        self._keys = [name for _, name in places]
+        self._values = values  # kept, so that no other value gets the identity of one of these
+        self._ids = list(map(id, [*tensors, *values, *passed]))
+        self._attributes = [module.__dict__ for module in passed]
+        self._hooks = [own[name] for own in self._attributes for name in _HOOKS]
+        # A convolution computes the same in both modes.
+        with_modes = (root, *(module for module in passed if not isinstance(module, nn.Conv2d)))
+        self._modes = [module.__dict__ for module in with_modes]
+
+    def is_in_eval_mode(self) -> bool:
+        """Whether all modules are that the generated forward passes by, and the root."""
+        return not any(map(operator.getitem, self._modes, repeat("training")))
+
+    def fits(self) -> bool:
+        """Whether modules, tensors and settings are the same, and no module got hooks since."""
+        try:
+            found = list(map(id, map(operator.getitem, self._registers, self._keys)))
+        except KeyError:
+            return False
+        return (
+            found == self._ids
+            and not any(self._hooks)
+            and not any(map(operator.contains, self._attributes, repeat("forward")))
+        )
+
+    def is_current(self) -> bool:
+        """Whether no tensor has been changed in place."""
+        return list(map(_version, self._tensors)) == self._versions
+
+    def wants_gradient(self) -> bool:
+        """Whether a tensor that was folded is to be learned."""
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self._tensors)

@@ -1,0 +1,107 @@
+"""What convert_ did to each layer, as rows and as a table."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .config import SpAMMConfig
+
+
+@dataclass(frozen=True)
+class Row:
+    """What :func:`convert_` did to one layer, or why it left it.
+
+    Attributes:
+        name: fully qualified; further calls of the same layer have "#2" and so on behind it.
+        shape: the layer's, as in "64 > 128, 3x3, /2".
+        action: "spamm" (a :class:`SpAMMConv2d` now), "dense" (dense, with what follows computed in
+            the same call) or "left" (as it was).
+        absorbed: what the layer's call computes beside the convolution, as in ("bn", "add",
+            "relu").
+        reason: why this action was chosen.
+        setting: what is skipped; None where nothing can be.
+        times: measured microseconds of the candidates, by name; empty where none were measured.
+    """
+
+    name: str
+    shape: str
+    action: str
+    absorbed: tuple[str, ...] = ()
+    reason: str = ""
+    setting: SpAMMConfig | None = None
+    times: tuple[tuple[str, float], ...] = ()
+
+
+class ConvertReport(tuple[Row, ...]):
+    """The :class:`Row` of every convolution and linear layer; prints as a table with a footer.
+
+    Attributes:
+        notes: what concerns the whole model: parts that could not be traced or differed, and what
+            was measured.
+        device: on which the model was converted; a GPU's name.
+    """
+
+    notes: tuple[str, ...]
+    device: str
+
+    def __new__(
+        cls, rows: Iterable[Row], notes: Iterable[str] = (), device: str = ""
+    ) -> ConvertReport:
+        report = super().__new__(cls, rows)
+        report.notes, report.device = tuple(notes), device
+        return report
+
+    def __str__(self) -> str:
+        head = ("layer", "shape", "action", "absorbed", "setting", "reason")
+        lines = [head, *map(_cells, self)]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
+        table = [
+            "  ".join([*(f"{cell:{w}}" for cell, w in zip(line, widths, strict=False)), line[-1]])
+            for line in lines
+        ]
+        return "\n".join([*(line.rstrip() for line in table), self._footer(), *self.notes])
+
+    def _footer(self) -> str:
+        counts = [
+            f"{sum(row.action == action for row in self)} {action}"
+            for action in ("spamm", "dense", "left")
+        ]
+        return f"{len(self)} layers: {', '.join(counts)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings of all layers, as :func:`convert_` takes them from a file."""
+        from .. import __version__
+
+        return {
+            "format": 1,
+            "device": self.device,
+            "versions": {"spamm_torch": __version__, "torch": torch.__version__},
+            "layers": {
+                row.name: {
+                    "shape": row.shape,
+                    "engine": row.action,
+                    "setting": None if row.setting is None else row.setting.to_dict(),
+                }
+                for row in self
+            },
+            "notes": list(self.notes),
+        }
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the settings as JSON; ``convert_(model, path)`` makes the same choices again."""
+        with open(path, "w") as file:
+            json.dump(self.to_dict(), file, indent=1)
+            file.write("\n")
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    times = ", ".join(f"{name} {time:.1f} us" for name, time in row.times)
+    reason = "; ".join(filter(None, (row.reason, times)))
+    setting = "" if row.setting is None else str(row.setting)
+    return row.name or "(root)", row.shape, row.action, " ".join(row.absorbed), setting, reason

@@ -1,0 +1,163 @@
+"""What the user asked convert_ for, layer by layer."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from .config import NOTHING_SKIPPED, SpAMMConfig
+from .leaves import shape_of
+from .plan import DENSE, LEFT, Engine
+
+_KINDS = ("spamm", "dense", "left")
+
+
+@dataclass(frozen=True)
+class Request:
+    """The checked arguments of :func:`convert_`.
+
+    Attributes:
+        config: the setting of all layers that have none of their own; None skips nothing.
+        overrides: the settings of layers by name; None leaves a layer dense.
+        named: the layers that an override names in full: their setting is taken, not chosen.
+        engines: the engines of calls by name, from a settings file; they are not chosen again.
+    """
+
+    config: SpAMMConfig | None
+    overrides: Mapping[str, SpAMMConfig | None]
+    named: frozenset[str]
+    engines: Mapping[str, Engine]
+
+    def setting_of(self, layer: str) -> SpAMMConfig | None:
+        """What a layer skips at most; None where it is to stay dense."""
+        if layer in self.overrides:
+            return self.overrides[layer]
+        return self.config or NOTHING_SKIPPED
+
+
+def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
+    """Checks the arguments; raises as :func:`convert_`."""
+    convolutions = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, nn.Conv2d)
+    }
+    engines: Mapping[str, Engine] = {}
+    if isinstance(config, (str, os.PathLike)):
+        config, engines = None, _read_settings(config, convolutions)
+    elif config is not None and not isinstance(config, SpAMMConfig):
+        raise TypeError(
+            "config must be a SpAMMConfig, the path of a settings file, or None; got "
+            f"{type(config).__name__}"
+        )
+    by_name = _read_overrides(overrides, convolutions)
+    return Request(config, by_name, frozenset(overrides) & frozenset(by_name), engines)
+
+
+def _read_overrides(
+    overrides: Any, convolutions: Mapping[str, nn.Module]
+) -> dict[str, SpAMMConfig | None]:
+    if not isinstance(overrides, Mapping):
+        raise TypeError(
+            f"overrides must be a dict from names to settings; got {type(overrides).__name__}"
+        )
+    by_name: dict[str, SpAMMConfig | None] = {}
+    for key, value in overrides.items():
+        if not isinstance(key, str):
+            raise TypeError(f"overrides must have names as keys; got {key!r}")
+        if value is not None and not isinstance(value, SpAMMConfig):
+            raise TypeError(
+                f"overrides must hold a SpAMMConfig or None; got {type(value).__name__} for {key!r}"
+            )
+        by_name |= dict.fromkeys(_matches(key, convolutions), value)
+    return by_name
+
+
+def _matches(key: str, convolutions: Mapping[str, nn.Module]) -> list[str]:
+    """The convolutions that a key names; the name itself goes before patterns that match it too."""
+    if not key.startswith("re:"):
+        if key not in convolutions:
+            raise ValueError(
+                "overrides must name convolutions of the model; got "
+                f"{key!r}{_close_names(key, convolutions)}"
+            )
+        return [key]
+    try:
+        pattern = re.compile(key[3:])
+    except re.error as error:
+        raise ValueError(
+            f"overrides must hold regular expressions behind re:; got {key!r} ({error})"
+        ) from None
+    found = [name for name in convolutions if pattern.fullmatch(name)]
+    if not found:
+        raise ValueError(
+            "overrides must name convolutions of the model; got "
+            f"{key!r}, which matches none of {len(convolutions)}"
+        )
+    return found
+
+
+def _close_names(key: str, names: Mapping[str, Any]) -> str:
+    inside = [name for name in names if name.startswith(f"{key}.")]
+    close = inside[:3] or difflib.get_close_matches(key, names, 3, 0.4)
+    return f" (close: {', '.join(close)})" if close else f" (it has {len(names)} convolutions)"
+
+
+def _read_settings(
+    path: str | os.PathLike[str], convolutions: Mapping[str, nn.Module]
+) -> dict[str, Engine]:
+    try:
+        with open(path) as file:
+            settings = json.load(file)
+        layers = settings["layers"]
+        entries = [
+            (name, entry["shape"], entry["engine"], entry["setting"])
+            for name, entry in layers.items()
+        ]
+    except OSError as error:
+        raise ValueError(f"config must be a settings file that can be read; got {error}") from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(
+            f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
+        ) from None
+    engines = {}
+    for name, shape, kind, setting in entries:
+        layer = convolutions.get(name.partition("#")[0])
+        if layer is None:
+            if kind == "left":  # linear layers are listed as well
+                continue
+            raise ValueError(
+                f"the settings must be those of this model; got a layer {name!r}"
+                f"{_close_names(name, convolutions)}"
+            )
+        if shape_of(layer) != shape:
+            raise ValueError(
+                f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
+                f"{shape_of(layer)!r}"
+            )
+        engines[name] = _engine(name, kind, setting)
+    missing = [name for name in convolutions if name not in engines]
+    if missing:
+        raise ValueError(
+            f"the settings must be those of this model; got none for {missing[0]!r} "
+            f"({len(missing)} layers are missing)"
+        )
+    return engines
+
+
+def _engine(name: str, kind: Any, setting: Any) -> Engine:
+    if kind not in _KINDS or (setting is not None) != (kind == "spamm"):
+        raise ValueError(
+            f"the settings must have engines {', '.join(_KINDS)}, spamm with a setting; got "
+            f"{kind!r} with {setting!r} for {name!r}"
+        )
+    if kind == "spamm":
+        return Engine("spamm", SpAMMConfig.from_dict(setting))
+    return DENSE if kind == "dense" else LEFT

@@ -1,0 +1,68 @@
+"""Shapes and dtypes of what a traced graph computes, for arguments that were seen or made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from .capture import Island
+
+Shape: TypeAlias = tuple[tuple[int, ...], torch.dtype]
+Shapes: TypeAlias = dict[fx.Node, Shape]
+
+_MADE_UP_IMAGES = ((2, 224, 160), (3, 192, 256))  # images, rows, columns
+_UNKNOWN = object()
+
+
+def shapes_of(island: Island, args: Sequence[Tensor]) -> Shapes:
+    """The shapes of the nodes for these arguments: the graph is run."""
+    recorder = _Recorder(island)
+    with torch.no_grad():
+        recorder.run(*args)
+    return recorder.shapes
+
+
+def likely_shapes(island: Island) -> list[Shapes]:
+    """The shapes for made-up images of two sizes; empty where what the island takes is unknown."""
+    conv = _first_convolution(island)
+    if conv is None:
+        return []
+    found = []
+    for images, rows, columns in _MADE_UP_IMAGES:
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode:
+            size = (images, conv.in_channels, rows, columns)
+            image = torch.empty(size, dtype=conv.weight.dtype, device=conv.weight.device)
+            found.append(shapes_of(island, [image]))
+    return found
+
+
+def _first_convolution(island: Island) -> nn.Conv2d | None:
+    """The convolution whose channels the images have, where the island takes images alone."""
+    nodes = list(island.graph.nodes)
+    if sum(node.op == "placeholder" for node in nodes) != 1:
+        return None
+    modules = (island.module.get_submodule(n.target) for n in nodes if n.op == "call_module")
+    return next((module for module in modules if isinstance(module, nn.Conv2d)), None)
+
+
+class _Recorder(fx.Interpreter):
+    """Runs a graph and keeps the shapes. What follows from a node that fails is unknown."""
+
+    def __init__(self, island: Island) -> None:
+        super().__init__(island.module, graph=island.graph)
+        self.extra_traceback = False
+        self.shapes: Shapes = {}
+
+    def run_node(self, n: fx.Node) -> Any:
+        try:
+            result = super().run_node(n)
+        except Exception:  # a fake tensor has no data to look at, and made-up sizes may not fit
+            return _UNKNOWN
+        if isinstance(result, Tensor):
+            self.shapes[n] = (tuple(result.shape), result.dtype)
+        return result

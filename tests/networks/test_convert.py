@@ -1,0 +1,564 @@
+"""convert_: which layers become what, what they absorb, and that results stay what they were."""
+
+import copy
+import operator
+
+import pytest
+import torch
+from small_models import Block, fused_alone, is_served, pictures, resnet, rows, trained
+from torch import nn
+from torch.nn import functional as F
+from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
+
+import spamm_torch
+from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, revert_
+
+SKIPS = SpAMMConfig(tau=1e-3)
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Replaces measured times: ``measured(of_layers, of_models)``, in the order of candidates."""
+
+    def replace(of_layers, of_models):
+        for module, times in (("engines", of_layers), ("conversion", of_models)):
+            monkeypatch.setattr(
+                f"spamm_torch.networks.{module}.times_of",
+                lambda calls, _, times=times: list(times[: len(calls)]),
+            )
+
+    return replace
+
+
+@torch.no_grad()
+def assert_same(model, original, *args):
+    torch.testing.assert_close(model(*args), original(*args), rtol=1e-4, atol=1e-4)
+
+
+class Calling(nn.Module):
+    """Two convolutions, and a forward that is given."""
+
+    def __init__(self, forward, **rest):
+        super().__init__()
+        self.conv1 = nn.Conv2d(8, 8, 3, padding=1, **rest)
+        self.conv2 = nn.Conv2d(8, 8, 1)
+        self.bn = nn.BatchNorm2d(8)
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+def converted(forward, channels=8, **rest):
+    """A model of this forward, its original, and the report."""
+    torch.manual_seed(0)
+    model = trained(Calling(forward, **rest))
+    original = copy.deepcopy(model)
+    report = convert_(model, example_input=None)
+    assert_same(model, original, pictures(channels=channels))
+    assert is_served(model, pictures(channels=channels))
+    return rows(report)
+
+
+# ---- A network ----------------------------------------------------------------------------------
+
+
+def test_a_network_absorbs_batch_norms_adds_and_activations():
+    model = resnet()
+    original = copy.deepcopy(model)
+    report = convert_(model)
+    assert rows(report) == {
+        "conv1": ("dense", ("bn", "relu")),
+        "layer1.0.conv1": ("dense", ("bn", "relu")),
+        "layer1.0.conv2": ("dense", ("bn", "add", "relu")),
+        "layer2.0.conv1": ("dense", ("bn", "relu")),
+        # The add belongs to the convolution that runs last of its two.
+        "layer2.0.conv2": ("dense", ("bn", "add", "relu")),
+        "layer2.0.downsample.0": ("dense", ("bn",)),
+    }
+    assert is_served(model, pictures())
+    assert_same(model, original, pictures())
+    assert_same(model, original, pictures(5, size=23))
+
+
+def test_the_modules_stay_the_same_objects():
+    model = resnet()
+    before = dict(model.named_modules(remove_duplicate=False))
+    parameters, keys = dict(model.named_parameters()), list(model.state_dict())
+    buffers = [name for name, _ in model.named_buffers()]
+    convert_(model, SKIPS)
+    after = dict(model.named_modules(remove_duplicate=False))
+    assert list(after) == list(before)
+    assert all(after[name] is before[name] for name in before)
+    assert all(found is parameters[name] for name, found in model.named_parameters())
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_buffers()] == buffers
+    assert isinstance(model, type(resnet()))
+    assert type(model.layer1[0].conv1) is SpAMMConv2d
+    assert isinstance(model.layer1[0].conv1, nn.Conv2d)
+    assert type(model.conv1) is nn.Conv2d
+
+
+def test_a_knob_makes_layers_skip_that_can_pay():
+    model = resnet()
+    original = copy.deepcopy(model)
+    report = convert_(model, SpAMMConfig(max_error=1e-6))
+    actions = {row.name: (row.action, row.setting) for row in report}
+    assert actions["conv1"] == ("dense", None)
+    assert actions["layer2.0.conv2"] == ("spamm", SpAMMConfig(max_error=1e-6))
+    assert model.layer2[0].conv2.max_error == 1e-6
+    reason = next(row.reason for row in report if row.name == "conv1")
+    assert reason == "3 input channels do not fill a block of 32"
+    assert is_served(model, pictures())
+    assert_same(model, original, pictures())
+
+
+def test_skipping_skips():
+    model = resnet()
+    dark = copy.deepcopy(model)
+    convert_(model, SpAMMConfig(tau=float("inf")))
+    with torch.no_grad():
+        assert not torch.allclose(model(pictures()), dark(pictures()), atol=1e-2)
+        # Nothing but what the folded layers add is left, whatever the picture.
+        assert is_served(model, pictures())
+
+
+def test_overrides_by_name_and_by_pattern():
+    model = resnet()
+    strict, wide = SpAMMConfig(valid_ratio=0.5), SpAMMConfig(tau=0.0, block=32)
+    overrides = {r"re:layer2\..*": None, "layer2.0.conv1": strict, "conv1": wide}
+    report = convert_(model, SKIPS, overrides=overrides)
+    found = {row.name: (row.action, row.setting) for row in report}
+    assert found["conv1"] == ("spamm", wide)
+    assert found["layer1.0.conv1"] == ("spamm", SKIPS)
+    assert found["layer2.0.conv1"] == ("spamm", strict)
+    assert found["layer2.0.conv2"] == ("dense", None)
+    assert type(model.layer2[0].conv2) is nn.Conv2d
+
+
+def test_without_fusing_layers_alone_are_converted():
+    model = resnet()
+    report = convert_(model, SKIPS, fuse=False)
+    assert rows(report)["conv1"] == ("left", ())
+    assert rows(report)["layer1.0.conv1"] == ("spamm", ())
+    assert type(model) is type(resnet())
+    assert type(model.layer1[0].conv1) is SpAMMConv2d
+
+
+def test_a_dry_run_changes_nothing():
+    model = resnet()
+    before = {name: type(module) for name, module in model.named_modules()}
+    report = convert_(model, SKIPS, dry_run=True)
+    assert {name: type(module) for name, module in model.named_modules()} == before
+    assert "_spamm_fused" not in model.__dict__
+    assert rows(report)["layer1.0.conv1"] == ("spamm", ("bn", "relu"))
+
+
+def test_a_root_that_is_a_convolution():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(64, 64, 3)
+    dense = copy.deepcopy(conv)
+    (row,) = convert_(conv, SpAMMConfig(tau=0.0), overrides={"": SpAMMConfig(max_error=1e-6)})
+    assert (row.name, row.action) == ("", "spamm")
+    assert type(conv) is SpAMMConv2d
+    assert_same(conv, dense, pictures(channels=64))
+    revert_(conv)
+    assert type(conv) is nn.Conv2d
+
+
+def test_spamm_layers_keep_their_own_setting():
+    model = resnet()
+    model.layer1[0].conv1 = SpAMMConv2d.from_dense(model.layer1[0].conv1, tau=0.0)
+    model.layer1[0].conv2 = SpAMMConv2d.from_dense(
+        model.layer1[0].conv2, tau=torch.tensor(0.0), activation=None
+    )
+    model.layer2[0].conv1 = SpAMMConv2d.from_dense(
+        model.layer2[0].conv1, max_error=0.0, activation="relu"
+    )
+    original = copy.deepcopy(model)
+    report = convert_(model, overrides={"layer2.0.conv2": SpAMMConfig(tau=0.0)})
+    assert rows(report)["layer1.0.conv1"] == ("spamm", ("bn", "relu"))
+    assert rows(report)["layer1.0.conv2"] == ("left", ())
+    assert rows(report)["layer2.0.conv1"] == ("spamm", ())
+    assert_same(model, original, pictures())
+    revert_(model)
+    assert model.layer1[0].conv1.tau == 0.0
+    assert type(model.layer2[0].conv2) is nn.Conv2d
+
+
+# ---- What a convolution absorbs -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (nn.ReLU(), "relu"),
+        (nn.ReLU(inplace=True), "relu"),
+        (nn.ReLU6(), "relu6"),
+        (nn.Hardswish(), "hardswish"),
+        (nn.SiLU(inplace=True), "silu"),
+        (nn.LeakyReLU(), "leaky_relu"),
+        (nn.LeakyReLU(0.2), None),
+        (nn.GELU(), None),
+        (nn.Hardsigmoid(), None),
+    ],
+    ids=str,
+)
+def test_activation_modules(activation, name):
+    absorbed = fused_alone(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), activation)
+    assert absorbed == (("bn",) if name is None else ("bn", name))
+
+
+@pytest.mark.parametrize(
+    ("activation", "name"),
+    [
+        (F.relu, "relu"),
+        (lambda x: F.relu(x, inplace=True), "relu"),
+        (F.relu_, "relu"),
+        (torch.relu, "relu"),
+        (torch.relu_, "relu"),
+        (lambda x: x.relu(), "relu"),
+        (lambda x: x.relu_(), "relu"),
+        (F.relu6, "relu6"),
+        (F.hardswish, "hardswish"),
+        (F.silu, "silu"),
+        (F.leaky_relu, "leaky_relu"),
+        (lambda x: F.leaky_relu(x, 0.01, True), "leaky_relu"),
+        (lambda x: F.leaky_relu(x, negative_slope=0.2), None),
+        (lambda x: F.leaky_relu(x, 0.2), None),
+        (torch.sigmoid, None),
+    ],
+)
+def test_activation_functions(activation, name):
+    found = converted(lambda self, x: activation(self.bn(self.conv1(x))))
+    assert found["conv1"] == ("dense", ("bn",) if name is None else ("bn", name))
+
+
+@pytest.mark.parametrize(
+    ("add", "is_absorbed"),
+    [
+        (operator.add, True),
+        (operator.iadd, True),
+        (torch.add, True),
+        (lambda a, b: torch.add(a, b, alpha=1), True),
+        (lambda a, b: torch.add(a, b, alpha=2), False),
+        (lambda a, b: a.add(b), True),
+        (lambda a, b: a.add_(b), True),
+        (lambda a, b: b + a, True),
+        (lambda a, b: a + b.mean((2, 3), keepdim=True), False),
+        (lambda a, b: a + b[:1], False),
+        (lambda a, b: a + a, False),
+        (lambda a, b: a + 1, False),
+        (lambda a, b: a - b, False),
+    ],
+)
+def test_adds(add, is_absorbed):
+    found = converted(lambda self, x: F.relu(add(self.bn(self.conv1(x)), x)))
+    assert found["conv1"][1] == (("bn", "add", "relu") if is_absorbed else ("bn",))
+
+
+def test_an_add_of_two_convolutions_goes_to_the_last():
+    found = converted(lambda self, x: self.conv1(x) + self.bn(self.conv2(x)))
+    assert found == {"conv1": ("left", ()), "conv2": ("dense", ("bn", "add"))}
+
+
+def test_an_add_whose_operand_comes_later():
+    def forward(self, x):
+        y = self.conv1(x)
+        z = F.max_pool2d(x, 3, 1, 1)
+        return F.relu(y + z)
+
+    assert converted(forward)["conv1"] == ("dense", ("add", "relu"))
+
+
+def test_an_operand_that_is_written_is_not_absorbed_into():
+    """The sum in place changes the other operand, which is read again."""
+
+    def forward(self, x):
+        z = F.relu(self.conv2(x))
+        w = z
+        w += self.conv1(x)
+        return z + 1
+
+    found = converted(forward)
+    assert found == {"conv1": ("left", ()), "conv2": ("dense", ("relu",))}
+
+
+def test_an_input_that_is_written_in_between_ends_the_fusing():
+    def forward(self, x):
+        x = x * 1
+        y = self.bn(self.conv1(x))
+        x.relu_()
+        return F.relu(y + x)
+
+    assert converted(forward)["conv1"] == ("dense", ("bn",))
+
+
+def test_a_value_that_is_read_twice_is_kept():
+    def forward(self, x):
+        y = self.bn(self.conv1(x))
+        return F.relu(y) + y
+
+    assert converted(forward)["conv1"] == ("dense", ("bn",))
+
+
+def test_what_passes_its_input_on_in_eval_mode_is_passed_over():
+    layers = (nn.Conv2d(8, 8, 3), nn.Identity(), nn.BatchNorm2d(8), nn.Dropout(0.5), nn.ReLU())
+    assert fused_alone(*layers) == ("bn", "relu")
+
+    class Deep(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+            self.depth = StochasticDepth(0.5, "row")
+
+        def forward(self, x):
+            return self.depth(self.bn(self.conv(x))) + x
+
+    model = trained(Deep())
+    assert rows(convert_(model))["conv"] == ("dense", ("bn", "add"))
+
+
+def test_batch_norms_of_other_kinds():
+    conv = nn.Conv2d(8, 8, 3)
+    assert fused_alone(conv, FrozenBatchNorm2d(8), nn.ReLU()) == ("bn", "relu")
+    assert fused_alone(conv, nn.SyncBatchNorm(8), nn.ReLU()) == ("bn", "relu")
+    assert fused_alone(conv, nn.BatchNorm2d(8, affine=False), nn.ReLU()) == ("bn", "relu")
+    with pytest.raises(ValueError, match="nothing to absorb"):
+        fused_alone(conv, nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU())
+
+
+def test_a_convolution_in_two_places_is_folded_for_each():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 3, padding=1)
+            self.bn1, self.bn2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8)
+
+        def forward(self, x):
+            return self.bn2(self.conv(F.relu(self.bn1(self.conv(x)))))
+
+    model = trained(Twice())
+    original = copy.deepcopy(model)
+    found = rows(convert_(model))
+    assert found == {"conv": ("dense", ("bn", "relu")), "conv#2": ("dense", ("bn",))}
+    assert_same(model, original, pictures(channels=8))
+
+
+def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
+    torch.manual_seed(0)
+    model = trained(
+        nn.Sequential(
+            *(nn.Conv2d(64, 64, 3, groups=64), nn.BatchNorm2d(64), nn.Hardswish()),
+            *(nn.Conv2d(64, 64, 3, groups=4), nn.BatchNorm2d(64), nn.ReLU6()),
+        )
+    )
+    original = copy.deepcopy(model)
+    report = convert_(model, SKIPS)
+    assert rows(report) == {
+        "0": ("dense", ("bn", "hardswish")),
+        "3": ("dense", ("bn", "relu6")),
+    }
+    assert [row.reason for row in report] == [
+        "depthwise: a block would be nearly empty",
+        "16 input channels a group do not fill a block of 32",
+    ]
+    assert_same(model, original, pictures(channels=64))
+
+
+# ---- What is left -------------------------------------------------------------------------------
+
+
+class Opaque(nn.Module):
+    """Control flow that depends on data; what is inside can be traced."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = Block(8, 8)
+
+    def forward(self, x):
+        return self.block(x) if x.sum() != 0 else x
+
+
+def test_a_part_that_cannot_be_traced_is_a_node_and_its_inside_is_fused(measured):
+    measured([1.0, 2.0], [3.0, 1.0, 1.0])
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), Opaque(), Block(8, 8)))
+    original = copy.deepcopy(model)
+    found = rows(convert_(model, dry_run=True))
+    assert found["0"] == ("dense", ("relu",))
+    assert found["2.block.conv2"] == ("dense", ("bn", "add", "relu"))
+    assert found["3.conv2"] == ("dense", ("bn",))  # behind it shapes are known of an example alone
+    found = rows(convert_(model, example_input=pictures(channels=8)))
+    assert found["3.conv2"][1] == ("bn", "add", "relu")
+    assert_same(model, original, pictures(channels=8))
+
+
+def test_a_root_that_cannot_be_traced_is_named_and_its_children_are_fused():
+    model = trained(Opaque())
+    original = copy.deepcopy(model)
+    report = convert_(model)
+    assert rows(report)["block.conv2"] == ("dense", ("bn", "add", "relu"))
+    assert any("the model (Opaque) cannot be traced (TraceError" in note for note in report.notes)
+    assert_same(model, original, pictures(channels=8))
+
+
+@pytest.mark.parametrize(
+    ("conv", "reason"),
+    [
+        (nn.Conv2d(64, 64, 3, padding=1, padding_mode="reflect"), "is made by torch"),
+        (nn.Conv2d(64, 64, 3, padding="same"), "is made by torch"),
+        (type("Mine", (nn.Conv2d,), {})(64, 64, 3), "a subclass, Mine"),
+        (nn.ConvTranspose2d(64, 64, 3), "ConvTranspose2d: only nn.Conv2d is converted"),
+        (nn.utils.parametrizations.weight_norm(nn.Conv2d(64, 64, 3)), "a subclass, Parametrized"),
+    ],
+)
+def test_layers_that_cannot_be_fused_say_why(conv, reason):
+    torch.manual_seed(0)
+    last = nn.Conv2d(64, 8, 1)
+    model = trained(nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU(), last, nn.ReLU()))
+    original = copy.deepcopy(model)
+    report = convert_(model)
+    assert rows(report)["0"] == ("left", ())
+    assert reason in report[0].reason
+    assert rows(report)["3"] == ("dense", ("relu",))
+    assert_same(model, original, pictures(channels=64))
+
+
+def test_layers_with_hooks_are_called_and_not_absorbed():
+    model = resnet()
+    seen = []
+    model.layer1[0].bn1.register_forward_hook(lambda *_: seen.append("bn"))
+    model.layer2.register_forward_pre_hook(lambda *_: seen.append("layer"))
+    original = copy.deepcopy(model)
+    found = rows(convert_(model))
+    assert found["layer1.0.conv1"] == ("left", ())
+    assert found["layer2.0.conv2"] == ("dense", ("bn", "add", "relu"))
+    assert is_served(model, pictures())
+    seen.clear()
+    assert_same(model, original, pictures())
+    assert seen[:2] == ["bn", "layer"]
+
+
+def test_outputs_keep_their_types():
+    class Pyramid(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU())
+
+        def forward(self, x):
+            from collections import OrderedDict
+
+            y = self.body(x)
+            return OrderedDict(low=y, high=[x, (y, None)])
+
+    model = trained(Pyramid())
+    original = copy.deepcopy(model)
+    convert_(model)
+    x = pictures(channels=8)
+    assert is_served(model, x)
+    found, expected = model(x), original(x)
+    assert type(found) is type(expected)
+    assert type(found["high"]) is list
+    assert found["high"][1][1] is None
+
+
+# ---- The report ---------------------------------------------------------------------------------
+
+
+def test_the_report_is_a_table_of_all_layers():
+    report = convert_(resnet(), SKIPS)
+    lines = str(report).splitlines()
+    assert len(lines) == len(report) + 3
+    assert lines[0].split() == ["layer", "shape", "action", "absorbed", "setting", "reason"]
+    assert [row.name for row in report][-1] == "fc"
+    assert report[-1].action == "left"
+    assert lines[-2] == "7 layers: 5 spamm, 1 dense, 1 left"
+    assert lines[-1] == "not compared with the original: no example_input was given"
+    row = report[5]
+    assert row.shape == "32 > 64, 1x1, /2"
+    assert f"{row.name}" in lines[6]
+
+
+def test_a_settings_file_makes_the_same_choices(tmp_path):
+    model, again = resnet(), resnet()
+    overrides = {"layer1.0.conv1": None, "layer2.0.conv1": SpAMMConfig(valid_ratio=0.5, block=32)}
+    report = convert_(model, SKIPS, overrides=overrides)
+    report.save(tmp_path / "net.json")
+    found = convert_(again, tmp_path / "net.json")
+    assert [(row.name, row.action, row.absorbed, row.setting) for row in found] == [
+        (row.name, row.action, row.absorbed, row.setting) for row in report
+    ]
+    with torch.no_grad():
+        assert torch.equal(model(pictures()), again(pictures()))
+
+
+def test_a_setting_goes_to_json_and_back():
+    setting = SpAMMConfig(tau=0.25, block=(64, 32, 64), pixel_block=(1, 8, 8))
+    assert SpAMMConfig.from_json(setting.to_json()) == setting
+    assert hash(setting) == hash(SpAMMConfig.from_json(setting.to_json()))
+
+
+# ---- With an example ----------------------------------------------------------------------------
+
+
+def test_an_example_is_compared_and_measured():
+    model = resnet()
+    original = copy.deepcopy(model)
+    report = convert_(model, example_input=pictures())
+    assert any(note.startswith("whole model, measured: original") for note in report.notes)
+    assert all(dict(row.times).keys() == {"dense", "spamm"} for row in report[:-1])
+    assert_same(model, original, pictures())
+
+
+DENSE, SPAMM, SKIPPING = "dense", "spamm", f"spamm at {SKIPS}"
+
+
+@pytest.mark.parametrize(
+    ("of_layers", "of_models", "action", "setting"),
+    [
+        ([1.0, 2.0, 2.0], [3.0, 1.0, 1.0], "dense", None),
+        ([2.0, 1.99, 1.98], [3.0, 1.0, 1.0], "dense", None),  # not by 3%
+        ([2.0, 1.0, 1.5], [3.0, 2.0, 1.0], "spamm", SpAMMConfig(tau=0.0)),
+        ([2.0, 1.5, 1.0], [3.0, 2.0, 1.0], "spamm", SKIPS),
+        ([2.0, 1.5, 1.0], [3.0, 1.0, 2.0], "dense", None),
+        ([2.0, 1.5, 1.0], [1.0, 3.0, 2.0], "left", None),
+    ],
+)
+def test_the_fastest_is_installed(measured, of_layers, of_models, action, setting):
+    measured(of_layers, of_models)
+    model = resnet()
+    original = copy.deepcopy(model)
+    report = convert_(model, SKIPS, example_input=pictures())
+    found = {row.name: row for row in report}["layer1.0.conv1"]
+    assert (found.action, found.setting) == (action, setting)
+    assert found.times == tuple(zip((DENSE, SPAMM, SKIPPING), of_layers, strict=True))
+    assert is_served(model, pictures()) == (action != "left")
+    assert_same(model, original, pictures())
+
+
+def test_a_setting_under_a_full_name_is_taken_whatever_is_measured(measured):
+    measured([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    model = resnet()
+    report = convert_(model, example_input=pictures(), overrides={"layer1.0.conv1": SKIPS})
+    assert rows(report)["layer1.0.conv1"] == ("spamm", ("bn", "relu"))
+    assert rows(report)["layer1.0.conv2"] == ("dense", ("bn", "add", "relu"))
+
+
+def test_what_computes_something_else_is_left_and_named():
+    class Random(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(64, 64, 1)
+
+        def forward(self, x):
+            return F.relu(self.conv(x)) * torch.rand_like(x)
+
+    model = trained(Random())
+    report = convert_(model, SKIPS, example_input=pictures(channels=64), overrides={"conv": SKIPS})
+    assert rows(report)["conv"] == ("spamm", ())
+    assert "not fused: its result differs by" in report[0].reason
+    assert any(note.startswith("the model is not fused: its result") for note in report.notes)
+
+
+def test_exported_names():
+    assert {"SpAMMConfig", "convert_", "revert_", "refresh_"} <= set(spamm_torch.__all__)

@@ -1,0 +1,175 @@
+"""Bad input to convert_, revert_ and refresh_: one line, and the model as it was."""
+
+import json
+
+import pytest
+import torch
+from small_models import pictures, resnet, trained
+from torch import nn
+
+from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
+
+SKIPS = SpAMMConfig(tau=0.5)
+
+
+def state_of(model):
+    return {
+        name: (type(module), {k: id(v) for k, v in module.__dict__.items()})
+        for name, module in model.named_modules()
+    }
+
+
+def refused(model, error, message, *args, **kwargs):
+    before = state_of(model)
+    with pytest.raises(error) as caught:
+        convert_(model, *args, **kwargs)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert state_of(model) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "error", "message"),
+    [
+        ({}, ValueError, "exactly one of tau, valid_ratio and max_error must be given; got none"),
+        ({"tau": 1, "max_error": 1}, ValueError, "got tau and max_error"),
+        ({"valid_ratio": 0}, ValueError, "valid_ratio must be in (0, 1]; got 0"),
+        ({"tau": float("nan")}, ValueError, "tau must be a number; got nan"),
+        ({"tau": torch.tensor(1.0)}, TypeError, "tau must be a number in a SpAMMConfig"),
+        ({"tau": 1, "block": 48}, ValueError, "block must be 32, 64 or 128"),
+        ({"tau": 1, "pixel_block": (3, 1, 1)}, ValueError, "pixel_block must be"),
+    ],
+)
+def test_settings(setting, error, message):
+    with pytest.raises(error) as caught:
+        SpAMMConfig(**setting)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"tau": 1, "speed": 2}', '{"tau": 1, "max_error": 1}'])
+def test_settings_from_other_text(text):
+    with pytest.raises(ValueError, match=r"SpAMMConfig|exactly one"):
+        SpAMMConfig.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "error", "message"),
+    [
+        (
+            {"layer1.0.conv": SKIPS},
+            ValueError,
+            "overrides must name convolutions of the model; got 'layer1.0.conv' (close: ",
+        ),
+        ({"layer1": None}, ValueError, "(close: layer1.0.conv1, layer1.0.conv2)"),
+        ({"fc": SKIPS}, ValueError, "got 'fc' (it has 6 convolutions)"),
+        ({"re:stage.*": None}, ValueError, "got 're:stage.*', which matches none of 6"),
+        ({"re:(": None}, ValueError, "regular expressions behind re:; got 're:('"),
+        ({"conv1": 0.5}, TypeError, "overrides must hold a SpAMMConfig or None; got float"),
+        ({1: None}, TypeError, "overrides must have names as keys; got 1"),
+        (["conv1"], TypeError, "overrides must be a dict from names to settings; got list"),
+    ],
+)
+def test_overrides(overrides, error, message):
+    refused(resnet(), error, message, overrides=overrides)
+
+
+def test_arguments():
+    refused(resnet(), TypeError, "config must be a SpAMMConfig, the path of a", 0.5)
+    refused(resnet(), TypeError, "fuse must be True or False; got 1", fuse=1)
+    refused(resnet(), TypeError, "dry_run must be True or False; got None", dry_run=None)
+    for function in (convert_, revert_, refresh_):
+        with pytest.raises(TypeError, match=rf"{function.__name__} expects an nn.Module; got str"):
+            function("model")
+    with pytest.raises(
+        ValueError, match="refresh_ expects a model that convert_ converted; got Re"
+    ):
+        refresh_(resnet())
+
+
+def test_nothing_to_convert():
+    message = "convert_ expects a model with nn.Conv2d layers; got Sequential, which has none in 3"
+    refused(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ValueError, message)
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GELU(), nn.Linear(8, 8)))
+    message = "got Sequential, of whose 2 layers none can (1 x "
+    refused(model, ValueError, message)
+    convert_(model, overrides={"0": SKIPS})
+    assert type(model[0]) is SpAMMConv2d
+    refused(model, ValueError, message)  # what was converted before is there again
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (pictures(channels=4), "got a tensor of shape (2, 4, 16, 16) and float32 (RuntimeError: "),
+        (pictures(dtype=torch.float64), "float64 (RuntimeError"),
+        ((pictures(), None, None), "got a tuple (TypeError: "),
+        ({"y": pictures()}, "got a dict (TypeError: "),
+        ("picture", "got a str (TypeError: "),
+    ],
+)
+def test_examples_that_do_not_fit(example, message):
+    full = f"example_input must be what the model takes; {message}"
+    refused(resnet(), ValueError, message, example_input=example)
+    assert full.startswith("example_input")
+
+
+def settings(tmp_path, change=None):
+    path = tmp_path / "net.json"
+    convert_(resnet(), SKIPS).save(path)
+    content = json.loads(path.read_text())
+    if change is not None:
+        change(content)
+        path.write_text(json.dumps(content))
+    return path
+
+
+def renamed(content):
+    content["layers"]["conv2"] = content["layers"].pop("conv1")
+
+
+def missing(content):
+    del content["layers"]["layer2.0.conv1"]
+
+
+def reshaped(content):
+    content["layers"]["conv1"]["shape"] = "3 > 64, 3x3"
+
+
+def other_engine(content):
+    content["layers"]["conv1"]["engine"] = "cudnn"
+
+
+def two_knobs(content):
+    content["layers"]["layer1.0.conv1"]["setting"]["max_error"] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (renamed, "the settings must be those of this model; got a layer 'conv2' (close: conv1"),
+        (missing, "got none for 'layer2.0.conv1' (1 layers are missing)"),
+        (reshaped, "got '3 > 64, 3x3' for 'conv1', which is '3 > 32, 3x3'"),
+        (other_engine, "the settings must have engines spamm, dense, left, spamm with a setting;"),
+        (two_knobs, "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
+        (lambda content: content.clear(), "config must be a settings file as a report saves it"),
+    ],
+)
+def test_settings_of_another_model(tmp_path, change, message):
+    refused(resnet(), ValueError, message, settings(tmp_path, change))
+
+
+def test_settings_that_cannot_be_read(tmp_path):
+    refused(resnet(), ValueError, "config must be a settings file that can be", tmp_path / "none")
+    (tmp_path / "text").write_text("no JSON")
+    refused(resnet(), ValueError, "config must be a settings file as a", str(tmp_path / "text"))
+
+
+def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no memory")
+
+    model = resnet()
+    convert_(model, SKIPS)
+    monkeypatch.setattr("spamm_torch.networks.conversion.attach", fail)
+    refused(model, RuntimeError, "no memory", SpAMMConfig(tau=1.0))
+    assert model.layer1[0].conv1.tau == 0.5

@@ -1,0 +1,482 @@
+"""A converted model lives on: it is trained, moved, cast, loaded, copied, compiled and reverted."""
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from small_models import Block, is_served, pictures, resnet, rows, trained
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
+
+EXACT = SpAMMConfig(max_error=1e-6)
+
+
+@torch.no_grad()
+def assert_same(model, original, x=None, tolerance=1e-4):
+    x = pictures() if x is None else x
+    torch.testing.assert_close(model(x), original(x), rtol=tolerance, atol=tolerance)
+
+
+@pytest.fixture(params=[None, EXACT], ids=["dense", "spamm"])
+def pair(request):
+    """A converted model, and what it was."""
+    model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model, request.param)
+    assert is_served(model, pictures())
+    return model, original
+
+
+# ---- When the generated forward is taken --------------------------------------------------------
+
+
+def test_the_own_forward_runs_where_the_generated_one_would_be_wrong(pair):
+    model, original = pair
+    x = pictures()
+    assert not is_served(model, x, scale=torch.tensor(2.0))
+    assert is_served(model, x, scale=None)
+    assert is_served(model, x=x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not is_served(model, x)
+    with torch.no_grad():
+        expected = original(x, torch.tensor(2.0))
+        torch.testing.assert_close(model(x, torch.tensor(2.0)), expected)
+    model.layer1[0].bn1.train()
+    assert not is_served(model, x)
+    model.layer1[0].bn1.eval()
+    assert is_served(model, x)
+
+
+def test_the_own_forward_runs_where_a_gradient_is_wanted(pair):
+    model, original = pair
+    x = pictures().requires_grad_()
+    for m in (model, original):
+        m(x).square().sum().backward()
+    gradients = dict(original.named_parameters())
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, gradients[name].grad, rtol=1e-3, atol=1e-3)
+    model.requires_grad_(False)
+    assert model(pictures()).requires_grad is False
+    assert model(x).requires_grad
+
+
+class Marked(torch.Tensor):
+    """A tensor that others give a meaning of their own."""
+
+
+def test_the_own_forward_runs_for_tensors_of_other_kinds(pair):
+    model, _ = pair
+    assert not is_served(model, pictures().as_subclass(Marked))
+    per_image = torch.func.vmap(lambda image: model(image.unsqueeze(0)).squeeze(0))
+    with torch.no_grad():
+        torch.testing.assert_close(per_image(pictures()), model(pictures()), rtol=1e-4, atol=1e-4)
+
+
+def test_trained_like_its_original(pair):
+    model, original = pair
+    x, target = pictures(), torch.tensor([1, 3])
+    for m in (model, original):
+        m.train()
+        optimizer = torch.optim.SGD(m.parameters(), 0.01)
+        for _ in range(2):
+            optimizer.zero_grad()
+            F.cross_entropy(m(x), target).backward()
+            optimizer.step()
+        m.eval()
+    assert is_served(model, x)
+    assert_same(model, original, tolerance=1e-3)
+
+
+# ---- Folded weights follow ----------------------------------------------------------------------
+
+
+def changed(model, factor=1.5):
+    """The model's state dict with other values."""
+    return {
+        name: value * factor if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
+
+
+@torch.no_grad()
+def multiply_in_place(model):
+    model.conv1.weight.mul_(2)
+    model.layer1[0].bn1.bias.add_(1)
+    model.layer2[0].downsample[1].running_mean.add_(1)
+    model.layer2[0].conv2.weight.neg_()
+
+
+def load(model):
+    model.load_state_dict(changed(model))
+
+
+def load_by_assignment(model):
+    model.load_state_dict(changed(model), assign=True)
+
+
+def load_a_part(model):
+    model.layer1.load_state_dict(changed(model.layer1))
+
+
+def cast(model):
+    model.double()
+
+
+def step(model):
+    model.train()
+    model(pictures().to(model.fc.weight.dtype)).sum().backward()
+    torch.optim.Adam(model.parameters(), 0.01).step()
+    model.zero_grad()
+    model.eval()
+
+
+CHANGES = [multiply_in_place, load, load_by_assignment, load_a_part, cast, step]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_folded_weights_follow(pair, change):
+    model, original = pair
+    for m in (model, original):
+        change(m)
+    x = pictures(dtype=model.fc.weight.dtype)
+    assert is_served(model, x)
+    assert_same(model, original, x, 1e-3)
+
+
+def test_a_parent_may_load_and_move(pair):
+    model, original = pair
+    parent, twin = nn.Sequential(model), nn.Sequential(original)
+    for m in (parent, twin):
+        m.load_state_dict(changed(m))
+        m.double()
+    x = pictures(dtype=torch.float64)
+    assert is_served(parent, x)
+    assert_same(parent, twin, x)
+
+
+def test_other_tensors_in_their_place_are_used(pair):
+    model, original = pair
+    other = {name: value + 0.1 for name, value in original.named_parameters()}
+    with torch.no_grad():
+        found = torch.func.functional_call(model, other, pictures())
+        expected = torch.func.functional_call(original, other, pictures())
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert is_served(model, pictures())
+    for m in (model, original):
+        torch.manual_seed(1)
+        m.layer1[0].conv1 = nn.Conv2d(32, 32, 3, padding=1)
+    assert not is_served(model, pictures())
+    assert_same(model, original)
+    refresh_(model)
+    assert is_served(model, pictures())
+    assert_same(model, original)
+
+
+def test_writes_through_data_need_a_refresh(pair):
+    model, original = pair
+    for m in (model, original):
+        m.conv1.weight.data.mul_(3)
+        m.layer1[0].bn1.weight.data.mul_(3)
+    with torch.no_grad():
+        stale = model(pictures())
+        refresh_(model)
+        assert not torch.allclose(model(pictures()), stale)
+    assert_same(model, original)
+
+
+def test_a_refresh_writes_where_compiled_code_reads(pair):
+    from spamm_torch.networks.fused import fused_of
+
+    model, _ = pair
+    before = [t.data_ptr() for t in fused_of(model).operands if t is not None]
+    model.bn1.weight.data.mul_(3)
+    refresh_(model)
+    assert [t.data_ptr() for t in fused_of(model).operands if t is not None] == before
+
+
+def test_a_setting_that_is_changed_counts():
+    model = resnet()
+    convert_(model, EXACT)
+    with torch.no_grad():
+        before = model(pictures())
+        for module in model.modules():
+            if isinstance(module, SpAMMConv2d):
+                module.max_error = 1e9
+        assert not is_served(model, pictures())
+        assert not torch.allclose(model(pictures()), before)
+
+
+def test_tensors_made_in_inference_mode_prove_nothing():
+    with torch.inference_mode():
+        model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model)
+    with torch.inference_mode():
+        assert_same(model, original)
+
+
+# ---- Hooks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["layer1.0.bn1", "layer1.0.relu", "conv1", "layer2.0", "layer1"])
+def test_hooks_that_come_later_are_called(pair, name):
+    model, original = pair
+    seen = []
+    handle = model.get_submodule(name).register_forward_hook(lambda *_: seen.append(name))
+    assert not is_served(model, pictures())
+    assert_same(model, original)
+    assert seen
+    refresh_(model)
+    assert is_served(model, pictures())
+    seen.clear()
+    assert_same(model, original)
+    assert seen
+    handle.remove()
+    refresh_(model)
+    assert_same(model, original)
+
+
+def test_hooks_on_layers_that_are_still_called_cost_nothing(pair):
+    model, original = pair
+    seen = []
+    for name in ("", "pool", "fc"):
+        model.get_submodule(name).register_forward_hook(lambda *_: seen.append(1))
+    assert is_served(model, pictures())
+    assert len(seen) == 3
+    assert_same(model, original)
+
+
+def test_hooks_on_all_modules_are_called(pair):
+    model, _ = pair
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
+    try:
+        assert not is_served(model, pictures())
+    finally:
+        handle.remove()
+    assert nn.BatchNorm2d in seen
+
+
+def test_a_forward_that_is_set_on_a_layer_is_called(pair):
+    model, _ = pair
+    own = model.layer1[0].bn1.forward
+    model.layer1[0].bn1.forward = lambda x: own(x) * 0
+    assert not is_served(model, pictures())
+
+
+# ---- Copies -------------------------------------------------------------------------------------
+
+
+def test_copies_have_weights_of_their_own(pair):
+    model, original = pair
+    twin = copy.deepcopy(model)
+    assert type(twin) is type(model)
+    assert is_served(twin, pictures())
+    with torch.no_grad():
+        twin.conv1.weight.zero_()
+    assert is_served(twin, pictures())
+    assert not torch.allclose(twin(pictures()), model(pictures()))
+    assert_same(model, original)
+    part = copy.deepcopy(model.layer1)
+    with torch.no_grad():
+        x = pictures(channels=32)
+        torch.testing.assert_close(part(x), original.layer1(x), rtol=1e-4, atol=1e-4)
+
+
+def test_pickled_and_fused_again(pair):
+    model, original = pair
+    again = pickle.loads(pickle.dumps(model))
+    assert is_served(again, pictures())
+    with torch.no_grad():
+        assert torch.equal(again(pictures()), model(pictures()))
+    revert_(again)
+    assert type(again) is type(original)
+    assert {type(m) for m in again.modules()} == {type(m) for m in original.modules()}
+
+
+def test_saved_and_loaded_by_torch(pair, tmp_path):
+    model, original = pair
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert is_served(again, pictures())
+    assert_same(again, original)
+
+
+def test_state_dicts_go_both_ways(pair):
+    model, original = pair
+    other = resnet(1)
+    model.load_state_dict(other.state_dict())
+    assert_same(model, other)
+    original.load_state_dict(model.state_dict())
+    assert_same(original, other)
+
+
+def test_an_average_of_models(pair):
+    model, original = pair
+    for average, m in ((AveragedModel(original), model), (AveragedModel(model), original)):
+        average.update_parameters(m)
+        average.update_parameters(m)
+        average.eval()
+        assert_same(average, original)
+
+
+def test_slices_of_a_sequential():
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU()))
+    original = copy.deepcopy(model)
+    convert_(model)
+    assert_same(model[:2], original[:2], pictures(channels=8))
+    assert_same(model[2:], original[2:], pictures(channels=8))
+
+
+def test_threads_share_a_model(pair):
+    model, original = pair
+    with torch.no_grad():
+        expected = original(pictures())
+    results = []
+
+    def run():
+        with torch.no_grad():
+            results.extend(model(pictures()) for _ in range(5))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 20
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_replicas_run_their_own_forward(pair):
+    model, original = pair
+    assert_same(nn.DataParallel(model), original)
+    replica = model._replicate_for_data_parallel()  # its layers are elsewhere: nothing is fused
+    assert not is_served(replica, pictures())
+
+
+# ---- Compiled -----------------------------------------------------------------------------------
+
+
+def test_compiled_whole(pair):
+    model, original = pair
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=keep)
+    assert_same(compiled, original)
+    (graph,) = graphs
+    text = str(graph.graph)
+    assert text.count("spamm_torch.dense_conv2d") + text.count("spamm_torch.conv2d") == 6
+    assert "batch_norm" not in text
+    model.conv1.weight.data.mul_(2)
+    original.conv1.weight.data.mul_(2)
+    refresh_(model)
+    assert_same(compiled, original)
+    assert len(graphs) == 1
+
+
+def test_compiled_by_inductor():
+    model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model, EXACT)
+    torch._dynamo.reset()
+    assert_same(torch.compile(model, fullgraph=True), original)
+
+
+def test_compiled_for_training(pair):
+    model, original = pair
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="aot_eager")
+    model.train()
+    original.train()
+    x = pictures()
+    torch.testing.assert_close(compiled(x), original(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported(pair, strict):
+    model, original = pair
+    with torch.no_grad():
+        program = torch.export.export(model, (pictures(),), strict=strict)
+    targets = [str(node.target) for node in program.graph.nodes]
+    assert sum("spamm_torch" in target for target in targets) == 6
+    assert not any("batch_norm" in target for target in targets)
+    assert_same(program.module(), original)
+
+
+def test_traced_by_fx(pair):
+    model, original = pair
+    assert_same(torch.fx.symbolic_trace(model, {"scale": None}), original)
+
+
+# ---- Reverting ----------------------------------------------------------------------------------
+
+
+def state_of(model):
+    """Everything that could have changed, but for the values of tensors."""
+    return {
+        name: (type(module), {k: id(v) for k, v in module.__dict__.items()})
+        for name, module in model.named_modules()
+    }
+
+
+def test_reverted_bit_for_bit():
+    model = resnet()
+    before = state_of(model)
+    with torch.no_grad():
+        expected = model(pictures())
+        for config in (None, EXACT, SpAMMConfig(tau=0.5), None):
+            convert_(model, config)
+            convert_(model, EXACT, fuse=config is None)
+            revert_(model)
+            assert torch.equal(model(pictures()), expected)
+            assert revert_(model) is model
+    after = state_of(model)
+    assert {name: found[0] for name, found in after.items()} == {
+        name: found[0] for name, found in before.items()
+    }
+    assert {name: found[1].keys() for name, found in after.items()} == {
+        name: found[1].keys() for name, found in before.items()
+    }
+
+
+def test_a_part_is_reverted_by_itself():
+    model = nn.Sequential(resnet(), resnet())
+    convert_(model[0])
+    convert_(model[1], EXACT)
+    revert_(model[1])
+    assert is_served(model[0], pictures())
+    assert not any(isinstance(module, SpAMMConv2d) for module in model.modules())
+
+
+def test_another_class_on_top_is_refused():
+    model = resnet()
+    convert_(model, EXACT)
+    conv = model.layer1[0].conv1
+    torch.nn.utils.parametrizations.weight_norm(conv)
+    before = state_of(model)
+    for function in (revert_, refresh_, convert_):
+        with pytest.raises(RuntimeError, match=r"got layer1.0.conv1, which is Parametrized"):
+            function(model)
+        assert state_of(model) == before
+    nn.utils.parametrize.remove_parametrizations(conv, "weight")
+    revert_(model)
+    assert type(conv) is nn.Conv2d
+
+
+def test_blocks_are_converted_by_themselves():
+    block = trained(Block(32, 32))
+    original = copy.deepcopy(block)
+    report = convert_(block, EXACT)
+    assert rows(report)["conv2"] == ("spamm", ("bn", "add", "relu"))
+    assert_same(block, original, pictures(channels=32))
