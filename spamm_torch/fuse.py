@@ -1,15 +1,16 @@
 """fuse_: folds what surrounds SpAMM convolutions into them, and chains them, for serving."""
 
+import copy
 from collections import Counter, OrderedDict
 from collections.abc import Mapping, MutableSequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from .chain import SpAMMChain, fits_a_chain, reason_not_plain, reason_not_to_chain, takes_norms
+from .networks.fold import folded
 from .nn import SpAMMConv2d, _SpAMM, unreached_layers
 
 
@@ -249,7 +250,12 @@ def _reason_not_to_fold(into: Any, layer: nn.Module) -> str | None:
 
 def _fold(into: Any, layer: nn.Module) -> nn.Module:
     if isinstance(layer, nn.BatchNorm2d):
-        return fuse_conv_bn_eval(into, layer)  # a copy: others may share the Parameters
+        fused = copy.deepcopy(into)  # others may share the Parameters
+        weight, bias = folded(into, layer)
+        learns = into.weight.requires_grad
+        fused.weight = nn.Parameter(weight, learns)
+        fused.bias = nn.Parameter(cast(Tensor, bias), learns)
+        return fused
     if isinstance(into, nn.Linear):
         return LinearReLU.from_linear(into)
     into.relu = True

@@ -108,7 +108,7 @@ class _Capture:
                 return Island(name, root, graph, tracer.entered)
             except Exception as error:  # anything may be raised by code that meets a proxy
                 culprit = next((m for m in reversed(tracer.stack) if id(m) not in opaque), None)
-                line = str(error).partition("\n")[0]
+                line = str(error).partition("\n")[0].partition(". ")[0]
                 if culprit is None:
                     problem = f"cannot be traced ({type(error).__name__}: {line})"
                 else:

@@ -67,8 +67,10 @@ class Conversion:
         fastest = self._fastest(plans, sites, installation)
         fastest.attach()
         report = self._report(sites, choices, fastest)
-        if all(row.action == "left" for row in report) and fastest is installation:
-            raise ValueError(self._nothing(report))
+        if all(row.action == "left" for row in report):
+            if self._request.asks_to_skip and not installation.changes_anything:
+                raise ValueError(self._nothing(report))
+            report.notes += ("the model stays as it was: nothing to absorb, nothing faster",)
         return report
 
     # ---- What there is --------------------------------------------------------------------------
@@ -210,7 +212,7 @@ class Conversion:
         self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation
     ) -> Installation:
         """The fastest of the model as it was, all dense, and as chosen; measured on the example."""
-        if self._example is None or self._request.engines:
+        if self._example is None or self._request.engines or not chosen.changes_anything:
             return chosen
         example = self._example
         asked_for = [site.name for site in sites if self._is_asked_for(site)]
@@ -218,7 +220,8 @@ class Conversion:
         engines |= {name: chosen.engines[name] for name in asked_for}
         dense = Installation(plans, sites, engines)
         variants = {"original": Installation({}, [], {}), "all dense, fused": dense}
-        variants["chosen"] = chosen
+        if chosen.engines != dense.engines:
+            variants["chosen"] = chosen
         device = next(self._model.parameters()).device
 
         def run(installation: Installation) -> None:
@@ -230,9 +233,8 @@ class Conversion:
             times = dict(zip(variants, times_of(calls, device), strict=True))
         shown = ", ".join(f"{name} {time:.0f} us" for name, time in times.items())
         self._notes.append(f"whole model, measured: {shown}")
-        best = min(("chosen", "all dense, fused"), key=lambda name: times[name])
+        best = min(list(variants)[1:], key=lambda name: times[name])
         if not asked_for and times[best] > MUST_WIN * times["original"]:
-            self._notes.append("the model stays as it was: nothing was faster")
             return variants["original"]
         return variants[best]
 
@@ -298,6 +300,10 @@ class Installation:
             setting = engines[site.name].setting
             if setting is not None:
                 self._leaves.setdefault(site.conv, setting)
+
+    @property
+    def changes_anything(self) -> bool:
+        return bool(self._fused or self._leaves)
 
     def attach(self) -> None:
         for conv, setting in self._leaves.items():

@@ -66,8 +66,8 @@ def convert_(
     Raises:
         TypeError: what is no module, or an argument of another type.
         ValueError: an override that names no convolution, a settings file of another model or none
-            at all, an example that the model cannot take, a model in which nothing can be
-            converted.
+            at all, an example that the model cannot take, a model without ``nn.Conv2d``, settings
+            that no layer can have.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.

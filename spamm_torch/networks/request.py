@@ -35,6 +35,12 @@ class Request:
     named: frozenset[str]
     engines: Mapping[str, Engine]
 
+    @property
+    def asks_to_skip(self) -> bool:
+        """Whether any setting was given: then it is an error if nothing comes of it."""
+        settings = (self.config, *self.overrides.values())
+        return any(setting is not None for setting in settings)
+
     def setting_of(self, layer: str) -> SpAMMConfig | None:
         """What a layer skips at most; None where it is to stay dense."""
         if layer in self.overrides:

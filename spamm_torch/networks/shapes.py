@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
@@ -37,8 +39,20 @@ def likely_shapes(island: Island) -> list[Shapes]:
         with mode:
             size = (images, conv.in_channels, rows, columns)
             image = torch.empty(size, dtype=conv.weight.dtype, device=conv.weight.device)
-            found.append(shapes_of(island, [image]))
+            with _without_log():
+                found.append(shapes_of(island, [image]))
     return found
+
+
+@contextmanager
+def _without_log() -> Iterator[None]:
+    """Fake tensors log what they cannot follow as errors; here it is no error."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _first_convolution(island: Island) -> nn.Conv2d | None:

@@ -324,8 +324,7 @@ def test_batch_norms_of_other_kinds():
     assert fused_alone(conv, FrozenBatchNorm2d(8), nn.ReLU()) == ("bn", "relu")
     assert fused_alone(conv, nn.SyncBatchNorm(8), nn.ReLU()) == ("bn", "relu")
     assert fused_alone(conv, nn.BatchNorm2d(8, affine=False), nn.ReLU()) == ("bn", "relu")
-    with pytest.raises(ValueError, match="nothing to absorb"):
-        fused_alone(conv, nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU())
+    assert fused_alone(conv, nn.BatchNorm2d(8, track_running_stats=False), nn.ReLU()) == ()
 
 
 def test_a_convolution_in_two_places_is_folded_for_each():
@@ -516,8 +515,8 @@ DENSE, SPAMM, SKIPPING = "dense", "spamm", f"spamm at {SKIPS}"
 @pytest.mark.parametrize(
     ("of_layers", "of_models", "action", "setting"),
     [
-        ([1.0, 2.0, 2.0], [3.0, 1.0, 1.0], "dense", None),
-        ([2.0, 1.99, 1.98], [3.0, 1.0, 1.0], "dense", None),  # not by 3%
+        ([1.0, 2.0, 2.0], [3.0, 1.0], "dense", None),
+        ([2.0, 1.99, 1.98], [3.0, 1.0], "dense", None),  # not by 3%
         ([2.0, 1.0, 1.5], [3.0, 2.0, 1.0], "spamm", SpAMMConfig(tau=0.0)),
         ([2.0, 1.5, 1.0], [3.0, 2.0, 1.0], "spamm", SKIPS),
         ([2.0, 1.5, 1.0], [3.0, 1.0, 2.0], "dense", None),

@@ -90,11 +90,19 @@ def test_nothing_to_convert():
     message = "convert_ expects a model with nn.Conv2d layers; got Sequential, which has none in 3"
     refused(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ValueError, message)
     model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GELU(), nn.Linear(8, 8)))
-    message = "got Sequential, of whose 2 layers none can (1 x "
-    refused(model, ValueError, message)
+    message = "got Sequential, of whose 2 layers none can (1 x 8 input channels do not fill a block"
+    refused(model, ValueError, message, SKIPS)
     convert_(model, overrides={"0": SKIPS})
     assert type(model[0]) is SpAMMConv2d
-    refused(model, ValueError, message)  # what was converted before is there again
+    refused(model, ValueError, message, SKIPS)  # what was converted before is there again
+
+
+def test_a_model_that_is_fastest_as_it_is_stays():
+    model = trained(nn.Sequential(nn.Conv2d(64, 64, 3), nn.GELU()))
+    report = convert_(model)
+    assert [row.action for row in report] == ["left"]
+    assert report.notes[-1] == "the model stays as it was: nothing to absorb, nothing faster"
+    assert type(model) is nn.Sequential
 
 
 @pytest.mark.parametrize(
