@@ -193,11 +193,11 @@ def _below(root: str, name: str) -> str:
 def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, child) of every module that the generated forward passes by."""
     island, passed = plan.island, dict(plan.island.entered)
-    for site in plan.fused:
-        for node in site.nodes:
-            if node.op == "call_module":
-                name = str(node.target)
-                passed[name] = island.module.get_submodule(name)
+    nodes = itertools.chain(plan.pools, *(site.nodes for site in plan.fused))
+    for node in nodes:
+        if node.op == "call_module":
+            name = str(node.target)
+            passed[name] = island.module.get_submodule(name)
     links = []
     for name, child in passed.items():
         parent, _, own = name.rpartition(".")

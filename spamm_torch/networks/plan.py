@@ -14,6 +14,7 @@ from torch import fx
 
 from .capture import Island
 from .config import SpAMMConfig
+from .pool import arguments_of, find_pools, max_pool2d
 from .sites import Site
 
 _ops = torch.ops.spamm_torch
@@ -58,6 +59,11 @@ class Plan:
         """The sites that the generated forward computes itself, in the order of its operands."""
         return [site for site in self.sites if self._pays(site)]
 
+    @property
+    def pools(self) -> list[fx.Node]:
+        """The calls of max pools that the generated forward computes itself."""
+        return find_pools(self.island)
+
     def _pays(self, site: Site) -> bool:
         engine = self.engines[site.name]
         return engine.kind == "spamm" or (engine.kind == "dense" and bool(site.absorbed))
@@ -76,7 +82,16 @@ class Plan:
         replaced: dict[fx.Node, fx.Node] = {}
         for place, site in enumerate(self.fused):
             self._replace(graph, operands, copies, replaced, place, site)
+        for pool in self.pools:
+            self._replace_pool(graph, copies[pool])
         return _compiled(graph)
+
+    def _replace_pool(self, graph: fx.Graph, node: fx.Node) -> None:
+        pool: Any = self.island.module.get_submodule(str(node.target))
+        with graph.inserting_before(node):
+            call = graph.call_function(max_pool2d, (node.args[0], *arguments_of(pool)))
+        node.replace_all_uses_with(call)
+        graph.erase_node(node)
 
     def _replace(
         self,

@@ -38,41 +38,37 @@ __device__ inline void pack_pixel(const PackRowsParams& p, int image, int row, i
   if (p.singles != nullptr) static_cast<uint2*>(p.singles)[at] = of_rows[0];
 }
 
-// Packs the weights of one output channel and pair of kernel rows; a thread has one entry.
-__device__ inline void pack_weights(const PackRowsParams& p, int channel, int pair) {
+// Packs entry `number` of the weights.
+__device__ inline void pack_weight(const PackRowsParams& p, int number) {
   const Size2& kernel = p.shape.kernel;
+  const int entry = number % kPackedLine, line = number / kPackedLine;
+  const int channel = line / p.kernel_pairs(), pair = line % p.kernel_pairs();
   const bool is_single = 2 * pair + 1 == kernel.rows;
-  const int entry = threadIdx.x, of_pixel = is_single ? kPackedChannels : kPackedPair;
+  const int of_pixel = is_single ? kPackedChannels : kPackedPair;
   const int column = entry / of_pixel, row = 2 * pair + entry % of_pixel / kPackedChannels;
   const int c = entry % kPackedChannels;
   const bool exists = column < kernel.columns && c < p.shape.channels;
-  const int64_t from =
-      ((static_cast<int64_t>(channel) * kernel.rows + row) * kernel.columns + column) *
-          p.shape.channels +
-      c;
-  static_cast<uint16_t*>(
-      p.packed_weight)[(static_cast<int64_t>(channel) * p.kernel_pairs() + pair) * kPackedLine +
-                       entry] = exists ? static_cast<const uint16_t*>(p.weight)[from] : uint16_t{0};
+  const int from = ((channel * kernel.rows + row) * kernel.columns + column) * p.shape.channels + c;
+  static_cast<uint16_t*>(p.packed_weight)[number] =
+      exists ? static_cast<const uint16_t*>(p.weight)[from] : uint16_t{0};
 }
 
-// Thread blocks (x, y, 0): weights of output channel x and pair of kernel rows y. The others: pair
-// of rows y of image z - 1.
+// Thread blocks (x, y, 0) pack the weights. The others pack pair of rows y of image z - 1.
 __global__ void __launch_bounds__(kPackThreads)
     pack_rows(const __grid_constant__ PackRowsParams p) {
   let_next_kernel_start();
   wait_for_previous_kernel();
+  const int thread = blockIdx.x * kPackThreads + threadIdx.x, threads = gridDim.x * kPackThreads;
   if (blockIdx.z == 0) {
-    for (int channel = blockIdx.x; channel < p.shape.out_channels; channel += gridDim.x) {
-      for (int pair = blockIdx.y; pair < p.kernel_pairs(); pair += gridDim.y) {
-        if (threadIdx.x < kPackedLine) pack_weights(p, channel, pair);
-      }
+    const int weights = p.shape.out_channels * p.kernel_pairs() * kPackedLine;
+    for (int i = blockIdx.y * threads + thread; i < weights; i += gridDim.y * threads) {
+      pack_weight(p, i);
     }
     return;
   }
   for (int image = blockIdx.z - 1; image < p.shape.input.images; image += gridDim.z - 1) {
     for (int row = blockIdx.y; row < p.rows(); row += gridDim.y) {
-      for (int column = blockIdx.x * kPackThreads + threadIdx.x; column < p.columns();
-           column += gridDim.x * kPackThreads) {
+      for (int column = thread; column < p.columns(); column += threads) {
         pack_pixel(p, image, row, column);
       }
     }
