@@ -8,10 +8,15 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <optional>
+#include <type_traits>
+#include <utility>
+
 #include "conv/backend.h"
 #include "conv/partial_blocks.h"
 #include "cpu/conv/by_position.h"
 #include "cpu/conv/norms.h"
+#include "cpu/conv/pixels.h"
 #include "cpu/conv/product.h"
 #include "cpu/conv/transpose.h"
 #include "cpu/conv/weight_panels.h"
@@ -22,26 +27,82 @@ namespace {
 
 using at::Tensor;
 
-// The images of a pixel block are the rows of one call of the microkernel. With fewer, an im2col
-// matrix pays, whose rows are all pixels of the block.
+// Matrix instructions multiply all images of a position by one call. With fewer, an im2col matrix
+// pays, whose rows are all pixels of the block.
 constexpr int64_t kLeastImages = 8;
 
 constexpr int64_t kPanelWidth = 64;  // the widest panel that matrix instructions support
 
-// The stages, for an input of any strides and a channels-last output. T: type of the tensors. P:
-// type of the multiplied copies.
+// The input as the product reads it: in place, or copied by position. Computes the norms of its
+// pixels too, if there are to be any.
 template <class T, class P>
-void convolve(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
-              const Tensor& output) {
-  const Positions<T, P> positions(conv.input, conv.shape, conv.blocks.edge[0], conv.block.k);
-  const Tensor norm_columns = column_norms(conv, positions).mT();
-  const auto skip_norms = PartialBlockScale(conv.blocks, norm_columns.options())(norm_columns, 0);
-  const Tensor tau = threshold_from_knob(norm_weight, norm_columns, knob, skip_norms);
-  const WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
-                                  positions.depth());
-  const ConvNorms norms{norm_weight.contiguous(),
-                        skip_norms.value_or(norm_columns).mT().contiguous(), tau.item<double>()};
-  ImplicitProduct<T, P>(conv, positions, panels, norms, output).run();
+class Source {
+ public:
+  Source(const Convolution& conv, PixelNorms<NormOf<T>>* norms) {
+    const Tensor& input = conv.input;
+    if constexpr (std::is_same_v<T, P> && !Microkernel<P>::kVnni) {
+      if (input.stride(1) == 1 || input.size(1) == 1) {
+        const int64_t depth = conv.shape.group_in_channels();
+        pixels_ = {input.const_data_ptr<T>(), input.stride(0), input.stride(2),
+                   input.stride(3),           depth,           depth};
+        if (norms) norms->compute(pixels_);
+        return;
+      }
+    }
+    copy_.emplace(input, conv.shape, conv.blocks.edge[0], norms);
+    pixels_ = copy_->pixels();
+  }
+
+  const Pixels<P>& pixels() const { return pixels_; }
+
+ private:
+  std::optional<Positions<T, P>> copy_;
+  Pixels<P> pixels_;
+};
+
+// The norms and the threshold for a tau above zero, or that is to be searched.
+template <class N>
+ConvNorms norms_and_tau(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+                        const PixelNorms<N>& pixels) {
+  if (knob.tau) {
+    return {norm_weight.contiguous(), column_norms(conv, pixels, ColumnNorms::kSkip),
+            host_scalar(*knob.tau)};
+  }
+  const Tensor columns = column_norms(conv, pixels, ColumnNorms::kPlain);
+  const auto skip_norms = PartialBlockScale(conv.blocks, columns.options())(columns, 0);
+  const Tensor tau = threshold_from_knob(norm_weight, columns, knob, skip_norms);
+  return {norm_weight.contiguous(), skip_norms.value_or(columns), tau.item<double>()};
+}
+
+// A kernel of 1 x 1 reads pixels at the distance of the stride, and no others.
+Convolution without_stride(const Convolution& conv) {
+  const ConvShape& shape = conv.shape;
+  Convolution result = conv;
+  const auto [padding, stride] = std::pair(shape.padding, shape.stride);
+  if (shape.kernel_positions() != 1 || padding.height != 0 || padding.width != 0 ||
+      (stride.height == 1 && stride.width == 1)) {
+    return result;
+  }
+  result.input = conv.input.slice(2, 0, shape.input.height, stride.height)
+                     .slice(3, 0, shape.input.width, stride.width);
+  result.shape.input = shape.output;
+  result.shape.stride = {1, 1};
+  return result;
+}
+
+// The stages, for an input of any strides and a channels-last output. T: type of the tensors. P:
+// type of the multiplied operands.
+template <class T, class P>
+void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
+  using N = NormOf<T>;
+  std::optional<PixelNorms<N>> pixel_norms;
+  if (!skips_nothing(knob)) pixel_norms.emplace(conv.shape, conv.blocks.edge[0], conv.block.k);
+  const Source<T, P> source(conv, pixel_norms ? &*pixel_norms : nullptr);
+  ConvNorms norms;
+  if (pixel_norms) norms = norms_and_tau(conv, knob, weight_norms(conv), *pixel_norms);
+  WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
+                            source.pixels().depth);
+  ImplicitProduct<T, P>(conv, source.pixels(), panels, norms, output).run();
 }
 
 // Calls run<T, P>() with the types for tensors of `dtype`.
@@ -68,43 +129,61 @@ Tensor channels_last_like(const Tensor& images) {
 }
 
 bool supports(const Convolution& conv, const Knob&) {
-  return conv.blocks.edge[0] >= kLeastImages && conv.shape.in_channels > 0;
+  const at::ScalarType dtype = conv.input.scalar_type();
+  const bool by_position = at::isReducedFloatingType(dtype) && multiplies_natively(dtype);
+  return conv.shape.in_channels > 0 && (!by_position || conv.blocks.edge[0] >= kLeastImages);
+}
+
+// Contiguous images (images, channels, pixels) as channels-last ones.
+template <class T>
+Tensor to_channels_last(const Tensor& images) {
+  const Tensor result = channels_last_like(images);
+  transpose_matrices(images.const_data_ptr<T>(), result.mutable_data_ptr<T>(), images.size(0),
+                     images.size(1), images.size(2) * images.size(3));
+  return result;
+}
+
+template <class T, class P>
+void convolve_to(const Tensor& output, const Convolution& conv, const Knob& knob) {
+  Convolution channels_last = without_stride(conv);
+  Tensor& input = channels_last.input;
+  if (input.is_contiguous() && !is_channels_last(input)) input = to_channels_last<T>(input);
+  if (auto& residual = channels_last.residual; residual && !is_channels_last(*residual)) {
+    residual = residual->is_contiguous() ? to_channels_last<T>(*residual)
+                                         : residual->contiguous(at::MemoryFormat::ChannelsLast);
+  }
+  if (is_channels_last(output)) {
+    convolve<T, P>(channels_last, knob, output);
+    return;
+  }
+  const Tensor result = channels_last_like(output);
+  convolve<T, P>(channels_last, knob, result);
+  transpose_matrices(result.const_data_ptr<T>(), output.mutable_data_ptr<T>(), output.size(0),
+                     output.size(2) * output.size(3), output.size(1));
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
-  const ConvShape& shape = conv.shape;
-  const Tensor norm_weight = weight_norms(conv);
-  const Tensor output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
-  with_types(output.scalar_type(), [&]<class T, class P>() {
-    Convolution channels_last = conv;
-    if (conv.input.is_contiguous() && !is_channels_last(conv.input)) {
-      channels_last.input = channels_last_like(conv.input);
-      transpose_matrices(conv.input.const_data_ptr<T>(), channels_last.input.mutable_data_ptr<T>(),
-                         shape.images, shape.in_channels, shape.input.height * shape.input.width);
-    }
-    if (is_channels_last(output)) {
-      convolve<T, P>(channels_last, knob, norm_weight, output);
-      return;
-    }
-    const Tensor result = channels_last_like(output);
-    convolve<T, P>(channels_last, knob, norm_weight, result);
-    transpose_matrices(result.const_data_ptr<T>(), output.mutable_data_ptr<T>(), shape.images,
-                       shape.output.height * shape.output.width, shape.out_channels);
-  });
-  if (conv.activation == Activation::kRelu) output.relu_();
+  const Tensor output =
+      with_large_pages(at::empty(conv.output_sizes(), conv.input.options(), conv.output_format));
+  with_types(output.scalar_type(),
+             [&]<class T, class P>() { convolve_to<T, P>(output, conv, knob); });
   return {output, Tensor()};
 }
 
+bool fuses_epilogue(const Convolution&) { return true; }
+
 ConvNormMaps norm_maps(const Convolution& conv) {
-  Tensor norm_columns;
+  Tensor columns;
   with_types(conv.input.scalar_type(), [&]<class T, class P>() {
-    const Positions<T, P> positions(conv.input, conv.shape, conv.blocks.edge[0], conv.block.k);
-    norm_columns = column_norms(conv, positions).mT();
+    PixelNorms<NormOf<T>> pixel_norms(conv.shape, conv.blocks.edge[0], conv.block.k);
+    const Source<T, P> source(conv, &pixel_norms);
+    columns = column_norms(conv, pixel_norms, ColumnNorms::kPlain);
   });
-  return {weight_norms(conv), norm_columns};
+  return {weight_norms(conv), columns};
 }
 
-const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run, &norm_maps});
+const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable,
+                                       {&supports, &run, &norm_maps, &fuses_epilogue});
 // A piece is still in cache when it is multiplied.
 const Backends<Im2colBudget> budget(at::kCPU, Rank::kPortable, {int64_t{8} << 20});
 

@@ -11,58 +11,115 @@
 #include <cstdint>
 
 #include "conv/backend.h"
-#include "cpu/conv/by_position.h"
+#include "cpu/conv/pixels.h"
+#include "cpu/conv/seen.h"
 #include "cpu/norm_map/scaled_norm.h"
 
 namespace spamm::cpu {
 
-// (groups, pixel blocks, K blocks).
-template <class T, class P>
-at::Tensor column_norms(const Convolution& conv, const Positions<T, P>& positions) {
-  using N = typename Positions<T, P>::N;
-  const ConvShape& shape = conv.shape;
-  const Box &grid = conv.blocks.grid, &edge = conv.blocks.edge;
-  const Box count = conv.blocks.count();
-  const int64_t channel_blocks = positions.channel_blocks();
+enum class ColumnNorms { kPlain, kSkip };
+
+// Writes the norms of some pixel blocks of one row of blocks.
+template <class N>
+class ColumnNormWriter {
+ public:
+  ColumnNormWriter(const Convolution& conv, const PixelNorms<N>& pixels, ColumnNorms kind)
+      : shape_(conv.shape), blocks_(conv.blocks), pixels_(pixels), kind_(kind) {}
+
+  // `norms` is the first of the row's blocks and of the kernel position's channel blocks, which are
+  // `stride` apart.
+  void write(int64_t group, int64_t image_block, int64_t block_row, int64_t kernel_position,
+             N* norms, int64_t stride) const {
+    const int64_t columns = blocks_.count()[2];
+    if (blocks_.edge[1] == 1 && blocks_.edge[2] == 1) {
+      look_up(group, image_block, block_row, kernel_position, norms, stride);
+      return;
+    }
+    for (int64_t c = 0; c < columns; ++c, ++norms) {
+      const Box block = {image_block, block_row, c};
+      const N scale = kind_ == ColumnNorms::kSkip ? partial_scale(block) : N(1);
+      for (int64_t b = 0; b < pixels_.channel_blocks(); ++b)
+        norms[b * stride] = scale * norm(group, block, kernel_position, b);
+    }
+  }
+
+ private:
+  // Blocks of one pixel of several images: each reads one norm.
+  void look_up(int64_t group, int64_t image_block, int64_t row, int64_t kernel_position, N* norms,
+               int64_t stride) const {
+    const N scale = kind_ == ColumnNorms::kSkip ? partial_scale({image_block, 0, 0}) : N(1);
+    const int64_t channel_blocks = pixels_.channel_blocks();
+    const Seen seen(shape_, kernel_position);
+    const Range inside = seen.columns();
+    const auto y = seen.row(row);
+    for (int64_t b = 0; b < channel_blocks; ++b, norms += stride) {
+      std::fill_n(norms, shape_.output.width, N(0));
+      if (!y) continue;
+      for (int64_t column = inside.begin; column < inside.end(); ++column) {
+        const N* norm = pixels_.at(image_block, *y, seen.column(column), group);
+        norms[column] = scale * norm[b];
+      }
+    }
+  }
+
+  // sqrt(pixels of a block / pixels inside the grid), as PartialBlockScale has it.
+  N partial_scale(const Box& block) const {
+    int64_t inside = 1;
+    for (int d = 0; d < 3; ++d)
+      inside *= std::min(blocks_.edge[d], blocks_.grid[d] - block[d] * blocks_.edge[d]);
+    return std::sqrt(static_cast<N>(volume(blocks_.edge)) / static_cast<N>(inside));
+  }
+
+  N norm(int64_t group, const Box& block, int64_t kernel_position, int64_t channel_block) const {
+    N largest = 0;
+    each(group, block, kernel_position, [&](const N* seen) {
+      const N x = seen[channel_block];
+      if (x > largest || std::isnan(x)) largest = x;
+    });
+    return static_cast<N>(scaled_norm(largest, [&](const auto& visit) {
+      each(group, block, kernel_position, [&](const N* seen) { visit(seen[channel_block]); });
+    }));
+  }
 
   // Calls visit(norms) for each input pixel that a pixel block reads at a kernel position.
-  const auto each = [&](int64_t group, const Box& block, int64_t kernel_position,
-                        const auto& visit) {
+  template <class Visit>
+  void each(int64_t group, const Box& block, int64_t kernel_position, const Visit& visit) const {
+    const auto& [grid, edge] = blocks_;
     const int64_t last_row = std::min((block[1] + 1) * edge[1], grid[1]);
     const int64_t last_column = std::min((block[2] + 1) * edge[2], grid[2]);
     for (int64_t row = block[1] * edge[1]; row < last_row; ++row)
       for (int64_t column = block[2] * edge[2]; column < last_column; ++column)
-        if (const auto seen = shape.seen_by(row, column, kernel_position))
-          visit(positions.norms(*seen, block[0], group));
-  };
-  const auto write = [&](int64_t group, const Box& block, int64_t kernel_position, N* norms) {
-    for (int64_t c = 0; c < channel_blocks; ++c) {
-      N largest = 0;
-      each(group, block, kernel_position, [&](const N* seen) {
-        if (seen[c] > largest || std::isnan(seen[c])) largest = seen[c];
-      });
-      norms[c] = static_cast<N>(scaled_norm(largest, [&](const auto& visit) {
-        each(group, block, kernel_position, [&](const N* seen) { visit(seen[c]); });
-      }));
-    }
-  };
+        if (const auto seen = shape_.seen_by(row, column, kernel_position))
+          visit(pixels_.at(block[0], seen->height, seen->width, group));
+  }
 
-  const int64_t depth = shape.kernel_positions() * channel_blocks;
+  const ConvShape& shape_;
+  const PixelBlocks& blocks_;
+  const PixelNorms<N>& pixels_;
+  ColumnNorms kind_;
+};
+
+// (groups, K blocks, pixel blocks): the norms, or the skip norms.
+template <class N>
+at::Tensor column_norms(const Convolution& conv, const PixelNorms<N>& pixels, ColumnNorms kind) {
+  const ConvShape& shape = conv.shape;
+  const Box count = conv.blocks.count();
+  const int64_t channel_blocks = pixels.channel_blocks(), stride = volume(count);
   const at::Tensor result =
-      at::empty({shape.groups, volume(count), depth},
-                conv.input.options().dtype(c10::CppTypeToScalarType<N>::value));
-  N* norms = result.mutable_data_ptr<N>();
-  constexpr int64_t kNormsPerTask = 1024;
-  at::parallel_for(0, shape.groups * volume(count), blocks_of(kNormsPerTask, depth),
+      at::empty({shape.groups, shape.kernel_positions() * channel_blocks, stride},
+                c10::CppTypeToScalarType<N>::value);
+  N* const norms = result.template mutable_data_ptr<N>();
+  const ColumnNormWriter<N> writer(conv, pixels, kind);
+  const int64_t rows = count[0] * count[1], positions = shape.kernel_positions();
+  constexpr int64_t kNormsPerTask = 4096;
+  at::parallel_for(0, shape.groups * positions * rows,
+                   blocks_of(kNormsPerTask, std::max<int64_t>(count[2] * channel_blocks, 1)),
                    [&](int64_t from, int64_t to) {
                      for (int64_t task = from; task < to; ++task) {
-                       const int64_t group = task / volume(count), number = task % volume(count);
-                       const Box block = {number / count[2] / count[1],
-                                          number / count[2] % count[1], number % count[2]};
-                       for (int64_t kernel_position = 0; kernel_position < shape.kernel_positions();
-                            ++kernel_position)
-                         write(group, block, kernel_position,
-                               norms + task * depth + kernel_position * channel_blocks);
+                       const int64_t row = task % rows,
+                                     k = task / rows;  // k: (group, kernel position)
+                       writer.write(k / positions, row / count[1], row % count[1], k % positions,
+                                    norms + k * channel_blocks * stride + row * count[2], stride);
                      }
                    });
   return result;

@@ -1,117 +1,156 @@
-// The product of a convolution without an im2col matrix: each output pixel of a block of images is
-// the sum of the input pixels in its window times the weight's panels, over the valid blocks.
+// The product of a convolution without an im2col matrix: each output pixel is the sum of the input
+// pixels in its window times the weight's panels, over the valid blocks.
 //
-// A tile is some neighbouring pixel blocks of the output. The input pixels that their windows share
-// stay in a core's cache. Within a tile, one block of output channels is computed for all pixels
-// before the next, so that its panels stay in cache too. Threads claim one tile after another.
+// A tile is a rectangle of the output in some images. Its rows, one for each pixel of each image,
+// are multiplied together: at every step (kernel position, run of input channels), the microkernel
+// takes the rows for which the step is valid, wherever they lie. A batch that does not fill a block
+// of images therefore costs what its pixels cost. Each row's sum goes through K in the same order,
+// whatever is valid for the others. Threads claim one tile after another.
 #pragma once
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/silu.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cmath>
+#include <bit>
 #include <cstdint>
-#include <optional>
+#include <numeric>
 #include <vector>
 
 #include "conv/backend.h"
-#include "cpu/conv/by_position.h"
+#include "cpu/conv/epilogue.h"
+#include "cpu/conv/pixels.h"
+#include "cpu/conv/seen.h"
 #include "cpu/conv/weight_panels.h"
-#include "cpu/multiply/epilogue.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/valid_masks.h"
 
 namespace spamm::cpu {
 
-// Contiguous norm maps and the threshold.
+// Norm maps and the threshold. Undefined maps if everything is valid.
 struct ConvNorms {
-  at::Tensor weight;   // (groups, blocks of output channels, K blocks)
-  at::Tensor columns;  // (groups, pixel blocks, K blocks): the skip norms
+  at::Tensor weight;   // (groups, blocks of output channels, K blocks), contiguous
+  at::Tensor columns;  // (groups, K blocks, pixel blocks), contiguous: the skip norms
   double tau;
 };
 
-// T: type of the tensors. P: type of the multiplied copies.
+// T: type of the tensors. P: type of the multiplied operands.
 template <class T, class P>
 class ImplicitProduct {
-  using N = typename Positions<T, P>::N;
+  using N = NormOf<T>;
   using Sum = typename Microkernel<P>::Sum;
 
  public:
-  // `output` is channels last.
-  ImplicitProduct(const Convolution& conv, const Positions<T, P>& positions,
-                  const WeightPanels<T, P>& panels, const ConvNorms& norms,
-                  const at::Tensor& output)
+  // The residual and `output` are channels last.
+  ImplicitProduct(const Convolution& conv, const Pixels<P>& pixels, WeightPanels<T, P>& panels,
+                  const ConvNorms& norms, const at::Tensor& output)
       : shape_(conv.shape),
         block_(conv.block),
-        blocks_(conv.blocks),
+        edge_(conv.blocks.edge),
         count_(conv.blocks.count()),
-        positions_(positions),
+        block_images_(std::min(edge_[0], shape_.images)),
+        k_blocks_(blocks_of(shape_.group_in_channels(), block_.k)),
+        out_blocks_(blocks_of(shape_.group_out_channels(), block_.m)),
+        pixels_(pixels),
         panels_(panels),
-        norm_a_(norms.weight.const_data_ptr<N>()),
-        norm_b_(norms.columns.const_data_ptr<N>()),
+        norm_a_(norms.weight.defined() ? norms.weight.const_data_ptr<N>() : nullptr),
+        norm_b_(norms.weight.defined() ? norms.columns.const_data_ptr<N>() : nullptr),
         tau_(static_cast<N>(norms.tau)),
-        zeros_(at::zeros({blocks_.edge[0], kRunDepth}, c10::CppTypeToScalarType<P>::value)),
-        output_(output.mutable_data_ptr<T>()),
-        channel_blocks_(blocks_of(shape_.group_out_channels(), block_.m)) {
-    if (conv.bias) {
-      bias_ = View<T>{conv.bias->const_data_ptr<T>(), 0, conv.bias->stride(0), shape_.images,
-                      shape_.out_channels};
-    }
+        zeros_(at::zeros({Microkernel<P>::kVnni ? block_images_ : 1, kRunDepth},
+                         c10::CppTypeToScalarType<P>::value)),
+        bias_(conv.bias ? conv.bias->to(c10::CppTypeToScalarType<Sum>::value).contiguous()
+                        : at::zeros({shape_.out_channels}, c10::CppTypeToScalarType<Sum>::value)),
+        activation_(conv.activation),
+        residual_(conv.residual ? conv.residual->const_data_ptr<T>() : nullptr),
+        output_(output.mutable_data_ptr<T>()) {
     choose_tiles();
+    const bool each_panel_once = pixel_tiles() == 1;
+    if (!each_panel_once) panels.pack_all();
   }
 
   void run() const {
     std::atomic<int64_t> next{0};
-    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
-      Workspace workspace(blocks_.edge[0] * block_.m);
-      for (int64_t number = next++; number < tiles(); number = next++)
+    const int64_t all = tiles();
+    at::parallel_for(0, std::min<int64_t>(at::get_num_threads(), all), 1, [&](int64_t, int64_t) {
+      Workspace workspace(*this);
+      for (int64_t number = next++; number < all; number = next++)
         multiply_tile(tile(number), workspace);
       Microkernel<P>::release();
     });
   }
 
  private:
+  static constexpr int64_t kMostRows = 256;            // of a tile: their sums stay in cache
+  static constexpr int64_t kLeastRows = 64;            // with fewer, reading panels takes long
+  static constexpr int64_t kImagesTogether = 4;        // share the search for valid blocks
   static constexpr int64_t kWindowBytes = 768 * 1024;  // of input that a tile may read
   static constexpr int64_t kTilesPerThread = 32;       // at least, if there are enough blocks
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
   // be as accurate as torch's convolution.
+  static constexpr int64_t kMostPanels = 2;   // of a block of output channels
+  static constexpr int64_t kRowsOfCall = 64;  // of matrix instructions, of several positions
   static constexpr int64_t kRunDepth = sizeof(T) == 2 ? 256 : 128;
 
-  // One block of images; ranges of blocks of output rows, output columns and output channels.
+  // Positions of a tile: output pixels, row by row.
+  struct PositionList {
+    int32_t positions[kMostRows];
+    int64_t size = 0;
+  };
+
   struct Tile {
-    int64_t group, images;
-    Range rows, columns, channels;
+    int64_t group, image_block;
+    Range images;                               // of the batch
+    Range block_rows, block_columns, channels;  // pixel blocks, and blocks of output channels
+
+    // Output pixels.
+    Range rows, columns;
+
+    int64_t positions() const { return rows.size * columns.size; }
   };
 
-  // A block of images and a block of output channels, computed together.
-  struct Share {
-    int64_t group, image_block, images, channel_block, channels;
-  };
-
-  // Valid neighbouring blocks of input channels at one kernel position.
-  struct Run {
-    int64_t kernel_position, first, size;
-  };
-
+  // A thread's memory for one tile.
   struct Workspace {
-    explicit Workspace(int64_t size)
-        : buffer(at::empty({size}, c10::CppTypeToScalarType<Sum>::value)),
-          sums(buffer.mutable_data_ptr<Sum>()) {}
+    explicit Workspace(const ImplicitProduct& product)
+        : buffer(
+              at::empty({kMostRows + 1, product.block_.m}, c10::CppTypeToScalarType<Sum>::value)),
+          sums(buffer.template mutable_data_ptr<Sum>()),
+          zeros(sums + kMostRows * product.block_.m),
+          runs(kRunDepth / product.block_.k),
+          panels(product.panels_, blocks_of(product.block_.m, product.panels_.width()),
+                 product.block_.k) {
+      std::fill_n(zeros, product.block_.m, Sum(0));
+    }
 
     at::Tensor buffer;
-    Sum* sums;  // of one output pixel: images x a block of output channels
-    std::vector<Run> runs;
+    Sum* sums;                  // (positions, images) x a block of output channels
+    Sum* zeros;                 // a row of them
+    uint64_t masks[kMostRows];  // valid blocks of input channels, for each pixel block of the tile
+    // For each position of the tile: the first image's pixel, or null in the padding; the valid
+    // blocks of input channels that are still to be multiplied; whether it has a sum.
+    const P* sources[kMostRows];
+    uint64_t valid[kMostRows];
+    bool started[kMostRows];
+    std::vector<PositionList> runs;  // by the length of a run, minus one
+    ListedRow<P> rows[kMostRows];
+    PanelsOnDemand<T, P> panels;
   };
 
   // ---- Tiles -----------------------------------------------------------------------------------
 
+  // Parts of a block of images.
+  int64_t image_parts() const { return blocks_of(block_images_, tile_images_); }
+
+  int64_t pixel_tiles() const {
+    return count_[0] * image_parts() * blocks_of(count_[1], tile_rows_) *
+           blocks_of(count_[2], tile_columns_);
+  }
+
   int64_t tiles() const {
-    return shape_.groups * count_[0] * blocks_of(count_[1], tile_rows_) *
-           blocks_of(count_[2], tile_columns_) * blocks_of(channel_blocks_, tile_channels_);
+    return shape_.groups * pixel_tiles() * blocks_of(out_blocks_, tile_channels_);
   }
 
   Tile tile(int64_t number) const {
@@ -124,152 +163,361 @@ class ImplicitProduct {
       const int64_t begin = next_index(blocks_of(all, size)) * size;
       return Range{begin, std::min(size, all - begin)};
     };
-    const Range channels = next_range(tile_channels_, channel_blocks_);
-    const Range columns = next_range(tile_columns_, count_[2]);
-    const Range rows = next_range(tile_rows_, count_[1]);
-    const int64_t images = next_index(count_[0]);
-    return {number, images, rows, columns, channels};
+    const auto pixels_of = [&](const Range& blocks, int dimension, int64_t all) {
+      const int64_t begin = blocks.begin * edge_[dimension];
+      return Range{begin, std::min(blocks.end() * edge_[dimension], all) - begin};
+    };
+    Tile tile;
+    tile.channels = next_range(tile_channels_, out_blocks_);
+    tile.block_columns = next_range(tile_columns_, count_[2]);
+    tile.block_rows = next_range(tile_rows_, count_[1]);
+    tile.columns = pixels_of(tile.block_columns, 2, shape_.output.width);
+    tile.rows = pixels_of(tile.block_rows, 1, shape_.output.height);
+    const Range images = next_range(tile_images_, block_images_);
+    tile.image_block = next_index(count_[0]);
+    tile.group = number;
+    tile.images.begin = tile.image_block * edge_[0] + images.begin;
+    // The last block of images may be smaller: some of its parts are empty.
+    tile.images.size = std::clamp<int64_t>(shape_.images - tile.images.begin, 0, images.size);
+    return tile;
   }
 
-  // Tiles grow as long as their input fits in cache and there are enough of them: first along a
-  // row, then over more rows.
+  // Tiles grow as long as they fit in cache and there are enough of them: over a few images, along
+  // a row, over more rows, then over more images.
   void choose_tiles() {
-    const int64_t enough = kTilesPerThread * at::get_num_threads();
-    tile_channels_ = channel_blocks_;
+    const int64_t threads = at::get_num_threads();
+    const auto fits = [&] {
+      const int64_t rows = tile_images_ * tile_rows_ * edge_[1] * tile_columns_ * edge_[2];
+      return rows <= kMostRows && window_bytes() <= kWindowBytes && tiles() >= 2 * threads;
+    };
     const auto grow = [&](int64_t& size, int64_t most) {
       while (size < most) {
         const int64_t before = size;
         size = std::min(2 * size, most);
-        if (fits_in_cache() && tiles() >= enough) continue;
+        if (fits()) continue;
         size = before;
         break;
       }
     };
+    if (Microkernel<P>::kVnni) {
+      tile_images_ = block_images_;  // whose rows matrix instructions read at once
+    } else {
+      grow(tile_images_, std::min(kImagesTogether, block_images_));
+    }
     grow(tile_columns_, count_[2]);
     grow(tile_rows_, count_[1]);
-    while (tiles() < enough && tile_channels_ > 1) tile_channels_ = blocks_of(tile_channels_, 2);
+    grow(tile_images_, block_images_);
+    // All channels, if there are enough tiles: they read the same input.
+    tile_channels_ = out_blocks_;
+    while (tile_channels_ > 1 && tiles() < kTilesPerThread * threads)
+      tile_channels_ = blocks_of(tile_channels_, 2);
   }
 
-  bool fits_in_cache() const {
+  int64_t window_bytes() const {
     const auto reach = [](int64_t pixels, int64_t stride, int64_t window, int64_t input) {
       return std::min((pixels - 1) * stride + window, input);
     };
-    const int64_t images = std::min(blocks_.edge[0], shape_.images);
-    const int64_t rows = blocks_.edge[1], columns = blocks_.edge[2];
-    const int64_t height =
-        reach(tile_rows_ * rows, shape_.stride.height, shape_.window().height, shape_.input.height);
-    const int64_t width = reach(tile_columns_ * columns, shape_.stride.width, shape_.window().width,
-                                shape_.input.width);
-    return height * width * images * positions_.depth() * sizeof(P) <= kWindowBytes;
+    const int64_t height = reach(tile_rows_ * edge_[1], shape_.stride.height,
+                                 shape_.window().height, shape_.input.height);
+    const int64_t width = reach(tile_columns_ * edge_[2], shape_.stride.width,
+                                shape_.window().width, shape_.input.width);
+    return height * width * tile_images_ * pixels_.depth * static_cast<int64_t>(sizeof(P));
   }
 
   void multiply_tile(const Tile& tile, Workspace& workspace) const {
-    const int64_t images = std::min(blocks_.edge[0], shape_.images - tile.images * blocks_.edge[0]);
+    if (tile.images.size == 0) return;
     for (int64_t j = tile.channels.begin; j < tile.channels.end(); ++j) {
-      const int64_t channels = std::min(block_.m, shape_.group_out_channels() - j * block_.m);
-      const Share share{tile.group, tile.images, images, j, channels};
-      for (int64_t r = tile.rows.begin; r < tile.rows.end(); ++r)
-        for (int64_t c = tile.columns.begin; c < tile.columns.end(); ++c)
-          multiply_block(share, r, c, workspace);
+      std::fill_n(workspace.started, tile.positions(), false);
+      for (int64_t kernel_position = 0; kernel_position < shape_.kernel_positions();
+           ++kernel_position) {
+        const Step step{tile, j, kernel_position};
+        find_sources(step, workspace);
+        workspace.panels.forget();
+        for (int64_t first = 0; first < k_blocks_; first += kMaskBits)
+          multiply_blocks(step, {first, std::min(kMaskBits, k_blocks_ - first)}, workspace);
+      }
+      write(tile, j, workspace);
     }
   }
 
   // ---- Products --------------------------------------------------------------------------------
 
-  // (r, c): row and column of the pixel block, in blocks.
-  void multiply_block(const Share& share, int64_t r, int64_t c, Workspace& workspace) const {
-    const int64_t depth = shape_.kernel_positions() * positions_.channel_blocks();
-    const int64_t block = (share.image_block * count_[1] + r) * count_[2] + c;
-    const N* norm_a = norm_a_ + (share.group * channel_blocks_ + share.channel_block) * depth;
-    const N* norm_b = norm_b_ + (share.group * volume(count_) + block) * depth;
-    find_runs(norm_a, norm_b, workspace.runs);
-    const auto& [grid, edge] = blocks_;
-    const int64_t last_row = std::min((r + 1) * edge[1], grid[1]);
-    const int64_t last_column = std::min((c + 1) * edge[2], grid[2]);
-    for (int64_t row = r * edge[1]; row < last_row; ++row)
-      for (int64_t column = c * edge[2]; column < last_column; ++column) {
-        const bool any = multiply_pixel(share, row, column, norm_a, workspace);
-        write(share, row, column, any ? workspace.sums : nullptr);
+  // A tile, a block of output channels and a kernel position.
+  struct Step {
+    const Tile& tile;
+    int64_t j, kernel_position;
+  };
+
+  void find_sources(const Step& step, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    const Seen seen(shape_, step.kernel_position);
+    const Range inside = seen.columns();
+    const int64_t begin = std::clamp(inside.begin, tile.columns.begin, tile.columns.end());
+    const int64_t end = std::clamp(inside.end(), begin, tile.columns.end());
+    const int64_t next = shape_.stride.width * pixels_.column_stride;
+    const P** source = workspace.sources;
+    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
+      const auto y = seen.row(row);
+      std::fill_n(source, tile.columns.size, nullptr);
+      if (y && begin < end) {
+        const P* first = pixels_.at(tile.images.begin, *y, seen.column(begin), tile.group);
+        for (int64_t i = 0; i < end - begin; ++i)
+          source[begin - tile.columns.begin + i] = first + i * next;
       }
+      source += tile.columns.size;
+    }
   }
 
-  void find_runs(const N* norm_a, const N* norm_b, std::vector<Run>& runs) const {
-    const int64_t blocks = positions_.channel_blocks(), most = kRunDepth / block_.k;
-    runs.clear();
-    for (int64_t kernel_position = 0; kernel_position < shape_.kernel_positions();
-         ++kernel_position, norm_a += blocks, norm_b += blocks) {
-      int64_t size = 0;  // of the run that ends before block c
-      for (int64_t c = 0; c < blocks; ++c) {
-        if (norm_a[c] * norm_b[c] < tau_) {
-          size = 0;
-        } else if (size == 0 || size == most) {
-          runs.push_back({kernel_position, c, size = 1});
-        } else {
-          runs.back().size = ++size;
-        }
+  // Multiplies the valid ones of at most kMaskBits blocks of input channels.
+  void multiply_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
+    const int64_t positions = step.tile.positions();
+    const auto most = static_cast<int64_t>(workspace.runs.size());
+    const uint64_t all = ~uint64_t{0} >> (kMaskBits - blocks.size);
+    if (!norm_a_) {
+      std::fill_n(workspace.valid, positions, all);
+    } else {
+      find_valid_blocks(step, blocks, workspace);
+    }
+    if (std::all_of(workspace.valid, workspace.valid + positions,
+                    [&](uint64_t valid) { return valid == all; })) {
+      for (int64_t c = 0; c < blocks.size; c += most) {
+        PositionList& run = workspace.runs[0];
+        std::iota(run.positions, run.positions + positions, 0);
+        run.size = positions;
+        multiply_run(step, {blocks.begin + c, std::min(most, blocks.size - c)}, run, workspace);
+      }
+      return;
+    }
+    for (int64_t c = 0; c < blocks.size; ++c) {
+      find_runs(positions, c, workspace);
+      for (int64_t size = 1; size <= most; ++size) {
+        PositionList& run = workspace.runs[size - 1];
+        if (run.size > 0) multiply_run(step, {blocks.begin + c, size}, run, workspace);
       }
     }
   }
 
-  // One output pixel of all images. Returns whether there was any valid product.
-  bool multiply_pixel(const Share& share, int64_t row, int64_t column, const N* norm_a,
-                      Workspace& workspace) const {
-    const auto [m, k, n] = block_;
-    const int64_t width = panels_.width();
-    bool any = false;
-    for (const Run& run : workspace.runs) {
-      const auto seen = shape_.seen_by(row, column, run.kernel_position);
-      if (!seen && all_finite(norm_a, run)) continue;
-      const int64_t first = run.first * k;
-      const int64_t depth = std::min(run.size * k, positions_.depth() - first);
-      const P* a = seen ? positions_.rows(*seen, share.image_block, share.group) + first
-                        : zeros_.const_data_ptr<P>();
-      const int64_t lda = seen ? positions_.row_stride() : kRunDepth;
-      for (int64_t c = 0; c < share.channels; c += width) {
-        const P* b = panels_.rows(share.group, (share.channel_block * m + c) / width,
-                                  run.kernel_position, first);
-        Microkernel<P>::multiply(share.images, width, depth, a, lda, b, width, workspace.sums + c,
-                                 m, any);
+  // Of each position, among the given blocks.
+  void find_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    if (edge_[1] == 1 && edge_[2] == 1) {
+      find_masks(step, blocks, workspace.valid);
+      return;
+    }
+    find_masks(step, blocks, workspace.masks);
+    uint64_t* valid = workspace.valid;
+    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
+      const uint64_t* masks =
+          workspace.masks + (row / edge_[1] - tile.block_rows.begin) * tile.block_columns.size;
+      for (int64_t column = tile.columns.begin; column < tile.columns.end(); ++column)
+        *valid++ = masks[column / edge_[2] - tile.block_columns.begin];
+    }
+  }
+
+  // Of each pixel block, among the given blocks of input channels.
+  void find_masks(const Step& step, const Range& blocks, uint64_t* masks) const {
+    const Tile& tile = step.tile;
+    const int64_t depth = shape_.kernel_positions() * k_blocks_;
+    const Norms<N> norms{norm_a_ + tile.group * out_blocks_ * depth,
+                         norm_b_ + tile.group * depth * volume(count_), depth, volume(count_),
+                         tau_};
+    const Range k{step.kernel_position * k_blocks_ + blocks.begin, blocks.size};
+    for (int64_t row = tile.block_rows.begin; row < tile.block_rows.end(); ++row) {
+      const int64_t first = (tile.image_block * count_[1] + row) * count_[2];
+      find_valid(norms, {step.j, 1}, k, {first + tile.block_columns.begin, tile.block_columns.size},
+                 masks);
+      masks += tile.block_columns.size;
+    }
+  }
+
+  // Lists the positions at which a run of valid blocks starts at block `c`, and takes these blocks
+  // from their masks.
+  static void find_runs(int64_t positions, int64_t c, Workspace& workspace) {
+    const int most = static_cast<int>(workspace.runs.size());
+    for (auto& run : workspace.runs) run.size = 0;
+    for (int64_t position = 0; position < positions; ++position) {
+      const uint64_t left = workspace.valid[position] >> c;
+      // Without branches, which would often be mispredicted.
+      const int size = std::clamp(std::countr_one(left), 1, most);
+      const uint64_t starts = left & 1;
+      PositionList& run = workspace.runs[size - 1];
+      run.positions[run.size] = static_cast<int32_t>(position);
+      run.size += static_cast<int64_t>(starts);
+      workspace.valid[position] &= ~(((starts << size) - starts) << c);
+    }
+  }
+
+  // Adds the products of neighbouring blocks of input channels at the listed positions.
+  void multiply_run(const Step& step, const Range& blocks, PositionList& run,
+                    Workspace& workspace) const {
+    const int64_t width = panels_.width(), channel = blocks.begin * block_.k;
+    const int64_t depth = std::min(blocks.size * block_.k, pixels_.depth - channel);
+    const int64_t channels = std::min(block_.m, shape_.group_out_channels() - step.j * block_.m);
+    const int64_t first = step.j * block_.m / width, count = blocks_of(channels, width);
+    PanelRows<P> panels[kMostPanels];
+    bool finite = true;
+    for (int64_t i = 0; i < count; ++i) {
+      const PanelPlace place{step.tile.group, first + i, step.kernel_position};
+      panels[i] = panels_.is_packed() ? panels_.rows(place, channel)
+                                      : workspace.panels.rows(place, i, blocks.begin, blocks.size);
+      finite &= panels[i].finite;
+    }
+    // Padding times finite weights is zero and need not be computed. Padding times others is NaN.
+    if (finite) drop_padding(run, workspace);
+    if constexpr (Microkernel<P>::kVnni) {
+      for (int64_t i = 0; i < count; ++i)
+        multiply_positions(step.tile, run, channel, depth, panels[i].first, i * width, workspace);
+    } else {
+      const int64_t rows = list_rows(step.tile, run, channel, workspace);
+      for (int64_t i = 0; i < count; ++i)
+        gemm_rows(ListedRows<P>{workspace.rows, i * width}, rows, width, depth, panels[i].first,
+                  width);
+    }
+    for (int64_t i = 0; i < run.size; ++i) workspace.started[run.positions[i]] = true;
+  }
+
+  static void drop_padding(PositionList& run, const Workspace& workspace) {
+    int64_t kept = 0;
+    for (int64_t i = 0; i < run.size; ++i) {
+      const int32_t position = run.positions[i];
+      run.positions[kept] = position;
+      kept += workspace.sources[position] != nullptr;
+    }
+    run.size = kept;
+  }
+
+  // The rows of all images at the listed positions. Returns their number.
+  int64_t list_rows(const Tile& tile, const PositionList& run, int64_t channel,
+                    Workspace& workspace) const {
+    const int64_t images = tile.images.size, row_of_sums = images * block_.m;
+    ListedRow<P>* row = workspace.rows;
+    for (int64_t n = 0; n < run.size; ++n) {
+      const int32_t position = run.positions[n];
+      const P* source = workspace.sources[position];
+      const P* a = source ? source + channel : zeros_.template const_data_ptr<P>();
+      const int64_t next = source ? pixels_.image_stride : 0;
+      Sum* sums = workspace.sums + position * row_of_sums;
+      const bool started = workspace.started[position];
+      for (int64_t i = 0; i < images; ++i, a += next, sums += block_.m)
+        *row++ = {a, started ? sums : workspace.zeros, sums};
+    }
+    return row - workspace.rows;
+  }
+
+  // Matrix instructions read rows at equal distances: all images of a position, and of positions
+  // that follow each other in memory. Their number is a power of two, so that few kernels are
+  // generated (kernel_shapes.h).
+  void multiply_positions(const Tile& tile, const PositionList& run, int64_t channel, int64_t depth,
+                          const P* panel, int64_t column, Workspace& workspace) const {
+    const int64_t images = tile.images.size, next = images * pixels_.image_stride;
+    for (int64_t i = 0; i < run.size;) {
+      const int32_t first = run.positions[i];
+      const P* const source = workspace.sources[first];
+      const bool started = workspace.started[first];
+      int64_t count = 1;
+      const auto follows = [&](int32_t position) {
+        return source && position == first + count &&
+               workspace.sources[position] == source + count * next &&
+               workspace.started[position] == started;
+      };
+      while (i + count < run.size && (count + 1) * images <= kRowsOfCall &&
+             follows(run.positions[i + count]))
+        ++count;
+      count = static_cast<int64_t>(std::bit_floor(static_cast<uint64_t>(count)));
+      Microkernel<P>::multiply(count * images, panels_.width(), depth,
+                               source ? source + channel : zeros_.template const_data_ptr<P>(),
+                               source ? pixels_.image_stride : kRunDepth, panel, panels_.width(),
+                               workspace.sums + first * images * block_.m + column, block_.m,
+                               started);
+      i += count;
+    }
+  }
+
+  // ---- Output ----------------------------------------------------------------------------------
+
+  void write(const Tile& tile, int64_t j, Workspace& workspace) const {
+    const int64_t row_of_sums = tile.images.size * block_.m;
+    for (int64_t position = 0; position < tile.positions(); ++position)
+      if (!workspace.started[position])
+        std::fill_n(workspace.sums + position * row_of_sums, row_of_sums, Sum(0));
+    const int64_t channel = tile.group * shape_.group_out_channels() + j * block_.m;
+    const int64_t channels = std::min(block_.m, shape_.group_out_channels() - j * block_.m);
+    const Sum* const bias = bias_.template const_data_ptr<Sum>() + channel;
+    const T* const residual = residual_ ? residual_ + channel : nullptr;
+    T* const output = output_ + channel;
+    const auto pixels_at = [&](const PixelRun& run) {
+      return PixelSums<T, Sum>{workspace.sums + run.from * block_.m,
+                               run.ld_from * block_.m,
+                               bias,
+                               residual ? residual + run.to : nullptr,
+                               run.ld_to,
+                               run.count,
+                               channels};
+    };
+    if (activation_ != Activation::kSilu) {
+      each_pixel_run(tile, [&](const PixelRun& run) {
+        write_pixels<T>(pixels_at(run), activation_, output + run.to, run.ld_to);
+      });
+      return;
+    }
+    // ATen's SiLU takes whole tensors.
+    at::Tensor finished = at::zeros({tile.positions() * tile.images.size, block_.m},
+                                    c10::CppTypeToScalarType<Sum>::value);
+    Sum* const first = finished.template mutable_data_ptr<Sum>();
+    each_pixel_run(tile, [&](const PixelRun& run) {
+      write_pixels<Sum>(pixels_at(run), Activation::kNone, first + run.from * block_.m,
+                        run.ld_from * block_.m);
+    });
+    at::silu_(finished);
+    each_pixel_run(tile, [&](const PixelRun& run) {
+      write_pixels<T>(PixelSums<T, Sum>{first + run.from * block_.m, run.ld_from * block_.m,
+                                        workspace.zeros, nullptr, 0, run.count, channels},
+                      Activation::kNone, output + run.to, run.ld_to);
+    });
+  }
+
+  // Pixels at equal distances: their rows of sums, and their first channels in the output.
+  struct PixelRun {
+    int64_t from, ld_from, to, ld_to, count;
+  };
+
+  // Calls visit(run) for runs that are together the tile.
+  template <class Visit>
+  void each_pixel_run(const Tile& tile, const Visit& visit) const {
+    const int64_t images = tile.images.size, next_pixel = shape_.out_channels;
+    const int64_t next_image = shape_.output.height * shape_.output.width * next_pixel;
+    for (int64_t r = 0; r < tile.rows.size; ++r) {
+      const int64_t to =
+          tile.images.begin * next_image +
+          ((tile.rows.begin + r) * shape_.output.width + tile.columns.begin) * next_pixel;
+      const int64_t from = r * tile.columns.size * images;
+      if (images > tile.columns.size) {
+        for (int64_t c = 0; c < tile.columns.size; ++c)
+          visit(PixelRun{from + c * images, 1, to + c * next_pixel, next_image, images});
+      } else {
+        for (int64_t image = 0; image < images; ++image)
+          visit(PixelRun{from + image, images, to + image * next_image, next_pixel,
+                         tile.columns.size});
       }
-      any = true;
     }
-    return any;
   }
-
-  // Padding times finite weights is zero and need not be computed. Padding times others is NaN.
-  bool all_finite(const N* norm_a, const Run& run) const {
-    const N* norms = norm_a + run.kernel_position * positions_.channel_blocks() + run.first;
-    return std::all_of(norms, norms + run.size, [](N norm) { return std::isfinite(norm); });
-  }
-
-  void write(const Share& share, int64_t row, int64_t column, const Sum* sums) const {
-    const int64_t channel =
-        share.group * shape_.group_out_channels() + share.channel_block * block_.m;
-    const int64_t pixel = row * shape_.output.width + column;
-    const int64_t to_image = shape_.output.height * shape_.output.width * shape_.out_channels;
-    T* out = output_ + share.image_block * blocks_.edge[0] * to_image +
-             pixel * shape_.out_channels + channel;
-    std::optional<View<T>> bias;
-    if (bias_) {
-      bias = bias_->block(0, channel, share.images, share.channels);
-    }
-    write_rows<T, Sum>(sums, block_.m, Sum(1), bias ? &*bias : nullptr, Sum(1), out, to_image,
-                       share.images, share.channels);
-  }
-
   const ConvShape& shape_;
   const Block& block_;
-  const PixelBlocks& blocks_;
-  Box count_;
-  const Positions<T, P>& positions_;
+  const Box& edge_;
+  Box count_;             // of pixel blocks
+  int64_t block_images_;  // of a block, or of the batch
+  int64_t k_blocks_;      // blocks of input channels of a group
+  int64_t out_blocks_;    // blocks of output channels of a group
+  const Pixels<P>& pixels_;
   const WeightPanels<T, P>& panels_;
-  const N *norm_a_, *norm_b_;
+  const N *norm_a_, *norm_b_;  // null if everything is valid
   N tau_;
-  at::Tensor zeros_;  // stands in for an input pixel in the padding
+  at::Tensor zeros_;  // stands in for pixels in the padding
+  at::Tensor bias_;   // in the sums' type
+  Activation activation_;
+  const T* residual_;  // channels last; null if there is none
   T* output_;
-  int64_t channel_blocks_;       // of output channels, in a group
-  std::optional<View<T>> bias_;  // images x output channels
-  int64_t tile_rows_ = 1, tile_columns_ = 1, tile_channels_ = 1;
+  int64_t tile_images_ = 1, tile_rows_ = 1, tile_columns_ = 1, tile_channels_ = 1;
 };
 
 }  // namespace spamm::cpu

@@ -8,7 +8,7 @@
 
 #include <type_traits>
 
-#include "cpu/multiply/gemm_double.h"
+#include "cpu/multiply/gemm_rows.h"
 
 namespace spamm::cpu {
 
@@ -34,7 +34,7 @@ struct Microkernel {
   static void multiply(int64_t M, int64_t N, int64_t K, const P* A, int64_t lda, const P* B,
                        int64_t ldb, Sum* C, int64_t ldc, bool add) {
     if constexpr (std::is_same_v<P, double>) {
-      gemm_double(M, N, K, A, lda, B, ldb, C, ldc, add);
+      gemm_rows(StridedRows<double>{A, lda, C, ldc, add}, M, N, K, B, ldb);
     } else {
       at::native::cpublas::brgemm(M, N, K, lda, ldb, ldc, add, A, B, C, kVnni);
     }

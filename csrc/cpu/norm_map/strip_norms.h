@@ -40,21 +40,47 @@ constexpr int64_t kRowsAtOnce = 4;
 template <class T>
 using Square = std::conditional_t<sizeof(T) == 2, float, double>;
 
+// Eight neighbouring elements as float64.
+using WideLanes [[gnu::vector_size(kLanes * sizeof(double))]] = double;
+using NarrowLanes [[gnu::vector_size(kLanes * sizeof(float))]] = float;
+SPAMM_INLINE void load_wide(const double* data, WideLanes& wide) {
+  std::memcpy(&wide, data, sizeof(wide));
+}
+SPAMM_INLINE void load_wide(const float* data, WideLanes& wide) {
+  NarrowLanes narrow;
+  std::memcpy(&narrow, data, sizeof(narrow));
+  wide = __builtin_convertvector(narrow, WideLanes);
+}
+
 // sums[g][lane] += the squares of the lane's columns in group g, over `rows` rows.
 template <class T, int64_t rows, class Stored>
 SPAMM_INLINE void add_squares(const Stored* __restrict data, int64_t row_stride, int64_t groups,
                               double* __restrict sums) {
   for (int64_t g = 0; g < groups; ++g, data += kGroup, sums += kLanes) {
-    Square<T> squares[kLanes] = {};
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t c = 0; c < kGroup; c += kLanes) {
-        for (int64_t lane = 0; lane < kLanes; ++lane) {
-          const Square<T> x = widen(data[r * row_stride + c + lane]);
-          squares[lane] += x * x;
+    if constexpr (std::is_same_v<Square<T>, double>) {
+      WideLanes squares = {}, before;
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < kGroup; c += kLanes) {
+          WideLanes x;
+          load_wide(data + r * row_stride + c, x);
+          squares += x * x;
         }
       }
+      std::memcpy(&before, sums, sizeof(before));
+      before += squares;
+      std::memcpy(sums, &before, sizeof(before));
+    } else {
+      Square<T> squares[kLanes] = {};
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t c = 0; c < kGroup; c += kLanes) {
+          for (int64_t lane = 0; lane < kLanes; ++lane) {
+            const Square<T> x = widen(data[r * row_stride + c + lane]);
+            squares[lane] += x * x;
+          }
+        }
+      }
+      for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += squares[lane];
     }
-    for (int64_t lane = 0; lane < kLanes; ++lane) sums[lane] += squares[lane];
   }
 }
 
@@ -118,7 +144,8 @@ double norm_of(double sum, const Strip<T>& block) {
 // The norms of a strip's blocks, each `edge` columns wide. Writes norm b to norms[b * norm_stride].
 template <class T, class N>
 void strip_norms(const Strip<T>& strip, int64_t edge, N* norms, int64_t norm_stride) {
-  alignas(64) double sums[kStrip / kGroup * kLanes] = {};
+  alignas(64) double sums[kStrip / kGroup * kLanes];
+  std::fill_n(sums, blocks_of(strip.columns, edge) * edge / kGroup * kLanes, 0.0);
   sum_squares(strip, sums);
   constexpr int64_t kColumnsPerSum = kGroup / kLanes;
   for (int64_t first = 0; first < strip.columns; first += edge) {

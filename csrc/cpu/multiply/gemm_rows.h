@@ -1,0 +1,153 @@
+// Products of a few rows with a panel, C = A @ B or C += A @ B, in float32 and float64. ATen
+// exports no such kernel for float64, and none whose rows may lie anywhere in memory.
+//
+// A tile of C stays in registers for all of K; the old C is added last. The tile is as large as the
+// registers of the instruction set allow. A row's bits do not depend on the rows beside it. The
+// instruction set is chosen at run time.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace spamm::cpu {
+
+// Rows at equal distances in memory.
+template <class T>
+struct StridedRows {
+  const T* A;
+  int64_t lda;
+  T* C;
+  int64_t ldc;
+  bool add;
+
+  const T* a(int64_t r) const { return A + r * lda; }
+  const T* before(int64_t r) const { return add ? to(r) : nullptr; }
+  T* to(int64_t r) const { return C + r * ldc; }
+};
+
+// Rows anywhere in memory: to = before + a @ B. All rows have a `before`, which may be `to`.
+template <class T>
+struct ListedRow {
+  const T* a;
+  const T* before;
+  T* to;
+};
+
+template <class T>
+struct ListedRows {
+  const ListedRow<T>* first;
+  int64_t column;  // of `before` and `to` at which the panel's columns start
+
+  const T* a(int64_t r) const { return first[r].a; }
+  const T* before(int64_t r) const { return first[r].before + column; }
+  T* to(int64_t r) const { return first[r].to + column; }
+};
+
+// A vector of `bytes` bytes.
+template <class T, int bytes>
+using Lanes [[gnu::vector_size(bytes)]] = T;
+
+// Computes a tile of `rows` x (`vectors` * lanes) elements of C, from row `first` on. B and C start
+// at the tile's first column, n.
+template <class T, int bytes, int rows, int vectors, class Rows>
+[[gnu::always_inline]] inline void multiply_tile(const Rows& of, int64_t first, int64_t n,
+                                                 int64_t K, const T* B, int64_t ldb) {
+  using Vector = Lanes<T, bytes>;
+  constexpr int64_t lanes = bytes / sizeof(T);
+  // All loops over the tile are unrolled: sums that are indexed would lie in memory.
+  Vector sums[rows][vectors];
+  const T* a[rows];
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    a[r] = of.a(first + r);
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{};
+  }
+  for (int64_t k = 0; k < K; ++k) {
+    Vector b[vectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) std::memcpy(&b[v], B + k * ldb + n + v * lanes, bytes);
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+      for (int v = 0; v < vectors; ++v) sums[r][v] += a[r][k] * b[v];
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    const T* before = of.before(first + r);
+    T* to = of.to(first + r) + n;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      if (before) {
+        Vector old;
+        std::memcpy(&old, before + n + v * lanes, bytes);
+        sums[r][v] += old;
+      }
+      std::memcpy(to + v * lanes, &sums[r][v], bytes);
+    }
+  }
+}
+
+// The last rows, at most `most`.
+template <class T, int bytes, int most, int vectors, class Rows>
+[[gnu::always_inline]] inline void multiply_last(const Rows& of, int64_t first, int64_t M,
+                                                 int64_t n, int64_t K, const T* B, int64_t ldb) {
+  if constexpr (most > 0) {
+    if (M - first == most) {
+      multiply_tile<T, bytes, most, vectors>(of, first, n, K, B, ldb);
+    } else {
+      multiply_last<T, bytes, most - 1, vectors>(of, first, M, n, K, B, ldb);
+    }
+  }
+}
+
+template <class T, int bytes, int rows, int vectors, class Rows>
+[[gnu::always_inline]] inline void multiply_tiles(const Rows& of, int64_t M, int64_t N, int64_t K,
+                                                  const T* B, int64_t ldb) {
+  constexpr int64_t columns = vectors * bytes / sizeof(T);
+  for (int64_t n = 0; n < N; n += columns) {
+    int64_t m = 0;
+    for (; m + rows <= M; m += rows) multiply_tile<T, bytes, rows, vectors>(of, m, n, K, B, ldb);
+    multiply_last<T, bytes, rows - 1, vectors>(of, m, M, n, K, B, ldb);
+  }
+}
+
+#if defined(__x86_64__)
+template <class T, class Rows>
+[[gnu::target("avx512f")]] void gemm_rows_avx512(const Rows& of, int64_t M, int64_t N, int64_t K,
+                                                 const T* B, int64_t ldb) {
+  if (N % (256 / static_cast<int64_t>(sizeof(T))) == 0) {
+    multiply_tiles<T, 64, 6, 4>(of, M, N, K, B, ldb);
+  } else {
+    multiply_tiles<T, 64, 12, 2>(of, M, N, K, B, ldb);
+  }
+}
+
+template <class T, class Rows>
+[[gnu::target("avx2,fma")]] void gemm_rows_avx2(const Rows& of, int64_t M, int64_t N, int64_t K,
+                                                const T* B, int64_t ldb) {
+  multiply_tiles<T, 32, 6, 2>(of, M, N, K, B, ldb);
+}
+#endif
+
+template <class T, class Rows>
+void gemm_rows_baseline(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int64_t ldb) {
+  multiply_tiles<T, 16, 4, 2>(of, M, N, K, B, ldb);
+}
+
+// M rows of K elements times B, whose rows of N elements are contiguous. N is a multiple of 32.
+template <class T, class Rows>
+void gemm_rows(const Rows& of, int64_t M, int64_t N, int64_t K, const T* B, int64_t ldb) {
+#if defined(__x86_64__)
+  static const auto kernel = __builtin_cpu_supports("avx512f") ? gemm_rows_avx512<T, Rows>
+                             : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")
+                                 ? gemm_rows_avx2<T, Rows>
+                                 : gemm_rows_baseline<T, Rows>;
+#else
+  constexpr auto kernel = gemm_rows_baseline<T, Rows>;
+#endif
+  kernel(of, M, N, K, B, ldb);
+}
+
+}  // namespace spamm::cpu
