@@ -40,6 +40,12 @@ TOLERANCES = {
 activations = pytest.mark.parametrize("activation", REFERENCE)
 
 
+@pytest.fixture(autouse=True)
+def float32_at_full_accuracy(monkeypatch):
+    """cuDNN's convolutions of float32 take TF32 by default."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def case(device, dtype, channels=(40, 48), images=5, groups=1, size=(6, 7), seed=0):
     """Input, weight, bias and residual of a 3 x 3 convolution with padding, its sums about 1."""
     into, out = channels
@@ -216,8 +222,7 @@ def test_groups_that_skip_nothing_are_the_dense_convolution(device, dtype, tau, 
     options = {"padding": 1, "groups": groups, "residual": residual, "activation": "silu"}
     actual = spamm_torch.conv2d(input, weight, bias, tau=tau, **options)
     assert_near(actual, reference(input, weight, bias, residual, "silu", padding=1, groups=groups))
-    with torch.backends.cudnn.flags(allow_tf32=False):
-        assert torch.equal(actual, ops.dense_conv2d(input, weight, bias, **options))
+    assert torch.equal(actual, ops.dense_conv2d(input, weight, bias, **options))
 
 
 @pytest.mark.parametrize("channels", [(0, 6), (4, 0)])
@@ -313,8 +318,9 @@ def test_gradients(device, activation, is_dense, with_bias):
         return spamm_torch.conv2d(input, weight, *bias, tau=0.0, **options)
 
     operands = (input, weight, residual, *([bias] if with_bias else []))
-    torch.autograd.gradcheck(call, operands)
-    torch.autograd.gradgradcheck(call, operands)
+    # cuDNN's gradients may differ in their last bits from call to call.
+    torch.autograd.gradcheck(call, operands, nondet_tol=1e-12)
+    torch.autograd.gradgradcheck(call, operands, nondet_tol=1e-12)
 
 
 def test_gradients_are_dense(device):

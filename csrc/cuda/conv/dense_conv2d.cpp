@@ -15,9 +15,9 @@ namespace {
 
 using at::Tensor;
 
-// cuDNN's fused kernels are for tensor cores: half types and TF32, channels in units of 16 bytes,
-// offsets of 32 bits. Their call follows cuDNN's setting of TF32, and no setting of deterministic
-// algorithms.
+// cuDNN's fused kernels are for tensor cores: half types and TF32, output channels, and those of a
+// group, in units of 16 bytes, offsets of 32 bits. Their call follows cuDNN's setting of TF32, and
+// no setting of deterministic algorithms.
 bool supports(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
   const ConvShape& shape = conv.shape;
@@ -28,9 +28,10 @@ bool supports(const DenseConvolution& conv) {
   const bool is_tf32 =
       dtype == at::kFloat && conv.allow_tf32 && context.allowTF32CuDNN(at::Float32Op::CONV);
   return conv.activation == Activation::kRelu && (at::isReducedFloatingType(dtype) || is_tf32) &&
-         shape.group_in_channels() % unit == 0 && shape.group_out_channels() % unit == 0 &&
-         std::max(conv.input.numel(), outputs) <= kMost && context.userEnabledCuDNN() &&
-         !context.deterministicCuDNN() && !context.deterministicAlgorithms();
+         (shape.groups == 1 || shape.group_in_channels() % unit == 0) &&
+         shape.group_out_channels() % unit == 0 && std::max(conv.input.numel(), outputs) <= kMost &&
+         context.userEnabledCuDNN() && !context.deterministicCuDNN() &&
+         !context.deterministicAlgorithms();
 }
 
 Tensor run(const DenseConvolution& conv) {
