@@ -145,7 +145,7 @@ class Conversion:
                 return "it was not called with tensors on the example input"
             for args, expected in calls:
                 try:
-                    found = fused.forward(island.module, fused.operands, *copied(args))
+                    found = fused.run(copied(args))
                 except Exception as error:  # any fault of the generated code
                     line = str(error).strip().partition("\n")[0]
                     return f"it cannot run ({type(error).__name__}: {line})"
