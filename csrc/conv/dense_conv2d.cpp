@@ -16,14 +16,12 @@ using at::IntArrayRef;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-std::array<int64_t, 2> pair(const Size2& size) { return {size.height, size.width}; }
-
 // torch's own convolution, under its own settings but for TF32.
 Tensor torch_convolution(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
   const ConvShape& shape = conv.shape;
-  return at::_convolution(conv.input, conv.weight, conv.bias, pair(shape.stride),
-                          pair(shape.padding), pair(shape.dilation), /*transposed=*/false,
+  return at::_convolution(conv.input, conv.weight, conv.bias, shape.stride.pair(),
+                          shape.padding.pair(), shape.dilation.pair(), /*transposed=*/false,
                           /*output_padding=*/{0, 0}, shape.groups, context.benchmarkCuDNN(),
                           context.deterministicCuDNN() || context.deterministicAlgorithms(),
                           context.userEnabledCuDNN(), conv.allow_tf32);

@@ -14,6 +14,8 @@ namespace spamm {
 
 struct Size2 {
   int64_t height, width;
+
+  std::array<int64_t, 2> pair() const { return {height, width}; }
 };
 
 struct ConvShape {

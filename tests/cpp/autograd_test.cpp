@@ -63,6 +63,25 @@ TEST_P(Autograd, Conv2dHasTheDenseGradient) {
   EXPECT_LE(relative_error(bias.grad(), dense_bias.grad()), tolerance(at::kDouble));
 }
 
+TEST_P(Autograd, AResidualHasTheGradientBeforeTheActivation) {
+  const Tensor input = random({2, 8, 7, 7}, at::kDouble),
+               weight = random({24, 8, 3, 3}, at::kDouble);
+  const Tensor residual = leaf(random({2, 24, 5, 5}, at::kDouble));
+  const Tensor grad = random({2, 24, 5, 5}, at::kDouble);
+  for (const char* activation : {"relu", "silu"}) {
+    const Tensor ours = leaf(residual), dense = leaf(residual), expected = leaf(residual);
+    conv2d(input, weight, std::nullopt, Knob::with_tau(0.0), {1, 1}, {0, 0}, {1, 1}, 1,
+           std::nullopt, std::nullopt, ours, activation)
+        .backward(grad);
+    dense_conv2d(input, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, 1, dense, activation)
+        .backward(grad);
+    const Tensor sums = at::conv2d(input, weight) + expected;
+    (activation == std::string("relu") ? at::relu(sums) : at::silu(sums)).backward(grad);
+    EXPECT_LE(relative_error(ours.grad(), expected.grad()), tolerance(at::kDouble)) << activation;
+    EXPECT_LE(relative_error(dense.grad(), expected.grad()), tolerance(at::kDouble)) << activation;
+  }
+}
+
 TEST_P(Autograd, NoGraphWithoutGradients) {
   const Tensor a = leaf(random({32, 32})), b = random({32, 32});
   EXPECT_TRUE(mm(a, b, Knob::with_tau(0.0)).requires_grad());

@@ -43,6 +43,37 @@ TEST_P(Conv2d, TakesOneImageWithoutABatch) {
             tolerance(at::kFloat));
 }
 
+TEST_P(Conv2d, AddsTheResidualAndAppliesTheActivation) {
+  const Tensor input = random({3, 8, 7, 7}), weight = random({16, 8, 3, 3}), bias = random({16});
+  const Tensor residual = random({3, 16, 5, 5});
+  const Tensor sums = at::conv2d(input, weight, bias) + residual;
+  const std::pair<const char*, Tensor> results[] = {
+      {"none", sums},
+      {"relu", at::relu(sums)},
+      {"relu6", at::relu6(sums)},
+      {"hardswish", at::hardswish(sums)},
+      {"silu", at::silu(sums)},
+      {"leaky_relu", at::leaky_relu(sums)},
+  };
+  for (const auto& [activation, expected] : results) {
+    const Tensor output = conv2d(input, weight, bias, Knob::with_tau(0.0), {1, 1}, {0, 0}, {1, 1},
+                                 1, std::nullopt, std::nullopt, residual, activation);
+    EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat)) << activation;
+    const Tensor dense =
+        dense_conv2d(input, weight, bias, {1, 1}, {0, 0}, {1, 1}, 1, residual, activation);
+    EXPECT_LE(relative_error(dense, expected), tolerance(at::kFloat)) << activation;
+  }
+}
+
+TEST_P(Conv2d, GroupsThatSkipNothingAreTheDenseConvolution) {
+  const Tensor input = random({2, 32, 9, 9}, at::kDouble),
+               weight = random({32, 1, 3, 3}, at::kDouble);
+  const Tensor output = conv2d(input, weight, std::nullopt, Knob::with_tau(0.0), {1, 1}, {1, 1},
+                               {1, 1}, /*groups=*/32);
+  EXPECT_TRUE(at::equal(output, dense_conv2d(input, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1},
+                                             /*groups=*/32)));
+}
+
 TEST_P(Conv2d, KeepsChannelsLast) {
   const Tensor input = random({2, 32, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
   const Tensor weight = random({16, 32, 3, 3});

@@ -40,6 +40,27 @@ TEST_F(Errors, ExactlyOneKnob) {
               {"exactly one", "got valid_ratio and max_error"});
 }
 
+TEST_F(Errors, ATauIsATensorOrANumber) {
+  Knob two = Knob::with_tau(at::ones({}));
+  two.threshold = 1;
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, two); }),
+              {"exactly one", "got tau and threshold"});
+}
+
+TEST_F(Errors, ResidualsAndActivations) {
+  const Tensor images = at::ones({2, 4, 5, 5}), weight = at::ones({6, 4, 3, 3});
+  const auto with = [&](const Tensor& residual, const char* activation) {
+    dense_conv2d(images, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, 1, residual, activation);
+  };
+  const Tensor right = at::ones({2, 6, 3, 3});
+  expect_line(error_of<c10::ValueError>([&] { with(right, "gelu"); }),
+              {"activation must be one of none, relu,", "got 'gelu'"});
+  expect_line(error_of<c10::Error>([&] { with(right.narrow(0, 0, 1), "relu"); }),
+              {"residual", "[2, 6, 3, 3]", "got [1, 6, 3, 3]"});
+  expect_line(error_of<c10::TypeError>([&] { with(right.to(at::kDouble), "relu"); }),
+              {"residual", "float32", "got float64"});
+}
+
 TEST_F(Errors, KnobsHaveARange) {
   const auto with = [&](const Knob& bad) {
     return error_of<c10::ValueError>([&] { mm(a, b, bad); });

@@ -1,0 +1,60 @@
+// Dense convolutions with an activation by oneDNN, which applies it to the sums before it rounds
+// them: the call that torch.compile makes of both. Faster than two passes for channels-last tensors
+// alone (docs/kernels/conv.md). oneDNN's relu and relu6 turn NaN into 0, and are not used.
+#include "conv/dense_conv2d.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string_view>
+
+namespace spamm::cpu {
+namespace {
+
+using at::IntArrayRef;
+using at::Tensor;
+using Scalars = c10::List<std::optional<at::Scalar>>;
+
+using Pointwise = Tensor(const Tensor& input, const Tensor& weight,
+                         const std::optional<Tensor>& bias, IntArrayRef padding, IntArrayRef stride,
+                         IntArrayRef dilation, int64_t groups, std::string_view attr,
+                         Scalars scalars, std::optional<std::string_view> algorithm);
+
+// torch's op, in builds of torch with oneDNN.
+std::optional<c10::OperatorHandle> find_pointwise() {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchema({"mkldnn::_convolution_pointwise", ""});
+  return op;
+}
+
+// oneDNN's name of an activation, or null.
+const char* attribute_of(Activation activation) {
+  switch (activation) {
+    case Activation::kHardswish:
+      return "hardswish";
+    case Activation::kSilu:
+      return "swish";
+    default:
+      return nullptr;
+  }
+}
+
+bool supports(const DenseConvolution& conv) {
+  return attribute_of(conv.activation) != nullptr && !conv.residual &&
+         conv.input.scalar_type() == at::kFloat &&
+         conv.output_format == at::MemoryFormat::ChannelsLast &&
+         at::globalContext().userEnabledMkldnn() && find_pointwise();
+}
+
+Tensor run(const DenseConvolution& conv) {
+  const ConvShape& shape = conv.shape;
+  return find_pointwise()->typed<Pointwise>().call(
+      conv.input, conv.weight, conv.bias, shape.padding.pair(), shape.stride.pair(),
+      shape.dilation.pair(), shape.groups, attribute_of(conv.activation), Scalars(), "");
+}
+
+const Backends<DenseConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run});
+
+}  // namespace
+}  // namespace spamm::cpu
