@@ -1,10 +1,13 @@
 """activation(convolution + bias + residual): conv2d with and without skipping, and dense_conv2d."""
 
+import io
+
 import matrices
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._inductor.utils import run_and_get_code
 from torch.library import opcheck
 
 import spamm_torch
@@ -164,6 +167,41 @@ def test_nan_stays(device, dtype, name, with_residual):
         ops.dense_conv2d(input, weight, bias, **options),
     ):
         assert torch.equal(actual.isnan(), expected)
+
+
+@activations
+def test_a_layer_of_a_chain(device, activation):
+    input, weight, bias, _ = case(device, torch.float32, (64, 64), images=64)
+    input = input * torch.linspace(0, 1, 7, device=device)
+    number = list(REFERENCE).index(activation)
+    # Kind; stride, padding, dilation; groups, activation, ready weights, kind of knob; blocks.
+    layer = [0, *(1, 1, 1, 1, 1, 1), 1, number, 0, 0, *(0,) * 6]
+    tau = torch.tensor(60.0, dtype=torch.float64)
+    operands = ([weight, weight], [bias, None], [None, None], [tau, tau])
+    first = ops.conv2d(input, weight, bias, padding=1, threshold=60.0, activation=activation)
+    second = ops.conv2d(first, weight, padding=1, threshold=60.0, activation=activation)
+    assert not torch.equal(
+        first, ops.conv2d(input, weight, bias, padding=1, threshold=0.0, activation=activation)
+    )
+    torch.testing.assert_close(ops.chain(input, *operands, layer * 2), second)
+    for wrong in (-1, len(REFERENCE)):
+        with pytest.raises(ValueError, match=f"activation must be .* from 0 to 5; got {wrong}"):
+            ops.chain(input, *operands, [*layer[:8], wrong, *layer[9:]] * 2)
+
+
+@activations
+def test_shards(device, activation):
+    input, weight, bias, _ = case(device, torch.float64, images=70)
+    tensors = [x.requires_grad_() for x in (weight, bias)]
+    options = {"padding": 1, "tau": 0.0, "activation": activation}
+    shards = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, bias, **options)
+    whole = spamm_torch.conv2d(input, weight, bias, **options)
+    torch.testing.assert_close(torch.cat(shards), whole)
+    grad = torch.randn_like(whole)
+    expected = torch.autograd.grad(whole, tensors, grad)
+    actual = torch.autograd.grad(torch.cat(shards), tensors, grad)
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 # ---- Groups -------------------------------------------------------------------------------------
@@ -381,6 +419,60 @@ def test_no_host_tensor_in_a_compiled_graph(device):
     assert {x.device.type for x in made} == {device.type}
     assert all(x.dim() > 0 for x in made)
     torch._dynamo.reset()
+
+
+class Block(nn.Module):
+    """Two convolutions and what surrounds them in a residual network, channels last."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.first = SpAMMConv2d(64, 64, 3, padding=1, tau=0.5, relu=True, device=device)
+        self.second = nn.Conv2d(64, 64, 3, padding=1, device=device)
+        self.third = nn.Conv2d(64, 64, 1, device=device)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        y = self.first(x)
+        y = spamm_torch.conv2d(
+            y, self.second.weight, padding=1, tau=0.5, residual=x, activation="relu"
+        )
+        return ops.dense_conv2d(y, self.third.weight, self.third.bias, activation="silu")
+
+    @staticmethod
+    def example(device):
+        images = matrices.normal(8, 64, 6, 6, device=device)
+        return images.contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.thorough
+def test_inductor_copies_nothing(device):
+    """Channels-last tensors reach the ops as they lie, and between them nothing is generated."""
+    block, input = Block(device).eval(), Block.example(device)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        got, (code,) = run_and_get_code(torch.compile(block, fullgraph=True), input)
+        assert torch.equal(got, block(input))
+    assert code.count("torch.ops.spamm_torch.conv2d.default(") == 2
+    assert code.count("torch.ops.spamm_torch.dense_conv2d.default(") == 1
+    assert "async_compile.cpp_pybinding(" not in code
+    assert "async_compile.triton(" not in code
+    torch._dynamo.reset()
+
+
+def test_export(device):
+    block, input = Block(device).eval(), Block.example(device)
+    file = io.BytesIO()
+    torch.export.save(torch.export.export(block, (input,)), file)
+    file.seek(0)
+    program = torch.export.load(file)
+    with torch.no_grad():
+        assert torch.equal(program.module()(input), block(input))
+    thresholds = [
+        node.kwargs.get("threshold")
+        for node in program.graph.nodes
+        if node.target is ops.conv2d.default
+    ]
+    assert thresholds == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("is_dense", [False, True])

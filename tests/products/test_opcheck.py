@@ -82,7 +82,7 @@ class TestProducts:
         opcheck(ops.multiply.default, args)
         opcheck(ops.multiply.default, args, {"input": input, "beta": 2, "alpha": 0.5})
 
-    @pytest.mark.parametrize("knob", ["tau", "valid_ratio", "max_error"])
+    @pytest.mark.parametrize("knob", ["tau", "threshold", "valid_ratio", "max_error"])
     def test_spamm(self, device, dtype, requires_grad, batch, knob):
         a, b, input = self.operands(device, dtype, requires_grad, batch)
         value = torch.tensor(40.0, device=device) if knob == "tau" else 0.5
