@@ -14,6 +14,7 @@ from pathlib import Path
 from bench import conv_report, mm_report, vgg13_report
 from bench.multi_gpu import conv_report as multi_gpu_conv_report
 from bench.multi_gpu import report as multi_gpu_report
+from bench.networks import report as networks_report
 from common import REPOSITORY
 from common.console import exit_code
 from common.errors import UserError
@@ -27,6 +28,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "bench_mm": mm_report,
     "bench_conv": conv_report,
     "bench_vgg13": vgg13_report,
+    "bench_networks": networks_report,
     "bench_multi_gpu": multi_gpu_report,
     "bench_multi_gpu_conv": multi_gpu_conv_report,
     "study_vgg13": study_report,

@@ -118,21 +118,31 @@ def speedup_map(axis, speedups):
     """Cells with their speedups, blue above 1 and red below, and a line along break-even.
 
     Args:
-        speedups: rows of numbers.
+        speedups: rows of numbers, or None for a cell that stays empty.
     """
     import math
 
     reach = math.log(2)  # twice as fast or half: full colour
-    colors = [[max(-reach, min(reach, math.log(value))) for value in row] for row in speedups]
+    colors = [
+        [0 if value is None else max(-reach, min(reach, math.log(value))) for value in row]
+        for row in speedups
+    ]
     axis.imshow(colors, cmap="RdBu", vmin=-1.3 * reach, vmax=1.3 * reach, aspect="auto")
     for i, row in enumerate(speedups):
         for j, value in enumerate(row):
+            if value is None:
+                continue
             text = f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
             ink = "white" if abs(colors[i][j]) > 0.85 * reach else "black"
             axis.text(j, i, text, ha="center", va="center", fontsize=8.5, color=ink)
-            if j and (value >= 1) != (row[j - 1] >= 1):
+            if j and _breaks_even(row[j - 1], value):
                 axis.plot((j - 0.5, j - 0.5), (i - 0.5, i + 0.5), color="black", linewidth=2)
-            if i and (value >= 1) != (speedups[i - 1][j] >= 1):
+            if i and _breaks_even(speedups[i - 1][j], value):
                 axis.plot((j - 0.5, j + 0.5), (i - 0.5, i - 0.5), color="black", linewidth=2)
     axis.tick_params(length=0)
     axis.spines[:].set_visible(False)
+
+
+def _breaks_even(before, value):
+    """Whether the line of a speedup of 1 runs between two cells."""
+    return before is not None and (before >= 1) != (value >= 1)

@@ -1,0 +1,1 @@
+"""Whole networks and their layers: what bench_networks.py measures and how it reports it."""
