@@ -128,7 +128,7 @@ def test_a_candidate_that_fails_is_a_row(tmp_path, monkeypatch):
 
 
 def test_a_wrong_result_is_no_result(tmp_path, monkeypatch):
-    def convert_(model, config, *, example_input):
+    def convert_(model, *, example_input):
         with torch.no_grad():
             model[3].weight *= 1.01
         return ()

@@ -24,8 +24,8 @@ CANDIDATES = {
     "while it compiles, which folds batch norms into weights",
     "ours": "convert_ with an example input, nothing skipped",
     "ours-compiled": "ours, then torch.compile's default",
-    "held-tau": f"convert_ with tau = {HELD_TAU:g} held in pixel blocks (64, 1, 1), at batches of "
-    f"up to {HELD_TAU_IMAGES}",
+    "held-tau": f"convert_ with tau = {HELD_TAU:g} held in pixel blocks (64, 1, 1) and no example "
+    f"input, so that every layer that can skip asks of each block; batches of up to {HELD_TAU_IMAGES}",
 }
 
 _CONVERTED = ("ours", "ours-compiled", "held-tau")
@@ -86,15 +86,15 @@ class Candidates:
 
     @functools.cached_property
     def _ours(self):
-        return self._converted(None)
+        return self._converted(example_input=self._pictures)
 
     @functools.cached_property
     def _held(self):
         return self._converted(spamm_torch.SpAMMConfig(**_HELD))
 
-    def _converted(self, config):
+    def _converted(self, *config, **example):
         model = copy.deepcopy(self._dense)
-        report = spamm_torch.convert_(model, config, example_input=self._pictures)
+        report = spamm_torch.convert_(model, *config, **example)
         return model, report
 
 

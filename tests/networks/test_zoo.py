@@ -1,0 +1,383 @@
+"""convert_ on networks as people use them: results, identity, training, copies, compilers."""
+
+import copy
+import pickle
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from zoo_cases import ZOO, ZooCase, detector, output_of
+
+import spamm_torch
+from spamm_torch import SpAMMConfig, convert_, revert_
+
+TOLERANCE = 1e-4  # relative; float32 rounding in other places, passed on through many layers
+# Skips blocks of zeros at most, but takes norms and asks of each block.
+NOTHING_TO_SKIP = SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
+SMALL = ("resnet18", "unet", "mobilenet_v3_small")
+# What each network's compiler or export takes minutes for, in all, on two cores.
+LARGE = [name for name in ZOO if name not in SMALL]
+ALL_BUT_SMALL_THOROUGH = [
+    *SMALL,
+    *(pytest.param(name, marks=pytest.mark.thorough) for name in LARGE),
+]
+
+
+class Converted:
+    """A network of the zoo, dense and converted."""
+
+    def __init__(self, name, config=None):
+        case: ZooCase = ZOO[name]
+        self.case, self.pictures = case, case.pictures()
+        self.model = case.model()
+        self.dense = copy.deepcopy(self.model)
+        self.before = identities(self.model)
+        self.report = convert_(self.model, config, example_input=self.pictures)
+        with torch.no_grad():
+            self.expected = output_of(self.dense, self.pictures)
+
+
+@pytest.fixture(scope="module", params=ZOO)
+def converted(request):
+    """Tests that change the network copy it."""
+    return Converted(request.param)
+
+
+@pytest.fixture(scope="module", params=ALL_BUT_SMALL_THOROUGH)
+def converted_or_thorough(request):
+    return Converted(request.param)
+
+
+def identities(model):
+    """What convert_ must leave as it is: which object stands under which name."""
+    found = {name: id(module) for name, module in model.named_modules()}
+    found |= {name: id(parameter) for name, parameter in model.named_parameters()}
+    return found | {name: value.data_ptr() for name, value in model.state_dict().items()}
+
+
+def assert_close(output, expected, tolerance=TOLERANCE):
+    error = ((output - expected).norm() / expected.norm()).item()
+    assert error <= tolerance
+
+
+def ops_called(call):
+    """{name: how often} of the ops that a call runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return {event.key: event.count for event in profile.key_averages()}
+
+
+def fused_calls(ops):
+    """How many calls of the library's convolutions."""
+    return sum(ops.get(f"spamm_torch::{name}", 0) for name in ("conv2d", "dense_conv2d"))
+
+
+# ---- What a conversion is -----------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_results_are_the_dense_networks(converted):
+    output = output_of(converted.model, converted.pictures)
+    assert output.shape == converted.expected.shape
+    assert output.stride() == converted.expected.stride()
+    assert_close(output, converted.expected)
+
+
+@pytest.mark.parametrize("name", ZOO)
+@torch.no_grad()
+def test_layers_that_ask_of_each_block_give_the_same(name):
+    of = Converted(name, NOTHING_TO_SKIP)
+    assert_close(output_of(of.model, of.pictures), of.expected)
+    settings = [row.setting for row in of.report if row.action == "spamm"]
+    assert all(setting == NOTHING_TO_SKIP for setting in settings)
+
+
+@torch.no_grad()
+def test_batch_norms_are_folded(converted):
+    """Those behind convolutions, which is all of them in most networks."""
+    ops = ops_called(lambda: converted.model(converted.pictures))
+    assert fused_calls(ops) > 0
+    before = sum(isinstance(module, nn.BatchNorm2d) for module in converted.model.modules())
+    left = ops.get("aten::batch_norm", 0)
+    if converted.case.folds_all:
+        assert left == 0
+    else:
+        assert left < before
+
+
+def test_objects_names_and_keys_stay(converted):
+    assert identities(converted.model) == converted.before
+    assert list(converted.model.state_dict()) == list(converted.dense.state_dict())
+    kinds = zip(converted.model.modules(), converted.dense.modules(), strict=True)
+    assert all(isinstance(module, type(dense)) for module, dense in kinds)
+
+
+def test_every_convolution_has_a_row_with_a_reason(converted):
+    rows = {row.name.partition("#")[0]: row for row in converted.report}
+    for name, module in converted.model.named_modules():
+        if isinstance(module, nn.Conv2d):
+            assert rows[name].action in ("spamm", "dense", "left")
+            assert rows[name].reason or rows[name].action == "spamm"
+            assert name in str(converted.report)
+
+
+def test_revert_restores_every_bit(converted):
+    model = copy.deepcopy(converted.model)
+    revert_(model)
+    for module, dense in zip(model.modules(), converted.dense.modules(), strict=True):
+        assert type(module) is type(dense)
+        assert module.__dict__.keys() == dense.__dict__.keys()
+    with torch.no_grad():
+        assert torch.equal(output_of(model, converted.pictures), converted.expected)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, converted.dense.state_dict()[name]), name
+
+
+@torch.no_grad()
+def test_other_batches_and_sizes(converted):
+    """A plan of one example serves pictures of any number, size and memory format."""
+    size = converted.case.size
+    for shape in ((3, size, size), (1, size + 32, size)):
+        generator = torch.Generator().manual_seed(3)
+        pictures = torch.randn(shape[0], 3, *shape[-2:], generator=generator)
+        assert_close(output_of(converted.model, pictures), output_of(converted.dense, pictures))
+
+
+# ---- Training, state, copies --------------------------------------------------------------------
+
+
+def train_a_step(model, pictures):
+    """The gradients of a step, which it makes; in training mode, dropout from a seed."""
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        output_of(model, pictures).square().mean().backward()
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    optimizer.step()
+    model.eval()
+    return gradients
+
+
+def test_a_step_of_training(converted):
+    """Gradients are the dense network's, and what was folded follows the new weights."""
+    model, dense = copy.deepcopy(converted.model), copy.deepcopy(converted.dense)
+    gradients, expected = (train_a_step(net, converted.pictures) for net in (model, dense))
+    assert_close(gradients, expected, 1e-2)
+    dense.load_state_dict(model.state_dict(), strict=True)
+    with torch.no_grad():
+        trained = output_of(dense, converted.pictures)
+        assert_close(output_of(model, converted.pictures), trained)
+    assert (trained - converted.expected).norm() > 10 * TOLERANCE * trained.norm()
+
+
+@torch.no_grad()
+def test_states_load_strictly_both_ways(converted):
+    model, dense = copy.deepcopy(converted.model), copy.deepcopy(converted.dense)
+    other = another_state(converted.dense)
+    dense.load_state_dict(other, strict=True)
+    model.load_state_dict(other, strict=True)
+    expected = output_of(dense, converted.pictures)
+    assert_close(output_of(model, converted.pictures), expected)
+    converted_state = model.state_dict()
+    fresh = converted.case.model()
+    fresh.load_state_dict(converted_state, strict=True)
+    assert torch.equal(output_of(fresh, converted.pictures), expected)
+
+
+def another_state(model):
+    """Another state of the same network: each tensor a little different."""
+    generator = torch.Generator().manual_seed(5)
+
+    def changed(value):
+        if not value.is_floating_point():
+            return value
+        return value * (1 + torch.rand(value.shape, generator=generator) / 4)
+
+    return {name: changed(value) for name, value in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@torch.no_grad()
+def test_copies_are_converted_and_their_own(converted, copied):
+    model = copied(converted.model)
+    output = output_of(converted.model, converted.pictures)
+    assert torch.equal(output_of(model, converted.pictures), output)
+    ops = [ops_called(lambda m=m: m(converted.pictures)) for m in (model, converted.model)]
+    assert fused_calls(ops[0]) == fused_calls(ops[1])
+    for parameter in model.parameters():
+        parameter.mul_(1.5)
+    assert not torch.allclose(output_of(model, converted.pictures), output)
+    assert torch.equal(output_of(converted.model, converted.pictures), output)
+
+
+@torch.no_grad()
+def test_hooks_added_later_fire(converted):
+    """On layers that the generated forward passes by, and until they are removed."""
+    model, fired = copy.deepcopy(converted.model), []
+    expected = output_of(model, converted.pictures)
+    kinds = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
+    watched = [next((m for m in model.modules() if isinstance(m, kind)), None) for kind in kinds]
+    watched = [module for module in watched if module is not None]
+    handles = [
+        module.register_forward_hook(lambda module, *_: fired.append(type(module)))
+        for module in watched
+    ]
+    assert_close(output_of(model, converted.pictures), expected)
+    assert {id(kind) for kind in fired} >= {id(type(module)) for module in watched}
+    fired.clear()
+    for handle in handles:
+        handle.remove()
+    assert torch.equal(output_of(model, converted.pictures), expected)
+    assert not fired
+
+
+# ---- Compilers ----------------------------------------------------------------------------------
+
+_KERNEL = re.compile(r"^(\w*cpp_fused\w*) = async_compile", re.MULTILINE)
+# Work that moves data and computes nothing. A convolution is a call and no kernel: a kernel that is
+# named after it changes its operands' memory format.
+_MOVING = re.compile(r"clone|copy|permute|transpose|contiguous|conv2d|convolution")
+
+
+@torch.no_grad()
+def test_compiled_in_one_graph_without_copies(converted_or_thorough):
+    of = converted_or_thorough
+    torch._dynamo.reset()
+    compiled = torch.compile(of.model, fullgraph=True, dynamic=False)
+    output, codes = torch._inductor.utils.run_and_get_code(output_of, compiled, of.pictures)
+    assert_close(output, of.expected)
+    eager = fused_calls(ops_called(lambda: of.model(of.pictures)))
+    calls = re.findall(r"torch\.ops\.spamm_torch\.(?:dense_)?conv2d\.default\(", "".join(codes))
+    assert len(calls) == eager
+    moving = [name for code in codes for name in _KERNEL.findall(code) if _MOVING.search(name)]
+    assert not moving
+
+
+@torch.no_grad()
+def test_resnet18_compiles_to_calls_and_two_kernels():
+    """The max pool, the mean; the linear layer is a call too."""
+    of = Converted("resnet18")
+    torch._dynamo.reset()
+    compiled = torch.compile(of.model, fullgraph=True, dynamic=False)
+    _, (code,) = torch._inductor.utils.run_and_get_code(compiled, of.pictures)
+    assert len(_KERNEL.findall(code)) == 2
+
+
+@torch.no_grad()
+def test_export(converted_or_thorough):
+    of = converted_or_thorough
+    program = torch.export.export(of.model, (of.pictures,))
+    assert_close(output_of(program.module(), of.pictures), of.expected)
+    assert set(program.state_dict) <= set(of.dense.state_dict())
+
+
+# ---- Other networks and settings ----------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_a_detector():
+    """Control flow that depends on data: its parts are converted one by one."""
+    model, pictures = detector()
+    dense = copy.deepcopy(model)
+    report = convert_(model, example_input=(pictures,))
+    assert any(row.absorbed for row in report)
+    features, expected = (m.backbone(torch.stack([pictures[1]] * 2)) for m in (model, dense))
+    assert features.keys() == expected.keys()
+    for name, value in expected.items():
+        assert_close(features[name], value)
+    for found, of_dense in zip(model(pictures), dense(pictures), strict=True):
+        assert len(of_dense["boxes"]) > 0
+        torch.testing.assert_close(found, of_dense, rtol=1e-3, atol=1e-3)
+    revert_(model)
+    for found, of_dense in zip(model(pictures), dense(pictures), strict=True):
+        for name, value in of_dense.items():
+            assert torch.equal(found[name], value)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SpAMMConfig(tau=0.0),
+        SpAMMConfig(valid_ratio=1.0),
+        SpAMMConfig(max_error=0.0),
+        SpAMMConfig(tau=1e-30, pixel_block=(1, 8, 8)),
+        SpAMMConfig(tau=1e-30, block=32),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_settings_that_skip_nothing(config):
+    of = Converted("resnet18", config)
+    assert_close(output_of(of.model, of.pictures), of.expected)
+    assert any(row.action == "spamm" and row.setting == config for row in of.report)
+
+
+@torch.no_grad()
+def test_what_is_skipped_is_what_the_layers_skip():
+    """The fused network against the same layers one by one: batch norms fold into the weights, so
+    the plain VGG13 is the one to compare."""
+    from models.vgg13 import VGG13
+
+    torch.manual_seed(0)
+    model = VGG13(width=32).eval().to(memory_format=torch.channels_last)
+    fade = torch.hann_window(32) ** 2
+    pictures = torch.rand(64, 3, 32, 32) * fade * fade[:, None]
+    setting = {"tau": 0.3, "pixel_block": (64, 1, 1)}
+    by_hand = copy.deepcopy(model)
+    dense = model(pictures)
+    report = convert_(model, SpAMMConfig(**setting), example_input=pictures)
+    names = [row.name for row in report if row.action == "spamm"]
+    assert len(names) == 9  # all but the first, whose three channels do not fill a block
+    for name in names:
+        conv = by_hand.get_submodule(name)
+        by_hand.set_submodule(name, spamm_torch.SpAMMConv2d.from_dense(conv, **setting))
+    expected = by_hand(pictures)
+    assert (expected - dense).norm() > 1e-3 * dense.norm()  # something is skipped
+    assert_close(model(pictures), expected)
+
+
+def test_distributed_data_parallel(tmp_path):
+    """Two rounds of training in a process group of one, with gradients as without."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
+    try:
+        of = Converted("mobilenet_v3_small")
+        model, alone = copy.deepcopy(of.model), copy.deepcopy(of.model)
+        parallel = DistributedDataParallel(model)
+        for _ in range(2):
+            gradients = [train_a_step(net, of.pictures) for net in (parallel, alone)]
+            assert torch.equal(*gradients)
+            for net in (model, alone):
+                net.zero_grad()
+        with torch.no_grad():
+            assert torch.equal(parallel(of.pictures), alone(of.pictures))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("order", ["convert revert convert", "convert convert revert convert"])
+@torch.no_grad()
+def test_any_order_of_converting_and_reverting(order):
+    of = Converted("mobilenet_v3_small")
+    model = copy.deepcopy(of.dense)
+    for step in order.split():
+        if step == "convert":
+            convert_(model, example_input=of.pictures)
+        else:
+            revert_(model)
+    assert torch.equal(output_of(model, of.pictures), output_of(of.model, of.pictures))
+    revert_(model)
+    assert torch.equal(output_of(model, of.pictures), of.expected)
+
+
+@pytest.mark.parametrize(("name", "channels"), [("layer1", 64), ("layer3", 128), ("layer4.1", 512)])
+@torch.no_grad()
+def test_a_part_of_a_converted_network_by_itself(name, channels):
+    of = Converted("resnet18")
+    features = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(6))
+    expected = of.dense.get_submodule(name)(features)
+    assert_close(of.model.get_submodule(name)(features), expected)
