@@ -24,8 +24,9 @@ CANDIDATES = {
     "while it compiles, which folds batch norms into weights",
     "ours": "convert_ with an example input, nothing skipped",
     "ours-compiled": "ours, then torch.compile's default",
-    "held-tau": f"convert_ with tau = {HELD_TAU:g} held in pixel blocks (64, 1, 1) and no example "
-    f"input, so that every layer that can skip asks of each block; batches of up to {HELD_TAU_IMAGES}",
+    "held-tau": f"convert_ with tau = {HELD_TAU:g} held in pixel blocks (64, 1, 1), without an "
+    "example input: every layer that can skip does ask of each block; batches of up to "
+    f"{HELD_TAU_IMAGES}",
 }
 
 _CONVERTED = ("ours", "ours-compiled", "held-tau")
