@@ -62,10 +62,9 @@ class SpAMMChain(nn.Sequential):
             not torch.compiler.is_compiling()
             and isinstance(input, Tensor)
             and input.dim() == 4
-            and input.shape[0] >= _LEAST_IMAGES
+            and passes_norms_on(input)
             and not torch.is_grad_enabled()
             and not torch.is_autocast_enabled(input.device.type)
-            and _computes_output_norms(input.device, input.dtype)
             and not torch_module._has_any_global_hook()
             # Neither vmap nor torch.jit.trace takes an op with lists of optional tensors.
             and torch._C._functorch.peek_interpreter_stack() is None
@@ -74,6 +73,11 @@ class SpAMMChain(nn.Sequential):
             and SpAMMConv2d in map(type, layers)
             and all(map(fits_a_chain, layers))
         )
+
+
+def passes_norms_on(images: Tensor) -> bool:
+    """Whether convolutions of such a batch compute the norms of their output without a pass."""
+    return images.shape[0] >= _LEAST_IMAGES and _computes_output_norms(images.device, images.dtype)
 
 
 @functools.cache

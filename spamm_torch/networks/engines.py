@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import NOTHING_SKIPPED, SpAMMConfig
-from .fused import Source, skipping
+from .fused import Source
 from .leaves import reason_not_to_skip
 from .plan import DENSE, Engine
 from .sites import Site
@@ -86,7 +86,7 @@ def _fastest(
 def _call(site: Site, engine: Engine, input: Tensor) -> Any:
     """A call of the op as the generated forward makes it."""
     conv = site.conv
-    weight, bias, norms = Source(conv, site.batch_norm, skipping(engine)).operands()
+    weight, bias, norms = Source(conv, site.batch_norm, engine).operands()
     geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
     options: dict[str, Any] = {"activation": site.activation}
     op = _ops.dense_conv2d

@@ -20,6 +20,7 @@ _TOLERANCE = {
     torch.bfloat16: 1e-1,
 }
 _TF32_TOLERANCE = 1e-2
+_LIKE_ROUNDING = 1.5  # of the rounding of the model itself
 _MOST_CALLS = 8  # of one module that are kept
 
 
@@ -135,6 +136,25 @@ def difference(expected: Any, found: Any) -> str | None:
         if isinstance(a, Tensor) and (problem := _tensor_difference(a, b)) is not None:
             return problem
     return None
+
+
+def is_rounding(expected: Any, found: Any, wide: Any) -> bool:
+    """Whether ``found`` is about as near to the result in a wider type as ``expected`` is.
+
+    In deep networks rounding alone may grow beyond what :func:`difference` allows.
+    """
+    return _distance(found, wide) <= _LIKE_ROUNDING * _distance(expected, wide)
+
+
+def _distance(value: Any, wide: Any) -> float:
+    """The Frobenius norm of the difference of all tensors."""
+    pairs = zip(pytree.tree_leaves(value), pytree.tree_leaves(wide), strict=True)
+    norms = [
+        (a.double() - b.double()).norm()
+        for a, b in pairs
+        if isinstance(a, Tensor) and a.is_floating_point()
+    ]
+    return torch.stack(norms).norm().item() if norms else 0.0
 
 
 def _tensor_difference(a: Tensor, b: Tensor) -> str | None:

@@ -21,10 +21,12 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from .. import chain
 from ..nn import SpAMMConv2d
-from .config import SpAMMConfig
 from .fold import folded
-from .plan import Engine, Forward, Plan
+from .generate import Forward, generate
+from .norm_flow import norm_flow
+from .plan import Engine, Plan
 from .proof import Proof
 from .signature import Signature
 
@@ -42,13 +44,21 @@ class Source:
 
     conv: nn.Conv2d
     batch_norm: nn.Module | None
-    setting: SpAMMConfig | None  # with a knob that skips: norms of the weight are needed
+    engine: Engine
 
     def operands(self) -> list[Tensor | None]:
+        """The operands as they are to be now.
+
+        The op conv2d reads weights on CUDA as channels-last, and would copy others in each call;
+        its results have the input's format all the same.
+        """
         weight, bias = folded(self.conv, self.batch_norm)
+        setting = self.engine.setting
+        if setting is not None and weight.is_cuda:
+            weight = weight.contiguous(memory_format=torch.channels_last)
         norms = None
-        if self.setting is not None:
-            options = self.setting.op_arguments()
+        if setting is not None and not setting.skips_nothing:
+            options = setting.op_arguments()
             blocks = {name: options.get(name) for name in ("block", "pixel_block")}
             norms = _ops.conv2d_weight_norm(weight, self.conv.groups, **blocks)
         return [weight, bias, norms]
@@ -69,10 +79,11 @@ class Fused:
             _below(plan.island.name, site.name): (plan.engines[site.name], site.absorbed)
             for site in plan.sites
         }
-        self.forward: Forward = plan.generate()
+        self.forward: Forward = generate(plan)
+        flow = norm_flow(plan)
+        self._forward_with_norms = generate(plan, flow) if flow.readers else None
         self._sources = [
-            Source(site.conv, site.batch_norm, skipping(plan.engines[site.name]))
-            for site in plan.fused
+            Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
         ]
         self._links = _links(plan)
         self.signature = Signature(type(root).forward)
@@ -84,6 +95,22 @@ class Fused:
         self._proof: Proof | None = None
         self.key = next(_keys)
         _registry[self.key] = self
+
+    def run(self, args: tuple[Any, ...]) -> Any:
+        """The result of the generated forward."""
+        forward = self.forward
+        if self._forward_with_norms is not None and self._passes_norms_on(args):
+            forward = self._forward_with_norms
+        return forward(self.root, self.operands, *args)
+
+    def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
+        """Whether layers compute the norms of their output without a pass over it."""
+        return (
+            not torch.compiler.is_compiling()
+            and not torch.is_grad_enabled()
+            and args[0].dim() == 4
+            and chain.passes_norms_on(args[0])
+        )
 
     # ---- Whether it may be taken ----------------------------------------------------------------
 
@@ -178,12 +205,6 @@ class Fused:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._prepare()
-
-
-def skipping(engine: Engine) -> SpAMMConfig | None:
-    """The setting by which an engine skips, or None."""
-    setting = engine.setting
-    return None if setting is None or setting.skips_nothing else setting
 
 
 def _below(root: str, name: str) -> str:
@@ -313,7 +334,7 @@ def fused_class(original: Any) -> Any:
         if fused is not None and fused.root is self and not self.training:
             traced = fused.signature.bound(args, kwargs)
             if traced is not None and fused.serves(traced):
-                return fused.forward(self, fused.operands, *traced)
+                return fused.run(traced)
         return original.forward(self, *args, **kwargs)
 
     attributes = {

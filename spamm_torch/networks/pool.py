@@ -7,7 +7,7 @@ and longer below.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,25 +19,35 @@ from .capture import Island
 _ops = torch.ops.spamm_torch
 
 _LEAST_IMAGES = 32
+_ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 
-def find_pools(island: Island) -> list[fx.Node]:
-    """The calls of ``nn.MaxPool2d`` in an island that :func:`max_pool2d` may replace."""
-    pools = []
-    for node in island.graph.nodes:
-        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-            continue
-        module = island.module.get_submodule(str(node.target))
-        is_pool = type(module) is nn.MaxPool2d and not module.return_indices
-        if is_pool and reason_not_plain(module) is None:
-            pools.append(node)
-    return pools
+# Kernel size, stride, padding, dilation, ceil mode.
+Pooling: TypeAlias = tuple[Any, Any, Any, Any, bool]
 
 
-def arguments_of(pool: nn.MaxPool2d) -> tuple[Any, ...]:
-    """What :func:`max_pool2d` takes behind the input."""
-    pairs = (pool.kernel_size, pool.stride, pool.padding, pool.dilation)
-    return (*pairs, pool.ceil_mode)
+def find_pools(island: Island) -> dict[fx.Node, Pooling]:
+    """The max pools of an island that return no indices, in the graph's order."""
+    found = {node: _pooling(island.module, node) for node in island.graph.nodes}
+    return {node: pooling for node, pooling in found.items() if pooling is not None}
+
+
+def _pooling(root: nn.Module, node: fx.Node) -> Pooling | None:
+    if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
+        pool = root.get_submodule(str(node.target))
+        is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
+        if not is_pool or reason_not_plain(pool) is not None:
+            return None
+        return (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+    if node.op == "call_function" and node.target is F.max_pool2d:
+        given = {**dict(zip(_ARGUMENTS, node.args[1:], strict=False)), **node.kwargs}
+        if given.pop("return_indices", False) or given.keys() - set(_ARGUMENTS):
+            return None
+        kernel = given["kernel_size"]
+        stride = given.get("stride")
+        rest = (given.get("padding", 0), given.get("dilation", 1), given.get("ceil_mode", False))
+        return (kernel, kernel if stride is None else stride, *rest)
+    return None
 
 
 def max_pool2d(
@@ -54,6 +64,7 @@ def max_pool2d(
 def _op_is_faster(input: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()  # Inductor makes a kernel of its own
+        and not (torch.is_grad_enabled() and input.requires_grad)
         and input.is_cuda
         and input.dim() == 4
         and input.shape[0] >= _LEAST_IMAGES

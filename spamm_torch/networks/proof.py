@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..nn import SpAMMConv2d
 
 _PLAIN = (Tensor, nn.Parameter)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # without gradients no others run
 _NAMES = ("weight", "bias", "running_mean", "running_var")
 _SETTING = ("tau", "valid_ratio", "max_error", "block", "pixel_block")
 

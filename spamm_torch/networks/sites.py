@@ -279,7 +279,7 @@ class _Finder:
         own = set(site.nodes)
         start, stop = self._order[site.node], self._order[end]
         return any(
-            start < self._order[node] < stop and node not in own and _may_write(node, self._root)
+            start < self._order[node] < stop and node not in own and may_write(node, self._root)
             for node in self._order
         )
 
@@ -334,7 +334,7 @@ def _is_in_place_add(node: fx.Node) -> bool:
     return node.target in _IN_PLACE_ADDS or node.target == "add_"
 
 
-def _may_write(node: fx.Node, root: nn.Module) -> bool:
+def may_write(node: fx.Node, root: nn.Module) -> bool:
     """Whether a node may change a tensor in place, by its name and options."""
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))

@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from zoo_cases import ZOO, ZooCase, detector, output_of
@@ -13,7 +14,9 @@ from zoo_cases import ZOO, ZooCase, detector, output_of
 import spamm_torch
 from spamm_torch import SpAMMConfig, convert_, revert_
 
-TOLERANCE = 1e-4  # relative; float32 rounding in other places, passed on through many layers
+# Relative: float32 rounds in other places, and batch norms over few pixels pass that on, enlarged.
+# The dense networks are as far from float64.
+TOLERANCE = 3e-4
 # Skips blocks of zeros at most, but takes norms and asks of each block.
 NOTHING_TO_SKIP = SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
 SMALL = ("resnet18", "unet", "mobilenet_v3_small")
@@ -26,15 +29,15 @@ ALL_BUT_SMALL_THOROUGH = [
 
 
 class Converted:
-    """A network of the zoo, dense and converted."""
+    """A network of the zoo, dense and converted; engines are those of the table, not measured."""
 
-    def __init__(self, name, config=None):
+    def __init__(self, name, config=NOTHING_TO_SKIP, **rest):
         case: ZooCase = ZOO[name]
         self.case, self.pictures = case, case.pictures()
         self.model = case.model()
         self.dense = copy.deepcopy(self.model)
         self.before = identities(self.model)
-        self.report = convert_(self.model, config, example_input=self.pictures)
+        self.report = convert_(self.model, config, **rest)
         with torch.no_grad():
             self.expected = output_of(self.dense, self.pictures)
 
@@ -87,11 +90,18 @@ def test_results_are_the_dense_networks(converted):
 
 @pytest.mark.parametrize("name", ZOO)
 @torch.no_grad()
-def test_layers_that_ask_of_each_block_give_the_same(name):
-    of = Converted(name, NOTHING_TO_SKIP)
-    assert_close(output_of(of.model, of.pictures), of.expected)
-    settings = [row.setting for row in of.report if row.action == "spamm"]
-    assert all(setting == NOTHING_TO_SKIP for setting in settings)
+def test_an_example_chooses_engines_and_keeps_results(name):
+    """Whichever are the fastest here: a dense network may be left as it was."""
+    case = ZOO[name]
+    model, pictures = case.model(), case.pictures()
+    expected = output_of(model, pictures)
+    if case.folds:
+        report = convert_(model, example_input=pictures)
+        assert any("whole model, measured" in note for note in report.notes)
+    else:
+        with pytest.raises(ValueError, match="something can be converted"):
+            convert_(model, example_input=pictures)
+    assert_close(output_of(model, pictures), expected)
 
 
 @torch.no_grad()
@@ -99,12 +109,7 @@ def test_batch_norms_are_folded(converted):
     """Those behind convolutions, which is all of them in most networks."""
     ops = ops_called(lambda: converted.model(converted.pictures))
     assert fused_calls(ops) > 0
-    before = sum(isinstance(module, nn.BatchNorm2d) for module in converted.model.modules())
-    left = ops.get("aten::batch_norm", 0)
-    if converted.case.folds_all:
-        assert left == 0
-    else:
-        assert left < before
+    assert ops.get("aten::batch_norm", 0) == converted.case.batch_norms_left
 
 
 def test_objects_names_and_keys_stay(converted):
@@ -151,10 +156,11 @@ def test_other_batches_and_sizes(converted):
 def train_a_step(model, pictures):
     """The gradients of a step, which it makes; in training mode, dropout from a seed."""
     model.train()
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        output_of(model, pictures).square().mean().backward()
+        output = output_of(model, pictures)
+        (output / output.detach().norm()).square().sum().backward()
     gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     optimizer.step()
     model.eval()
@@ -236,10 +242,10 @@ def test_hooks_added_later_fire(converted):
 
 # ---- Compilers ----------------------------------------------------------------------------------
 
-_KERNEL = re.compile(r"^(\w*cpp_fused\w*) = async_compile", re.MULTILINE)
-# Work that moves data and computes nothing. A convolution is a call and no kernel: a kernel that is
-# named after it changes its operands' memory format.
-_MOVING = re.compile(r"clone|copy|permute|transpose|contiguous|conv2d|convolution")
+_KERNEL = re.compile(r"^cpp_fused_(\w+)_\d+ = async_compile", re.MULTILINE)
+# The names of kernels that move data and compute nothing. A convolution is a call and no kernel:
+# its name in a kernel's says that the kernel writes in the memory format that the call takes.
+_MOVING = re.compile(r"(_|to|clone|copy|permute|transpose|contiguous|view|(dense_)?conv2d)+")
 
 
 @torch.no_grad()
@@ -252,8 +258,8 @@ def test_compiled_in_one_graph_without_copies(converted_or_thorough):
     eager = fused_calls(ops_called(lambda: of.model(of.pictures)))
     calls = re.findall(r"torch\.ops\.spamm_torch\.(?:dense_)?conv2d\.default\(", "".join(codes))
     assert len(calls) == eager
-    moving = [name for code in codes for name in _KERNEL.findall(code) if _MOVING.search(name)]
-    assert not moving
+    kernels = [name for code in codes for name in _KERNEL.findall(code)]
+    assert not [name for name in kernels if _MOVING.fullmatch(name)]
 
 
 @torch.no_grad()
@@ -300,7 +306,6 @@ def test_a_detector():
 @pytest.mark.parametrize(
     "config",
     [
-        SpAMMConfig(tau=0.0),
         SpAMMConfig(valid_ratio=1.0),
         SpAMMConfig(max_error=0.0),
         SpAMMConfig(tau=1e-30, pixel_block=(1, 8, 8)),
@@ -328,7 +333,7 @@ def test_what_is_skipped_is_what_the_layers_skip():
     setting = {"tau": 0.3, "pixel_block": (64, 1, 1)}
     by_hand = copy.deepcopy(model)
     dense = model(pictures)
-    report = convert_(model, SpAMMConfig(**setting), example_input=pictures)
+    report = convert_(model, SpAMMConfig(**setting))
     names = [row.name for row in report if row.action == "spamm"]
     assert len(names) == 9  # all but the first, whose three channels do not fill a block
     for name in names:
@@ -366,7 +371,7 @@ def test_any_order_of_converting_and_reverting(order):
     model = copy.deepcopy(of.dense)
     for step in order.split():
         if step == "convert":
-            convert_(model, example_input=of.pictures)
+            convert_(model, NOTHING_TO_SKIP)
         else:
             revert_(model)
     assert torch.equal(output_of(model, of.pictures), output_of(of.model, of.pictures))

@@ -20,14 +20,16 @@ class ZooCase:
         build: gives it, freshly drawn.
         size: height and width of its pictures.
         images: of a batch.
-        folds_all: each of its batch norms stands behind a convolution, and is absorbed.
+        batch_norms_left: those that stand before a convolution, and not behind one.
+        folds: something stands behind a convolution that it may absorb.
         needs: a package of an optional extra, or None.
     """
 
     build: Callable[[], nn.Module]
     size: int = 64
     images: int = 2
-    folds_all: bool = True
+    batch_norms_left: int = 0
+    folds: bool = True
     needs: str | None = None
 
     def model(self):
@@ -37,12 +39,12 @@ class ZooCase:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = self.build()
-        return settled(model.to(memory_format=torch.channels_last).eval(), self.pictures())
+        return settled(model.to(memory_format=torch.channels_last).eval(), self.pictures(8))
 
-    def pictures(self):
+    def pictures(self, images=None):
         """A batch, channels last, the same in each call."""
         generator = torch.Generator().manual_seed(1)
-        noise = torch.randn(self.images, 3, self.size, self.size, generator=generator)
+        noise = torch.randn(images or self.images, 3, self.size, self.size, generator=generator)
         return noise.to(memory_format=torch.channels_last)
 
 
@@ -52,8 +54,8 @@ def settled(model, pictures):
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for norm in norms:
-            norm.weight.copy_(torch.rand(norm.weight.shape, generator=generator) + 0.5)
-            norm.bias.copy_(torch.randn(norm.bias.shape, generator=generator) / 4)
+            norm.weight.copy_(1 + torch.randn(norm.weight.shape, generator=generator) / 8)
+            norm.bias.copy_(torch.randn(norm.bias.shape, generator=generator) / 8)
             norm.momentum = None  # statistics of all batches, here of one
             norm.train()
         model(pictures)
@@ -94,10 +96,10 @@ ZOO = {
     "resnet18": ZooCase(_torchvision("resnet18")),
     "resnet50": ZooCase(_torchvision("resnet50")),
     "vgg13_bn": ZooCase(_vgg13_bn),
-    "densenet121": ZooCase(_torchvision("densenet121"), folds_all=False),
+    "densenet121": ZooCase(_torchvision("densenet121"), batch_norms_left=62),
     "mobilenet_v3_small": ZooCase(_torchvision("mobilenet_v3_small")),
     "mobilenet_v3_large": ZooCase(_torchvision("mobilenet_v3_large")),
-    "convnext_tiny": ZooCase(_torchvision("convnext_tiny"), images=1),
+    "convnext_tiny": ZooCase(_torchvision("convnext_tiny"), images=1, folds=False),
     "regnet_y_400mf": ZooCase(_torchvision("regnet_y_400mf")),
     "googlenet": ZooCase(_torchvision("googlenet", aux_logits=False, init_weights=False)),
     "shufflenet_v2_x0_5": ZooCase(_torchvision("shufflenet_v2_x0_5")),

@@ -67,8 +67,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
     const TileCounter counter;
     const auto [map_a, map_b] = norm_maps(a, b, block, counter.get());
     const Tensor found = threshold_from_knob(map_a, map_b, knob);
-    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, found,
-                   block, input, beta, alpha);
+    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, found, block,
+                   input, beta, alpha);
   }
   const int count = split_parts_with_norms(a, b, block, kernel);
   if (count == 0) return by_stages();
@@ -79,8 +79,8 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const SplitOperands split_parts(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
                                   batch_of_map(map_b, norm_b), device.stream());
   const Tensor found = threshold_from_knob(map_a, map_b, knob);
-  return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found,
-                 block, input, beta, alpha);
+  return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found, block,
+                 input, beta, alpha);
 }
 
 }  // namespace

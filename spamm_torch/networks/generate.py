@@ -1,0 +1,150 @@
+"""The forward that is generated for an island: the code that ``torch.fx`` prints for its graph."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import operator
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import torch
+from torch import fx
+
+from .norm_flow import NormFlow
+from .plan import Plan
+from .pool import Pooling, max_pool2d
+from .sites import Site
+
+_ops = torch.ops.spamm_torch
+
+Forward: TypeAlias = Callable[..., Any]
+
+# The ops of generated code. It calls them by a name of its own: looking one up in torch.ops takes
+# time in each call.
+_NAMES = ("conv2d", "conv2d_with_norms", "dense_conv2d", "max_pool2d_with_norms")
+
+_counter = itertools.count(1)  # of generated functions, each in a file of its own for tracebacks
+
+
+def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
+    """The function ``forward(self, spamm_operands, *args)``.
+
+    ``spamm_operands`` holds weight, bias and weight norms of each fused site, one after the other;
+    bias and norms may be None.
+
+    Args:
+        plan: the island, its sites and their engines.
+        flow: where norms travel; None: nowhere.
+    """
+    return _Generator(plan, flow or NormFlow()).run()
+
+
+class _Generator:
+    """Puts one call in the place of each site's nodes, in a copy of the island's graph."""
+
+    def __init__(self, plan: Plan, flow: NormFlow) -> None:
+        self._plan, self._flow = plan, flow
+        self._graph = fx.Graph()
+        self._operands = self._graph.placeholder("spamm_operands")
+        self._copies: dict[fx.Node, fx.Node] = {}
+        result = self._graph.graph_copy(plan.island.graph, self._copies)
+        self._graph.output(result)
+        self._replaced: dict[fx.Node, fx.Node] = {}  # copies, by what took their place
+        self._norms: dict[fx.Node, fx.Node] = {}  # of values, as they are now
+
+    def run(self) -> Forward:
+        for node, pooling in self._plan.pools.items():
+            self._replace_pool(node, pooling)
+        for place, site in enumerate(self._plan.fused):
+            self._replace_site(place, site)
+        return _compiled(self._graph)
+
+    def _now(self, node: Any) -> Any:
+        """What computes the value of an island's node by now."""
+        if not isinstance(node, fx.Node):
+            return node
+        copy = self._copies[node]
+        return self._replaced.get(copy, copy)
+
+    def _replace_pool(self, node: fx.Node, pooling: Pooling) -> None:
+        own, graph = self._copies[node], self._graph
+        with graph.inserting_before(own):
+            if node in self._flow.pools:
+                op = _ops.max_pool2d_with_norms.default
+                pairs = [_pair(size) for size in pooling[:4]]
+                value = self._with_norms(graph.call_function(op, (own.args[0], *pairs, pooling[4])))
+            else:
+                value = graph.call_function(max_pool2d, (own.args[0], *pooling))
+        self._put(own, value)
+        graph.erase_node(own)
+
+    def _replace_site(self, place: int, site: Site) -> None:
+        nodes = [self._copies[node] for node in site.nodes]
+        graph = self._graph
+        with graph.inserting_before(nodes[-1]):
+            weight, bias, norms = (
+                graph.call_function(operator.getitem, (self._operands, 3 * place + offset))
+                for offset in range(3)
+            )
+            options = self._options(site, nodes[0].args[0], norms)
+            if "norm_weight" not in options:
+                graph.erase_node(norms)
+            conv = site.conv
+            geometry = (list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups)
+            args = (nodes[0].args[0], weight, bias, *geometry)
+            value = graph.call_function(self._op(site), args, options)
+            if site.name in self._flow.producers:
+                value = self._with_norms(value)
+        self._put(nodes[-1], value)
+        for node in reversed(nodes):
+            graph.erase_node(node)
+
+    def _op(self, site: Site) -> Any:
+        if self._plan.engines[site.name].setting is None:
+            return _ops.dense_conv2d.default
+        leaves_norms = site.name in self._flow.producers
+        return (_ops.conv2d_with_norms if leaves_norms else _ops.conv2d).default
+
+    def _options(self, site: Site, input: Any, norms: fx.Node) -> dict[str, Any]:
+        setting = self._plan.engines[site.name].setting
+        options: dict[str, Any] = {}
+        if setting is not None:
+            options |= setting.op_arguments()
+            if not setting.skips_nothing:
+                options["norm_weight"] = norms
+            if site.name in self._flow.readers:
+                options["norm_input"] = self._norms[input]
+        if site.residual is not None:
+            options["residual"] = self._now(site.residual)
+        return {**options, "activation": site.activation}
+
+    def _with_norms(self, both: fx.Node) -> fx.Node:
+        """The first result; the second is remembered as its norms."""
+        value = self._graph.call_function(operator.getitem, (both, 0))
+        self._norms[value] = self._graph.call_function(operator.getitem, (both, 1))
+        return value
+
+    def _put(self, old: fx.Node, new: fx.Node) -> None:
+        old.replace_all_uses_with(new)
+        self._replaced[old] = new
+
+
+def _pair(size: Any) -> list[int]:
+    return [size, size] if isinstance(size, int) else list(size)
+
+
+def _compiled(graph: fx.Graph) -> Forward:
+    """The function that the graph prints."""
+    code = graph.python_code("self")
+    names: dict[str, Any] = dict(code.globals)
+    source = code.src
+    for name in _NAMES:
+        printed, own = f"torch.ops.spamm_torch.{name}.default(", f"_spamm_torch_{name}"
+        if printed in source:
+            source = source.replace(printed, f"{own}(")
+            names[own] = getattr(_ops, name).default
+    file = f"<spamm_torch generated {next(_counter)}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    exec(compile(source, file, "exec"), names)
+    return names["forward"]

@@ -1,0 +1,129 @@
+"""Norms travel between converted layers: from convolutions and max pools to those that skip."""
+
+import pytest
+import torch
+from small_models import pictures, trained
+from torch import nn
+from torch.nn import functional as F
+
+import spamm_torch
+from spamm_torch import SpAMMConfig, convert_
+from spamm_torch.networks.fused import fused_of
+
+OPS = torch.ops.spamm_torch
+TAU = 30.0
+SKIPS = SpAMMConfig(tau=TAU)
+
+
+@pytest.fixture(autouse=True)
+def norms_passed_on(monkeypatch):
+    """Layers pass norms on, as they do on Hopper, on every device."""
+    monkeypatch.setattr("spamm_torch.chain._computes_output_norms", lambda *_: True)
+
+
+class Network(nn.Module):
+    """A residual block, then a pool between two convolutions."""
+
+    def __init__(self, pool):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.conv2 = nn.Conv2d(64, 64, 3, padding=1)
+        self.conv3 = nn.Conv2d(64, 64, 1)
+        self.pool = pool
+
+    def forward(self, x):
+        y = F.relu(self.bn1(self.conv1(x)))
+        y = F.relu(self.conv2(y) + x)
+        return self.conv3(self.pool(y))
+
+
+def network(pool=None):
+    torch.manual_seed(0)
+    return trained(Network(nn.MaxPool2d(2) if pool is None else pool))
+
+
+def code_of(model):
+    """The names of the ops that the generated forward with norms calls."""
+    forward = fused_of(model)._forward_with_norms
+    return None if forward is None else forward.__code__.co_names
+
+
+def dark_pictures(images=70):
+    return pictures(images, 64, 8) * torch.linspace(0, 1, 8)
+
+
+@torch.no_grad()
+def test_norms_travel_as_if_layers_were_called_by_hand():
+    model = network()
+    convert_(model, SKIPS)
+    (w1, b1), (w2, b2), (w3, b3) = (
+        fused_of(model).operands[3 * layer : 3 * layer + 2] for layer in range(3)
+    )
+    x = dark_pictures()
+    options = {"tau": TAU, "return_norms": True}
+    y, norms = spamm_torch.conv2d(x, w1, b1, 1, 1, activation="relu", **options)
+    y = spamm_torch.conv2d(
+        y, w2, b2, 1, 1, tau=TAU, residual=x, activation="relu", norm_input=norms
+    )
+    y, norms = OPS.max_pool2d_with_norms(y, [2, 2])
+    y = spamm_torch.conv2d(y, w3, b3, tau=TAU, norm_input=norms)
+    assert torch.equal(model(x), y)
+    dense = spamm_torch.conv2d(x, w1, b1, 1, 1, tau=0.0, activation="relu")
+    assert not torch.equal(spamm_torch.conv2d(x, w1, b1, 1, 1, tau=TAU, activation="relu"), dense)
+
+
+def test_what_the_reader_does_not_need_is_not_computed():
+    model = network()
+    convert_(model, SKIPS)
+    names = code_of(model)
+    assert "_spamm_torch_conv2d_with_norms" in names
+    assert "_spamm_torch_max_pool2d_with_norms" in names
+    convert_(model, SpAMMConfig(tau=0.0), overrides={"conv2": SpAMMConfig(tau=0.0)})
+    assert code_of(model) is None
+    convert_(model, SpAMMConfig(tau=TAU, pixel_block=(1, 8, 8)))
+    assert code_of(model) is None
+
+
+@pytest.mark.parametrize(
+    ("pool", "takes_norms"),
+    [
+        (nn.MaxPool2d(3, 2, 1), True),
+        (lambda x: F.max_pool2d(x, 2), True),
+        (lambda x: F.max_pool2d(x, 3, stride=2, padding=1, ceil_mode=True), True),
+        (nn.AvgPool2d(2), False),
+        (lambda x: F.max_pool2d(x, 2).relu_(), False),
+        (lambda x: torch.sigmoid(x), False),
+    ],
+)
+def test_pools(pool, takes_norms):
+    model = network(pool if isinstance(pool, nn.Module) else nn.Identity())
+    if not isinstance(pool, nn.Module):
+        model.pool = Calling(pool).eval()
+    convert_(model, SKIPS)
+    assert ("_spamm_torch_max_pool2d_with_norms" in code_of(model)) == takes_norms
+    with torch.no_grad():
+        found = model(dark_pictures())
+        fused_of(model)._forward_with_norms = None
+        assert torch.equal(found, model(dark_pictures()))
+
+
+class Calling(nn.Module):
+    """A module of a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+
+    def forward(self, x):
+        return self._function(x)
+
+
+@torch.no_grad()
+def test_small_batches_take_norms_themselves():
+    model = network()
+    convert_(model, SKIPS)
+    fused_of(model)._forward_with_norms = None
+    few = model(dark_pictures(8))
+    model = network()
+    convert_(model, SKIPS)
+    assert torch.equal(model(dark_pictures(8)), few)
