@@ -21,6 +21,7 @@ _TOLERANCE = {
 }
 _TF32_TOLERANCE = 1e-2
 _LIKE_ROUNDING = 1.5  # of the rounding of the model itself
+_MOST_ROUNDING = 0.1
 _MOST_CALLS = 8  # of one module that are kept
 
 
@@ -141,9 +142,16 @@ def difference(expected: Any, found: Any) -> str | None:
 def is_rounding(expected: Any, found: Any, wide: Any) -> bool:
     """Whether ``found`` is about as near to the result in a wider type as ``expected`` is.
 
-    In deep networks rounding alone may grow beyond what :func:`difference` allows.
+    In deep networks rounding alone may grow beyond what :func:`difference` allows. A result that is
+    far from that of the wider type is no proof of anything: the model may draw random numbers.
     """
-    return _distance(found, wide) <= _LIKE_ROUNDING * _distance(expected, wide)
+    own = _distance(expected, wide)
+    is_near = own <= _MOST_ROUNDING * _distance(wide, pytree.tree_map(_zeros, wide))
+    return is_near and _distance(found, wide) <= _LIKE_ROUNDING * own
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros_like(value) if isinstance(value, Tensor) else value
 
 
 def _distance(value: Any, wide: Any) -> float:

@@ -41,8 +41,8 @@ activations = pytest.mark.parametrize("activation", REFERENCE)
 
 
 @pytest.fixture(autouse=True)
-def float32_at_full_accuracy(monkeypatch):
-    """cuDNN's convolutions of float32 take TF32 by default."""
+def full_float32(monkeypatch):
+    """cuDNN may use TF32 by default. Products follow another setting, which forbids it."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
@@ -94,6 +94,26 @@ def test_nothing_skipped(device, dtype, activation, layout):
             assert actual.is_contiguous(
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format
             )
+
+
+@activations
+@pytest.mark.parametrize("groups", [1, 8])
+@pytest.mark.parametrize("with_residual", [False, True])
+@pytest.mark.parametrize("tf32", [False, True])
+def test_large_channels_last_tensors(device, monkeypatch, activation, groups, with_residual, tf32):
+    """Libraries have calls of their own for these."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    operands = case(device, torch.float32, (32, 64), images=8, size=(24, 24), groups=groups)
+    input, weight, bias, residual = operands
+    input = input.contiguous(memory_format=torch.channels_last)
+    addend = residual if with_residual else None
+    actual = ops.dense_conv2d(
+        input, weight, bias, padding=1, groups=groups, residual=addend, activation=activation
+    )
+    expected = reference(input, weight, bias, addend, activation, padding=1, groups=groups)
+    tolerance = 1e-2 if tf32 else 1e-4
+    torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
+    assert actual.is_contiguous(memory_format=torch.channels_last)
 
 
 @activations

@@ -6,6 +6,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/accumulate.h>
 
 #include <string_view>
 
@@ -40,10 +41,14 @@ const char* attribute_of(Activation activation) {
   }
 }
 
+// Of fewer outputs the call costs more than a second pass.
+constexpr int64_t kLeastOutputs = int64_t{1} << 18;
+
 bool supports(const DenseConvolution& conv) {
   return attribute_of(conv.activation) != nullptr && !conv.residual &&
          conv.input.scalar_type() == at::kFloat &&
          conv.output_format == at::MemoryFormat::ChannelsLast &&
+         c10::multiply_integers(conv.shape.output_sizes()) >= kLeastOutputs &&
          at::globalContext().userEnabledMkldnn() && find_pointwise();
 }
 
