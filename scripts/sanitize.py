@@ -122,9 +122,9 @@ def convolutions_without_im2col():
         hidden, norms = spamm_torch.conv2d(x, weight, tau=1.0, return_norms=True, **setting)
         pinned = torch.ops.spamm_torch.conv2d_weight_norm(weight, **blocks)
         spamm_torch.conv2d(x, weight, valid_ratio=0.5, norm_weight=pinned, **setting)
-        ready = {"norm_weight": pinned, "weight_is_ready": True, "valid_ratio": 0.5, **setting}
+        ready = {"norm_weight": pinned, "weight_is_ready": True, "valid_ratio": 0.5, **blocks}
         weight = weight.to(memory_format=torch.channels_last)  # else a copy of it is read
-        torch.ops.spamm_torch.conv2d(x, weight, **ready)
+        torch.ops.spamm_torch.conv2d(x, weight, padding=1, activation="relu", **ready)
         square = torch.randn(out_channels, out_channels, 3, 3, device="cuda").to(dtype)
         spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
 

@@ -185,6 +185,8 @@ def test_shards_take_the_kernels_of_the_whole(
     if tf32 and dtype != torch.float32:
         pytest.skip("TF32 is a matter of float32")
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    if "groups" in setting and knob == {"tau": 0.0}:
+        knob = {"tau": 1e-30}  # groups that skip nothing are torch's convolution, whose bits vary
     input = images(count, channels, (8, 8), dtype=dtype, device="cuda")
     weight = weights(
         out_channels, channels // setting.get("groups", 1), 3, 3, dtype=dtype, device="cuda"
