@@ -19,6 +19,8 @@
 #include <bit>
 #include <cstdint>
 #include <numeric>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "conv/backend.h"
@@ -134,8 +136,15 @@ class ImplicitProduct {
     const P* sources[kMostRows];
     uint64_t valid[kMostRows];
     bool started[kMostRows];
+    bool finished[kMostRows];  // whether it has been written
+    bool all_finished;
     std::vector<PositionList> runs;  // by the length of a run, minus one
-    ListedRow<P> rows[kMostRows];
+    // For each row that is multiplied: see ListedRows.
+    const P* a_rows[kMostRows];
+    const Sum* before_rows[kMostRows];
+    Sum* to_rows[kMostRows];
+    T* output_rows[kMostRows];
+    const T* residual_rows[kMostRows];
     PanelsOnDemand<T, P> panels;
   };
 
@@ -228,15 +237,19 @@ class ImplicitProduct {
     if (tile.images.size == 0) return;
     for (int64_t j = tile.channels.begin; j < tile.channels.end(); ++j) {
       std::fill_n(workspace.started, tile.positions(), false);
+      std::fill_n(workspace.finished, tile.positions(), false);
+      workspace.all_finished = false;
       for (int64_t kernel_position = 0; kernel_position < shape_.kernel_positions();
            ++kernel_position) {
         const Step step{tile, j, kernel_position};
-        find_sources(step, workspace);
+        // A kernel of 1 x 1 has the same for all output channels.
+        if (shape_.kernel_positions() > 1 || j == tile.channels.begin)
+          find_sources(step, workspace);
         workspace.panels.forget();
         for (int64_t first = 0; first < k_blocks_; first += kMaskBits)
           multiply_blocks(step, {first, std::min(kMaskBits, k_blocks_ - first)}, workspace);
       }
-      write(tile, j, workspace);
+      if (!workspace.all_finished) write(tile, j, workspace);
     }
   }
 
@@ -369,9 +382,17 @@ class ImplicitProduct {
         multiply_positions(step.tile, run, channel, depth, panels[i].first, i * width, workspace);
     } else {
       const int64_t rows = list_rows(step.tile, run, channel, workspace);
-      for (int64_t i = 0; i < count; ++i)
-        gemm_rows(ListedRows<P>{workspace.rows, i * width}, rows, width, depth, panels[i].first,
-                  width);
+      const bool last =
+          step.kernel_position + 1 == shape_.kernel_positions() && blocks.end() == k_blocks_;
+      std::optional<Finish<P>> finish;
+      if constexpr (std::is_same_v<T, P>) {
+        if (last && finishes_in_kernel(channels)) finish = list_outputs(step, run, workspace);
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        const ListedRows<P> listed{workspace.a_rows, workspace.before_rows, workspace.to_rows,
+                                   i * width, finish ? &*finish : nullptr};
+        gemm_rows(listed, rows, width, depth, panels[i].first, width);
+      }
     }
     for (int64_t i = 0; i < run.size; ++i) workspace.started[run.positions[i]] = true;
   }
@@ -390,18 +411,46 @@ class ImplicitProduct {
   int64_t list_rows(const Tile& tile, const PositionList& run, int64_t channel,
                     Workspace& workspace) const {
     const int64_t images = tile.images.size, row_of_sums = images * block_.m;
-    ListedRow<P>* row = workspace.rows;
+    int64_t row = 0;
     for (int64_t n = 0; n < run.size; ++n) {
       const int32_t position = run.positions[n];
-      const P* source = workspace.sources[position];
-      const P* a = source ? source + channel : zeros_.template const_data_ptr<P>();
+      const P* const source = workspace.sources[position];
+      const P* const a = source ? source + channel : zeros_.template const_data_ptr<P>();
       const int64_t next = source ? pixels_.image_stride : 0;
-      Sum* sums = workspace.sums + position * row_of_sums;
+      Sum* const sums = workspace.sums + position * row_of_sums;
       const bool started = workspace.started[position];
-      for (int64_t i = 0; i < images; ++i, a += next, sums += block_.m)
-        *row++ = {a, started ? sums : workspace.zeros, sums};
+      for (int64_t i = 0; i < images; ++i, ++row) {
+        workspace.a_rows[row] = a + i * next;
+        workspace.before_rows[row] = started ? sums + i * block_.m : workspace.zeros;
+        workspace.to_rows[row] = sums + i * block_.m;
+      }
     }
-    return row - workspace.rows;
+    return row;
+  }
+
+  // Whether the kernel computes the epilogue of rows whose last products it adds.
+  bool finishes_in_kernel(int64_t channels) const {
+    return channels % panels_.width() == 0 &&
+           (activation_ == Activation::kNone || activation_ == Activation::kRelu);
+  }
+
+  // The epilogue of the listed positions, which are finished then.
+  Finish<T> list_outputs(const Step& step, const PositionList& run, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    const int64_t channel = tile.group * shape_.group_out_channels() + step.j * block_.m;
+    int64_t row = 0;
+    for (int64_t n = 0; n < run.size; ++n) {
+      const int32_t position = run.positions[n];
+      workspace.finished[position] = true;
+      const int64_t offset = output_offset(tile, position) + channel;
+      for (int64_t i = 0; i < tile.images.size; ++i, ++row) {
+        workspace.output_rows[row] = output_ + offset + i * next_image();
+        if (residual_) workspace.residual_rows[row] = residual_ + offset + i * next_image();
+      }
+    }
+    workspace.all_finished = run.size == tile.positions();
+    return {workspace.output_rows, bias_.template const_data_ptr<T>() + channel,
+            residual_ ? workspace.residual_rows : nullptr, activation_ == Activation::kRelu};
   }
 
   // Matrix instructions read rows at equal distances: all images of a position, and of positions
@@ -455,7 +504,7 @@ class ImplicitProduct {
                                channels};
     };
     if (activation_ != Activation::kSilu) {
-      each_pixel_run(tile, [&](const PixelRun& run) {
+      each_pixel_run(tile, workspace, [&](const PixelRun& run) {
         write_pixels<T>(pixels_at(run), activation_, output + run.to, run.ld_to);
       });
       return;
@@ -464,16 +513,28 @@ class ImplicitProduct {
     at::Tensor finished = at::zeros({tile.positions() * tile.images.size, block_.m},
                                     c10::CppTypeToScalarType<Sum>::value);
     Sum* const first = finished.template mutable_data_ptr<Sum>();
-    each_pixel_run(tile, [&](const PixelRun& run) {
+    each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<Sum>(pixels_at(run), Activation::kNone, first + run.from * block_.m,
                         run.ld_from * block_.m);
     });
     at::silu_(finished);
-    each_pixel_run(tile, [&](const PixelRun& run) {
+    each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<T>(PixelSums<T, Sum>{first + run.from * block_.m, run.ld_from * block_.m,
                                         workspace.zeros, nullptr, 0, run.count, channels},
                       Activation::kNone, output + run.to, run.ld_to);
     });
+  }
+
+  int64_t next_image() const {
+    return shape_.output.height * shape_.output.width * shape_.out_channels;
+  }
+
+  // Where a position of the tile's first image lies in the output.
+  int64_t output_offset(const Tile& tile, int64_t position) const {
+    const int64_t row = tile.rows.begin + position / tile.columns.size;
+    const int64_t column = tile.columns.begin + position % tile.columns.size;
+    return tile.images.begin * next_image() +
+           (row * shape_.output.width + column) * shape_.out_channels;
   }
 
   // Pixels at equal distances: their rows of sums, and their first channels in the output.
@@ -481,26 +542,35 @@ class ImplicitProduct {
     int64_t from, ld_from, to, ld_to, count;
   };
 
-  // Calls visit(run) for runs that are together the tile.
+  // Calls visit(run) for runs that are together the tile's pixels that are not finished.
   template <class Visit>
-  void each_pixel_run(const Tile& tile, const Visit& visit) const {
-    const int64_t images = tile.images.size, next_pixel = shape_.out_channels;
-    const int64_t next_image = shape_.output.height * shape_.output.width * next_pixel;
+  void each_pixel_run(const Tile& tile, const Workspace& workspace, const Visit& visit) const {
+    const int64_t columns = tile.columns.size;
     for (int64_t r = 0; r < tile.rows.size; ++r) {
-      const int64_t to =
-          tile.images.begin * next_image +
-          ((tile.rows.begin + r) * shape_.output.width + tile.columns.begin) * next_pixel;
-      const int64_t from = r * tile.columns.size * images;
-      if (images > tile.columns.size) {
-        for (int64_t c = 0; c < tile.columns.size; ++c)
-          visit(PixelRun{from + c * images, 1, to + c * next_pixel, next_image, images});
-      } else {
-        for (int64_t image = 0; image < images; ++image)
-          visit(PixelRun{from + image, images, to + image * next_image, next_pixel,
-                         tile.columns.size});
+      const bool* const finished = workspace.finished + r * columns;
+      for (int64_t c = 0; c < columns;) {
+        const int64_t begin = std::find(finished + c, finished + columns, false) - finished;
+        const int64_t end = std::find(finished + begin, finished + columns, true) - finished;
+        if (begin < end) visit_pixels(tile, r * columns + begin, end - begin, visit);
+        c = end;
       }
     }
   }
+
+  // `count` positions of one row, from `position` on.
+  template <class Visit>
+  void visit_pixels(const Tile& tile, int64_t position, int64_t count, const Visit& visit) const {
+    const int64_t images = tile.images.size, next_pixel = shape_.out_channels;
+    const int64_t from = position * images, to = output_offset(tile, position);
+    if (images > count) {
+      for (int64_t c = 0; c < count; ++c)
+        visit(PixelRun{from + c * images, 1, to + c * next_pixel, next_image(), images});
+    } else {
+      for (int64_t image = 0; image < images; ++image)
+        visit(PixelRun{from + image, images, to + image * next_image(), next_pixel, count});
+    }
+  }
+
   const ConvShape& shape_;
   const Block& block_;
   const Box& edge_;
