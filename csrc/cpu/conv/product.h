@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
@@ -25,6 +26,7 @@
 
 #include "conv/backend.h"
 #include "cpu/conv/epilogue.h"
+#include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"
 #include "cpu/conv/seen.h"
 #include "cpu/conv/weight_panels.h"
@@ -33,12 +35,32 @@
 
 namespace spamm::cpu {
 
-// Norm maps and the threshold. Undefined maps if everything is valid.
+// What decides what is valid: everything if the weight's norms are undefined.
+template <class N>
 struct ConvNorms {
-  at::Tensor weight;   // (groups, blocks of output channels, K blocks), contiguous
-  at::Tensor columns;  // (groups, K blocks, pixel blocks), contiguous: the skip norms
+  at::Tensor weight;            // (groups, blocks of output channels, K blocks), contiguous
+  at::Tensor columns;           // (groups, K blocks, pixel blocks), contiguous: the skip norms
+  const PixelNorms<N>* pixels;  // in place of `columns` for blocks of one pixel
   double tau;
 };
+
+// Bit b of masks[p] is set if norm_a[b] * (scale * norm b of pixel p) is valid, for at most
+// kMaskBits blocks b. Norms of neighbouring pixels are `next` apart.
+template <class N>
+SPAMM_CPU_CLONES static void find_valid_pixels(const N* norm_a, int64_t blocks,
+                                               const N* __restrict norms, int64_t next, N scale,
+                                               N tau, int64_t pixels, uint64_t* __restrict masks) {
+  if (blocks == 1) {
+    for (int64_t p = 0; p < pixels; ++p) masks[p] = !(norm_a[0] * (scale * norms[p * next]) < tau);
+    return;
+  }
+  for (int64_t p = 0; p < pixels; ++p, norms += next) {
+    uint64_t mask = 0;
+    for (int64_t b = 0; b < blocks; ++b)
+      mask |= static_cast<uint64_t>(!(norm_a[b] * (scale * norms[b]) < tau)) << b;
+    masks[p] = mask;
+  }
+}
 
 // T: type of the tensors. P: type of the multiplied operands.
 template <class T, class P>
@@ -49,7 +71,7 @@ class ImplicitProduct {
  public:
   // The residual and `output` are channels last.
   ImplicitProduct(const Convolution& conv, const Pixels<P>& pixels, WeightPanels<T, P>& panels,
-                  const ConvNorms& norms, const at::Tensor& output)
+                  const ConvNorms<N>& norms, const at::Tensor& output)
       : shape_(conv.shape),
         block_(conv.block),
         edge_(conv.blocks.edge),
@@ -59,8 +81,9 @@ class ImplicitProduct {
         out_blocks_(blocks_of(shape_.group_out_channels(), block_.m)),
         pixels_(pixels),
         panels_(panels),
-        norm_a_(norms.weight.defined() ? norms.weight.const_data_ptr<N>() : nullptr),
-        norm_b_(norms.weight.defined() ? norms.columns.const_data_ptr<N>() : nullptr),
+        norm_a_(norms.weight.defined() ? norms.weight.template const_data_ptr<N>() : nullptr),
+        norm_b_(norms.columns.defined() ? norms.columns.template const_data_ptr<N>() : nullptr),
+        pixel_norms_(norms.pixels),
         tau_(static_cast<N>(norms.tau)),
         zeros_(at::zeros({Microkernel<P>::kVnni ? block_images_ : 1, kRunDepth},
                          c10::CppTypeToScalarType<P>::value)),
@@ -86,11 +109,11 @@ class ImplicitProduct {
   }
 
  private:
-  static constexpr int64_t kMostRows = 256;            // of a tile: their sums stay in cache
-  static constexpr int64_t kLeastRows = 64;            // with fewer, reading panels takes long
-  static constexpr int64_t kImagesTogether = 4;        // share the search for valid blocks
-  static constexpr int64_t kWindowBytes = 768 * 1024;  // of input that a tile may read
-  static constexpr int64_t kTilesPerThread = 32;       // at least, if there are enough blocks
+  static constexpr int64_t kMostRows = 256;             // of a tile: their sums stay in cache
+  static constexpr int64_t kLeastRows = 64;             // with fewer, reading panels takes long
+  static constexpr int64_t kImagesTogether = 4;         // share the search for valid blocks
+  static constexpr int64_t kWindowBytes = 1280 * 1024;  // of input that a tile may read
+  static constexpr int64_t kTilesPerThread = 32;        // at least, if there are enough blocks
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
   // be as accurate as torch's convolution.
   static constexpr int64_t kMostPanels = 2;   // of a block of output channels
@@ -313,8 +336,8 @@ class ImplicitProduct {
   // Of each position, among the given blocks.
   void find_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
     const Tile& tile = step.tile;
-    if (edge_[1] == 1 && edge_[2] == 1) {
-      find_masks(step, blocks, workspace.valid);
+    if (pixel_norms_) {
+      look_up_valid_blocks(step, blocks, workspace);
       return;
     }
     find_masks(step, blocks, workspace.masks);
@@ -324,6 +347,38 @@ class ImplicitProduct {
           workspace.masks + (row / edge_[1] - tile.block_rows.begin) * tile.block_columns.size;
       for (int64_t column = tile.columns.begin; column < tile.columns.end(); ++column)
         *valid++ = masks[column / edge_[2] - tile.block_columns.begin];
+    }
+  }
+
+  // The same for blocks of one pixel, from the norms of the pixels that they see.
+  void look_up_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    const N* const norm_a =
+        norm_a_ +
+        ((tile.group * out_blocks_ + step.j) * shape_.kernel_positions() + step.kernel_position) *
+            k_blocks_ +
+        blocks.begin;
+    const N scale =
+        partial_block_scale<N>({shape_.images, 1, 1}, {edge_[0], 1, 1}, {tile.image_block, 0, 0});
+    uint64_t of_padding;
+    const std::array<N, kMaskBits> zeros{};
+    find_valid_pixels(norm_a, blocks.size, zeros.data(), 0, scale, tau_, 1, &of_padding);
+    const Seen seen(shape_, step.kernel_position);
+    const Range inside = seen.columns();
+    const int64_t begin = std::clamp(inside.begin, tile.columns.begin, tile.columns.end());
+    const int64_t end = std::clamp(inside.end(), begin, tile.columns.end());
+    const int64_t next = shape_.stride.width * pixel_norms_->column_stride();
+    uint64_t* valid = workspace.valid;
+    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
+      const auto y = seen.row(row);
+      std::fill_n(valid, tile.columns.size, of_padding);
+      if (y && begin < end) {
+        const N* norms =
+            pixel_norms_->at(tile.image_block, *y, seen.column(begin), tile.group) + blocks.begin;
+        find_valid_pixels(norm_a, blocks.size, norms, next, scale, tau_, end - begin,
+                          valid + begin - tile.columns.begin);
+      }
+      valid += tile.columns.size;
     }
   }
 
@@ -389,8 +444,12 @@ class ImplicitProduct {
         if (last && finishes_in_kernel(channels)) finish = list_outputs(step, run, workspace);
       }
       for (int64_t i = 0; i < count; ++i) {
-        const ListedRows<P> listed{workspace.a_rows, workspace.before_rows, workspace.to_rows,
-                                   i * width, finish ? &*finish : nullptr};
+        const ListedRows<P> listed{workspace.a_rows,
+                                   workspace.before_rows,
+                                   workspace.to_rows,
+                                   i * width,
+                                   finish ? &*finish : nullptr,
+                                   i == 0 && step.j == step.tile.channels.begin ? rows : 0};
         gemm_rows(listed, rows, width, depth, panels[i].first, width);
       }
     }
@@ -580,7 +639,8 @@ class ImplicitProduct {
   int64_t out_blocks_;    // blocks of output channels of a group
   const Pixels<P>& pixels_;
   const WeightPanels<T, P>& panels_;
-  const N *norm_a_, *norm_b_;  // null if everything is valid
+  const N *norm_a_, *norm_b_;         // null if everything is valid
+  const PixelNorms<N>* pixel_norms_;  // in place of norm_b_
   N tau_;
   at::Tensor zeros_;  // stands in for pixels in the padding
   at::Tensor bias_;   // in the sums' type

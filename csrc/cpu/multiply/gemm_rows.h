@@ -33,6 +33,8 @@ struct StridedRows {
   static constexpr int64_t column = 0;
   static constexpr const Finish<T>* finish = nullptr;
 
+  static void prefetch(int64_t, int64_t) {}
+
   const T* a(int64_t r) const { return A + r * lda; }
   const T* before(int64_t r) const { return add ? to(r) : nullptr; }
   T* to(int64_t r) const { return C + r * ldc; }
@@ -46,6 +48,14 @@ struct ListedRows {
   T* const* to_rows;
   int64_t column;           // of `before`, `to` and `finish` at which the panel's columns start
   const Finish<T>* finish;  // takes the place of `to`; null if the sums are not complete
+  int64_t fetched;          // this many rows of A are asked for one tile ahead
+
+  void prefetch(int64_t r, int64_t K) const {
+    if (r >= fetched) return;
+    const char* row = reinterpret_cast<const char*>(a_rows[r]);
+    for (int64_t byte = 0; byte < K * static_cast<int64_t>(sizeof(T)); byte += 64)
+      __builtin_prefetch(row + byte);
+  }
 
   const T* a(int64_t r) const { return a_rows[r]; }
   const T* before(int64_t r) const { return before_rows[r] + column; }
@@ -93,6 +103,7 @@ template <class T, int bytes, int rows, int vectors, class Rows>
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     a[r] = of.a(first + r);
+    of.prefetch(first + rows + r, K);
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{};
   }
