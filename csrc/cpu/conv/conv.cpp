@@ -62,16 +62,19 @@ class Source {
 
 // The norms and the threshold for a tau above zero, or that is to be searched.
 template <class N>
-ConvNorms norms_and_tau(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
-                        const PixelNorms<N>& pixels) {
+ConvNorms<N> norms_and_tau(const Convolution& conv, const Knob& knob, const Tensor& norm_weight,
+                           const PixelNorms<N>& pixels) {
   if (knob.tau) {
-    return {norm_weight.contiguous(), column_norms(conv, pixels, ColumnNorms::kSkip),
-            host_scalar(*knob.tau)};
+    const double tau = host_scalar(*knob.tau);
+    const Box& edge = conv.blocks.edge;
+    if (edge[1] == 1 && edge[2] == 1) return {norm_weight.contiguous(), Tensor(), &pixels, tau};
+    const Tensor columns = column_norms(conv, pixels, ColumnNorms::kSkip);
+    return {norm_weight.contiguous(), columns, nullptr, tau};
   }
   const Tensor columns = column_norms(conv, pixels, ColumnNorms::kPlain);
   const auto skip_norms = PartialBlockScale(conv.blocks, columns.options())(columns, 0);
   const Tensor tau = threshold_from_knob(norm_weight, columns, knob, skip_norms);
-  return {norm_weight.contiguous(), skip_norms.value_or(columns), tau.item<double>()};
+  return {norm_weight.contiguous(), skip_norms.value_or(columns), nullptr, tau.item<double>()};
 }
 
 // A kernel of 1 x 1 reads pixels at the distance of the stride, and no others.
@@ -98,7 +101,7 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   std::optional<PixelNorms<N>> pixel_norms;
   if (!skips_nothing(knob)) pixel_norms.emplace(conv.shape, conv.blocks.edge[0], conv.block.k);
   const Source<T, P> source(conv, pixel_norms ? &*pixel_norms : nullptr);
-  ConvNorms norms;
+  ConvNorms<N> norms{};
   if (pixel_norms) norms = norms_and_tau(conv, knob, weight_norms(conv), *pixel_norms);
   WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
                             source.pixels().depth);

@@ -17,6 +17,14 @@
 
 namespace spamm::cpu {
 
+// sqrt(pixels of a block / pixels inside the grid), as PartialBlockScale has it.
+template <class N>
+N partial_block_scale(const Box& grid, const Box& edge, const Box& block) {
+  int64_t inside = 1;
+  for (int d = 0; d < 3; ++d) inside *= std::min(edge[d], grid[d] - block[d] * edge[d]);
+  return std::sqrt(static_cast<N>(volume(edge)) / static_cast<N>(inside));
+}
+
 enum class ColumnNorms { kPlain, kSkip };
 
 // Writes the norms of some pixel blocks of one row of blocks.
@@ -37,7 +45,7 @@ class ColumnNormWriter {
     }
     for (int64_t c = 0; c < columns; ++c, ++norms) {
       const Box block = {image_block, block_row, c};
-      const N scale = kind_ == ColumnNorms::kSkip ? partial_scale(block) : N(1);
+      const N scale = scale_of(block);
       for (int64_t b = 0; b < pixels_.channel_blocks(); ++b)
         norms[b * stride] = scale * norm(group, block, kernel_position, b);
     }
@@ -47,7 +55,7 @@ class ColumnNormWriter {
   // Blocks of one pixel of several images: each reads one norm.
   void look_up(int64_t group, int64_t image_block, int64_t row, int64_t kernel_position, N* norms,
                int64_t stride) const {
-    const N scale = kind_ == ColumnNorms::kSkip ? partial_scale({image_block, 0, 0}) : N(1);
+    const N scale = scale_of({image_block, 0, 0});
     const int64_t channel_blocks = pixels_.channel_blocks();
     const Seen seen(shape_, kernel_position);
     const Range inside = seen.columns();
@@ -62,12 +70,9 @@ class ColumnNormWriter {
     }
   }
 
-  // sqrt(pixels of a block / pixels inside the grid), as PartialBlockScale has it.
-  N partial_scale(const Box& block) const {
-    int64_t inside = 1;
-    for (int d = 0; d < 3; ++d)
-      inside *= std::min(blocks_.edge[d], blocks_.grid[d] - block[d] * blocks_.edge[d]);
-    return std::sqrt(static_cast<N>(volume(blocks_.edge)) / static_cast<N>(inside));
+  N scale_of(const Box& block) const {
+    return kind_ == ColumnNorms::kSkip ? partial_block_scale<N>(blocks_.grid, blocks_.edge, block)
+                                       : N(1);
   }
 
   N norm(int64_t group, const Box& block, int64_t kernel_position, int64_t channel_block) const {

@@ -50,15 +50,16 @@ class PixelNorms {
         first_(norms_.template mutable_data_ptr<N>()) {}
 
   // Of one pixel and group: one norm for each channel block. Those of neighbouring columns are
-  // shape.groups * channel_blocks() apart.
+  // column_stride() apart.
   const N* at(int64_t image_block, int64_t row, int64_t column, int64_t group) const {
     return first_ +
            ((image_block * shape_.input.height + row) * shape_.input.width + column) *
-               shape_.groups * channel_blocks_ +
+               column_stride() +
            group * channel_blocks_;
   }
 
   int64_t channel_blocks() const { return channel_blocks_; }
+  int64_t column_stride() const { return shape_.groups * channel_blocks_; }
 
   // Computes all norms.
   template <class P>

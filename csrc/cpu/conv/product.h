@@ -15,14 +15,18 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstdint>
 #include <numeric>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 #include "conv/backend.h"
 #include "cpu/conv/epilogue.h"
+#include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"
 #include "cpu/conv/seen.h"
 #include "cpu/conv/weight_panels.h"
@@ -31,12 +35,32 @@
 
 namespace spamm::cpu {
 
-// Norm maps and the threshold. Undefined maps if everything is valid.
+// What decides what is valid: everything if the weight's norms are undefined.
+template <class N>
 struct ConvNorms {
-  at::Tensor weight;   // (groups, blocks of output channels, K blocks), contiguous
-  at::Tensor columns;  // (groups, K blocks, pixel blocks), contiguous: the skip norms
+  at::Tensor weight;            // (groups, blocks of output channels, K blocks), contiguous
+  at::Tensor columns;           // (groups, K blocks, pixel blocks), contiguous: the skip norms
+  const PixelNorms<N>* pixels;  // in place of `columns` for blocks of one pixel
   double tau;
 };
+
+// Bit b of masks[p] is set if norm_a[b] * (scale * norm b of pixel p) is valid, for at most
+// kMaskBits blocks b. Norms of neighbouring pixels are `next` apart.
+template <class N>
+SPAMM_CPU_CLONES static void find_valid_pixels(const N* norm_a, int64_t blocks,
+                                               const N* __restrict norms, int64_t next, N scale,
+                                               N tau, int64_t pixels, uint64_t* __restrict masks) {
+  if (blocks == 1) {
+    for (int64_t p = 0; p < pixels; ++p) masks[p] = !(norm_a[0] * (scale * norms[p * next]) < tau);
+    return;
+  }
+  for (int64_t p = 0; p < pixels; ++p, norms += next) {
+    uint64_t mask = 0;
+    for (int64_t b = 0; b < blocks; ++b)
+      mask |= static_cast<uint64_t>(!(norm_a[b] * (scale * norms[b]) < tau)) << b;
+    masks[p] = mask;
+  }
+}
 
 // T: type of the tensors. P: type of the multiplied operands.
 template <class T, class P>
@@ -47,7 +71,7 @@ class ImplicitProduct {
  public:
   // The residual and `output` are channels last.
   ImplicitProduct(const Convolution& conv, const Pixels<P>& pixels, WeightPanels<T, P>& panels,
-                  const ConvNorms& norms, const at::Tensor& output)
+                  const ConvNorms<N>& norms, const at::Tensor& output)
       : shape_(conv.shape),
         block_(conv.block),
         edge_(conv.blocks.edge),
@@ -57,8 +81,9 @@ class ImplicitProduct {
         out_blocks_(blocks_of(shape_.group_out_channels(), block_.m)),
         pixels_(pixels),
         panels_(panels),
-        norm_a_(norms.weight.defined() ? norms.weight.const_data_ptr<N>() : nullptr),
-        norm_b_(norms.weight.defined() ? norms.columns.const_data_ptr<N>() : nullptr),
+        norm_a_(norms.weight.defined() ? norms.weight.template const_data_ptr<N>() : nullptr),
+        norm_b_(norms.columns.defined() ? norms.columns.template const_data_ptr<N>() : nullptr),
+        pixel_norms_(norms.pixels),
         tau_(static_cast<N>(norms.tau)),
         zeros_(at::zeros({Microkernel<P>::kVnni ? block_images_ : 1, kRunDepth},
                          c10::CppTypeToScalarType<P>::value)),
@@ -84,11 +109,11 @@ class ImplicitProduct {
   }
 
  private:
-  static constexpr int64_t kMostRows = 256;            // of a tile: their sums stay in cache
-  static constexpr int64_t kLeastRows = 64;            // with fewer, reading panels takes long
-  static constexpr int64_t kImagesTogether = 4;        // share the search for valid blocks
-  static constexpr int64_t kWindowBytes = 768 * 1024;  // of input that a tile may read
-  static constexpr int64_t kTilesPerThread = 32;       // at least, if there are enough blocks
+  static constexpr int64_t kMostRows = 256;             // of a tile: their sums stay in cache
+  static constexpr int64_t kLeastRows = 64;             // with fewer, reading panels takes long
+  static constexpr int64_t kImagesTogether = 4;         // share the search for valid blocks
+  static constexpr int64_t kWindowBytes = 1280 * 1024;  // of input that a tile may read
+  static constexpr int64_t kTilesPerThread = 32;        // at least, if there are enough blocks
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
   // be as accurate as torch's convolution.
   static constexpr int64_t kMostPanels = 2;   // of a block of output channels
@@ -134,8 +159,15 @@ class ImplicitProduct {
     const P* sources[kMostRows];
     uint64_t valid[kMostRows];
     bool started[kMostRows];
+    bool finished[kMostRows];  // whether it has been written
+    bool all_finished;
     std::vector<PositionList> runs;  // by the length of a run, minus one
-    ListedRow<P> rows[kMostRows];
+    // For each row that is multiplied: see ListedRows.
+    const P* a_rows[kMostRows];
+    const Sum* before_rows[kMostRows];
+    Sum* to_rows[kMostRows];
+    T* output_rows[kMostRows];
+    const T* residual_rows[kMostRows];
     PanelsOnDemand<T, P> panels;
   };
 
@@ -228,15 +260,19 @@ class ImplicitProduct {
     if (tile.images.size == 0) return;
     for (int64_t j = tile.channels.begin; j < tile.channels.end(); ++j) {
       std::fill_n(workspace.started, tile.positions(), false);
+      std::fill_n(workspace.finished, tile.positions(), false);
+      workspace.all_finished = false;
       for (int64_t kernel_position = 0; kernel_position < shape_.kernel_positions();
            ++kernel_position) {
         const Step step{tile, j, kernel_position};
-        find_sources(step, workspace);
+        // A kernel of 1 x 1 has the same for all output channels.
+        if (shape_.kernel_positions() > 1 || j == tile.channels.begin)
+          find_sources(step, workspace);
         workspace.panels.forget();
         for (int64_t first = 0; first < k_blocks_; first += kMaskBits)
           multiply_blocks(step, {first, std::min(kMaskBits, k_blocks_ - first)}, workspace);
       }
-      write(tile, j, workspace);
+      if (!workspace.all_finished) write(tile, j, workspace);
     }
   }
 
@@ -300,8 +336,8 @@ class ImplicitProduct {
   // Of each position, among the given blocks.
   void find_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
     const Tile& tile = step.tile;
-    if (edge_[1] == 1 && edge_[2] == 1) {
-      find_masks(step, blocks, workspace.valid);
+    if (pixel_norms_) {
+      look_up_valid_blocks(step, blocks, workspace);
       return;
     }
     find_masks(step, blocks, workspace.masks);
@@ -311,6 +347,38 @@ class ImplicitProduct {
           workspace.masks + (row / edge_[1] - tile.block_rows.begin) * tile.block_columns.size;
       for (int64_t column = tile.columns.begin; column < tile.columns.end(); ++column)
         *valid++ = masks[column / edge_[2] - tile.block_columns.begin];
+    }
+  }
+
+  // The same for blocks of one pixel, from the norms of the pixels that they see.
+  void look_up_valid_blocks(const Step& step, const Range& blocks, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    const N* const norm_a =
+        norm_a_ +
+        ((tile.group * out_blocks_ + step.j) * shape_.kernel_positions() + step.kernel_position) *
+            k_blocks_ +
+        blocks.begin;
+    const N scale =
+        partial_block_scale<N>({shape_.images, 1, 1}, {edge_[0], 1, 1}, {tile.image_block, 0, 0});
+    uint64_t of_padding;
+    const std::array<N, kMaskBits> zeros{};
+    find_valid_pixels(norm_a, blocks.size, zeros.data(), 0, scale, tau_, 1, &of_padding);
+    const Seen seen(shape_, step.kernel_position);
+    const Range inside = seen.columns();
+    const int64_t begin = std::clamp(inside.begin, tile.columns.begin, tile.columns.end());
+    const int64_t end = std::clamp(inside.end(), begin, tile.columns.end());
+    const int64_t next = shape_.stride.width * pixel_norms_->column_stride();
+    uint64_t* valid = workspace.valid;
+    for (int64_t row = tile.rows.begin; row < tile.rows.end(); ++row) {
+      const auto y = seen.row(row);
+      std::fill_n(valid, tile.columns.size, of_padding);
+      if (y && begin < end) {
+        const N* norms =
+            pixel_norms_->at(tile.image_block, *y, seen.column(begin), tile.group) + blocks.begin;
+        find_valid_pixels(norm_a, blocks.size, norms, next, scale, tau_, end - begin,
+                          valid + begin - tile.columns.begin);
+      }
+      valid += tile.columns.size;
     }
   }
 
@@ -369,9 +437,21 @@ class ImplicitProduct {
         multiply_positions(step.tile, run, channel, depth, panels[i].first, i * width, workspace);
     } else {
       const int64_t rows = list_rows(step.tile, run, channel, workspace);
-      for (int64_t i = 0; i < count; ++i)
-        gemm_rows(ListedRows<P>{workspace.rows, i * width}, rows, width, depth, panels[i].first,
-                  width);
+      const bool last =
+          step.kernel_position + 1 == shape_.kernel_positions() && blocks.end() == k_blocks_;
+      std::optional<Finish<P>> finish;
+      if constexpr (std::is_same_v<T, P>) {
+        if (last && finishes_in_kernel(channels)) finish = list_outputs(step, run, workspace);
+      }
+      for (int64_t i = 0; i < count; ++i) {
+        const ListedRows<P> listed{workspace.a_rows,
+                                   workspace.before_rows,
+                                   workspace.to_rows,
+                                   i * width,
+                                   finish ? &*finish : nullptr,
+                                   i == 0 && step.j == step.tile.channels.begin ? rows : 0};
+        gemm_rows(listed, rows, width, depth, panels[i].first, width);
+      }
     }
     for (int64_t i = 0; i < run.size; ++i) workspace.started[run.positions[i]] = true;
   }
@@ -390,18 +470,46 @@ class ImplicitProduct {
   int64_t list_rows(const Tile& tile, const PositionList& run, int64_t channel,
                     Workspace& workspace) const {
     const int64_t images = tile.images.size, row_of_sums = images * block_.m;
-    ListedRow<P>* row = workspace.rows;
+    int64_t row = 0;
     for (int64_t n = 0; n < run.size; ++n) {
       const int32_t position = run.positions[n];
-      const P* source = workspace.sources[position];
-      const P* a = source ? source + channel : zeros_.template const_data_ptr<P>();
+      const P* const source = workspace.sources[position];
+      const P* const a = source ? source + channel : zeros_.template const_data_ptr<P>();
       const int64_t next = source ? pixels_.image_stride : 0;
-      Sum* sums = workspace.sums + position * row_of_sums;
+      Sum* const sums = workspace.sums + position * row_of_sums;
       const bool started = workspace.started[position];
-      for (int64_t i = 0; i < images; ++i, a += next, sums += block_.m)
-        *row++ = {a, started ? sums : workspace.zeros, sums};
+      for (int64_t i = 0; i < images; ++i, ++row) {
+        workspace.a_rows[row] = a + i * next;
+        workspace.before_rows[row] = started ? sums + i * block_.m : workspace.zeros;
+        workspace.to_rows[row] = sums + i * block_.m;
+      }
     }
-    return row - workspace.rows;
+    return row;
+  }
+
+  // Whether the kernel computes the epilogue of rows whose last products it adds.
+  bool finishes_in_kernel(int64_t channels) const {
+    return channels % panels_.width() == 0 &&
+           (activation_ == Activation::kNone || activation_ == Activation::kRelu);
+  }
+
+  // The epilogue of the listed positions, which are finished then.
+  Finish<T> list_outputs(const Step& step, const PositionList& run, Workspace& workspace) const {
+    const Tile& tile = step.tile;
+    const int64_t channel = tile.group * shape_.group_out_channels() + step.j * block_.m;
+    int64_t row = 0;
+    for (int64_t n = 0; n < run.size; ++n) {
+      const int32_t position = run.positions[n];
+      workspace.finished[position] = true;
+      const int64_t offset = output_offset(tile, position) + channel;
+      for (int64_t i = 0; i < tile.images.size; ++i, ++row) {
+        workspace.output_rows[row] = output_ + offset + i * next_image();
+        if (residual_) workspace.residual_rows[row] = residual_ + offset + i * next_image();
+      }
+    }
+    workspace.all_finished = run.size == tile.positions();
+    return {workspace.output_rows, bias_.template const_data_ptr<T>() + channel,
+            residual_ ? workspace.residual_rows : nullptr, activation_ == Activation::kRelu};
   }
 
   // Matrix instructions read rows at equal distances: all images of a position, and of positions
@@ -455,7 +563,7 @@ class ImplicitProduct {
                                channels};
     };
     if (activation_ != Activation::kSilu) {
-      each_pixel_run(tile, [&](const PixelRun& run) {
+      each_pixel_run(tile, workspace, [&](const PixelRun& run) {
         write_pixels<T>(pixels_at(run), activation_, output + run.to, run.ld_to);
       });
       return;
@@ -464,16 +572,28 @@ class ImplicitProduct {
     at::Tensor finished = at::zeros({tile.positions() * tile.images.size, block_.m},
                                     c10::CppTypeToScalarType<Sum>::value);
     Sum* const first = finished.template mutable_data_ptr<Sum>();
-    each_pixel_run(tile, [&](const PixelRun& run) {
+    each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<Sum>(pixels_at(run), Activation::kNone, first + run.from * block_.m,
                         run.ld_from * block_.m);
     });
     at::silu_(finished);
-    each_pixel_run(tile, [&](const PixelRun& run) {
+    each_pixel_run(tile, workspace, [&](const PixelRun& run) {
       write_pixels<T>(PixelSums<T, Sum>{first + run.from * block_.m, run.ld_from * block_.m,
                                         workspace.zeros, nullptr, 0, run.count, channels},
                       Activation::kNone, output + run.to, run.ld_to);
     });
+  }
+
+  int64_t next_image() const {
+    return shape_.output.height * shape_.output.width * shape_.out_channels;
+  }
+
+  // Where a position of the tile's first image lies in the output.
+  int64_t output_offset(const Tile& tile, int64_t position) const {
+    const int64_t row = tile.rows.begin + position / tile.columns.size;
+    const int64_t column = tile.columns.begin + position % tile.columns.size;
+    return tile.images.begin * next_image() +
+           (row * shape_.output.width + column) * shape_.out_channels;
   }
 
   // Pixels at equal distances: their rows of sums, and their first channels in the output.
@@ -481,26 +601,35 @@ class ImplicitProduct {
     int64_t from, ld_from, to, ld_to, count;
   };
 
-  // Calls visit(run) for runs that are together the tile.
+  // Calls visit(run) for runs that are together the tile's pixels that are not finished.
   template <class Visit>
-  void each_pixel_run(const Tile& tile, const Visit& visit) const {
-    const int64_t images = tile.images.size, next_pixel = shape_.out_channels;
-    const int64_t next_image = shape_.output.height * shape_.output.width * next_pixel;
+  void each_pixel_run(const Tile& tile, const Workspace& workspace, const Visit& visit) const {
+    const int64_t columns = tile.columns.size;
     for (int64_t r = 0; r < tile.rows.size; ++r) {
-      const int64_t to =
-          tile.images.begin * next_image +
-          ((tile.rows.begin + r) * shape_.output.width + tile.columns.begin) * next_pixel;
-      const int64_t from = r * tile.columns.size * images;
-      if (images > tile.columns.size) {
-        for (int64_t c = 0; c < tile.columns.size; ++c)
-          visit(PixelRun{from + c * images, 1, to + c * next_pixel, next_image, images});
-      } else {
-        for (int64_t image = 0; image < images; ++image)
-          visit(PixelRun{from + image, images, to + image * next_image, next_pixel,
-                         tile.columns.size});
+      const bool* const finished = workspace.finished + r * columns;
+      for (int64_t c = 0; c < columns;) {
+        const int64_t begin = std::find(finished + c, finished + columns, false) - finished;
+        const int64_t end = std::find(finished + begin, finished + columns, true) - finished;
+        if (begin < end) visit_pixels(tile, r * columns + begin, end - begin, visit);
+        c = end;
       }
     }
   }
+
+  // `count` positions of one row, from `position` on.
+  template <class Visit>
+  void visit_pixels(const Tile& tile, int64_t position, int64_t count, const Visit& visit) const {
+    const int64_t images = tile.images.size, next_pixel = shape_.out_channels;
+    const int64_t from = position * images, to = output_offset(tile, position);
+    if (images > count) {
+      for (int64_t c = 0; c < count; ++c)
+        visit(PixelRun{from + c * images, 1, to + c * next_pixel, next_image(), images});
+    } else {
+      for (int64_t image = 0; image < images; ++image)
+        visit(PixelRun{from + image, images, to + image * next_image(), next_pixel, count});
+    }
+  }
+
   const ConvShape& shape_;
   const Block& block_;
   const Box& edge_;
@@ -510,7 +639,8 @@ class ImplicitProduct {
   int64_t out_blocks_;    // blocks of output channels of a group
   const Pixels<P>& pixels_;
   const WeightPanels<T, P>& panels_;
-  const N *norm_a_, *norm_b_;  // null if everything is valid
+  const N *norm_a_, *norm_b_;         // null if everything is valid
+  const PixelNorms<N>* pixel_norms_;  // in place of norm_b_
   N tau_;
   at::Tensor zeros_;  // stands in for pixels in the padding
   at::Tensor bias_;   // in the sums' type

@@ -11,6 +11,16 @@
 
 namespace spamm::cpu {
 
+// What becomes of sums that are complete: to = sum + bias + residual, and no less than 0 with
+// `relu`.
+template <class T>
+struct Finish {
+  T* const* to_rows;
+  const T* bias;
+  const T* const* residual_rows;  // null if there is no residual
+  bool relu;
+};
+
 // Rows at equal distances in memory.
 template <class T>
 struct StridedRows {
@@ -20,32 +30,65 @@ struct StridedRows {
   int64_t ldc;
   bool add;
 
+  static constexpr int64_t column = 0;
+  static constexpr const Finish<T>* finish = nullptr;
+
+  static void prefetch(int64_t, int64_t) {}
+
   const T* a(int64_t r) const { return A + r * lda; }
   const T* before(int64_t r) const { return add ? to(r) : nullptr; }
   T* to(int64_t r) const { return C + r * ldc; }
 };
 
-// Rows anywhere in memory: to = before + a @ B. All rows have a `before`, which may be `to`.
-template <class T>
-struct ListedRow {
-  const T* a;
-  const T* before;
-  T* to;
-};
-
+// Rows anywhere in memory, to = before + a @ B: one pointer for each row. `before` may be `to`.
 template <class T>
 struct ListedRows {
-  const ListedRow<T>* first;
-  int64_t column;  // of `before` and `to` at which the panel's columns start
+  const T* const* a_rows;
+  const T* const* before_rows;
+  T* const* to_rows;
+  int64_t column;           // of `before`, `to` and `finish` at which the panel's columns start
+  const Finish<T>* finish;  // takes the place of `to`; null if the sums are not complete
+  int64_t fetched;          // this many rows of A are asked for one tile ahead
 
-  const T* a(int64_t r) const { return first[r].a; }
-  const T* before(int64_t r) const { return first[r].before + column; }
-  T* to(int64_t r) const { return first[r].to + column; }
+  void prefetch(int64_t r, int64_t K) const {
+    if (r >= fetched) return;
+    const char* row = reinterpret_cast<const char*>(a_rows[r]);
+    for (int64_t byte = 0; byte < K * static_cast<int64_t>(sizeof(T)); byte += 64)
+      __builtin_prefetch(row + byte);
+  }
+
+  const T* a(int64_t r) const { return a_rows[r]; }
+  const T* before(int64_t r) const { return before_rows[r] + column; }
+  T* to(int64_t r) const { return to_rows[r] + column; }
 };
 
 // A vector of `bytes` bytes.
 template <class T, int bytes>
 using Lanes [[gnu::vector_size(bytes)]] = T;
+
+// Writes a tile of complete sums, from row `first` and column n on.
+template <class T, int bytes, int rows, int vectors>
+[[gnu::always_inline]] inline void finish_tile(const Finish<T>& finish, int64_t first, int64_t n,
+                                               Lanes<T, bytes> (&sums)[rows][vectors]) {
+  using Vector = Lanes<T, bytes>;
+  constexpr int64_t lanes = bytes / sizeof(T);
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+    const T* residual = finish.residual_rows ? finish.residual_rows[first + r] : nullptr;
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v) {
+      Vector addend;
+      std::memcpy(&addend, finish.bias + n + v * lanes, bytes);
+      Vector result = sums[r][v] + addend;
+      if (residual) {
+        std::memcpy(&addend, residual + n + v * lanes, bytes);
+        result += addend;
+      }
+      if (finish.relu) result = result < 0 ? Vector{} : result;  // NaN stays
+      std::memcpy(finish.to_rows[first + r] + n + v * lanes, &result, bytes);
+    }
+  }
+}
 
 // Computes a tile of `rows` x (`vectors` * lanes) elements of C, from row `first` on. B and C start
 // at the tile's first column, n.
@@ -60,6 +103,7 @@ template <class T, int bytes, int rows, int vectors, class Rows>
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     a[r] = of.a(first + r);
+    of.prefetch(first + rows + r, K);
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) sums[r][v] = Vector{};
   }
@@ -76,16 +120,23 @@ template <class T, int bytes, int rows, int vectors, class Rows>
 #pragma GCC unroll 16
   for (int r = 0; r < rows; ++r) {
     const T* before = of.before(first + r);
-    T* to = of.to(first + r) + n;
+    if (before == nullptr) continue;
 #pragma GCC unroll 4
     for (int v = 0; v < vectors; ++v) {
-      if (before) {
-        Vector old;
-        std::memcpy(&old, before + n + v * lanes, bytes);
-        sums[r][v] += old;
-      }
-      std::memcpy(to + v * lanes, &sums[r][v], bytes);
+      Vector old;
+      std::memcpy(&old, before + n + v * lanes, bytes);
+      sums[r][v] += old;
     }
+  }
+  if (of.finish) {
+    finish_tile<T, bytes, rows, vectors>(*of.finish, first, of.column + n, sums);
+    return;
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < rows; ++r) {
+#pragma GCC unroll 4
+    for (int v = 0; v < vectors; ++v)
+      std::memcpy(of.to(first + r) + n + v * lanes, &sums[r][v], bytes);
   }
 }
 
