@@ -22,6 +22,7 @@ from torch import Tensor, fx, nn
 
 from ..chain import reason_not_plain
 from ..nn import _SpAMM
+from .state import Snapshot
 
 _LEAVES = (
     nn.modules.conv._ConvNd,
@@ -99,15 +100,23 @@ class _Capture:
         """The island of this root, or None where the root itself cannot be traced."""
         problem = _reason_not_to_trace(root)
         opaque: set[int] = set()
+        before = Snapshot(root)
         while problem is None:
             tracer = _Tracer(opaque)
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # of fx: they are about use, not about faults
                     graph = tracer.trace(root)
-                return Island(name, root, graph, tracer.entered)
+                changed = before.changed()
+                before.restore()
+                if not changed:
+                    return Island(name, root, graph, tracer.entered)
+                if root in changed:
+                    problem = "sets attributes when it is called"
+                opaque |= set(map(id, changed))
             except Exception as error:  # anything may be raised by code that meets a proxy
                 culprit = next((m for m in reversed(tracer.stack) if id(m) not in opaque), None)
+                before.restore()
                 line = str(error).partition("\n")[0].partition(". ")[0]
                 if culprit is None:
                     problem = f"cannot be traced ({type(error).__name__}: {line})"

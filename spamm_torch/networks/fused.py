@@ -22,7 +22,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .. import chain
-from ..nn import SpAMMConv2d
+from .._arguments import DTYPES
 from .fold import folded
 from .generate import Forward, generate
 from .norm_flow import norm_flow
@@ -85,7 +85,7 @@ class Fused:
         self._sources = [
             Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
         ]
-        self._links = _links(plan)
+        self._links, self._parents = _links(plan), _parents(plan)
         self.signature = Signature(type(root).forward)
         self.operands: list[Tensor | None] = []
         self._prepare()
@@ -93,6 +93,7 @@ class Fused:
 
     def _prepare(self) -> None:
         self._proof: Proof | None = None
+        self._held: list[tuple[nn.Module, str, Tensor]] = []
         self.key = next(_keys)
         _registry[self.key] = self
 
@@ -143,6 +144,10 @@ class Fused:
         if torch.is_grad_enabled() and any(arg.requires_grad for arg in args):
             return False
         if torch.compiler.is_dynamo_compiling():
+            # functional_call puts other tensors there, which only the compiler sees.
+            for module, name, tensor in self._held:
+                if getattr(module, name) is not tensor:
+                    return False
             return _is_ready(self.key, torch.is_grad_enabled())
         # An export that puts fake tensors in the place of Parameters: nothing can be compared.
         return self._proof is not None
@@ -167,8 +172,7 @@ class Fused:
 
     def _prove(self) -> Proof:
         modules = [m for s in self._sources for m in (s.conv, s.batch_norm) if m is not None]
-        settings = [s.conv for s in self._sources if isinstance(s.conv, SpAMMConv2d)]
-        return Proof(modules, settings, self._links, self.root)
+        return Proof(modules, self._links, self._parents, self.root)
 
     def prove_again(self) -> None:
         """Takes classes and settings as they are now for those that were traced."""
@@ -183,7 +187,9 @@ class Fused:
         """
         self._proof = None
         proof = self._prove()
-        if not proof.is_possible or _get_current_dispatch_mode() is not None or _is_capturing():
+        if not proof.is_possible or not all(map(_is_served, self._sources)):
+            return False
+        if _get_current_dispatch_mode() is not None or _is_capturing():
             return False
         with torch.no_grad(), torch.inference_mode(False):
             found: list[Tensor | None] = []
@@ -195,16 +201,21 @@ class Fused:
             if tensor is not None:
                 torch._dynamo.mark_static_address(tensor)
         _wait_for(found)
-        self.operands, self._proof = found, proof
+        self.operands, self._proof, self._held = found, proof, proof.held
         return True
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has tensors of its own, and folds them when it is first called.
-        return {**self.__dict__, "operands": [], "_proof": None, "key": None}
+        return {**self.__dict__, "operands": [], "_proof": None, "_held": [], "key": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._prepare()
+
+
+def _is_served(source: Source) -> bool:
+    weight = source.conv.weight
+    return weight.device.type in ("cpu", "cuda", "meta") and weight.dtype in DTYPES
 
 
 def _below(root: str, name: str) -> str:
@@ -224,6 +235,14 @@ def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
         parent, _, own = name.rpartition(".")
         links.append((island.module.get_submodule(parent), own, child))
     return links
+
+
+def _parents(plan: Plan) -> list[nn.Module]:
+    """The modules that hold one that the traced forward called."""
+    island = plan.island
+    names = [str(node.target) for node in island.graph.nodes if node.op == "call_module"]
+    parents = {name.rpartition(".")[0] for name in (*names, *island.entered)}
+    return [island.module.get_submodule(parent) for parent in sorted(parents)]
 
 
 def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:

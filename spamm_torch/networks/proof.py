@@ -7,19 +7,20 @@ that are compared by functions of C, no loop in Python over what a network has h
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..nn import SpAMMConv2d
-
 _PLAIN = (Tensor, nn.Parameter)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # without gradients no others run
 _NAMES = ("weight", "bias", "running_mean", "running_var")
-_SETTING = ("tau", "valid_ratio", "max_error", "block", "pixel_block")
+_IN_THE_CODE = (  # or in what was folded
+    *("tau", "valid_ratio", "max_error", "block", "pixel_block", "activation"),
+    *("stride", "padding", "dilation", "groups", "eps"),
+)
 
 _version = operator.attrgetter("_version")
 
@@ -29,26 +30,28 @@ class Proof:
 
     Args:
         sources: the modules whose tensors were folded.
-        settings: the convolutions whose settings are in the generated code.
         links: (parent, name, child) of every module that the generated forward passes by.
+        parents: the modules that hold what is called, by what they hold.
         root: the module whose forward was generated.
     """
 
     def __init__(
         self,
-        sources: Iterable[nn.Module],
-        settings: Iterable[SpAMMConv2d],
+        sources: Sequence[nn.Module],
         links: Iterable[tuple[nn.Module, str, nn.Module]],
+        parents: Iterable[nn.Module],
         root: nn.Module,
     ) -> None:
         places: list[tuple[dict[str, Any], str]] = []
         tensors: list[Tensor] = []
+        self.held: list[tuple[nn.Module, str, Tensor]] = []  # where each tensor is
         for module in sources:
             for name in _NAMES:
                 for register in (module._parameters, module._buffers):
                     if isinstance(register.get(name), Tensor):
                         places.append((register, name))
                         tensors.append(register[name])
+                        self.held.append((module, name, register[name]))
         self._tensors = tensors
         self.is_possible = all(
             type(tensor) in _PLAIN and not tensor.is_inference() for tensor in tensors
@@ -56,11 +59,15 @@ class Proof:
         self._versions = list(map(_version, tensors)) if self.is_possible else []
         links = list(links)
         values: list[Any] = []
-        for conv in settings:
-            places += [(conv.__dict__, name) for name in _SETTING]
-            values += [conv.__dict__[name] for name in _SETTING]
+        for module in sources:
+            own = module.__dict__
+            names = [name for name in _IN_THE_CODE if name in own]
+            places += [(own, name) for name in names]
+            values += [own[name] for name in names]
         places += [(parent._modules, name) for parent, name, _ in links]
         passed = [child for _, _, child in links]
+        self._children = [parent._modules for parent in parents]
+        self._counts = list(map(len, self._children))
         self._registers = [register for register, _ in places]
         self._keys = [name for _, name in places]
         self._values = values  # kept, so that no other value gets the identity of one of these
@@ -83,6 +90,7 @@ class Proof:
             return False
         return (
             found == self._ids
+            and list(map(len, self._children)) == self._counts
             and not any(self._hooks)
             and not any(map(operator.contains, self._attributes, repeat("forward")))
         )

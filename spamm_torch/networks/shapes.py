@@ -17,6 +17,7 @@ Shape: TypeAlias = tuple[tuple[int, ...], torch.dtype]
 Shapes: TypeAlias = dict[fx.Node, Shape]
 
 _MADE_UP_IMAGES = ((2, 224, 160), (3, 192, 256))  # images, rows, columns
+_SMALL_IMAGES = ((2, 64, 48), (2, 224, 224))  # likewise, to compute with
 _UNKNOWN = object()
 
 
@@ -42,6 +43,19 @@ def likely_shapes(island: Island) -> list[Shapes]:
             with _without_log():
                 found.append(shapes_of(island, [image]))
     return found
+
+
+def small_images(island: Island) -> list[Tensor]:
+    """Made-up images, the smallest first; none where what the island takes is unknown."""
+    conv = _first_convolution(island)
+    if conv is None:
+        return []
+    weight = conv.weight
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(images, conv.in_channels, rows, columns, generator=generator).to(weight)
+        for images, rows, columns in _SMALL_IMAGES
+    ]
 
 
 @contextmanager

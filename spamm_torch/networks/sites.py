@@ -38,6 +38,8 @@ _FUNCTIONS: dict[Callable[..., Any], str] = {
     F.leaky_relu_: "leaky_relu",
 }
 _METHODS = {"relu": "relu", "relu_": "relu"}
+# Functions that pass their input on unless they are told to train, and where they are told.
+_PLACE_OF_TRAINING = {"dropout": 2, "stochastic_depth": 3}
 _SLOPE = 0.01  # of the leaky ReLU that the ops compute
 
 _ADDS = (operator.add, torch.add)
@@ -204,10 +206,11 @@ class _Finder:
         if type(self._module(node)) in kinds:
             return True
         name = getattr(node.target, "__name__", "")
-        if node.op != "call_function" or name not in ("dropout", "stochastic_depth"):
+        if node.op != "call_function" or name not in _PLACE_OF_TRAINING:
             return False
-        arguments = [*node.args, *node.kwargs.values()]
-        return arguments[-1] is False  # training; both name it last
+        place = _PLACE_OF_TRAINING[name]
+        given = node.args[place] if place < len(node.args) else node.kwargs.get("training")
+        return given is False
 
     def _take_batch_norm(self, site: Site) -> None:
         node = self._next(site)
@@ -343,7 +346,7 @@ def may_write(node: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_")
     if node.op == "call_function":
-        if node.kwargs.get("inplace") or True in node.args:
+        if node.kwargs.get("inplace") or "out" in node.kwargs or True in node.args:
             return True
         name = getattr(node.target, "__name__", "")
         is_operator = getattr(node.target, "__module__", "") == "_operator"

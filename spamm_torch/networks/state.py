@@ -22,11 +22,20 @@ class Snapshot:
             (module, type(module), dict(module.__dict__), self._registers(module))
             for module in model.modules()
         ]
+        self._sizes = [_sizes(module) for module, *_ in self._modules]
 
     @staticmethod
     def _registers(module: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
         own = module.__dict__
         return [(own[name], dict(own[name])) for name in _REGISTERS if name in own]
+
+    def changed(self) -> list[nn.Module]:
+        """The modules to which something was set since, or whose lists and dicts have grown."""
+        return [
+            module
+            for (module, _, attributes, _), sizes in zip(self._modules, self._sizes, strict=True)
+            if not _are_same(module.__dict__, attributes) or _sizes(module) != sizes
+        ]
 
     def restore(self) -> None:
         """Gives every module the class and the attributes that it had."""
@@ -38,6 +47,14 @@ class Snapshot:
             for register, entries in registers:
                 register.clear()
                 register.update(entries)
+
+
+def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
+
+
+def _sizes(module: nn.Module) -> list[int]:
+    return [len(v) for v in module.__dict__.values() if isinstance(v, (list, dict, set))]
 
 
 @contextmanager

@@ -319,6 +319,14 @@ def test_what_passes_its_input_on_in_eval_mode_is_passed_over():
     assert rows(convert_(model))["conv"] == ("dense", ("bn", "add"))
 
 
+@pytest.mark.parametrize("training", [(), (True,)])
+def test_dropout_that_is_always_on_stays(training):
+    found = converted(lambda self, x: F.relu(F.dropout(self.bn(self.conv1(x)), 0.0, *training)))
+    assert found["conv1"] == ("dense", ("bn",))
+    found = converted(lambda self, x: F.relu(F.dropout(self.bn(self.conv1(x)), 0.5, False)))
+    assert found["conv1"] == ("dense", ("bn", "relu"))
+
+
 def test_batch_norms_of_other_kinds():
     conv = nn.Conv2d(8, 8, 3)
     assert fused_alone(conv, FrozenBatchNorm2d(8), nn.ReLU()) == ("bn", "relu")
@@ -438,6 +446,58 @@ def test_layers_with_hooks_are_called_and_not_absorbed():
     assert seen[:2] == ["bn", "layer"]
 
 
+class Remembering(nn.Module):
+    """Keeps what it computed for others to read."""
+
+    def __init__(self, keep):
+        super().__init__()
+        self.conv, self.seen, self.last = nn.Conv2d(8, 8, 3), [], None
+        self._keep = keep
+
+    def forward(self, x):
+        y = F.relu(self.conv(x))
+        self._keep(self, y)
+        return y
+
+
+@pytest.mark.parametrize(
+    "keep", [lambda self, y: setattr(self, "last", y), lambda self, y: self.seen.append(y)]
+)
+def test_what_a_forward_sets_is_set(keep):
+    model = trained(nn.Sequential(Remembering(keep), nn.Conv2d(8, 8, 3), nn.ReLU()))
+    found = rows(convert_(model))
+    assert found == {"0.conv": ("left", ()), "1": ("dense", ("relu",))}
+    assert (model[0].last, model[0].seen) == (None, [])
+    with torch.no_grad():
+        output = model(pictures(channels=8))
+    assert is_served(model, pictures(channels=8))
+    assert isinstance(model[0].last, torch.Tensor) or len(model[0].seen) == 2
+    assert output.shape == (2, 8, 12, 12)
+
+
+def test_what_a_trace_takes_for_something_else_is_left_without_an_example():
+    """A trace sees no tensors, so that this forward takes the wrong branch."""
+
+    def forward(self, x):
+        return F.relu(self.conv1(x)) if isinstance(x, torch.Tensor) else self.conv2(x)
+
+    model = trained(Calling(forward))
+    original = copy.deepcopy(model)
+    report = convert_(trained(nn.Sequential(model, nn.Conv2d(8, 8, 1), nn.ReLU())))
+    assert not any(row.absorbed for row in report)
+    assert any("the model is not fused: its result differs" in note for note in report.notes)
+    assert_same(model, original, pictures(channels=8))
+
+
+def test_a_picture_without_a_batch():
+    model = trained(nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.SiLU()))
+    original = copy.deepcopy(model)
+    for config in (None, SpAMMConfig(max_error=1e-6)):
+        convert_(model, config)
+        assert is_served(model, pictures(channels=8)[0])
+        assert_same(model, original, pictures(channels=8)[0])
+
+
 def test_outputs_keep_their_types():
     class Pyramid(nn.Module):
         def __init__(self):
@@ -467,12 +527,11 @@ def test_outputs_keep_their_types():
 def test_the_report_is_a_table_of_all_layers():
     report = convert_(resnet(), SKIPS)
     lines = str(report).splitlines()
-    assert len(lines) == len(report) + 3
+    assert len(lines) == len(report) + 2
     assert lines[0].split() == ["layer", "shape", "action", "absorbed", "setting", "reason"]
     assert [row.name for row in report][-1] == "fc"
     assert report[-1].action == "left"
-    assert lines[-2] == "7 layers: 5 spamm, 1 dense, 1 left"
-    assert lines[-1] == "not compared with the original: no example_input was given"
+    assert lines[-1] == "7 layers: 5 spamm, 1 dense, 1 left"
     row = report[5]
     assert row.shape == "32 > 64, 1x1, /2"
     assert f"{row.name}" in lines[6]

@@ -177,6 +177,34 @@ def test_other_tensors_in_their_place_are_used(pair):
     assert_same(model, original)
 
 
+def set_eps(model):
+    model.bn1.eps = 0.5
+
+
+def append_a_block(model):
+    torch.manual_seed(2)
+    model.layer2.append(trained(Block(64, 64)))
+
+
+def remove_a_block(model):
+    del model.layer1[0]
+
+
+def replace_a_pool(model):
+    model.pool = nn.AvgPool2d(2)
+
+
+@pytest.mark.parametrize("change", [set_eps, append_a_block, remove_a_block, replace_a_pool])
+def test_a_model_that_was_rebuilt_runs_as_it_is(pair, change):
+    model, original = pair
+    for m in (model, original):
+        change(m)
+    assert_same(model, original)
+    refresh_(model)
+    assert is_served(model, pictures())
+    assert_same(model, original)
+
+
 def test_writes_through_data_need_a_refresh(pair):
     model, original = pair
     for m in (model, original):
@@ -401,6 +429,20 @@ def test_compiled_whole(pair):
     refresh_(model)
     assert_same(compiled, original)
     assert len(graphs) == 1
+
+
+def test_compiled_with_other_tensors(pair):
+    model, original = pair
+    other = {"layer1.0.bn1.bias": original.layer1[0].bn1.bias.detach() + 0.5}
+    torch._dynamo.reset()
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def call(tensors, x):
+        return torch.func.functional_call(model, tensors, (x,))
+
+    with torch.no_grad():
+        expected = torch.func.functional_call(original, other, (pictures(),))
+        torch.testing.assert_close(call(other, pictures()), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_compiled_by_inductor():
