@@ -20,12 +20,14 @@ TOLERANCE = 3e-4
 # Skips blocks of zeros at most, but takes norms and asks of each block.
 NOTHING_TO_SKIP = SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
 SMALL = ("resnet18", "unet", "mobilenet_v3_small")
-# What each network's compiler or export takes minutes for, in all, on two cores.
-LARGE = [name for name in ZOO if name not in SMALL]
-ALL_BUT_SMALL_THOROUGH = [
-    *SMALL,
-    *(pytest.param(name, marks=pytest.mark.thorough) for name in LARGE),
-]
+# Inductor takes minutes for the kernels of the others, which are like those of these.
+COMPILED = ("vgg13_bn", "resnet50", "googlenet", "shufflenet_v2_x0_5", "efficientnet_b0")
+
+
+def small_and_thorough(names):
+    """The small networks, and those names in the tests of every combination."""
+    others = [name for name in names if name not in SMALL]
+    return [*SMALL, *(pytest.param(name, marks=pytest.mark.thorough) for name in others)]
 
 
 class Converted:
@@ -45,11 +47,6 @@ class Converted:
 @pytest.fixture(scope="module", params=ZOO)
 def converted(request):
     """Tests that change the network copy it."""
-    return Converted(request.param)
-
-
-@pytest.fixture(scope="module", params=ALL_BUT_SMALL_THOROUGH)
-def converted_or_thorough(request):
     return Converted(request.param)
 
 
@@ -88,19 +85,16 @@ def test_results_are_the_dense_networks(converted):
     assert_close(output, converted.expected)
 
 
-@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("name", small_and_thorough(ZOO))
 @torch.no_grad()
 def test_an_example_chooses_engines_and_keeps_results(name):
     """Whichever are the fastest here: a dense network may be left as it was."""
     case = ZOO[name]
     model, pictures = case.model(), case.pictures()
     expected = output_of(model, pictures)
-    if case.folds:
-        report = convert_(model, example_input=pictures)
-        assert any("whole model, measured" in note for note in report.notes)
-    else:
-        with pytest.raises(ValueError, match="something can be converted"):
-            convert_(model, example_input=pictures)
+    report = convert_(model, example_input=pictures)
+    assert len(report) >= sum(isinstance(module, nn.Conv2d) for module in model.modules())
+    assert "measured" in str(report)
     assert_close(output_of(model, pictures), expected)
 
 
@@ -168,14 +162,18 @@ def train_a_step(model, pictures):
 
 
 def test_a_step_of_training(converted):
-    """Gradients are the dense network's, and what was folded follows the new weights."""
-    model, dense = copy.deepcopy(converted.model), copy.deepcopy(converted.dense)
-    gradients, expected = (train_a_step(net, converted.pictures) for net in (model, dense))
-    assert_close(gradients, expected, 1e-2)
+    """Gradients are the dense network's, and what was folded follows the new weights.
+
+    In float64: over two images batch norms magnify float32's rounding to percents of a gradient.
+    """
+    model, dense = (copy.deepcopy(net).double() for net in (converted.model, converted.dense))
+    pictures = converted.pictures.double()
+    gradients, expected = (train_a_step(net, pictures) for net in (model, dense))
+    assert_close(gradients, expected, 1e-6)
     dense.load_state_dict(model.state_dict(), strict=True)
     with torch.no_grad():
-        trained = output_of(dense, converted.pictures)
-        assert_close(output_of(model, converted.pictures), trained)
+        trained = output_of(dense, pictures)
+        assert_close(output_of(model, pictures), trained, 1e-9)
     assert (trained - converted.expected).norm() > 10 * TOLERANCE * trained.norm()
 
 
@@ -249,8 +247,17 @@ _MOVING = re.compile(r"(_|to|clone|copy|permute|transpose|contiguous|view|(dense
 
 
 @torch.no_grad()
-def test_compiled_in_one_graph_without_copies(converted_or_thorough):
-    of = converted_or_thorough
+def test_one_graph(converted):
+    """Nothing breaks the graph that a compiler gets."""
+    torch._dynamo.reset()
+    compiled = torch.compile(converted.model, fullgraph=True, dynamic=False, backend="eager")
+    assert_close(output_of(compiled, converted.pictures), converted.expected)
+
+
+@pytest.mark.parametrize("name", small_and_thorough(COMPILED))
+@torch.no_grad()
+def test_compiled_without_copies(name):
+    of = Converted(name)
     torch._dynamo.reset()
     compiled = torch.compile(of.model, fullgraph=True, dynamic=False)
     output, codes = torch._inductor.utils.run_and_get_code(output_of, compiled, of.pictures)
@@ -273,11 +280,10 @@ def test_resnet18_compiles_to_calls_and_two_kernels():
 
 
 @torch.no_grad()
-def test_export(converted_or_thorough):
-    of = converted_or_thorough
-    program = torch.export.export(of.model, (of.pictures,))
-    assert_close(output_of(program.module(), of.pictures), of.expected)
-    assert set(program.state_dict) <= set(of.dense.state_dict())
+def test_export(converted):
+    program = torch.export.export(converted.model, (converted.pictures,))
+    assert_close(output_of(program.module(), converted.pictures), converted.expected)
+    assert set(program.state_dict) <= set(converted.dense.state_dict())
 
 
 # ---- Other networks and settings ----------------------------------------------------------------

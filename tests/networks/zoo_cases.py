@@ -21,7 +21,6 @@ class ZooCase:
         size: height and width of its pictures.
         images: of a batch.
         batch_norms_left: those that stand before a convolution, and not behind one.
-        folds: something stands behind a convolution that it may absorb.
         needs: a package of an optional extra, or None.
     """
 
@@ -29,7 +28,6 @@ class ZooCase:
     size: int = 64
     images: int = 2
     batch_norms_left: int = 0
-    folds: bool = True
     needs: str | None = None
 
     def model(self):
@@ -99,7 +97,7 @@ ZOO = {
     "densenet121": ZooCase(_torchvision("densenet121"), batch_norms_left=62),
     "mobilenet_v3_small": ZooCase(_torchvision("mobilenet_v3_small")),
     "mobilenet_v3_large": ZooCase(_torchvision("mobilenet_v3_large")),
-    "convnext_tiny": ZooCase(_torchvision("convnext_tiny"), images=1, folds=False),
+    "convnext_tiny": ZooCase(_torchvision("convnext_tiny"), images=1),
     "regnet_y_400mf": ZooCase(_torchvision("regnet_y_400mf")),
     "googlenet": ZooCase(_torchvision("googlenet", aux_logits=False, init_weights=False)),
     "shufflenet_v2_x0_5": ZooCase(_torchvision("shufflenet_v2_x0_5")),
