@@ -29,9 +29,9 @@ bool supports(const DenseConvolution& conv) {
       dtype == at::kFloat && conv.allow_tf32 && context.allowTF32CuDNN(at::Float32Op::CONV);
   return conv.activation == Activation::kRelu && (at::isReducedFloatingType(dtype) || is_tf32) &&
          (shape.groups == 1 || shape.group_in_channels() % unit == 0) &&
-         shape.group_out_channels() % unit == 0 &&
-         std::max(conv.input.numel(), outputs) <= kMost && context.userEnabledCuDNN() &&
-         !context.deterministicCuDNN() && !context.deterministicAlgorithms();
+         shape.group_out_channels() % unit == 0 && std::max(conv.input.numel(), outputs) <= kMost &&
+         context.userEnabledCuDNN() && !context.deterministicCuDNN() &&
+         !context.deterministicAlgorithms();
 }
 
 Tensor run(const DenseConvolution& conv) {
