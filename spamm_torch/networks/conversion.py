@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ..nn import SpAMMConv2d, _SpAMM
 from .capture import Island, capture
 from .config import NOTHING_SKIPPED, SpAMMConfig
-from .engines import MUST_WIN, Choice, Measurements, asked, candidates, predict
+from .engines import Choice, Measurements, asked, candidates, predict
 from .example import Calls, Example, copied, difference, is_rounding
 from .fused import Fused, attach, detach
 from .leaves import (
@@ -242,7 +242,7 @@ class Conversion:
         shown = ", ".join(f"{name} {time:.0f} us" for name, time in times.items())
         self._notes.append(f"whole model, measured: {shown}")
         best = min(list(variants)[1:], key=lambda name: times[name])
-        if not asked_for and times[best] > MUST_WIN * times["original"]:
+        if not asked_for and times[best] > times["original"]:
             return variants["original"]
         return variants[best]
 

@@ -52,8 +52,9 @@ def convert_(
             arguments by name. Both forms are run on it and compared: a part whose results differ by
             more than rounding is left as it was and named. The engine of each layer is then
             measured on its device, in the form in which it will run, and the whole model as it was,
-            all dense, and as chosen: the fastest is installed. Without an example nothing is
-            compared, and engines come from ``config`` and a table.
+            all dense, as chosen, and all SpAMM: the fastest is installed. Without an example,
+            made-up images are compared where the model takes images alone, and ``config`` and a
+            table choose engines.
         overrides: settings of layers by fully qualified name or ``"re:..."``, a regular expression
             for whole names. None leaves a layer dense. A setting under a full name is taken as it
             is; a pattern's is weighed as ``config`` is. Later keys win.

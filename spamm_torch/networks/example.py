@@ -52,8 +52,8 @@ class Example:
         self._value = value
 
     def call(self, model: nn.Module) -> Any:
-        """The model's result; the caller sets modes."""
-        return model(*self.args, **self.kwargs)
+        """The model's result; the caller sets modes. The model may write to what it is given."""
+        return model(*copied(self.args), **copied(self.kwargs))
 
     def record(
         self, model: nn.Module, watched: Sequence[nn.Module]
@@ -77,6 +77,8 @@ class Example:
                     handles.append(module.register_forward_pre_hook(_keep(found_inputs)))
             try:
                 self.call(model)
+            except torch.OutOfMemoryError:
+                raise
             except Exception as error:  # whatever the model raises for what it cannot take
                 line = str(error).strip().partition("\n")[0]
                 raise ValueError(
@@ -172,7 +174,12 @@ def _tensor_difference(a: Tensor, b: Tensor) -> str | None:
         return None if torch.equal(a, b) else "its result differs"
     wide_a, wide_b = a.double(), b.double()
     finite = torch.isfinite(wide_a)
-    if not torch.equal(finite, torch.isfinite(wide_b)):
+    infinite = wide_a.isinf(), wide_b.isinf()
+    if (
+        not torch.equal(wide_a.isnan(), wide_b.isnan())
+        or not torch.equal(*infinite)
+        or not torch.equal(wide_a[infinite[0]], wide_b[infinite[1]])
+    ):
         return "its result has other infinities or NaNs"
     wide_a, wide_b = wide_a[finite], wide_b[finite]
     error = (wide_a - wide_b).norm().item()

@@ -93,6 +93,7 @@ class Fused:
 
     def _prepare(self) -> None:
         self._proof: Proof | None = None
+        self._traced: Proof | None = None  # the last one, also while operands wait to be folded
         self._held: list[tuple[nn.Module, str, Tensor]] = []
         self.key = next(_keys)
         _registry[self.key] = self
@@ -166,7 +167,7 @@ class Fused:
 
     def is_stale(self) -> bool:
         """Whether modules, tensors or hooks are no longer those that were traced."""
-        return self._proof is None or not self._proof.fits()
+        return self._traced is None or not self._traced.fits()
 
     # ---- Operands -------------------------------------------------------------------------------
 
@@ -177,7 +178,7 @@ class Fused:
     def prove_again(self) -> None:
         """Takes classes and settings as they are now for those that were traced."""
         if self._proof is not None:
-            self._proof = self._prove()
+            self._proof = self._traced = self._prove()
 
     def renew(self) -> bool:
         """Folds weights and biases anew; False where that cannot be done now.
@@ -196,17 +197,34 @@ class Fused:
             for source in self._sources:
                 found += source.operands()
             if len(self.operands) == len(found):
-                found = [_written(old, new) for old, new in zip(self.operands, found, strict=True)]
+                own = zip(self.operands, found, self._owned(), strict=True)
+                found = [_written(old, new) if is_owned else new for old, new, is_owned in own]
         for tensor in found:
             if tensor is not None:
                 torch._dynamo.mark_static_address(tensor)
         _wait_for(found)
         self.operands, self._proof, self._held = found, proof, proof.held
+        self._traced = proof
         return True
+
+    def _owned(self) -> list[bool]:
+        """Which operands have memory of their own; the others are Parameters, not to be written."""
+        return [
+            is_owned
+            for source in self._sources
+            for is_owned in (source.batch_norm is not None, source.batch_norm is not None, True)
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has tensors of its own, and folds them when it is first called.
-        return {**self.__dict__, "operands": [], "_proof": None, "_held": [], "key": None}
+        nothing: dict[str, Any] = {
+            "operands": [],
+            "_proof": None,
+            "_traced": None,
+            "_held": [],
+            "key": None,
+        }
+        return {**self.__dict__, **nothing}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

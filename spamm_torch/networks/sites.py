@@ -1,7 +1,7 @@
 """What each convolution of an island may absorb: batch norm, the residual add, the activation.
 
 From the call of a convolution single users are followed, in this order. Whatever is absorbed is
-computed in the convolution's own call, in one rounding.
+computed in the convolution's own call, in one rounding where the device has a kernel for it.
 """
 
 from __future__ import annotations
@@ -216,6 +216,8 @@ class _Finder:
         node = self._next(site)
         module = None if node is None else self._module(node)
         if node is None or module is None or not _can_fold(module):
+            return
+        if self._is_written_between(site, node):
             return
         activation = _activation_of_batch_norm(module)
         if activation is None:

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "checks.h"
 #include "shards/host_reader.h"
 #include "support.h"
 
@@ -54,9 +55,11 @@ class SpammHost : public ::testing::Test {
   }
 };
 
+// In the form in which the stages take them.
 const std::vector<Knob>& knobs() {
-  static const std::vector<Knob> all = {Knob::with_tau(20), Knob::with_valid_ratio(0.3),
-                                        Knob::with_max_error(0.05), Knob::with_tau(0.0)};
+  static const std::vector<Knob> all = {checked_knob(Knob::with_tau(20)),
+                                        Knob::with_valid_ratio(0.3), Knob::with_max_error(0.05),
+                                        checked_knob(Knob::with_tau(0.0))};
   return all;
 }
 
@@ -142,7 +145,7 @@ TEST_F(SpammHost, BadValuesAreNeverSkipped) {
   a[200][7] = NAN, b[77][500] = INFINITY;
   const Tensor expected = mm(a, b, Knob::with_tau(1e30));
   ASSERT_TRUE(expected.isnan().any().item<bool>());
-  const Tensor c = from_host(a, b, Knob::with_tau(1e30), 2, small());
+  const Tensor c = from_host(a, b, checked_knob(Knob::with_tau(1e30)), 2, small());
   EXPECT_TRUE(at::equal(c.nan_to_num(7), expected.nan_to_num(7)));
 }
 

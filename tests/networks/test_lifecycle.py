@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
 from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
+from spamm_torch.networks.fused import fused_of
 
 EXACT = SpAMMConfig(max_error=1e-6)
 
@@ -540,3 +541,34 @@ def test_blocks_are_converted_by_themselves():
     report = convert_(block, EXACT)
     assert rows(report)["conv2"] == ("spamm", ("bn", "add", "relu"))
     assert_same(block, original, pictures(channels=32))
+
+
+@torch.no_grad()
+def test_parameters_that_were_replaced_are_not_written():
+    """Folded weights of a layer without a batch norm are the Parameter's own memory."""
+    model = trained(nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 1)))
+    convert_(model)
+    assert is_served(model, pictures(channels=16))
+    held = model.state_dict()
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    model.load_state_dict({name: 2 * tensor for name, tensor in held.items()}, assign=True)
+    expected = nn.Sequential(*(copy.deepcopy(layer) for layer in model))
+    torch.testing.assert_close(model(pictures(channels=16)), expected(pictures(channels=16)))
+    for name, tensor in held.items():
+        assert torch.equal(tensor, before[name])
+
+
+@torch.no_grad()
+def test_loading_through_a_wrapper_keeps_the_memory_of_operands():
+    """What a captured graph reads is written anew, not freed."""
+    model = trained(resnet())
+    wrapper = nn.Sequential(model)
+    convert_(model)
+    model(pictures())
+    fused = fused_of(model)
+    operands = [operand for operand in fused.operands if operand is not None]
+    wrapper.load_state_dict({name: 2 * x for name, x in wrapper.state_dict().items()})
+    refresh_(model)
+    assert fused_of(model) is fused
+    addresses = {operand.data_ptr() for operand in fused.operands if operand is not None}
+    assert all(operand.data_ptr() in addresses for operand in operands)
