@@ -111,9 +111,10 @@ class _Capture:
                 before.restore()
                 if not changed:
                     return Island(name, root, graph, tracer.entered)
-                if root in changed:
+                seen = set(map(id, changed))
+                if root in changed or seen <= opaque:
                     problem = "sets attributes when it is called"
-                opaque |= set(map(id, changed))
+                opaque |= seen
             except Exception as error:  # anything may be raised by code that meets a proxy
                 culprit = next((m for m in reversed(tracer.stack) if id(m) not in opaque), None)
                 before.restore()

@@ -8,53 +8,51 @@ from typing import Any
 
 from torch import nn
 
-_REGISTERS = ("_modules", "_parameters", "_buffers")
+_CONTAINERS = (list, dict, set)
 
 
 class Snapshot:
     """The classes and attributes of all modules of a model, to go back to.
 
-    Tensors are held, not copied: what is written into them is not undone.
+    Of lists, dicts and sets the entries are remembered, of everything else which object it is:
+    what is written into a tensor is not undone.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [
-            (module, type(module), dict(module.__dict__), self._registers(module))
+            (module, type(module), dict(module.__dict__), _contents(module))
             for module in model.modules()
         ]
-        self._sizes = [_sizes(module) for module, *_ in self._modules]
-
-    @staticmethod
-    def _registers(module: nn.Module) -> list[tuple[Any, dict[str, Any]]]:
-        own = module.__dict__
-        return [(own[name], dict(own[name])) for name in _REGISTERS if name in own]
 
     def changed(self) -> list[nn.Module]:
-        """The modules to which something was set since, or whose lists and dicts have grown."""
+        """The modules to which something was set, or put into a list, dict or set, since."""
         return [
             module
-            for (module, _, attributes, _), sizes in zip(self._modules, self._sizes, strict=True)
-            if not _are_same(module.__dict__, attributes) or _sizes(module) != sizes
+            for module, _, attributes, contents in self._modules
+            if not _are_same(module.__dict__, attributes)
+            or any(len(container) != len(entries) for container, entries in contents)
         ]
 
     def restore(self) -> None:
         """Gives every module the class and the attributes that it had."""
-        for module, kind, attributes, registers in self._modules:
+        for module, kind, attributes, contents in self._modules:
             if type(module) is not kind:
                 module.__class__ = kind
             module.__dict__.clear()
             module.__dict__.update(attributes)
-            for register, entries in registers:
-                register.clear()
-                register.update(entries)
+            for container, entries in contents:
+                container.clear()
+                (container.extend if isinstance(container, list) else container.update)(entries)
+
+
+def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    """The containers among a module's attributes, each with its entries."""
+    values = module.__dict__.values()
+    return [(value, value.copy()) for value in values if isinstance(value, _CONTAINERS)]
 
 
 def _are_same(one: dict[str, Any], other: dict[str, Any]) -> bool:
     return one.keys() == other.keys() and all(one[name] is other[name] for name in one)
-
-
-def _sizes(module: nn.Module) -> list[int]:
-    return [len(v) for v in module.__dict__.values() if isinstance(v, (list, dict, set))]
 
 
 @contextmanager
