@@ -446,6 +446,7 @@ def test_compiled_with_other_tensors(pair):
         torch.testing.assert_close(call(other, pictures()), expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_compiled_by_inductor():
     model = resnet()
     original = copy.deepcopy(model)
