@@ -470,6 +470,7 @@ class Block(nn.Module):
         return images.contiguous(memory_format=torch.channels_last)
 
 
+@pytest.mark.inductor
 @pytest.mark.thorough
 def test_inductor_copies_nothing(device):
     """Channels-last tensors reach the ops as they lie, and between them nothing is generated."""

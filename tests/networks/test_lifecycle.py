@@ -447,6 +447,7 @@ def test_compiled_with_other_tensors(pair):
 
 
 @pytest.mark.thorough
+@pytest.mark.inductor
 def test_compiled_by_inductor():
     model = resnet()
     original = copy.deepcopy(model)

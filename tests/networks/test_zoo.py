@@ -254,6 +254,7 @@ def test_one_graph(converted):
     assert_close(output_of(compiled, converted.pictures), converted.expected)
 
 
+@pytest.mark.inductor
 @pytest.mark.parametrize("name", small_and_thorough(COMPILED))
 @torch.no_grad()
 def test_compiled_without_copies(name):
@@ -269,6 +270,7 @@ def test_compiled_without_copies(name):
     assert not [name for name in kernels if _MOVING.fullmatch(name)]
 
 
+@pytest.mark.inductor
 @torch.no_grad()
 def test_resnet18_compiles_to_calls_and_two_kernels():
     """The max pool, the mean; the linear layer is a call too."""

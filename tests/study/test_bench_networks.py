@@ -32,6 +32,9 @@ def tiny_network():
     )
 
 
+pytestmark = pytest.mark.inductor  # most runs compile
+
+
 @pytest.fixture(scope="module", autouse=True)
 def tiny():
     zoo.NETWORKS["tiny"] = zoo.Network(tiny_network, size=8, batches=(1,))
