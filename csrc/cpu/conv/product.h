@@ -109,15 +109,18 @@ class ImplicitProduct {
   }
 
  private:
-  static constexpr int64_t kMostRows = 256;             // of a tile: their sums stay in cache
-  static constexpr int64_t kLeastRows = 64;             // with fewer, reading panels takes long
-  static constexpr int64_t kImagesTogether = 4;         // share the search for valid blocks
-  static constexpr int64_t kWindowBytes = 1280 * 1024;  // of input that a tile may read
-  static constexpr int64_t kTilesPerThread = 32;        // at least, if there are enough blocks
+  // Of a tile: their sums stay in cache. Matrix instructions are so fast that finding what is valid
+  // must serve more of them.
+  static constexpr int64_t kMostRows = Microkernel<P>::kVnni ? 1024 : 256;
+  static constexpr int64_t kImagesTogether = 4;   // share the search for valid blocks
+  static constexpr int64_t kTilesPerThread = 32;  // at least, if there are enough blocks
+  static constexpr int64_t kMostPanels = 2;       // of a block of output channels
+  static constexpr int64_t kRowsOfCall = 64;      // of matrix instructions, of several positions
+  // Of input that a tile may read. A kernel of 1 x 1 reads it once for each block of output
+  // channels, and there the panels need the rest of the cache.
+  static constexpr int64_t kWindowBytes = 1280 * 1024, kPointWindowBytes = 256 * 1024;
   // K of one call of the microkernel, at most. float32 and float64 are summed in shorter pieces, to
   // be as accurate as torch's convolution.
-  static constexpr int64_t kMostPanels = 2;   // of a block of output channels
-  static constexpr int64_t kRowsOfCall = 64;  // of matrix instructions, of several positions
   static constexpr int64_t kRunDepth = sizeof(T) == 2 ? 256 : 128;
 
   // Positions of a tile: output pixels, row by row.
@@ -218,9 +221,11 @@ class ImplicitProduct {
   // a row, over more rows, then over more images.
   void choose_tiles() {
     const int64_t threads = at::get_num_threads();
+    const bool is_point = !Microkernel<P>::kVnni && shape_.kernel_positions() == 1;
+    const int64_t most_bytes = is_point ? kPointWindowBytes : kWindowBytes;
     const auto fits = [&] {
       const int64_t rows = tile_images_ * tile_rows_ * edge_[1] * tile_columns_ * edge_[2];
-      return rows <= kMostRows && window_bytes() <= kWindowBytes && tiles() >= 2 * threads;
+      return rows <= kMostRows && window_bytes() <= most_bytes && tiles() >= 2 * threads;
     };
     const auto grow = [&](int64_t& size, int64_t most) {
       while (size < most) {
