@@ -77,11 +77,11 @@ class SpAMMChain(nn.Sequential):
 
 def passes_norms_on(images: Tensor) -> bool:
     """Whether convolutions of such a batch compute the norms of their output without a pass."""
-    return images.shape[0] >= _LEAST_IMAGES and _computes_output_norms(images.device, images.dtype)
+    return images.shape[0] >= _LEAST_IMAGES and computes_output_norms(images.device, images.dtype)
 
 
 @functools.cache
-def _computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
+def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether convolutions there compute the norms of their output without a pass over it."""
     return _ops.computes_output_norms(device, dtype)
 

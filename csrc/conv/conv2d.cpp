@@ -256,13 +256,15 @@ ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_
 
 namespace {
 
-Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                 IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                 const OptTensor& tau, std::optional<double> threshold,
-                 std::optional<double> valid_ratio, std::optional<double> max_error,
-                 at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                 const OptTensor& norm_weight, const OptTensor& norm_input,
-                 const OptTensor& residual, std::string_view activation, bool weight_is_ready) {
+// conv2d and conv2d_with_norms, which take the same arguments.
+template <bool kWithNorms>
+auto conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
+               IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
+               std::optional<double> threshold, std::optional<double> valid_ratio,
+               std::optional<double> max_error, at::OptionalIntArrayRef block,
+               at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
+               const OptTensor& norm_input, const OptTensor& residual, std::string_view activation,
+               bool weight_is_ready) {
   const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
   const ConvArguments arguments = {input,          weight,
                                    bias,           stride,
@@ -272,27 +274,12 @@ Tensor conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bia
                                    norm_weight,    norm_input,
                                    residual,       check_activation(activation),
                                    weight_is_ready};
-  return check_and_convolve(arguments, /*wants_output_norms=*/false).output;
-}
-
-std::tuple<Tensor, Tensor> conv2d_with_norms_op(
-    const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
-    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-    std::optional<double> threshold, std::optional<double> valid_ratio,
-    std::optional<double> max_error, at::OptionalIntArrayRef block,
-    at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, const OptTensor& norm_input,
-    const OptTensor& residual, std::string_view activation, bool weight_is_ready) {
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  const ConvArguments arguments = {input,          weight,
-                                   bias,           stride,
-                                   padding,        dilation,
-                                   groups,         knob,
-                                   block,          pixel_block,
-                                   norm_weight,    norm_input,
-                                   residual,       check_activation(activation),
-                                   weight_is_ready};
-  auto [output, norms] = check_and_convolve(arguments, /*wants_output_norms=*/true);
-  return {output, norms};
+  auto [output, norms] = check_and_convolve(arguments, kWithNorms);
+  if constexpr (kWithNorms) {
+    return std::tuple(output, norms);
+  } else {
+    return output;
+  }
 }
 
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
@@ -321,8 +308,8 @@ Tensor layer_norms(const Tensor& output) {
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("conv2d", &conv2d_op);
-  m.impl("conv2d_with_norms", &conv2d_with_norms_op);
+  m.impl("conv2d", &conv2d_op</*kWithNorms=*/false>);
+  m.impl("conv2d_with_norms", &conv2d_op</*kWithNorms=*/true>);
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

@@ -22,7 +22,7 @@ from .timing import times_of
 
 _ops = torch.ops.spamm_torch
 
-MUST_WIN = 1.03  # a time this much longer loses
+_MUST_WIN = 1.03  # how many times as fast as dense another engine has to be
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def _fastest(
 ) -> tuple[Engine, str]:
     by_name = dict(times)
     name = min(by_name, key=lambda name: by_name[name])
-    if name != "dense" and by_name[name] * MUST_WIN > by_name["dense"]:
+    if name != "dense" and by_name[name] * _MUST_WIN > by_name["dense"]:
         name = "dense"
     return engines[name], f"measured: {name} is fastest"
 

@@ -70,12 +70,11 @@ class _Generator:
     def _replace_pool(self, node: fx.Node, pooling: Pooling) -> None:
         own, graph = self._copies[node], self._graph
         with graph.inserting_before(own):
-            if node in self._flow.pools:
-                op = _ops.max_pool2d_with_norms.default
-                pairs = [_pair(size) for size in pooling[:4]]
-                value = self._with_norms(graph.call_function(op, (own.args[0], *pairs, pooling[4])))
-            else:
-                value = graph.call_function(max_pool2d, (own.args[0], *pooling))
+            leaves_norms = node in self._flow.pools
+            op = _ops.max_pool2d_with_norms.default if leaves_norms else max_pool2d
+            value = graph.call_function(op, (own.args[0], *pooling))
+            if leaves_norms:
+                value = self._with_norms(value)
         self._put(own, value)
         graph.erase_node(own)
 
@@ -128,10 +127,6 @@ class _Generator:
     def _put(self, old: fx.Node, new: fx.Node) -> None:
         old.replace_all_uses_with(new)
         self._replaced[old] = new
-
-
-def _pair(size: Any) -> list[int]:
-    return [size, size] if isinstance(size, int) else list(size)
 
 
 def _compiled(graph: fx.Graph) -> Forward:

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from ..chain import _computes_output_norms, reason_not_plain
+from ..chain import computes_output_norms, reason_not_plain
 from .capture import Island
 
 _ops = torch.ops.spamm_torch
 
 _LEAST_IMAGES = 32
 _ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-
 
 # Kernel size, stride, padding, dilation, ceil mode.
 Pooling: TypeAlias = tuple[Any, Any, Any, Any, bool]
@@ -54,11 +53,11 @@ def max_pool2d(
     input: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> Tensor:
     """As ``torch.nn.functional.max_pool2d``, without a gradient."""
+    pooling = (kernel_size, stride, padding, dilation, ceil_mode)
     if _op_is_faster(input):
-        options = {"padding": padding, "dilation": dilation, "ceil_mode": ceil_mode}
-        output, _ = _ops.max_pool2d_with_norms(input, kernel_size, stride, **options)
+        output, _ = _ops.max_pool2d_with_norms(input, *pooling)
         return output
-    return F.max_pool2d(input, kernel_size, stride, padding, dilation, ceil_mode)
+    return F.max_pool2d(input, *pooling)
 
 
 def _op_is_faster(input: Tensor) -> bool:
@@ -69,5 +68,5 @@ def _op_is_faster(input: Tensor) -> bool:
         and input.dim() == 4
         and input.shape[0] >= _LEAST_IMAGES
         and input.is_contiguous(memory_format=torch.channels_last)
-        and _computes_output_norms(input.device, input.dtype)
+        and computes_output_norms(input.device, input.dtype)
     )

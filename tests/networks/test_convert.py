@@ -16,20 +16,6 @@ from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, revert_
 SKIPS = SpAMMConfig(tau=1e-3)
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """Replaces measured times: ``measured(of_layers, of_models)``, in the order of candidates."""
-
-    def replace(of_layers, of_models):
-        for module, times in (("engines", of_layers), ("conversion", of_models)):
-            monkeypatch.setattr(
-                f"spamm_torch.networks.{module}.times_of",
-                lambda calls, _, times=times: list(times[: len(calls)]),
-            )
-
-    return replace
-
-
 @torch.no_grad()
 def assert_same(model, original, *args):
     torch.testing.assert_close(model(*args), original(*args), rtol=1e-4, atol=1e-4)

@@ -292,9 +292,10 @@ def test_export(converted):
 
 
 @torch.no_grad()
-def test_a_detector():
+def test_a_detector(measured):
     """Control flow that depends on data: its parts are converted one by one."""
     model, pictures = detector()
+    measured([1.0, 2.0, 3.0], [3.0, 1.0, 2.0])
     dense = copy.deepcopy(model)
     report = convert_(model, example_input=(pictures,))
     assert any(row.absorbed for row in report)

@@ -297,7 +297,7 @@ def is_ready(model, input):
 @pytest.fixture(params=["layers", "chain"])
 def served(request, monkeypatch, device):
     """Two convolutions as they are served, and an input. Chains pass norms on."""
-    monkeypatch.setattr("spamm_torch.chain._computes_output_norms", lambda *_: True)
+    monkeypatch.setattr("spamm_torch.chain.computes_output_norms", lambda *_: True)
     layers = [SpAMMConv2d(8, 64, 3, tau=0.5), SpAMMConv2d(64, 8, 3, tau=0.5)]
     model = nn.Sequential(*layers).eval().to(device)
     if request.param == "chain":

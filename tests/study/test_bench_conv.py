@@ -1,7 +1,6 @@
 """The benchmark of convolutions: a small real run, and what it refuses."""
 
 import itertools
-import json
 
 import pytest
 from bench_checks import assert_refused, assert_resumes, assert_three_files
@@ -26,11 +25,6 @@ def folder(tmp_path_factory):
     )
     bench_conv.main([str(argument) for argument in arguments])
     return folder
-
-
-@pytest.fixture(scope="module")
-def results(folder):
-    return json.loads((folder / "small.json").read_text())
 
 
 def test_three_files(folder):

@@ -1,6 +1,5 @@
 """The benchmark of products: a small real run, and what it refuses."""
 
-import json
 from collections import Counter
 
 import pytest
@@ -26,11 +25,6 @@ def folder(tmp_path_factory):
         patch.setattr(bench_mm, "copy_bandwidth", lambda device, repeats: 1e7)
         bench_mm.main([str(argument) for argument in arguments])
     return folder
-
-
-@pytest.fixture(scope="module")
-def results(folder):
-    return json.loads((folder / "small.json").read_text())
 
 
 def test_three_files(folder):

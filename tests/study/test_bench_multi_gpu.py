@@ -41,11 +41,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def results(folder):
-    return json.loads((folder / "small.json").read_text())
-
-
 def test_three_files(folder):
     assert_three_files(folder)
 

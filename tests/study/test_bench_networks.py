@@ -70,11 +70,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module")
-def results(folder):
-    return json.loads((folder / "small.json").read_text())
-
-
 # ---- Whole networks -----------------------------------------------------------------------------
 
 

@@ -18,35 +18,33 @@ namespace spamm::kernels::conv::sm90 {
 
 constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
 
+// The edge of a TMA box that loads 2^log2 entries, `step` apart, and its element stride.
+inline uint32_t edge_of_box(int log2, int step) { return ((1 << log2) - 1) * step + 1; }
+inline uint32_t every_of_box(int log2, int step) { return log2 == 0 ? 1 : step; }
+
 // Encodes a map of channels-last images. A box has 128 bytes of channels and `box` pixels, which
 // are `step` apart. `box_images`, if not 0, replaces the box's number of images.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
                           const Log2Block& box, Size2 step, int box_images = 0) {
-  const auto edge = [](int log2, int step) {
-    return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
-  };
-  const auto every = [](int log2, int step) { return static_cast<uint32_t>(log2 == 0 ? 1 : step); };
   const uint64_t line = channels * sizeof(Element);
   return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
       {static_cast<uint64_t>(channels), static_cast<uint64_t>(extent.columns),
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
       {line, line * extent.columns, line * extent.columns * extent.rows},
-      {kLineBytes / sizeof(Element), edge(box.columns, step.columns), edge(box.rows, step.rows),
+      {kLineBytes / sizeof(Element), edge_of_box(box.columns, step.columns),
+       edge_of_box(box.rows, step.rows),
        static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
-      {1, every(box.columns, step.columns), every(box.rows, step.rows), 1});
+      {1, every_of_box(box.columns, step.columns), every_of_box(box.rows, step.rows), 1});
 }
 
-// Encodes a map of packed windows of `entries` entries each. What a line of 64 entries has beyond
-// them is 0.
+// Encodes a map of packed windows of `entries` entries each, whose distances are those of p.packed
+// divided by `shrink`. What a line of 64 entries has beyond a window is 0.
 template <class Element>
 cudaError_t encode_windows(CUtensorMap& map, const void* data, const ConvParams& p, int entries,
                            int64_t shrink) {
   const Extent& input = p.shape.input;
-  const auto edge = [](int log2, int step) {
-    return static_cast<uint32_t>(((1 << log2) - 1) * step + 1);
-  };
   const int step = p.shape.stride.rows;
   return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
@@ -55,9 +53,9 @@ cudaError_t encode_windows(CUtensorMap& map, const void* data, const ConvParams&
       {static_cast<uint64_t>(p.packed.column / shrink),
        static_cast<uint64_t>(p.packed.row / shrink),
        static_cast<uint64_t>(p.packed.image / shrink)},
-      {kLineBytes / sizeof(Element), 1u << p.box.columns, edge(p.box.rows, step),
+      {kLineBytes / sizeof(Element), 1u << p.box.columns, edge_of_box(p.box.rows, step),
        1u << p.box.images},
-      {1, 1, static_cast<uint32_t>(p.box.rows == 0 ? 1 : step), 1});
+      {1, 1, every_of_box(p.box.rows, step), 1});
 }
 
 // Encodes the maps of the input.

@@ -136,7 +136,6 @@ inline bool strides_fit(const Log2Block& block, Size2 stride) {
 constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
 
 // Whether the kernel with resident weights (resident.cuh) can compute a convolution.
-
 inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
   const int groups = ceil_div(shape.channels, 64);
   return shape.out_channels <= 64 && box_of(block).images == 6 &&
