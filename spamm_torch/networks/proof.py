@@ -20,6 +20,7 @@ _NAMES = ("weight", "bias", "running_mean", "running_var")
 _IN_THE_CODE = (  # or in what was folded
     *("tau", "valid_ratio", "max_error", "block", "pixel_block", "activation"),
     *("stride", "padding", "dilation", "groups", "eps"),
+    *("kernel_size", "ceil_mode", "return_indices", "negative_slope"),
 )
 
 _version = operator.attrgetter("_version")
@@ -58,14 +59,14 @@ class Proof:
         )
         self._versions = list(map(_version, tensors)) if self.is_possible else []
         links = list(links)
+        passed = [child for _, _, child in links]
         values: list[Any] = []
-        for module in sources:
+        for module in dict.fromkeys((*sources, *passed)):
             own = module.__dict__
             names = [name for name in _IN_THE_CODE if name in own]
             places += [(own, name) for name in names]
             values += [own[name] for name in names]
         places += [(parent._modules, name) for parent, name, _ in links]
-        passed = [child for _, _, child in links]
         self._children = [parent._modules for parent in parents]
         self._counts = list(map(len, self._children))
         self._registers = [register for register, _ in places]

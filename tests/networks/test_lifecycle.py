@@ -195,7 +195,14 @@ def replace_a_pool(model):
     model.pool = nn.AvgPool2d(2)
 
 
-@pytest.mark.parametrize("change", [set_eps, append_a_block, remove_a_block, replace_a_pool])
+def set_a_pools_kernel(model):
+    model.pool.kernel_size = model.pool.stride = 4
+
+
+CHANGES = [set_eps, append_a_block, remove_a_block, replace_a_pool, set_a_pools_kernel]
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_a_model_that_was_rebuilt_runs_as_it_is(pair, change):
     model, original = pair
     for m in (model, original):
@@ -204,6 +211,15 @@ def test_a_model_that_was_rebuilt_runs_as_it_is(pair, change):
     refresh_(model)
     assert is_served(model, pictures())
     assert_same(model, original)
+
+
+def test_a_slope_that_is_changed_counts():
+    model = trained(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.LeakyReLU()))
+    original = copy.deepcopy(model)
+    convert_(model)
+    for m in (model, original):
+        m[1].negative_slope = 0.5
+    assert_same(model, original, pictures(channels=8))
 
 
 def test_writes_through_data_need_a_refresh(pair):
