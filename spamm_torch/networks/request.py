@@ -64,7 +64,18 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
             f"{type(config).__name__}"
         )
     by_name = _read_overrides(overrides, convolutions)
-    return Request(config, by_name, frozenset(overrides) & frozenset(by_name), engines)
+    known_as = _first_names(convolutions)
+    named = frozenset(known_as[key] for key in overrides if key in known_as)
+    settings = {known_as[name]: setting for name, setting in by_name.items()}
+    return Request(config, settings, named, engines)
+
+
+def _first_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
+    """The first name of the module under each name: a module may have several."""
+    first: dict[nn.Module, str] = {}
+    for name, module in modules.items():
+        first.setdefault(module, name)
+    return {name: first[module] for name, module in modules.items()}
 
 
 def _read_overrides(

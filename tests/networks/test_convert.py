@@ -589,6 +589,14 @@ def test_a_setting_under_a_full_name_is_taken_whatever_is_measured(measured):
     assert rows(report)["layer1.0.conv2"] == ("dense", ("bn", "add", "relu"))
 
 
+def test_a_layer_with_two_names_is_named_by_either():
+    model = nn.Module()
+    model.first = nn.Conv2d(64, 64, 3)
+    model.again = model.first
+    report = convert_(model, overrides={"again": SKIPS})
+    assert [(row.name, row.action, row.setting) for row in report] == [("first", "spamm", SKIPS)]
+
+
 def test_what_computes_something_else_is_left_and_named():
     class Random(nn.Module):
         def __init__(self):
