@@ -167,11 +167,13 @@ class Conversion:
     @staticmethod
     def _own_setting(site: Site) -> SpAMMConfig | None:
         """The setting of a convolution that was a SpAMMConv2d before."""
-        if not isinstance(site.conv, SpAMMConv2d) or isinstance(site.conv.tau, Tensor):
+        if not isinstance(site.conv, SpAMMConv2d):
             return None
-        conv = site.conv
+        conv, tau = site.conv, site.conv.tau
+        if isinstance(tau, Tensor):
+            return None
         blocks: Any = (conv.block, conv.pixel_block)
-        return SpAMMConfig(conv.tau, conv.valid_ratio, conv.max_error, *blocks)
+        return SpAMMConfig(tau, conv.valid_ratio, conv.max_error, *blocks)
 
     def _choose(self, sites: list[Site]) -> dict[str, Choice]:
         measurements = Measurements()

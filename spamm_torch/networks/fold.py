@@ -27,7 +27,7 @@ def folded(conv: nn.Conv2d, batch_norm: Any) -> tuple[Tensor, Tensor | None]:
     if batch_norm is None:
         return weight, bias
     wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
-    operands = [
+    operands: list[Any] = [  # torch's own annotations know no missing statistics
         None if tensor is None else tensor.detach().to(wide)
         for tensor in (
             *(weight, bias, batch_norm.running_mean, batch_norm.running_var),

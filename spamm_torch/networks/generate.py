@@ -91,7 +91,7 @@ class _Generator:
                 graph.erase_node(norms)
             conv = site.conv
             geometry = (list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups)
-            args = (nodes[0].args[0], weight, bias, *geometry)
+            args: Any = (nodes[0].args[0], weight, bias, *geometry)
             value = graph.call_function(self._op(site), args, options)
             if site.name in self._flow.producers:
                 value = self._with_norms(value)

@@ -33,13 +33,14 @@ def find_pools(island: Island) -> dict[fx.Node, Pooling]:
 
 def _pooling(root: nn.Module, node: fx.Node) -> Pooling | None:
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
-        pool = root.get_submodule(str(node.target))
+        pool: Any = root.get_submodule(str(node.target))
         is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
         if not is_pool or reason_not_plain(pool) is not None:
             return None
         return (pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
     if node.op == "call_function" and node.target is F.max_pool2d:
-        given = {**dict(zip(_ARGUMENTS, node.args[1:], strict=False)), **node.kwargs}
+        given: dict[str, Any] = dict(zip(_ARGUMENTS, node.args[1:], strict=False))
+        given |= node.kwargs
         if given.pop("return_indices", False) or given.keys() - set(_ARGUMENTS):
             return None
         kernel = given["kernel_size"]

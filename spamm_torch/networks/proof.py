@@ -49,10 +49,11 @@ class Proof:
         for module in sources:
             for name in _NAMES:
                 for register in (module._parameters, module._buffers):
-                    if isinstance(register.get(name), Tensor):
+                    tensor = register.get(name)
+                    if isinstance(tensor, Tensor):
                         places.append((register, name))
-                        tensors.append(register[name])
-                        self.held.append((module, name, register[name]))
+                        tensors.append(tensor)
+                        self.held.append((module, name, tensor))
         self._tensors = tensors
         self.is_possible = all(
             type(tensor) in _PLAIN and not tensor.is_inference() for tensor in tensors
