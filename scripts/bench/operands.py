@@ -28,8 +28,7 @@ def operands(data, n, dtype, device):
     if data not in DATA:
         raise ValueError(f"data must be one of {', '.join(DATA)}; got {data!r}")
     if data in _DECAYS:
-        i = torch.arange(n, device=device, dtype=torch.float32)
-        a = _DECAYS[data]((i[:, None] - i).abs_(), n).to(dtype)
+        a = decay_rows(data, n, 0, n, device).to(dtype)
         return a, a.clone()
     generator = torch.Generator(device).manual_seed(0)
     randn = lambda *shape: torch.randn(*shape, device=device, generator=generator)  # noqa: E731
@@ -41,3 +40,13 @@ def operands(data, n, dtype, device):
         return matrix.to(dtype)
 
     return make(), make()
+
+
+def decay_rows(data, n, first, last, device):
+    """The rows from ``first`` to before ``last`` of a matrix with decay, in float32.
+
+    Args:
+        data: "decay" or "exponential", as of operands. n: rows and columns of the whole.
+    """
+    i = torch.arange(n, device=device, dtype=torch.float32)
+    return _DECAYS[data]((i[first:last, None] - i).abs_(), n)

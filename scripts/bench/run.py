@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import torch
 
-from common.errors import first_line
+from common.errors import UserError, first_line
 
 
 def measure_all(cells, journal, steps, said_of):
@@ -32,9 +32,14 @@ def attempt(measure, what, without):
     Args:
         measure: gives a dataclass with a field ``absent``.
         without: that dataclass without figures. Its ``absent`` becomes the error's first line.
+
+    Raises:
+        UserError: ``measure`` does. It ends the run, as a wrong result must.
     """
     try:
         return asdict(measure(what))
+    except UserError:
+        raise
     except Exception as error:
         reason = first_line(error)
     gc.collect()  # what the failed call held, so that the next one finds memory

@@ -1,0 +1,136 @@
+"""The paper's tables, measured on this machine, each figure of the paper's beside ours.
+
+Tables: 1 thresholds, 2 speedup over torch.mm, 3 against sparse products at equal error, 5 VGG13 on
+MNIST. Without options all of them at sizes that fit: on a CPU small ones, in less than a quarter
+of an hour on two cores; on a GPU the paper's. Writes table_N_NAME.md, .json and .png for each, and
+tables.md, which joins all that are in the folder. If it is interrupted, the same command goes on
+with the cells that are missing.
+
+    python scripts/reproduce.py all
+    python scripts/reproduce.py 1 2 --out docs/results --name h200
+"""
+
+import contextlib
+import sys
+
+import torch
+
+import common  # noqa: F401  before the library, which it finds
+from bench.run import measure_all
+from common.console import Steps, exit_code, make_console
+from common.errors import UserError
+from common.files import require_writable
+from common.journal import Journal, run_settings
+from common.machine import describe_machine
+from common.options import add_output_options, choose_device, make_parser, positive_integer
+from common.report_files import run_header, write_results
+from study.training_options import add_training_options
+from tables import reports, table_1
+from tables.frame import Run
+
+TABLES = {1: table_1}
+REPEATS = {"cpu": 3, "cuda": 7}
+
+
+def parse(arguments):
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "tables",
+        nargs="*",
+        metavar="TABLE",
+        default=["all"],
+        help=f"{', '.join(map(str, TABLES))} or all (default: all)",
+    )
+    parser.add_argument(
+        "--sizes",
+        metavar="N",
+        type=positive_integer,
+        nargs="+",
+        help="edges of the square matrices of Tables 1 to 3 (default: each table's own)",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        help=f"rounds of each timing (default: {REPEATS['cuda']}; on the CPU {REPEATS['cpu']})",
+    )
+    add_training_options(parser)
+    add_output_options(parser)
+    parser.add_argument(
+        "--name",
+        help="what the files are called after their table (default: cpu or cuda, the device)",
+    )
+    options = parser.parse_args(arguments)
+    options.tables = chosen_tables(options.tables)
+    return options
+
+
+def chosen_tables(words):
+    """Numbers of tables, in order.
+
+    Raises:
+        UserError: there is no such table.
+    """
+    known = {str(number): number for number in TABLES}
+    for word in words:
+        if word != "all" and word not in known:
+            raise UserError(f"expected tables {', '.join(known)} or all; got {word}")
+    return list(TABLES) if "all" in words else sorted({known[word] for word in words})
+
+
+def measure(number, run, header, journal, name):
+    """Measures one table and writes its three files; says what was found and where it is."""
+    of_table = TABLES[number]
+    run.console.print(f"table {number}: {reports.REPORTS[number].TITLE}")
+    cells = of_table.cells(run)
+    with Steps(run.console, f"table {number}") as steps:
+        found = measure_all(cells, journal, steps, of_table.said_of)
+    data = {"header": header, "table": number, "name": name, "cells": found}
+    files = f"table_{number}_{name}"
+    markdown, picture, said = reports.report(data, files)
+    paths = write_results(run.options.out, files, data=data, markdown=markdown, picture=picture)
+    run.console.print(said)
+    for path in paths:
+        run.console.print(f"wrote {path}")
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    console = make_console()
+    device = choose_device(options.device)
+    require_writable(options.out)
+    name = options.name or device.type
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    run = Run(
+        device=device,
+        gpus=tuple(torch.device("cuda", index) for index in range(count)),
+        repeats=options.repeats or REPEATS[device.type],
+        options=options,
+        console=console,
+    )
+    header = run_header(describe_machine(device), "reproduce.py", arguments)
+    reports.load(options.out)  # a damaged file is found before an hour's work, not after it
+    settings = {number: TABLES[number].settings(run) for number in options.tables}
+    with contextlib.ExitStack() as stack:
+        journals = {
+            number: stack.enter_context(
+                Journal(
+                    options.out,
+                    f"table_{number}_{name}",
+                    run_settings(header, repeats=run.repeats, gpus=count, **of_table),
+                    fresh=options.fresh,
+                )
+            )
+            for number, of_table in settings.items()
+        }
+        for number, journal in journals.items():
+            measure(number, run, header, journal, name)
+        console.print(f"wrote {reports.write_joined(options.out)}")
+        # Only now: were it interrupted before, the tables it has finished would be measured again.
+        for journal in journals.values():
+            journal.remove()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
