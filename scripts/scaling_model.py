@@ -7,43 +7,20 @@ benchmark the page says how to get them.
     python scripts/scaling_model.py docs/results/multi_gpu_h200.json
 """
 
-import json
 import os
 import sys
 from pathlib import Path
 
 from bench.multi_gpu import scaling_page
+from bench.multi_gpu.scaling_page import RESULTS
 from common import REPOSITORY
 from common.console import exit_code
 from common.errors import UserError
 from common.options import make_parser
 from common.report_files import table, write_bytes
 
-RESULTS = REPOSITORY / "docs" / "results" / "multi_gpu_h200.json"
 CONVOLUTIONS = REPOSITORY / "docs" / "results" / "multi_gpu_conv_h200.json"
 PAGE = REPOSITORY / "docs" / "scaling.md"
-
-
-def load(path, usual):
-    """The content of a benchmark's JSON file; None where the ``usual`` one is not recorded.
-
-    Raises:
-        UserError: the file is another's, or cannot be read.
-    """
-    try:
-        data = json.loads(path.read_text())
-        data["rows"], data["parts"], data["header"]
-    except FileNotFoundError as error:
-        if path == usual:
-            return None
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"expected results of bench_multi_gpu or bench_multi_gpu_conv as JSON; got {path}"
-        ) from error
-    return data
 
 
 def block(results, convolutions, page):
@@ -53,9 +30,10 @@ def block(results, convolutions, page):
         results, convolutions: paths of the JSON files. page: the page's, for links to theirs.
 
     Raises:
-        UserError: as of load, or the model cannot be fitted.
+        UserError: as of scaling_page.load, or the model cannot be fitted.
     """
-    data, of_convolutions = load(results, RESULTS), load(convolutions, CONVOLUTIONS)
+    data = scaling_page.load(results, RESULTS)
+    of_convolutions = scaling_page.load(convolutions, CONVOLUTIONS)
     if data is None:
         command = "python scripts/bench_multi_gpu.py --out docs/results --name multi_gpu_h200"
         return scaling_page.unmeasured(command)
@@ -97,7 +75,7 @@ def main(arguments=None):
     except OSError as error:
         raise UserError(f"cannot read {options.page}: {error.strerror}") from error
     write_bytes(options.page, scaling_page.with_figures(text, figures).encode())
-    data = load(options.results, RESULTS)
+    data = scaling_page.load(options.results, RESULTS)
     if data is not None:
         outcome = scaling_page.outcome_of(data)
         print("\n".join(table(*scaling_page.predictions(outcome), left=(0, 1))))

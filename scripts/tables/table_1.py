@@ -6,6 +6,7 @@ import spamm_torch
 from bench.operands import decay_rows
 from tables import paper
 from tables.frame import cell
+from tables.table_1_report import PICTURED
 
 BLOCK = 32
 _STRIP = 1024  # rows that are made at a time: the largest matrix has 4 GiB
@@ -63,7 +64,7 @@ def _row(n, norms, ratio, pictured):
     if (n, ratio) in paper.TAU:
         at_papers = spamm_torch.valid_ratio(norms, norms, paper.TAU[n, ratio])
         row["valid_at_papers"] = at_papers.item()
-    if pictured:
+    if pictured and ratio in PICTURED:
         row["counts"] = _pooled(counts)
     return row
 

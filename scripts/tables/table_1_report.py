@@ -6,7 +6,7 @@ from tables import paper
 
 TITLE = "thresholds for a valid ratio"
 _LINES = (0.30, 0.15, 0.05)  # ratios in the picture
-_PICTURED = (0.30, 0.05)
+PICTURED = (0.30, 0.05)
 
 _NOTES = """\
 The matrix is the paper's, a_ij = 0.1 / (|i-j|^0.1 + 1) on both sides, in float32 and blocks of 32.
@@ -76,7 +76,7 @@ def body(data, picture):
 
 def picture(data):
     """Thresholds by size, with the paper's as crosses, and V of the largest matrix."""
-    figure, ((lines, *maps),) = plots.panels(1, 1 + len(_PICTURED), 3.2)
+    figure, ((lines, *maps),) = plots.panels(1, 1 + len(PICTURED), 3.2)
     ends = []
     for index, ratio in enumerate(_LINES):
         points = [(n, row["tau"]) for n, row in _rows(data) if row["ratio"] == ratio]
@@ -92,7 +92,7 @@ def picture(data):
     lines.set(title="tau; crosses: the paper's", xlabel="N")
     plots.name_lines(lines, ends, size=9)
     pictured = {row["ratio"]: (n, row) for n, row in _rows(data) if "counts" in row}
-    for axis, ratio in zip(maps, _PICTURED, strict=True):
+    for axis, ratio in zip(maps, PICTURED, strict=True):
         axis.set(title=f"V, {ratio:.0%} kept", xticks=[], yticks=[])
         if ratio in pictured:
             n, row = pictured[ratio]

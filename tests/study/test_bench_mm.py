@@ -8,6 +8,7 @@ from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 import bench_mm
 from common.console import exit_code
+from common.precisions import TOLERANCE
 
 RATIOS = (1.0, 0.5)
 
@@ -46,8 +47,8 @@ def test_rows_agree_with_themselves(results):
         assert row["speedup_multiply"] == pytest.approx(row["dense_ms"] / row["multiply_ms"])
         assert row["spread"] >= 0
         assert row["backend"].startswith("cpu-")
-        assert 0 <= row["error"] <= bench_mm.TOLERANCE[row["precision"]]
-        assert 0 < row["dense_error"] <= bench_mm.TOLERANCE[row["precision"]]
+        assert 0 <= row["error"] <= TOLERANCE[row["precision"]]
+        assert 0 < row["dense_error"] <= TOLERANCE[row["precision"]]
         operands_ms = 2 * row["n"] ** 2 * {"float32": 4, "bfloat16": 2}[row["precision"]] / 1e7
         floor = operands_ms + max(row["valid_ratio"] * row["dense_ms"], 1.5 * operands_ms)
         assert row["share_of_floor"] == pytest.approx(floor / row["mm_ms"])

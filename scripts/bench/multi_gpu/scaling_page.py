@@ -1,17 +1,42 @@
 """The part of docs/scaling.md that follows from measurements."""
 
+import json
 from dataclasses import dataclass
 
 from bench.multi_gpu import conv_report, model, report
 from bench.multi_gpu.rows import Row
+from common import REPOSITORY
 from common.errors import UserError
 from common.report_files import table
 
+RESULTS = REPOSITORY / "docs" / "results" / "multi_gpu_h200.json"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 HELD = 0.1  # the model holds if no time is missed by more
 _PARTS = (4, 8, 16, 64, 256, 1024)
 _LINE = (2, 4, 8)  # devices of one host
 _FILLED = 32768  # rows a device's share of the matrices has, squared: N = 32768 sqrt(P)
+
+
+def load(path, usual):
+    """The content of a benchmark's JSON file; None where the ``usual`` one is not recorded.
+
+    Raises:
+        UserError: the file is another's, or cannot be read.
+    """
+    try:
+        data = json.loads(path.read_text())
+        data["rows"], data["parts"], data["header"]
+    except FileNotFoundError as error:
+        if path == usual:
+            return None
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"expected results of bench_multi_gpu or bench_multi_gpu_conv as JSON; got {path}"
+        ) from error
+    return data
 
 
 def with_figures(text, block):

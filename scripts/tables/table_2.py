@@ -1,0 +1,190 @@
+"""Table 2: speedup over torch.mm by size, valid ratio and type, on one GPU and on several."""
+
+from functools import partial
+
+import torch
+
+import spamm_torch
+from bench.mm_case import bench_operands, copy_bandwidth, relative_error
+from bench.multi_gpu import layouts, scaling_page
+from bench.multi_gpu.product import Product
+from bench.operands import operands
+from common.clock import by_clock
+from common.errors import UserError
+from common.precisions import TOLERANCE, use_precision
+from tables import paper
+from tables.frame import cell
+
+SIZES = {"cpu": (1024, 2048, 4096), "cuda": paper.SIZES}
+TYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16")}  # of the paper's cells
+_MORE_TYPES = {"cpu": ("float64",), "cuda": ("bfloat16", "float64")}
+_PAPERS_BLOCK, _BLOCK, _LARGE_BLOCK = 32, 64, (128, 64, 128)
+_LAYOUTS = ("0", "S")  # where operands lie on two devices: all on the first; in shards
+_PREDICTED = (4, 8)  # devices
+_MOST_BSR = {"cpu": 2048, "cuda": 16384}  # MKL's needs minutes a ratio at twice that
+
+
+def settings(run):
+    return {"sizes": run.sizes(SIZES)}
+
+
+def cells(run):
+    kind = run.device.type
+    types, sizes = TYPES[kind], run.sizes(SIZES)
+    cases = [(name, _PAPERS_BLOCK) for name in types]
+    cases += [(name, _BLOCK) for name in (*types, *_MORE_TYPES[kind])]
+    cases += [(name, _LARGE_BLOCK) for name in types]
+    bandwidth = _Once(lambda: copy_bandwidth(run.device, run.repeats))
+    found = {}
+    for n in sizes:
+        for name, block in cases:
+            found[f"{name}, block {block}, N = {n}"] = cell(
+                partial(_one, run, bandwidth), kind="one", precision=name, block=block, n=n
+            )
+        for name in types:
+            place = {"precision": name, "n": n}
+            found[f"BSR, {name}, N = {n}"] = cell(partial(_bsr, run), kind="BSR", **place)
+            found[f"two GPUs, {name}, N = {n}"] = cell(partial(_two, run), kind="two", **place)
+            found[f"4 and 8 GPUs by the model, {name}, N = {n}"] = cell(
+                partial(_by_model, run), kind="model", **place
+            )
+    return found
+
+
+def said_of(found):
+    if found["absent"]:
+        return f"not measured: {found['absent']}"
+    speedup = "speedup_of_one" if found["place"]["kind"] == "model" else "speedup"
+    return ", ".join(f"{row['ratio']:.0%}: {row[speedup]:.2f}x" for row in found["rows"])
+
+
+class _Once:
+    """A number that is measured when it is first asked for."""
+
+    def __init__(self, measure):
+        self._measure, self._value = measure, None
+
+    def __call__(self):
+        if self._value is None:
+            self._value = self._measure()
+        return self._value
+
+
+@torch.inference_mode()
+def _one(run, bandwidth, kind, precision, block, n):
+    """One device against torch.mm: the rows of bench.mm_report, with the ratio asked for."""
+    case = ("decay", precision, block, n)
+    found = bench_operands(case, paper.RATIOS, bandwidth(), run.device, run.repeats)
+    return [{"ratio": ratio} | row for ratio, row in zip(paper.RATIOS, found["rows"], strict=True)]
+
+
+@torch.inference_mode()
+def _bsr(run, kind, precision, n):
+    """torch's product of a block-sparse A with a dense B.
+
+    A has the blocks that take part in a valid product. That is what such a format can leave out:
+    the valid products of a block are not the same in each column of blocks of B.
+    """
+    if n > _MOST_BSR[run.device.type]:
+        raise RuntimeError(f"left out above N = {_MOST_BSR[run.device.type]}, where it takes long")
+    dtype = use_precision(precision)
+    a, b = operands("decay", n, dtype, run.device)
+    norms = spamm_torch.norm_map(a, _BLOCK)
+    calls, rows = {"dense": partial(torch.mm, a, b)}, []
+    for ratio in paper.RATIOS:
+        tau = spamm_torch.find_tau(norms, norms, ratio)
+        kept = ~(norms * norms.amax(1) < tau)  # with the largest norm that a block meets in B
+        calls[ratio] = _bsr_call(a, b, kept, norms, precision)
+        rows.append({"ratio": ratio, "kept": kept.double().mean().item()})
+    times = by_clock(calls, run.repeats, run.synchronize)
+    dense = times["dense"].median
+    for row in rows:
+        ms = times[row["ratio"]].median
+        row |= {"ms": ms, "dense_ms": dense, "speedup": dense / ms}
+    return rows
+
+
+def _bsr_call(a, b, kept, norms, precision):
+    """The product, after its result was compared with that of the same blocks."""
+    mask = kept.repeat_interleave(_BLOCK, 0).repeat_interleave(_BLOCK, 1)
+    masked = a * mask[: a.shape[0], : a.shape[1]]
+    edges = (_BLOCK, _BLOCK)
+    if a.shape[0] % _BLOCK:
+        raise RuntimeError(f"needs a multiple of the block, {_BLOCK}; got N = {a.shape[0]}")
+    call = partial(torch.mm, masked.to_sparse_bsr(edges), b)
+    error = relative_error(call(), masked, b, norms, norms, 0, _BLOCK)
+    if not error <= TOLERANCE[precision]:
+        raise RuntimeError(
+            f"wrong result: expected an error of at most {TOLERANCE[precision]}; got {error}"
+        )
+    return call
+
+
+@torch.inference_mode()
+def _two(run, kind, precision, n):
+    """mm on two GPUs against torch.mm on one, by where the operands lie, in blocks of 64."""
+    if len(run.gpus) < 2:
+        raise RuntimeError(f"needs 2 GPUs; got {len(run.gpus)}")
+    return _on_devices(Product("decay", precision, n, run.gpus[:2]), run.repeats)
+
+
+def _on_devices(product, repeats):
+    calls, rows = {"dense": partial(torch.mm, product.a, product.b)}, []
+    for ratio in paper.RATIOS:
+        for layout in _LAYOUTS:
+            call = layouts.calls_of(layout, product, ratio)["all"]
+            if not layouts.is_same(product, ratio, call()):
+                raise UserError(
+                    f"wrong result on several devices at ratio {ratio}, layout {layout}: expected "
+                    "the bits of one"
+                )
+            calls[ratio, layout] = call
+            rows.append(
+                {"ratio": ratio, "layout": layout, "valid_ratio": product.valid_ratio(ratio)}
+            )
+    times = by_clock(calls, repeats, product.synchronize)
+    dense = times["dense"].median
+    for row in rows:
+        ms = times[row["ratio"], row["layout"]].median
+        row |= {"ms": ms, "dense_ms": dense, "speedup": dense / ms}
+    return rows
+
+
+@torch.inference_mode()
+def _by_model(run, kind, precision, n):
+    """What the model of docs/scaling.md says of more devices than were measured."""
+    if run.device.type != "cuda":
+        raise RuntimeError("needs a GPU, for the model is of several GPUs; got cpu")
+    data = scaling_page.load(scaling_page.RESULTS, scaling_page.RESULTS)
+    if data is None:
+        raise RuntimeError("needs the results of bench_multi_gpu.py; none are recorded")
+    fitted_to, here = data["header"]["device"], torch.cuda.get_device_name(run.device)
+    if not fitted_to.startswith(here):
+        raise RuntimeError(f"the model is fitted to {fitted_to}; this is {here}")
+    outcome = scaling_page.outcome_of(data)
+    least = outcome.checked[0].n // 4
+    if precision != "float16" or n < least:
+        raise RuntimeError(f"the model is fitted to float16 from N = {least} on; got {precision}")
+    return predicted(Product("decay", precision, n, [run.device]), outcome.machine)
+
+
+def predicted(product, machine):
+    """Rows of a model's speedups of several devices over one, operands in shards.
+
+    Args:
+        product: a Product on one device. machine: a Machine of bench.multi_gpu.model.
+    """
+    n, rows = len(product.a), []
+    for ratio in paper.RATIOS:
+        valid, tau = product.valid_ratio(ratio), product.tau(ratio)
+        one_ms = machine.one_ms(n, valid, "decay")
+        for parts in _PREDICTED:
+            cuts = spamm_torch.row_cuts(product.norm_a, product.norm_b, tau, parts)
+            traffic = layouts.sent(product, ratio, cuts)
+            moved = traffic["sent"] * (1 - 1 / parts)
+            imbalance = traffic["work_imbalance"]
+            all_ms = machine.all_ms(n, valid, "decay", parts, imbalance, moved)
+            rows.append(
+                {"ratio": ratio, "parts": parts, "speedup_of_one": one_ms / all_ms} | traffic
+            )
+    return rows
