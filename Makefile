@@ -5,7 +5,7 @@
 #
 #   PYTHON=python3.12   the Python that .venv is made from (default python3)
 #   PY=python3          use an environment of your own instead of .venv; nothing is installed in it
-#   PYTEST_ARGS, TRAIN_ARGS, STUDY_ARGS   passed on, as in make study TRAIN_ARGS=--full
+#   PYTEST_ARGS, TRAIN_ARGS, STUDY_ARGS, TABLES_ARGS   passed on, as in make study TRAIN_ARGS=--full
 #   FORCE_CUDA, TORCH_CUDA_ARCH_LIST, MAX_JOBS   as setup.py says
 
 PYTHON ?= python3
@@ -21,13 +21,14 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-cpp test-python quick study lint clean distclean FORCE
+.PHONY: help build test test-cpp test-python quick study tables lint clean distclean FORCE
 
 help:
 	@echo "make build   build the library into an environment in .venv"
 	@echo "make test    build, then run the C++ and Python tests"
 	@echo "make quick   build, then run the Python tests but those of every combination"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
+	@echo "make tables  build, measure the paper's tables; writes results/tables.md"
 	@echo "make lint    check formatting, style and types"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
 
@@ -90,7 +91,7 @@ $(LIBRARY): $(ENVIRONMENT) build/settings setup.py pyproject.toml $(SOURCES)
 
 build: $(LIBRARY) $(INSTALLED)
 
-# ---- Tests, study, lint --------------------------------------------------------------------------
+# ---- Tests, study, tables, lint ------------------------------------------------------------------
 
 test: test-cpp test-python
 
@@ -116,6 +117,10 @@ study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'
 	$(PY) scripts/train_vgg13.py $(TRAIN_ARGS)
 	$(PY) scripts/study_vgg13.py $(STUDY_ARGS)
+
+tables: build
+	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'
+	$(PY) scripts/reproduce.py all $(TABLES_ARGS)
 
 lint: .venv/lint-ready
 	.venv/bin/clang-format --dry-run --Werror $(CPP_FILES)

@@ -1,7 +1,7 @@
 """Draws the pages and pictures of results again from their JSON files; measures nothing.
 
 Needs neither the library nor a GPU. Without arguments: all of docs/results, with their index
-README.md.
+README.md and the page that joins the paper's tables, where there are any.
 
     python scripts/plot_results.py docs/results/mm_h200.json
 """
@@ -22,6 +22,7 @@ from common.options import make_parser
 from common.report_files import table, write_bytes
 from study import pixel_blocks_report
 from study import report as study_report
+from tables import reports as tables_reports
 
 _FOLDER = REPOSITORY / "docs" / "results"
 _REPORTS = {  # the script that measured -> what reports it
@@ -33,6 +34,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "bench_multi_gpu_conv": multi_gpu_conv_report,
     "study_vgg13": study_report,
     "study_pixel_blocks": pixel_blocks_report,
+    "reproduce": tables_reports,
 }
 
 
@@ -85,12 +87,13 @@ def main(arguments=None):
         nargs="*",
         type=Path,
         metavar="FILE",
-        help="JSON files of results (default: all of docs/results, and its index)",
+        help="JSON files of results (default: all of docs/results, and its pages for all)",
     )
     files = parser.parse_args(arguments).files
     entries = [redraw(path) for path in files or sorted(_FOLDER.glob("*.json"))]
     if not files:
         write_bytes(_FOLDER / "README.md", index(entries).encode())
+        tables_reports.write_joined(_FOLDER)
     for entry in entries:
         print(f"{entry[0]}: {entry[1]}")
 

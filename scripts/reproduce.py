@@ -25,10 +25,10 @@ from common.machine import describe_machine
 from common.options import add_output_options, choose_device, make_parser, positive_integer
 from common.report_files import run_header, write_results
 from study.training_options import add_training_options
-from tables import reports, table_1, table_2
+from tables import reports, table_1, table_2, table_3, table_5
 from tables.frame import Run
 
-TABLES = {1: table_1, 2: table_2}
+TABLES = {1: table_1, 2: table_2, 3: table_3, 5: table_5}
 REPEATS = {"cpu": 3, "cuda": 7}
 
 

@@ -15,7 +15,7 @@ _COLUMNS = {
     "asked": lambda s: f"{100 * s.asked_ratio:.2f}%",
     "layout": lambda s: s.layout,
     "valid": lambda s: f"{100 * s.valid_ratio:.2f}%" + _nothing_skipped(s),
-    "tau": lambda s: _range(s.taus.values()),
+    "tau": lambda s: tau_range(s),
     "accuracy": lambda s: f"{s.accuracy:.2f}%",
     "change": lambda s: f"{s.accuracy_change:+.2f}",
     "ms": lambda s: _number(s.ms),
@@ -27,7 +27,7 @@ _COLUMNS = {
 }
 _LEFT = ("layout",)
 
-_EXPLANATION = """\
+EXPLANATION = """\
 Asked is the share of block products to multiply, valid the nearest share that a threshold gives.
 Blocks that lie wholly in the zeros around the pictures count as products and all have the norm 0;
 by position they are so many (a sixth of conv31's) that no threshold gives a share just below 100%:
@@ -50,7 +50,7 @@ FP32, weights of its own)."""
 def report(data, name):
     """The page, the picture and the conclusion."""
     results = from_data(data)
-    return _markdown(results, f"{name}.png"), _picture(results), conclusion(results)
+    return _markdown(results, f"{name}.png"), picture(results), conclusion(results)
 
 
 def from_data(data):
@@ -98,20 +98,25 @@ def print_tables(results, console):
         console.print(shown)
 
 
-def _markdown(results, picture):
+def _markdown(results, picture_name):
     body = [
-        f"![speedup against accuracy lost]({picture})",
+        f"![speedup against accuracy lost]({picture_name})",
         "",
         "A line of the picture goes from much kept to little; its end names the share kept there.",
         "",
-        *_EXPLANATION.splitlines(),
+        *EXPLANATION.splitlines(),
     ]
     for group in results.groups:
-        titles, rows = _cells(group)
-        left = [titles.index(title) for title in _LEFT]
-        body += ["", f"## {_title(group)}", "", _dense_line(group), "", *table(titles, rows, left)]
+        body += group_lines(group)
     title = "VGG13 on MNIST, convolutions replaced by SpAMM"
     return page(title, conclusion(results), results.header, body)
+
+
+def group_lines(group):
+    """A group's part of a page, as Markdown."""
+    titles, rows = _cells(group)
+    left = [titles.index(title) for title in _LEFT]
+    return ["", f"## {_title(group)}", "", _dense_line(group), "", *table(titles, rows, left)]
 
 
 def _cells(group):
@@ -150,12 +155,13 @@ def _number(value):
     return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 0.1 else 4}f}"
 
 
-def _range(values):
-    low, high = min(values), max(values)
+def tau_range(setting):
+    """A Setting's thresholds, from the lowest to the highest of its layers."""
+    low, high = min(setting.taus.values()), max(setting.taus.values())
     return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"
 
 
-def _picture(results):
+def picture(results):
     """Speedup against points lost: by layout for all layers, by layer where little is lost."""
     timed = [group for group in results.groups if group.conv_ms is not None]
     precisions = list(dict.fromkeys(group.precision for group in timed))

@@ -50,12 +50,21 @@ def add_training_options(parser):
     add_device_option(parser)
 
 
-def train_or_load(options, device, console):
-    """The trained model that the options ask for, with its TrainConfig and its Digits."""
+def chosen_training(options):
+    """The TrainConfig that the options and the checkpoint ask for, and its Digits.
+
+    Raises:
+        UserError: they contradict each other, or the images or the checkpoint are damaged.
+    """
     names = {field.name for field in fields(TrainConfig)}
     given = {name: value for name, value in vars(options).items() if name in names}
     config = resolve_config(options.checkpoint, given)
-    digits = load_digits(options.data, config.full)
+    return config, load_digits(options.data, config.full)
+
+
+def train_or_load(options, device, console):
+    """The trained model that the options ask for, with its TrainConfig and its Digits."""
+    config, digits = chosen_training(options)
     console.print(f"data: {digits.description}")
     with Steps(console, f"training {config.model}") as steps:
         model = train(config, digits, options.checkpoint, device, steps.at)

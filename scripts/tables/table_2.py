@@ -12,6 +12,7 @@ from bench.operands import operands
 from common.clock import by_clock
 from common.errors import UserError
 from common.precisions import TOLERANCE, use_precision
+from common.sparse import quiet_sparse
 from tables import paper
 from tables.frame import cell
 
@@ -111,7 +112,8 @@ def _bsr_call(a, b, kept, norms, precision):
     edges = (_BLOCK, _BLOCK)
     if a.shape[0] % _BLOCK:
         raise RuntimeError(f"needs a multiple of the block, {_BLOCK}; got N = {a.shape[0]}")
-    call = partial(torch.mm, masked.to_sparse_bsr(edges), b)
+    with quiet_sparse():
+        call = partial(torch.mm, masked.to_sparse_bsr(edges), b)
     error = relative_error(call(), masked, b, norms, norms, 0, _BLOCK)
     if not error <= TOLERANCE[precision]:
         raise RuntimeError(

@@ -18,16 +18,16 @@ products skipped before it is timed."""
 _MEANING = """\
 What a speedup means depends on what it is over. The peer is today's dense product: on an H200
 cuBLAS multiplies some ten times as fast as on the paper's V100 (FP16), while memory is five times
-as fast. Skipping saves multiplications and no reading, so the same share kept saves less time there,
-the more so the smaller N. The floor says how much could be had: both operands read once at the speed
-of a copy, plus the larger of valid ratio x torch.mm and all three matrices at that speed."""
+as fast. Skipping saves multiplications and no reading, so the same share kept saves less time
+there, the more so the smaller N. The floor says how much could be had: both operands read once at
+the speed of a copy, plus the larger of valid ratio x torch.mm and all three matrices at that
+speed."""
 
 _SEVERAL = """\
 Over torch.mm on one GPU, as in the paper; blocks of 64. Layout 0: operands and result on the first
 GPU, so that all travels within the call; S: operands lie in shards. Figures for 4 and 8 GPUs are
-not measured: *model* is the speedup on one GPU times what the model of
-[docs/scaling.md](../scaling.md) gives for that many in layout S, with the shares that travel
-counted for each of them."""
+not measured: *model* is the speedup on one GPU times what the model of docs/scaling.md gives for
+that many in layout S, with the shares that travel counted for each of them."""
 
 _BSR = """\
 torch.sparse's product of a block-sparse (BSR) matrix and a dense one, in blocks of 64. A has the
@@ -41,16 +41,17 @@ def conclusion(data):
     """In how many of the paper's cells ours is the higher speedup."""
     parts = []
     for precision in _types(data):
-        counts = []
         for block in (_PAPERS_BLOCK, _BLOCK):
             pairs = [
                 (row["speedup"], of_paper)
                 for place, row in _ones(data, precision, block)
                 if (of_paper := _papers(precision, place["n"], row["ratio"])) is not None
             ]
-            higher = sum(ours > theirs for ours, theirs in pairs)
-            counts.append(f"{higher} of {len(pairs)} cells in blocks of {block}")
-        parts.append(f"{precision} {', '.join(counts)}")
+            if pairs:
+                higher = sum(ours > theirs for ours, theirs in pairs)
+                parts.append(f"{precision}, block {block}: {higher} of {len(pairs)} cells")
+    if not parts:
+        return "No cell is of a size and ratio of the paper's."
     return f"Speedup over the dense product above the paper's: {'; '.join(parts)}."
 
 
@@ -210,8 +211,10 @@ def _several(data):
     if shown:
         titles = sorted({title for of in shown.values() for title in of})
         rows = [
-            (*at[:2], f"{at[2]:.0%}", _times(one[at]) if at in one else "")
-            + tuple(of.get(title, "") for title in titles)
+            (
+                *(*at[:2], f"{at[2]:.0%}", _times(one[at]) if at in one else ""),
+                *(of.get(title, "") for title in titles),
+            )
             for at, of in shown.items()
         ]
         lines += [*table(("type", "N", "ratio", "1", *titles), rows), ""]

@@ -1,0 +1,139 @@
+"""Table 3: against a library's product of sparse matrices (SpGEMM), at equal error.
+
+Entries below TRUN are dropped for the sparse product, so that the paper's share of nonzeros is
+left; tau is searched so that what skipping loses has as large a Frobenius norm. Both errors are
+against the whole product in float64.
+"""
+
+from functools import partial
+
+import torch
+
+import spamm_torch
+from bench.mm_case import relative_error
+from bench.operands import operands
+from common.clock import by_clock
+from common.errors import UserError
+from common.precisions import TOLERANCE, use_precision
+from tables import paper, spgemm
+from tables.frame import cell
+
+SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
+BLOCKS = (32, 64)  # the paper's and this library's
+_STEPS = 40  # of the bisection of tau
+
+
+def settings(run):
+    return {"sizes": run.sizes(SIZES), "peers": list(spgemm.peers(run.device))}
+
+
+def cells(run):
+    return {
+        f"N = {n}, {share:.2%} nonzero": cell(partial(_rows, run), n=n, nonzeros=share)
+        for n in run.sizes(SIZES)
+        for share in shares_of(n)
+    }
+
+
+def shares_of(n):
+    """The paper's shares of nonzeros at this size; where it has none, those of its smaller one."""
+    known = {size for size, _ in paper.SPGEMM}
+    return [share for size, share in paper.SPGEMM if size == (n if n in known else min(known))]
+
+
+def said_of(found):
+    if found["absent"]:
+        return f"not measured: {found['absent']}"
+    sparse, *ours = found["rows"]
+    said = ", ".join(f"block {row['block']}: {row['ms']:.4g} ms" for row in ours)
+    if sparse["ms"] is None:
+        return f"SpGEMM failed; {said}"
+    return f"{sparse['peer']}: {sparse['ms']:.4g} ms; {said}"
+
+
+@torch.inference_mode()
+def _rows(run, n, nonzeros):
+    """A row of the sparse product, then one of SpAMM for each block."""
+    use_precision("float32")
+    a, b = operands("decay", n, torch.float32, run.device)
+    exact = a.double() @ b.double()
+    trun = truncation(a, nonzeros)
+    truncated = torch.where(a >= trun, a, 0)
+    product = truncated.double() @ truncated.double()
+    target = (exact - product).norm().item()
+    calls = {"dense": partial(torch.mm, a, b)}
+    peers, absent = spgemm.calls(truncated, product, run.device)
+    calls |= peers
+    ours = {}
+    for block in BLOCKS:
+        ours[block] = _at_error(a, b, exact, target, block)
+        call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
+        calls[f"block {block}"] = call
+        if len(run.gpus) > 1:
+            calls[f"block {block}, 2 GPUs"] = partial(call, devices=run.gpus[:2])
+    convert = {"convert": lambda: [spgemm.to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
+    times = {
+        name: timing.median
+        for name, timing in by_clock(calls | convert, run.repeats, run.synchronize).items()
+    }
+    fastest = min(peers, key=times.get, default=None)
+    sparse = {
+        "peer": fastest,
+        "ms": times.get(fastest),
+        "peers": {name: times[name] for name in peers} | absent,
+        "conversion_ms": times["convert"],
+        "dense_ms": times["dense"],
+        "trun": trun,
+        "nonzeros": (truncated != 0).double().mean().item(),
+        "error": target,
+        "norm": exact.norm().item(),
+    }
+    return [sparse, *(_row(block, of, sparse["ms"], times) for block, of in ours.items())]
+
+
+def truncation(a, share):
+    """The entry such that, as nearly as ties allow, ``share`` of all are no smaller."""
+    ordered = a.flatten().sort(descending=True).values
+    wanted = round(share * len(ordered))
+    inside = ordered[max(wanted, 1) - 1]  # ties with it are kept
+    above = ordered[ordered > inside]  # the other choice: none of the ties
+    kept = int((ordered >= inside).sum())
+    if len(above) and wanted - len(above) < kept - wanted:
+        return above[-1].item()
+    return inside.item()
+
+
+def _at_error(a, b, exact, target, block):
+    """The largest threshold, by bisection, with which at most ``target`` is lost."""
+    norm_a, norm_b = (spamm_torch.norm_map(x, block) for x in (a, b))
+
+    def lost(tau):
+        product = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
+        return product, (exact - product.double()).norm().item()
+
+    low, high = 0.0, 2 * (norm_a.max() * norm_b.max()).item()
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        if lost(middle)[1] <= target:
+            low = middle
+        else:
+            high = middle
+    product, error = lost(low)
+    rounding = relative_error(product, a, b, norm_a, norm_b, low, block)
+    if not rounding <= TOLERANCE["float32"]:
+        raise UserError(
+            f"wrong result at N = {len(a)}, block {block}, tau {low}: expected an error of at "
+            f"most {TOLERANCE['float32']}; got {rounding}"
+        )
+    valid = spamm_torch.valid_ratio(norm_a, norm_b, low).item()
+    return {"tau": low, "error": error, "valid_ratio": valid}
+
+
+def _row(block, found, sparse_ms, times):
+    ms, two = times[f"block {block}"], times.get(f"block {block}, 2 GPUs")
+    return found | {
+        "block": block,
+        "ms": ms,
+        "speedup": sparse_ms and sparse_ms / ms,
+        "speedup_two": two and sparse_ms and sparse_ms / two,
+    }

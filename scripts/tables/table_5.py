@@ -1,0 +1,146 @@
+"""Table 5: VGG13 on MNIST, its convolutions replaced, by layer and valid ratio."""
+
+from dataclasses import asdict
+from functools import partial
+
+import torch
+
+import spamm_torch
+from common.clock import by_clock
+from common.errors import UserError
+from common.journal import model_digest
+from common.precisions import use_precision
+from models.training import validation_pictures
+from models.vgg13 import CONVOLUTIONS, fold_batch_norm
+from study.groups import study_group
+from study.layouts import LAYOUTS
+from study.plan import PAPER, Group
+from study.timing import layer_inputs
+from study.training_options import chosen_training, train_or_load
+from tables.frame import cell
+
+PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
+_BY_POSITION = LAYOUTS[2]
+_PAPERS = {layer: tuple(ratio for of, ratio in PAPER if of == layer) for layer, _ in PAPER}
+_ALL, _SHIFTED = "conv12 to conv52", "images shifted"
+_ALL_RATIOS = (0.85, 0.70, 0.50)
+_SHIFTED_RATIOS = {"conv21": (0.85, 0.6341), "conv31": (0.7436, 0.4338), _ALL: (0.85, 0.50)}
+
+
+def _groups():
+    groups = [Group(layer, (layer,), layer, ratios) for layer, ratios in _PAPERS.items()]
+    groups.append(Group(_ALL, CONVOLUTIONS[1:], "conv11", _ALL_RATIOS))
+    shifted = [
+        Group(f"{of.title}, {_SHIFTED}", of.layers, of.start, ratios, shifted=True)
+        for of in groups
+        if (ratios := _SHIFTED_RATIOS.get(of.title))
+    ]
+    return {group.title: group for group in groups + shifted}
+
+
+GROUPS = _groups()
+
+
+def settings(run):
+    config, digits = chosen_training(run.options)
+    return {
+        "training": asdict(config),
+        "data": digits.fingerprint(),
+        "plan": [asdict(group) for group in GROUPS.values()],
+    }
+
+
+def cells(run):
+    trained, config, digits = train_or_load(run.options, run.device, run.console)
+    _, validation = digits.split(config.seed)
+    study = _Study(run, trained, validation.to(run.device), config.batch)
+    network = f"network {model_digest(trained)[:6]}"  # another one's cells are not taken
+    found = {}
+    for precision in PRECISIONS[run.device.type]:
+        for title in GROUPS:
+            found[f"{title}, {precision}, {network}"] = cell(
+                study.group, kind="group", title=title, precision=precision
+            )
+        for layer in _PAPERS:
+            found[f"{layer}, {precision}, 2 GPUs, {network}"] = cell(
+                study.two, kind="two", title=layer, precision=precision
+            )
+    return found
+
+
+def said_of(found):
+    if found["absent"]:
+        return f"not measured: {found['absent']}"
+    if found["place"]["kind"] == "two":
+        return ", ".join(f"{row['ratio']:.2%}: {row['speedup']:.2f}x" for row in found["rows"])
+    [group] = found["rows"]
+    return f"dense {group['dense_accuracy']:.2f}%, " + ", ".join(
+        f"{of['layout']} {of['asked_ratio']:.0%}: {of['accuracy_change']:+.2f}"
+        for of in group["settings"]
+        if of["layout"] != LAYOUTS[1].label
+    )
+
+
+class _Study:
+    """The trained network and the images that judge it."""
+
+    def __init__(self, run, trained, validation, batch):
+        self._run, self._trained = run, trained
+        self._validation, self._batch = validation, batch
+
+    def group(self, kind, title, precision):
+        """The GroupResult of some convolutions, as the only row."""
+        found = study_group(
+            *(GROUPS[title], self._model(precision), precision, self._validation, self._batch),
+            *(self._run.repeats, lambda what: None),
+        )
+        return [asdict(found)]
+
+    @torch.inference_mode()
+    def two(self, kind, title, precision):
+        """One convolution by position on two GPUs against torch's on one; all lies on the first."""
+        gpus = self._run.gpus[:2]
+        if len(gpus) < 2:
+            raise RuntimeError(f"needs 2 GPUs; got {len(gpus)}")
+        model = self._model(precision)
+        conv, x = getattr(model, title), self._activations(model, title)
+        taus = {
+            ratio: spamm_torch.find_tau(*_BY_POSITION.norm_maps(conv, x), ratio).item()
+            for ratio in _PAPERS[title]
+        }
+        return on_devices(conv, x, taus, gpus, self._run)
+
+    def _model(self, precision):
+        """The plain network in a precision."""
+        dtype = use_precision(precision)
+        torch.backends.cudnn.benchmark = True
+        return fold_batch_norm(self._trained).to(dtype)
+
+    def _activations(self, model, layer):
+        first = self._validation[: self._batch]
+        pictures, _ = next(validation_pictures(first, self._batch))
+        return layer_inputs(model, (layer,), pictures.to(model.conv11.weight.dtype))[layer]
+
+
+def on_devices(conv, x, taus, devices, run):
+    """A row for each valid ratio: time on several devices over torch's on one, norms included.
+
+    Args:
+        conv: 3 x 3, padding 1. x: a batch. taus: {valid ratio: tau}.
+    """
+    layout = _BY_POSITION
+    setting = {"padding": 1, "block": layout.block, "pixel_block": layout.pixel_block}
+    calls = {"dense": partial(conv, x)}
+    for ratio, tau in taus.items():
+        one = partial(spamm_torch.conv2d, x, conv.weight, conv.bias, tau=tau, **setting)
+        calls[ratio] = partial(one, devices=devices)
+        if not torch.equal(calls[ratio](), one()):
+            raise UserError(
+                f"wrong result on several devices at ratio {ratio}: expected the bits of one"
+            )
+    times = by_clock(calls, run.repeats, run.synchronize)
+    dense = times["dense"].median
+    return [
+        {"ratio": ratio, "ms": times[ratio].median, "speedup": dense / times[ratio].median}
+        for ratio in taus
+    ]

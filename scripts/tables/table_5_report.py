@@ -1,0 +1,130 @@
+"""Table 5 as a page and a picture."""
+
+from common import plots
+from common.report_files import table
+from study import report as study_report
+from study.results import Results
+
+TITLE = "VGG13 on MNIST"
+_PAPER, _OURS = "paper", "by position"  # layouts
+
+_NOTES = """\
+Convolutions of a trained VGG13 replaced by SpAMM: change of accuracy in percentage points on the
+validation images, tau (the mean over the batches), and speedups for one batch, norms included. In
+the paper's layout (blocks of 32, im2col image after image) the speedup is over the dense product of
+the same im2col matrices, as in the paper; "conv" is over torch's convolution (cuDNN, oneDNN), of
+which the layer pays im2col, too. By position is this library's layout: blocks of 64 that hold the
+same pixel of 64 images. The paper's network and weights are others; dense it reaches 96.6%."""
+
+_SHIFTED = """\
+Every image shifted at random by up to 6 pixels, which MNIST's centred digits are not. Change of
+accuracy by layout; speed does not depend on it."""
+
+_SEVERAL = "The paper's speedups on 2 and 4 GPUs: {}."
+_PAPERS_GPUS = {  # Table 5's speedups on 2 and 4 GPUs, first and last row of each layer
+    "conv21": "5.0 and 8.4 (97.47%) to 6.8 and 10.8 (63.41%)",
+    "conv31": "4.8 and 7.6 (97.92%) to 8.1 and 12.4 (43.38%)",
+}
+
+
+def conclusion(data):
+    """What all layers together lose and gain."""
+    results = _results(data)
+    if not any(len(group.gemms) > 1 and group.conv_ms is not None for group in results.groups):
+        return "All layers together could not be measured."
+    return study_report.conclusion(results)
+
+
+def beside(data):
+    """A line for each layer and valid ratio, then the shifted images."""
+    two = {
+        (found["place"]["title"], found["place"]["precision"], row["ratio"]): row["speedup"]
+        for found in data["cells"]
+        if found["place"]["kind"] == "two"
+        for row in found["rows"]
+    }
+    lines = [*_NOTES.splitlines(), ""]
+    head = ("layers", "type", "asked", "paper: change", "tau", "speedup")
+    head += ("paper's layout: change", "tau", "over GEMM", "over conv")
+    head += ("by position: valid", "change", "tau", "over conv", "2 GPUs")
+    timed = [group for group in _results(data).groups if group.conv_ms is not None]
+    lines += table(head, [line for group in timed for line in _lines(group, two)], left=(0, 1))
+    shifted = [group for group in _results(data).groups if group.conv_ms is None]
+    if shifted:
+        head = ("layers", "type", "asked", "dense", "paper's layout: change", "by position: change")
+        rows = [line for group in shifted for line in _shifted_lines(group)]
+        lines += ["", *_SHIFTED.splitlines(), "", *table(head, rows, left=(0, 1))]
+    papers = "; ".join(f"{layer} {of}" for layer, of in _PAPERS_GPUS.items())
+    lines += ["", _SEVERAL.format(papers), *_absent_lines(data)]
+    return lines
+
+
+def body(data, picture):
+    """The page below its header."""
+    lines = [f"![speedup against accuracy lost]({picture})", "", *beside(data), ""]
+    lines += ["## Every figure", "", *study_report.EXPLANATION.splitlines()]
+    for group in _results(data).groups:
+        lines += study_report.group_lines(group)
+    return lines
+
+
+def picture(data):
+    """Speed against accuracy, as the study draws it."""
+    results = _results(data)
+    if any(group.conv_ms is not None for group in results.groups):
+        return study_report.picture(results)
+    figure, _ = plots.panels(1, 1, 2)
+    return plots.png(figure, data["header"], "Nothing was measured")
+
+
+def _results(data):
+    groups = [
+        study_report.group_from_data(group)
+        for found in data["cells"]
+        if found["place"]["kind"] == "group"
+        for group in found["rows"]
+    ]
+    return Results(data["header"], groups)
+
+
+def _by_ratio(group):
+    """(ratio, {layout: Setting})."""
+    found = {}
+    for setting in group.settings:
+        found.setdefault(setting.asked_ratio, {})[setting.layout] = setting
+    return found.items()
+
+
+def _lines(group, two):
+    for ratio, of in _by_ratio(group):
+        old, new = of[_PAPER], of[_OURS]
+        on_two = two.get((group.title, group.precision, ratio))
+        paper = ("", "", "")
+        if old.paper:
+            paper = (f"{old.paper['accuracy_change']:+.1f}", old.paper["tau"], old.paper["speedup"])
+        yield (
+            *(group.title, group.precision, f"{ratio:.2%}", *paper),
+            *(f"{old.accuracy_change:+.2f}", study_report.tau_range(old)),
+            *(f"{old.over_gemm:.2f}", f"{old.over_conv:.2f}"),
+            *(f"{new.valid_ratio:.2%}", f"{new.accuracy_change:+.2f}", study_report.tau_range(new)),
+            *(f"{new.over_conv:.2f}", "" if on_two is None else f"{on_two:.2f}"),
+        )
+
+
+def _shifted_lines(group):
+    for ratio, of in _by_ratio(group):
+        changes = (f"{of[layout].accuracy_change:+.2f}" for layout in (_PAPER, _OURS))
+        title = group.title.partition(",")[0]
+        yield title, group.precision, f"{ratio:.2%}", f"{group.dense_accuracy:.2f}%", *changes
+
+
+def _absent_lines(data):
+    lines = []
+    for found in data["cells"]:
+        if found["absent"]:
+            at = found["place"]
+            what = "on 2 GPUs, " if at["kind"] == "two" else ""
+            lines.append(
+                f"- {at['title']}, {at['precision']}, {what}not measured: {found['absent']}"
+            )
+    return ["", *lines] if lines else []
