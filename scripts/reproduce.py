@@ -78,15 +78,19 @@ def chosen_tables(words):
     return list(TABLES) if "all" in words else sorted({known[word] for word in words})
 
 
-def measure(number, run, header, journal, name):
-    """Measures one table and writes its three files; says what was found and where it is."""
+def measure(number, run, about, journal):
+    """Measures one table and writes its three files; says what was found and where it is.
+
+    Args:
+        about: what stands in its data beside the cells. journal: of the table.
+    """
     of_table = TABLES[number]
     run.console.print(f"table {number}: {reports.REPORTS[number].TITLE}")
     cells = of_table.cells(run)
     with Steps(run.console, f"table {number}") as steps:
         found = measure_all(cells, journal, steps, of_table.said_of)
-    data = {"header": header, "table": number, "name": name, "cells": found}
-    files = f"table_{number}_{name}"
+    data = about | {"table": number, "cells": found}
+    files = f"table_{number}_{about['name']}"
     markdown, picture, said = reports.report(data, files)
     paths = write_results(run.options.out, files, data=data, markdown=markdown, picture=picture)
     run.console.print(said)
@@ -125,7 +129,8 @@ def main(arguments=None):
             for number, of_table in settings.items()
         }
         for number, journal in journals.items():
-            measure(number, run, header, journal, name)
+            about = {"header": header, "name": name, "settings": settings[number]}
+            measure(number, run, about, journal)
         console.print(f"wrote {reports.write_joined(options.out)}")
         # Only now: were it interrupted before, the tables it has finished would be measured again.
         for journal in journals.values():

@@ -26,6 +26,7 @@ table_N_report.py shows, and imports neither torch nor the library. It has
   file's name.
 - ``picture(data)``: the PNG as bytes.
 
-``data`` is {"header": as from run_header, "table": N, "cells": what the calls gave, in order}.
+``data`` is {"header": as from run_header, "table": N, "name": of the run (cpu, cuda or --name),
+"settings": as from settings(run), "cells": what the calls gave, in order}.
 paper.py holds the paper's figures.
 """

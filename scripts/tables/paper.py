@@ -1,4 +1,4 @@
-"""The figures of the paper's tables (Tesla V100, CUDA 10); those of Table 5 are in study/plan.py.
+"""The figures of the paper's tables (Tesla V100, CUDA 10); Table 5's others are in study/plan.py.
 
 X. Liu, Y. Liu, Dun, Yin, Yang, Luan, Qian, "Accelerating Sparse Approximate Matrix Multiplication
 on GPUs".
@@ -42,4 +42,18 @@ SPGEMM = {
     (8192, 0.5959): (0.1035, 38173, 37090, {1: 589.9, 2: 1171.4, 4: 2127.4, 8: 3985.1}),
     (8192, 0.2695): (0.0073, 46340, 46340, {1: 601.0, 2: 1150.6, 4: 1900.8, 8: 3097.0}),
     (8192, 0.0212): (0.0028, 46340, 46340, {1: 71.2, 2: 130.9, 4: 220.8, 8: 336.9}),
+}
+
+# Table 5: (layer, valid ratio) -> speedup on 2 and on 4 GPUs.
+CONVOLUTION_ON_GPUS = {
+    ("conv21", 0.9747): (5.0, 8.4),
+    ("conv21", 0.9684): (5.1, 8.5),
+    ("conv21", 0.8500): (5.6, 9.3),
+    ("conv21", 0.8290): (5.7, 9.4),
+    ("conv21", 0.6341): (6.8, 10.8),
+    ("conv31", 0.9792): (4.8, 7.6),
+    ("conv31", 0.9421): (4.8, 7.8),
+    ("conv31", 0.8744): (5.0, 8.1),
+    ("conv31", 0.7436): (5.8, 9.0),
+    ("conv31", 0.4338): (8.1, 12.4),
 }

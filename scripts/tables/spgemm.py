@@ -50,8 +50,7 @@ def to_csr(matrix):
     with quiet_sparse():
         csr = matrix.to_sparse_csr()
         indices = (index.int() for index in (csr.crow_indices(), csr.col_indices()))
-        size = csr.shape
-        return torch.sparse_csr_tensor(*indices, csr.values(), size=size, check_invariants=False)
+        return torch.sparse_csr_tensor(*indices, csr.values(), size=csr.shape)
 
 
 def _check(product, expected):

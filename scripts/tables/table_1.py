@@ -1,5 +1,7 @@
 """Table 1: the thresholds that keep a share of the block products, and where these products lie."""
 
+from functools import partial
+
 import torch
 
 import spamm_torch
@@ -21,10 +23,7 @@ def settings(run):
 def cells(run):
     sizes = settings(run)["sizes"]
     return {
-        f"N = {n}": cell(
-            lambda n, pictured: _rows(n, pictured, run.device), n=n, pictured=n == max(sizes)
-        )
-        for n in sizes
+        f"N = {n}": cell(partial(_rows, run.device), n=n, pictured=n == max(sizes)) for n in sizes
     }
 
 
@@ -35,7 +34,7 @@ def said_of(found):
 
 
 @torch.inference_mode()
-def _rows(n, pictured, device):
+def _rows(device, n, pictured):
     """One row for each ratio of the paper's, with a picture of V where it is asked for."""
     norms = _norm_map(n, device)
     return [_row(n, norms, ratio, pictured) for ratio in paper.RATIOS]

@@ -45,7 +45,8 @@ def settings(run):
     config, digits = chosen_training(run.options)
     return {
         "training": asdict(config),
-        "data": digits.fingerprint(),
+        "images": digits.description,
+        "fingerprint": digits.fingerprint(),
         "plan": [asdict(group) for group in GROUPS.values()],
     }
 
@@ -75,9 +76,9 @@ def said_of(found):
         return ", ".join(f"{row['ratio']:.2%}: {row['speedup']:.2f}x" for row in found["rows"])
     [group] = found["rows"]
     return f"dense {group['dense_accuracy']:.2f}%, " + ", ".join(
-        f"{of['layout']} {of['asked_ratio']:.0%}: {of['accuracy_change']:+.2f}"
+        f"{of['asked_ratio']:.0%}: {of['accuracy_change']:+.2f}"
         for of in group["settings"]
-        if of["layout"] != LAYOUTS[1].label
+        if of["layout"] == _BY_POSITION.label
     )
 
 
