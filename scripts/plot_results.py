@@ -75,9 +75,17 @@ def index(entries):
         "The CPU's results were measured before K was summed in pieces of 128 (float32, float64),",
         "which takes 2 to 6% more time.",
         "",
+        *_to_joined(entries),
         *table(("result", "what it says", "device", "date", "command"), entries, left=range(5)),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _to_joined(entries):
+    """The way to the paper's tables on one page, where there are any."""
+    if not any(page.startswith("[table_") for page, *_ in entries):
+        return []
+    return [f"The [paper's tables]({tables_reports.JOINED}) on one page.", ""]
 
 
 def main(arguments=None):

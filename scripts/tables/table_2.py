@@ -76,7 +76,11 @@ def _one(run, bandwidth, kind, precision, block, n):
     """One device against torch.mm: the rows of bench.mm_report, with the ratio asked for."""
     case = ("decay", precision, block, n)
     found = bench_operands(case, paper.RATIOS, bandwidth(), run.device, run.repeats)
-    return [{"ratio": ratio} | row for ratio, row in zip(paper.RATIOS, found["rows"], strict=True)]
+    more = {"copy_bandwidth": bandwidth()}
+    return [
+        {"ratio": ratio} | row | more
+        for ratio, row in zip(paper.RATIOS, found["rows"], strict=True)
+    ]
 
 
 @torch.inference_mode()

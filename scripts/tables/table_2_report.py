@@ -83,7 +83,7 @@ def body(data, picture):
         "## One device: every figure",
         "",
         "Times are medians in ms, all candidates of a size in turns; errors are relative.",
-        _ABOUT_CODE,
+        f"{_ABOUT_CODE} {_copy_line(data)}",
         "",
         *_every(data),
         "",
@@ -178,6 +178,13 @@ def _every(data):
                 )
             )
     return table(head, lines)
+
+
+def _copy_line(data):
+    speeds = [row["copy_bandwidth"] / 1e6 for found in _found(data, "one") for row in found["rows"]]
+    if not speeds:
+        return ""
+    return f"A copy reads and writes {min(speeds):.0f} to {max(speeds):.0f} GB/s in these runs."
 
 
 def _is_papers(place):
