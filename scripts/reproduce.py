@@ -21,7 +21,7 @@ from common.console import Steps, exit_code, make_console
 from common.errors import UserError
 from common.files import require_writable
 from common.journal import Journal, run_settings
-from common.machine import describe_machine
+from common.machine import describe_machine, peer_libraries
 from common.options import add_output_options, choose_device, make_parser, positive_integer
 from common.report_files import run_header, write_results
 from study.training_options import add_training_options
@@ -113,7 +113,8 @@ def main(arguments=None):
         options=options,
         console=console,
     )
-    header = run_header(describe_machine(device), "reproduce.py", arguments)
+    machine = describe_machine(device) | {"libraries": peer_libraries(device)}
+    header = run_header(machine, "reproduce.py", arguments)
     reports.load(options.out)  # a damaged file is found before an hour's work, not after it
     settings = {number: TABLES[number].settings(run) for number in options.tables}
     with contextlib.ExitStack() as stack:

@@ -35,8 +35,7 @@ def load(folder):
             continue
         try:
             data = json.loads(path.read_text())
-            REPORTS[data["table"]].conclusion(data)
-            data["header"]["command"]
+            joined({path.stem: data})
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
@@ -64,7 +63,9 @@ def joined(found):
     ]
     for name, data in found.items():
         of_table, header = REPORTS[data["table"]], data["header"]
-        about = {key: header[key] for key in ("device", "torch", "spamm_torch", "date")}
+        about = {
+            key: header[key] for key in ("device", "torch", "libraries", "spamm_torch", "date")
+        }
         about["command"] = f"`{header['command']}`"
         lines += [
             f"## Table {data['table']}: {of_table.TITLE} ({data['name']})",

@@ -1,6 +1,7 @@
 """Products of sparse matrices by other libraries, in the CSR format and float32."""
 
 import gc
+import importlib
 import importlib.util
 
 import torch
@@ -15,12 +16,16 @@ def peers(device):
     if device.type == "cuda":
         found = {"cuSPARSE (torch.sparse, CUSPARSE_SPGEMM_DEFAULT)": _by_torch}
         if importlib.util.find_spec("cupy"):
-            found["cuSPARSE (CuPy)"] = _by_cupy
+            found[f"cuSPARSE (CuPy {_version('cupy')})"] = _by_cupy
         return found
     found = {"MKL (torch.sparse)": _by_torch}
     if importlib.util.find_spec("scipy"):
-        found["SciPy"] = _by_scipy
+        found[f"SciPy {_version('scipy')}"] = _by_scipy
     return found
+
+
+def _version(module):
+    return importlib.import_module(module).__version__
 
 
 def calls(matrix, expected, device):

@@ -116,7 +116,7 @@ def test_the_joined_page_has_what_each_table_says(folder):
         assert report.conclusion(data) in joined
         for line in report.beside(data):
             assert line in joined
-        for key in ("device", "torch", "spamm_torch", "date", "command"):
+        for key in ("device", "torch", "libraries", "spamm_torch", "date", "command"):
             assert data["header"][key] in joined
     assert "scripts/reproduce.py all --device cpu --sizes 128 100" in joined
 
