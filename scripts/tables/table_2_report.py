@@ -10,7 +10,8 @@ _PAPERS_TYPE = {"float32": "float32", "float16": "float16", "bfloat16": "float16
 
 _NOTES = """\
 Products of the paper's decay matrices. A cell: the paper's speedup over cuBLAS, ours over torch.mm
-(cuBLAS on a GPU; MKL or oneDNN on a CPU) in the paper's blocks of 32, and in this library's of 64.
+(cuBLAS on a GPU; MKL or oneDNN on a CPU) in the paper's blocks of 32, and in this library's of 64,
+with the share of the floor below that the latter reaches.
 Norms of both operands are included, the search for tau and transfers are not, as in the paper. On
 a CPU bfloat16 stands beside the paper's FP16. Each result is compared with float64 and the same
 products skipped before it is timed."""
@@ -24,10 +25,10 @@ the speed of a copy, plus the larger of valid ratio x torch.mm and all three mat
 speed."""
 
 _SEVERAL = """\
-Over torch.mm on one GPU, as in the paper; blocks of 64. Layout 0: operands and result on the first
-GPU, so that all travels within the call; S: operands lie in shards. Figures for 4 and 8 GPUs are
-not measured: *model* is the speedup on one GPU times what the model of docs/scaling.md gives for
-that many in layout S, with the shares that travel counted for each of them."""
+Speedup over torch.mm on one GPU, as in the paper; blocks of 64. Layout 0: operands and result on
+the first GPU, so that all travels within the call; S: operands lie in shards. Figures for 4 and 8
+GPUs are not measured: *model* is the speedup on one GPU times what the model of docs/scaling.md
+gives for that many in layout S, with the shares that travel counted for each of them."""
 
 _BSR = """\
 torch.sparse's product of a block-sparse (BSR) matrix and a dense one, in blocks of 64. A has the
@@ -151,9 +152,10 @@ def _papers(precision, n, ratio):
 
 
 def _cell(precision, n, ratio, by_block):
-    shown = [_papers(precision, n, ratio)]
-    shown += [of.get((n, ratio), {}).get("speedup") for of in by_block.values()]
-    return " / ".join("-" if value is None else _times(value) for value in shown)
+    rows = [of.get((n, ratio)) for of in by_block.values()]
+    shown = [_papers(precision, n, ratio), *(row and row["speedup"] for row in rows)]
+    text = " / ".join("-" if value is None else _times(value) for value in shown)
+    return f"{text} ({rows[-1]['share_of_floor']:.0%})" if rows[-1] else text
 
 
 def _times(value):

@@ -231,6 +231,33 @@ def test_the_model_speaks_of_more_devices():
         assert 0 < row["sent"] <= 1
 
 
+def found(rows, **place):
+    return {"place": place, "rows": rows, "absent": None}
+
+
+def test_several_gpus_stand_beside_one():
+    """More than were measured are one device's speedup times the model's factor."""
+    case = {"precision": "float16", "n": 8192}
+    one = {"ratio": 0.05, "speedup": 6.0, "share_of_floor": 0.5}
+    two = [{"ratio": 0.05, "layout": "0", "speedup": 6.5}]
+    two.append(two[0] | {"layout": "S", "speedup": 9.0})
+    by_model = {"ratio": 0.05, "parts": 4, "speedup_of_one": 2.5}
+    cells = [
+        found([one | {"speedup": 5.0}], kind="one", block=32, **case),
+        found([one], kind="one", block=64, **case),
+        found(two, kind="two", **case),
+        found([by_model], kind="model", **case),
+    ]
+    lines = reports.REPORTS[2].beside({"cells": cells})
+    assert "| 5% | 7.00 / 5.00 / 6.00 (50%) |" in lines
+    assert "| type | N | ratio | 1 | 2, layout 0 | 2, layout S | 4, model |" in lines
+    assert "| float16 | 8192 | 5% | 6.00 | 6.50 | 9.00 | 15.0 |" in lines
+    assert reports.REPORTS[2].conclusion({"cells": cells}) == (
+        "Speedup over the dense product above the paper's: float16, block 32: 0 of 1 cells; "
+        "float16, block 64: 0 of 1 cells."
+    )
+
+
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_two_gpus(mnist, tmp_path):
@@ -326,7 +353,16 @@ def test_groups_of_layers(folder):
     assert "Network: vgg13, width 2, epochs 1, batch 10, seed 0. Images: MNIST t10k" in page
 
 
-def test_the_papers_layers_and_all_are_centred_and_shifted(monkeypatch):
+def test_two_gpus_stand_beside_one(folder):
+    data = data_of(folder, 5)
+    for of in data["cells"]:
+        if (of["place"]["kind"], of["place"]["title"]) == ("two", "conv31"):
+            of |= found([{"ratio": 0.4338, "ms": 1.0, "speedup": 7.77}], **of["place"])
+    [line] = [line for line in reports.REPORTS[5].beside(data) if "43.38% | -1.1" in line]
+    assert line.endswith(" | 7.77 |")
+
+
+def test_the_papers_layers_and_all_are_centred_and_shifted():
     groups = table_5._groups()
     centred = [title for title, group in groups.items() if not group.shifted]
     assert centred == ["conv21", "conv31", "conv12 to conv52"]
