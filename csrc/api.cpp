@@ -85,20 +85,60 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
 }
 
-Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
-          const OptTensor& norm_a, const OptTensor& norm_b) {
-  TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "mm expects two matrices; got shapes ", a.sizes(),
+namespace {
+
+void check_two_matrices(const char* name, const Tensor& a, const Tensor& b) {
+  TORCH_CHECK(a.dim() == 2 && b.dim() == 2, name, " expects two matrices; got shapes ", a.sizes(),
               " and ", b.sizes());
+}
+
+}  // namespace
+
+Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
+          const OptTensor& norm_a, const OptTensor& norm_b, bool symmetric) {
+  check_two_matrices("mm", a, b);
   return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block, norm_a,
-                    norm_b, std::nullopt, 1, 1, std::nullopt);
+                    norm_b, std::nullopt, 1, 1, std::nullopt, symmetric);
 }
 
 Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& knob,
-             IntArrayRef block, const Scalar& beta, const Scalar& alpha) {
-  TORCH_CHECK(a.dim() == 2 && b.dim() == 2, "addmm expects two matrices; got shapes ", a.sizes(),
-              " and ", b.sizes());
-  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, input, beta, alpha, std::nullopt);
+             IntArrayRef block, const Scalar& beta, const Scalar& alpha, const OptTensor& norm_a,
+             const OptTensor& norm_b, bool symmetric) {
+  check_two_matrices("addmm", a, b);
+  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block, norm_a,
+                    norm_b, input, beta, alpha, std::nullopt, symmetric);
+}
+
+std::tuple<Tensor, Tensor> mm_with_norms(const Tensor& a, const Tensor& b, const Knob& knob,
+                                         IntArrayRef block, const OptTensor& norm_a,
+                                         const OptTensor& norm_b, bool symmetric) {
+  check_two_matrices("mm_with_norms", a, b);
+  return ops::spamm_with_norms(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
+                               block, norm_a, norm_b, std::nullopt, 1, 1, std::nullopt, symmetric);
+}
+
+std::tuple<Tensor, Tensor> addmm_with_norms(const Tensor& input, const Tensor& a, const Tensor& b,
+                                            const Knob& knob, IntArrayRef block, const Scalar& beta,
+                                            const Scalar& alpha, const OptTensor& norm_a,
+                                            const OptTensor& norm_b, bool symmetric) {
+  check_two_matrices("addmm_with_norms", a, b);
+  return ops::spamm_with_norms(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
+                               block, norm_a, norm_b, input, beta, alpha, std::nullopt, symmetric);
+}
+
+void mm_out(const Tensor& out, const Tensor& a, const Tensor& b, const Knob& knob,
+            IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b, bool symmetric) {
+  check_two_matrices("mm_out", a, b);
+  ops::spamm_into(a, b, out, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
+                  norm_a, norm_b, std::nullopt, 1, 1, std::nullopt, symmetric, std::nullopt);
+}
+
+void addmm_out(const Tensor& out, const Tensor& input, const Tensor& a, const Tensor& b,
+               const Knob& knob, IntArrayRef block, const Scalar& beta, const Scalar& alpha,
+               const OptTensor& norm_a, const OptTensor& norm_b, bool symmetric) {
+  check_two_matrices("addmm_out", a, b);
+  ops::spamm_into(a, b, out, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
+                  norm_a, norm_b, input, beta, alpha, std::nullopt, symmetric, std::nullopt);
 }
 
 Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block) {
@@ -106,7 +146,8 @@ Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block
               "bmm expects two batches of matrices (3-d); got shapes ", a.sizes(), " and ",
               b.sizes());
   return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, std::nullopt, 1, 1, std::nullopt);
+                    std::nullopt, std::nullopt, std::nullopt, 1, 1, std::nullopt,
+                    /*symmetric=*/false);
 }
 
 Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
@@ -122,7 +163,8 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
   shape.back() = weight.size(0);
   const Tensor rows = input.dim() == 1 ? input.unsqueeze(0) : input.flatten(0, -2);
   return ops::spamm(rows, weight.t(), knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
-                    block, std::nullopt, std::nullopt, bias, 1, 1, std::nullopt)
+                    block, std::nullopt, std::nullopt, bias, 1, 1, std::nullopt,
+                    /*symmetric=*/false)
       .reshape(shape);
 }
 
@@ -173,7 +215,7 @@ std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards, 
 Tensor mm_on_devices(const Tensor& a, const Tensor& b, IntArrayRef devices, const Knob& knob,
                      IntArrayRef block) {
   return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, std::nullopt, 1, 1, devices);
+                    std::nullopt, std::nullopt, std::nullopt, 1, 1, devices, /*symmetric=*/false);
 }
 
 Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,

@@ -1,5 +1,6 @@
 // Autocast: products and convolutions run in the lower precision of the autocast region, as torch's
-// own ops do. Norm maps and thresholds keep their type.
+// own ops do. Norm maps and thresholds keep their type, and so do ops that write to memory that is
+// given, as torch's do.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -26,11 +27,22 @@ struct Autocast {
                       std::optional<double> threshold, std::optional<double> valid_ratio,
                       std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
                       const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-                      const Scalar& alpha, at::OptionalIntArrayRef devices) {
+                      const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     return ops::spamm(cast(a), cast(b), tau, threshold, valid_ratio, max_error, block, norm_a,
-                      norm_b, cast(input), beta, alpha, devices);
+                      norm_b, cast(input), beta, alpha, devices, symmetric);
+  }
+
+  static std::tuple<Tensor, Tensor> spamm_with_norms(
+      const Tensor& a, const Tensor& b, const OptTensor& tau, std::optional<double> threshold,
+      std::optional<double> valid_ratio, std::optional<double> max_error, IntArrayRef block,
+      const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+      const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::spamm_with_norms(cast(a), cast(b), tau, threshold, valid_ratio, max_error, block,
+                                 norm_a, norm_b, cast(input), beta, alpha, devices, symmetric);
   }
 
   static Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
@@ -113,6 +125,7 @@ struct Autocast {
 
   static void register_ops(torch::Library& m) {
     m.impl("spamm", &spamm);
+    m.impl("spamm_with_norms", &spamm_with_norms);
     m.impl("conv2d", &conv2d);
     m.impl("dense_conv2d", &dense_conv2d);
     m.impl("conv2d_shards", &conv2d_shards);

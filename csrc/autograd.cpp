@@ -8,6 +8,9 @@
 
 #include <algorithm>
 #include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
 
 #include "activation.h"
 #include "checks.h"
@@ -35,24 +38,28 @@ bool needs_grad(const OptTensor& t) { return t && needs_grad(*t); }
 // Runs `op` below autograd. It goes through `Function` only if a gradient is needed, so that
 // inference builds no graph and saves no tensor.
 template <class Function, class Op, class... Inputs>
-Tensor with_dense_gradient(const Op& op, std::initializer_list<bool> wanted, Inputs&&... inputs) {
+auto with_dense_gradient(const Op& op, std::initializer_list<bool> wanted, Inputs&&... inputs) {
   const bool any = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
   if (at::GradMode::is_enabled() && any) return Function::apply(op, inputs...);
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op();
 }
 
-// C = alpha * A @ B + beta * input; `op` computes C.
+// C = alpha * A @ B + beta * input; `op` computes C, or C and its norms, which have no gradient.
 struct ProductFunction : torch::autograd::Function<ProductFunction> {
   template <class Op>
-  static Tensor forward(AutogradContext* ctx, const Op& op, const Tensor& a, const Tensor& b,
-                        const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  static auto forward(AutogradContext* ctx, const Op& op, const Tensor& a, const Tensor& b,
+                      const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->save_for_backward({a, b});
     ctx->saved_data["beta"] = beta;
     ctx->saved_data["alpha"] = alpha;
     if (input) ctx->saved_data["input_shape"] = input->sym_sizes();
-    return op();
+    const auto result = op();
+    if constexpr (!std::is_same_v<decltype(op()), Tensor>) {
+      ctx->mark_non_differentiable({result[1]});
+    }
+    return result;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -75,13 +82,28 @@ Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
                       std::optional<double> threshold, std::optional<double> valid_ratio,
                       std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
                       const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-                      const Scalar& alpha, at::OptionalIntArrayRef devices) {
+                      const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
   const auto op = [&] {
     return ops::spamm(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input,
-                      beta, alpha, devices);
+                      beta, alpha, devices, symmetric);
   };
   return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
                                               a, b, input, beta, alpha);
+}
+
+std::tuple<Tensor, Tensor> spamm_with_norms_autograd(
+    const Tensor& a, const Tensor& b, const OptTensor& tau, std::optional<double> threshold,
+    std::optional<double> valid_ratio, std::optional<double> max_error, IntArrayRef block,
+    const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+    const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
+  const auto op = [&] {
+    auto [c, norms] = ops::spamm_with_norms(a, b, tau, threshold, valid_ratio, max_error, block,
+                                            norm_a, norm_b, input, beta, alpha, devices, symmetric);
+    return variable_list{std::move(c), std::move(norms)};
+  };
+  const variable_list results = with_dense_gradient<ProductFunction>(
+      op, {needs_grad(a), needs_grad(b), needs_grad(input)}, a, b, input, beta, alpha);
+  return {results[0], results[1]};
 }
 
 Tensor multiply_autograd(const Tensor& a, const Tensor& b, const Tensor& norm_a,
@@ -294,10 +316,10 @@ bool needs_grad(const c10::IValue& argument) {
   });
 }
 
-// For ops that also return output norms, or run several layers: they are for inference. A gradient
-// requested through them is most likely a mistake, so it is an error. Norm maps and knobs have
-// none.
-void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+// For ops that also return output norms, write to memory that is given, or run several layers: they
+// are for inference. A gradient requested through them is most likely a mistake, so it is an error.
+// Norm maps and knobs have none.
+void check_no_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
   bool wanted = false;
@@ -305,20 +327,48 @@ void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     const std::string& name = schema.arguments()[i].name();
     const bool differentiable = name == "input" || name == "weight" || name == "bias" ||
                                 name == "residual" || name == "weights" || name == "biases" ||
-                                name == "a" || name == "b";
+                                name == "a" || name == "b" || name == "out";
     wanted |= differentiable && needs_grad(arguments[i]);
   }
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
               schema.name().substr(schema.name().rfind(':') + 1),
               " is for inference and has no gradient: expected no_grad or inference_mode; got "
               "arguments that require one");
+}
+
+void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  check_no_gradient(op, stack);
   below_autograd(op, stack);
+}
+
+// For ops that users call to write to a tensor. Two kernels, because in inference mode only the
+// second runs.
+void refuse_gradient_of_writing(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  check_no_gradient(op, stack);
+  at::AutoDispatchBelowAutograd below_gradients;
+  op.callBoxed(stack);
+}
+
+// Moves the version counters of the tensors that are written, as torch's own ops do.
+void count_versions(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& parameters = op.schema().arguments();
+  const auto arguments = torch::jit::last(*stack, parameters.size());
+  std::vector<Tensor> written;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto* alias = parameters[i].alias_info();
+    if (alias && alias->isWrite() && arguments[i].isTensor()) {
+      written.push_back(arguments[i].toTensor());
+    }
+  }
+  below_autograd(op, stack);
+  for (const Tensor& x : written) x.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
+  m.impl("spamm_with_norms", &spamm_with_norms_autograd);
   m.impl("multiply", &multiply_autograd);
   m.impl("conv2d", &conv2d_autograd);
   m.impl("dense_conv2d", &dense_conv2d_autograd);
@@ -328,10 +378,19 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
        {"conv2d_with_norms", "max_pool2d_with_norms", "chain", "multiply_part"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
+  for (const char* name : {"multiply_into", "spamm_into"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
+  }
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
                            "product_histogram", "valid_counts", "valid_ratio", "error_bound",
                            "conv2d_weight_norm", "needed_units", "row_work", "row_cuts"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
+  }
+}
+
+TORCH_LIBRARY_IMPL(spamm_torch, ADInplaceOrView, m) {
+  for (const char* name : {"multiply_into", "spamm_into"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&count_versions>());
   }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -233,6 +234,42 @@ inline Block check_product(const at::Tensor& a, const at::Tensor& b, at::IntArra
   return block;
 }
 
+// A product whose upper triangle is computed and mirrored.
+inline void check_symmetric(const at::Tensor& a, const at::Tensor& b, const Block& block,
+                            const std::optional<at::Tensor>& input) {
+  const int64_t size = a.size(-2);
+  TORCH_CHECK(size == b.size(-1), "a symmetric product must be square; got shapes ", a.sizes(),
+              " and ", b.sizes());
+  TORCH_CHECK_VALUE(block.m == block.n,
+                    "block must have m equal to n for a symmetric product; got m ", block.m,
+                    " and n ", block.n);
+  if (!input || input->numel() == 1) return;
+  TORCH_CHECK(input->dim() >= 2 && input->size(-1) == size && input->size(-2) == size,
+              "input must be a square matrix of ", size,
+              " rows for a symmetric product; got shape ", input->sizes());
+}
+
+// `out` takes the product a @ b.
+inline void check_out(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b) {
+  TORCH_CHECK_TYPE(out.scalar_type() == a.scalar_type(), "out must have the operands' dtype ",
+                   dtype_of(a), "; got ", dtype_of(out));
+  check_same_device(out, a, "out", "a");
+  auto shape = a.sizes().vec();
+  shape.back() = b.size(-1);
+  TORCH_CHECK(out.sizes() == shape, "out must have the product's shape ", at::IntArrayRef(shape),
+              "; got ", out.sizes());
+}
+
+// The arguments that multiply_into and spamm_into have and multiply has not.
+inline void check_into(const at::Tensor& out, const at::Tensor& a, const at::Tensor& b,
+                       const Block& block, const std::optional<at::Tensor>& input, bool symmetric,
+                       const std::optional<at::Tensor>& norms) {
+  check_out(out, a, b);
+  at::assert_no_internal_overlap(out);
+  if (symmetric) check_symmetric(a, b, block, input);
+  if (norms) check_norm_map_of(*norms, out, block.m, block.n, "norms");
+}
+
 // `whole` is (M, N) of the product that a @ b is a part of.
 inline void check_whole(const at::Tensor& a, const at::Tensor& b, at::IntArrayRef whole) {
   const int64_t rows = a.size(-2), columns = b.size(-1);
@@ -247,16 +284,11 @@ inline void check_part(const at::Tensor& out, const at::Tensor& a, const at::Ten
                        at::IntArrayRef whole, const std::optional<at::Tensor>& own_rows,
                        int64_t first_own_row) {
   TORCH_CHECK(a.dim() == 2, "a part of a product must have matrices (2-d); got shape ", a.sizes());
-  const int64_t rows = a.size(0), columns = b.size(1);
-  TORCH_CHECK_TYPE(out.scalar_type() == a.scalar_type(), "out must have the operands' dtype ",
-                   dtype_of(a), "; got ", dtype_of(out));
-  check_same_device(out, a, "out", "a");
-  TORCH_CHECK(out.dim() == 2 && out.size(0) == rows && out.size(1) == columns,
-              "out must have the product's shape [", rows, ", ", columns, "]; got ", out.sizes());
+  check_out(out, a, b);
   check_whole(a, b, whole);
   if (!own_rows) return;
   check_matrix_pair(b, *own_rows);
-  TORCH_CHECK(own_rows->size(1) == columns && first_own_row >= 0 &&
+  TORCH_CHECK(own_rows->size(1) == b.size(1) && first_own_row >= 0 &&
                   first_own_row + own_rows->size(0) <= b.size(0),
               "own_rows must be rows of b, whose shape is ", b.sizes(), "; got shape ",
               own_rows->sizes(), " from row ", first_own_row, " on");

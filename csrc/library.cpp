@@ -46,6 +46,15 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
       "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
+  // As multiply, and writes the result to `out`, which may share memory with any argument.
+  // symmetric: the caller says that a @ b and `input` are symmetric. What is written is then the
+  // upper triangle, diagonal included, and its mirror image. norms, if given, becomes out's norm
+  // map in blocks (m, n). No gradient.
+  m.def(
+      "multiply_into(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, "
+      "Tensor(a!) out, *, Tensor? input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False, "
+      "Tensor(b!)? norms=None) -> ()",
+      tags);
 
   // The plan of a product over several devices. 2-d norm maps. `largest_a` (parts, KB) holds the
   // largest norm of each part in each column of norm_a, NaN kept. Returns bool (parts, KB, stages):
@@ -64,7 +73,23 @@ TORCH_LIBRARY(spamm_torch, m) {
       "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? threshold=None, float? "
       "valid_ratio=None, "
       "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None) -> Tensor",
+      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None, "
+      "bool symmetric=False) -> Tensor",
+      tags);
+  // As spamm, and returns the norm map of the result in blocks (m, n). The norms have no gradient.
+  m.def(
+      "spamm_with_norms(Tensor a, Tensor b, *, Tensor? tau=None, float? threshold=None, "
+      "float? valid_ratio=None, float? max_error=None, int[3] block=64, Tensor? norm_a=None, "
+      "Tensor? norm_b=None, Tensor? input=None, Scalar beta=1, Scalar alpha=1, "
+      "int[]? devices=None, bool symmetric=False) -> (Tensor, Tensor)",
+      tags);
+  // As spamm, and writes the result to `out`, which has its shape and may share memory with any
+  // argument. norms, if given, becomes out's norm map in blocks (m, n). No gradient.
+  m.def(
+      "spamm_into(Tensor a, Tensor b, Tensor(a!) out, *, Tensor? tau=None, float? threshold=None, "
+      "float? valid_ratio=None, float? max_error=None, int[3] block=64, Tensor? norm_a=None, "
+      "Tensor? norm_b=None, Tensor? input=None, Scalar beta=1, Scalar alpha=1, "
+      "int[]? devices=None, bool symmetric=False, Tensor(b!)? norms=None) -> ()",
       tags);
   // The product of operands in shards, one of A and one of B on each device. A's shards are its
   // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each

@@ -32,10 +32,39 @@ inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                     std::optional<double> threshold, std::optional<double> valid_ratio,
                     std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
                     const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-                    const Scalar& alpha, OptionalIntArrayRef devices) {
+                    const Scalar& alpha, OptionalIntArrayRef devices, bool symmetric) {
   static const auto op = find<decltype(ops::spamm)>("spamm_torch::spamm");
   return op.call(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input, beta,
-                 alpha, devices);
+                 alpha, devices, symmetric);
+}
+
+inline std::tuple<Tensor, Tensor> spamm_with_norms(
+    const Tensor& a, const Tensor& b, const OptTensor& tau, std::optional<double> threshold,
+    std::optional<double> valid_ratio, std::optional<double> max_error, IntArrayRef block,
+    const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+    const Scalar& alpha, OptionalIntArrayRef devices, bool symmetric) {
+  static const auto op = find<decltype(ops::spamm_with_norms)>("spamm_torch::spamm_with_norms");
+  return op.call(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input, beta,
+                 alpha, devices, symmetric);
+}
+
+inline void spamm_into(const Tensor& a, const Tensor& b, const Tensor& out, const OptTensor& tau,
+                       std::optional<double> threshold, std::optional<double> valid_ratio,
+                       std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
+                       const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+                       const Scalar& alpha, OptionalIntArrayRef devices, bool symmetric,
+                       const OptTensor& norms) {
+  static const auto op = find<decltype(ops::spamm_into)>("spamm_torch::spamm_into");
+  op.call(a, b, out, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input, beta,
+          alpha, devices, symmetric, norms);
+}
+
+inline void multiply_into(const Tensor& a, const Tensor& b, const Tensor& norm_a,
+                          const Tensor& norm_b, const Tensor& tau, IntArrayRef block,
+                          const Tensor& out, const OptTensor& input, const Scalar& beta,
+                          const Scalar& alpha, bool symmetric, const OptTensor& norms) {
+  static const auto op = find<decltype(ops::multiply_into)>("spamm_torch::multiply_into");
+  op.call(a, b, norm_a, norm_b, tau, block, out, input, beta, alpha, symmetric, norms);
 }
 
 inline std::vector<Tensor> spamm_shards(at::TensorList a, at::TensorList b, const OptTensor& tau,

@@ -6,11 +6,12 @@
 #include <optional>
 #include <tuple>
 
+#include "block.h"
 #include "spamm/spamm.h"
 
 namespace spamm {
 
-// The arguments of spamm_torch::spamm: beta * input + alpha * (a @ b).
+// The arguments of spamm_torch::spamm but for `devices`: beta * input + alpha * (a @ b).
 struct SpammArguments {
   const Tensor &a, &b;
   Knob knob;
@@ -18,13 +19,20 @@ struct SpammArguments {
   const std::optional<Tensor>&norm_a, &norm_b;  // computed if absent
   const std::optional<Tensor>& input;
   const Scalar &beta, &alpha;
+  bool symmetric = false;  // the upper triangle and its mirror image
 };
 
-// The norm maps of a and b: those that are given, the others computed.
+// Whether the norm map of `a` is also that of `b`: they are one matrix, cut alike.
+bool share_norm_map(const Tensor& a, const Tensor& b, const Block& block);
+
+// The norm maps of a and b: those that are given, the others computed. They may be one tensor.
 std::tuple<Tensor, Tensor> norm_maps_of(const SpammArguments& arguments);
 
 // Calls one op for each stage. A device that fuses stages falls back on it. The ops check the
 // arguments; this function does not.
 Tensor spamm_by_stages(const SpammArguments& arguments);
+
+// Replaces the lower triangle of each matrix in `c` by the mirror image of the upper one.
+void mirror_upper(const Tensor& c);
 
 }  // namespace spamm

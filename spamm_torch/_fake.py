@@ -336,8 +336,59 @@ def _(
     _check_shape(out, _product(a, b, block, norm_a, norm_b, None).shape, "out")
 
 
-@register_fake("spamm_torch::spamm")
+def _check_symmetric(a: Tensor, b: Tensor, block: Sequence[int], input: Tensor | None) -> None:
+    rows = a.shape[-2]
+    torch._check(
+        rows == b.shape[-1],
+        lambda: (
+            f"a symmetric product must be square; got shapes {tuple(a.shape)}, {tuple(b.shape)}"
+        ),
+    )
+    torch._check_value(
+        block[0] == block[2],
+        lambda: f"block must have m equal to n for a symmetric product; got {tuple(block)}",
+    )
+    torch._check(
+        input is None or input.numel() == 1 or tuple(input.shape[-2:]) == (rows, rows),
+        lambda: (
+            f"input must be a square matrix of {rows} rows for a symmetric product; got shape "
+            f"{tuple(input.shape) if input is not None else None}"
+        ),
+    )
+
+
+def _check_into(out: Tensor, product: Tensor, block: Sequence[int], norms: Tensor | None) -> None:
+    """``out`` takes the product, and ``norms`` its norm map."""
+    _check_dtype(out, product.dtype, "out")
+    _check_device(out, product.device, "out")
+    _check_shape(out, product.shape, "out")
+    _check_norm_map_of(norms, out, block[::2], "norms")
+
+
+@register_fake("spamm_torch::multiply_into")
 def _(
+    a: Tensor,
+    b: Tensor,
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: Tensor,
+    block: Sequence[int],
+    out: Tensor,
+    input: Tensor | None = None,
+    beta: float = 1,
+    alpha: float = 1,
+    symmetric: bool = False,
+    norms: Tensor | None = None,
+) -> None:
+    _check_operands(a, b, block)
+    _check_tau(tau, a.device)
+    if symmetric:
+        _check_symmetric(a, b, block, input)
+    _check_into(out, _product(a, b, block, norm_a, norm_b, input), block, norms)
+
+
+@register_fake("spamm_torch::spamm")
+def _fake_spamm(
     a: Tensor,
     b: Tensor,
     tau: Tensor | None = None,
@@ -351,10 +402,35 @@ def _(
     beta: float = 1,
     alpha: float = 1,
     devices: Sequence[int] | None = None,
+    symmetric: bool = False,
 ) -> Tensor:
     _check_operands(a, b, block)
     _check_knobs(tau, threshold, valid_ratio, max_error, a.device)
+    if symmetric:
+        _check_symmetric(a, b, block, input)
     return _product(a, b, block, norm_a, norm_b, input)
+
+
+@register_fake("spamm_torch::spamm_with_norms")
+def _(
+    a: Tensor, b: Tensor, *, block: Sequence[int] = (64, 64, 64), **options: Any
+) -> tuple[Tensor, Tensor]:
+    product = _fake_spamm(a, b, block=block, **options)
+    norms = product.new_empty(_map_shape(product, block[::2]), dtype=_norm_dtype(product))
+    return product, norms
+
+
+@register_fake("spamm_torch::spamm_into")
+def _(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor,
+    *,
+    block: Sequence[int] = (64, 64, 64),
+    norms: Tensor | None = None,
+    **options: Any,
+) -> None:
+    _check_into(out, _fake_spamm(a, b, block=block, **options), block, norms)
 
 
 @register_fake("spamm_torch::spamm_shards")

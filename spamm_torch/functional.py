@@ -45,6 +45,7 @@ from ._arguments import (
     as_tau,
     check_block,
     check_block_pair,
+    check_bool,
     check_integer,
     check_integers,
     check_max_error,
@@ -55,6 +56,7 @@ from ._arguments import (
     check_tensor,
     check_tensors,
     conv_block,
+    dtype_name,
     holds_dtensor,
 )
 from ._bisection import bisect_tau
@@ -75,10 +77,16 @@ if TYPE_CHECKING:
         norm_a: Tensor | None
         norm_b: Tensor | None
         devices: Sequence[int | str | torch.device] | None
+        symmetric: bool
+        out: Tensor | None
 
     class _Addmm(_Product, total=False):
         beta: float
         alpha: float
+        norm_a: Tensor | None
+        norm_b: Tensor | None
+        symmetric: bool
+        out: Tensor | None
 
     class _Linear(_Product, total=False):
         norm_weight: Tensor | None
@@ -304,30 +312,120 @@ def _with_info(
     block: tuple[int, int, int],
     norm_a: Tensor | None = None,
     norm_b: Tensor | None = None,
-    **addend: Any,
-) -> tuple[Tensor, SkipInfo]:
-    """The product, and what it skipped, both from the same norm maps."""
+    *,
+    return_norms: bool = False,
+    out: Tensor | None = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """The results of :func:`_product`, and what it skipped, both from the same norm maps."""
     m, k, n = block
+    operand_a = as_multiplied(a) if out is None else a.detach()
     if norm_a is None:
-        norm_a = _ops.norm_map(as_multiplied(a), (m, k))
+        norm_a = _ops.norm_map(operand_a, (m, k))
+        if a is b and norm_b is None and m == k == n:
+            norm_b = norm_a
     if norm_b is None:
-        norm_b = _ops.norm_map(as_multiplied(b), (k, n))
-    product = _ops.spamm(a, b, **knobs, block=block, norm_a=norm_a, norm_b=norm_b, **addend)
-    return product, skip_info(norm_a, norm_b, knobs)
+        norm_b = _ops.norm_map(as_multiplied(b) if out is None else b.detach(), (k, n))
+    options |= {"norm_a": norm_a, "norm_b": norm_b}
+    results = _product(a, b, knobs, block, return_norms=return_norms, out=out, **options)
+    info = skip_info(norm_a, norm_b, knobs)
+    return (*results, info) if return_norms else (results, info)
+
+
+def _product(
+    a: Tensor,
+    b: Tensor,
+    knobs: Knobs,
+    block: tuple[int, int, int],
+    *,
+    return_norms: bool = False,
+    out: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """The product, in a new tensor or in ``out``, and its norm map if that is asked for."""
+    if out is not None:
+        return _product_into(out, a, b, return_norms, **knobs, block=block, **options)
+    op = _ops.spamm_with_norms if return_norms else _ops.spamm
+    return op(a, b, **knobs, block=block, **options)
+
+
+def _product_into(out: Tensor, a: Tensor, b: Tensor, return_norms: bool, **options: Any) -> Any:
+    shape, (m, _, n) = (a.shape[0], b.shape[1]), options["block"]
+    # Resized last, so that an error leaves it as it was.
+    target = out if out.numel() > 0 or out.shape == shape else a.new_empty(shape)
+    norms = None
+    if return_norms:
+        norm_dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
+        norms = target.new_empty((-(-shape[0] // m), -(-shape[1] // n)), dtype=norm_dtype)
+    _ops.spamm_into(a, b, target, **options, norms=norms)
+    if target is not out:
+        out.resize_(shape).copy_(target)
+    return (out, norms) if return_norms else out
+
+
+def _check_out(name: str, out: Tensor | None, *operands: Tensor) -> None:
+    """Raises unless ``out`` is None or may take the product of the last two operands."""
+    if out is None:
+        return
+    check_tensor(out, "out")
+    if out.dtype != operands[-1].dtype or out.device != operands[-1].device:
+        kind = TypeError if out.dtype != operands[-1].dtype else RuntimeError
+        raise kind(
+            f"out must have the operands' dtype and device, {dtype_name(operands[-1].dtype)} on "
+            f"{operands[-1].device}; got {dtype_name(out.dtype)} on {out.device}"
+        )
+    if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *operands)):
+        raise RuntimeError(
+            f"{name} with out has no gradient: expected tensors that require none, or no_grad; got "
+            "one that requires a gradient"
+        )
 
 
 @overload
 def mm(
-    a: Tensor, b: Tensor, *, return_info: Literal[False] = ..., **options: Unpack[_Mm]
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[False] = ...,
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Mm],
 ) -> Tensor: ...
 @overload
 def mm(
-    a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Mm]
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[False] = ...,
+    return_info: Literal[True],
+    **options: Unpack[_Mm],
 ) -> tuple[Tensor, SkipInfo]: ...
 @overload
 def mm(
-    a: Tensor, b: Tensor, *, return_info: bool, **options: Unpack[_Mm]
-) -> Tensor | tuple[Tensor, SkipInfo]: ...
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[True],
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Mm],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def mm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[True],
+    return_info: Literal[True],
+    **options: Unpack[_Mm],
+) -> tuple[Tensor, Tensor, SkipInfo]: ...
+@overload
+def mm(
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: bool = ...,
+    return_info: bool = ...,
+    **options: Unpack[_Mm],
+) -> Any: ...
 def mm(
     a: Tensor,
     b: Tensor,
@@ -339,8 +437,11 @@ def mm(
     norm_a: Tensor | None = None,
     norm_b: Tensor | None = None,
     devices: Sequence[int | str | torch.device] | None = None,
+    symmetric: bool = False,
+    return_norms: bool = False,
     return_info: bool = False,
-) -> Tensor | tuple[Tensor, SkipInfo]:
+    out: Tensor | None = None,
+) -> Any:
     """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
 
     Args:
@@ -356,26 +457,47 @@ def mm(
         block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
         norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
             ``norm_map(a, (m, k))``.
-        norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``.
+        norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``. Where
+            neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
         devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
             result lies where ``a`` lies and has the bits of one device's, if the devices are of
             one model. The host waits once for the norms; the call cannot be captured in a CUDA
             graph. See below for what travels and what is needed of memory.
-        return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
-            the counts and the bound of the maps, and a second search of the threshold.
+        symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
+            and commute. This is not checked. Only blocks on and above the diagonal are computed (on
+            CUDA and with ``devices`` all are), and the lower triangle is the mirror image of the
+            upper one. The result must be square, and the block's m equal to its n. See
+            below.
+        return_norms: return the norm map of the result, too: ``norm_map(c, (m, n))``, bit for bit,
+            without a gradient. On the CPU it is computed while the result is in cache.
+        return_info: return a :class:`SkipInfo` of the same norm maps, too. Costs the counts and the
+            bound of the maps, and a second search of the threshold.
+        out: a tensor that takes the result, of its dtype, device and shape (or without elements:
+            then it is resized). It may share memory with any other tensor of the call.
+            As in torch, this has no gradient, and autocast does not change the operands.
 
     Returns:
-        (M, N), of the operands' dtype; with ``return_info`` a pair of it and a :class:`SkipInfo`.
+        (M, N), of the operands' dtype: ``out`` if that is given. With ``return_norms`` or
+        ``return_info`` a tuple: the product, then its norms, then the :class:`SkipInfo`.
 
     Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes,
-            ``devices`` that are none, repeated or absent.
-        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, or
-            ``devices`` that are no sequence of devices.
-        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, or
-            with ``devices`` a stream that is being captured in a CUDA graph.
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes or
+            one that ``symmetric`` refuses, ``devices`` that are none, repeated or absent.
+        TypeError: a dtype that is not supported, operands or ``out`` of two dtypes, no dense
+            tensor, a ``symmetric`` that is no bool, or ``devices`` that are no sequence of devices.
+        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, with
+            ``out`` any tensor that does, or with ``devices`` a stream that is being captured in a
+            CUDA graph.
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
+
+    With ``symmetric``, ``valid_ratio``, ``max_error`` and :class:`SkipInfo` speak of the whole
+    product a @ b: they count the blocks below the diagonal with their own norms. What is lost above
+    the diagonal is lost twice. Where ``a`` is ``b`` that is the same, but for block products at the
+    very threshold, whose mirror images may round to its other side. For two matrices that commute
+    the error may be sqrt(2) times what the bound of the whole product says. Where ``a`` is ``b``,
+    float64 and symmetric to the bit, the CPU's result has the bits of the whole product, but for
+    the same block products. Gradients are those of the whole product, a @ b.
 
     With ``devices``, operands may lie on any GPU. Each other device fetches what it needs of B and
     of its rows of A, and sends its rows of C back. It needs memory for the whole of B and for its
@@ -406,15 +528,20 @@ def mm(
             norm_b=norm_b,
             return_info=return_info,
             devices=devices,
+            symmetric=symmetric,
+            return_norms=return_norms,
+            out=out,
         )
     _check_matrices("mm", a, b)
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
+    check_bool(symmetric, "symmetric")
+    _check_out("mm", out, a, b)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    spread = {} if devices is None else {"devices": as_devices(devices)}
-    if return_info:
-        return _with_info(a, b, knobs, edges, norm_a, norm_b, **spread)
-    return _ops.spamm(a, b, **knobs, block=edges, norm_a=norm_a, norm_b=norm_b, **spread)
+    options: dict[str, Any] = {} if devices is None else {"devices": as_devices(devices)}
+    options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
+    function = _with_info if return_info else _product
+    return function(a, b, knobs, edges, return_norms=return_norms, out=out, **options)
 
 
 def mm_shards(
@@ -478,17 +605,50 @@ def addmm(
     a: Tensor,
     b: Tensor,
     *,
+    return_norms: Literal[False] = ...,
     return_info: Literal[False] = ...,
     **options: Unpack[_Addmm],
 ) -> Tensor: ...
 @overload
 def addmm(
-    input: Tensor, a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Addmm]
+    input: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[False] = ...,
+    return_info: Literal[True],
+    **options: Unpack[_Addmm],
 ) -> tuple[Tensor, SkipInfo]: ...
 @overload
 def addmm(
-    input: Tensor, a: Tensor, b: Tensor, *, return_info: bool, **options: Unpack[_Addmm]
-) -> Tensor | tuple[Tensor, SkipInfo]: ...
+    input: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[True],
+    return_info: Literal[False] = ...,
+    **options: Unpack[_Addmm],
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def addmm(
+    input: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: Literal[True],
+    return_info: Literal[True],
+    **options: Unpack[_Addmm],
+) -> tuple[Tensor, Tensor, SkipInfo]: ...
+@overload
+def addmm(
+    input: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    return_norms: bool = ...,
+    return_info: bool = ...,
+    **options: Unpack[_Addmm],
+) -> Any: ...
 def addmm(
     input: Tensor,
     a: Tensor,
@@ -500,8 +660,13 @@ def addmm(
     valid_ratio: float | None = None,
     max_error: float | None = None,
     block: int | Sequence[int] = 64,
+    norm_a: Tensor | None = None,
+    norm_b: Tensor | None = None,
+    symmetric: bool = False,
+    return_norms: bool = False,
     return_info: bool = False,
-) -> Tensor | tuple[Tensor, SkipInfo]:
+    out: Tensor | None = None,
+) -> Any:
     """Approximate ``torch.addmm``: beta * input + alpha * (a @ b).
 
     Exactly one of the knobs tau, valid_ratio and max_error is given. They speak of the product a @
@@ -521,17 +686,43 @@ def addmm(
         max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
             * norm(B); the threshold is searched for in each call, on the device.
         block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
-        return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps. Costs
-            the counts and the bound of the maps, and a second search of the threshold.
+        norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
+            ``norm_map(a, (m, k))``.
+        norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``. Where
+            neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
+        symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
+            and commute. This is not checked. Only blocks on and above the diagonal are computed (on
+            CUDA and with ``devices`` all are), and the lower triangle is the mirror image of the
+            upper one. The result must be square, and the block's m equal to its n. ``input`` is
+            symmetric, too, or one number. See below.
+        return_norms: return the norm map of the result, too: ``norm_map(c, (m, n))``, bit for bit,
+            without a gradient. On the CPU it is computed while the result is in cache.
+        return_info: return a :class:`SkipInfo` of the same norm maps, too. Costs the counts and the
+            bound of the maps, and a second search of the threshold.
+        out: a tensor that takes the result, of its dtype, device and shape (or without elements:
+            then it is resized). It may share memory with any other tensor of the call: X = 2 X -
+            X @ X in place is ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
+            As in torch, this has no gradient, and autocast does not change the operands.
 
     Returns:
-        (M, N), of the operands' dtype; with ``return_info`` a pair of it and a :class:`SkipInfo`.
+        (M, N), of the operands' dtype: ``out`` if that is given. With ``return_norms`` or
+        ``return_info`` a tuple: the result, then its norms, then the :class:`SkipInfo`.
 
     Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
-        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, or a
-            factor that is no real number.
-        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
+        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes or
+            one that ``symmetric`` refuses.
+        TypeError: a dtype that is not supported, operands or ``out`` of two dtypes, no dense
+            tensor, a factor that is no real number, or a ``symmetric`` that is no bool.
+        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, or
+            with ``out`` any tensor that does.
+
+    With ``symmetric``, ``valid_ratio``, ``max_error`` and :class:`SkipInfo` speak of the whole
+    product a @ b: they count the blocks below the diagonal with their own norms. What is lost above
+    the diagonal is lost twice. Where ``a`` is ``b`` that is the same, but for block products at the
+    very threshold, whose mirror images may round to its other side. For two matrices that commute
+    the error may be sqrt(2) times what the bound of the whole product says. Where ``a`` is ``b``,
+    float64 and symmetric to the bit, the CPU's result has the bits of the whole product, but for
+    the same block products. Gradients are those of the whole product, a @ b.
     """
     if has_torch_function_variadic(input, a, b):
         return _overridden(addmm, (input, a, b), locals())
@@ -539,10 +730,15 @@ def addmm(
     check_tensor(input, "input")
     check_number(beta, "beta")
     check_number(alpha, "alpha")
+    check_optional_tensor(norm_a, "norm_a")
+    check_optional_tensor(norm_b, "norm_b")
+    check_bool(symmetric, "symmetric")
+    _check_out("addmm", out, input, a, b)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    if return_info:
-        return _with_info(a, b, knobs, edges, input=input, beta=beta, alpha=alpha)
-    return _ops.spamm(a, b, **knobs, block=edges, input=input, beta=beta, alpha=alpha)
+    options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha}
+    options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
+    function = _with_info if return_info else _product
+    return function(a, b, knobs, edges, return_norms=return_norms, out=out, **options)
 
 
 @overload

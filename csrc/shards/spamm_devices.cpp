@@ -233,7 +233,8 @@ void check_plain_product(const SpammArguments& arguments) {
 }  // namespace
 
 Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numbers) {
-  const auto& [a, b, knob, block_edges, given_a, given_b, input, beta, alpha] = arguments;
+  const auto& [a, b, knob, block_edges, given_a, given_b, input, beta, alpha, symmetric] =
+      arguments;
   const std::vector<at::Device> devices = check_devices(device_numbers);
   const Block block = check_product(a, b, block_edges, given_a, given_b, knob.tau, std::nullopt);
   check_plain_product(arguments);

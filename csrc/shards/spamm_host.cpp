@@ -100,7 +100,7 @@ int64_t bytes_of_row(const HostMatrix& x) { return x.rows.size(1) * x.rows.eleme
 
 Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::Device>& devices,
                        const HostSizes& sizes) {
-  const auto& [a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha] = arguments;
+  const auto& [a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
   const Block block = check_block(block_edges);
   for (const at::Device device : devices) refuse_capture(device);
   const int64_t k = a.size(1), n = b.size(1);

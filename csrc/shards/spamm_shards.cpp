@@ -212,7 +212,7 @@ std::vector<Tensor> spamm_shards_op(TensorList a, TensorList b, const std::optio
   for (const Tensor& shard : a) refuse_capture(shard.device());
   if (a.size() == 1) {
     return {ops::spamm(a[0], b[0], tau, threshold, valid_ratio, max_error, block, {}, {}, {}, 1, 1,
-                       {})};
+                       {}, /*symmetric=*/false)};
   }
   return ShardedProduct(a, b, edges).run(knob);
 }

@@ -122,6 +122,39 @@ TEST_P(Products, AreTheSameBitsEveryTime) {
   }
 }
 
+TEST_P(Products, NormsOfTheResultAreThoseOfNormMap) {
+  const Tensor a = decaying(150, 100), b = decaying(100, 210), input = random({150, 210});
+  for (const double tau : {0.0, 1e-2, 1e30}) {
+    const auto [c, norms] = mm_with_norms(a, b, Knob::with_tau(tau), {32, 64, 128});
+    EXPECT_TRUE(at::equal(c, mm(a, b, Knob::with_tau(tau), {32, 64, 128})));
+    EXPECT_TRUE(at::equal(norms, norm_map(c, {32, 128})));
+    const auto [sum, sum_norms] = addmm_with_norms(input, a, b, Knob::with_tau(tau));
+    EXPECT_TRUE(at::equal(sum, addmm(input, a, b, Knob::with_tau(tau))));
+    EXPECT_TRUE(at::equal(sum_norms, norm_map(sum, {64, 64})));
+  }
+}
+
+TEST_P(Products, SymmetricProductsAreMirrored) {
+  const Tensor half = decaying(200, 200), a = half + half.t();
+  const Tensor whole = mm(a, a, Knob::with_tau(1e-2));
+  const Tensor c = mm(a, a, Knob::with_tau(1e-2), {64, 64, 64}, {}, {}, /*symmetric=*/true);
+  EXPECT_TRUE(at::equal(c, c.t()));
+  EXPECT_TRUE(at::equal(c.triu(), whole.triu()));
+  EXPECT_THROW(mm(a, a, Knob::with_tau(1e-2), {32, 64, 64}, {}, {}, true), c10::ValueError);
+}
+
+TEST_P(Products, ResultsAreWrittenToMemoryThatIsGiven) {
+  const Knob knob = Knob::with_tau(1e-2);
+  const Tensor half = decaying(200, 200), x = half + half.t();
+  const Tensor out = at::empty_like(x), map = norm_map(x, {64, 64});
+  mm_out(out, x, x, knob, {64, 64, 64}, map, map);
+  EXPECT_TRUE(at::equal(out, mm(x, x, knob)));
+  const Tensor expected = addmm(x, x, x, knob, {64, 64, 64}, 2, -1, map, map);
+  addmm_out(x, x, x, x, knob, {64, 64, 64}, 2, -1);
+  EXPECT_TRUE(at::equal(x, expected));
+  EXPECT_THROW(mm_out(x.narrow(0, 0, 64), x, x, knob), c10::Error);
+}
+
 }  // namespace
 
 TEST_P(Products, ShardsHaveTheBitsOfTheWhole) {

@@ -91,6 +91,31 @@ class TestProducts:
         opcheck(ops.spamm.default, (a, b), {knob: value, **more})
 
 
+    def test_spamm_with_norms(self, device, dtype, requires_grad, batch):
+        a, b, input = self.operands(device, dtype, requires_grad, batch)
+        opcheck(ops.spamm_with_norms.default, (a, b), {"valid_ratio": 0.5})
+        more = {"block": (32, 32, 64), "input": input, "beta": 2, "alpha": 0.5}
+        opcheck(ops.spamm_with_norms.default, (a, b), {"threshold": 40.0, **more})
+
+
+def test_products_into_memory(device):
+    a, b = operand(device, 40, 70), operand(device, 70, 40, seed=1)
+    out, norms = operand(device, 40, 40), torch.ones(2, 2, device=device)
+    more = {"input": operand(device, 40, 40), "beta": 2, "symmetric": True, "norms": norms}
+    opcheck(ops.spamm_into.default, (a, b, out), {"valid_ratio": 0.5})
+    opcheck(ops.spamm_into.default, (a, b, out), {"max_error": 0.1, "block": (32,) * 3, **more})
+    maps = ops.norm_map(a, (32, 32)), ops.norm_map(b, (32, 32))
+    args = (a, b, *maps, torch.tensor(40.0), (32, 32, 32), out)
+    opcheck(ops.multiply_into.default, args)
+    opcheck(ops.multiply_into.default, args, more)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_symmetric_spamm(device, requires_grad):
+    a = operand(device, 70, 70, requires_grad=requires_grad)
+    opcheck(ops.spamm.default, (a, a), {"valid_ratio": 0.5, "symmetric": True})
+
+
 def test_spamm_with_given_maps(device):
     a, b = operand(device, 40, 70), operand(device, 70, 50, seed=1)
     given = {"norm_a": ops.norm_map(a, (64, 64)), "norm_b": ops.norm_map(b, (64, 64))}

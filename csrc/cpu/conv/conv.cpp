@@ -14,11 +14,11 @@
 
 #include "conv/backend.h"
 #include "conv/partial_blocks.h"
+#include "cpu/common/transpose.h"
 #include "cpu/conv/by_position.h"
 #include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"
 #include "cpu/conv/product.h"
-#include "cpu/conv/transpose.h"
 #include "cpu/conv/weight_panels.h"
 #include "threshold.h"
 

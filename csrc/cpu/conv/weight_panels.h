@@ -13,7 +13,7 @@
 
 #include "conv/shape.h"
 #include "cpu/common/large_pages.h"
-#include "cpu/conv/transpose.h"
+#include "cpu/common/transpose.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 

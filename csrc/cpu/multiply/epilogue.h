@@ -9,11 +9,12 @@
 
 namespace spamm::cpu {
 
-// Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null.
+// Writes some rows and columns of C. `sums` is null if no product was valid; `input` may be null,
+// or the very elements that are written.
 template <class T, class Sum>
 SPAMM_CPU_CLONES static void write_rows(const Sum* __restrict sums, int64_t ld_sums, Sum alpha,
-                                        const View<T>* input, Sum beta, T* __restrict out,
-                                        int64_t ld_out, int64_t rows, int64_t columns) {
+                                        const View<T>* input, Sum beta, T* out, int64_t ld_out,
+                                        int64_t rows, int64_t columns) {
   const auto fill = [&](const auto& element) {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < columns; ++c) out[r * ld_out + c] = narrow<T>(element(r, c));

@@ -4,7 +4,8 @@
 // A and B that it reads stay in cache. For each slice it computes bit masks of the valid products
 // and calls the microkernel once for each run of neighbouring valid k. The sums stay in the
 // thread's cache until the tile is written, rounded once. Runs are cut into short pieces of K,
-// because one long sum would be less accurate.
+// because one long sum would be less accurate. Of a symmetric C only blocks on and above the
+// diagonal are computed. Norms of C's blocks are computed while the blocks are in cache.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -22,11 +23,14 @@
 #include "backend.h"
 #include "checks.h"
 #include "cpu/common/large_pages.h"
+#include "cpu/common/transpose.h"
 #include "cpu/multiply/epilogue.h"
 #include "cpu/multiply/kernel_shapes.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
 #include "cpu/multiply/valid_masks.h"
+#include "cpu/norm_map/strip_norms.h"
+#include "same_memory.h"
 
 namespace spamm::cpu {
 namespace {
@@ -55,9 +59,11 @@ struct Arguments {
   Tensor norm_a, norm_b;  // their norm maps, contiguous
   Tensor input;           // (batches, M, N), of any strides; undefined if not added
   Tensor result;          // (batches, M, N), rows contiguous
+  Tensor norms;           // norm map of the result, to be computed; undefined if not wanted
   Block block;
   double tau;
   Scalar alpha, beta;
+  bool symmetric;  // the lower triangle of the result is the mirror image of the upper one
 };
 
 // T: type of the operands. P: type of the packed panels.
@@ -102,10 +108,11 @@ class Product {
         if (number >= batches_ * column_tiles * row_tiles) break;
         const int64_t i = number % row_tiles * tile_rows_;
         const int64_t j = number / row_tiles % column_tiles * tile_columns_;
-        multiply_tile({number / row_tiles / column_tiles,
-                       {i, std::min(tile_rows_, mb_ - i)},
-                       {j, std::min(tile_columns_, nb_ - j)}},
-                      workspace);
+        const Tile tile{number / row_tiles / column_tiles,
+                        {i, std::min(tile_rows_, mb_ - i)},
+                        {j, std::min(tile_columns_, nb_ - j)}};
+        const bool is_below_diagonal = tile.i.begin >= tile.j.end();
+        if (!(arguments_.symmetric && is_below_diagonal)) multiply_tile(tile, workspace);
       }
       Microkernel<P>::release();
     });
@@ -157,7 +164,9 @@ class Product {
     const auto tiles = [&] {
       return batches_ * blocks_of(mb_, tile_rows_) * blocks_of(nb_, tile_columns_);
     };
-    while (tiles() < kTilesPerThread * at::get_num_threads() && tile_rows_ * tile_columns_ > 1) {
+    const int64_t halves = arguments_.symmetric ? 2 : 1;  // of the tiles, one is computed
+    while (tiles() < halves * kTilesPerThread * at::get_num_threads() &&
+           tile_rows_ * tile_columns_ > 1) {
       int64_t& larger =
           tile_rows_ * block_.m >= tile_columns_ * block_.n ? tile_rows_ : tile_columns_;
       larger = larger == 1 ? 1 : blocks_of(larger, 2);
@@ -246,14 +255,17 @@ class Product {
     for (int64_t k = 0; k < kb_; k += slice) {
       const Range ks{k, std::min(slice, kb_ - k)};
       find_valid(maps, tile.i, ks, tile.j, workspace.masks.data());
+      if (arguments_.symmetric) clear_lower(tile.i, tile.j, workspace.masks.data());
       for (int64_t column = 0; column < tile.j.size; ++column)
         multiply_column(tile, k, column, workspace);
     }
     for (int64_t row = 0; row < tile.i.size; ++row)
       for (int64_t column = 0; column < tile.j.size; ++column) {
+        const int64_t i = tile.i.begin + row, j = tile.j.begin + column;
+        if (arguments_.symmetric && i > j) continue;
         const int64_t c = row * tile.j.size + column;
-        write(tile.batch, tile.i.begin + row, tile.j.begin + column,
-              workspace.started[c] ? workspace.sums + c * block_.m * block_.n : nullptr);
+        finish(tile.batch, i, j,
+               workspace.started[c] ? workspace.sums + c * block_.m * block_.n : nullptr);
       }
   }
 
@@ -323,19 +335,61 @@ class Product {
     }
   }
 
-  void write(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
+  // Writes block (i, j) of C and, of a symmetric C, its mirror image. `sums` is null if no product
+  // was valid.
+  void finish(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
+    const bool is_zero = sums == nullptr && !arguments_.input.defined();
+    write(batch, i, j, sums);
+    if (arguments_.symmetric) mirror(batch, i, j, is_zero);
+    if (!arguments_.norms.defined()) return;
+    write_norm(batch, i, j, is_zero);
+    if (arguments_.symmetric && i != j) write_norm(batch, j, i, is_zero);
+  }
+
+  // Block (i, j) of C.
+  struct BlockOfC {
+    T* data;
+    int64_t leading, rows, columns;
+  };
+  BlockOfC block_of_c(int64_t batch, int64_t i, int64_t j) const {
     const int64_t row = i * block_.m, column = j * block_.n;
     const Tensor& result = arguments_.result;
     const int64_t leading = result.stride(1);
-    T* out = result.mutable_data_ptr<T>() + batch * result.stride(0) + row * leading + column;
-    const int64_t rows = std::min(block_.m, rows_ - row),
-                  columns = std::min(block_.n, columns_ - column);
+    T* data = result.mutable_data_ptr<T>() + batch * result.stride(0) + row * leading + column;
+    return {data, leading, std::min(block_.m, rows_ - row), std::min(block_.n, columns_ - column)};
+  }
+
+  void write(int64_t batch, int64_t i, int64_t j, const Sum* sums) const {
+    const auto [out, leading, rows, columns] = block_of_c(batch, i, j);
     if (arguments_.input.defined()) {
-      const View<T> input = view<T>(arguments_.input, batch).block(row, column, rows, columns);
+      const View<T> input =
+          view<T>(arguments_.input, batch).block(i * block_.m, j * block_.n, rows, columns);
       write_rows(sums, block_.n, alpha_, &input, beta_, out, leading, rows, columns);
     } else {
       write_rows<T, Sum>(sums, block_.n, alpha_, nullptr, beta_, out, leading, rows, columns);
     }
+  }
+
+  // Writes what block (i, j), on or above the diagonal, has as its mirror image.
+  void mirror(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
+    if (i != j && is_zero) return write(batch, j, i, nullptr);
+    const auto [upper, leading, rows, columns] = block_of_c(batch, i, j);
+    if (i != j) {
+      transpose<T>(upper, leading, block_of_c(batch, j, i).data, leading, rows, columns);
+      return;
+    }
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = r + 1; c < columns; ++c) upper[c * leading + r] = upper[r * leading + c];
+  }
+
+  void write_norm(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
+    const Tensor& norms = arguments_.norms;
+    N* norm = norms.mutable_data_ptr<N>() + batch * norms.stride(0) + i * norms.stride(1) +
+              j * norms.stride(2);
+    *norm = 0;
+    if (is_zero) return;
+    const auto [data, leading, rows, columns] = block_of_c(batch, i, j);
+    strip_norms(Strip<T>{data, leading, rows, columns}, block_.n, norm, 1);
   }
 
   const Arguments& arguments_;
@@ -355,11 +409,12 @@ Tensor expanded_input(const OptTensor& input, IntArrayRef shape, const Scalar& b
   return input && beta.toDouble() != 0 ? input->expand(shape) : Tensor();
 }
 
-// Writes the product to `result`, whose rows are contiguous. The other arguments are those of
-// multiply, checked.
-void multiply_into(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor& norm_a,
+// Writes the product to `result`, whose rows are contiguous, and the result's norm map to `norms`
+// if that is defined. The other arguments are those of multiply_into, checked.
+void write_product(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor& norm_a,
                    const Tensor& norm_b, const Tensor& tau, const Block& block,
-                   const Tensor& addend, const Scalar& beta, const Scalar& alpha) {
+                   const Tensor& addend, const Scalar& beta, const Scalar& alpha,
+                   bool symmetric = false, const Tensor& norms = {}) {
   if (result.numel() == 0) return;
   const auto as_batch = [](const Tensor& t) {
     return t.defined() && t.dim() == 2 ? t.unsqueeze(0) : t;
@@ -370,10 +425,12 @@ void multiply_into(const Tensor& result, const Tensor& a, const Tensor& b, const
                             as_batch(norm_b.contiguous()),
                             as_batch(addend),
                             as_batch(result),
+                            as_batch(norms),
                             block,
                             tau.item<double>(),
                             alpha,
-                            beta};
+                            beta,
+                            symmetric};
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "multiply", [&] {
     if constexpr (sizeof(scalar_t) == 2) {
       if (!multiplies_natively(a.scalar_type())) {
@@ -394,9 +451,37 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
   auto shape = a.sizes().vec();
   shape.back() = b.size(-1);
   const Tensor result = with_large_pages(at::empty(shape, a.options()));
-  multiply_into(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, shape, beta), beta,
+  write_product(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, shape, beta), beta,
                 alpha);
   return result;
+}
+
+bool has_contiguous_rows(const Tensor& out) { return out.size(-1) <= 1 || out.stride(-1) == 1; }
+
+// Whether writing the product to `out` would change what is still to be read. Each element of
+// `input` is read just before the element in its place is written.
+bool overwrites_arguments(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& norm_a,
+                          const Tensor& norm_b, const OptTensor& input) {
+  return may_overlap(out, a) || may_overlap(out, b) || may_overlap(out, norm_a) ||
+         may_overlap(out, norm_b) ||
+         (input && may_overlap(out, *input) && !is_same_view(out, *input));
+}
+
+void multiply_into(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                   const Tensor& tau, IntArrayRef block, const Tensor& out, const OptTensor& input,
+                   const Scalar& beta, const Scalar& alpha, bool symmetric,
+                   const OptTensor& norms) {
+  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
+  check_into(out, a, b, edges, input, symmetric, norms);
+  const bool has_rows = has_contiguous_rows(out);
+  const bool in_place = has_rows && !overwrites_arguments(out, a, b, norm_a, norm_b, input);
+  const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
+  if (result.is_contiguous()) with_large_pages(result);  // it may be fresh
+  // norm_map sums in the order of memory. The norms of other layouts are therefore its own.
+  write_product(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, out.sizes(), beta),
+                beta, alpha, symmetric, norms && has_rows ? *norms : Tensor());
+  if (!in_place) out.copy_(result);
+  if (norms && !has_rows) norms->copy_(norm_map(out, {edges.m, edges.n}));
 }
 
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
@@ -405,9 +490,9 @@ void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const
   const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
   check_part(out, a, b, whole, own_rows, first_own_row);
   if (own_rows) b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
-  const bool in_place = out.size(1) <= 1 || out.stride(1) == 1;
+  const bool in_place = has_contiguous_rows(out);
   const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
-  multiply_into(result, a, b, norm_a, norm_b, tau, edges, {}, 1, 1);
+  write_product(result, a, b, norm_a, norm_b, tau, edges, {}, 1, 1);
   if (!in_place) out.copy_(result);
 }
 
@@ -424,6 +509,7 @@ const Backends<NamedKernels> named(at::kCPU, Rank::kPortable, {&kernel_name});
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
   m.impl("multiply", &multiply);
+  m.impl("multiply_into", &multiply_into);
   m.impl("multiply_part", &multiply_part);
 }
 

@@ -43,4 +43,12 @@ SPAMM_CPU_CLONES static void find_valid(const Norms<N>& norms, Range i, Range k,
   }
 }
 
+// Clears the masks of blocks below the diagonal of C.
+inline void clear_lower(Range i, Range j, uint64_t* masks) {
+  for (int64_t row = 0; row < i.size; ++row) {
+    const int64_t lower = std::clamp<int64_t>(i.begin + row - j.begin, 0, j.size);
+    std::fill_n(masks + row * j.size, lower, 0);
+  }
+}
+
 }  // namespace spamm::cpu

@@ -1,9 +1,10 @@
 // Thresholds, valid counts and error bounds on the CPU.
 //
-// The search for tau is exact: it bisects the bit patterns of thresholds, which have the order of
-// the numbers. To count the valid products at a threshold, the norms of A's column k and of B's row
-// k are sorted once for each k. Two pointers then count in O(M + N), because rounded products are
-// monotonic in their factors.
+// The searches for tau are exact: they bisect the bit patterns of thresholds, which have the order
+// of the numbers. For a maximum error, a faster search is tried first and its result checked. To
+// count the valid products at a threshold, the norms of A's column k and of B's row k are sorted
+// once for each k. Two pointers then count in O(M + N), because rounded products are monotonic in
+// their factors.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -15,12 +16,14 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <type_traits>
 #include <vector>
 
 #include "checks.h"
 #include "cpu/common/clones.h"
 #include "cpu/norm_map/scaled_norm.h"
+#include "cpu/threshold/error_search.h"
 #include "cpu/threshold/maps.h"
 #include "norm_slack.h"
 
@@ -137,19 +140,6 @@ SPAMM_CPU_CLONES void count_row(const N* a, const N* b, int64_t kb, int64_t nb, 
 
 // ---- Error bound -------------------------------------------------------------------------------
 
-// losses[j] += the norm products of the skipped k in column j.
-template <class N>
-SPAMM_CPU_CLONES void add_losses(const N* a, const N* b, const N* skip_norm_b, int64_t kb,
-                                 int64_t nb, N tau, double* __restrict losses) {
-  for (int64_t k = 0; k < kb; ++k, b += nb, skip_norm_b += nb) {
-    const double wide_a = a[k];
-    for (int64_t j = 0; j < nb; ++j) {
-      const double product = wide_a * b[j];
-      losses[j] += a[k] * skip_norm_b[j] < tau ? product : 0.0;
-    }
-  }
-}
-
 // The numbers must not be negative.
 template <class N>
 double norm_of(const N* numbers, int64_t size) {
@@ -186,7 +176,12 @@ N find_tau_for_error_of(const Maps<N>& maps, const N* skip_norm_b, double max_er
   const double norm_b = norm_of(maps.b, maps.batches * maps.kb * maps.nb);
   const double limit = kernels::largest_bound<N>(max_error, norm_a, norm_b);
   if (!std::isfinite(limit)) return 0;
-  return largest_threshold<N>([&](N tau) { return bound_at(maps, skip_norm_b, tau) <= limit; });
+  const auto holds = [&](N tau) { return bound_at(maps, skip_norm_b, tau) <= limit; };
+  constexpr N kInfinity = std::numeric_limits<N>::infinity();
+  const std::optional<N> tau = ErrorSearch<N>(maps, skip_norm_b, limit).run();
+  const bool is_largest =
+      tau && holds(*tau) && (*tau == kInfinity || !holds(std::nextafter(*tau, kInfinity)));
+  return is_largest ? *tau : largest_threshold<N>(holds);
 }
 
 // ---- Operators ---------------------------------------------------------------------------------

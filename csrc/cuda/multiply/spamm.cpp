@@ -6,6 +6,8 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <tuple>
+
 #include "checks.h"
 #include "cuda/multiply/multiply.h"
 #include "cuda/norm_map/norm_map.h"
@@ -50,22 +52,24 @@ int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block,
   return fused ? split_parts_of(kernel) : 0;
 }
 
-Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                std::optional<double> threshold, std::optional<double> valid_ratio,
-                std::optional<double> max_error, at::IntArrayRef block_edges,
-                const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input,
-                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices) {
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  const Block block = check_product(a, b, block_edges, norm_a, norm_b, knob.tau, input);
-  const SpammArguments arguments{a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha};
-  if (devices) return shards::spamm_on_devices(arguments, *devices);
+// The norm maps of both operands; `zeroed` as in norm_maps. They may be one tensor.
+std::tuple<Tensor, Tensor> maps_of(const Tensor& a, const Tensor& b, const Block& block,
+                                   int* zeroed) {
+  if (!share_norm_map(a, b, block)) return norm_maps(a, b, block, zeroed);
+  const Tensor shared = norm_map(a, block.m, block.k, zeroed);
+  return {shared, shared};
+}
+
+// The whole product on one device, also where it is symmetric.
+Tensor whole_product(const SpammArguments& arguments, const Block& block) {
+  const auto& [a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
   const auto by_stages = [&] { return spamm_by_stages(arguments); };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
   const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), block, device);
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
-    const auto [map_a, map_b] = norm_maps(a, b, block, counter.get());
+    const auto [map_a, map_b] = maps_of(a, b, block, counter.get());
     const Tensor found = threshold_from_knob(map_a, map_b, knob);
     return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, found, block,
                    input, beta, alpha);
@@ -83,8 +87,52 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
                  input, beta, alpha);
 }
 
+Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
+                std::optional<double> threshold, std::optional<double> valid_ratio,
+                std::optional<double> max_error, at::IntArrayRef block_edges,
+                const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input,
+                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices,
+                bool symmetric) {
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  const Block block = check_product(a, b, block_edges, norm_a, norm_b, knob.tau, input);
+  if (symmetric) check_symmetric(a, b, block, input);
+  const SpammArguments arguments{a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha};
+  const Tensor c =
+      devices ? shards::spamm_on_devices(arguments, *devices) : whole_product(arguments, block);
+  if (symmetric) mirror_upper(c);
+  return c;
+}
+
+std::tuple<Tensor, Tensor> spamm_with_norms_op(
+    const Tensor& a, const Tensor& b, const OptTensor& tau, std::optional<double> threshold,
+    std::optional<double> valid_ratio, std::optional<double> max_error, at::IntArrayRef block_edges,
+    const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
+    const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
+  const Block block = check_block(block_edges);
+  const Tensor c = spamm_op(a, b, tau, threshold, valid_ratio, max_error, block_edges, norm_a,
+                            norm_b, input, beta, alpha, devices, symmetric);
+  return {c, spamm::norm_map(c, {block.m, block.n})};
+}
+
+void spamm_into_op(const Tensor& a, const Tensor& b, const Tensor& out, const OptTensor& tau,
+                   std::optional<double> threshold, std::optional<double> valid_ratio,
+                   std::optional<double> max_error, at::IntArrayRef block_edges,
+                   const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input,
+                   const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices,
+                   bool symmetric, const OptTensor& norms) {
+  const Block block = check_product(a, b, block_edges, norm_a, norm_b, tau, input);
+  check_into(out, a, b, block, input, symmetric, norms);
+  out.copy_(spamm_op(a, b, tau, threshold, valid_ratio, max_error, block_edges, norm_a, norm_b,
+                     input, beta, alpha, devices, symmetric));
+  if (norms) norms->copy_(spamm::norm_map(out, {block.m, block.n}));
+}
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("spamm", &spamm_op); }
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  m.impl("spamm", &spamm_op);
+  m.impl("spamm_with_norms", &spamm_with_norms_op);
+  m.impl("spamm_into", &spamm_into_op);
+}
 
 }  // namespace spamm::cuda

@@ -64,14 +64,11 @@ void compute(at::ArrayRef<const Job*> jobs, int* zeroed, const OnDevice& device)
   }
 }
 
-Tensor norm_map(const Tensor& a, at::IntArrayRef block) {
+Tensor norm_map_op(const Tensor& a, at::IntArrayRef block) {
   check_operand_dtype(a.scalar_type(), "a");
   check_block_pair(block);
   check_matrices(a, "a");
-  const OnDevice device(a);
-  const Job job(a, {block[0], block[1]}, "a");
-  compute({&job}, nullptr, device);
-  return job.map;
+  return norm_map(a, block[0], block[1], nullptr);
 }
 
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
@@ -89,8 +86,15 @@ std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, const Blo
   return {job_a.map, job_b.map};
 }
 
+Tensor norm_map(const Tensor& a, int64_t rows, int64_t columns, int* zeroed) {
+  const OnDevice device(a);
+  const Job job(a, {rows, columns}, "a");
+  compute({&job}, zeroed, device);
+  return job.map;
+}
+
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("norm_map", &norm_map);
+  m.impl("norm_map", &norm_map_op);
   m.impl("norm_maps", &norm_maps_op);
 }
 

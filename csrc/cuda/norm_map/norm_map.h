@@ -1,4 +1,4 @@
-// The norm maps of both operands of a product.
+// The norm maps of the operands of a product.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,5 +13,8 @@ namespace spamm::cuda {
 // that the same launch sets to 0. There is no launch if both maps are empty.
 std::tuple<at::Tensor, at::Tensor> norm_maps(const at::Tensor& a, const at::Tensor& b,
                                              const Block& block, int* zeroed);
+
+// Computes the op norm_map with block (rows, columns). `zeroed`: as above.
+at::Tensor norm_map(const at::Tensor& a, int64_t rows, int64_t columns, int* zeroed);
 
 }  // namespace spamm::cuda

@@ -15,6 +15,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 // Operands are float16, bfloat16, float32 or float64 tensors on the CPU or a CUDA device, of any
@@ -85,14 +86,47 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 
 // ---- The pipeline: norm map, threshold, multiply ------------------------------------------------
 
-// A @ B. `norm_a` and `norm_b` are precomputed norm maps of `a` and `b`.
+// A @ B. `norm_a` and `norm_b` are precomputed norm maps of `a` and `b`. If `a` and `b` are one
+// matrix in memory, cut alike, one norm map serves both.
+// With `symmetric` the caller says that A @ B is symmetric: A = B symmetric, or both symmetric and
+// commuting. Blocks on and above the diagonal of C are computed (on CUDA, all of them), and the
+// lower triangle is the mirror image of the upper one. C must be square, and the block's m equal to
+// its n. The knob speaks of the whole product, and the gradient is that of A @ B.
 Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block = {64, 64, 64},
           const std::optional<Tensor>& norm_a = std::nullopt,
-          const std::optional<Tensor>& norm_b = std::nullopt);
+          const std::optional<Tensor>& norm_b = std::nullopt, bool symmetric = false);
 
-// beta * input + alpha * A @ B; `input` broadcasts to (M, N).
+// beta * input + alpha * A @ B; `input` broadcasts to (M, N). With `symmetric`, `input` is
+// symmetric too.
 Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& knob,
-             IntArrayRef block = {64, 64, 64}, const Scalar& beta = 1, const Scalar& alpha = 1);
+             IntArrayRef block = {64, 64, 64}, const Scalar& beta = 1, const Scalar& alpha = 1,
+             const std::optional<Tensor>& norm_a = std::nullopt,
+             const std::optional<Tensor>& norm_b = std::nullopt, bool symmetric = false);
+
+// mm and addmm that also return the norm map of C in blocks (m, n), with the bits of norm_map. On
+// the CPU it is computed while C's blocks are in cache. The norms have no gradient.
+std::tuple<Tensor, Tensor> mm_with_norms(const Tensor& a, const Tensor& b, const Knob& knob,
+                                         IntArrayRef block = {64, 64, 64},
+                                         const std::optional<Tensor>& norm_a = std::nullopt,
+                                         const std::optional<Tensor>& norm_b = std::nullopt,
+                                         bool symmetric = false);
+std::tuple<Tensor, Tensor> addmm_with_norms(const Tensor& input, const Tensor& a, const Tensor& b,
+                                            const Knob& knob, IntArrayRef block = {64, 64, 64},
+                                            const Scalar& beta = 1, const Scalar& alpha = 1,
+                                            const std::optional<Tensor>& norm_a = std::nullopt,
+                                            const std::optional<Tensor>& norm_b = std::nullopt,
+                                            bool symmetric = false);
+
+// mm and addmm that write to `out`, of the result's shape and type. It may share memory with any
+// argument: `input` may be `out`, and X = 2 X - X @ X in place is addmm_out(x, x, x, x, ...). No
+// gradient.
+void mm_out(const Tensor& out, const Tensor& a, const Tensor& b, const Knob& knob,
+            IntArrayRef block = {64, 64, 64}, const std::optional<Tensor>& norm_a = std::nullopt,
+            const std::optional<Tensor>& norm_b = std::nullopt, bool symmetric = false);
+void addmm_out(const Tensor& out, const Tensor& input, const Tensor& a, const Tensor& b,
+               const Knob& knob, IntArrayRef block = {64, 64, 64}, const Scalar& beta = 1,
+               const Scalar& alpha = 1, const std::optional<Tensor>& norm_a = std::nullopt,
+               const std::optional<Tensor>& norm_b = std::nullopt, bool symmetric = false);
 
 // Batched A @ B: (batch, M, K) x (batch, K, N). All batches share one threshold and one launch.
 Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block = {64, 64, 64});

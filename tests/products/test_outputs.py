@@ -1,0 +1,320 @@
+"""What a product writes besides a new tensor: the norms of its result, and memory that is given."""
+
+import matrices
+import pytest
+import torch
+from torch.profiler import profile
+
+from spamm_torch import addmm, mm, norm_map
+
+ops = torch.ops.spamm_torch
+BLOCKS = [32, 64, 128, (64, 32, 128), (32, 64, 64)]
+LAYOUTS = ("contiguous", "transposed", "every other row", "every third column", "misaligned")
+
+
+def operands(device, dtype=torch.float32, shape=(150, 100, 210)):
+    m, k, n = shape
+    return (
+        matrices.patchy(m, k, dtype=dtype, device=device),
+        matrices.patchy(k, n, dtype=dtype, device=device, seed=1),
+        matrices.patchy(m, n, dtype=dtype, device=device, seed=2),
+    )
+
+
+def symmetric_operand(n, dtype, device):
+    upper = matrices.patchy(n, n, dtype=dtype, device=device).triu()
+    return upper + upper.triu(1).mT
+
+
+# ---- One matrix, one norm map -------------------------------------------------------------------
+
+
+def norm_maps_taken(function):
+    with profile(acc_events=True) as recorded:
+        function()
+    return sum(event.name == "spamm_torch::norm_map" for event in recorded.events())
+
+
+@pytest.mark.parametrize("knob", [{"tau": 0.5}, {"valid_ratio": 0.5}, {"max_error": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"symmetric": True}, {"return_norms": True}, {"return_info": True}]
+)
+def test_one_matrix_has_one_norm_map(knob, options):
+    a = matrices.normal(130, 130)
+    assert norm_maps_taken(lambda: mm(a, a, **knob, **options)) == 1
+    assert norm_maps_taken(lambda: mm(a, a.clone(), **knob, **options)) == 2
+    assert norm_maps_taken(lambda: mm(a, a.mT, **knob, **options)) == 2
+
+
+def test_views_of_one_matrix_have_one_norm_map():
+    a = matrices.normal(130, 130)
+    assert norm_maps_taken(lambda: mm(a, a[:], tau=0.5)) == 1
+    assert norm_maps_taken(lambda: mm(a[:64, :64], a[64:128, :64], tau=0.5)) == 2
+    assert norm_maps_taken(lambda: mm(a, a, tau=0.5, block=(64, 32, 64))) == 2
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("knob", [{"tau": 100.0}, {"valid_ratio": 0.5}, {"max_error": 0.1}])
+def test_one_matrix_gives_the_bits_of_two(device, dtype, knob):
+    a = matrices.patchy(200, 200, dtype=dtype, device=device)
+    for block in (32, 64, 128):
+        assert torch.equal(mm(a, a, **knob, block=block), mm(a, a.clone(), **knob, block=block))
+
+
+# ---- Norms of the result ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_norms_are_those_of_norm_map(device, dtype, block):
+    a, b, added = operands(device, dtype)
+    edges = (block, block) if isinstance(block, int) else block[::2]
+    for knob in ({"tau": 0.0}, {"tau": 150.0}, {"tau": 1e30}, {"valid_ratio": 0.2}):
+        c, norms = mm(a, b, **knob, block=block, return_norms=True)
+        assert torch.equal(c, mm(a, b, **knob, block=block))
+        assert torch.equal(norms, norm_map(c, edges))
+        c, norms = addmm(added, a, b, beta=0.3, **knob, block=block, return_norms=True)
+        assert torch.equal(c, addmm(added, a, b, beta=0.3, **knob, block=block))
+        assert torch.equal(norms, norm_map(c, edges))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(1, 70, 1), (33, 5, 300), (129, 0, 64), (0, 5, 7), (5, 5, 0)])
+def test_norms_of_any_shape(device, dtype, shape):
+    a, b, _ = (
+        matrices.normal(*x.shape, dtype=dtype, device=device)
+        for x in operands(device, dtype, shape)
+    )
+    c, norms = mm(a, b, tau=0.0, block=(32, 64, 64), return_norms=True)
+    assert torch.equal(norms, norm_map(c, (32, 64)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_of_rounded_sums(device, dtype):
+    """Of entries whose squares round, so that the order of a block's sum counts."""
+    a = matrices.normal(300, 170, dtype=dtype, device=device)
+    b = matrices.normal(170, 333, dtype=dtype, device=device, seed=1)
+    c, norms = mm(a, b, tau=0.0, return_norms=True)
+    assert torch.equal(norms, norm_map(c))
+    c, norms = mm(c, c.mT, tau=0.0, symmetric=True, return_norms=True)
+    assert torch.equal(norms, norm_map(c))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_norms_far_from_one(device, dtype):
+    smallest = 1e-160 if dtype == torch.float64 else 1e-19
+    a = matrices.normal(100, 100, dtype=dtype, device=device) * smallest
+    for x in (a, a / smallest / smallest):
+        c, norms = mm(x, a, tau=0.0, return_norms=True)
+        assert torch.equal(norms, norm_map(c))
+        assert norms.all()
+
+
+def test_norms_of_what_is_not_finite(device):
+    a, b, _ = operands(device)
+    a[0, 0], a[100, 0] = float("inf"), float("nan")
+    c, norms = mm(a, b, tau=0.0, return_norms=True)
+    torch.testing.assert_close(norms, norm_map(c), rtol=0, atol=0, equal_nan=True)
+    assert norms.isnan().any()
+
+
+def test_norms_and_info(device):
+    a, b, _ = operands(device)
+    c, norms, info = mm(a, b, valid_ratio=0.5, return_norms=True, return_info=True)
+    expected, expected_info = mm(a, b, valid_ratio=0.5, return_info=True)
+    assert torch.equal(c, expected)
+    assert torch.equal(norms, norm_map(c))
+    assert all(map(torch.equal, info, expected_info))
+
+
+def test_norms_serve_the_next_product(device):
+    x = symmetric_operand(200, torch.float64, device)
+    y, norms = mm(x, x, tau=0.0, symmetric=True, return_norms=True)
+    given = mm(y, y, tau=1e5, norm_a=norms, norm_b=norms)
+    assert torch.equal(given, mm(y, y, tau=1e5))
+
+
+def test_only_the_result_has_a_gradient(device):
+    a, b, added = (x.double().requires_grad_() for x in operands(device))
+    c, norms = addmm(added, a, b, beta=2, alpha=3, tau=0.5, return_norms=True)
+    assert c.requires_grad
+    assert not norms.requires_grad
+    c.backward(torch.ones_like(c))
+    ones = torch.ones_like(c)
+    torch.testing.assert_close(a.grad, 3 * ones @ b.detach().mT)
+    torch.testing.assert_close(b.grad, 3 * a.detach().mT @ ones)
+    torch.testing.assert_close(added.grad, 2 * ones)
+
+
+def test_norms_under_autocast(device):
+    a, b, _ = operands(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        c, norms = mm(a, b, tau=0.5, return_norms=True)
+    assert c.dtype == torch.bfloat16
+    assert torch.equal(norms, norm_map(c))
+
+
+# ---- Precomputed norms of addmm -----------------------------------------------------------------
+
+
+def test_addmm_takes_norm_maps(device):
+    a, b, added = operands(device)
+    norm_a, norm_b = norm_map(a), norm_map(b)
+    expected = addmm(added, a, b, tau=300.0)
+    assert torch.equal(addmm(added, a, b, tau=300.0, norm_a=norm_a, norm_b=norm_b), expected)
+    nothing = addmm(added, a, b, tau=300.0, norm_a=torch.zeros_like(norm_a))
+    assert torch.equal(nothing, added)
+    with pytest.raises(RuntimeError, match="norm_b must have shape"):
+        addmm(added, a, b, tau=300.0, norm_b=norm_a)
+    with pytest.raises(TypeError, match="norm_a must be a tensor; got list"):
+        addmm(added, a, b, tau=300.0, norm_a=[1.0])
+
+
+# ---- out ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_out_of_any_layout(device, dtype, layout):
+    a, b, added = operands(device, dtype)
+    for tau in (0.0, 150.0, 1e30):
+        out = matrices.LAYOUTS[layout](torch.full((150, 210), 7.0, dtype=dtype, device=device))
+        out = out if layout == "transposed" else out.clone(memory_format=torch.preserve_format)
+        assert mm(a, b, tau=tau, out=out) is out
+        assert torch.equal(out, mm(a, b, tau=tau))
+        result, norms = addmm(added, a, b, tau=tau, out=out, return_norms=True)
+        assert result is out
+        assert torch.equal(out, addmm(added, a, b, tau=tau))
+        assert torch.equal(norms, norm_map(out))
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_out_is_a_window(device, step):
+    a, b, _ = operands(device)
+    wide = torch.full((154, 210 * step + 6), 7.0, device=device)
+    out = wide[2:152, 3 : 3 + 210 * step : step]
+    norms = mm(a, b, tau=150.0, out=out, return_norms=True)[1]
+    assert torch.equal(out, mm(a, b, tau=150.0))
+    assert torch.equal(norms, norm_map(out))
+    out.fill_(7.0)
+    assert (wide == 7.0).all()
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("tau", [0.0, 150.0, 1e30])
+def test_out_is_every_argument(device, dtype, symmetric, tau):
+    """X = 2 X - X X in place."""
+    x = symmetric_operand(200, dtype, device)
+    options = {"beta": 2, "alpha": -1, "tau": tau, "block": 32, "symmetric": symmetric}
+    expected = addmm(x, x, x, **options)
+    result, norms, info = addmm(x, x, x, **options, out=x, return_norms=True, return_info=True)
+    assert result is x
+    assert torch.equal(x, expected)
+    assert torch.equal(norms, norm_map(x, 32))
+    assert info.tau == torch.tensor(tau, dtype=info.tau.dtype)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_out_is_input(device, symmetric):
+    a, input = symmetric_operand(200, torch.float32, device), None
+    for tau in (0.0, 150.0):
+        input = symmetric_operand(200, torch.float32, device)
+        expected = addmm(input, a, a, beta=3, tau=tau, symmetric=symmetric)
+        addmm(input, a, a, beta=3, tau=tau, symmetric=symmetric, out=input)
+        assert torch.equal(input, expected)
+
+
+def test_out_shares_memory_with_an_argument(device):
+    memory = matrices.patchy(400, 130, device=device)
+    a, b, input = memory[:130], memory[130:260], memory[135:265]
+    expected = addmm(input, a, b, tau=100.0)
+    for out in (memory[:130], memory[130:260], memory[10:140], memory[136:266]):
+        before = memory.clone()
+        addmm(input, a, b, tau=100.0, out=out)
+        assert torch.equal(out, expected)
+        memory.copy_(before)
+    row = memory[0]
+    expected = addmm(row, a, b, tau=100.0)
+    out = memory.flatten()[5 : 5 + 130 * 130].view(130, 130)
+    assert torch.equal(addmm(row, a, b, tau=100.0, out=out), expected)
+
+
+def test_out_without_elements_is_resized(device):
+    a, b, added = operands(device)
+    for empty in (torch.empty(0, device=device), torch.empty(3, 0, device=device)):
+        result, norms = addmm(added, a, b, tau=150.0, out=empty, return_norms=True)
+        assert result is empty
+        assert torch.equal(empty, addmm(added, a, b, tau=150.0))
+        assert torch.equal(norms, norm_map(empty))
+
+
+def test_errors_leave_out_as_it_was(device):
+    a, b, _ = operands(device)
+    for out, options, error, message in (
+        (torch.ones(5, 5), {}, RuntimeError, r"product's shape \[150, 210\]; got \[5, 5\]"),
+        (torch.ones(150, 210).double(), {}, TypeError, "float32 on .* got float64"),
+        (torch.ones(150, 1).expand(150, 210), {}, RuntimeError, "single memory location"),
+        (torch.ones(0), {"symmetric": True}, RuntimeError, "must be square"),
+        (torch.ones(0), {"norm_a": torch.ones(1, 1, device=device)}, RuntimeError, "norm_a must"),
+    ):
+        out = out.to(device) if out.numel() != 150 * 210 else out.to(device, copy=False)
+        before, shape = out.clone(), out.shape
+        with pytest.raises(error, match=message):
+            mm(a, b, tau=0.0, out=out, **options)
+        assert out.shape == shape
+        assert torch.equal(out, before)
+    with pytest.raises(TypeError, match="out must be a tensor; got str"):
+        mm(a, b, tau=0.0, out="c")
+
+
+def test_out_has_no_gradient(device):
+    a, b, _ = operands(device)
+    out = torch.zeros(150, 210, device=device)
+    for wanting in (a, b, out):
+        wanting.requires_grad_()
+        with pytest.raises(RuntimeError, match="mm with out has no gradient"):
+            mm(a, b, tau=0.0, out=out)
+        with pytest.raises(RuntimeError, match="no gradient"):
+            ops.spamm_into(a, b, out, threshold=0.0)
+        with torch.no_grad():
+            mm(a, b, tau=0.0, out=out)
+        wanting.requires_grad_(False)
+    assert torch.equal(out, mm(a, b, tau=0.0))
+
+
+def test_writing_to_out_is_seen_by_autograd(device):
+    a, b, _ = operands(device)
+    out = torch.ones(150, 210, device=device)
+    factor = torch.ones(150, 210, device=device, requires_grad=True)
+    product = factor * out
+    mm(a, b, tau=0.0, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+    with torch.inference_mode():
+        version = out._version
+        mm(a, b, tau=0.0, out=out)
+        assert out._version == version + 1
+
+
+def test_autocast_leaves_products_with_out_alone(device):
+    a, b, _ = operands(device)
+    out = torch.empty(150, 210, device=device)
+    with torch.autocast(device.type, torch.bfloat16):
+        mm(a, b, tau=0.5, out=out)
+    assert torch.equal(out, mm(a, b, tau=0.5))
+
+
+def test_under_compile(device):
+    a, b, added = operands(device)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def step(a, b, c):
+        _, norms = addmm(c, a, b, tau=150.0, out=c, return_norms=True)
+        return c * 1, norms
+
+    expected, out = addmm(added, a, b, tau=150.0), added.clone()
+    result, norms = step(a, b, out)
+    assert torch.equal(out, expected)
+    assert torch.equal(result, expected)
+    assert torch.equal(norms, norm_map(expected))

@@ -1,0 +1,147 @@
+"""Symmetric products: the upper triangle of the product and its mirror image."""
+
+import matrices
+import pytest
+import torch
+
+import spamm_torch
+from spamm_torch import addmm, mm, norm_map
+
+ops = torch.ops.spamm_torch
+BLOCKS = [32, 64, 128, (64, 32, 64), (32, 128, 32)]
+
+
+def symmetric(n, dtype, device, seed=0):
+    """A symmetric matrix whose block products have well-spread norms, and which has no rounding."""
+    upper = matrices.patchy(n, n, dtype=dtype, device=device, seed=seed).triu()
+    return upper + upper.triu(1).mT
+
+
+def mirrored(c):
+    """The upper triangle of ``c`` and its mirror image."""
+    return torch.where(torch.ones_like(c, dtype=torch.bool).triu(), c, c.mT)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("block", BLOCKS)
+@pytest.mark.parametrize("n", [1, 31, 64, 200])
+def test_is_the_mirrored_upper_triangle_of_the_product(device, dtype, block, n):
+    a = symmetric(n, dtype, device)
+    for tau in (0.0, 150.0, 1e30):
+        c = mm(a, a, tau=tau, block=block, symmetric=True)
+        assert torch.equal(c, mirrored(mm(a, a, tau=tau, block=block)))
+        assert torch.equal(c, c.mT)
+
+
+@pytest.mark.parametrize("knob", [{"valid_ratio": 0.3}, {"max_error": 1e-2}])
+def test_knobs_speak_of_the_whole_product(device, knob):
+    a = matrices.exponential_decay(700, dtype=torch.float64, device=device)
+    whole, of_whole = mm(a, a, **knob, return_info=True)
+    c, info = mm(a, a, **knob, symmetric=True, return_info=True)
+    assert torch.equal(c, mirrored(whole))
+    assert all(map(torch.equal, info, of_whole))
+
+
+def test_error_is_bounded(device):
+    a = matrices.exponential_decay(600, base=0.97, dtype=torch.float64, device=device)
+    c = mm(a, a, max_error=1e-3, symmetric=True)
+    error = torch.linalg.norm(c - a @ a)
+    assert 0 < error <= 1e-3 * torch.linalg.norm(a) ** 2
+
+
+def test_two_matrices_that_commute(device):
+    a = matrices.exponential_decay(300, dtype=torch.float64, device=device)
+    b = 3 * a - a @ a
+    b = (b + b.mT) / 2
+    c = mm(a, b, tau=0.0, symmetric=True)
+    torch.testing.assert_close(c, a @ b, rtol=1e-12, atol=1e-12)
+    assert torch.equal(c, mirrored(mm(a, b, tau=0.0)))
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.3])
+def test_float64_squares_on_the_cpu_have_the_bits_of_the_whole_product(tau):
+    upper = matrices.normal(500, 500, dtype=torch.float64).triu()
+    a = (upper + upper.triu(1).mT) * matrices.exponential_decay(500, dtype=torch.float64)
+    norms = norm_map(a)
+    valid = norms[:, :, None] * norms[None] >= tau
+    assert torch.equal(valid, valid.permute(2, 1, 0))  # no decision hangs on a norm's rounding
+    assert torch.equal(mm(a, a, tau=tau, symmetric=True), mm(a, a, tau=tau))
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_addmm(device, dtype):
+    a, added = symmetric(150, dtype, device), symmetric(150, dtype, device, seed=1)
+    for tau in (0.0, 150.0, 1e30):
+        options = {"beta": 2, "alpha": -0.5, "tau": tau, "block": 32}
+        c = addmm(added, a, a, **options, symmetric=True)
+        assert torch.equal(c, mirrored(addmm(added, a, a, **options)))
+        one = added.new_tensor([3.0])
+        c = addmm(one, a, a, **options, symmetric=True)
+        assert torch.equal(c, mirrored(addmm(one, a, a, **options)))
+
+
+def test_batches(device):
+    a = torch.stack([symmetric(90, torch.float32, device, seed) for seed in range(3)])
+    c = ops.spamm(a, a, threshold=150.0, block=[32, 32, 32], symmetric=True)
+    assert torch.equal(c, mirrored(ops.spamm(a, a, threshold=150.0, block=[32, 32, 32])))
+
+
+def test_negative_zeros_infinities_and_nans_are_mirrored(device):
+    a = torch.zeros(100, 100, device=device)
+    a[70, 3] = a[3, 70] = float("inf")
+    a[5, 90] = a[90, 5] = float("nan")
+    c = mm(a, a, tau=1.0, block=32, symmetric=True)
+    expected = mirrored(mm(a, a, tau=1.0, block=32))
+    torch.testing.assert_close(c, expected, rtol=0, atol=0, equal_nan=True)
+    assert c.isnan().any()
+    minus = addmm(torch.full((100, 100), -0.0, device=device), a, a, tau=1e30, symmetric=True)
+    assert torch.equal(minus.signbit(), minus.signbit().mT)
+
+
+def test_gradient_is_that_of_the_whole_product(device):
+    a = symmetric(70, torch.float64, device).requires_grad_()
+    weights = matrices.normal(70, 70, dtype=torch.float64, device=device)
+    (c,) = torch.autograd.grad((mm(a, a, tau=0.5, symmetric=True) * weights).sum(), a)
+    (whole,) = torch.autograd.grad((a @ a * weights).sum(), a)
+    torch.testing.assert_close(c, whole)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "error", "message"),
+    [
+        ((64, 40), {}, RuntimeError, "must be square; got shapes"),
+        ((64, 64), {"block": (32, 64, 64)}, ValueError, "must have m equal to n .* got m 32"),
+        ((64, 64), {"symmetric": 1}, TypeError, "symmetric must be True or False; got 1"),
+    ],
+)
+def test_errors(device, shape, options, error, message):
+    a = torch.zeros(shape, device=device)
+    with pytest.raises(error, match=message):
+        mm(
+            a,
+            a.mT[:, :64].contiguous() if shape[1] == 64 else torch.zeros(40, 30, device=device),
+            **({"tau": 0.0, "symmetric": True} | options),
+        )
+
+
+def test_input_must_be_square(device):
+    a, row = torch.zeros(64, 64, device=device), torch.zeros(64, device=device)
+    with pytest.raises(RuntimeError, match=r"square matrix of 64 rows .* got shape \[64\]"):
+        addmm(row, a, a, tau=0.0, symmetric=True)
+
+
+def test_under_compile(device):
+    a = symmetric(100, torch.float32, device)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def square(x):
+        return mm(x, x, tau=150.0, block=32, symmetric=True)
+
+    assert torch.equal(square(a), mm(a, a, tau=150.0, block=32, symmetric=True))
+
+
+def test_counts_the_flops_of_the_dense_product():
+    a = symmetric(96, torch.float32, "cpu")
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        spamm_torch.mm(a, a, tau=0.0, symmetric=True)
+    assert counter.get_total_flops() == 2 * 96**3
