@@ -23,23 +23,36 @@
 
 namespace spamm::cpu {
 
+// losses[j] += the products of `a` and b[j] that are skipped.
+SPAMM_INLINE void add_losses_of(double a, const double* b, const double* skip_norm_b, int64_t nb,
+                                double tau, double* __restrict losses) {
+  for (int64_t j = 0; j < nb; ++j) {
+    const double product = a * b[j];
+    losses[j] += a * skip_norm_b[j] < tau ? product : 0.0;
+  }
+}
+
+// In two loops, since one with both types is vectorised badly. `a` is finite.
+SPAMM_INLINE void add_losses_of(float a, const float* b, const float* skip_norm_b, int64_t nb,
+                                float tau, double* __restrict losses) {
+  constexpr int64_t kColumns = 64;
+  const double wide_a = a;
+  for (int64_t first = 0; first < nb; first += kColumns) {
+    const int64_t size = std::min(kColumns, nb - first);
+    float lost[kColumns];
+    for (int64_t j = 0; j < size; ++j)
+      lost[j] = a * skip_norm_b[first + j] < tau ? b[first + j] : 0.0f;
+    for (int64_t j = 0; j < size; ++j) losses[first + j] += wide_a * lost[j];
+  }
+}
+
 // losses[j] += the norm products of the skipped k in column j.
 template <class N>
 SPAMM_CPU_CLONES void add_losses(const N* a, const N* b, const N* skip_norm_b, int64_t kb,
                                  int64_t nb, N tau, double* __restrict losses) {
   for (int64_t k = 0; k < kb; ++k, b += nb, skip_norm_b += nb) {
-    const double wide_a = a[k];
-    if (!std::isfinite(wide_a)) continue;  // no product of it is skipped
-    for (int64_t j = 0; j < nb; ++j) {
-      const bool is_lost = a[k] * skip_norm_b[j] < tau;
-      if constexpr (sizeof(N) == 4) {
-        const N lost = is_lost ? b[j] : N(0);  // selected before it is widened, for speed
-        losses[j] += wide_a * lost;            // an exact product
-      } else {
-        const double product = wide_a * b[j];
-        losses[j] += is_lost ? product : 0.0;
-      }
-    }
+    // No product of an infinity or NaN is skipped.
+    if (std::isfinite(a[k])) add_losses_of(a[k], b, skip_norm_b, nb, tau, losses);
   }
 }
 
