@@ -441,7 +441,7 @@ def mm(
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, SkipInfo] | tuple[Tensor, Tensor, SkipInfo]:
     """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
 
     Args:
@@ -468,10 +468,11 @@ def mm(
             CUDA and with ``devices`` all are), and the lower triangle is the mirror image of the
             upper one. The result must be square, and the block's m equal to its n. See
             below.
-        return_norms: return the norm map of the result, too: ``norm_map(c, (m, n))``, bit for bit,
-            without a gradient. On the CPU it is computed while the result is in cache.
-        return_info: return a :class:`SkipInfo` of the same norm maps, too. Costs the counts and the
-            bound of the maps, and a second search of the threshold.
+        return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
+            bit, without a gradient. On the CPU it is computed while the result is in cache.
+        return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps (after
+            the norms, if these are asked for, too). Costs the counts and the bound of the maps, and
+            a second search of the threshold.
         out: a tensor that takes the result, of its dtype, device and shape (or without elements:
             then it is resized). It may share memory with any other tensor of the call.
             As in torch, this has no gradient, and autocast does not change the operands.
@@ -666,7 +667,7 @@ def addmm(
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
-) -> Any:
+) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, SkipInfo] | tuple[Tensor, Tensor, SkipInfo]:
     """Approximate ``torch.addmm``: beta * input + alpha * (a @ b).
 
     Exactly one of the knobs tau, valid_ratio and max_error is given. They speak of the product a @
@@ -695,10 +696,11 @@ def addmm(
             CUDA and with ``devices`` all are), and the lower triangle is the mirror image of the
             upper one. The result must be square, and the block's m equal to its n. ``input`` is
             symmetric, too, or one number. See below.
-        return_norms: return the norm map of the result, too: ``norm_map(c, (m, n))``, bit for bit,
-            without a gradient. On the CPU it is computed while the result is in cache.
-        return_info: return a :class:`SkipInfo` of the same norm maps, too. Costs the counts and the
-            bound of the maps, and a second search of the threshold.
+        return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
+            bit, without a gradient. On the CPU it is computed while the result is in cache.
+        return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps (after
+            the norms, if these are asked for, too). Costs the counts and the bound of the maps, and
+            a second search of the threshold.
         out: a tensor that takes the result, of its dtype, device and shape (or without elements:
             then it is resized). It may share memory with any other tensor of the call: X = 2 X -
             X @ X in place is ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.

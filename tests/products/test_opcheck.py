@@ -90,7 +90,6 @@ class TestProducts:
         more = {"block": (32, 32, 64), "input": input, "beta": 2, "alpha": 0.5}
         opcheck(ops.spamm.default, (a, b), {knob: value, **more})
 
-
     def test_spamm_with_norms(self, device, dtype, requires_grad, batch):
         a, b, input = self.operands(device, dtype, requires_grad, batch)
         opcheck(ops.spamm_with_norms.default, (a, b), {"valid_ratio": 0.5})
