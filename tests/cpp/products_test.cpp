@@ -2,6 +2,8 @@
 // something is.
 #include <limits>
 
+#include "ops.h"
+#include "spamm.h"
 #include "support.h"
 
 namespace spamm::testing {
@@ -165,6 +167,32 @@ TEST_P(Products, ShardsHaveTheBitsOfTheWhole) {
     const std::vector<Tensor> depths = {b.slice(0, 0, 64), b.slice(0, 64)};
     EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, depths, knob)), whole));
     EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, {b, b}, knob)), whole));
+  }
+}
+
+TEST(MirrorUpper, CopiesTheUpperTriangleOfEachMatrix) {
+  for (const int64_t size : {0, 1, 2, 511, 512, 513, 1300}) {
+    Tensor c = at::randn({2, size, size});
+    const Tensor upper = c.triu();
+    mirror_upper(c);
+    EXPECT_TRUE(at::equal(c, upper + c.triu(1).mT())) << size;
+    EXPECT_TRUE(at::equal(c.triu(), upper)) << size;
+  }
+}
+
+// Devices that have no kernel of their own for multiply_into share one, composed of other ops.
+TEST(MultiplyInto, IsComposedWithTheBitsOfTheCpuKernel) {
+  const auto op = ops::find<decltype(ops::multiply_into)>("spamm_torch::multiply_into");
+  const auto composed = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
+  const Tensor half = at::randn({600, 600}), a = half + half.t(), input = at::ones_like(a);
+  const Tensor map = norm_map(a, {64, 64}), tau = at::scalar_tensor(6000.0);
+  for (const bool symmetric : {false, true}) {
+    const Tensor c = at::empty_like(a), own = at::empty_like(a);
+    const Tensor norms = at::empty_like(map), own_norms = at::empty_like(map);
+    op.redispatch(composed, a, a, map, map, tau, {64, 64, 64}, c, input, 2, -1, symmetric, norms);
+    ops::multiply_into(a, a, map, map, tau, {64, 64, 64}, own, input, 2, -1, symmetric, own_norms);
+    EXPECT_TRUE(at::equal(c, own));
+    EXPECT_TRUE(at::equal(norms, own_norms));
   }
 }
 
