@@ -374,12 +374,17 @@ class Product {
   void mirror(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
     if (i != j && is_zero) return write(batch, j, i, nullptr);
     const auto [upper, leading, rows, columns] = block_of_c(batch, i, j);
-    if (i != j) {
-      transpose<T>(upper, leading, block_of_c(batch, j, i).data, leading, rows, columns);
+    if (i == j) {
+      for (int64_t r = 0; r < rows; ++r)
+        for (int64_t c = r + 1; c < columns; ++c) upper[c * leading + r] = upper[r * leading + c];
       return;
     }
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = r + 1; c < columns; ++c) upper[c * leading + r] = upper[r * leading + c];
+    // A few rows of the mirror image at a time, which are not in cache.
+    T* lower = block_of_c(batch, j, i).data;
+    for (int64_t c = 0; c < columns; c += kSquare) {
+      transpose<T>(upper + c, leading, lower + c * leading, leading, rows,
+                   std::min(kSquare, columns - c));
+    }
   }
 
   void write_norm(int64_t batch, int64_t i, int64_t j, bool is_zero) const {
