@@ -22,6 +22,7 @@ CHAPTERS = {  # in the page's order; other modules follow
     "_plan": "Several devices",
     "distributed": "Several processes",
     "_info": "What a call skipped",
+    "spatial": "Orders",
     "nn": "Modules",
     "chain": "Chains",
     "fuse": "Serving",

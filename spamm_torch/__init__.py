@@ -34,6 +34,7 @@ from .functional import (
 from .fuse import FuseReport, Fusion, fuse_
 from .networks import ConvertReport, SpAMMConfig, convert_, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear, unreached_layers
+from .spatial import spatial_order
 
 __version__ = _VERSION
 
@@ -68,6 +69,7 @@ __all__ = [
     "refresh_",
     "revert_",
     "row_cuts",
+    "spatial_order",
     "unreached_layers",
     "valid_counts",
     "valid_ratio",

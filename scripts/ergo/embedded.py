@@ -1,0 +1,22 @@
+"""The matrices that come with the repository: what needs them needs no ergo."""
+
+from common import REPOSITORY
+from common.errors import UserError
+from ergo.matrices import read
+
+FOLDER = REPOSITORY / "data" / "ergo"
+FILES = {"default": "waters_2_6-31g.npz"}  # by name
+
+
+def load(name="default"):
+    """The ErgoMatrices of an embedded cluster.
+
+    Args:
+        name: a name of FILES.
+
+    Raises:
+        UserError: another name; or the file is missing or damaged.
+    """
+    if name not in FILES:
+        raise UserError(f"expected embedded matrices: {', '.join(FILES)}; got {name}")
+    return read(FOLDER / FILES[name])

@@ -1,0 +1,88 @@
+"""Matrices of a water cluster from the program ergo: S, H_core, F and D of Hartree-Fock.
+
+Molecules stand on a jittered grid 3.1 angstrom apart, turned at random; their functions come in
+spatial order. Needs Debian's package ergo. Hartree-Fock takes minutes from 20 molecules on, and
+hours from some hundreds; --no-scf writes S and H_core alone. The .npz file holds the upper
+triangles as float64, in atomic units; ergo.matrices.read reads it.
+
+    python scripts/make_ergo_matrices.py --waters 80 --basis 6-31G --out results
+"""
+
+import sys
+from pathlib import Path
+
+from common.console import exit_code, make_console
+from common.files import require_writable
+from common.options import make_parser, number, positive_integer
+from ergo import matrices, program
+from ergo.basis import BASES
+from ergo.geometry import water_cluster
+
+
+def parse(arguments):
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--waters",
+        metavar="N",
+        type=positive_integer,
+        default=30,
+        help="number of molecules (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--basis",
+        choices=BASES,
+        default="6-31G",
+        help="basis set: 7, 13 or 24 functions a molecule (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=number(int, lambda value: value >= 0, "an integer of 0 or more"),
+        default=0,
+        help="of the cluster's random numbers (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-scf",
+        action="store_true",
+        help="S and H_core alone, in a small part of the time (default: F and D, too)",
+    )
+    parser.add_argument(
+        "--threads",
+        type=positive_integer,
+        default=1,
+        help="threads that ergo uses (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("results"),
+        help="folder of the file, made where it is missing (default: %(default)s)",
+    )
+    return parser.parse_args(arguments)
+
+
+def file_name(waters, basis):
+    return f"waters_{waters}_{basis.lower().replace('*', 's')}.npz"
+
+
+def main(arguments=None):
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    console = make_console()
+    program.require_ergo()
+    require_writable(options.out)
+    cluster = water_cluster(options.waters, options.seed)
+    run = program.run(
+        cluster,
+        options.basis,
+        scf=not options.no_scf,
+        threads=options.threads,
+        progress=console.print,
+    )
+    path = options.out / file_name(options.waters, options.basis)
+    matrices.save(matrices.from_run(run, cluster, options.basis), path)
+    reached = "no SCF" if options.no_scf else f"converged in {run.cycles} cycles"
+    console.print(f"ergo {run.version}, {len(run.overlap)} functions, {reached}: wrote {path}")
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

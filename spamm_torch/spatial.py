@@ -1,0 +1,126 @@
+"""Orders of rows and columns. Which one a matrix is in decides what of it can be skipped.
+
+A block is skipped for being small as a whole, and one large entry keeps it. Overlaps, kernels of
+distances and density matrices have large entries where two points are near each other in space. So
+points that are near must have numbers that are near, and an order from a file or by chance does not
+see to that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._arguments import check_tensor, dtype_name
+
+
+def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
+    """An order in which points that are near each other in space stand side by side.
+
+    Recursive bisection of space: the points are cut into halves at the median of the longest edge
+    of their bounding box, each half is cut in the same way, and so on down to single points
+    (Berger and Bokhari, "A partitioning strategy for nonuniform problems on multiprocessors",
+    1987). So a run of indices is a compact piece of space, on every scale, whatever the block.
+
+    To reorder a matrix of points a and the points themselves::
+
+        order = spamm_torch.spatial_order(positions)
+        a, positions = a[order][:, order], positions[order]
+
+    and to undo it, ``a[inverse][:, inverse]`` with ``inverse = order.argsort()``.
+
+    Args:
+        positions: (N, D) coordinates of the points, D >= 1, in any unit and any real dtype, on any
+            device: in quantum chemistry the nucleus of each basis function.
+        groups: None, or (N,) integers on the same device: a label for each point. Points of one
+            label stay together, in the order in which they come, and the middle of their bounding
+            box is what is ordered. In quantum chemistry the molecule of each basis function, so
+            that few molecules lie across the edge of a block.
+
+    Returns:
+        (N,) int64 on the positions' device: the indices of the points in their new order. The
+        same positions give the same order; of points at one place, the first comes first. Waits
+        for the device.
+
+    Raises:
+        TypeError: ``positions`` that are no tensor of real numbers, ``groups`` none of integers.
+        RuntimeError: other shapes, or two devices.
+        ValueError: a coordinate that is infinite or NaN.
+    """
+    _check_positions(positions)
+    points = positions.detach().double()
+    if groups is None:
+        return _bisected(points)
+    _check_groups(groups, positions)
+    labels, group = groups.unique(return_inverse=True)
+    place = _bisected(_middles(points, group, len(labels))).argsort()
+    return place[group].argsort(stable=True)
+
+
+def _middles(points: Tensor, group: Tensor, groups: int) -> Tensor:
+    """The middle of each group's bounding box. Unlike a mean, it depends on no order of sums."""
+    low, high = (_extreme(points, group, groups, reduce) for reduce in ("amin", "amax"))
+    return low / 2 + high / 2
+
+
+def _bisected(points: Tensor) -> Tensor:
+    """The order of finite points, all pieces of one level at a time.
+
+    The sizes of the pieces follow from the number of points, so nothing is read from the device.
+    """
+    order = torch.arange(len(points), device=points.device)
+    sizes = torch.tensor([len(points)], device=points.device)
+    largest = len(points)
+    while largest > 1:
+        piece = torch.arange(len(sizes), device=points.device).repeat_interleave(
+            sizes, output_size=len(points)
+        )
+        here = points[order]
+        low, high = (_extreme(here, piece, len(sizes), reduce) for reduce in ("amin", "amax"))
+        edge = (high / 2 - low / 2).argmax(1)  # the first of equal ones
+        coordinate = here.gather(1, edge[piece][:, None])[:, 0]
+        # By piece, and within it by coordinate: two stable sorts, the more important one last.
+        by_coordinate = coordinate.argsort(stable=True)
+        order = order[by_coordinate[piece[by_coordinate].argsort(stable=True)]]
+        sizes = torch.stack(((sizes + 1) // 2, sizes // 2), 1).flatten()
+        largest = (largest + 1) // 2
+    return order
+
+
+def _extreme(points: Tensor, piece: Tensor, pieces: int, reduce: str) -> Tensor:
+    """The smallest or largest coordinates of each piece; 0 for a piece without points."""
+    index = piece[:, None].expand_as(points)
+    result = points.new_zeros(pieces, points.shape[1])
+    return result.scatter_reduce(0, index, points, reduce, include_self=False)
+
+
+def _check_positions(positions: Tensor) -> None:
+    check_tensor(positions, "positions")
+    if positions.dtype == torch.bool or positions.is_complex():
+        raise TypeError(f"positions must be real numbers; got {dtype_name(positions.dtype)}")
+    if positions.dim() != 2 or positions.shape[1] == 0:
+        raise RuntimeError(
+            f"positions must be (points, dimensions), dimensions >= 1; got shape "
+            f"{list(positions.shape)}"
+        )
+    finite = positions.isfinite()
+    if not finite.all():
+        point = int((~finite).any(1).nonzero()[0])
+        raise ValueError(
+            f"positions must be finite; got {positions[point].tolist()} for point {point}"
+        )
+
+
+def _check_groups(groups: Tensor, positions: Tensor) -> None:
+    check_tensor(groups, "groups")
+    if groups.is_floating_point() or groups.is_complex() or groups.dtype == torch.bool:
+        raise TypeError(f"groups must be integers; got {dtype_name(groups.dtype)}")
+    if groups.shape != positions.shape[:1]:
+        raise RuntimeError(
+            f"groups must have one label for each of {len(positions)} points; got shape "
+            f"{list(groups.shape)}"
+        )
+    if groups.device != positions.device:
+        raise RuntimeError(
+            f"groups must be on the positions' device, {positions.device}; got {groups.device}"
+        )

@@ -1,0 +1,124 @@
+"""``spatial_order``: a permutation that follows places and makes blocks skippable."""
+
+import itertools
+
+import pytest
+import torch
+
+import spamm_torch
+
+
+def points(n, dimensions=3, *, seed=0, device="cpu"):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(n, dimensions, generator=generator, dtype=torch.float64).to(device)
+
+
+def bisected(positions, indices):
+    """The order in its plainest form: one piece after the other."""
+    if len(indices) < 2:
+        return indices
+    coordinates = [[positions[i][d] for i in indices] for d in range(len(positions[0]))]
+    longest = max(coordinates, key=lambda values: max(values) / 2 - min(values) / 2)
+    by_place = [i for _, i in sorted(zip(longest, indices, strict=True), key=lambda pair: pair[0])]
+    middle = (len(indices) + 1) // 2
+    return bisected(positions, by_place[:middle]) + bisected(positions, by_place[middle:])
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 64, 129])
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
+def test_it_is_recursive_bisection(device, n, dimensions):
+    positions = points(n, dimensions, seed=n, device=device)
+    order = spamm_torch.spatial_order(positions)
+    assert order.dtype == torch.int64
+    assert order.device == positions.device
+    assert order.tolist() == bisected(positions.tolist(), list(range(n)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64, torch.uint8])
+def test_any_real_dtype_with_ties(device, dtype):
+    positions = (8 * points(100, seed=1, device=device)).floor().to(dtype)
+    order = spamm_torch.spatial_order(positions)
+    assert order.tolist() == bisected(positions.tolist(), list(range(100)))
+
+
+def test_points_at_one_place_keep_their_order(device):
+    order = spamm_torch.spatial_order(torch.ones(50, 3, device=device))
+    assert order.tolist() == list(range(50))
+
+
+def test_strides_and_gradients_do_not_matter(device):
+    positions = points(60, seed=2, device=device)
+    strided = positions.t().contiguous().t().requires_grad_()
+    assert torch.equal(spamm_torch.spatial_order(strided), spamm_torch.spatial_order(positions))
+
+
+def test_groups_stay_together_in_the_order_of_their_middles(device):
+    positions = points(90, seed=3, device=device)
+    labels = torch.tensor([7, -2, 10**12], device=device)[torch.arange(90, device=device) % 3]
+    groups = labels + torch.arange(90, device=device) // 30 * 100
+    order = spamm_torch.spatial_order(positions, groups)
+    assert sorted(order.tolist()) == list(range(90))
+    ordered = [(int(groups[i]), i) for i in order.tolist()]
+    runs = [(label, list(run)) for label, run in itertools.groupby(ordered, lambda pair: pair[0])]
+    assert len(runs) == 9  # each in one piece
+    for label, run in runs:
+        assert [i for _, i in run] == (groups == label).nonzero().flatten().tolist()
+    of_group = [positions[groups == label] for label in groups.unique()]
+    middles = [((of.amin(0) + of.amax(0)) / 2).tolist() for of in of_group]
+    expected = [int(groups.unique()[place]) for place in bisected(middles, list(range(9)))]
+    assert [label for label, _ in runs] == expected
+
+
+def test_groups_of_one_point_change_nothing(device):
+    positions = points(77, seed=4, device=device)
+    groups = torch.arange(77, device=device, dtype=torch.int32)
+    expected = spamm_torch.spatial_order(positions)
+    assert torch.equal(spamm_torch.spatial_order(positions, groups), expected)
+
+
+def test_it_makes_blocks_skippable(device):
+    """A matrix that decays with the distance of points, against the same in the points' own order."""
+    positions = points(600, seed=5, device=device)
+    order = spamm_torch.spatial_order(positions)
+    kept = []
+    for places in (positions, positions[order]):
+        norms = spamm_torch.norm_map(torch.exp(-100 * torch.cdist(places, places) ** 2), 32)
+        kept.append(spamm_torch.valid_ratio(norms, norms, 1e-4).item())
+    assert kept[1] < 0.6 * kept[0]
+
+
+ONES = torch.ones(4, 3)
+BAD = {
+    "no tensor": (([[0.0]],), TypeError, "positions must be a tensor; got list"),
+    "complex": ((ONES.cfloat(),), TypeError, "positions must be real numbers; got complex64"),
+    "a vector": ((ONES[0],), RuntimeError, r"positions must be .*; got shape \[3\]"),
+    "no dimension": ((ONES[:, :0],), RuntimeError, r"positions must be .*; got shape \[4, 0\]"),
+    "labels no tensor": ((ONES, [1, 2]), TypeError, "groups must be a tensor; got list"),
+    "labels no integers": ((ONES, ONES[:, 0]), TypeError, "groups must be integers; got float32"),
+    "too few labels": (
+        (ONES, torch.arange(3)),
+        RuntimeError,
+        r"groups must have one label for each of 4 points; got shape \[3\]",
+    ),
+    "labels elsewhere": (
+        (ONES, torch.empty(4, dtype=torch.int64, device="meta")),
+        RuntimeError,
+        "groups must be on the positions' device, cpu; got meta",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_arguments(case):
+    arguments, kind, message = BAD[case]
+    with pytest.raises(kind, match=message) as raised:
+        spamm_torch.spatial_order(*arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_places_that_are_none(device, value):
+    positions = points(9, device=device)
+    positions[4, 1] = positions[7, 0] = value
+    with pytest.raises(ValueError, match=r"positions must be finite; got \[.*\] for point 4$"):
+        spamm_torch.spatial_order(positions)
