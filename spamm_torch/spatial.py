@@ -20,7 +20,8 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
     Recursive bisection of space: the points are cut into halves at the median of the longest edge
     of their bounding box, each half is cut in the same way, and so on down to single points
     (Berger and Bokhari, "A partitioning strategy for nonuniform problems on multiprocessors",
-    1987). So a run of indices is a compact piece of space, on every scale, whatever the block.
+    1987). Of two halves, the one nearer to the piece before comes first. So a run of indices is a
+    compact piece of space, on every scale and whatever the block.
 
     To reorder a matrix of points a and the points themselves::
 
@@ -66,29 +67,32 @@ def _middles(points: Tensor, group: Tensor, groups: int) -> Tensor:
 def _bisected(points: Tensor) -> Tensor:
     """The order of finite points, all pieces of one level at a time.
 
-    The sizes of the pieces follow from the number of points, so nothing is read from the device.
+    The sizes of the pieces follow from the number of points: nothing waits for the device.
     """
-    order = torch.arange(len(points), device=points.device)
-    sizes = torch.tensor([len(points)], device=points.device)
-    largest = len(points)
-    while largest > 1:
-        piece = torch.arange(len(sizes), device=points.device).repeat_interleave(
-            sizes, output_size=len(points)
-        )
+    count, device = len(points), points.device
+    order = torch.arange(count, device=device)
+    sizes = [count]
+    while max(sizes) > 1:
+        piece = torch.tensor(sizes, device=device)
+        piece = torch.repeat_interleave(piece, output_size=count)
         here = points[order]
         low, high = (_extreme(here, piece, len(sizes), reduce) for reduce in ("amin", "amax"))
-        edge = (high / 2 - low / 2).argmax(1)  # the first of equal ones
-        coordinate = here.gather(1, edge[piece][:, None])[:, 0]
-        # By piece, and within it by coordinate: two stable sorts, the more important one last.
-        by_coordinate = coordinate.argsort(stable=True)
-        order = order[by_coordinate[piece[by_coordinate].argsort(stable=True)]]
-        sizes = torch.stack(((sizes + 1) // 2, sizes // 2), 1).flatten()
-        largest = (largest + 1) // 2
+        edge = (high / 2 - low / 2).argmax(1, keepdim=True)  # the first of equal ones
+        coordinate = here.gather(1, edge[piece])[:, 0]
+        # Upwards, unless the piece before lies above the piece behind.
+        middle = low / 2 + high / 2
+        before, behind = torch.cat((middle[:1], middle[:-1])), torch.cat((middle[1:], middle[-1:]))
+        down = (before.gather(1, edge) > behind.gather(1, edge))[piece, 0]
+        along = torch.where(down, -coordinate, coordinate)
+        # By piece, and within it by place: two stable sorts, the more important one last.
+        by_place = along.argsort(stable=True)
+        order = order[by_place[piece[by_place].argsort(stable=True)]]
+        sizes = [half for size in sizes for half in ((size + 1) // 2, size // 2) if half]
     return order
 
 
 def _extreme(points: Tensor, piece: Tensor, pieces: int, reduce: str) -> Tensor:
-    """The smallest or largest coordinates of each piece; 0 for a piece without points."""
+    """The smallest or largest coordinates of each piece."""
     index = piece[:, None].expand_as(points)
     result = points.new_zeros(pieces, points.shape[1])
     return result.scatter_reduce(0, index, points, reduce, include_self=False)

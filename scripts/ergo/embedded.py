@@ -5,7 +5,12 @@ from common.errors import UserError
 from ergo.matrices import read
 
 FOLDER = REPOSITORY / "data" / "ergo"
-FILES = {"default": "waters_2_6-31g.npz"}  # by name
+FILES = {  # by name
+    "default": "waters_10_6-31g.npz",
+    "water STO-3G": "waters_1_sto-3g.npz",
+    "water 6-31G": "waters_1_6-31g.npz",
+    "water 6-31G**": "waters_1_6-31gss.npz",
+}
 
 
 def load(name="default"):

@@ -15,7 +15,7 @@ JITTER = 0.1  # angstrom by which an oxygen leaves its place of the grid, at mos
 BOND, ANGLE = 0.96, 104.5  # O-H in angstrom, H-O-H in degrees
 
 NUCLEUS = {"O": 8, "H": 1}
-_ATOMS = ("O", "H", "H")  # of a molecule
+ATOMS = ("O", "H", "H")  # of a molecule
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class WaterCluster:
 
     @property
     def symbols(self):
-        return _ATOMS * self.molecules
+        return ATOMS * self.molecules
 
     @property
     def electrons(self):

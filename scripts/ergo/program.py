@@ -40,6 +40,7 @@ scf.create_mtx_files_F = 1
 scf.create_mtx_files_D = 1
 scf.create_basis_func_coord_file = 1
 scf.sparse_threshold_for_S = 1e-12
+scf.convergence_threshold = 1e-6
 J_K.threshold_2el_J = 1e-10
 J_K.threshold_2el_K = 1e-10
 run "HF"

@@ -13,32 +13,50 @@ def points(n, dimensions=3, *, seed=0, device="cpu"):
     return torch.rand(n, dimensions, generator=generator, dtype=torch.float64).to(device)
 
 
-def bisected(positions, indices):
-    """The order in its plainest form: one piece after the other."""
-    if len(indices) < 2:
-        return indices
-    coordinates = [[positions[i][d] for i in indices] for d in range(len(positions[0]))]
-    longest = max(coordinates, key=lambda values: max(values) / 2 - min(values) / 2)
-    by_place = [i for _, i in sorted(zip(longest, indices, strict=True), key=lambda pair: pair[0])]
-    middle = (len(indices) + 1) // 2
-    return bisected(positions, by_place[:middle]) + bisected(positions, by_place[middle:])
+def bisected(positions):
+    """The order in its plainest form, from a list of places: piece after piece, level by level."""
+    pieces = [list(range(len(positions)))]
+    while max(map(len, pieces)) > 1:
+        boxes = [box(positions, piece) for piece in pieces]
+        middles = [[low / 2 + high / 2 for low, high in of_piece] for of_piece in boxes]
+        halves = []
+        for at, piece in enumerate(pieces):
+            edges = [high / 2 - low / 2 for low, high in boxes[at]]
+            axis = edges.index(max(edges))
+            before, behind = middles[max(at - 1, 0)], middles[min(at + 1, len(pieces) - 1)]
+            sign = -1 if before[axis] > behind[axis] else 1
+            ordered = sorted(piece, key=lambda i: sign * positions[i][axis])
+            middle = (len(piece) + 1) // 2
+            halves += [half for half in (ordered[:middle], ordered[middle:]) if half]
+        pieces = halves
+    return [i for piece in pieces for i in piece]
 
 
-@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 64, 129])
+def box(positions, indices):
+    return [
+        (min(along), max(along)) for along in zip(*(positions[i] for i in indices), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 129])
 @pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
 def test_it_is_recursive_bisection(device, n, dimensions):
     positions = points(n, dimensions, seed=n, device=device)
     order = spamm_torch.spatial_order(positions)
     assert order.dtype == torch.int64
     assert order.device == positions.device
-    assert order.tolist() == bisected(positions.tolist(), list(range(n)))
+    assert order.tolist() == bisected(positions.tolist())
+
+
+def test_no_points(device):
+    assert spamm_torch.spatial_order(torch.empty(0, 3, device=device)).shape == (0,)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.int64, torch.uint8])
 def test_any_real_dtype_with_ties(device, dtype):
     positions = (8 * points(100, seed=1, device=device)).floor().to(dtype)
     order = spamm_torch.spatial_order(positions)
-    assert order.tolist() == bisected(positions.tolist(), list(range(100)))
+    assert order.tolist() == bisected(positions.tolist())
 
 
 def test_points_at_one_place_keep_their_order(device):
@@ -65,7 +83,7 @@ def test_groups_stay_together_in_the_order_of_their_middles(device):
         assert [i for _, i in run] == (groups == label).nonzero().flatten().tolist()
     of_group = [positions[groups == label] for label in groups.unique()]
     middles = [((of.amin(0) + of.amax(0)) / 2).tolist() for of in of_group]
-    expected = [int(groups.unique()[place]) for place in bisected(middles, list(range(9)))]
+    expected = [int(groups.unique()[place]) for place in bisected(middles)]
     assert [label for label, _ in runs] == expected
 
 
@@ -77,7 +95,7 @@ def test_groups_of_one_point_change_nothing(device):
 
 
 def test_it_makes_blocks_skippable(device):
-    """A matrix that decays with the distance of points, against the same in the points' own order."""
+    """A matrix that decays with the distance of points, against its form before the order."""
     positions = points(600, seed=5, device=device)
     order = spamm_torch.spatial_order(positions)
     kept = []
