@@ -10,6 +10,7 @@ FILES = {  # by name
     "water STO-3G": "waters_1_sto-3g.npz",
     "water 6-31G": "waters_1_6-31g.npz",
     "water 6-31G**": "waters_1_6-31gss.npz",
+    "pair 6-31G**": "waters_2_6-31gss.npz",  # S and H_core alone
 }
 
 

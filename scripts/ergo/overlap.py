@@ -28,6 +28,7 @@ def overlap(cluster, basis):
     atoms = function_atoms(cluster, basis)
     first = np.searchsorted(atoms, np.arange(len(cluster.positions)))
     result = np.zeros((len(atoms), len(atoms)))
+    np.fill_diagonal(result, 1)
     sites = _sites(cluster, basis, first)
     for (number, a), (other, b) in itertools.combinations_with_replacement(enumerate(sites), 2):
         _fill(result, a, b, once=number == other)
@@ -75,7 +76,7 @@ def _fill(result, a, b, *, once):
     reach = np.sqrt(_FAR * (1 / a.exponents.min() + 1 / b.exponents.min()))
     i, j = _near(a.positions, b.positions, reach)
     if once:
-        i, j = i[i <= j], j[i <= j]
+        i, j = i[i < j], j[i < j]  # a shell's own functions are orthonormal
     rows, columns = a.functions[i][:, :, None], b.functions[j][:, None, :]
     apart = a.positions[i] - b.positions[j]
     chunk = max(1, _CHUNK // (len(a.exponents) * len(b.exponents) * 3 ** (a.l + b.l)))

@@ -150,23 +150,24 @@ def _call(program, folder, scf, progress):
     process = subprocess.Popen(
         [program, "input"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
+    told = 0
     try:
-        told = 0
-        while process.poll() is None:
-            time.sleep(_POLL_S)
+        while True:
+            ended = process.poll() is not None  # before the log is read: then it is whole
             log = _log(folder)
-            if not scf and _STARTS_SCF in log:
-                return
             energies = re.findall(r"Energy +(\d+) = +(\S+)", log)
             for cycle, energy in energies[told:]:
-                progress(f"cycle {cycle}: {float(energy):.6f} hartree")
+                progress(f"cycle {cycle}: {energy} hartree")
             told = len(energies)
+            if ended or (not scf and _STARTS_SCF in log):
+                break
+            time.sleep(_POLL_S)
     finally:
         process.kill()
         process.wait()
-    if process.returncode < 0:
+    if ended and process.returncode < 0:
         raise UserError(f"expected ergo to end by itself; signal {-process.returncode} ended it")
-    if not scf and _STARTS_SCF not in _log(folder):
+    if not scf and _STARTS_SCF not in log:
         raise UserError(f"expected ergo to write S and H_core; it failed: {_complaint(folder)}")
 
 

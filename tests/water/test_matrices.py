@@ -1,0 +1,113 @@
+"""Files of matrices, and those that are embedded."""
+
+import numpy as np
+import pytest
+import torch
+
+import spamm_torch
+from common.errors import UserError
+from ergo import matrices
+from ergo.embedded import FILES, FOLDER, load
+
+
+def levels(known):
+    """Energies of F against S, and D in the basis of their vectors."""
+    lower = torch.linalg.cholesky(known.overlap)
+    half = torch.linalg.solve_triangular(lower, known.fock, upper=False)
+    energies, vectors = torch.linalg.eigh(
+        torch.linalg.solve_triangular(lower, half.mT, upper=False)
+    )
+    return energies, vectors.T @ (lower.T @ known.density @ lower) @ vectors
+
+
+def test_the_embedded_density_is_that_of_the_embedded_fock_matrix():
+    known = load()
+    assert (known.density * known.overlap).sum().item() == pytest.approx(known.electrons, abs=1e-6)
+    energies, density = levels(known)
+    occupied = known.electrons // 2
+    assert energies[occupied] - energies[occupied - 1] > 0.2
+    expected = torch.zeros(len(energies), dtype=torch.float64)
+    expected[:occupied] = 2
+    torch.testing.assert_close(density, expected.diag(), rtol=0, atol=1e-4)
+
+
+def test_the_embedded_matrices_fit_each_other():
+    for name in FILES:
+        known = load(name)
+        functions = len(known.overlap)
+        for matrix in (known.overlap, known.core_hamiltonian, known.fock, known.density):
+            if matrix is not None:
+                assert matrix.dtype == torch.float64
+                assert matrix.shape == (functions, functions)
+                assert torch.equal(matrix, matrix.T)
+        assert known.positions.shape == (functions, 3)
+        assert torch.equal(known.molecule.unique(), torch.arange(known.atoms // 3))
+        assert known.electrons == 10 * known.atoms // 3
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 4_000_000
+
+
+def test_spatial_order_lets_blocks_be_skipped():
+    """The embedded order, the same found again from any other, and those that are not local."""
+    known = load()
+    n = len(known.overlap)
+    molecules = torch.randperm(known.atoms // 3, generator=torch.Generator().manual_seed(1))
+    at_random = molecules[known.molecule].argsort(stable=True)
+    found_again = spamm_torch.spatial_order(known.positions[at_random], known.molecule[at_random])
+    orders = {
+        "embedded": torch.arange(n),
+        "found": at_random[found_again],
+        "at random": torch.randperm(n, generator=torch.Generator().manual_seed(0)),
+        "ergo's": known.ergo_order.argsort(),
+    }
+    kept = {}
+    for name, order in orders.items():
+        norms = spamm_torch.norm_map(known.overlap[order][:, order], 32)
+        kept[name] = spamm_torch.valid_ratio(norms, norms, 1e-2).item()
+    assert max(kept["embedded"], kept["found"]) < 0.9 * min(kept["at random"], kept["ergo's"])
+
+
+@pytest.mark.parametrize("name", ["water STO-3G", "pair 6-31G**"])
+def test_a_file_holds_all(tmp_path, name):
+    known = load(name)
+    matrices.save(known, tmp_path / "new" / "file.npz")
+    found = matrices.read(tmp_path / "new" / "file.npz")
+    for field in matrices.MATRICES:
+        before, after = getattr(known, field), getattr(found, field)
+        assert (before is None and after is None) or torch.equal(before, after)
+    assert np.array_equal(found.cluster.positions, known.cluster.positions)
+    assert np.array_equal(found.cluster.frames, known.cluster.frames)
+    assert torch.equal(found.ergo_order, known.ergo_order)
+    assert (found.basis, found.energy, found.version) == (known.basis, known.energy, known.version)
+
+
+def refused(path, message):
+    with pytest.raises(UserError, match=message) as raised:
+        matrices.read(path)
+    assert "\n" not in str(raised.value)
+
+
+def test_bad_files(tmp_path):
+    path = tmp_path / "file.npz"
+    refused(path, "there is no such file")
+    whole = (FOLDER / FILES["water STO-3G"]).read_bytes()
+    for content in (b"", b"no archive", whole[: len(whole) // 2]):
+        path.write_bytes(content)
+        refused(path, "cannot read")
+    np.savez(path, overlap=np.ones(3))
+    refused(path, "expected a file of make_ergo_matrices.py")
+    with np.load(FOLDER / FILES["water STO-3G"]) as file:
+        content = dict(file)
+    nan = content["overlap"].copy()
+    nan[3] = np.nan
+    short = content["fock"][:-1]
+    for change in ({"overlap": nan}, {"fock": short}, {"basis": "none"}, {"ergo_order": nan}):
+        np.savez(path, **(content | change))
+        refused(path, "it is damaged")
+    del content["overlap"]
+    np.savez(path, **content)
+    refused(path, "it is damaged")
+
+
+def test_an_unknown_name():
+    with pytest.raises(UserError, match=r"expected embedded matrices: default, .*; got none"):
+        load("none")
