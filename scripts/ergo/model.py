@@ -18,7 +18,7 @@ from ergo.embedded import load
 from ergo.geometry import ATOMS, water_cluster
 from ergo.overlap import overlap
 
-__all__ = ["model_fock", "overlap", "water_cluster"]
+__all__ = ["model_density", "model_fock", "overlap", "water_cluster"]
 
 _MOLECULE = {"STO-3G": "water STO-3G", "6-31G": "water 6-31G", "6-31G**": "water 6-31G**"}
 
@@ -42,6 +42,23 @@ def model_fock(cluster, basis, s):
     half = torch.linalg.solve(own_s, own).mT @ rows / 2  # F[A, A] S[A, A]^-1 S[A, B] / 2
     half = half.view_as(s)
     return half + half.mT
+
+
+def model_density(fock, s, electrons):
+    """The density matrix of a Fock matrix, by its eigenvectors.
+
+    Args:
+        fock, s: (N, N) float64 on one device: F and the overlap matrix S. electrons: even.
+
+    Returns:
+        (N, N) float64: D with the eigenvalues 2 (for the lowest energies) and 0 against S, so
+        trace(D S) is the number of electrons.
+    """
+    lower = torch.linalg.cholesky(s)
+    half = torch.linalg.solve_triangular(lower, fock, upper=False)
+    _, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(lower, half.mT, upper=False))
+    occupied = torch.linalg.solve_triangular(lower.mT, vectors[:, : electrons // 2], upper=True)
+    return 2 * occupied @ occupied.mT
 
 
 @functools.cache
