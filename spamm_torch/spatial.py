@@ -3,7 +3,9 @@
 A block is skipped for being small as a whole, and one large entry keeps it. Overlaps, kernels of
 distances and density matrices have large entries where two points are near each other in space. So
 points that are near must have numbers that are near, and an order from a file or by chance does not
-see to that.
+see to that. Valid ratio of an overlap matrix's square (150 water molecules, N = 1950, blocks of 32)
+for tau = 1e-10, 1e-6 and 1e-2: 0.35, 0.19 and 0.05 in :func:`spatial_order` with a group for each
+molecule, 0.46, 0.27 and 0.09 without groups, 0.92, 0.67 and 0.16 with the molecules at random.
 """
 
 from __future__ import annotations

@@ -26,12 +26,10 @@ class WaterCluster:
         positions: (atoms, 3) in bohr, float64.
         frames: (molecules, 3, 3): the rotation that takes the molecule of :func:`molecule` to the
             place's own, applied to columns.
-        seed: of the random numbers that made it; None where there were none.
     """
 
     positions: np.ndarray
     frames: np.ndarray
-    seed: int | None = None
 
     @property
     def molecules(self):
@@ -67,10 +65,16 @@ def water_cluster(molecules, seed=0):
     random = np.random.default_rng(seed)
     oxygens = SPACING * _grid(molecules) + JITTER * (2 * random.random((molecules, 3)) - 1)
     frames = _rotations(random.random((molecules, 3)))
-    order = spamm_torch.spatial_order(torch.from_numpy(oxygens)).numpy()
-    oxygens, frames = oxygens[order] / BOHR, frames[order]
-    atoms = oxygens[:, None] + np.einsum("mij,aj->mai", frames, molecule())
-    return WaterCluster(atoms.reshape(-1, 3), frames, seed)
+    atoms = oxygens[:, None] / BOHR + np.einsum("mij,aj->mai", frames, molecule())
+    order = _spatial_order(atoms)
+    return WaterCluster(atoms[order].reshape(-1, 3), frames[order])
+
+
+def _spatial_order(atoms):
+    """The order of molecules whose atoms are (molecules, 3, 3)."""
+    molecule = torch.arange(len(atoms)).repeat_interleave(atoms.shape[1])
+    order = spamm_torch.spatial_order(torch.from_numpy(atoms).flatten(0, 1), molecule)
+    return molecule[order[:: atoms.shape[1]]].numpy()
 
 
 def _grid(places):
