@@ -44,6 +44,16 @@ SPGEMM = {
     (8192, 0.0212): (0.0028, 46340, 46340, {1: 71.2, 2: 130.9, 4: 220.8, 8: 336.9}),
 }
 
+# Table 4: (norm of C, error by tau) of the four matrices of 13,656 rows, by number.
+SQUARES = {
+    1: (755, {1e-10: 0, 1e-8: 1e-6, 1e-6: 9e-5, 1e-4: 0.01139, 1e-2: 1.492293}),
+    2: (10406, {1e-10: 0, 1e-8: 1e-6, 1e-6: 8.2e-5, 1e-4: 0.013414, 1e-2: 1.571806}),
+    3: (3169858, {1e-10: 0, 1e-8: 0, 1e-6: 3.3e-5, 1e-4: 0.021516, 1e-2: 2.835374}),
+    4: (17171990, {1e-10: 0, 1e-8: 0, 1e-6: 3e-6, 1e-4: 0.013709, 1e-2: 2.102697}),
+}
+# Mean speedup over cuBLAS on one GPU, by tau: of all four, of numbers 1 and 2, of 3 and 4.
+SQUARES_SPEEDUP = {1e-10: 1.3, 1e-4: 1.7, 1e-2: 3.0}
+
 # Table 5: (layer, valid ratio) -> speedup on 2 and on 4 GPUs.
 CONVOLUTION_ON_GPUS = {
     ("conv21", 0.9747): (5.0, 8.4),

@@ -5,9 +5,21 @@ import re
 
 from common.errors import UserError
 from common.report_files import page, table, write_bytes
-from tables import table_1_report, table_2_report, table_3_report, table_5_report
+from tables import (
+    table_1_report,
+    table_2_report,
+    table_3_report,
+    table_4_report,
+    table_5_report,
+)
 
-REPORTS = {1: table_1_report, 2: table_2_report, 3: table_3_report, 5: table_5_report}
+REPORTS = {
+    1: table_1_report,
+    2: table_2_report,
+    3: table_3_report,
+    4: table_4_report,
+    5: table_5_report,
+}
 
 JOINED = "tables.md"
 _FILE = re.compile(r"table_[1-5]_.+(?<!\.partial)\.json")

@@ -15,6 +15,8 @@ from bench.multi_gpu.model import Machine
 from bench.multi_gpu.product import Product
 from bench.operands import operands
 from common.console import exit_code
+from ergo import table_4 as ergo_squares
+from ergo.embedded import FILES, FOLDER
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS
 from study.plan import Group
@@ -49,9 +51,10 @@ def arguments(mnist):
 
 @pytest.fixture(autouse=True, scope="module")
 def small():
-    """What does not shrink by options: the copy that gives the bandwidth, and VGG13's groups."""
+    """What does not shrink by options: bandwidth's copy, a model cluster, and VGG13's groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_2, "copy_bandwidth", lambda device, repeats: 1e7)
+        patch.setattr(ergo_squares, "MODELS", {"cpu": (8, "STO-3G")})
         patch.setattr(table_5, "GROUPS", GROUPS)
         patch.delenv(ROOT_VARIABLE, raising=False)
         yield
@@ -507,3 +510,63 @@ def test_a_cell_that_fails_is_one_that_says_why():
         raise RuntimeError(f"out of memory\nat {n}")
 
     assert cell(fails, n=3)() == {"place": {"n": 3}, "rows": [], "absent": "out of memory"}
+
+
+# ---- Table 4 ------------------------------------------------------------------------------------
+
+
+def test_table_4_squares_all_matrices_of_both_clusters(folder):
+    cells = data_of(folder, 4)["cells"]
+    places = [
+        (found["place"]["origin"], found["place"]["matrix"], found["place"]["precision"])
+        for found in cells
+    ]
+    assert len(set(places)) == len(places) == 16
+    absent = {place for place, found in zip(places, cells, strict=True) if found["absent"]}
+    assert absent == {("model", "core_hamiltonian", kind) for kind in ("float64", "float32")}
+    for found in cells:
+        assert {(row["block"], row["tau"]) for row in found["rows"]} == (
+            set()
+            if found["absent"]
+            else {(b, tau) for b in (32, 64) for tau in paper.SQUARES[1][1]}
+        )
+
+
+def test_table_4_stands_beside_the_papers():
+    rows = [
+        {"block": 32, "tau": tau, "norm": 755.0, "error": 3e-5, "dense_error": 0.0, "bound": 4e-5}
+        | {"valid_ratio": 0.25, "dense_ms": 8.0, "speedup": speedup, "speedup_unskipped": 1.5}
+        for tau, speedup in ((1e-6, 4.0), (1e-2, 10.0))
+    ]
+    place = {"origin": "/a/b/waters_2.npz", "waters": 2, "basis": "STO-3G", "n": 14}
+    place |= {"matrix": "fock", "precision": "float64"}
+    missing = {"place": place | {"matrix": "density"}, "rows": [], "absent": "no memory"}
+    data = {"cells": [{"place": place, "rows": rows, "absent": None}, missing]}
+    report = reports.REPORTS[4]
+    assert report.conclusion(data) == (
+        "N = 14, float64, tau = 1e-06, over torch.mm: F 4x at 25.0% valid (error 3e-05)."
+    )
+    lines = report.beside(data)
+    title = "F, 2 waters, STO-3G (waters_2.npz)"
+    assert "| paper's no. 1 | 13656 |  |  | 755 |  | 9e-05 | 1.5 |" in lines
+    assert f"| {title} | 14 | float64 | 32 | 755 | 0 | 3e-05 | 3e-05 |" in lines
+    assert "| paper's mean, 1 GPU | 13656 |  | 32 |  |  | 3.0 |" in lines
+    assert f"| {title} | 14 | float64 | 32 | 8 | 4 (1.5) | 10 (1.5) |" in lines
+    assert lines[-1].startswith("- D, 2 waters, STO-3G (waters_2.npz), float64: not measured: no m")
+    assert report.conclusion({"cells": [missing]}) == "No matrix was measured."
+    for cells in ([missing], data["cells"]):
+        assert report.picture({"header": {"device": "cpu"}, "cells": cells}).startswith(b"\x89PNG")
+
+
+def test_table_4_takes_matrices_of_ergo(arguments, tmp_path, capsys):
+    given = ("4", *arguments, "--out", tmp_path / "out", "--matrices")
+    code, _, error = run(capsys, *given, tmp_path / "none.npz")
+    assert code == 1
+    assert error == [
+        f"error: expected matrices of ergo in {tmp_path}/none.npz; there is no such file"
+    ]
+    pair = FOLDER / FILES["pair 6-31G**"]
+    assert run(capsys, *given, pair)[0] == 0
+    of_file = rows_of(tmp_path / "out", 4, origin=str(pair))
+    assert {place["matrix"] for place, _ in of_file} == {"overlap", "core_hamiltonian"}
+    assert "needs Hartree-Fock" in (tmp_path / "out" / "table_4_cpu.md").read_text()
