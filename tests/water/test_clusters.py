@@ -150,3 +150,24 @@ def test_the_model_turns_with_the_cluster(device, basis):
     torch.testing.assert_close(levels[0], levels[1], rtol=0, atol=1e-10)
     occupied = cluster.electrons // 2
     assert levels[0][occupied] - levels[0][occupied - 1] > 0.3  # a gap, as water has
+
+
+def test_orders_keep_as_much_as_the_docstring_says():
+    cluster = water_cluster(150)
+    s = overlap(cluster, "6-31G")
+    atoms = torch.from_numpy(function_atoms(cluster, "6-31G"))
+    positions, molecules = torch.from_numpy(cluster.positions)[atoms], atoms // 3
+    mixed = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    at_random = mixed[molecules].argsort(stable=True)
+    orders = {
+        "in :func:`spatial_order` with a group": at_random[
+            spamm_torch.spatial_order(positions[at_random], molecules[at_random])
+        ],
+        "without groups": spamm_torch.spatial_order(positions),
+        "with the molecules at random": at_random,
+    }
+    doc = " ".join(spamm_torch.spatial.__doc__.split())
+    for words, order in orders.items():
+        norms = spamm_torch.norm_map(s[order][:, order], 32)
+        kept = [spamm_torch.valid_ratio(norms, norms, tau).item() for tau in (1e-10, 1e-6, 1e-2)]
+        assert f"{kept[0]:.2f}, {kept[1]:.2f} and {kept[2]:.2f} {words}" in doc
