@@ -1,6 +1,7 @@
 """Symmetric matrices in Matrix Market files, as ergo writes them."""
 
 import re
+import warnings
 
 import numpy as np
 
@@ -16,34 +17,40 @@ def read_symmetric(path):
         UserError: the file is missing, cannot be read, is not such a file, or is damaged.
     """
     try:
-        lines = path.read_text().splitlines()
+        with open(path) as file:
+            head = file.readline().strip()
+            if head != _HEAD:
+                raise UserError(f"expected {path} to open with {_HEAD!r}; got {head[:60]!r}")
+            return _parsed(file)
     except FileNotFoundError:
         raise UserError(f"expected a matrix of ergo in {path}; there is no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise UserError(f"cannot read {path}: {first_line(error)}") from error
-    if not lines or lines[0].strip() != _HEAD:
-        got = lines[0][:60] if lines else "an empty file"
-        raise UserError(f"expected {path} to open with {_HEAD!r}; got {got!r}")
-    comments = sum(1 for _ in _leading(lines, "%"))
-    version = re.search(r"Ergo.* version (\S+)", "\n".join(lines[:comments]))
-    try:
-        rows, columns, entries = map(int, lines[comments].split())
-        numbers = np.array([line.split() for line in lines[comments + 1 :]], dtype=float)
-        i, j = (numbers[:, axis].astype(int) - 1 for axis in (0, 1))
-        whole = numbers.shape == (entries, 3) and rows == columns
-        whole = whole and min(i.min(), j.min()) >= 0 and max(i.max(), j.max()) < rows
-    except (ValueError, IndexError):
-        whole = False
-    if not whole or not np.isfinite(numbers).all():
-        raise UserError(f"expected a whole, finite and square matrix in {path}; it is damaged")
+    except ValueError as error:  # bytes that are no text, too
+        raise UserError(
+            f"expected a whole, finite and square matrix in {path}; it is damaged"
+        ) from error
+
+
+def _parsed(file):
+    """Matrix and version from the lines after the first; ValueError unless they fit each other."""
+    version = "unknown"
+    for line in file:
+        if not line.startswith("%"):
+            break
+        named = re.search(r"Ergo.* version (\S+)", line)
+        version = named.group(1) if named else version
+    else:
+        raise ValueError("no sizes")
+    rows, columns, entries = map(int, line.split())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of a file that ends here
+        numbers = np.loadtxt(file, comments="%", ndmin=2)
+    if rows != columns or numbers.shape != (entries, 3) or not np.isfinite(numbers).all():
+        raise ValueError("not whole")
+    i, j = (numbers[:, axis].astype(np.int64) - 1 for axis in (0, 1))
+    if entries and (min(i.min(), j.min()) < 0 or max(i.max(), j.max()) >= rows):
+        raise ValueError("an index outside")
     matrix = np.zeros((rows, rows))
     matrix[i, j] = matrix[j, i] = numbers[:, 2]
-    return matrix, version.group(1) if version else "unknown"
-
-
-def _leading(lines, start):
-    """The lines before the first that does not start so."""
-    for line in lines:
-        if not line.startswith(start):
-            return
-        yield line
+    return matrix, version

@@ -1,6 +1,7 @@
 """Driving ergo: what comes back, and one line for whatever goes wrong."""
 
 import shutil
+import warnings
 
 import fake_ergo
 import numpy as np
@@ -80,6 +81,20 @@ def with_half_a_matrix(fake):
     path.write_text(path.read_text()[: path.stat().st_size // 2])
 
 
+def with_a_head_alone(fake):
+    path = fake.path("F_matrix_8.mtx")
+    path.write_text("\n".join(path.read_text().splitlines()[:3]))
+
+
+def with_comments_alone(fake):
+    path = fake.path("F_matrix_8.mtx")
+    path.write_text("\n".join(path.read_text().splitlines()[:2]))
+
+
+def with_bytes_for_text(fake):
+    fake.path("F_matrix_8.mtx").write_bytes(fake.path("F_matrix_8.mtx").read_bytes() + b"\xff\xfe")
+
+
 def with_nan(fake):
     fake.edit("S_matrix.mtx", "2 1 ", "2 1 nan ")
     fake.edit("S_matrix.mtx", "2 1 nan", "2 1 nan\n%")
@@ -122,6 +137,9 @@ BAD = {
     without_log: "expected ergo's SCF to converge.*no log",
     without_density: "D_matrix_7.mtx; there is no such file",
     with_half_a_matrix: "F_matrix_8.mtx; it is damaged",
+    with_a_head_alone: "F_matrix_8.mtx; it is damaged",
+    with_comments_alone: "F_matrix_8.mtx; it is damaged",
+    with_bytes_for_text: "F_matrix_8.mtx; it is damaged",
     with_nan: "S_matrix.mtx; it is damaged",
     with_an_index_outside: "H_core_matrix.mtx; it is damaged",
     with_another_format: "S_matrix.mtx to open with",
@@ -137,8 +155,10 @@ BAD = {
 @pytest.mark.parametrize("change", BAD, ids=lambda change: change.__name__)
 def test_what_goes_wrong_is_one_line(fake, change):
     change(fake)
-    with pytest.raises(UserError, match=BAD[change]) as raised:
-        run()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a second line on the terminal
+        with pytest.raises(UserError, match=BAD[change]) as raised:
+            run()
     assert "\n" not in str(raised.value)
 
 
