@@ -14,6 +14,7 @@ from ._library import (  # isort: skip  # loads the ops
 from . import _fake, _flops, distributed  # noqa: F401  the first two: shapes and flop formulas
 from ._info import SkipInfo
 from ._plan import row_cuts
+from .batch_sampler import LikenessBatchSampler
 from .chain import SpAMMChain
 from .functional import (
     addmm,
@@ -32,9 +33,11 @@ from .functional import (
     valid_ratio,
 )
 from .fuse import FuseReport, Fusion, fuse_
+from .likeness import likeness_order
 from .networks import ConvertReport, SpAMMConfig, convert_, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear, unreached_layers
 from .spatial import spatial_order
+from .ordered_batch import OrderedBatch
 
 __version__ = _VERSION
 
@@ -42,6 +45,8 @@ __all__ = [
     "ConvertReport",
     "FuseReport",
     "Fusion",
+    "LikenessBatchSampler",
+    "OrderedBatch",
     "SkipInfo",
     "SpAMMChain",
     "SpAMMConfig",
@@ -62,6 +67,7 @@ __all__ = [
     "fuse_",
     "include_path",
     "library_path",
+    "likeness_order",
     "linear",
     "mm",
     "mm_shards",
