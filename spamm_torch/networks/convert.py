@@ -15,6 +15,7 @@ from .conversion import Conversion, fuse_again
 from .example import Example
 from .fused import detach, fused_class, fused_of
 from .leaves import is_converted_leaf, revert_leaf
+from .order import forget_order, order_batches
 from .report import ConvertReport
 from .request import read_request
 from .state import Snapshot
@@ -30,6 +31,7 @@ def convert_(
     overrides: Mapping[str, SpAMMConfig | None] = {},
     fuse: bool = True,
     dry_run: bool = False,
+    order_batch: bool = False,
 ) -> ConvertReport:
     """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
 
@@ -60,6 +62,9 @@ def convert_(
             is; a pattern's is weighed as ``config`` is. Later keys win.
         fuse: whether anything but the convolutions' classes may change.
         dry_run: do all of it, report, and leave the model as it is.
+        order_batch: whether the generated forward of the whole model takes its batches in order of
+            likeness and gives results in theirs, as :class:`OrderedBatch` does, where a layer
+            skips. A settings file does not say it. Times are measured without.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution and linear layer.
@@ -68,7 +73,8 @@ def convert_(
         TypeError: what is no module, or an argument of another type.
         ValueError: an override that names no convolution, a settings file of another model or none
             at all, an example that the model cannot take, a model without ``nn.Conv2d``, settings
-            that no layer can have.
+            that no layer can have; with ``order_batch``, a model without a generated forward as a
+            whole, and results that have not the batch as first dimension.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -76,12 +82,15 @@ def convert_(
     _check_model(model, "convert_")
     check_bool(fuse, "fuse")
     check_bool(dry_run, "dry_run")
+    check_bool(order_batch, "order_batch")
     request = read_request(model, config, overrides)
     example = None if example_input is None else Example(example_input)
     before = Snapshot(model)
     try:
         revert_(model)
         report = Conversion(model, request, example, fuse).run()
+        if order_batch:
+            order_batches(model, report, example)
     except BaseException:
         before.restore()
         raise
@@ -111,6 +120,7 @@ def revert_(model: Model) -> Model:
     for module in modules:
         if fused_of(module) is not None:
             detach(module)
+            forget_order(module)
         if is_converted_leaf(module):
             revert_leaf(module)
     return model

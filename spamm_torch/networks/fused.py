@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from .. import chain
 from .._arguments import DTYPES
+from ..ordered_batch import in_order
 from .fold import folded
 from .generate import Forward, generate
 from .norm_flow import norm_flow
@@ -31,6 +32,8 @@ from .proof import Proof
 from .signature import Signature
 
 _ops = torch.ops.spamm_torch
+
+ORDER = "_spamm_order_block"  # of a module: its batches are ordered, so many images share a block
 
 Recipe: TypeAlias = dict[str, tuple[Engine, tuple[str, ...]]]
 
@@ -371,6 +374,9 @@ def fused_class(original: Any) -> Any:
         if fused is not None and fused.root is self and not self.training:
             traced = fused.signature.bound(args, kwargs)
             if traced is not None and fused.serves(traced):
+                block = self.__dict__.get(ORDER)
+                if block is not None and traced[0].dim() == 4:
+                    return in_order(lambda *ordered: fused.run(ordered), block, *traced)
                 return fused.run(traced)
         return original.forward(self, *args, **kwargs)
 
