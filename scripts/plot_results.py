@@ -20,7 +20,7 @@ from common.console import exit_code
 from common.errors import UserError
 from common.options import make_parser
 from common.report_files import table, write_bytes
-from study import pixel_blocks_report
+from study import likeness_report, pixel_blocks_report
 from study import report as study_report
 from tables import reports as tables_reports
 
@@ -35,6 +35,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "study_vgg13": study_report,
     "study_pixel_blocks": pixel_blocks_report,
     "reproduce": tables_reports,
+    "study_likeness": likeness_report,
 }
 
 

@@ -1,10 +1,10 @@
 """Why the default pixel block takes images first: accuracy of VGG13 by pixel block and valid ratio.
 
 One convolution is replaced by SpAMM, with blocks of 64 pixels from 64 images at one position,
-from one image's 8 x 8 pixels, and from steps between the two; once with the digits centred, as they
-come, and once with every image shifted at random. Uses the checkpoint of train_vgg13.py
-(trained first, where there is none). Writes pixel_blocks.md, .json and .png. If it is interrupted,
-the same command goes on with the case that is missing.
+from one image's 8 x 8 pixels, and from steps between the two; with the digits centred, with every
+image shifted at random, and with shifted images in batches of those that are alike. Uses the
+checkpoint of train_vgg13.py (trained first, where there is none). Writes pixel_blocks.md, .json and
+.png. If it is interrupted, the same command goes on with the cases that are missing.
 
     python scripts/study_pixel_blocks.py --out docs/results
 """
@@ -19,9 +19,10 @@ from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
 from common.options import add_output_options, choose_device, make_parser
 from common.report_files import finish, run_header
-from models.data import draw_shifts
+from models.data import draw_shifts, to_pictures
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
+from spamm_torch import LikenessBatchSampler
 from study import pixel_blocks_report
 from study.accuracy import cached_inputs, dense_accuracy, spamm_accuracy
 from study.layouts import PixelBlocks
@@ -30,10 +31,15 @@ from study.training_options import add_training_options, train_or_load
 
 PIXEL_BLOCKS = ((64, 1, 1), (16, 2, 2), (4, 4, 4), (1, 8, 8))
 RATIOS = (0.8, 0.6, 0.45, 0.3)
+CASES = (  # title, whether images are shifted, whether they come in order of likeness
+    ("centred", False, False),
+    ("shifted at random", True, False),
+    ("shifted, in order of likeness", True, True),
+)
 _SHIFT_SEED = 1
 
 
-def measure(model, layer, ratios, validation, batch, *, shifted, progress):
+def measure(model, layer, ratios, validation, batch, *, shifted, ordered, progress):
     """Accuracies with one layer replaced.
 
     Args:
@@ -41,6 +47,7 @@ def measure(model, layer, ratios, validation, batch, *, shifted, progress):
         layer: name of the convolution. ratios: valid ratios, held in each batch.
         validation: Digits on the model's device. batch: images a batch.
         shifted: whether every image is moved at random first.
+        ordered: whether a batch holds images that are alike, of a window of ten blocks.
         progress: called with what was done, after each accuracy.
 
     Returns:
@@ -49,6 +56,11 @@ def measure(model, layer, ratios, validation, batch, *, shifted, progress):
     shifts = None
     if shifted:
         shifts = draw_shifts(len(validation), torch.Generator().manual_seed(_SHIFT_SEED))
+    if ordered:
+        pictures = to_pictures(validation.images, shifts)
+        order = torch.cat(list(map(torch.tensor, LikenessBatchSampler(pictures, batch))))
+        validation = validation[order.to(pictures.device)]
+        shifts = None if shifts is None else shifts[order]
     group = Group(layer, (layer,), layer, ratios, shifted)
     pictures = validation_pictures(validation, batch, shifts)
     inputs = cached_inputs(model, layer, pictures, model.conv11.weight.dtype)
@@ -100,11 +112,14 @@ def main(arguments=None):
         batch=config.batch,
         network=model_digest(model),
         data=digits.fingerprint(),
-        plan=[PIXEL_BLOCKS, RATIOS],
+        plan=[PIXEL_BLOCKS, RATIOS, CASES],
     )
     model = fold_batch_norm(model)
     validation = digits.split(config.seed)[1].to(device)
-    jobs = {f"{options.layer}, centred": False, f"{options.layer}, shifted at random": True}
+    jobs = {
+        f"{options.layer}, {title}": {"shifted": shifted, "ordered": ordered}
+        for title, shifted, ordered in CASES
+    }
     each = len(PIXEL_BLOCKS) * len(RATIOS)
     with (
         Journal(options.out, "pixel_blocks", settings, fresh=options.fresh) as journal,
@@ -118,20 +133,20 @@ def main(arguments=None):
             done += 1
             steps.at(done, total, what=what)
 
-        def study(shifted):
+        def study(case):
             return measure(
                 model,
                 options.layer,
                 RATIOS,
                 validation,
                 config.batch,
-                shifted=shifted,
                 progress=progress,
+                **case,
             )
 
         cases = {
-            title: journal.measured(title, lambda shifted=shifted: study(shifted))
-            for title, shifted in jobs.items()
+            title: journal.measured(title, lambda case=case: study(case))
+            for title, case in jobs.items()
         }
         data = {"header": header, "cases": cases}
         finish(pixel_blocks_report, data, options.out, "pixel_blocks", journal, console)

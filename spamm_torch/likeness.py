@@ -43,7 +43,8 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     check_images(images)
     check_images_a_block(block)
     with torch.no_grad():
-        return _to_and_fro(*_centres(images), block)
+        rows, columns = _centres(images)
+        return _to_and_fro(rows, columns, block)
 
 
 def check_images(images: Tensor) -> None:

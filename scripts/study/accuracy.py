@@ -56,14 +56,20 @@ def dense_accuracy(model, group, inputs):
 
 def spamm_accuracy(model, group, layout, ratio, inputs):
     """Accuracy with the group's convolutions replaced, from cached inputs of its start."""
-    replaced = {name: HeldRatio(layout, getattr(model, name), ratio) for name in group.layers}
-    percent = accuracy(_chain(model, group.start, replaced), inputs)
+    network, replaced = with_spamm(model, group, layout, ratio)
+    percent = accuracy(network, inputs)
     valid = int(sum(layer.valid for layer in replaced.values()))
     return Accuracy(
         percent=percent,
         valid_ratio=valid / sum(layer.total for layer in replaced.values()),
         taus={name: torch.stack(layer.taus).mean().item() for name, layer in replaced.items()},
     )
+
+
+def with_spamm(model, group, layout, ratio):
+    """The model from the group's start on with its convolutions replaced, and these by name."""
+    replaced = {name: HeldRatio(layout, getattr(model, name), ratio) for name in group.layers}
+    return _chain(model, group.start, replaced), replaced
 
 
 def _chain(model, start, replaced=()):

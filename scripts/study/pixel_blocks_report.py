@@ -67,10 +67,14 @@ def cell(dense, setting):
 
 
 def _picture(header, cases):
-    """Accuracy by valid ratio: a panel for digits in the centre, one for shifted ones."""
-    figure, axes = plots.panels(1, len(cases), 4.2, sharey=True)
+    """Accuracy by valid ratio: a panel for each case."""
+    lines = -(-len(cases) // 2)
+    figure, axes = plots.panels(lines, 2, 4.2 * lines, sharey=True)
+    panels = axes.flatten()
+    for axis in panels[len(cases) :]:
+        axis.set_axis_off()
     low = 100 * min(s["valid_ratio"] for case in cases.values() for s in case["settings"])
-    for axis, (title, case) in zip(axes[0], cases.items(), strict=True):
+    for axis, (title, case) in zip(panels, cases.items(), strict=False):
         axis.axhline(case["dense"], color="grey", linewidth=1)
         ends = []
         for index, block in enumerate(_blocks(case)):
@@ -83,6 +87,7 @@ def _picture(header, cases):
         axis.grid(axis="y", alpha=0.25)
         axis.set_title(title)
         plots.name_lines(axis, ends)
-    axes[0][0].set_ylabel("accuracy (%); grey: dense")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("accuracy (%); grey: dense")
     title = "VGG13 on MNIST by pixel block (images, rows, columns)"
     return plots.png(figure, header, title)

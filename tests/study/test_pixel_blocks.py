@@ -20,9 +20,18 @@ def finished(tmp_path_factory):
     return root / "out"
 
 
-def test_every_block_is_studied_at_every_ratio_centred_and_shifted(finished):
+def test_every_block_is_studied_at_every_ratio_in_every_case(finished):
     cases = json.loads((finished / "pixel_blocks.json").read_text())["cases"]
-    assert list(cases) == ["conv31, centred", "conv31, shifted at random"]
+    assert list(cases) == [
+        "conv31, centred",
+        "conv31, shifted at random",
+        "conv31, shifted, in order of likeness",
+    ]
+    # The same images in other batches.
+    assert (
+        cases["conv31, shifted at random"]["dense"]
+        == (cases["conv31, shifted, in order of likeness"]["dense"])
+    )
     for case in cases.values():
         studied = [(tuple(s["pixel_block"]), s["asked_ratio"]) for s in case["settings"]]
         assert studied == [(block, ratio) for block in study.PIXEL_BLOCKS for ratio in study.RATIOS]

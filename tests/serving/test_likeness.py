@@ -1,0 +1,361 @@
+"""Images in order of likeness: the order itself, models that take it, and batches of a data set."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from spamm_torch import LikenessBatchSampler, OrderedBatch, SpAMMConv2d, likeness_order
+
+
+def squares(count, size=16, edge=4, seed=0):
+    """Pictures (count, 3, size, size) of a bright square somewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.zeros(count, 3, size, size)
+    corners = torch.randint(0, size - edge + 1, (count, 2), generator=generator)
+    for picture, (top, left) in zip(pictures, corners.tolist(), strict=True):
+        picture[:, top : top + edge, left : left + edge] = 1
+    return pictures
+
+
+def expected_order(images, block):
+    """The order by its definition, one image at a time."""
+    centres = []
+    for pixels in images[:, 0].double():
+        ink = pixels - pixels.min()
+        height, width = ink.shape
+        mass = ink.sum().item()
+        row = sum(ink[y].sum().item() * (y + 0.5) for y in range(height))
+        column = sum(ink[:, x].sum().item() * (x + 0.5) for x in range(width))
+        has_centre = mass > 0 and mass < float("inf")
+        centres.append((row / mass, column / mass) if has_centre else (height / 2, width / 2))
+    count = len(centres)
+    bands = max(1, round((count / block) ** 0.5))
+    ranked = sorted(range(count), key=lambda i: round(centres[i][0], 9))
+    order = []
+    for band in range(bands):
+        members = [i for place, i in enumerate(ranked) if place * bands // count == band]
+        forth = -1 if band % 2 else 1
+        order += sorted(members, key=lambda i: round(forth * centres[i][1], 9))
+    return order
+
+
+@pytest.mark.parametrize(
+    ("shape", "block"),
+    [
+        ((200, 3, 9, 14), 32),
+        ((640, 1, 8, 8), 64),
+        ((100, 2, 5, 1), 4),
+        ((63, 1, 6, 6), 64),
+        ((1, 1, 1, 1), 64),
+        ((0, 3, 8, 8), 64),
+    ],
+)
+def test_the_order_is_by_bands_of_centres_to_and_fro(shape, block, device):
+    images = torch.rand(shape, generator=torch.Generator().manual_seed(1)).to(device)
+    order = likeness_order(images, block)
+    assert (order.dtype, order.device) == (torch.int64, images.device)
+    assert order.tolist() == expected_order(images.cpu(), block)
+    last = images.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(likeness_order(last, block), order)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.bool, torch.uint8, torch.int8, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    ],
+)
+def test_every_type_gives_the_order_of_the_same_pictures(dtype, device):
+    images = squares(200)
+    assert torch.equal(
+        likeness_order(images.to(dtype).to(device), 16).cpu(), likeness_order(images, 16)
+    )
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e30, 3e38])
+def test_neither_large_nor_small_values_lose_their_place(scale, device):
+    images = squares(200).to(device)
+    assert torch.equal(likeness_order(images * scale, 16), likeness_order(images, 16))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), None])
+def test_images_without_a_centre_count_as_centred(value, device):
+    images = squares(100).to(device)
+    images[::7] = 3.25
+    if value is not None:
+        images[::7, 0, 2, 3] = value
+    centred = images.clone()
+    centred[::7] = 0
+    centred[::7, :, 7:9, 7:9] = 1
+    assert torch.equal(likeness_order(images, 8), likeness_order(centred, 8))
+
+
+def test_the_order_is_compiled_once_for_all_batches():
+    compiled = torch.compile(likeness_order, fullgraph=True, dynamic=True, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    for count in (640, 100, 333):
+        images = squares(count)
+        assert torch.equal(compiled(images), likeness_order(images))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.cuda
+def test_the_order_waits_for_nothing_and_can_be_captured():
+    images = squares(640).cuda()
+    likeness_order(images)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        likeness_order(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        order = likeness_order(images)
+    images.copy_(squares(640, seed=1))
+    graph.replay()
+    assert torch.equal(order, likeness_order(images))
+
+
+@pytest.mark.parametrize(
+    ("images", "block", "error", "message"),
+    [
+        ([1], 64, TypeError, "images must be a tensor; got list"),
+        (torch.zeros(3, 8, 8), 64, RuntimeError, "got shape (3, 8, 8) (a batch of one is images["),
+        (torch.zeros(2, 3), 64, RuntimeError, "shape (N, C, H, W) with C, H, W >= 1; got shape"),
+        (torch.zeros(2, 3, 0, 4), 64, RuntimeError, "got shape (2, 3, 0, 4)"),
+        (torch.zeros(2, 0, 4, 4), 64, RuntimeError, "got shape (2, 0, 4, 4)"),
+        (torch.zeros(2, 3, 4, 4).cfloat(), 64, TypeError, "images must be real; got complex64"),
+        (torch.zeros(2, 3, 4, 4), 0, ValueError, "block must be 1 image or more; got 0"),
+        (torch.zeros(2, 3, 4, 4), 2.5, TypeError, "block must be an integer"),
+        (torch.zeros(2, 3, 4, 4), (64, 1, 1), TypeError, "got (64, 1, 1)"),
+    ],
+)
+def test_bad_images_and_blocks(images, block, error, message):
+    with pytest.raises(error) as caught:
+        likeness_order(images, block)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# ---- OrderedBatch -------------------------------------------------------------------------------
+
+
+class Seen(nn.Module):
+    """Remembers what it was given; results as several kinds of containers."""
+
+    def forward(self, images, labels=None, *, names=None):
+        self.images, self.labels, self.names = images, labels, names
+        flat = images.flatten(1)
+        return {"flat": flat, "pair": (flat.sum(1), [images]), "none": None}
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3)
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5))
+
+
+def test_the_model_sees_the_batch_in_order_and_the_caller_does_not(device):
+    images = squares(100).to(device).contiguous(memory_format=torch.channels_last)
+    labels = torch.arange(100, device=device)
+    ordered = OrderedBatch(Seen(), block=8)
+    found = ordered(images, labels, names=["a"])
+    order, seen = likeness_order(images, 8), ordered.module
+    assert torch.equal(seen.images, images[order])
+    assert seen.images.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(seen.labels, labels[order])
+    assert seen.names == ["a"]
+    assert torch.equal(found["flat"], images.flatten(1))
+    assert torch.equal(found["pair"][0], images.flatten(1).sum(1))
+    assert torch.equal(found["pair"][1][0], images)
+    assert found["none"] is None
+
+
+def test_skipping_loses_less(device):
+    conv = nn.Conv2d(3, 64, 3, padding=1)
+    skips = SpAMMConv2d.from_dense(nn.Conv2d(64, 64, 3, padding=1), valid_ratio=0.3)
+    model, dense = nn.Sequential(conv, skips), nn.Sequential(conv, skips.to_dense())
+    nn.init.zeros_(conv.bias)
+    model, images = model.to(device), squares(640).to(device)
+    dense.to(device)
+    with torch.no_grad():
+        expected = dense(images)
+        lost = (model(images) - expected).norm()
+        assert (OrderedBatch(model)(images) - expected).norm() < 0.3 * lost
+
+
+def test_the_state_dict_is_the_models_own():
+    model = network()
+    ordered = OrderedBatch(model)
+    assert list(ordered.state_dict()) == list(model.state_dict())
+    fresh = OrderedBatch(network())
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    fresh.load_state_dict(model.state_dict(), strict=True)
+    assert torch.equal(fresh.module[0].weight, model[0].weight)
+    network().load_state_dict(fresh.state_dict(), strict=True)
+    around, plain = nn.ModuleDict({"body": fresh}), nn.ModuleDict({"body": network()})
+    assert list(around.state_dict()) == list(plain.state_dict())
+    around.load_state_dict(plain.state_dict(), strict=True)
+    assert torch.equal(fresh.module[0].weight, plain["body"][0].weight)
+    with pytest.raises(RuntimeError, match=r"0\.weight"):
+        fresh.load_state_dict({})
+    with pytest.raises(RuntimeError, match="other"):
+        fresh.load_state_dict(model.state_dict() | {"other": torch.zeros(1)})
+
+
+def test_copies_pickles_compiled_and_exported_models_agree():
+    ordered, images = OrderedBatch(network()).eval(), squares(100)
+    with torch.no_grad():
+        expected = ordered(images)
+        assert torch.equal(copy.deepcopy(ordered)(images), expected)
+        assert torch.equal(pickle.loads(pickle.dumps(ordered))(images), expected)
+        compiled = torch.compile(ordered, fullgraph=True, backend="eager")
+        assert torch.equal(compiled(images), expected)
+    shapes = ({0: torch.export.Dim("batch", min=2)},)
+    exported = torch.export.export(ordered, (images,), dynamic_shapes=shapes).module()
+    torch.testing.assert_close(exported(images[:70]), ordered(images[:70]))
+
+
+def test_training_is_that_of_the_model():
+    model, labels = network().double(), torch.arange(100) % 5
+    other = OrderedBatch(copy.deepcopy(model))
+    images, others = (squares(100).double().requires_grad_() for _ in range(2))
+    for trained, given in ((model, images), (other, others)):
+        nn.functional.cross_entropy(trained(given), labels).backward()
+    torch.testing.assert_close(others.grad, images.grad)
+    for one, two in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(two.grad, one.grad)
+
+
+@pytest.mark.parametrize(
+    ("result", "error", "message"),
+    [
+        (lambda x: x.sum(), ValueError, "a result must have the batch of 4 as first dimension"),
+        (lambda x: (x, x[:2]), ValueError, "got shape (2, 1, 8, 8)"),
+        (lambda x: {"a": "text"}, TypeError, "tuples, lists and dicts of them; got a str"),
+        (lambda x: 1.0, TypeError, "got a float"),
+    ],
+)
+def test_results_without_the_batch(result, error, message):
+    class Model(nn.Module):
+        def forward(self, images):
+            return result(images)
+
+    with pytest.raises(error) as caught:
+        OrderedBatch(Model())(torch.zeros(4, 1, 8, 8))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_arguments():
+    images = torch.zeros(4, 1, 8, 8)
+    with pytest.raises(TypeError, match=r"OrderedBatch expects an nn.Module; got int"):
+        OrderedBatch(1)
+    with pytest.raises(ValueError, match=r"block must be 1 image or more; got -1"):
+        OrderedBatch(Seen(), block=-1)
+    with pytest.raises(ValueError, match=r"an argument must have the batch of 4 .*\(3,\)"):
+        OrderedBatch(Seen())(images, torch.zeros(3))
+    with pytest.raises(RuntimeError, match=r"images must be a batch .*got shape \(1, 8, 8\)"):
+        OrderedBatch(Seen())(images[0])
+
+
+# ---- LikenessBatchSampler -----------------------------------------------------------------------
+
+
+class Counted(TensorDataset):
+    """A data set that counts how often it is read."""
+
+    reads = 0
+
+    def __getitem__(self, number):
+        self.reads += 1
+        return super().__getitem__(number)
+
+
+def joined(batches):
+    return [number for batch in batches for number in batch]
+
+
+def data_set(count):
+    return Counted(squares(count), torch.arange(count))
+
+
+def test_windows_are_ordered_and_cut_into_batches():
+    data = data_set(130)
+    sampler = LikenessBatchSampler(data, 16, window=60, block=8)  # rounded up to 64
+    batches = list(sampler)
+    assert len(sampler) == len(batches) == 9
+    assert [len(batch) for batch in batches] == [16] * 8 + [2]
+    images = data.tensors[0]
+    for first, window in ((0, batches[:4]), (64, batches[4:8]), (128, batches[8:])):
+        order = likeness_order(images[first : first + 64], 8) + first
+        assert joined(window) == order.tolist()
+    reads = data.reads
+    assert reads == 130
+    assert list(sampler) == batches
+    assert data.reads == reads, "the order of a window is found once"
+
+
+def test_batches_of_a_loader():
+    data = data_set(100)
+    sampler = LikenessBatchSampler(data, 16)
+    loader = DataLoader(data, batch_sampler=sampler)
+    assert len(loader) == 7
+    for (images, numbers), batch in zip(loader, sampler, strict=True):
+        assert numbers.tolist() == batch
+        assert torch.equal(images, data.tensors[0][batch])
+
+
+@pytest.mark.parametrize(("count", "batches"), [(0, 0), (5, 0), (16, 1), (100, 6)])
+def test_a_last_batch_can_be_dropped(count, batches):
+    sampler = LikenessBatchSampler(data_set(count), 16, window=32, drop_last=True)
+    assert [len(batch) for batch in sampler] == [16] * batches
+    assert len(sampler) == batches
+
+
+def test_shuffled_windows_follow_seed_and_epoch():
+    def epochs(seed, first=0):
+        sampler = LikenessBatchSampler(data_set(100), 8, window=32, shuffle=True, seed=seed)
+        sampler.set_epoch(first)
+        return [list(sampler), list(sampler)]
+
+    one = epochs(3)
+    assert one == epochs(3)
+    assert one[0] != one[1]
+    assert one[1] == epochs(3, first=1)[0]
+    assert one != epochs(4)
+    for batches in one:
+        assert sorted(joined(batches)) == list(range(100))
+
+
+def test_images_are_found_by_a_function():
+    entries = [{"image": image} for image in squares(40)]
+    sampler = LikenessBatchSampler(entries, 8, block=8, image=lambda entry: entry["image"])
+    assert joined(sampler) == likeness_order(squares(40), 8).tolist()
+    with pytest.raises(TypeError, match=r"an entry of the data set must be an image .*got dict"):
+        list(LikenessBatchSampler(entries, 8))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dataset": iter([])}, TypeError, "dataset must have len() and entries by number"),
+        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more; got 0"),
+        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer; got 2.0"),
+        ({"window": 0}, ValueError, "window must be 1 or more; got 0"),
+        ({"block": 0}, ValueError, "block must be 1 image or more"),
+        ({"seed": "a"}, TypeError, "seed must be an integer"),
+        ({"shuffle": 1}, TypeError, "shuffle must be True or False; got 1"),
+    ],
+)
+def test_bad_samplers(options, error, message):
+    given = {"dataset": squares(4), "batch_size": 2} | options
+    with pytest.raises(error) as caught:
+        LikenessBatchSampler(given.pop("dataset"), given.pop("batch_size"), **given)
+    assert message in str(caught.value)
