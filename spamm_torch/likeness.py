@@ -24,8 +24,8 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     centres keep the order of the batch. docs/experiments/likeness.md compares this with other
     orders.
 
-    Nothing waits for the device. The work is one reading of the first channel for each of three
-    sums, and sorts of N numbers.
+    Nothing waits for the device. The first channel is read three times, for its minimum and two
+    sums; two sorts of N numbers follow.
 
     Args:
         images: (N, C, H, W) with C, H, W >= 1, of any real type, also bool; strides as they are.
