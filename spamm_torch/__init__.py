@@ -36,8 +36,8 @@ from .fuse import FuseReport, Fusion, fuse_
 from .likeness import likeness_order
 from .networks import ConvertReport, SpAMMConfig, convert_, refresh_, revert_
 from .nn import SpAMMConv2d, SpAMMLinear, unreached_layers
-from .spatial import spatial_order
 from .ordered_batch import OrderedBatch
+from .spatial import spatial_order
 
 __version__ = _VERSION
 
