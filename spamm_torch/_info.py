@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._arguments import Knobs
+from ._arguments import Knobs, conv_block
 
 _ops = torch.ops.spamm_torch
 
@@ -89,7 +90,40 @@ def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, i
     return together, 1 << (rest // 2), 1 << (rest - rest // 2)
 
 
-def im2col_norms(
+def conv2d_norm_maps(
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
+    has_tau: bool,
+    block: int | Sequence[int] | None,
+    pixel_block: Sequence[int] | None,
+    norm_weight: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm maps of a convolution of checked arguments.
+
+    Args:
+        geometry: stride, padding, dilation and groups.
+        has_tau: whether its knob is a threshold, which decides the default pixel block.
+        norm_weight: the weight's norm map where it is known.
+
+    Returns:
+        The weight's norm map (groups, MB, KB), the im2col matrix's (groups, KB, NB), and that which
+        decides what is skipped.
+    """
+    batch = input if input.dim() == 4 else input.unsqueeze(0)
+    stride, padding, dilation, groups = geometry
+    out_channels, in_channels, height, width = weight.shape
+    edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
+    images, rows, columns = pixel_block or default_pixel_block(has_tau, batch.shape[0], edges[2])
+    pixels = (images, rows, columns)
+    if norm_weight is None:
+        norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
+    return norm_weight, *_im2col_norms(
+        batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
+    )
+
+
+def _im2col_norms(
     input: Tensor,
     kernel: tuple[int, int],
     stride: tuple[int, int],
