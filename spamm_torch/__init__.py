@@ -14,6 +14,7 @@ from ._library import (  # isort: skip  # loads the ops
 from . import _fake, _flops, distributed  # noqa: F401  the first two: shapes and flop formulas
 from ._info import SkipInfo
 from ._plan import row_cuts
+from .calibration import LayerStats, ModelStats, record_stats
 from .chain import SpAMMChain
 from .functional import (
     addmm,
@@ -42,6 +43,8 @@ __all__ = [
     "ConvertReport",
     "FuseReport",
     "Fusion",
+    "LayerStats",
+    "ModelStats",
     "SkipInfo",
     "SpAMMChain",
     "SpAMMConfig",
@@ -66,6 +69,7 @@ __all__ = [
     "mm",
     "mm_shards",
     "norm_map",
+    "record_stats",
     "refresh_",
     "revert_",
     "row_cuts",

@@ -207,6 +207,12 @@ class Fused:
         self._traced = proof
         return True
 
+    def weights(self) -> list[tuple[nn.Conv2d, Tensor]]:
+        """The convolution of each fused call with its weight as it is multiplied."""
+        convs = [source.conv for source in self._sources]
+        folded = zip(convs, self.operands[::3], strict=False)  # none before the first call
+        return [(conv, weight) for conv, weight in folded if weight is not None]
+
     def _owned(self) -> list[bool]:
         """Which operands have memory of their own; the others are Parameters, not to be written."""
         return [

@@ -1,0 +1,251 @@
+"""The calls that layers make: what the ops multiply, seen while a model runs.
+
+:class:`Watch` is a ``TorchFunctionMode``: while it is entered, every call from Python of the
+library's functions and ops passes it. It sees the calls of generated forwards and chains as they
+are made, with folded weights. Nothing is left in the model, and nothing costs time outside.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from .. import functional
+from .._arguments import Knobs, as_activation, as_knobs, check_block, has_tau, holds_dtensor
+from .._info import as_multiplied, conv2d_norm_maps
+from ..chain import run_by_layers
+from ..networks.fused import fused_of
+from ..nn import _SpAMM
+
+_ops = torch.ops.spamm_torch
+
+Geometry: TypeAlias = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
+
+
+class NormMaps(NamedTuple):
+    """The norm maps of a product: of A, of B, and what of B decides what is skipped."""
+
+    norm_a: Tensor
+    norm_b: Tensor
+    skip_norm_b: Tensor
+
+    @property
+    def products(self) -> int:
+        """The number of block products."""
+        return self.norm_a.numel() * self.norm_b.shape[-1]
+
+
+@dataclass(frozen=True, eq=False)
+class ConvCall:
+    """A call of the op ``conv2d``, of checked arguments.
+
+    Attributes:
+        input, weight, bias, residual, norm_weight: tensors, as of :func:`spamm_torch.conv2d`.
+        geometry: stride, padding, dilation (pairs) and groups.
+        knobs: as the ops take them. block, pixel_block, activation: as the op's.
+    """
+
+    input: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    geometry: Geometry
+    knobs: Knobs
+    block: Any = None
+    pixel_block: Any = None
+    norm_weight: Tensor | None = None
+    residual: Tensor | None = None
+    activation: str = "none"
+
+    def norm_maps(self) -> NormMaps:
+        """The norm maps of the call, computed anew from its input."""
+        return self.norm_maps_in(self.block, self.pixel_block, has_tau(self.knobs))
+
+    def norm_maps_in(self, block: Any, pixel_block: Any, has_tau: bool = True) -> NormMaps:
+        """The same in other blocks."""
+        return NormMaps(
+            *conv2d_norm_maps(
+                as_multiplied(self.input),
+                as_multiplied(self.weight),
+                self.geometry,
+                has_tau,
+                block,
+                pixel_block,
+                self.norm_weight,
+            )
+        )
+
+    def dense(self) -> Tensor:
+        """The result with nothing skipped, by torch's convolution."""
+        return _ops.dense_conv2d(
+            *(self.input, self.weight, self.bias, *self.geometry),
+            residual=self.residual,
+            activation=self.activation,
+        )
+
+    def skipping(self, norm_weight: Tensor | None = None, **setting: Any) -> Tensor:
+        """The result with another setting, in the op's arguments."""
+        return _ops.conv2d(
+            *(self.input, self.weight, self.bias, *self.geometry),
+            **setting,
+            norm_weight=norm_weight,
+            residual=self.residual,
+            activation=self.activation,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LinearCall:
+    """A call of :func:`spamm_torch.linear`, of checked arguments."""
+
+    input: Tensor
+    weight: Tensor
+    knobs: Knobs
+    block: Any
+    norm_weight: Tensor | None = None
+
+    def norm_maps(self) -> NormMaps:
+        """The norm maps of the call, computed anew."""
+        m, k, n = check_block(self.block)
+        input, weight = as_multiplied(self.input), as_multiplied(self.weight)
+        norm_a = _ops.norm_map(input.reshape(-1, input.shape[-1]), (m, k))
+        norm_b = self.norm_weight
+        if norm_b is None:
+            norm_b = _ops.norm_map(weight.t(), (k, n))
+        return NormMaps(norm_a, norm_b, norm_b)
+
+
+Call: TypeAlias = ConvCall | LinearCall
+
+
+class Watch(TorchFunctionMode):
+    """While it is entered, ``on_call(layer, call)`` is called after each call of a layer's op.
+
+    Calls in other threads, under ``torch.func`` and in captured graphs are not seen. Compiled
+    functions run uncompiled meanwhile. Calls whose weight is no layer's are counted.
+
+    Args:
+        model: its layers are told apart by their weights. Those that share a weight count as one,
+            under the name of the first.
+        on_call: called with the layer's qualified name and a :data:`Call`, without gradients.
+    """
+
+    def __init__(self, model: nn.Module, on_call: Callable[[str, Call], None]) -> None:
+        super().__init__()
+        self._model, self._on_call = model, on_call
+        self._layers: dict[int, tuple[Tensor, str]] = {}  # by the identity of weights, kept alive
+        self._uncompiled: AbstractContextManager[Any] = nullcontext()
+        self.unknown = 0  # calls of weights that are no layer's
+
+    def __enter__(self) -> Watch:
+        if "torch._dynamo" in sys.modules:  # importing it takes seconds
+            self._uncompiled = torch.compiler.set_stance("force_eager")
+        self._uncompiled.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._uncompiled.__exit__(*error)
+        self._layers = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return func(*args, **kwargs)
+        if func is _ops.chain.default:
+            with self:
+                return run_by_layers(*args)
+        result = func(*args, **kwargs)  # first: its checks come before ours
+        call = _call(func, args, kwargs)
+        if call is not None:
+            layer = self._layer_of(call.weight)
+            if layer is None:
+                self.unknown += 1
+            else:
+                with torch.no_grad():
+                    self._on_call(layer, call)
+        return result
+
+    def _layer_of(self, weight: Tensor) -> str | None:
+        known = self._layers.get(id(weight))
+        if known is None:  # folded weights may be new
+            for tensor, name in _weights(self._model):
+                self._layers.setdefault(id(tensor), (tensor, name))
+            known = self._layers.get(id(weight))
+        return None if known is None else known[1]
+
+
+def spamm_layers(model: nn.Module) -> dict[str, _SpAMM]:
+    """The SpAMM modules of a model, by qualified name."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, _SpAMM)}
+
+
+def _weights(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
+    """The weights that ops get, their own and folded ones, with their layers' names."""
+    names: dict[nn.Module, str] = {}
+    for name, module in spamm_layers(model).items():
+        names[module] = name
+        yield module.weight, name
+    for container in model.modules():
+        fused = fused_of(container)
+        for conv, weight in () if fused is None else fused.weights():
+            if conv in names:
+                yield weight, names[conv]
+
+
+# ---- Reading calls ------------------------------------------------------------------------------
+
+_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_LINEAR = ("input", "weight", "bias")
+_CONVOLUTIONS = (
+    functional.conv2d,
+    *(_ops.conv2d, _ops.conv2d.default),
+    *(_ops.conv2d_with_norms, _ops.conv2d_with_norms.default),
+)
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """What a function is called with, if it is one of ours."""
+    if func is functional.linear:
+        return _linear_call({**dict(zip(_LINEAR, args, strict=False)), **kwargs})
+    if func in _CONVOLUTIONS:
+        return _conv_call({**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
+    return None
+
+
+def _linear_call(given: dict[str, Any]) -> LinearCall | None:
+    if holds_dtensor(given["input"], given["weight"]):
+        return None
+    knobs = as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error")))
+    block = given.get("block", 64)
+    return LinearCall(given["input"], given["weight"], knobs, block, given.get("norm_weight"))
+
+
+def _conv_call(given: dict[str, Any]) -> ConvCall:
+    input, padding, dilation = given["input"], given.get("padding", 0), given.get("dilation", 1)
+    stride, weight = functional._both(given.get("stride", 1)), given["weight"]
+    dilation = functional._both(dilation)
+    if isinstance(padding, str):
+        input, padding = functional._explicit_padding(input, weight, stride, padding, dilation)
+    if given.get("threshold") is not None:
+        given = {**given, "tau": given["threshold"]}
+    return ConvCall(
+        input,
+        weight,
+        given.get("bias"),
+        (stride, functional._both(padding), dilation, given.get("groups", 1)),
+        as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error"))),
+        given.get("block"),
+        given.get("pixel_block"),
+        given.get("norm_weight"),
+        given.get("residual"),
+        as_activation(given.get("activation"), given.get("relu", False)),
+    )
