@@ -14,7 +14,15 @@ from ._library import (  # isort: skip  # loads the ops
 from . import _fake, _flops, distributed  # noqa: F401  the first two: shapes and flop formulas
 from ._info import SkipInfo
 from ._plan import row_cuts
-from .calibration import LayerStats, ModelStats, record_stats
+from .calibration import (
+    CalibrationReport,
+    CalibrationRow,
+    LayerStats,
+    ModelStats,
+    Outcome,
+    calibrate,
+    record_stats,
+)
 from .chain import SpAMMChain
 from .functional import (
     addmm,
@@ -40,11 +48,14 @@ from .spatial import spatial_order
 __version__ = _VERSION
 
 __all__ = [
+    "CalibrationReport",
+    "CalibrationRow",
     "ConvertReport",
     "FuseReport",
     "Fusion",
     "LayerStats",
     "ModelStats",
+    "Outcome",
     "SkipInfo",
     "SpAMMChain",
     "SpAMMConfig",
@@ -54,6 +65,7 @@ __all__ = [
     "backend_for",
     "bmm",
     "build_info",
+    "calibrate",
     "cmake_prefix_path",
     "conv2d",
     "conv2d_shards",
