@@ -1,7 +1,7 @@
 """What layers skip: record_stats observes it, calibrate chooses it."""
 
 from .calibrate import calibrate
-from .report import CalibrationReport, CalibrationRow, Outcome
+from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .stats import LayerStats, ModelStats, record_stats
 
 __all__ = [

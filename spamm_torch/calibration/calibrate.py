@@ -24,8 +24,8 @@ from .form import Form
 from .inputs import halves_of, kept_randomness, statistics_inputs
 from .journal import Journal, journal_settings
 from .moves import Move, chosen_after, moves_of
+from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .progress import Progress
-from .report import CalibrationReport, CalibrationRow, Outcome
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
 from .statistics import Candidate, LayerStatistics, measure_layers
 from .stats import record_stats

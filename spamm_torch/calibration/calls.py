@@ -18,8 +18,17 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .. import functional
-from .._arguments import Knobs, as_activation, as_knobs, check_block, has_tau, holds_dtensor
-from .._info import as_multiplied, conv2d_norm_maps
+from .._arguments import (
+    Knobs,
+    as_activation,
+    as_knobs,
+    check_block,
+    check_pixel_block,
+    conv_block,
+    has_tau,
+    holds_dtensor,
+)
+from .._info import as_multiplied, conv2d_norm_maps, default_pixel_block
 from ..chain import run_by_layers
 from ..networks.fused import fused_of
 from ..nn import _SpAMM
@@ -80,6 +89,17 @@ class ConvCall:
                 self.norm_weight,
             )
         )
+
+    @property
+    def pixel_edges(self) -> tuple[int, int, int]:
+        """The pixel block: the one given, or the default."""
+        if self.pixel_block is not None:
+            return check_pixel_block(self.pixel_block)
+        out_channels, in_channels = self.weight.shape[:2]
+        groups = self.geometry[-1]
+        n = conv_block(out_channels // groups, in_channels, self.block, None)[2]
+        images = self.input.shape[0] if self.input.dim() == 4 else 1
+        return default_pixel_block(has_tau(self.knobs), images, n)
 
     def dense(self) -> Tensor:
         """The result with nothing skipped, by torch's convolution."""

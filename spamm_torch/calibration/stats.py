@@ -142,10 +142,10 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     Args:
         model: an ``nn.Module`` with SpAMM layers: set by hand, by :func:`convert_`, or chained.
 
-    Yields:
-        :class:`ModelStats`: a mapping from qualified names to :class:`LayerStats`; ``print`` shows
-        a table. A layer that :func:`calibrate` gave its setting knows the valid ratios it had then;
-        ``drifted`` names the layers that left these.
+    Returns:
+        A context manager that gives :class:`ModelStats`, a mapping from qualified names to
+        :class:`LayerStats`; ``print`` shows a table. A layer that :func:`calibrate` gave its
+        setting knows the valid ratios it had then; ``drifted`` names the layers that left these.
 
     Raises:
         TypeError: what is no module.

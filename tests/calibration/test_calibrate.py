@@ -97,7 +97,7 @@ def assert_unchanged(model, before):
 
 @torch.no_grad()
 def test_settings_stay_within_the_drop_and_save_time(timed, tmp_path):
-    model, loader = tiny_network(), batches()
+    model, loader = tiny_network(batch_norm=True), batches()
     evaluate = Agreement(model, loader)
     report = run(model, 20.0, loader, evaluate)
     outcome = report.outcome
@@ -339,7 +339,7 @@ def test_journals_of_something_else_are_refused(timed, tmp_path, change, message
 
 
 def test_the_model_stays_as_it_is(timed):
-    model = tiny_network().train()
+    model = tiny_network(batch_norm=True).train()
     model.bn_b.eval()
     model.conv_c.register_forward_hook(lambda *_: None)
     before = state_of(model)

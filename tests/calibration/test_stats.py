@@ -79,7 +79,7 @@ def test_several_calls_of_one_layer_count_together(device):
 
 @torch.no_grad()
 def test_generated_forwards_are_recorded_with_folded_weights(device):
-    model, input = tiny_network().to(device), dark_pictures().to(device)
+    model, input = tiny_network(batch_norm=True).to(device), dark_pictures().to(device)
     convert_(model, SKIPS)
     expected = model(input)
     with record_stats(model) as stats:
@@ -94,7 +94,7 @@ def test_generated_forwards_are_recorded_with_folded_weights(device):
 
 @torch.no_grad()
 def test_weights_that_are_folded_anew_meanwhile_are_known(device):
-    model, input = tiny_network().to(device), dark_pictures().to(device)
+    model, input = tiny_network(batch_norm=True).to(device), dark_pictures().to(device)
     convert_(model, SKIPS)
     with record_stats(model) as stats:
         model(input)
@@ -133,7 +133,7 @@ def test_chains_are_recorded_layer_by_layer(device, monkeypatch):
 
 @torch.no_grad()
 def test_nothing_is_left_in_the_model():
-    model = tiny_network()
+    model = tiny_network(batch_norm=True)
     convert_(model, SKIPS)
     before = copy.copy(model.conv_b.__dict__)
     with record_stats(model) as stats, pytest.raises(RuntimeError):
@@ -195,7 +195,7 @@ def settings_with_band(tmp_path, model, low, high):
 
 @torch.no_grad()
 def test_a_ratio_that_left_its_band_is_named(tmp_path):
-    model, input = tiny_network(), dark_pictures()
+    model, input = tiny_network(batch_norm=True), dark_pictures()
     path = settings_with_band(tmp_path, model, 0.0, 0.2)
     report = convert_(model, path)
     with record_stats(model) as stats:
@@ -209,7 +209,7 @@ def test_a_ratio_that_left_its_band_is_named(tmp_path):
     assert "0.0% to 20.0%: left" in str(stats)
 
     report.save(path)  # bands stay with what was made from them
-    fresh = tiny_network()
+    fresh = tiny_network(batch_norm=True)
     convert_(fresh, path)
     with record_stats(copy.deepcopy(fresh)) as stats:
         pass
@@ -221,7 +221,7 @@ def test_a_ratio_that_left_its_band_is_named(tmp_path):
 
 @pytest.mark.parametrize("band", [[0.1], "wide", [0.1, "x"]])
 def test_bands_of_another_kind_are_refused(tmp_path, band):
-    model = tiny_network()
+    model = tiny_network(batch_norm=True)
     path = settings_with_band(tmp_path, model, 0.0, 0.2)
     settings = json.loads(path.read_text())
     settings["layers"]["conv_b"]["band"] = band
@@ -239,7 +239,7 @@ def test_bands_of_another_kind_are_refused(tmp_path, band):
     ],
 )
 def test_settings_of_another_version_are_refused(tmp_path, change, message):
-    model = tiny_network()
+    model = tiny_network(batch_norm=True)
     path = settings_with_band(tmp_path, model, 0.0, 0.2)
     path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
     with pytest.raises(ValueError, match=message):
@@ -257,7 +257,7 @@ def test_models_without_layers_to_record_are_refused(model):
 @pytest.mark.cuda
 @torch.no_grad()
 def test_recording_waits_for_nothing():
-    model, input = tiny_network().cuda(), dark_pictures().cuda()
+    model, input = tiny_network(batch_norm=True).cuda(), dark_pictures().cuda()
     convert_(model, SKIPS)
     model(input)
     torch.cuda.set_sync_debug_mode("error")
