@@ -5,7 +5,7 @@ import torch
 import spamm_torch
 from common import plots
 from spamm_torch._info import skip_info
-from spamm_torch.calibration.calls import ConvCall, Watch
+from spamm_torch.calibration.calls import ConvCall, watch
 
 MOST_PANELS = 12
 _COLUMNS = 4
@@ -28,7 +28,7 @@ def valid_shares(model, pictures, index):
         if isinstance(call, ConvCall):
             shares[layer] = _share(call, index)
 
-    with Watch(model, look):
+    with watch(model, look):
         model(pictures)
     return shares
 

@@ -1,15 +1,15 @@
 """The calls that layers make: what the ops multiply, seen while a model runs.
 
-:class:`Watch` is a ``TorchFunctionMode``: while it is entered, every call from Python of the
-library's functions and ops passes it. It sees the calls of generated forwards and chains as they
-are made, with folded weights. Nothing is left in the model, and nothing costs time outside.
+:func:`watch` enters a ``TorchFunctionMode``, which calls from Python of the library's functions and
+ops pass. It sees the calls of generated forwards and chains as they are made, with folded weights.
+Nothing is left in the model, and nothing costs time outside.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -144,8 +144,12 @@ class LinearCall:
 Call: TypeAlias = ConvCall | LinearCall
 
 
-class Watch(TorchFunctionMode):
-    """While it is entered, ``on_call(layer, call)`` is called after each call of a layer's op.
+OnCall: TypeAlias = Callable[[str, Call], None]
+
+
+@contextmanager
+def watch(model: nn.Module, on_call: OnCall) -> Iterator[Watch]:
+    """Inside, ``on_call(layer, call)`` is called after each call of a layer's op.
 
     Calls in other threads, under ``torch.func`` and in captured graphs are not seen. Compiled
     functions run uncompiled meanwhile. Calls whose weight is no layer's are counted.
@@ -155,24 +159,32 @@ class Watch(TorchFunctionMode):
             under the name of the first.
         on_call: called with the layer's qualified name and a :data:`Call`, without gradients.
     """
+    uncompiled: AbstractContextManager[Any] = nullcontext()
+    if "torch._dynamo" in sys.modules:  # importing it takes seconds
+        uncompiled = torch.compiler.set_stance("force_eager")
+    with uncompiled, Watch(model, on_call) as found:
+        try:
+            yield found
+        finally:
+            found.forget_layers()
 
-    def __init__(self, model: nn.Module, on_call: Callable[[str, Call], None]) -> None:
+
+class Watch(TorchFunctionMode):
+    """The mode of :func:`watch`.
+
+    Attributes:
+        unknown: the number of calls whose weight is no layer's.
+    """
+
+    def __init__(self, model: nn.Module, on_call: OnCall) -> None:
         super().__init__()
         self._model, self._on_call = model, on_call
         self._layers: dict[int, tuple[Tensor, str]] = {}  # by the identity of weights, kept alive
-        self._uncompiled: AbstractContextManager[Any] = nullcontext()
-        self.unknown = 0  # calls of weights that are no layer's
+        self.unknown = 0
 
-    def __enter__(self) -> Watch:
-        if "torch._dynamo" in sys.modules:  # importing it takes seconds
-            self._uncompiled = torch.compiler.set_stance("force_eager")
-        self._uncompiled.__enter__()
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._uncompiled.__exit__(*error)
-        self._layers = {}
+    def forget_layers(self) -> None:
+        """Lets go of the weights."""
+        self._layers.clear()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

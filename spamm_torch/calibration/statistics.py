@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from .calls import Call, ConvCall, Watch
+from .calls import Call, ConvCall, watch
 from .form import SPAMM, Form
 
 _ops = torch.ops.spamm_torch
@@ -62,7 +62,7 @@ def measure_layers(
     pools = {name: _Pool() for name in form.layers}
 
     def run(pass_number: int, on_call: Callable[[str, Call], None]) -> None:
-        with form.installed(dict.fromkeys(form.layers, SPAMM)), Watch(model, on_call):
+        with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, on_call):
             for number, example in enumerate(inputs):
                 on_batch(pass_number, number)
                 example.call(model)

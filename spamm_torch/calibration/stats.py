@@ -13,7 +13,7 @@ from torch import nn
 from .._info import SkipInfo, skip_info
 from .._table import table
 from ..networks.leaves import Band, band_of
-from .calls import Call, Watch, spamm_layers
+from .calls import Call, Watch, spamm_layers, watch
 
 
 @dataclass(frozen=True)
@@ -160,6 +160,6 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
             f"{type(model).__name__}, which has none in {modules} modules"
         )
     stats = ModelStats(model)
-    with Watch(model, stats.record) as watch:
-        stats._watch = watch
+    with watch(model, stats.record) as found:
+        stats._watch = found
         yield stats

@@ -13,7 +13,7 @@ from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
 from ..networks.example import Example
 from ..networks.plan import DENSE, Engine
 from ..networks.timing import times_of
-from .calls import Call, ConvCall, Watch
+from .calls import Call, ConvCall, watch
 from .form import SPAMM, Form
 from .statistics import LayerStatistics
 
@@ -85,7 +85,7 @@ def time_layers(
             found = _layer_times(name, call, statistics[name])
             times[name] = times[name] + found if name in times else found
 
-    with form.installed(dict.fromkeys(form.layers, SPAMM)), Watch(model, time):
+    with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, time):
         example.call(model)
     return times
 

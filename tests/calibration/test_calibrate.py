@@ -53,7 +53,8 @@ class Agreement:
                 self._answers[id(pictures)] = self._answer(model, pictures)
 
     def _answer(self, model, pictures):
-        return (model(pictures)[:, 0] * LEVELS + torch.linspace(0, 1, len(pictures))).floor()
+        outputs = model(pictures)[:, 0].double().cpu()
+        return (outputs * LEVELS + torch.linspace(0, 1, len(pictures))).floor()
 
     def __call__(self, model, half):
         self.calls += 1
@@ -175,6 +176,21 @@ def test_progress_is_said(timed, capsys):
     assert any("evaluations, 3 of 12, about" in line for line in lines)
     run()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_inputs_are_moved_to_the_model(timed, device, dtype):
+    model, loader = tiny_network().to(device, dtype), batches()
+    own = [(pictures.to(device, dtype), None) for pictures, _ in loader]
+    agreement = Agreement(model, own)
+
+    def evaluate(model, half):
+        first = next(i for i, (pictures, _) in enumerate(loader) if pictures is next(iter(half))[0])
+        return agreement(model, own[first::2])
+
+    report = run(model, 50.0, loader, evaluate)
+    assert 0 < report.outcome.valid_ratio < 1
+    assert next(model.parameters()).dtype == dtype
 
 
 def test_a_layer_that_is_called_twice(timed, tmp_path):
