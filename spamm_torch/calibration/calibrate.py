@@ -20,8 +20,8 @@ from ..networks.example import Example
 from ..networks.leaves import Band
 from ..networks.plan import LEFT, Engine
 from ..networks.state import in_eval_mode
-from .form import Form
-from .inputs import halves_of, kept_randomness, statistics_inputs
+from .form import Form, check_model
+from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
 from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
@@ -70,14 +70,14 @@ def calibrate(
     Args:
         model: an ``nn.Module`` that is not converted; it stays as it is: weights, hooks, modes,
             random states. It is evaluated in eval mode without gradients.
-        loader: batches with labels, the same in each pass (no shuffling): a ``DataLoader`` or a
-            list. The batches of even number are one half, those of odd number the other. Of a batch
-            that is a tuple or a list, the first element is the model's input.
-        evaluate: ``evaluate(model, loader)`` is called with the model and half of the loader. It
-            gives a score, higher is better, as accuracy in percentage points; or a pair of the
-            score and the answers: a tensor or list with one entry for each input, such as the class
-            that the model says, in the same order each time. With answers the score should be in
-            percentage points, as what changes is.
+        loader: batches with labels, the same in each pass: a ``DataLoader`` or a list. The batches
+            of even number are one half, those of odd number the other. Of a batch that is a tuple
+            or a list, the first element is the model's input.
+        evaluate: ``evaluate(model, loader)`` is called with the model and half of the loader, which
+            can be iterated over and has a length in batches. It gives a score, higher is better, as
+            accuracy in percentage points; or a pair of the score and the answers: a tensor or list
+            with one entry for each input, such as the class that the model says, in the same order
+            each time. With answers the score should be in percentage points, as what changes is.
         max_drop: the most that the score may drop, in its units; at least 0.
         example_input: what is timed, as :func:`convert_` takes it; its batch size and dtype should
             be those that will be served. None: the input of the first batch.
@@ -101,10 +101,12 @@ def calibrate(
     After any error the model is as it was.
     """
     _check_arguments(model, max_drop, evaluations, progress)
-    halves = halves_of(loader)
-    evaluator = Evaluator(model, evaluate, halves)
-    with kept_randomness(next(model.parameters()).device), in_eval_mode(model), torch.no_grad():
-        inputs = statistics_inputs(model, halves[0], example_input)
+    randomness = Randomness(next(model.parameters()).device)
+    with randomness.again(), in_eval_mode(model), torch.no_grad():
+        halves = halves_of(loader)
+        evaluator = Evaluator(model, evaluate, halves, randomness)
+        with randomness.again():
+            inputs = statistics_inputs(model, halves[0], example_input)
         example = inputs[0] if example_input is None else Example(example_input)
         form = Form(model, example)
         device = _device_name(model)
@@ -118,6 +120,7 @@ def calibrate(
 def _check_arguments(model: Any, max_drop: Any, evaluations: Any, progress: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"calibrate expects an nn.Module; got {type(model).__name__}")
+    check_model(model)
     check_number(max_drop, "max_drop")
     if not 0 <= max_drop < math.inf:
         raise ValueError(

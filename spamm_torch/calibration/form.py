@@ -31,24 +31,8 @@ class Form:
 
     def __init__(self, model: nn.Module, example: Example) -> None:
         self._model, self._example = model, example
-        _check_unconverted(model)
-        self.layers = {
-            name: module
-            for name, module in model.named_modules()
-            if type(module) is nn.Conv2d
-            and module.groups == 1
-            and reason_not_to_convert(module) is None
-        }
-        self.reasons = {
-            name: reason
-            for name, layer in self.layers.items()
-            if (reason := reason_not_to_skip(layer)) is not None
-        }
-        if len(self.reasons) == len(self.layers):
-            raise ValueError(
-                "calibrate expects a model with convolutions that can skip; got "
-                f"{type(model).__name__}, which has none ({len(self.layers)} others)"
-            )
+        self.layers = _layers(model)
+        self.reasons = _reasons(self.layers)
         # Every convolution gets an engine here, so that none is measured; several calls of one
         # layer have names of their own, which the first conversion tells.
         self._calls = [n for n, module in model.named_modules() if isinstance(module, nn.Conv2d)]
@@ -83,10 +67,33 @@ def _layer(call: str) -> str:
     return call.partition("#")[0]
 
 
-def _check_unconverted(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Raises ValueError unless a model is not converted and has a convolution that can skip."""
     for name, module in model.named_modules():
         if fused_of(module) is not None or is_converted_leaf(module):
             raise ValueError(
                 "calibrate expects a model that is not converted; got one whose "
                 f"{name or type(model).__name__} is (call revert_ first)"
             )
+    layers = _layers(model)
+    if len(_reasons(layers)) == len(layers):
+        raise ValueError(
+            "calibrate expects a model with convolutions that can skip; got "
+            f"{type(model).__name__}, which has none ({len(layers)} others)"
+        )
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Conv2d]:
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Conv2d
+        and module.groups == 1
+        and reason_not_to_convert(module) is None
+    }
+
+
+def _reasons(layers: Mapping[str, nn.Conv2d]) -> dict[str, str]:
+    """Why some of these layers cannot skip, by name."""
+    reasons = {name: reason_not_to_skip(layer) for name, layer in layers.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -91,14 +91,30 @@ def _is_floating(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-@contextmanager
-def kept_randomness(device: torch.device) -> Iterator[None]:
-    """What draws random numbers inside (Python's, torch's) draws the same each time, and outside
-    nothing of it is seen.
-    """
-    python = random.getstate()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            yield
-    finally:
+class Randomness:
+    """The states of Python's and torch's generators, as they are when it is made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._states = self._now()
+
+    def _now(self) -> tuple[Any, ...]:
+        on_device = None if self._device is None else torch.cuda.get_rng_state(self._device)
+        return random.getstate(), torch.get_rng_state(), on_device
+
+    def _set(self, states: tuple[Any, ...]) -> None:
+        python, on_host, on_device = states
         random.setstate(python)
+        torch.set_rng_state(on_host)
+        if self._device is not None:
+            torch.cuda.set_rng_state(on_device, self._device)
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """Inside, the same numbers are drawn each time; outside, nothing of it is seen."""
+        before = self._now()
+        self._set(self._states)
+        try:
+            yield
+        finally:
+            self._set(before)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..networks.state import in_eval_mode
-from .inputs import Half, kept_randomness
+from .inputs import Half, Randomness
 
 LEAST_EVALUATIONS = 5
 _HELD_SHARE = 4  # one evaluation in so many is kept for the second half
@@ -49,11 +49,15 @@ class Evaluator:
     """Calls ``evaluate`` on the halves of a loader, and compares with the model as it was."""
 
     def __init__(
-        self, model: nn.Module, evaluate: Callable[..., Any], halves: tuple[Half, Half]
+        self,
+        model: nn.Module,
+        evaluate: Callable[..., Any],
+        halves: tuple[Half, Half],
+        randomness: Randomness,
     ) -> None:
         _check_evaluate(evaluate, model, halves[0])
         self._model, self._evaluate, self._halves = model, evaluate, halves
-        self._device = next(model.parameters()).device
+        self._randomness = randomness
         self._dense: dict[int, Score] = {}
         self.count = 0
 
@@ -86,7 +90,7 @@ class Evaluator:
 
     def _score(self, half: int) -> Score:
         self.count += 1
-        with torch.no_grad(), in_eval_mode(self._model), kept_randomness(self._device):
+        with torch.no_grad(), in_eval_mode(self._model), self._randomness.again():
             return _read_score(self._evaluate(self._model, self._halves[half]))
 
 

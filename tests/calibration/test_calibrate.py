@@ -368,6 +368,29 @@ def test_the_model_stays_as_it_is(timed):
     assert_unchanged(model, before)
 
 
+def test_a_loader_that_shuffles_by_torchs_generator(timed):
+    data = torch.utils.data.TensorDataset(dark_pictures(64), torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    model = tiny_network()
+    before, seen = state_of(model), {True: set(), False: set()}
+
+    def evaluate(model, half):
+        order = torch.cat([numbers for _, numbers in half]).tolist()
+        seen[type(model.conv_b) is SpAMMConv2d].add(tuple(order))
+        return 50.0
+
+    run(model, 5.0, loader, evaluate)
+    assert_unchanged(model, before)
+    assert len(seen[False]) == 2  # the two halves, in the same order each time
+    assert seen[True] == seen[False]
+    assert len(set().union(*seen[True])) == 64  # which share nothing
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(ValueError, match="convolutions that can skip; got ReLU, which has none"):
+        run(nn.ReLU(), evaluate=lambda *_: 50.0)
+
+
 def drifting(model, half, calls=iter(range(100))):  # noqa: B008  counts all calls
     return float(next(calls))
 
