@@ -215,22 +215,31 @@ class Watch(TorchFunctionMode):
         return None if known is None else known[1]
 
 
-def spamm_layers(model: nn.Module) -> dict[str, _SpAMM]:
-    """The SpAMM modules of a model, by qualified name."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, _SpAMM)}
+def spamm_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """The layers of a model that skip, or may, by qualified name: SpAMM modules and fused calls."""
+    fused = {conv for conv, _ in _fused_weights(model)}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, _SpAMM) or module in fused
+    }
+
+
+def _fused_weights(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor | None]]:
+    for module in model.modules():
+        fused = fused_of(module)
+        if fused is not None:
+            yield from fused.spamm_weights()
 
 
 def _weights(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
     """The weights that ops get, their own and folded ones, with their layers' names."""
-    names: dict[nn.Module, str] = {}
-    for name, module in spamm_layers(model).items():
-        names[module] = name
-        yield module.weight, name
-    for container in model.modules():
-        fused = fused_of(container)
-        for conv, weight in () if fused is None else fused.weights():
-            if conv in names:
-                yield weight, names[conv]
+    layers = spamm_layers(model)
+    names = {module: name for name, module in layers.items()}
+    own = ((module, getattr(module, "weight", None)) for module in names)
+    for module, weight in (*own, *_fused_weights(model)):
+        if weight is not None:
+            yield weight, names[module]
 
 
 # ---- Reading calls ------------------------------------------------------------------------------

@@ -169,6 +169,15 @@ class Fused:
         """Whether modules, tensors or hooks are no longer those that were traced."""
         return self._traced is None or not self._traced.fits()
 
+    def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
+        """The convolutions that the op conv2d computes, with their weights as it multiplies them.
+
+        A weight is None before the first call.
+        """
+        weights = [*self.operands[::3], *(None for _ in self._sources)]
+        both = zip(self._sources, weights, strict=False)
+        return [(source.conv, weight) for source, weight in both if source.engine.kind == "spamm"]
+
     # ---- Operands -------------------------------------------------------------------------------
 
     def _prove(self) -> Proof:
@@ -206,12 +215,6 @@ class Fused:
         self.operands, self._proof, self._held = found, proof, proof.held
         self._traced = proof
         return True
-
-    def weights(self) -> list[tuple[nn.Conv2d, Tensor]]:
-        """The convolution of each fused call with its weight as it is multiplied."""
-        convs = [source.conv for source in self._sources]
-        folded = zip(convs, self.operands[::3], strict=False)  # none before the first call
-        return [(conv, weight) for conv, weight in folded if weight is not None]
 
     def _owned(self) -> list[bool]:
         """Which operands have memory of their own; the others are Parameters, not to be written."""

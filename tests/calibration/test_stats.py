@@ -84,7 +84,7 @@ def test_generated_forwards_are_recorded_with_folded_weights(device):
     expected = model(input)
     with record_stats(model) as stats:
         assert torch.equal(model(input), expected)
-    found = [weight for conv, weight in fused_of(model).weights() if conv is model.conv_b]
+    found = [weight for conv, weight in fused_of(model).spamm_weights() if conv is model.conv_b]
     hidden = model.relu_a(model.bn_a(model.conv_a(input)))
     folded, own = (info_of(hidden, weight, tau=8.0) for weight in (*found, model.conv_b.weight))
     assert_is(stats["conv_b"], folded)
