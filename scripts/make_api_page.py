@@ -32,6 +32,9 @@ CHAPTERS = {  # in the page's order; other modules follow
     "convert": "Whole networks",
     "config": "Settings of whole networks",
     "report": "Reports of conversions",
+    "calibrate": "Calibration",
+    "outcome": "Reports of calibrations",
+    "stats": "Statistics of layers",
     "_library": "The library",
 }
 WIDTH = 88  # of a signature on one line

@@ -15,6 +15,15 @@ from . import _fake, _flops, distributed  # noqa: F401  the first two: shapes an
 from ._info import SkipInfo
 from ._plan import row_cuts
 from .batch_sampler import LikenessBatchSampler
+from .calibration import (
+    CalibrationReport,
+    CalibrationRow,
+    LayerStats,
+    ModelStats,
+    Outcome,
+    calibrate,
+    record_stats,
+)
 from .chain import SpAMMChain
 from .functional import (
     addmm,
@@ -42,11 +51,16 @@ from .spatial import spatial_order
 __version__ = _VERSION
 
 __all__ = [
+    "CalibrationReport",
+    "CalibrationRow",
     "ConvertReport",
     "FuseReport",
     "Fusion",
+    "LayerStats",
     "LikenessBatchSampler",
+    "ModelStats",
     "OrderedBatch",
+    "Outcome",
     "SkipInfo",
     "SpAMMChain",
     "SpAMMConfig",
@@ -56,6 +70,7 @@ __all__ = [
     "backend_for",
     "bmm",
     "build_info",
+    "calibrate",
     "cmake_prefix_path",
     "conv2d",
     "conv2d_shards",
@@ -72,6 +87,7 @@ __all__ = [
     "mm",
     "mm_shards",
     "norm_map",
+    "record_stats",
     "refresh_",
     "revert_",
     "row_cuts",

@@ -142,6 +142,11 @@ def held_tau(knobs: Knobs) -> Tensor | None:
     return knobs["tau"] if knobs["threshold"] is None else as_tau(knobs["threshold"])
 
 
+def has_tau(knobs: Knobs) -> bool:
+    """Whether the knob of checked knobs is a threshold."""
+    return knobs["tau"] is not None or knobs["threshold"] is not None
+
+
 # ---- Numbers ------------------------------------------------------------------------------------
 
 

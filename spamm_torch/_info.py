@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ._arguments import Knobs
+from ._arguments import Knobs, conv_block
 
 _ops = torch.ops.spamm_torch
 
@@ -89,7 +90,40 @@ def default_pixel_block(has_tau: bool, images: int, n: int) -> tuple[int, int, i
     return together, 1 << (rest // 2), 1 << (rest - rest // 2)
 
 
-def im2col_norms(
+def conv2d_norm_maps(
+    input: Tensor,
+    weight: Tensor,
+    geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
+    has_tau: bool,
+    block: int | Sequence[int] | None,
+    pixel_block: Sequence[int] | None,
+    norm_weight: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The norm maps of a convolution of checked arguments.
+
+    Args:
+        geometry: stride, padding, dilation and groups.
+        has_tau: whether its knob is a threshold, which decides the default pixel block.
+        norm_weight: the weight's norm map where it is known.
+
+    Returns:
+        The weight's norm map (groups, MB, KB), the im2col matrix's (groups, KB, NB), and that which
+        decides what is skipped.
+    """
+    batch = input if input.dim() == 4 else input.unsqueeze(0)
+    stride, padding, dilation, groups = geometry
+    out_channels, in_channels, height, width = weight.shape
+    edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
+    images, rows, columns = pixel_block or default_pixel_block(has_tau, batch.shape[0], edges[2])
+    pixels = (images, rows, columns)
+    if norm_weight is None:
+        norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
+    return norm_weight, *_im2col_norms(
+        batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
+    )
+
+
+def _im2col_norms(
     input: Tensor,
     kernel: tuple[int, int],
     stride: tuple[int, int],
@@ -101,9 +135,10 @@ def im2col_norms(
 ) -> tuple[Tensor, Tensor]:
     """The norm map (groups, KB, NB) of an im2col matrix, and the map that decides what is skipped.
 
-    The matrix itself is never whole in memory: its rows of one kernel position are, at a time.
+    The input is read once, for the sum of squares of k channels of each pixel; a block's norm is
+    the root of the sum over the pixels that it covers at its kernel position.
     """
-    images, channels, height, width = input.shape
+    images, _, height, width = input.shape
     grid = [images]
     for size, window, s, p, d in zip(
         (height, width), kernel, stride, padding, dilation, strict=True
@@ -111,20 +146,38 @@ def im2col_norms(
         grid.append((size + 2 * p - d * (window - 1) - 1) // s + 1)
     counts = [-(-size // edge) for size, edge in zip(grid, pixel_block, strict=True)]
     missing = [c * e - size for c, e, size in zip(counts, pixel_block, grid, strict=True)]
-    padded = pad(input, (padding[1], padding[1], padding[0], padding[0]))
     split = [number for pair in zip(counts, pixel_block, strict=True) for number in pair]
+    squares, scale = _pixel_squares(input, groups, k)
+    padded = pad(squares, (padding[1], padding[1], padding[0], padding[0]))
     maps = []
     for y, x in itertools.product(range(kernel[0]), range(kernel[1])):
         top, left = y * dilation[0], x * dilation[1]
         bottom = top + (grid[1] - 1) * stride[0] + 1
         right = left + (grid[2] - 1) * stride[1] + 1
-        seen = padded[:, :, top : bottom : stride[0], left : right : stride[1]].transpose(0, 1)
+        seen = padded[..., top : bottom : stride[0], left : right : stride[1]]
         whole = pad(seen, (0, missing[2], 0, missing[1], 0, missing[0]))
-        by_block = whole.reshape(channels, *split).permute(0, 1, 3, 5, 2, 4, 6)
-        rows = by_block.reshape(groups, channels // groups, -1)
-        maps.append(_ops.norm_map(rows, (k, math.prod(pixel_block))))
-    norms = torch.cat(maps, 1)
+        by_block = whole.reshape(*whole.shape[:2], *split).sum((3, 5, 7))
+        maps.append(by_block.flatten(2))
+    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
+    norms = (torch.cat(maps, 1).sqrt() * scale).to(dtype)
     return norms, norms * _partial_block_scale(norms, grid, counts, pixel_block)
+
+
+def _pixel_squares(input: Tensor, groups: int, k: int) -> tuple[Tensor, Tensor]:
+    """Sums of squares (groups, ceil(channels of a group / k), N, H, W), and a scale of their roots.
+
+    In float64, which holds the squares of the narrower types. Those of float64 are of the entries
+    over the largest one.
+    """
+    scale = torch.ones((), dtype=torch.float64, device=input.device)
+    if input.dtype == torch.float64 and input.numel():
+        largest = input.abs().amax()
+        scale = torch.where((largest > 0) & largest.isfinite(), largest, scale)
+        input = input / scale
+    by_group = input.unflatten(1, (groups, input.shape[1] // groups))
+    whole = pad(by_group, (0, 0, 0, 0, 0, -by_group.shape[2] % k))
+    norms = torch.linalg.vector_norm(whole.unflatten(2, (-1, k)), dim=3, dtype=torch.float64)
+    return norms.square().permute(1, 2, 0, 3, 4), scale
 
 
 def _partial_block_scale(

@@ -6,6 +6,7 @@ kinds are here; csrc/conv/chain.cpp decodes the list.
 
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ _ops = torch.ops.spamm_torch
 # The kinds of a layer, and of a convolution's knob.
 CONVOLUTION, MAX_POOL = 0, 1
 TAU, VALID_RATIO, MAX_ERROR = 0, 1, 2
+_KNOBS = ("tau", "valid_ratio", "max_error")
 
 _DEFAULT_EDGES = (0, 0, 0)  # of a block or pixel block that the op chooses
 
@@ -168,6 +170,44 @@ def _encode_convolution(layer: Any, ready_weights: bool) -> tuple[Any, ...]:
         *(*block, *(layer.pixel_block or _DEFAULT_EDGES)),
     )
     return weight, parameters["bias"], norms, knob, settings
+
+
+def run_by_layers(
+    input: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    norm_weights: Sequence[Tensor | None],
+    knobs: Sequence[Tensor],
+    layers: Sequence[int],
+) -> Tensor:
+    """What the op ``chain`` computes, by one call of an op for each layer, bit for bit."""
+    numbers = iter(layers)
+    convolutions = zip(weights, biases, norm_weights, knobs, strict=True)
+    norms = None
+
+    def read(count: int) -> list[int]:
+        return list(itertools.islice(numbers, count))
+
+    for kind in numbers:
+        if kind == MAX_POOL:
+            geometry = [read(2) for _ in range(4)]
+            input, norms = _ops.max_pool2d_with_norms(input, *geometry, bool(read(1)[0]))
+            continue
+        weight, bias, norm_weight, knob = next(convolutions)
+        geometry = [read(2) for _ in range(3)]
+        groups, activation, ready, knob_kind = read(4)
+        block, pixel_block = read(3), read(3)
+        input, norms = _ops.conv2d_with_norms(
+            *(input, weight, bias, *geometry, groups),
+            **{_KNOBS[knob_kind]: knob if knob_kind == TAU else knob.item()},
+            block=block if any(block) else None,
+            pixel_block=pixel_block if any(pixel_block) else None,
+            norm_weight=norm_weight,
+            norm_input=norms,
+            activation=ACTIVATIONS[activation],
+            weight_is_ready=bool(ready),
+        )
+    return input
 
 
 def _encode_max_pool(layer: Any) -> tuple[int, ...]:

@@ -55,12 +55,12 @@ from ._arguments import (
     check_search,
     check_tensor,
     check_tensors,
-    conv_block,
     dtype_name,
+    has_tau,
     holds_dtensor,
 )
 from ._bisection import bisect_tau
-from ._info import SkipInfo, as_multiplied, default_pixel_block, im2col_norms, skip_info
+from ._info import SkipInfo, as_multiplied, conv2d_norm_maps, skip_info
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -1169,15 +1169,16 @@ def conv2d(
     )
     if not return_info:
         return result
-    return result, _conv2d_info(
+    norm_a, norm_b, skip_norm_b = conv2d_norm_maps(
         as_multiplied(input),
         as_multiplied(weight),
         (_both(stride), _both(padding), _both(dilation), groups),
-        knobs,
+        has_tau(knobs),
         block,
         pixel_block,
         norm_weight,
     )
+    return result, skip_info(norm_a, norm_b, knobs, skip_norm_b)
 
 
 def _check_of_devices(arguments: dict[str, Any]) -> None:
@@ -1187,32 +1188,6 @@ def _check_of_devices(arguments: dict[str, Any]) -> None:
             "devices must be given without norm_weight, norm_input, residual and return_norms; got "
             + " and ".join(given)
         )
-
-
-def _conv2d_info(
-    input: Tensor,
-    weight: Tensor,
-    geometry: tuple[tuple[int, int], tuple[int, int], tuple[int, int], int],
-    knobs: Knobs,
-    block: int | Sequence[int] | None,
-    pixel_block: Sequence[int] | None,
-    norm_weight: Tensor | None,
-) -> SkipInfo:
-    """What a convolution of checked arguments skips."""
-    batch = input if input.dim() == 4 else input.unsqueeze(0)
-    stride, padding, dilation, groups = geometry
-    out_channels, in_channels, height, width = weight.shape
-    edges = conv_block(out_channels // groups, in_channels, block, pixel_block)
-    images, rows, columns = pixel_block or default_pixel_block(
-        knobs["tau"] is not None or knobs["threshold"] is not None, batch.shape[0], edges[2]
-    )
-    pixels = (images, rows, columns)
-    if norm_weight is None:
-        norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
-    norms, skip_norms = im2col_norms(
-        batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
-    )
-    return skip_info(norm_weight, norms, knobs, skip_norms)
 
 
 def conv2d_shards(

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard, cast
 import torch
 from torch import Tensor, nn
 
+from ._table import table
 from .chain import SpAMMChain, fits_a_chain, reason_not_plain, reason_not_to_chain, takes_norms
 from .networks.fold import folded
 from .nn import SpAMMConv2d, _SpAMM, unreached_layers
@@ -35,10 +36,7 @@ class FuseReport(tuple[Fusion, ...]):
 
     def __str__(self) -> str:
         rows = [("layer", "action", "detail"), *((f.name, f.action, f.detail) for f in self)]
-        widths = [max(len(row[column]) for row in rows) for column in range(2)]
-        return "\n".join(
-            f"{name:{widths[0]}}  {action:{widths[1]}}  {detail}" for name, action, detail in rows
-        )
+        return table(rows)
 
 
 class LinearReLU(nn.Linear):

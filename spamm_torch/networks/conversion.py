@@ -20,6 +20,7 @@ from .engines import Choice, Measurements, asked, candidates, predict
 from .example import Calls, Example, copied, difference, is_rounding
 from .fused import Fused, attach, detach
 from .leaves import (
+    Band,
     convert_leaf,
     reason_not_to_convert,
     revert_leaf,
@@ -289,7 +290,9 @@ class Conversion:
             reason = "; ".join(filter(None, (reason, why or "nothing to absorb")))
         absorbed = site.absorbed if is_fused else ()
         shape = shape_of(site.conv)
-        return Row(site.name, shape, action, absorbed, reason, engine.setting, choice.times)
+        return Row(
+            site.name, shape, action, absorbed, reason, engine.setting, choice.times, engine.band
+        )
 
     def _nothing(self, report: ConvertReport) -> str:
         reasons = collections.Counter(row.reason for row in report)
@@ -316,19 +319,19 @@ class Installation:
         ]
         self.fused = {site.name for plan in in_islands for site in plan.fused}
         self._fused = [Fused(plan.island.module, plan) for plan in in_islands if plan.fused]
-        self._leaves: dict[nn.Conv2d, SpAMMConfig] = {}
+        self._leaves: dict[nn.Conv2d, tuple[SpAMMConfig, Band | None]] = {}
         for site in sites:
-            setting = engines[site.name].setting
-            if setting is not None:
-                self._leaves.setdefault(site.conv, setting)
+            engine = engines[site.name]
+            if engine.setting is not None:
+                self._leaves.setdefault(site.conv, (engine.setting, engine.band))
 
     @property
     def changes_anything(self) -> bool:
         return bool(self._fused or self._leaves)
 
     def attach(self) -> None:
-        for conv, setting in self._leaves.items():
-            convert_leaf(conv, setting)
+        for conv, (setting, band) in self._leaves.items():
+            convert_leaf(conv, setting, band)
         for fused in self._fused:
             attach(fused)
 

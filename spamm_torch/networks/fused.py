@@ -172,6 +172,15 @@ class Fused:
         """Whether modules, tensors or hooks are no longer those that were traced."""
         return self._traced is None or not self._traced.fits()
 
+    def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
+        """The convolutions that the op conv2d computes, with their weights as it multiplies them.
+
+        A weight is None before the first call.
+        """
+        weights = [*self.operands[::3], *(None for _ in self._sources)]
+        both = zip(self._sources, weights, strict=False)
+        return [(source.conv, weight) for source, weight in both if source.engine.kind == "spamm"]
+
     # ---- Operands -------------------------------------------------------------------------------
 
     def _prove(self) -> Proof:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import nn
 
@@ -11,7 +11,10 @@ from ..chain import reason_not_plain
 from ..nn import SpAMMConv2d
 from .config import SpAMMConfig
 
+Band: TypeAlias = tuple[float, float]  # the lowest and highest valid ratio of a batch
+
 _RECORD = "_spamm_before"
+_BAND = "_spamm_band"
 _LEAST_CHANNELS = 32  # the smallest edge of a block
 
 
@@ -24,8 +27,11 @@ class Before:
     added: tuple[str, ...]
 
 
-def convert_leaf(conv: nn.Conv2d, config: SpAMMConfig) -> None:
-    """Makes a convolution skip by this setting. Parameters, names and hooks stay."""
+def convert_leaf(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None) -> None:
+    """Makes a convolution skip by this setting. Parameters, names and hooks stay.
+
+    ``band``: the valid ratios that it had when the setting was calibrated (:func:`band_of`).
+    """
     template = SpAMMConv2d(1, 1, 1, device="meta", **config.setting())
     own = conv.__dict__
     of_torch = nn.Conv2d(1, 1, 1, device="meta").__dict__
@@ -33,11 +39,17 @@ def convert_leaf(conv: nn.Conv2d, config: SpAMMConfig) -> None:
     if isinstance(conv, SpAMMConv2d):  # keeps the activation that it was given
         setting = (*config.setting(), "_pinned", "_tau_taken")
         values = {name: value for name, value in values.items() if name in setting}
+    values[_BAND] = band
     before = {name: own[name] for name in values if name in own}
     own[_RECORD] = Before(type(conv), before, tuple(name for name in values if name not in own))
     own.update(values)
     if type(conv) is nn.Conv2d:
         conv.__class__ = SpAMMConv2d
+
+
+def band_of(layer: nn.Module) -> Band | None:
+    """The lowest and highest valid ratio of a batch when a layer was calibrated, if it was."""
+    return layer.__dict__.get(_BAND)
 
 
 def is_converted_leaf(module: nn.Module) -> bool:

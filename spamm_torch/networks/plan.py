@@ -9,6 +9,7 @@ from torch import fx
 
 from .capture import Island
 from .config import SpAMMConfig
+from .leaves import Band
 from .pool import Pooling, find_pools
 from .sites import Site
 
@@ -20,10 +21,12 @@ class Engine:
     Attributes:
         kind: "spamm" (the op conv2d), "dense" (the op dense_conv2d), or "left" (as it was).
         setting: of the op conv2d; None for the others.
+        band: the lowest and highest valid ratio of a batch when the setting was calibrated.
     """
 
     kind: str
     setting: SpAMMConfig | None = None
+    band: Band | None = None
 
 
 DENSE = Engine("dense")

@@ -10,7 +10,11 @@ from typing import Any
 
 import torch
 
+from .._table import table
 from .config import SpAMMConfig
+from .leaves import Band
+
+FORMAT = 1  # of settings files
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,7 @@ class Row:
         reason: why this action was chosen.
         setting: what is skipped; None where nothing can be.
         times: measured microseconds of the candidates, by name; empty where none were measured.
+        band: the lowest and highest valid ratio of a batch when the setting was calibrated.
     """
 
     name: str
@@ -36,6 +41,7 @@ class Row:
     reason: str = ""
     setting: SpAMMConfig | None = None
     times: tuple[tuple[str, float], ...] = ()
+    band: Band | None = None
 
 
 class ConvertReport(tuple[Row, ...]):
@@ -59,13 +65,7 @@ class ConvertReport(tuple[Row, ...]):
 
     def __str__(self) -> str:
         head = ("layer", "shape", "action", "absorbed", "setting", "reason")
-        lines = [head, *map(_cells, self)]
-        widths = [max(len(line[column]) for line in lines) for column in range(len(head) - 1)]
-        table = [
-            "  ".join([*(f"{cell:{w}}" for cell, w in zip(line, widths, strict=False)), line[-1]])
-            for line in lines
-        ]
-        return "\n".join([*(line.rstrip() for line in table), self._footer(), *self.notes])
+        return "\n".join([table([head, *map(_cells, self)]), self._footer(), *self.notes])
 
     def _footer(self) -> str:
         counts = [
@@ -79,17 +79,10 @@ class ConvertReport(tuple[Row, ...]):
         from .. import __version__
 
         return {
-            "format": 1,
+            "format": FORMAT,
             "device": self.device,
             "versions": {"spamm_torch": __version__, "torch": torch.__version__},
-            "layers": {
-                row.name: {
-                    "shape": row.shape,
-                    "engine": row.action,
-                    "setting": None if row.setting is None else row.setting.to_dict(),
-                }
-                for row in self
-            },
+            "layers": {row.name: _layer_to_dict(row) for row in self},
             "notes": list(self.notes),
         }
 
@@ -98,6 +91,12 @@ class ConvertReport(tuple[Row, ...]):
         with open(path, "w") as file:
             json.dump(self.to_dict(), file, indent=1)
             file.write("\n")
+
+
+def _layer_to_dict(row: Row) -> dict[str, Any]:
+    setting = None if row.setting is None else row.setting.to_dict()
+    layer = {"shape": row.shape, "engine": row.action, "setting": setting}
+    return layer if row.band is None else {**layer, "band": list(row.band)}
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -12,9 +12,11 @@ from typing import Any
 
 from torch import nn
 
+from .._arguments import is_number
 from .config import NOTHING_SKIPPED, SpAMMConfig
-from .leaves import shape_of
+from .leaves import Band, shape_of
 from .plan import DENSE, LEFT, Engine
+from .report import FORMAT
 
 _KINDS = ("spamm", "dense", "left")
 
@@ -133,9 +135,10 @@ def _read_settings(
     try:
         with open(path) as file:
             settings = json.load(file)
+        version = settings["format"], settings["versions"]["spamm_torch"]
         layers = settings["layers"]
         entries = [
-            (name, entry["shape"], entry["engine"], entry["setting"])
+            (name, entry["shape"], entry["engine"], entry["setting"], entry.get("band"))
             for name, entry in layers.items()
         ]
     except OSError as error:
@@ -144,8 +147,9 @@ def _read_settings(
         raise ValueError(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
+    _check_version(*version)
     engines = {}
-    for name, shape, kind, setting in entries:
+    for name, shape, kind, setting, band in entries:
         layer = convolutions.get(name.partition("#")[0])
         if layer is None:
             if kind == "left":  # linear layers are listed as well
@@ -159,7 +163,7 @@ def _read_settings(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{shape_of(layer)!r}"
             )
-        engines[name] = _engine(name, kind, setting)
+        engines[name] = _engine(name, kind, setting, band)
     missing = [name for name in convolutions if name not in engines]
     if missing:
         raise ValueError(
@@ -169,12 +173,39 @@ def _read_settings(
     return engines
 
 
-def _engine(name: str, kind: Any, setting: Any) -> Engine:
+def _check_version(file_format: Any, version: Any) -> None:
+    """Raises for settings of another release: its taus may mean something else."""
+    from .. import __version__
+
+    if file_format != FORMAT:
+        raise ValueError(f"the settings must be of format {FORMAT}; got {file_format!r}")
+    if _release(version) != _release(__version__):
+        raise ValueError(
+            f"the settings must be of spamm_torch {'.'.join(_release(__version__))}; got those of "
+            f"{version!r} (make them anew)"
+        )
+
+
+def _release(version: Any) -> list[str]:
+    return str(version).split(".")[:2]
+
+
+def _engine(name: str, kind: Any, setting: Any, band: Any) -> Engine:
     if kind not in _KINDS or (setting is not None) != (kind == "spamm"):
         raise ValueError(
             f"the settings must have engines {', '.join(_KINDS)}, spamm with a setting; got "
             f"{kind!r} with {setting!r} for {name!r}"
         )
     if kind == "spamm":
-        return Engine("spamm", SpAMMConfig.from_dict(setting))
+        return Engine("spamm", SpAMMConfig.from_dict(setting), _band(name, band))
     return DENSE if kind == "dense" else LEFT
+
+
+def _band(name: str, band: Any) -> Band | None:
+    if band is None:
+        return None
+    if not isinstance(band, list) or len(band) != 2 or not all(map(is_number, band)):
+        raise ValueError(
+            f"the settings must have bands of two valid ratios; got {band!r} for {name!r}"
+        )
+    return band[0], band[1]

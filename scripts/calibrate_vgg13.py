@@ -1,0 +1,106 @@
+"""Calibrates the study's VGG13: the settings that save the most time within an accuracy drop.
+
+Without options: the checkpoint of train_vgg13.py (trained first, where there is none), half a point
+of accuracy, the settings in results/calibrated_DEVICE.json. If it is interrupted, the same command
+goes on from there. inspect_model.py draws what the settings skip.
+"""
+
+import sys
+
+import torch
+
+import common  # noqa: F401  before the library, which it finds
+import spamm_torch
+from common.console import exit_code, make_console
+from common.errors import UserError, first_line
+from common.files import require_writable
+from common.options import (
+    add_output_options,
+    choose_device,
+    make_parser,
+    number,
+    positive_integer,
+)
+from common.precisions import use_precision
+from models.training import validation_pictures
+from study.training_options import add_training_options, train_or_load
+
+_PRECISIONS = ("float32", "float16", "bfloat16")
+_points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
+
+
+def main(arguments=None):
+    options = _parse(arguments)
+    console = make_console()
+    device = choose_device(options.device)
+    require_writable(options.out)
+    require_writable(options.checkpoint.parent)
+    model, config, digits = train_or_load(options, device, console)
+    _, validation = digits.split(config.seed)
+    dtype = use_precision(options.dtype)
+    model = model.to(dtype)
+    batch = options.images or config.batch
+    batches = [
+        (pictures.to(dtype), labels)
+        for pictures, labels in validation_pictures(validation.to(device), batch)
+    ]
+    path = options.out / f"calibrated_{device.type}.json"
+    journal = path.with_suffix(".partial.json")
+    if options.fresh:
+        journal.unlink(missing_ok=True)
+    try:
+        report = spamm_torch.calibrate(
+            model,
+            batches,
+            score_and_answers,
+            options.max_drop,
+            evaluations=options.evaluations,
+            journal=journal,
+        )
+    except ValueError as error:
+        raise UserError(first_line(error)) from error
+    report.save(path)
+    journal.unlink()
+    console.print(str(report), soft_wrap=True)
+    console.print(f"settings: {path}")
+
+
+def score_and_answers(model, batches):
+    """Percentage of right answers, and the answers: what calibrate asks of an evaluation."""
+    answers, labels = zip(*((model(x).argmax(1), y) for x, y in batches), strict=True)
+    answers, labels = torch.cat(answers), torch.cat(labels)
+    return 100 * (answers == labels).double().mean().item(), answers
+
+
+def _parse(arguments):
+    parser = make_parser(__doc__)
+    add_training_options(parser)
+    parser.add_argument(
+        "--max-drop",
+        metavar="POINTS",
+        type=_points,
+        default=0.5,
+        help="percentage points of accuracy that may be lost (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--dtype", choices=_PRECISIONS, default="float32", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--images",
+        metavar="COUNT",
+        type=positive_integer,
+        help="images a batch in the calibration and its times (default: those of the training)",
+    )
+    parser.add_argument(
+        "--evaluations",
+        metavar="COUNT",
+        type=number(int, lambda value: value >= 5, "an integer of 5 or more"),
+        default=12,
+        help="the most evaluations, each on half of the images (default: %(default)s)",
+    )
+    add_output_options(parser)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

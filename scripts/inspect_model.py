@@ -1,0 +1,115 @@
+"""Draws what VGG13 skips, layer by layer, over one of its input pictures.
+
+Each panel is a convolution: the picture in grey, and on it, by the position of the layer's output,
+the share of block products that the layer computes. Without options: the checkpoint of
+train_vgg13.py (trained first, where there is none) with the settings that calibrate_vgg13.py wrote;
+the picture goes to results/inspect_DEVICE.png.
+"""
+
+import sys
+from pathlib import Path
+
+import common  # noqa: F401  before the library, which it finds
+import spamm_torch
+from common.console import exit_code, make_console
+from common.errors import UserError, first_line
+from common.files import require_writable
+from common.machine import describe_machine
+from common.options import (
+    choose_device,
+    make_parser,
+    number,
+    positive_integer,
+    valid_ratio,
+)
+from common.report_files import write_bytes
+from models.training import validation_pictures
+from study.skipped import chosen_layers, draw, valid_shares
+from study.training_options import add_training_options, train_or_load
+
+
+def main(arguments=None):
+    options = _parse(arguments)
+    console = make_console()
+    device = choose_device(options.device)
+    require_writable(options.out)
+    require_writable(options.checkpoint.parent)
+    if options.picture >= options.images:
+        raise UserError(
+            f"expected --picture below --images, {options.images}; got {options.picture}"
+        )
+    model, config, digits = train_or_load(options, device, console)
+    _, validation = digits.split(config.seed)
+    if options.picture >= len(validation):
+        raise UserError(
+            f"expected --picture below {len(validation)}, the pictures there are; got "
+            f"{options.picture}"
+        )
+    pictures, _ = next(validation_pictures(validation.to(device), options.images))
+    shown = _convert(model, options, device)
+    shares = valid_shares(model, pictures, options.picture)
+    if not shares:
+        raise UserError(f"expected settings that skip something; got {shown}, where no layer does")
+    title = f"VGG13, {shown}: share of the products computed"
+    picture = pictures[options.picture, 0].cpu()
+    path = options.out / f"inspect_{device.type}.png"
+    write_bytes(path, draw(picture, shares, describe_machine(device), title))
+    for name in chosen_layers(shares):
+        console.print(f"{name}: {shares[name].mean():.1%} computed")
+    console.print(f"wrote {path}")
+
+
+def _convert(model, options, device):
+    """Installs what is to be looked at; returns its name."""
+    if options.ratio is not None:
+        spamm_torch.convert_(model, spamm_torch.SpAMMConfig(valid_ratio=options.ratio))
+        return f"{options.ratio:.0%} asked of every layer"
+    path = options.settings or options.out / f"calibrated_{device.type}.json"
+    try:
+        spamm_torch.convert_(model, path)
+    except ValueError as error:
+        raise UserError(first_line(error)) from error
+    return path.name
+
+
+def _parse(arguments):
+    parser = make_parser(__doc__)
+    add_training_options(parser)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--settings",
+        metavar="FILE",
+        type=Path,
+        help="settings of calibrate or convert_ (default: calibrated_DEVICE.json in --out)",
+    )
+    what.add_argument(
+        "--ratio",
+        type=valid_ratio,
+        help="instead, this valid ratio for every layer (default: by the settings)",
+    )
+    parser.add_argument(
+        "--picture",
+        metavar="NUMBER",
+        type=number(int, lambda value: value >= 0, "an integer of 0 or more"),
+        default=0,
+        help="which picture of the first validation batch (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--images",
+        metavar="COUNT",
+        type=positive_integer,
+        default=64,
+        help="pictures a batch; those of one block are skipped together (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("results"),
+        help="folder of the picture, made where it is missing (default: %(default)s)",
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

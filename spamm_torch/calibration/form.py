@@ -1,0 +1,99 @@
+"""The form in which calibrate looks at a model: as convert_ makes it from a settings file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import nn
+
+from ..networks.config import NOTHING_SKIPPED
+from ..networks.conversion import Conversion
+from ..networks.example import Example
+from ..networks.fused import fused_of
+from ..networks.leaves import is_converted_leaf, reason_not_to_convert, reason_not_to_skip, shape_of
+from ..networks.plan import DENSE, Engine
+from ..networks.report import ConvertReport
+from ..networks.request import Request
+from ..networks.state import Snapshot
+from ..nn import SpAMMConv2d
+
+SPAMM = Engine("spamm", NOTHING_SKIPPED)
+
+
+class Form:
+    """A model that is not converted, and the ways to convert it.
+
+    Attributes:
+        layers: the convolutions whose engine is to be chosen, by name, in the model's order.
+        reasons: why some of them cannot skip, by name.
+    """
+
+    def __init__(self, model: nn.Module, example: Example) -> None:
+        self._model, self._example = model, example
+        self.layers = _layers(model)
+        self.reasons = _reasons(self.layers)
+        # Every convolution gets an engine here, so that none is measured; several calls of one
+        # layer have names of their own, which the first conversion tells.
+        self._calls = [n for n, module in model.named_modules() if isinstance(module, nn.Conv2d)]
+        self._own = {n for n in self._calls if isinstance(model.get_submodule(n), SpAMMConv2d)}
+        with self.installed({}) as report:
+            self._calls = [row.name for row in report if _layer(row.name) in self._calls]
+
+    def shape(self, layer: str) -> str:
+        """A layer's shape in a few characters."""
+        return shape_of(self.layers[layer])
+
+    @contextmanager
+    def installed(self, engines: Mapping[str, Engine]) -> Iterator[ConvertReport]:
+        """The model converted, with these engines of layers by name; dense where none is named.
+
+        Layers that were SpAMM layers before keep their own setting.
+        """
+        by_call = {
+            call: engines.get(_layer(call), DENSE)
+            for call in self._calls
+            if _layer(call) not in self._own
+        }
+        request = Request(config=None, overrides={}, named=frozenset(), engines=by_call)
+        before = Snapshot(self._model)
+        try:
+            yield Conversion(self._model, request, self._example, fuse=True).run()
+        finally:
+            before.restore()
+
+
+def _layer(call: str) -> str:
+    return call.partition("#")[0]
+
+
+def check_model(model: nn.Module) -> None:
+    """Raises ValueError unless a model is not converted and has a convolution that can skip."""
+    for name, module in model.named_modules():
+        if fused_of(module) is not None or is_converted_leaf(module):
+            raise ValueError(
+                "calibrate expects a model that is not converted; got one whose "
+                f"{name or type(model).__name__} is (call revert_ first)"
+            )
+    layers = _layers(model)
+    if len(_reasons(layers)) == len(layers):
+        raise ValueError(
+            "calibrate expects a model with convolutions that can skip; got "
+            f"{type(model).__name__}, which has none ({len(layers)} others)"
+        )
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Conv2d]:
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Conv2d
+        and module.groups == 1
+        and reason_not_to_convert(module) is None
+    }
+
+
+def _reasons(layers: Mapping[str, nn.Conv2d]) -> dict[str, str]:
+    """Why some of these layers cannot skip, by name."""
+    reasons = {name: reason_not_to_skip(layer) for name, layer in layers.items()}
+    return {name: reason for name, reason in reasons.items() if reason is not None}

@@ -1,0 +1,128 @@
+"""What calibrate chose, as rows, as a table, and as a settings file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .._table import table
+from ..networks.config import SpAMMConfig
+
+
+@dataclass(frozen=True)
+class CalibrationRow:
+    """What one convolution got.
+
+    Attributes:
+        name: fully qualified. shape: as in "64 > 128, 3x3".
+        setting: what it skips; None where nothing is.
+        valid_ratio: the share of block products that it computes, measured with all settings in
+            place; 1 where nothing is skipped.
+        error: of its output after the activation, relative, with the layers before it exact.
+        dense_us, chosen_us: measured microseconds: the faster engine that skips nothing, and what
+            was chosen.
+        reason: why nothing is skipped; "" where something is.
+    """
+
+    name: str
+    shape: str
+    setting: SpAMMConfig | None
+    valid_ratio: float
+    error: float
+    dense_us: float
+    chosen_us: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a calibration found for the whole model.
+
+    Attributes:
+        max_drop: what was allowed, in the units of ``evaluate``.
+        drop: of the score on the half of the data that the search did not see, against the model
+            as it was. searched_drop: on the other half.
+        changed: the percentage of answers that changed on the unseen half; None without answers.
+        resolution: what one answer is worth there, in percent; None without answers.
+        valid_ratio: of all convolutions that can skip, weighted by their multiplications.
+        evaluations: how often ``evaluate`` was called.
+        before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
+            converted with nothing skipped, and as chosen.
+        note: why nothing is skipped or installed, where that is so.
+    """
+
+    max_drop: float
+    drop: float
+    searched_drop: float
+    changed: float | None
+    resolution: float | None
+    valid_ratio: float
+    evaluations: int
+    before_us: float
+    exact_us: float
+    after_us: float
+    note: str = ""
+
+
+class CalibrationReport(tuple[CalibrationRow, ...]):
+    """The :class:`CalibrationRow` of each convolution that is called; prints as a table.
+
+    Attributes:
+        outcome: the :class:`Outcome`. settings: what :meth:`save` writes.
+    """
+
+    outcome: Outcome
+    settings: dict[str, Any]
+
+    def __new__(
+        cls, rows: Iterable[CalibrationRow], outcome: Outcome, settings: dict[str, Any]
+    ) -> CalibrationReport:
+        report = super().__new__(cls, rows)
+        report.outcome = outcome
+        report.settings = {**settings, "calibration": asdict(outcome)}
+        return report
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the settings as JSON; ``convert_(model, path)`` installs them."""
+        text = json.dumps(self.settings, indent=1)
+        with open(path, "w") as file:
+            file.write(text + "\n")
+
+    def __str__(self) -> str:
+        head = ("layer", "shape", "valid", "tau", "pixel block", "dense us", "chosen us")
+        lines = [(*head, "error", "why nothing is skipped"), *map(_cells, self)]
+        return "\n".join([table(lines), *_footer(self.outcome)])
+
+
+def _cells(row: CalibrationRow) -> tuple[str, ...]:
+    setting = row.setting
+    return (
+        row.name or "(root)",
+        row.shape,
+        f"{row.valid_ratio:.1%}",
+        "" if setting is None else f"{setting.tau:.4g}",
+        "" if setting is None else "x".join(map(str, setting.pixel_block or ())),
+        f"{row.dense_us:.0f}",
+        f"{row.chosen_us:.0f}",
+        "" if setting is None else f"{row.error:.2%}",
+        row.reason,
+    )
+
+
+def _footer(outcome: Outcome) -> list[str]:
+    resolution = ""
+    if outcome.resolution is not None:
+        resolution = f" (one answer is {outcome.resolution:.2g}%)"
+    changed = "" if outcome.changed is None else f", {outcome.changed:.2f}% of the answers changed"
+    lines = [
+        f"valid: {outcome.valid_ratio:.1%} of the products, weighted by multiplications",
+        f"drop: {outcome.drop:.3g} of {outcome.max_drop:g} allowed on unseen data{resolution}"
+        f"{changed}; {outcome.searched_drop:.3g} where it was searched; "
+        f"{outcome.evaluations} evaluations",
+        f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
+        f"with nothing skipped, {outcome.after_us:.0f} us as chosen",
+    ]
+    return [*lines, outcome.note] if outcome.note else lines

@@ -1,0 +1,156 @@
+"""What skipping does to each layer: thresholds, relative errors and times, without labels.
+
+Two passes over some 512 inputs with nothing skipped. The first pools each layer's norm maps and
+finds the thresholds of eight valid ratios in two shapes of pixel blocks. The second computes the
+layer's output with each of them beside the exact one. Each layer's error is its own: the layers
+before it skip nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..networks.config import SpAMMConfig
+from ..networks.example import Example
+from .calls import Call, ConvCall, watch
+from .form import SPAMM, Form
+
+_ops = torch.ops.spamm_torch
+
+RATIOS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.34, 0.26, 0.18)
+PIXEL_BLOCKS = ((64, 1, 1), (1, 8, 8))  # by position in the picture, and image by image
+
+OnBatch = Callable[[int, int], None]  # the number of the pass and of the batch
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A setting that a layer may get.
+
+    Attributes:
+        setting: a tau, and the pixel block that it belongs to.
+        valid_ratio: with this tau, over the statistics' inputs.
+        error: relative to the layer's output after its activation, in Frobenius norms.
+    """
+
+    setting: SpAMMConfig
+    valid_ratio: float
+    error: float
+
+
+@dataclass(frozen=True)
+class LayerStatistics:
+    """Attributes: the multiplications for one input, and the settings that it may get."""
+
+    multiplications: float
+    candidates: tuple[Candidate, ...]
+
+
+def measure_layers(
+    model: nn.Module, form: Form, inputs: Sequence[Example], on_batch: OnBatch
+) -> dict[str, LayerStatistics]:
+    """The statistics of the layers of a form that are called.
+
+    The model is in eval mode and without gradients. Where norm maps hold a NaN, nothing can be
+    skipped by any threshold, and there is no candidate.
+    """
+    pools = {name: _Pool() for name in form.layers}
+
+    def run(pass_number: int, on_call: Callable[[str, Call], None]) -> None:
+        with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, on_call):
+            for number, example in enumerate(inputs):
+                on_batch(pass_number, number)
+                example.call(model)
+
+    def gather(name: str, call: Call) -> None:
+        if name in pools and isinstance(call, ConvCall):
+            pools[name].gather(call, name not in form.reasons)
+
+    def compare(name: str, call: Call) -> None:
+        if name in pools and isinstance(call, ConvCall):
+            pools[name].compare(call)
+
+    run(0, gather)
+    for pool in pools.values():
+        pool.find_taus()
+    run(1, compare)
+    count = sum(_size(example) for example in inputs)
+    return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
+
+
+def _size(example: Example) -> int:
+    values = (*example.args, *example.kwargs.values())
+    return next(len(value) for value in values if isinstance(value, Tensor))
+
+
+@dataclass
+class _Trial:
+    """A candidate whose errors are being summed."""
+
+    setting: SpAMMConfig
+    valid_ratio: float
+    error: Any = 0.0  # the sum of squares, a tensor once there is one
+
+
+@dataclass
+class _Pool:
+    """What is gathered of one layer."""
+
+    is_called: bool = False
+    multiplications: int = 0
+    output: Any = 0.0  # the sum of the output's squares
+    weight_norms: Tensor | None = None
+    skip_norms: dict[tuple[int, int, int], list[Tensor]] = field(default_factory=dict)
+    trials: list[_Trial] = field(default_factory=list)
+
+    def gather(self, call: ConvCall, can_skip: bool) -> None:
+        """The norm maps of a call."""
+        self.is_called = True
+        for pixel_block in PIXEL_BLOCKS if can_skip else ():
+            maps = call.norm_maps_in(None, pixel_block)
+            self.weight_norms = maps.norm_a
+            self.skip_norms.setdefault(pixel_block, []).append(maps.skip_norm_b)
+
+    def find_taus(self) -> None:
+        """The candidates' thresholds, from the maps of all calls."""
+        norms = self.weight_norms
+        for pixel_block, parts in self.skip_norms.items():
+            assert norms is not None
+            pooled = torch.cat(parts, -1)
+            taus = torch.stack([_ops.find_tau(norms, pooled, ratio) for ratio in RATIOS])
+            ratios = torch.stack([_ops.valid_ratio(norms, pooled, tau) for tau in taus])
+            for tau, ratio in dict(zip(taus.tolist(), ratios.tolist(), strict=True)).items():
+                if tau > 0 and ratio < 1:
+                    setting = SpAMMConfig(tau=tau, pixel_block=pixel_block)
+                    self.trials.append(_Trial(setting, ratio))
+        self.skip_norms.clear()
+
+    def compare(self, call: ConvCall) -> None:
+        """The error of each candidate in a call."""
+        exact = call.skipping(threshold=0.0)
+        self.multiplications += exact.numel() * call.weight[0].numel()
+        self.output = self.output + _square(exact)
+        for trial in self.trials:
+            found = call.skipping(**trial.setting.op_arguments())
+            trial.error = trial.error + _square(found.sub_(exact))
+
+    def statistics(self, inputs: int) -> LayerStatistics:
+        """The candidates; those whose error is no number are left out."""
+        output = float(self.output)
+        candidates = []
+        for trial in self.trials:
+            error = float(trial.error) / output if output else float(trial.error)
+            if error < torch.inf:
+                candidates.append(Candidate(trial.setting, trial.valid_ratio, error**0.5))
+        return LayerStatistics(self.multiplications / inputs, tuple(candidates))
+
+
+def _square(values: Tensor) -> Tensor:
+    """The sum of squares, without overflow of half types."""
+    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+    return torch.linalg.vector_norm(values, dtype=wide).double().square()

@@ -1,0 +1,132 @@
+"""How long each layer takes by each of its settings, and the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
+from ..networks.example import Example
+from ..networks.plan import DENSE, Engine
+from ..networks.timing import times_of
+from .calls import Call, ConvCall, watch
+from .form import SPAMM, Form
+from .statistics import LayerStatistics
+
+_ops = torch.ops.spamm_torch
+
+MUST_WIN = 1.03  # how many times as fast another engine than dense has to be
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What is timed: a layer by an engine, or the whole model (layer "") in a form that is named.
+
+    Attributes:
+        valid_ratio: the share of block products that are computed; 1 where nothing is skipped.
+    """
+
+    layer: str
+    what: str
+    setting: SpAMMConfig | None = None
+    valid_ratio: float = 1.0
+
+
+def measure(calls: Mapping[Trial, Callable[[], Any]], device: torch.device) -> dict[Trial, float]:
+    """Microseconds of each call. All times of a calibration come from here."""
+    return dict(zip(calls, times_of(list(calls.values()), device), strict=True))
+
+
+@dataclass(frozen=True)
+class LayerTimes:
+    """Microseconds of a layer by its engines that skip nothing, and by each of its candidates."""
+
+    dense: float
+    spamm: float
+    candidates: tuple[float, ...] = ()
+
+    @property
+    def baseline(self) -> float:
+        """The time of the faster engine that skips nothing."""
+        return self.spamm if self.exact_engine == SPAMM else self.dense
+
+    @property
+    def exact_engine(self) -> Engine:
+        """The faster engine that skips nothing."""
+        return SPAMM if self.spamm * MUST_WIN < self.dense else DENSE
+
+    def __add__(self, other: LayerTimes) -> LayerTimes:
+        candidates = map(sum, zip(self.candidates, other.candidates, strict=True))
+        return LayerTimes(
+            self.dense + other.dense, self.spamm + other.spamm, tuple(map(float, candidates))
+        )
+
+
+def time_layers(
+    model: nn.Module,
+    form: Form,
+    statistics: Mapping[str, LayerStatistics],
+    example: Example,
+    on_layer: Callable[[str], None],
+) -> dict[str, LayerTimes]:
+    """The times of all layers on an example's activations, in the form in which they will run.
+
+    Layers that are called several times: of all calls together.
+    """
+    times: dict[str, LayerTimes] = {}
+
+    def time(name: str, call: Call) -> None:
+        if name in statistics and isinstance(call, ConvCall):
+            on_layer(name)
+            found = _layer_times(name, call, statistics[name])
+            times[name] = times[name] + found if name in times else found
+
+    with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, time):
+        example.call(model)
+    return times
+
+
+def _layer_times(name: str, call: ConvCall, statistics: LayerStatistics) -> LayerTimes:
+    calls: dict[Trial, Callable[[], Any]] = {
+        Trial(name, "dense"): call.dense,
+        Trial(name, "spamm", NOTHING_SKIPPED): lambda: call.skipping(threshold=0.0),
+    }
+    for candidate in statistics.candidates:
+        trial = Trial(name, "spamm", candidate.setting, candidate.valid_ratio)
+        calls[trial] = _skipping(call, candidate.setting)
+    dense, spamm, *others = measure(calls, call.input.device).values()
+    return LayerTimes(dense, spamm, tuple(others))
+
+
+def _skipping(call: ConvCall, setting: SpAMMConfig) -> Callable[[], Any]:
+    options = setting.op_arguments()
+    blocks = {name: options.get(name) for name in ("block", "pixel_block")}
+    norms = _ops.conv2d_weight_norm(call.weight, call.geometry[-1], **blocks)
+    return lambda: call.skipping(norm_weight=norms, **options)
+
+
+def time_models(
+    model: nn.Module,
+    forms: Mapping[str, tuple[Any, float]],
+    example: Example,
+    rounds: Sequence[int] = (0, 1),
+) -> dict[str, float]:
+    """Microseconds of the whole model in several forms, the least of two rounds.
+
+    Args:
+        forms: by name, a function that gives a context manager in which the model has that form,
+            and the valid ratio there.
+    """
+    device = next(model.parameters()).device
+    times: dict[str, float] = {}
+    for _ in rounds:
+        for name, (installed, ratio) in forms.items():
+            trial = Trial("", name, None, ratio)
+            with installed():
+                found = measure({trial: lambda: example.call(model)}, device)[trial]
+            times[name] = min(found, times.get(name, found))
+    return times

@@ -1,0 +1,466 @@
+"""calibrate: settings within an accuracy drop, from times that these tests make up."""
+
+import json
+import random
+
+import pytest
+import torch
+from tiny import dark_pictures, tiny_network
+from torch import nn
+
+from spamm_torch import SpAMMConfig, SpAMMConv2d, calibrate, convert_, record_stats
+from spamm_torch.calibration.statistics import RATIOS
+from spamm_torch.networks.config import NOTHING_SKIPPED
+
+LEVELS = 60.0  # of an answer, for one unit of the output
+LAYERS = ("conv_b", "conv_c")  # those that may skip
+
+
+def linear_time(trial):
+    """Time in proportion to what is computed; converting alone saves a tenth."""
+    return 110.0 if trial.what == "as it was" else 100.0 * trial.valid_ratio
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Replaces what is measured by a function of the trial."""
+
+    def replace(time_of):
+        monkeypatch.setattr(
+            "spamm_torch.calibration.times.measure",
+            lambda calls, _: {trial: time_of(trial) for trial in calls},
+        )
+
+    replace(linear_time)
+    return replace
+
+
+def batches(count=4, size=16):
+    return [(dark_pictures(size, seed=seed), None) for seed in range(count)]
+
+
+class Agreement:
+    """An ``evaluate``: the percentage of pictures that the model answers as the given one does.
+
+    Answers are the levels of one output, of each picture from another offset on: the share that
+    changes grows with the error.
+    """
+
+    def __init__(self, model, loader):
+        self._answers, self.calls = {}, 0
+        with torch.no_grad():
+            for pictures, _ in loader:
+                self._answers[id(pictures)] = self._answer(model, pictures)
+
+    def _answer(self, model, pictures):
+        outputs = model(pictures)[:, 0].double().cpu()
+        return (outputs * LEVELS + torch.linspace(0, 1, len(pictures))).floor()
+
+    def __call__(self, model, half):
+        self.calls += 1
+        found = torch.cat([self._answer(model, pictures) for pictures, _ in half])
+        expected = torch.cat([self._answers[id(pictures)] for pictures, _ in half])
+        return 100 * (found == expected).double().mean().item(), found
+
+
+def run(model=None, max_drop=20.0, loader=None, evaluate=None, **options):
+    model = tiny_network() if model is None else model
+    loader = batches() if loader is None else loader
+    evaluate = Agreement(model, loader) if evaluate is None else evaluate
+    options = {"progress": False, **options}
+    return calibrate(model, loader, evaluate, max_drop, **options)
+
+
+def state_of(model):
+    """All that must not change, as something that can be compared."""
+    modules = [
+        (type(module), module.training, list(module.__dict__), dict(module._forward_hooks))
+        for module in model.modules()
+    ]
+    tensors = [(id(t), t._version, t.clone()) for t in model.state_dict(keep_vars=True).values()]
+    return modules, tensors, torch.get_rng_state(), random.getstate()
+
+
+def assert_unchanged(model, before):
+    (modules, tensors, *generators), now = before, state_of(model)
+    assert now[0] == modules
+    for (id_now, version_now, now_tensor), (id_was, version, tensor) in zip(
+        now[1], tensors, strict=True
+    ):
+        assert (id_now, version_now) == (id_was, version)
+        assert torch.equal(now_tensor, tensor)
+    assert torch.equal(now[2], generators[0])
+    assert now[3] == generators[1]
+
+
+# ---- What is chosen -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_settings_stay_within_the_drop_and_save_time(timed, tmp_path):
+    model, loader = tiny_network(batch_norm=True), batches()
+    evaluate = Agreement(model, loader)
+    report = run(model, 20.0, loader, evaluate)
+    outcome = report.outcome
+    assert outcome.evaluations == evaluate.calls <= 12
+    assert outcome.drop <= 20
+    assert outcome.changed <= 40
+    assert outcome.drop > 0  # it went as far as it could
+    assert outcome.after_us < outcome.exact_us < outcome.before_us
+
+    path = tmp_path / "net.json"
+    report.save(path)
+    dense = evaluate(model, loader[1::2])[0]
+    convert_(model, path)
+    assert dense - evaluate(model, loader[1::2])[0] == outcome.drop  # on what was held back
+    assert dense - evaluate(model, loader[::2])[0] == outcome.searched_drop
+    for row in report:
+        layer = model.get_submodule(row.name)
+        if row.setting is not None:
+            assert type(layer) is SpAMMConv2d
+            assert (layer.tau, layer.pixel_block) == (row.setting.tau, row.setting.pixel_block)
+    assert {row.name for row in report if row.setting is None} >= {"conv_a"}
+    with record_stats(model) as stats:
+        for pictures, _ in loader[::2]:
+            model(pictures)
+    assert stats.drifted == []
+    for row in report:
+        if row.setting is not None:
+            assert stats[row.name].valid_ratio == pytest.approx(row.valid_ratio)
+            assert stats[row.name].band is not None
+
+
+def test_more_may_be_lost_for_more_time(timed):
+    times = [run(max_drop=drop).outcome.after_us for drop in (0.0, 10.0, 50.0)]
+    assert times[0] >= times[1] >= times[2]
+    assert times[0] > times[2]
+
+
+def test_a_score_without_answers(timed):
+    model, loader = tiny_network(), batches()
+    agreement = Agreement(model, loader)
+    outcome = run(model, 20.0, loader, lambda *given: agreement(*given)[0]).outcome
+    assert 0 < outcome.drop <= 20
+    assert outcome.changed is outcome.resolution is None
+
+
+def test_changed_answers_count_although_the_score_stays(timed):
+    model, loader = tiny_network(), batches()
+    agreement = Agreement(model, loader)
+    outcome = run(model, 10.0, loader, lambda *given: (97.0, agreement(*given)[1])).outcome
+    assert outcome.drop == 0
+    assert outcome.changed <= 20
+    assert outcome.valid_ratio > RATIOS[-1] + 0.05  # a score that never drops would allow all
+
+
+def test_the_same_times_give_the_same_report(timed):
+    first, second = run(), run()
+    assert first.settings == second.settings
+    assert str(first) == str(second)
+
+
+def test_the_table(timed):
+    head, *rows, valid, drop, times = str(run()).splitlines()
+    assert head.split()[:4] == ["layer", "shape", "valid", "tau"]
+    assert [row.split()[0] for row in rows] == ["conv_a", *LAYERS]
+    assert "3 input channels do not fill a block of 32" in rows[0]
+    assert "weighted by multiplications" in valid
+    assert "of 20 allowed on unseen data (one answer is 3.1%)" in drop
+    assert times.startswith("whole model, measured: 110 us as it was, 100 us with nothing skipped")
+
+
+def test_progress_is_said(timed, capsys):
+    run(progress=True)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.startswith("calibrate: ") for line in lines)
+    assert any("evaluations, 3 of 12, about" in line for line in lines)
+    run()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_inputs_are_moved_to_the_model(timed, device, dtype):
+    model, loader = tiny_network().to(device, dtype), batches()
+    own = [(pictures.to(device, dtype), None) for pictures, _ in loader]
+    agreement = Agreement(model, own)
+
+    def evaluate(model, half):
+        first = next(i for i, (pictures, _) in enumerate(loader) if pictures is next(iter(half))[0])
+        return agreement(model, own[first::2])
+
+    report = run(model, 50.0, loader, evaluate)
+    assert 0 < report.outcome.valid_ratio < 1
+    assert next(model.parameters()).dtype == dtype
+
+
+def test_a_layer_that_is_called_twice(timed, tmp_path):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stem, self.conv = (nn.Conv2d(c, 32, 3, padding=1) for c in (3, 32))
+
+        def forward(self, x):
+            return self.conv(self.conv(self.stem(x)).relu()).mean((2, 3))
+
+    torch.manual_seed(0)
+    model = Twice().eval()
+    report = run(model, 50.0)
+    _, row = report
+    assert (row.name, row.dense_us) == ("conv", 200.0)
+    path = tmp_path / "net.json"
+    report.save(path)
+    assert [row.setting for row in convert_(model, path)][1:] == [row.setting] * 2
+
+
+def test_layers_that_were_spamm_before_keep_their_setting(timed):
+    model = tiny_network()
+    model.conv_b = SpAMMConv2d.from_dense(model.conv_b, tau=1.0)
+    report = run(model)
+    assert [row.name for row in report] == ["conv_a", "conv_c"]
+    assert report.settings["layers"]["conv_b"]["setting"] == {"tau": 1.0}
+
+
+def test_an_example_input_is_what_is_timed(timed):
+    seen = []
+    model = tiny_network()
+    timed(lambda trial: seen.append(trial) or linear_time(trial))
+    handle = model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    run(model, example_input=dark_pictures(5))
+    handle.remove()
+    place = next(i for i, what in enumerate(seen) if not isinstance(what, int))
+    assert [what for what in seen[:place] if isinstance(what, int)][-1] == 5
+    assert {trial.setting for trial in seen if not isinstance(trial, int)} >= {NOTHING_SKIPPED}
+
+
+# ---- Where nothing is gained --------------------------------------------------------------------
+
+
+def is_as_it_was(report, tmp_path):
+    path = tmp_path / "net.json"
+    report.save(path)
+    model = tiny_network()
+    convert_(model, path)
+    return type(model) is nn.Sequential and type(model.conv_b) is nn.Conv2d
+
+
+def test_nothing_is_skipped_where_layers_are_not_faster(timed, tmp_path):
+    timed(lambda trial: 90.0 if trial.what in ("dense", "nothing skipped") else 100.0)
+    report = run()
+    assert all(row.setting is None for row in report)
+    assert {row.reason for row in report[1:]} == {"not faster at any ratio"}
+    assert report.outcome.note == "nothing is skipped: no layer is faster with it"
+    assert report.outcome.drop == 0
+    assert report.outcome.valid_ratio == 1
+    assert not is_as_it_was(report, tmp_path)  # converting alone saves time
+
+
+def test_nothing_is_skipped_where_the_whole_model_is_not_faster(timed, tmp_path):
+    timed(lambda trial: 100.0 if trial.what == "as chosen" else linear_time(trial))
+    report = run()
+    assert all(row.setting is None for row in report)
+    assert "the whole model is not faster" in str(report)
+    assert not is_as_it_was(report, tmp_path)
+
+
+def test_nothing_is_installed_where_nothing_is_saved(timed, tmp_path):
+    timed(lambda trial: 100.0 if not trial.layer else linear_time(trial))
+    report = run()
+    assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
+    assert report.outcome.after_us == report.outcome.before_us
+    assert is_as_it_was(report, tmp_path)
+
+
+def test_the_half_that_was_not_searched_must_agree(timed):
+    model, loader = tiny_network(), batches()
+    second = {id(pictures) for pictures, _ in loader[1::2]}
+    share = []  # of what is computed, on the second half
+
+    def evaluate(model, half):
+        pictures = [picture for picture, _ in half]
+        layers = [layer for layer in model.modules() if isinstance(layer, SpAMMConv2d)]
+        skipping = sum(layer.tau > 0 for layer in layers)
+        for picture in pictures:
+            model(picture)
+        if id(pictures[0]) in second:
+            share.append(skipping)
+            return 50.0 - (10 if skipping > 1 else 0)
+        return 50.0
+
+    outcome = run(model, 5.0, loader, evaluate).outcome
+    assert share[:2] == [0, 2]  # all moves held on the first half, and not on the second
+    assert outcome.drop == 0
+    assert outcome.valid_ratio > RATIOS[-1] + 0.05
+
+
+# ---- Resuming -----------------------------------------------------------------------------------
+
+
+def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
+    model, loader = tiny_network(), batches()
+    agreement = Agreement(model, loader)
+    expected = run(model, 20.0, loader, agreement)
+    stop_at = 5
+
+    def evaluate(*given):
+        if agreement.calls == stop_at:
+            raise KeyboardInterrupt
+        return agreement(*given)
+
+    journal = tmp_path / "journal.json"
+    agreement.calls, before = 0, state_of(model)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, 20.0, loader, evaluate, journal=journal)
+    assert_unchanged(model, before)
+
+    def measured_again(*_):
+        raise AssertionError
+
+    monkeypatch.setattr("spamm_torch.calibration.statistics.measure_layers", measured_again)
+    timed(lambda trial: measured_again() if trial.layer else linear_time(trial))
+    agreement.calls, stop_at = 0, None
+    found = run(model, 20.0, loader, evaluate, journal=journal)
+    assert agreement.calls < expected.outcome.evaluations
+    assert found.settings["layers"] == expected.settings["layers"]
+    assert found.outcome.drop == expected.outcome.drop
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("model", "of the same model"),
+        ("data", "of the same data"),
+        ("evaluate", "of the same evaluate and loader"),
+        ("file", "one of a calibration"),
+    ],
+)
+def test_journals_of_something_else_are_refused(timed, tmp_path, change, message):
+    journal = tmp_path / "journal.json"
+    run(journal=journal)
+    given = {"journal": journal}
+    if change == "model":
+        given["model"] = tiny_network(seed=1)
+    elif change == "data":
+        given["loader"] = batches(size=17)
+    elif change == "evaluate":
+        given["evaluate"] = lambda *_: 3.0
+    else:
+        journal.write_text("[1]")
+    kept = journal.read_text()
+    with pytest.raises(ValueError, match=f"journal must be {message}; got"):
+        run(**given)
+    assert journal.read_text() == kept
+
+
+# ---- What may not change, and bad input ---------------------------------------------------------
+
+
+def test_the_model_stays_as_it_is(timed):
+    model = tiny_network(batch_norm=True).train()
+    model.bn_b.eval()
+    model.conv_c.register_forward_hook(lambda *_: None)
+    before = state_of(model)
+
+    def evaluate(model, half):
+        torch.rand(3), random.random()
+        return 90 + sum(float(model(pictures).mean()) for pictures, _ in half)
+
+    run(model, 5.0, evaluate=evaluate)
+    assert_unchanged(model, before)
+
+
+def test_a_loader_that_shuffles_by_torchs_generator(timed):
+    data = torch.utils.data.TensorDataset(dark_pictures(64), torch.arange(64))
+    loader = torch.utils.data.DataLoader(data, batch_size=16, shuffle=True)
+    model = tiny_network()
+    before, seen = state_of(model), {True: set(), False: set()}
+
+    def evaluate(model, half):
+        order = torch.cat([numbers for _, numbers in half]).tolist()
+        seen[type(model.conv_b) is SpAMMConv2d].add(tuple(order))
+        return 50.0
+
+    run(model, 5.0, loader, evaluate)
+    assert_unchanged(model, before)
+    assert len(seen[False]) == 2  # the two halves, in the same order each time
+    assert seen[True] == seen[False]
+    assert len(set().union(*seen[True])) == 64  # which share nothing
+
+
+def test_a_model_without_parameters_is_refused():
+    with pytest.raises(ValueError, match="convolutions that can skip; got ReLU, which has none"):
+        run(nn.ReLU(), evaluate=lambda *_: 50.0)
+
+
+def drifting(model, half, calls=iter(range(100))):  # noqa: B008  counts all calls
+    return float(next(calls))
+
+
+def changing_answers(model, half, calls=iter(range(100))):  # noqa: B008
+    return 90.0, torch.arange(4) + next(calls)
+
+
+def converted():
+    model = tiny_network()
+    convert_(model, SpAMMConfig(tau=8.0))
+    return model
+
+
+BAD = {
+    "no model": ({"model": 3}, TypeError, "calibrate expects an nn.Module; got int"),
+    "converted": ({"model": converted}, ValueError, "not converted; got one whose Sequential is"),
+    "nothing to skip": (
+        {"model": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten())},
+        ValueError,
+        "convolutions that can skip; got Sequential, which has none (1 others)",
+    ),
+    "negative drop": ({"max_drop": -0.5}, ValueError, "at least 0, since .* got -0.5"),
+    "NaN drop": ({"max_drop": float("nan")}, ValueError, "at least 0, .* got nan"),
+    "drop": ({"max_drop": "1"}, TypeError, "max_drop must be a number; got '1'"),
+    "few": ({"evaluations": 4}, ValueError, "evaluations must be at least 5; got 4"),
+    "no loader": ({"loader": 3}, TypeError, "loader must be iterable, .* got int"),
+    "empty": ({"loader": []}, ValueError, "at least two batches, one for each half; got none"),
+    "one batch": ({"loader": batches(1)}, ValueError, "one for each half; got 1"),
+    "used up": ({"loader": iter(batches())}, ValueError, "anew .* got list_iterator"),
+    "no tensors": ({"loader": [("a",), ("b",)]}, ValueError, "with tensors: .* got a tuple"),
+    "no function": ({"evaluate": 3}, TypeError, "evaluate must be a function; got int"),
+    "one argument": (
+        {"evaluate": lambda model: 1.0},
+        TypeError,
+        r"evaluate must take \(model, loader\); got one of \(model\)",
+    ),
+    "no number": ({"evaluate": lambda *_: "good"}, TypeError, "a number and the answers; got str"),
+    "NaN": ({"evaluate": lambda *_: float("nan")}, ValueError, "a finite number; got nan"),
+    "another number": ({"evaluate": drifting}, ValueError, "the same for the same .* 0 and then 1"),
+    "other answers": ({"evaluate": changing_answers}, ValueError, "the same for the same model"),
+    "example": (
+        {"example_input": torch.ones(2, 5, 8, 8)},
+        ValueError,
+        "example_input must be what the model takes; got a tensor of shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(timed, case):
+    given, kind, line = BAD[case]
+    given = dict(given)
+    model = given.pop("model", tiny_network)
+    model = model() if callable(model) else model
+    before = state_of(model) if isinstance(model, nn.Module) else None
+    given.setdefault("evaluate", lambda *_: 50.0)
+    with pytest.raises(kind, match=line.replace("(1 o", r"\(1 o").replace("s)", r"s\)")) as error:
+        run(model, **given)
+    assert "\n" not in str(error.value)
+    if before is not None:
+        assert_unchanged(model, before)
+
+
+def test_settings_of_another_model_are_refused(timed, tmp_path):
+    path = tmp_path / "net.json"
+    run().save(path)
+    other = nn.Sequential(nn.Conv2d(32, 32, 1))
+    before = state_of(other)
+    with pytest.raises(ValueError, match="must be those of this model; got a layer 'conv_a'"):
+        convert_(other, path)
+    assert_unchanged(other, before)
+    assert json.loads(path.read_text())["calibration"]["max_drop"] == 20.0

@@ -1,0 +1,271 @@
+"""record_stats: what layers skipped, in every form in which they are called."""
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from tiny import dark_pictures, tiny_network
+from torch import nn
+from torch.nn.utils import parametrize
+
+import spamm_torch
+from spamm_torch import SpAMMConfig, SpAMMConv2d, SpAMMLinear, convert_, record_stats
+from spamm_torch.networks.fused import fused_of
+
+TAU = 0.5
+SKIPS = SpAMMConfig(tau=8.0)  # of the tiny network
+
+
+def info_of(input, weight, **given):
+    """What a convolution with these tensors skips."""
+    given = {"padding": 1, "tau": TAU, **given}
+    return spamm_torch.conv2d(input, weight, return_info=True, **given)[1]
+
+
+def assert_is(stats, info):
+    assert stats.calls == 1
+    for name in ("tau", "valid_ratio", "error_bound"):
+        assert getattr(stats, name) == pytest.approx(getattr(info, name).item(), rel=1e-6)
+
+
+def layers_by_hand(device):
+    torch.manual_seed(0)
+    conv = SpAMMConv2d(32, 64, 3, padding=1, valid_ratio=0.5)
+    linear = SpAMMLinear(64, 40, max_error=0.6, block=32)
+    return nn.Sequential(conv, nn.Flatten(2), linear).to(device)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_layers_set_by_hand(device, is_frozen):
+    model = layers_by_hand(device)
+    if is_frozen:
+        for place in (0, 2):
+            model[place].freeze_()
+    input = dark_pictures(2, channels=32, size=8).to(device)
+    expected = model(input)
+    with record_stats(model) as stats:
+        found = model(input)
+    assert torch.equal(found, expected)
+    conv, _, linear = model
+    assert_is(stats["0"], info_of(input, conv.weight, tau=None, valid_ratio=0.5))
+    hidden = conv(input).flatten(2)
+    _, info = spamm_torch.linear(hidden, linear.weight, max_error=0.6, block=32, return_info=True)
+    assert_is(stats["2"], info)
+    assert list(stats) == ["0", "2"]
+    assert 0 < stats["0"].valid_ratio < 1
+    assert 0 < stats["2"].valid_ratio < 1
+
+
+def test_several_calls_of_one_layer_count_together(device):
+    conv = SpAMMConv2d(32, 64, 3, padding=1, tau=TAU).to(device)
+    model = nn.Sequential(conv)
+    inputs = [
+        scale * dark_pictures(count, channels=32).to(device) for count, scale in ((64, 1), (192, 3))
+    ]
+    with record_stats(model) as stats:
+        model(inputs[0])
+        assert stats["0"].calls == 1  # may be read meanwhile
+        model(inputs[1])
+    first, second = (info_of(input, conv.weight) for input in inputs)
+    ratio = (first.valid_ratio + 3 * second.valid_ratio) / 4  # three times as many products
+    assert first.valid_ratio < second.valid_ratio
+    assert stats["0"].calls == 2
+    assert stats["0"].valid_ratio == pytest.approx(ratio.item(), rel=1e-6)
+    bound = math.hypot(first.error_bound.item(), second.error_bound.item())
+    assert stats["0"].error_bound == pytest.approx(bound, rel=1e-6)
+
+
+@torch.no_grad()
+def test_generated_forwards_are_recorded_with_folded_weights(device):
+    model, input = tiny_network(batch_norm=True).to(device), dark_pictures().to(device)
+    convert_(model, SKIPS)
+    expected = model(input)
+    with record_stats(model) as stats:
+        assert torch.equal(model(input), expected)
+    found = [weight for conv, weight in fused_of(model).spamm_weights() if conv is model.conv_b]
+    hidden = model.relu_a(model.bn_a(model.conv_a(input)))
+    folded, own = (info_of(hidden, weight, tau=8.0) for weight in (*found, model.conv_b.weight))
+    assert_is(stats["conv_b"], folded)
+    assert abs(folded.error_bound - own.error_bound) > 0.01 * own.error_bound
+    assert "conv_a" not in stats  # dense
+
+
+@torch.no_grad()
+def test_weights_that_are_folded_anew_meanwhile_are_known(device):
+    model, input = tiny_network(batch_norm=True).to(device), dark_pictures().to(device)
+    convert_(model, SKIPS)
+    with record_stats(model) as stats:
+        model(input)
+        model.conv_b.weight.mul_(2)
+        model(input)
+    assert stats["conv_b"].calls == stats["conv_c"].calls == 2
+    assert "no layer's own" not in str(stats)
+
+
+@torch.no_grad()
+def test_chains_are_recorded_layer_by_layer(device, monkeypatch):
+    monkeypatch.setattr("spamm_torch.chain.computes_output_norms", lambda *_: True)
+    torch.manual_seed(0)
+    convs = [
+        SpAMMConv2d(64, 64, 3, padding=1, **knob)
+        for knob in (
+            {"tau": 2.0},
+            {"valid_ratio": 0.5},
+            {"max_error": 0.1, "pixel_block": (1, 8, 8)},
+        )
+    ]
+    pool = nn.MaxPool2d(2, ceil_mode=True)
+    model = nn.Sequential(convs[0], nn.ReLU(), pool, *convs[1:]).to(device).eval()
+    input = dark_pictures(64, channels=64, size=8).to(device)
+    with record_stats(model) as apart:
+        model(input)
+    spamm_torch.fuse_(model)
+    expected = model(input)
+    with record_stats(model) as stats:
+        assert torch.equal(model(input), expected)
+    function = torch.compile(lambda: torch.compiler.is_compiling(), backend="eager")
+    assert function()  # compiling is as it was before, also where calls were nested
+    for (name, found), wanted in zip(stats.items(), apart.values(), strict=True):
+        assert found.calls == 1, name
+        assert found.valid_ratio == pytest.approx(wanted.valid_ratio, abs=0.01)
+        assert 0 < found.valid_ratio < 1
+
+
+@torch.no_grad()
+def test_nothing_is_left_in_the_model():
+    model = tiny_network(batch_norm=True)
+    convert_(model, SKIPS)
+    before = copy.copy(model.conv_b.__dict__)
+    with record_stats(model) as stats, pytest.raises(RuntimeError):
+        model(torch.ones(1, 5, 8, 8))
+    assert model.conv_b.__dict__ == before
+    model(dark_pictures())
+    assert stats["conv_b"].calls == 0  # what is called outside is not recorded
+    assert math.isnan(stats["conv_b"].valid_ratio)
+
+
+def test_training_is_recorded(device):
+    model = nn.Sequential(SpAMMConv2d(32, 32, 3, padding=1, tau=TAU)).to(device)
+    input = dark_pictures(2, channels=32).to(device)
+    with record_stats(model) as stats:
+        model(input).sum().backward()
+    assert_is(stats["0"], info_of(input, model[0].weight))
+    assert model[0].weight.grad is not None
+
+
+def test_compiled_models_are_recorded():
+    model = nn.Sequential(SpAMMConv2d(32, 32, 3, padding=1, tau=TAU))
+    compiled = torch.compile(model, backend="eager")
+    input = dark_pictures(2, channels=32)
+    compiled(input)
+    with record_stats(compiled) as stats:
+        compiled(input)
+    (found,) = stats.values()
+    assert_is(found, info_of(input, model[0].weight))
+
+
+def test_calls_of_unknown_weights_are_named():
+    model = nn.Sequential(SpAMMConv2d(32, 32, 3, padding=1, tau=TAU))
+    parametrize.register_parametrization(model[0], "weight", nn.Softplus())
+    with record_stats(model) as stats:
+        model(dark_pictures(2, channels=32))
+        spamm_torch.mm(torch.ones(4, 4), torch.ones(4, 4), tau=0.0)  # no layer's, and not counted
+    assert stats["0"].calls == 0
+    assert str(stats).endswith("1 calls with weights that are no layer's own: not counted")
+
+
+def test_the_table():
+    model = nn.Sequential(SpAMMConv2d(32, 32, 3, padding=1, tau=TAU), SpAMMLinear(8, 8, tau=0.0))
+    with record_stats(model) as stats:
+        model[0](dark_pictures(2, channels=32))
+    head, first, second = str(stats).splitlines()
+    assert head.split() == ["layer", "calls", "valid", "tau", "error", "bound", "calibrated"]
+    assert first.split()[:4] == ["0", "1", f"{stats['0'].valid_ratio:.1%}", "0.5"]
+    assert second.split() == ["1", "0"]
+
+
+def settings_with_band(tmp_path, model, low, high):
+    path = tmp_path / "net.json"
+    convert_(model, SKIPS, dry_run=True).save(path)
+    settings = json.loads(path.read_text())
+    settings["layers"]["conv_b"]["band"] = [low, high]
+    path.write_text(json.dumps(settings))
+    return path
+
+
+@torch.no_grad()
+def test_a_ratio_that_left_its_band_is_named(tmp_path):
+    model, input = tiny_network(batch_norm=True), dark_pictures()
+    path = settings_with_band(tmp_path, model, 0.0, 0.2)
+    report = convert_(model, path)
+    with record_stats(model) as stats:
+        model(input)
+    assert stats["conv_b"].band == (0.0, 0.2)
+    assert stats["conv_b"].valid_ratio < 0.2
+    assert stats.drifted == []
+    with record_stats(model) as stats:
+        model(100 * input.flip(2, 3))
+    assert stats.drifted == ["conv_b"]
+    assert "0.0% to 20.0%: left" in str(stats)
+
+    report.save(path)  # bands stay with what was made from them
+    fresh = tiny_network(batch_norm=True)
+    convert_(fresh, path)
+    with record_stats(copy.deepcopy(fresh)) as stats:
+        pass
+    assert stats["conv_b"].band == (0.0, 0.2)
+    assert stats["conv_c"].band is None
+    spamm_torch.revert_(fresh)
+    assert "_spamm_band" not in fresh.conv_b.__dict__
+
+
+@pytest.mark.parametrize("band", [[0.1], "wide", [0.1, "x"]])
+def test_bands_of_another_kind_are_refused(tmp_path, band):
+    model = tiny_network(batch_norm=True)
+    path = settings_with_band(tmp_path, model, 0.0, 0.2)
+    settings = json.loads(path.read_text())
+    settings["layers"]["conv_b"]["band"] = band
+    path.write_text(json.dumps(settings))
+    with pytest.raises(ValueError, match=r"bands of two valid ratios; got .* for 'conv_b'"):
+        convert_(model, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "of format 1; got 2"),
+        ({"versions": {"spamm_torch": "9.1.0"}}, "got those of '9.1.0'"),
+        ({"versions": {}}, "a settings file as a report saves it"),
+    ],
+)
+def test_settings_of_another_version_are_refused(tmp_path, change, message):
+    model = tiny_network(batch_norm=True)
+    path = settings_with_band(tmp_path, model, 0.0, 0.2)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(ValueError, match=message):
+        convert_(model, path)
+    assert type(model.conv_b) is nn.Conv2d
+
+
+@pytest.mark.parametrize("model", [None, nn.Linear(4, 4), nn.Conv2d(1, 1, 1)])
+def test_models_without_layers_to_record_are_refused(model):
+    kind, line = (TypeError, "an nn.Module") if model is None else (ValueError, "SpAMM layers")
+    with pytest.raises(kind, match=f"record_stats expects .*{line}; got"), record_stats(model):
+        pass
+
+
+@pytest.mark.cuda
+@torch.no_grad()
+def test_recording_waits_for_nothing():
+    model, input = tiny_network(batch_norm=True).cuda(), dark_pictures().cuda()
+    convert_(model, SKIPS)
+    model(input)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with record_stats(model) as stats:
+            model(input)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert 0 < stats["conv_b"].valid_ratio < 1
