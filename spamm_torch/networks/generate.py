@@ -58,7 +58,7 @@ class _Generator:
             self._replace_pool(node, pooling)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
-        return _compiled(self._graph)
+        return compiled(self._graph)
 
     def _now(self, node: Any) -> Any:
         """What computes the value of an island's node by now."""
@@ -129,7 +129,7 @@ class _Generator:
         self._replaced[old] = new
 
 
-def _compiled(graph: fx.Graph) -> Forward:
+def compiled(graph: fx.Graph) -> Forward:
     """The function that the graph prints."""
     code = graph.python_code("self")
     names: dict[str, Any] = dict(code.globals)

@@ -232,7 +232,7 @@ class _Finder:
         node = self._next(site)
         if node is None or node in self._taken:
             return
-        operands = _operands_of_add(node)
+        operands = operands_of_add(node)
         if operands is None:
             return
         own = site.last
@@ -321,7 +321,7 @@ def _activation_of_batch_norm(module: nn.Module) -> str | None:
     return activation_of_module(act)
 
 
-def _operands_of_add(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def operands_of_add(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     is_add = (node.op == "call_function" and node.target in (*_ADDS, *_IN_PLACE_ADDS)) or (
         node.op == "call_method" and node.target in ("add", "add_")
     )
