@@ -22,7 +22,10 @@ Forward: TypeAlias = Callable[..., Any]
 
 # The ops of generated code. It calls them by a name of its own: looking one up in torch.ops takes
 # time in each call.
-_NAMES = ("conv2d", "conv2d_with_norms", "dense_conv2d", "max_pool2d_with_norms")
+_NAMES = (
+    *("conv2d", "conv2d_with_norms", "dense_conv2d", "conv2d_deviation"),
+    "max_pool2d_with_norms",
+)
 
 _counter = itertools.count(1)  # of generated functions, each in a file of its own for tracebacks
 

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from . import deviations
 from .capture import Island
 from .config import SpAMMConfig
 from .conversion import Conversion, Installation
@@ -161,16 +160,14 @@ class _DeviationMeasurements(Measurements):
         weight, _, norms = Source(conv, site.batch_norm, engine).operands()
         assert weight is not None
         options: dict[str, Any] = {"activation": site.activation}
-        function = deviations.dense_conv2d
         if engine.setting is not None:
-            function = deviations.conv2d
             options |= {**engine.setting.op_arguments(), "norm_weight": norms}
         geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
         sums = _ops.dense_conv2d(input, weight, None, *geometry)
         base = torch.ones_like(sums[:1])
         if site.residual is not None:
             options["residual"] = torch.ones_like(sums)
-        return lambda: function(input, weight, base, *geometry, **options)
+        return lambda: _ops.conv2d_deviation(input, weight, base, *geometry, **options)
 
 
 def _is_picture(value: Any) -> bool:

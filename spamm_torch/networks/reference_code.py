@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from . import deviations
+from .activations import activated
 from .generate import Forward, compiled
 from .plan import Plan
 from .shapes import Shapes
@@ -144,21 +144,19 @@ class _Generator:
         )
         options: dict[str, Any] = {}
         setting = self._plan.engines[site.name].setting
-        function = deviations.dense_conv2d
         if setting is not None:
-            function = deviations.conv2d
             options |= setting.op_arguments()
-            if setting.skips_nothing:
-                self._forward.erase_node(norms)
-            else:
-                options["norm_weight"] = norms
-        else:
+        if setting is None or setting.skips_nothing:
             self._forward.erase_node(norms)
+        else:
+            options["norm_weight"] = norms
         if site.residual is not None:
             options["residual"] = self._deviation_of(site.residual)
         options["activation"] = site.activation
         args = (self._deviation_of(_input_of(site)), weight, base, *geometry)
-        self._deviation[site.last] = self._forward.call_function(function, args, options)
+        self._deviation[site.last] = self._forward.call_function(
+            _ops.conv2d_deviation.default, args, options
+        )
         self._convolve_reference(place, site, geometry)
 
     def _convolve_reference(self, place: int, site: Site, geometry: tuple[Any, ...]) -> None:
@@ -172,9 +170,7 @@ class _Generator:
         args = (self._reference[_input_of(site)], weight, bias, *geometry)
         base = self._base.call_function(_ops.dense_conv2d.default, args, options)
         self._bases.append(base)
-        self._reference[site.last] = self._base.call_function(
-            deviations.activated, (base, site.activation)
-        )
+        self._reference[site.last] = self._base.call_function(activated, (base, site.activation))
 
     def _pass_on(self, node: fx.Node) -> None:
         """Copies a node, which takes deviations if it is linear and all it takes are."""

@@ -8,10 +8,10 @@ import torch
 from small_models import is_served, pictures, resnet, rows, trained
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
-from spamm_torch.networks import deviations
 from spamm_torch.networks.fused import fused_of
 
 
@@ -171,38 +171,34 @@ def test_a_part_that_is_traced_inside_one_that_is_not():
 # ---- What is skipped ----------------------------------------------------------------------------
 
 
-@pytest.fixture
-def inputs_of_convolutions(monkeypatch):
-    """The deviations that convolutions get, as they are called."""
+@torch.no_grad()
+def inputs_of_convolutions(model, x):
+    """The deviations that convolutions get in a call."""
     found = []
-    for name in ("conv2d", "dense_conv2d"):
-        own = getattr(deviations, name)
 
-        def noted(input, *rest, own=own, **options):
-            found.append(input)
-            return own(input, *rest, **options)
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.spamm_torch.conv2d_deviation.default:
+                found.append(args[0])
+            return function(*args, **(kwargs or {}))
 
-        monkeypatch.setattr(deviations, name, noted)
+    with Noting():
+        model(x)
     return found
 
 
-def test_deviations_of_the_reference_are_zero_everywhere(inputs_of_convolutions):
+def test_deviations_of_the_reference_are_zero_everywhere():
     model = unet()
     convert_(model, reference=canvas(level=0.3))
-    inputs_of_convolutions.clear()
-    with torch.no_grad():
-        model(canvas(2, level=0.3))
-    assert len(inputs_of_convolutions) == 8
-    assert not any(input.any() for input in inputs_of_convolutions)
+    found = inputs_of_convolutions(model, canvas(2, level=0.3))
+    assert len(found) == 8
+    assert not any(input.any() for input in found)
 
 
-def test_zeros_reach_as_far_as_no_pixel_changed(inputs_of_convolutions):
+def test_zeros_reach_as_far_as_no_pixel_changed():
     model = unet()
     convert_(model, reference=canvas(size=64))
-    inputs_of_convolutions.clear()
-    with torch.no_grad():
-        model(scattered(1, 64))
-    for input in inputs_of_convolutions:
+    for input in inputs_of_convolutions(model, scattered(1, 64)):
         assert input.any()
         assert not input[..., input.shape[2] // 2 :, :].any()
 
