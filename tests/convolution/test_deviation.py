@@ -16,12 +16,13 @@ ACTIVATIONS = {
     "silu": F.silu,
     "leaky_relu": F.leaky_relu,
 }
-# Nothing skipped by the dense convolution and by blocks; exactly zeros skipped.
+# Nothing skipped by the dense convolution and by blocks; exactly zeros, and hardly more, skipped.
 ENGINES = {
     "dense": {},
     "blocks": {"threshold": 0.0},
     "zeros": {"threshold": 2.0**-149, "pixel_block": (1, 8, 8)},
-    "images": {"threshold": 2.0**-149, "pixel_block": (64, 1, 1)},
+    "small": {"threshold": 1e-30, "pixel_block": (1, 8, 8)},
+    "images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)},
 }
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 
@@ -89,7 +90,7 @@ def test_types(device, dtype, engine):
 
 @pytest.mark.parametrize("of_input", FORMATS)
 @pytest.mark.parametrize("of_base", FORMATS)
-@pytest.mark.parametrize("engine", ["dense", "zeros"])
+@pytest.mark.parametrize("engine", ["dense", "zeros", "small"])
 def test_memory_formats(device, of_input, of_base, engine):
     input, weight, base, residual = operands(device)
     input = input.contiguous(memory_format=FORMATS[of_input])
@@ -127,29 +128,59 @@ def test_shapes(device, shape, engine):
     torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
 
 
-def test_where_nothing_is_valid_nothing_is_read(device):
+@pytest.mark.parametrize("engine", ["zeros", "small"])
+def test_where_nothing_is_valid_nothing_is_read(device, engine):
     """A base of NaN shows in every element that was computed from it."""
     input, weight, base, residual = operands(device)
     base.fill_(float("nan"))
-    options = {"activation": "relu", **ENGINES["zeros"]}
+    options = {"activation": "relu", **ENGINES[engine]}
     found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
     if device.type == "cpu":
         assert not found[:, :, 9:].any()
-        assert not found[:, :, :, 9:].any()
+        assert not found[:, :, :, 17:].any()
     assert found[:, :, :5, :5].isnan().all()
     # A residual may differ from the reference where the input does not.
     found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
     assert found.isnan().all()
 
 
+@pytest.mark.parametrize("engine", ["dense", "zeros", "small"])
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation"), [(2, 1, 1), ((1, 3), (2, 0), 1), (1, 3, (1, 3)), (3, 0, 2)]
+)
+def test_geometry(device, engine, stride, padding, dilation):
+    input, weight, _, _ = operands(device, size=37)
+    geometry = (stride, padding, dilation)
+    sums = F.conv2d(input.double(), weight.double(), None, *geometry)
+    base = torch.randn(sums[:1].shape).to(input)
+    options = {"activation": "hardswish", **ENGINES[engine]}
+    pairs = [[pair, pair] if isinstance(pair, int) else list(pair) for pair in geometry]
+    found = OPS.conv2d_deviation(input, weight, base, *pairs, **options)
+    wanted = F.hardswish(sums + base) - F.hardswish(base.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_pictures_bits_do_not_depend_on_its_batch(device):
+    input, weight, base, residual = operands(device, images=5, size=70)
+    input[3:, :, 40:60, 30:50] = 1
+    options = {"activation": "relu", **ENGINES["zeros"]}
+    together = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    for i in range(5):
+        one = slice(i, i + 1)
+        alone = OPS.conv2d_deviation(
+            input[one], weight, base, 1, 1, residual=residual[one], **options
+        )
+        assert torch.equal(alone, together[one])
+
+
 def test_the_smallest_threshold_skips_exactly_zeros(device):
     """Deviations that a float can just hold, and a weight that is not less than 1."""
     input, weight, base, _ = operands(device)
     input, weight, base = input * 2.0**-130, weight.sign(), torch.zeros_like(base)
-    options = {"activation": "relu", **ENGINES["zeros"]}
-    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
-    all_computed = OPS.conv2d_deviation(
-        input, weight, base, 1, 1, activation="relu", **ENGINES["blocks"]
+    options = {"activation": "relu", "pixel_block": (64, 1, 1)}
+    found, all_computed = (
+        OPS.conv2d_deviation(input, weight, base, 1, 1, threshold=threshold, **options)
+        for threshold in (2.0**-149, 0.0)
     )
     assert found.any()
     assert torch.equal(found, all_computed)
