@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -255,7 +255,9 @@ def _below(root: str, name: str) -> str:
 def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, child) of every module that the generated forward passes by."""
     island, passed = plan.island, dict(plan.island.entered)
-    nodes = itertools.chain(plan.pools, *(site.nodes for site in plan.fused))
+    nodes: Iterable[fx.Node] = itertools.chain(plan.pools, *(site.nodes for site in plan.fused))
+    if island.reference is not None:  # what it makes of the reference was computed by all of them
+        nodes = island.graph.nodes
     for node in nodes:
         if node.op == "call_module":
             name = str(node.target)

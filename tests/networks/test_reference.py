@@ -278,6 +278,18 @@ def test_changes_of_weights_are_followed():
     assert is_served(model, scattered().double())
 
 
+def test_settings_of_layers_that_change_are_noticed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Dropout(), nn.Conv2d(8, 8, 3))
+    convert_(model.eval(), reference=pictures(1))
+    original = copy.deepcopy(revert_(copy.deepcopy(model)))
+    for module in (model, original):
+        module[1].kernel_size = 3
+    assert_same(model, original, pictures())
+    model[2].train()
+    assert not is_served(model, pictures())
+
+
 def test_copies_and_pickles():
     model = resnet()
     original = copy.deepcopy(model)
