@@ -1,6 +1,7 @@
 // Convolution of deviations that are zero over much of their pictures. Tiles of the output whose
 // input windows hold zeros alone get none of it. The windows of the others are gathered, torch's
-// convolution takes them, a few at a time, and its results are scattered with the epilogue.
+// convolution takes them, a few at a time, and its results are scattered with the epilogue. A
+// picture of which most tiles are live is convolved whole.
 //
 // It serves a tau that only a product of norms of zero is less than. Other backends would skip
 // single blocks of a window; their products are zeros, which change no sum. For pictures of few
@@ -38,6 +39,9 @@ int64_t tiles_together(const ConvShape& shape) {
       blocks_of(shape.output.height, kTile.height) * blocks_of(shape.output.width, kTile.width);
   return std::clamp<int64_t>(tiles / kMostTilesTogether, 1, kMostTilesTogether);
 }
+
+// Share of a picture's tiles from which on gathering costs more than it saves.
+constexpr double kMostLive = 0.5;
 
 template <class N>
 bool skips_only_zeros(double tau) {
@@ -79,7 +83,10 @@ class LiveTiles {
         shape_(conv.shape),
         window_{(kTile.height - 1) * shape_.stride.height + shape_.window().height,
                 (kTile.width - 1) * shape_.stride.width + shape_.window().width},
+        down_(blocks_of(shape_.output.height, kTile.height)),
+        across_(blocks_of(shape_.output.width, kTile.width)),
         together_(tiles_together(conv.shape)),
+        images_(input),
         zeros_(static_cast<size_t>(shape_.out_channels), T(0)),
         input_(input.const_data_ptr<T>()),
         residual_(residual ? residual->template const_data_ptr<T>() : nullptr),
@@ -88,7 +95,17 @@ class LiveTiles {
 
   void run() {
     find_pixels();
-    const std::vector<LiveTile> tiles = write_dead_tiles();
+    find_live_tiles();
+    std::vector<LiveTile> tiles;
+    for (int64_t image = 0; image < shape_.images; ++image) {
+      std::vector<LiveTile> found = tiles_of(image);
+      if (static_cast<double>(found.size()) > kMostLive * static_cast<double>(down_ * across_)) {
+        convolve_whole(image);
+      } else {
+        write_dead_tiles(image);
+        tiles.insert(tiles.end(), found.begin(), found.end());
+      }
+    }
     const int64_t count = static_cast<int64_t>(tiles.size());
     at::parallel_for(0, blocks_of(count, together_), 1, [&](int64_t from, int64_t to) {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -156,29 +173,36 @@ class LiveTiles {
     return false;
   }
 
-  // Writes the tiles that see zeros alone, and returns the others.
-  std::vector<LiveTile> write_dead_tiles() const {
-    const int64_t down = blocks_of(shape_.output.height, kTile.height);
-    const int64_t across = blocks_of(shape_.output.width, kTile.width);
-    const int64_t strips = shape_.images * down;
-    std::vector<std::vector<LiveTile>> live(static_cast<size_t>(strips));
-    at::parallel_for(0, strips, 1, [&](int64_t from, int64_t to) {
-      for (int64_t strip = from; strip < to; ++strip) {
-        for (int64_t c = 0; c < across; ++c) {
-          const LiveTile tile = {strip / down,
-                                 span(strip % down, kTile.height, shape_.output.height),
-                                 span(c, kTile.width, shape_.output.width)};
-          if (is_live(tile)) {
-            live[static_cast<size_t>(strip)].push_back(tile);
-          } else {
-            write_dead(tile);
-          }
-        }
-      }
+  LiveTile tile(int64_t image, int64_t place) const {
+    return {image, span(place / across_, kTile.height, shape_.output.height),
+            span(place % across_, kTile.width, shape_.output.width)};
+  }
+
+  void find_live_tiles() {
+    const int64_t tiles = down_ * across_;
+    live_.resize(static_cast<size_t>(shape_.images * tiles));
+    at::parallel_for(0, shape_.images * tiles, 64, [&](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i)
+        live_[static_cast<size_t>(i)] = is_live(tile(i / tiles, i % tiles));
     });
-    std::vector<LiveTile> tiles;
-    for (const auto& found : live) tiles.insert(tiles.end(), found.begin(), found.end());
-    return tiles;
+  }
+
+  bool is_known_live(int64_t image, int64_t place) const {
+    return live_[static_cast<size_t>(image * down_ * across_ + place)] != 0;
+  }
+
+  std::vector<LiveTile> tiles_of(int64_t image) const {
+    std::vector<LiveTile> found;
+    for (int64_t place = 0; place < down_ * across_; ++place)
+      if (is_known_live(image, place)) found.push_back(tile(image, place));
+    return found;
+  }
+
+  void write_dead_tiles(int64_t image) const {
+    at::parallel_for(0, down_ * across_, 64, [&](int64_t from, int64_t to) {
+      for (int64_t place = from; place < to; ++place)
+        if (!is_known_live(image, place)) write_dead(tile(image, place));
+    });
   }
 
   static Span span(int64_t index, int64_t size, int64_t all) {
@@ -221,18 +245,33 @@ class LiveTiles {
     const int64_t size = window_.height * window_.width * shape_.in_channels;
     T* const gathered = windows.mutable_data_ptr<T>();
     for (int64_t i = 0; i < count; ++i) gather(tiles[i], gathered + i * size);
-    const Tensor found =
-        at::_convolution(windows, conv_.weight, {}, shape_.stride.pair(), {0, 0},
-                         shape_.dilation.pair(), /*transposed=*/false, {0, 0}, shape_.groups,
-                         /*benchmark=*/false, /*deterministic=*/false, /*cudnn_enabled=*/false,
-                         /*allow_tf32=*/false)
-            .contiguous(kChannelsLast);
+    const Tensor found = convolution(windows, {0, 0});
     const T* sums = found.const_data_ptr<T>();
     const int64_t next_row = kTile.width * shape_.out_channels;
     for (int64_t i = 0; i < count; ++i, sums += kTile.height * next_row)
       for (int64_t row = tiles[i].rows.begin; row < tiles[i].rows.end; ++row)
         write_row(tiles[i], row, sums + (row - tiles[i].rows.begin) * next_row,
                   shape_.out_channels);
+  }
+
+  void convolve_whole(int64_t image) const {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Tensor found = convolution(images_.narrow(0, image, 1), shape_.padding);
+    const T* const sums = found.const_data_ptr<T>();
+    const LiveTile whole = {image, {0, shape_.output.height}, {0, shape_.output.width}};
+    const int64_t row_size = shape_.output.width * shape_.out_channels;
+    at::parallel_for(0, shape_.output.height, 8, [&](int64_t from, int64_t to) {
+      for (int64_t row = from; row < to; ++row)
+        write_row(whole, row, sums + row * row_size, shape_.out_channels);
+    });
+  }
+
+  Tensor convolution(const Tensor& images, const Size2& padding) const {
+    return at::_convolution(images, conv_.weight, {}, shape_.stride.pair(), padding.pair(),
+                            shape_.dilation.pair(), /*transposed=*/false, {0, 0}, shape_.groups,
+                            /*benchmark=*/false, /*deterministic=*/false, /*cudnn_enabled=*/false,
+                            /*allow_tf32=*/false)
+        .contiguous(kChannelsLast);
   }
 
   // Copies a tile's window; zeros where there is no input.
@@ -260,12 +299,14 @@ class LiveTiles {
 
   const Convolution& conv_;
   const ConvShape& shape_;
-  Size2 window_;      // of the input, that a whole tile sees
-  int64_t together_;  // tiles
+  Size2 window_;                      // of the input, that a whole tile sees
+  int64_t down_, across_, together_;  // tiles: in a picture, and of one call
+  Tensor images_;
   std::vector<T> zeros_;
   const T *input_, *residual_, *base_;  // channels last; the last two may be null
   T* output_;
-  Tensor pixels_;  // a byte for each pixel of the input
+  Tensor pixels_;              // a byte for each pixel of the input
+  std::vector<uint8_t> live_;  // one for each tile, picture by picture
 };
 
 ConvolutionResult run(const Convolution& conv, const Knob&) {
