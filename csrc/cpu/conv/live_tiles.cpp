@@ -28,15 +28,15 @@ using at::Tensor;
 
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
-constexpr Size2 kTile = {8, 16};  // pixels of the output
+// Pixels of the output. oneDNN is fast with few pixels in a row where output channels are many.
+Size2 tile_size(const ConvShape& shape) { return {8, shape.group_out_channels() >= 64 ? 8 : 16}; }
+
 // Of one call of torch's convolution, at most; fewer in small pictures, where part of a call would
 // often be idle. Always as many for pictures of one size, so that a picture's bits do not depend on
 // the others in its batch.
 constexpr int64_t kMostTilesTogether = 16;
 
-int64_t tiles_together(const ConvShape& shape) {
-  const int64_t tiles =
-      blocks_of(shape.output.height, kTile.height) * blocks_of(shape.output.width, kTile.width);
+int64_t tiles_together(int64_t tiles) {
   return std::clamp<int64_t>(tiles / kMostTilesTogether, 1, kMostTilesTogether);
 }
 
@@ -81,11 +81,12 @@ class LiveTiles {
             const std::optional<Tensor>& base, const Tensor& output)
       : conv_(conv),
         shape_(conv.shape),
-        window_{(kTile.height - 1) * shape_.stride.height + shape_.window().height,
-                (kTile.width - 1) * shape_.stride.width + shape_.window().width},
-        down_(blocks_of(shape_.output.height, kTile.height)),
-        across_(blocks_of(shape_.output.width, kTile.width)),
-        together_(tiles_together(conv.shape)),
+        tile_(tile_size(conv.shape)),
+        window_{(tile_.height - 1) * shape_.stride.height + shape_.window().height,
+                (tile_.width - 1) * shape_.stride.width + shape_.window().width},
+        down_(blocks_of(shape_.output.height, tile_.height)),
+        across_(blocks_of(shape_.output.width, tile_.width)),
+        together_(tiles_together(down_ * across_)),
         images_(input),
         zeros_(static_cast<size_t>(shape_.out_channels), T(0)),
         input_(input.const_data_ptr<T>()),
@@ -174,8 +175,8 @@ class LiveTiles {
   }
 
   LiveTile tile(int64_t image, int64_t place) const {
-    return {image, span(place / across_, kTile.height, shape_.output.height),
-            span(place % across_, kTile.width, shape_.output.width)};
+    return {image, span(place / across_, tile_.height, shape_.output.height),
+            span(place % across_, tile_.width, shape_.output.width)};
   }
 
   void find_live_tiles() {
@@ -247,8 +248,8 @@ class LiveTiles {
     for (int64_t i = 0; i < count; ++i) gather(tiles[i], gathered + i * size);
     const Tensor found = convolution(windows, {0, 0});
     const T* sums = found.const_data_ptr<T>();
-    const int64_t next_row = kTile.width * shape_.out_channels;
-    for (int64_t i = 0; i < count; ++i, sums += kTile.height * next_row)
+    const int64_t next_row = tile_.width * shape_.out_channels;
+    for (int64_t i = 0; i < count; ++i, sums += tile_.height * next_row)
       for (int64_t row = tiles[i].rows.begin; row < tiles[i].rows.end; ++row)
         write_row(tiles[i], row, sums + (row - tiles[i].rows.begin) * next_row,
                   shape_.out_channels);
@@ -299,7 +300,7 @@ class LiveTiles {
 
   const Convolution& conv_;
   const ConvShape& shape_;
-  Size2 window_;                      // of the input, that a whole tile sees
+  Size2 tile_, window_;  // pixels of the output, and of the input that a whole tile sees
   int64_t down_, across_, together_;  // tiles: in a picture, and of one call
   Tensor images_;
   std::vector<T> zeros_;
