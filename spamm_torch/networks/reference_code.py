@@ -81,7 +81,7 @@ class _Generator:
         self._plain: dict[fx.Node, fx.Node] = {}  # values in the forward, by the island's nodes
         self._deviation: dict[fx.Node, fx.Node] = {}
         self._reference: dict[fx.Node, fx.Node] = {}  # values in the base
-        self._bases: list[fx.Node] = []
+        self._bases: dict[int, fx.Node] = {}  # by the place of the site, not as they are computed
         self._held: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # as in the base, in the forward
 
     def run(self) -> ReferenceCode:
@@ -97,7 +97,8 @@ class _Generator:
             else:
                 self._pass_on(node)  # first: it may hold what this node writes to
                 self._reference[node] = self._base.node_copy(node, self._reference.__getitem__)
-        self._base.output([*self._bases, *(held for held, _ in self._held.values())])
+        bases = [self._bases[place] for place in range(len(self._sites))]
+        self._base.output([*bases, *(held for held, _ in self._held.values())])
         return ReferenceCode(compiled(self._forward), compiled(self._base))
 
     # ---- Forms of a value -----------------------------------------------------------------------
@@ -169,7 +170,7 @@ class _Generator:
             options["residual"] = self._reference[site.residual]
         args = (self._reference[_input_of(site)], weight, bias, *geometry)
         base = self._base.call_function(_ops.dense_conv2d.default, args, options)
-        self._bases.append(base)
+        self._bases[place] = base
         self._reference[site.last] = self._base.call_function(activated, (base, site.activation))
 
     def _pass_on(self, node: fx.Node) -> None:

@@ -348,7 +348,7 @@ def may_write(node: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_")
     if node.op == "call_function":
-        if node.kwargs.get("inplace") or "out" in node.kwargs or True in node.args:
+        if node.kwargs.get("inplace") or "out" in node.kwargs or any(a is True for a in node.args):
             return True
         name = getattr(node.target, "__name__", "")
         is_operator = getattr(node.target, "__module__", "") == "_operator"

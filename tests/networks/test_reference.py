@@ -9,6 +9,7 @@ from small_models import is_served, pictures, resnet, rows, trained
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
+from zoo_cases import ZOO
 
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
@@ -93,6 +94,11 @@ FORWARDS = {
     "batch norm before": lambda m, x: m.conv2(F.relu(m.bn(x))),
     "in place": lambda m, x: m.conv2(torch.sigmoid_(m.conv1(x))),
     "two results": lambda m, x: (m.conv1(x), {"x": m.conv2(x)}),
+    # The first convolution's call adds the second one's result, and so runs after it.
+    "layers that run in another order": lambda m, x: m.fc(
+        F.relu(m.bn(m.conv1(x)).add_(m.conv2(x))).mean((2, 3))
+    ),
+    "concatenation by position": lambda m, x: m.conv2(torch.cat([m.conv1(x)[:, :4], x[:, 4:]], 1)),
     "residual": lambda m, x: F.leaky_relu(m.bn(m.conv2(F.relu6(m.conv1(x)))) + x),
 }
 
@@ -107,6 +113,18 @@ def test_what_stands_between_convolutions(name):
     assert is_served(model, x)
     with torch.no_grad():
         torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "shufflenet_v2_x0_5"])
+def test_networks_of_the_zoo(name):
+    model = ZOO[name].model()
+    original = copy.deepcopy(model)
+    x = ZOO[name].pictures()
+    convert_(model, reference=torch.zeros_like(x[:1]))
+    assert is_served(model, x)
+    with torch.no_grad():
+        error = (model(x) - original(x)).norm() / original(x).norm()
+    assert error < 1e-4
 
 
 def test_geometry_of_convolutions():
