@@ -120,6 +120,17 @@ TORCH_LIBRARY(spamm_torch, m) {
       "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? residual=None, "
       "str activation=\"none\") -> Tensor",
       tags);
+  // For an input that is the deviation from a reference: activation(convolution + residual + base)
+  // - activation(base). Base is the convolution of the reference and its bias, of one image; the
+  // residual is a deviation, too. Where input and residual are zero, so is the result. Without a
+  // knob dense_conv2d's convolution is called. No gradient.
+  m.def(
+      "conv2d_deviation(Tensor input, Tensor weight, Tensor base, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, float? threshold=None, "
+      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
+      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? residual=None, "
+      "str activation=\"none\") -> Tensor",
+      tags);
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
   // images. The results are those of the whole batch, bit for bit, if the devices are alike.

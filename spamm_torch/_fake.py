@@ -619,6 +619,40 @@ def _(
     return _with_residual(output if input.dim() == 4 else output.squeeze(0), residual)
 
 
+@register_fake("spamm_torch::conv2d_deviation")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    base: Tensor,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    threshold: float | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    block: Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+    norm_weight: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    torch._check(
+        input.dim() == 4,
+        lambda: f"input must be (images, channels, height, width); got shape {input.shape}",
+    )
+    is_dense = threshold is None and valid_ratio is None and max_error is None
+    output = _fake_conv2d(
+        *(input, weight, None, stride, padding, dilation, groups, None),
+        *(0.0 if is_dense else threshold, valid_ratio, max_error, block, pixel_block),
+        *(norm_weight, None, residual, activation),
+    )
+    _check_dtype(base, input.dtype, "base")
+    _check_device(base, input.device, "base")
+    _check_shape(base, (1, *output.shape[1:]), "base")
+    return output
+
+
 def _beside(shards: Sequence[Tensor], given: Sequence[Tensor], name: str) -> list[Tensor]:
     """One tensor for each shard; one that is given alone is copied to their devices."""
     torch._check_value(

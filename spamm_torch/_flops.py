@@ -31,7 +31,7 @@ def _convolution(weight: _Shape, output: _Shape) -> int:
     return 2 * math.prod(output) * math.prod(weight[1:])
 
 
-@register_flop_formula([_ops.conv2d, _ops.dense_conv2d])
+@register_flop_formula([_ops.conv2d, _ops.dense_conv2d, _ops.conv2d_deviation])
 def _conv2d(input: _Shape, weight: _Shape, *args: Any, out_shape: _Shape, **kwargs: Any) -> int:
     return _convolution(weight, out_shape)
 

@@ -17,7 +17,8 @@
 
 namespace spamm {
 
-// A convolution whose arguments have been checked: activation(conv + bias + residual). The input
+// A convolution whose arguments have been checked: activation(conv + bias + residual), or with a
+// base activation(conv + residual + base) - activation(base) for deviations. The input
 // may be a part of a batch, cut where a pixel block ends. The size of the batch then chooses the
 // kernel, because different ones round differently.
 struct Convolution {
@@ -30,10 +31,11 @@ struct Convolution {
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
   std::optional<at::Tensor> norm_input;   // layer_norms() of the input
   bool wants_output_norms;
-  bool weight_is_ready;            // see kernels/common/overlap.cuh
-  bool allow_tf32;                 // for float32 on CUDA; read once per call
-  at::MemoryFormat output_format;  // channels last or contiguous
-  int64_t whole_images;            // of the batch
+  bool weight_is_ready;                           // see kernels/common/overlap.cuh
+  bool allow_tf32;                                // for float32 on CUDA; read once per call
+  at::MemoryFormat output_format;                 // channels last or contiguous
+  int64_t whole_images;                           // of the batch
+  std::optional<at::Tensor> base = std::nullopt;  // one image, with an activation; there is no bias
 
   PixelBlocks whole_blocks() const {
     PixelBlocks all = blocks;
@@ -87,6 +89,8 @@ struct ConvBackend {
   // Whether run() computes the residual and the activation too. If not, it gets neither, and no
   // wish for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
+  // The same for a convolution with a base.
+  bool (*fuses_base)(const Convolution&) = [](const Convolution&) { return false; };
 };
 
 // The norms (1, MB, KB) of a weight, for a device whose convolution computes them with rounding

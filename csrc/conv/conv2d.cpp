@@ -7,6 +7,7 @@
 //
 // The product is computed transposed, (pixels x K) @ (K x out_channels), because the im2col rows
 // and the output's channels are then contiguous. The same blocks are skipped.
+#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
@@ -34,6 +35,15 @@ using OptTensor = std::optional<Tensor>;
 int64_t im2col_budget(at::DeviceType device) {
   const auto* budget = Backends<Im2colBudget>::find(device);
   return budget != nullptr ? budget->bytes : int64_t{8} << 20;
+}
+
+// What follows the convolution and the bias.
+void finish(const Tensor& output, const Convolution& conv) {
+  if (conv.base) {
+    apply_deviation_epilogue_(output, conv.residual, *conv.base, conv.activation);
+  } else {
+    apply_epilogue_(output, conv.residual, conv.activation);
+  }
 }
 
 // Copies the product of one piece, (groups, pixels, out_channels / groups), into the output.
@@ -119,7 +129,7 @@ class MatrixConvolution {
       store(product, piece, conv_.blocks, output);
       first += volume(piece.count);
     }
-    apply_epilogue_(output, conv_.residual, conv_.activation);
+    finish(output, conv_);
     return output;
   }
 
@@ -172,19 +182,22 @@ Tensor without_skipping(const Convolution& conv) {
                             .activation = conv.activation,
                             .shape = conv.shape,
                             .allow_tf32 = conv.allow_tf32,
-                            .output_format = conv.output_format});
+                            .output_format = conv.output_format,
+                            .base = conv.base});
 }
 
 // The backend's result, its output with the whole epilogue.
 ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
                               const Knob& knob) {
-  if (backend.fuses_epilogue(conv)) return backend.run(conv, knob);
+  const bool fuses = conv.base ? backend.fuses_base(conv) : backend.fuses_epilogue(conv);
+  if (fuses) return backend.run(conv, knob);
   Convolution plain = conv;
   plain.residual.reset();
+  plain.base.reset();
   plain.activation = Activation::kNone;
   plain.wants_output_norms = false;
   const Tensor output = backend.run(plain, knob).output;
-  apply_epilogue_(output, conv.residual, conv.activation);
+  finish(output, conv);
   return {output, Tensor()};
 }
 
@@ -282,6 +295,39 @@ auto conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
   }
 }
 
+void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape) {
+  check_same_device(base, input, "base", "input");
+  TORCH_CHECK_TYPE(base.scalar_type() == input.scalar_type(), "base must have the input's dtype ",
+                   dtype_of(input), "; got ", dtype_of(base));
+  auto expected = shape.output_sizes();
+  expected[0] = 1;
+  TORCH_CHECK(base.sizes() == expected, "base must have the shape of one image's output, ",
+              IntArrayRef(expected), "; got ", base.sizes());
+}
+
+// Batches alone: a deviation is one of many images from one reference.
+Tensor conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tensor& base,
+                           IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                           int64_t groups, std::optional<double> threshold,
+                           std::optional<double> valid_ratio, std::optional<double> max_error,
+                           at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                           const OptTensor& norm_weight, const OptTensor& residual,
+                           std::string_view activation) {
+  TORCH_CHECK(input.dim() == 4, "input must be (images, channels, height, width); got shape ",
+              input.sizes());
+  const bool is_dense = !threshold && !valid_ratio && !max_error;
+  const Knob knob = checked_knob({{}, is_dense ? 0.0 : threshold, valid_ratio, max_error});
+  Convolution conv = check_conv2d({input, weight, std::nullopt, stride, padding, dilation, groups,
+                                   knob, block, pixel_block, norm_weight, std::nullopt, residual,
+                                   check_activation(activation), /*weight_is_ready=*/false},
+                                  /*wants_output_norms=*/false);
+  check_base(base, input, conv.shape);
+  if (conv.activation != Activation::kNone) conv.base = base;  // else the base cancels
+  if (!is_dense) return convolve(conv, knob).output;
+  conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+  return without_skipping(conv);
+}
+
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
                              at::OptionalIntArrayRef pixel_block) {
   check_conv_weight(weight, groups);
@@ -310,6 +356,7 @@ Tensor layer_norms(const Tensor& output) {
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", &conv2d_op</*kWithNorms=*/false>);
   m.impl("conv2d_with_norms", &conv2d_op</*kWithNorms=*/true>);
+  m.impl("conv2d_deviation", &conv2d_deviation_op);
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

@@ -64,7 +64,7 @@ at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
 
 Tensor dense_convolution(const DenseConvolution& conv) {
   const bool is_empty = conv.shape.images * conv.weight.numel() == 0;
-  if (!is_empty) {
+  if (!is_empty && !conv.base) {
     if (const auto* backend = Backends<DenseConvBackend>::find(conv.input.device().type(), conv)) {
       return backend->run(conv).contiguous(conv.output_format);
     }
@@ -72,7 +72,11 @@ Tensor dense_convolution(const DenseConvolution& conv) {
   // torch refuses some of the empty ones.
   const Tensor output =
       (is_empty ? zeros_and_bias(conv) : torch_convolution(conv)).contiguous(conv.output_format);
-  apply_epilogue_(output, conv.residual, conv.activation);
+  if (conv.base) {
+    apply_deviation_epilogue_(output, conv.residual, *conv.base, conv.activation);
+  } else {
+    apply_epilogue_(output, conv.residual, conv.activation);
+  }
   return output;
 }
 

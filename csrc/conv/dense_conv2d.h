@@ -19,6 +19,7 @@ struct DenseConvolution {
   ConvShape shape;
   bool allow_tf32;  // for float32 on CUDA
   at::MemoryFormat output_format;
+  std::optional<at::Tensor> base = std::nullopt;  // as of Convolution, in conv/backend.h
 };
 
 // A device's call that computes the epilogue too.

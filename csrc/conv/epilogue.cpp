@@ -5,7 +5,9 @@
 namespace spamm {
 namespace {
 
-void activate_(at::Tensor output, Activation activation) {
+using at::Tensor;
+
+void activate_(Tensor output, Activation activation) {
   switch (activation) {
     case Activation::kNone:
       return;
@@ -29,10 +31,27 @@ void activate_(at::Tensor output, Activation activation) {
 
 }  // namespace
 
-void apply_epilogue_(const at::Tensor& output, const std::optional<at::Tensor>& residual,
+void apply_epilogue_(const Tensor& output, const std::optional<Tensor>& residual,
                      Activation activation) {
   if (residual) output.add_(*residual);
   activate_(output, activation);
+}
+
+void apply_deviation_epilogue_(const Tensor& output, const std::optional<Tensor>& residual,
+                               const Tensor& base, Activation activation) {
+  const auto* backend = Backends<DeviationEpilogueBackend>::find(output.device().type(), output,
+                                                                 residual, base, activation);
+  if (backend != nullptr) {
+    backend->run(output, residual, base, activation);
+    return;
+  }
+  if (residual) output.add_(*residual);
+  // One for each image: some activations round by where in memory an element lies.
+  const Tensor of_reference = at::empty_like(output).copy_(base);
+  output.add_(of_reference);
+  activate_(output, activation);
+  activate_(of_reference, activation);
+  output.sub_(of_reference);
 }
 
 }  // namespace spamm

@@ -43,12 +43,15 @@ class Island:
         graph: what ``module.forward`` calls; targets are names below the root.
         entered: the modules that the trace went through, which the graph no longer calls, by their
             names below the root. The root is not among them.
+        reference: its arguments for a reference picture, if its forward is to compute deviations
+            from what it computes for these; None otherwise.
     """
 
     name: str
     module: nn.Module
     graph: fx.Graph
     entered: dict[str, nn.Module]
+    reference: tuple[Tensor, ...] | None = None
 
     def full_name(self, below: str) -> str:
         """The name in the model of what the root calls ``below``."""

@@ -18,7 +18,7 @@ from .capture import Island, capture
 from .config import NOTHING_SKIPPED, SpAMMConfig
 from .engines import Choice, Measurements, asked, candidates, predict
 from .example import Calls, Example, copied, difference, is_rounding
-from .fused import Fused, attach, detach
+from .fused import attach, detach
 from .leaves import (
     Band,
     convert_leaf,
@@ -27,6 +27,7 @@ from .leaves import (
     shape_of,
 )
 from .plan import DENSE, LEFT, Engine, Plan
+from .reference_form import fused_for
 from .report import ConvertReport, Row
 from .request import Request
 from .shapes import likely_shapes, shapes_of, small_images
@@ -138,7 +139,7 @@ class Conversion:
             plan = Plan(island, sites, engines)
             if not plan.fused:
                 return None
-            fused = Fused(island.module, plan)
+            fused = fused_for(plan)
             calls = list(self._plain_calls(island))
             if self._example is None:
                 calls = _made_up_calls(island)
@@ -176,8 +177,11 @@ class Conversion:
         blocks: Any = (conv.block, conv.pixel_block)
         return SpAMMConfig(tau, conv.valid_ratio, conv.max_error, *blocks)
 
+    def _measurements(self) -> Measurements:
+        return Measurements()
+
     def _choose(self, sites: list[Site]) -> dict[str, Choice]:
-        measurements = Measurements()
+        measurements = self._measurements()
         calls: dict[int, int] = {}
         choices = {}
         for site in sites:
@@ -318,11 +322,18 @@ class Installation:
             for island, found in plans.items()
         ]
         self.fused = {site.name for plan in in_islands for site in plan.fused}
-        self._fused = [Fused(plan.island.module, plan) for plan in in_islands if plan.fused]
+        self._fused = [fused_for(plan) for plan in in_islands if plan.fused]
         self._leaves: dict[nn.Conv2d, tuple[SpAMMConfig, Band | None]] = {}
+        in_reference_form = {
+            site.name
+            for plan in in_islands
+            for site in plan.sites
+            if plan.island.reference is not None
+        }
         for site in sites:
             engine = engines[site.name]
-            if engine.setting is not None:
+            # In the reference form deviations skip, not what the layer itself gets.
+            if engine.setting is not None and site.name not in in_reference_form:
                 self._leaves.setdefault(site.conv, (engine.setting, engine.band))
 
     @property
@@ -360,12 +371,17 @@ def _made_up_calls(island: Island) -> list[tuple[tuple[Tensor, ...], Any]]:
     return []
 
 
-def fuse_again(root: nn.Module, recipe: Mapping[str, tuple[Engine, tuple[str, ...]]]) -> None:
+def fuse_again(
+    root: nn.Module,
+    recipe: Mapping[str, tuple[Engine, tuple[str, ...]]],
+    reference: tuple[Tensor, ...] | None,
+) -> None:
     """Gives a module, whose convolutions are as they were, the forward that it had.
 
     Args:
         root: the module of an island.
         recipe: engine and what was absorbed of each call of a convolution, by names below the root.
+        reference: the root's arguments for a reference picture, if it had the reference form.
     """
 
     def added_before(name: str, *_: Any) -> bool:
@@ -375,11 +391,12 @@ def fuse_again(root: nn.Module, recipe: Mapping[str, tuple[Engine, tuple[str, ..
     plans = []
     with in_eval_mode(root):
         for island in capture(root).islands:
+            island.reference = reference if island.module is root else None
             sites = [site for site in find_sites(island, added_before) if site.name in recipe]
             plans.append(Plan(island, sites, engines))
     for plan in plans:
         if plan.fused:
-            attach(Fused(plan.island.module, plan))
+            attach(fused_for(plan))
 
 
 def _is_rounding(island: Island, args: Any, expected: Any, found: Any) -> bool:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._arguments import check_bool
 from ..nn import SpAMMConv2d, _SpAMM
@@ -16,6 +16,7 @@ from .example import Example
 from .fused import detach, fused_class, fused_of
 from .leaves import is_converted_leaf, revert_leaf
 from .order import forget_order, order_batches
+from .reference import ReferenceConversion, check_reference
 from .report import ConvertReport
 from .request import read_request
 from .state import Snapshot
@@ -32,6 +33,7 @@ def convert_(
     fuse: bool = True,
     dry_run: bool = False,
     order_batch: bool = False,
+    reference: Tensor | None = None,
 ) -> ConvertReport:
     """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
 
@@ -65,6 +67,13 @@ def convert_(
         order_batch: whether the generated forward of the whole model takes its batches in order of
             likeness and gives results in theirs, as :class:`OrderedBatch` does, where a layer
             skips. A settings file does not say it. Times are measured without.
+        reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
+            canvas or a background. Generated forwards then compute deviations from what the model
+            makes of it, which are zero where a picture is like it; the results are the model's own
+            to rounding, for any pictures. Without ``config`` convolutions skip exactly the zeros of
+            these deviations, in blocks (1, 8, 8), and nothing is lost; a ``config`` skips small
+            deviations too. Layers keep their class. Later inputs of another size than the
+            reference take the model's own forward.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution and linear layer.
@@ -85,10 +94,14 @@ def convert_(
     check_bool(order_batch, "order_batch")
     request = read_request(model, config, overrides)
     example = None if example_input is None else Example(example_input)
+    picture = None if reference is None else check_reference(reference, example, fuse)
     before = Snapshot(model)
     try:
         revert_(model)
-        report = Conversion(model, request, example, fuse).run()
+        if picture is None:
+            report = Conversion(model, request, example, fuse).run()
+        else:
+            report = ReferenceConversion(model, request, example, picture).run()
         if order_batch:
             order_batches(model, report, example)
     except BaseException:
@@ -161,7 +174,7 @@ def refresh_(model: Model) -> Model:
             module._pin_again()
         elif fused is not None and fused.is_stale():
             detach(module)
-            fuse_again(module, fused.recipe)
+            fuse_again(module, fused.recipe, fused.reference)
         elif fused is not None:
             fused.renew()
     return model

@@ -59,18 +59,35 @@ class Measurements:
 
     def choose(self, site: Site, setting: SpAMMConfig | None, input: Tensor) -> Choice:
         """The fastest engine for a site, fused as it will be, on a real input."""
-        engines = candidates(site.conv, setting)
+        engines = self._candidates(site.conv, setting)
         if len(engines) == 1:
             return Choice(DENSE, _reason_for_dense(site.conv, setting))
         key = (site.activation, site.residual is None, *_geometry(site.conv), _layout(input))
         key += (tuple(engines.values()), site.name if setting != NOTHING_SKIPPED else "")
         if key not in self._known:
             with torch.no_grad():
-                calls = [_call(site, engine, input) for engine in engines.values()]
+                calls = [self._call(site, engine, input) for engine in engines.values()]
                 times = times_of(calls, input.device)
             self._known[key] = tuple(zip(engines, times, strict=True))
         times_by_name = self._known[key]
         return Choice(*_fastest(engines, times_by_name), times_by_name)
+
+    def _candidates(self, conv: nn.Conv2d, setting: SpAMMConfig | None) -> dict[str, Engine]:
+        return candidates(conv, setting)
+
+    def _call(self, site: Site, engine: Engine, input: Tensor) -> Any:
+        """A call of the op as the generated forward makes it."""
+        conv = site.conv
+        weight, bias, norms = Source(conv, site.batch_norm, engine).operands()
+        geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        options: dict[str, Any] = {"activation": site.activation}
+        op = _ops.dense_conv2d
+        if engine.setting is not None:
+            op = _ops.conv2d
+            options |= {**engine.setting.op_arguments(), "norm_weight": norms}
+        if site.residual is not None:
+            options["residual"] = torch.ones_like(op(input, weight, bias, *geometry, **options))
+        return lambda: op(input, weight, bias, *geometry, **options)
 
 
 def _fastest(
@@ -81,21 +98,6 @@ def _fastest(
     if name != "dense" and by_name[name] * _MUST_WIN > by_name["dense"]:
         name = "dense"
     return engines[name], f"measured: {name} is fastest"
-
-
-def _call(site: Site, engine: Engine, input: Tensor) -> Any:
-    """A call of the op as the generated forward makes it."""
-    conv = site.conv
-    weight, bias, norms = Source(conv, site.batch_norm, engine).operands()
-    geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
-    options: dict[str, Any] = {"activation": site.activation}
-    op = _ops.dense_conv2d
-    if engine.setting is not None:
-        op = _ops.conv2d
-        options |= {**engine.setting.op_arguments(), "norm_weight": norms}
-    if site.residual is not None:
-        options["residual"] = torch.ones_like(op(input, weight, bias, *geometry, **options))
-    return lambda: op(input, weight, bias, *geometry, **options)
 
 
 def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:

@@ -40,16 +40,17 @@ class Example:
     Args:
         value: a tensor, or what else the model's only argument is; a tuple of all positional
             arguments; a dict of arguments by name.
+        name: what the user calls it.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, name: str = "example_input") -> None:
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         if isinstance(value, dict):
             self.kwargs = value
         else:
             self.args = value if isinstance(value, tuple) else (value,)
-        self._value = value
+        self._value, self._name = value, name
 
     def call(self, model: nn.Module) -> Any:
         """The model's result; the caller sets modes. The model may write to what it is given."""
@@ -82,7 +83,7 @@ class Example:
             except Exception as error:  # whatever the model raises for what it cannot take
                 line = str(error).strip().partition("\n")[0]
                 raise ValueError(
-                    "example_input must be what the model takes; got "
+                    f"{self._name} must be what the model takes; got "
                     f"{describe(self._value)} ({type(error).__name__}: {line})"
                 ) from error
             finally:

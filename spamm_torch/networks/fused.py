@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
@@ -73,6 +73,7 @@ class Fused:
     Attributes:
         recipe: engine and what was absorbed of each call of a convolution, by names below the
             module; from these the forward is generated again after unpickling.
+        reference: the arguments from which the reference form computes deviations; None elsewhere.
         forward: the generated function. operands: its second argument.
     """
 
@@ -82,9 +83,10 @@ class Fused:
             _below(plan.island.name, site.name): (plan.engines[site.name], site.absorbed)
             for site in plan.sites
         }
-        self.forward: Forward = generate(plan)
-        flow = norm_flow(plan)
-        self._forward_with_norms = generate(plan, flow) if flow.readers else None
+        self.reference = plan.island.reference
+        self.forward: Forward
+        self._forward_with_norms: Forward | None = None
+        self._generate(plan)
         self._sources = [
             Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
         ]
@@ -93,6 +95,12 @@ class Fused:
         self.operands: list[Tensor | None] = []
         self._prepare()
         self.renew()
+
+    def _generate(self, plan: Plan) -> None:
+        self.forward = generate(plan)
+        flow = norm_flow(plan)
+        if flow.readers:
+            self._forward_with_norms = generate(plan, flow)
 
     def _prepare(self) -> None:
         self._proof: Proof | None = None
@@ -205,9 +213,7 @@ class Fused:
         if _get_current_dispatch_mode() is not None or _is_capturing():
             return False
         with torch.no_grad(), torch.inference_mode(False):
-            found: list[Tensor | None] = []
-            for source in self._sources:
-                found += source.operands()
+            found = self._operands_now()
             if len(self.operands) == len(found):
                 own = zip(self.operands, found, self._owned(), strict=True)
                 found = [_written(old, new) if is_owned else new for old, new, is_owned in own]
@@ -218,6 +224,12 @@ class Fused:
         self.operands, self._proof, self._held = found, proof, proof.held
         self._traced = proof
         return True
+
+    def _operands_now(self) -> list[Tensor | None]:
+        found: list[Tensor | None] = []
+        for source in self._sources:
+            found += source.operands()
+        return found
 
     def _owned(self) -> list[bool]:
         """Which operands have memory of their own; the others are Parameters, not to be written."""
@@ -255,7 +267,9 @@ def _below(root: str, name: str) -> str:
 def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, child) of every module that the generated forward passes by."""
     island, passed = plan.island, dict(plan.island.entered)
-    nodes = itertools.chain(plan.pools, *(site.nodes for site in plan.fused))
+    nodes: Iterable[fx.Node] = itertools.chain(plan.pools, *(site.nodes for site in plan.fused))
+    if island.reference is not None:  # what it makes of the reference was computed by all of them
+        nodes = island.graph.nodes
     for node in nodes:
         if node.op == "call_module":
             name = str(node.target)
@@ -349,7 +363,7 @@ class FusedModule:
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         state = dict(_state(self))
         fused = state.pop("_spamm_fused", None)
-        recipe = None if fused is None else fused.recipe
+        recipe = None if fused is None else (fused.recipe, fused.reference)
         return _new, (self._spamm_original,), (state, recipe), None, None, _unpickle
 
 
@@ -363,13 +377,13 @@ def _state(module: nn.Module) -> Any:
     return made[2]
 
 
-def _unpickle(module: nn.Module, state: tuple[dict[str, Any], Recipe | None]) -> None:
+def _unpickle(module: nn.Module, state: tuple[dict[str, Any], Any]) -> None:
     from .conversion import fuse_again  # which builds on this file
 
     attributes, recipe = state
     module.__setstate__(attributes)
     if recipe is not None:
-        fuse_again(module, recipe)
+        fuse_again(module, *recipe)
 
 
 @functools.cache

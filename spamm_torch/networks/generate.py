@@ -22,7 +22,10 @@ Forward: TypeAlias = Callable[..., Any]
 
 # The ops of generated code. It calls them by a name of its own: looking one up in torch.ops takes
 # time in each call.
-_NAMES = ("conv2d", "conv2d_with_norms", "dense_conv2d", "max_pool2d_with_norms")
+_NAMES = (
+    *("conv2d", "conv2d_with_norms", "dense_conv2d", "conv2d_deviation"),
+    "max_pool2d_with_norms",
+)
 
 _counter = itertools.count(1)  # of generated functions, each in a file of its own for tracebacks
 
@@ -58,7 +61,7 @@ class _Generator:
             self._replace_pool(node, pooling)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
-        return _compiled(self._graph)
+        return compiled(self._graph)
 
     def _now(self, node: Any) -> Any:
         """What computes the value of an island's node by now."""
@@ -129,7 +132,7 @@ class _Generator:
         self._replaced[old] = new
 
 
-def _compiled(graph: fx.Graph) -> Forward:
+def compiled(graph: fx.Graph) -> Forward:
     """The function that the graph prints."""
     code = graph.python_code("self")
     names: dict[str, Any] = dict(code.globals)

@@ -53,4 +53,6 @@ class Plan:
 
     def _pays(self, site: Site) -> bool:
         engine = self.engines[site.name]
+        if self.island.reference is not None:  # every convolution computes deviations
+            return engine.kind != "left"
         return engine.kind == "spamm" or (engine.kind == "dense" and bool(site.absorbed))

@@ -24,8 +24,8 @@ class Row:
     Attributes:
         name: fully qualified; further calls of the same layer have "#2" and so on behind it.
         shape: the layer's, as in "64 > 128, 3x3, /2".
-        action: "spamm" (a :class:`SpAMMConv2d` now), "dense" (dense, with what follows computed in
-            the same call) or "left" (as it was).
+        action: "spamm" (a :class:`SpAMMConv2d` now; in the reference form what it was), "dense"
+            (dense, with what follows computed in the same call) or "left" (as it was).
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add",
             "relu").
         reason: why this action was chosen.

@@ -232,7 +232,7 @@ class _Finder:
         node = self._next(site)
         if node is None or node in self._taken:
             return
-        operands = _operands_of_add(node)
+        operands = operands_of_add(node)
         if operands is None:
             return
         own = site.last
@@ -321,7 +321,7 @@ def _activation_of_batch_norm(module: nn.Module) -> str | None:
     return activation_of_module(act)
 
 
-def _operands_of_add(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+def operands_of_add(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     is_add = (node.op == "call_function" and node.target in (*_ADDS, *_IN_PLACE_ADDS)) or (
         node.op == "call_method" and node.target in ("add", "add_")
     )
@@ -348,7 +348,7 @@ def may_write(node: fx.Node, root: nn.Module) -> bool:
     if node.op == "call_method":
         return str(node.target).endswith("_")
     if node.op == "call_function":
-        if node.kwargs.get("inplace") or "out" in node.kwargs or True in node.args:
+        if node.kwargs.get("inplace") or "out" in node.kwargs or any(a is True for a in node.args):
             return True
         name = getattr(node.target, "__name__", "")
         is_operator = getattr(node.target, "__module__", "") == "_operator"

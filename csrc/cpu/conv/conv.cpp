@@ -16,6 +16,7 @@
 #include "conv/partial_blocks.h"
 #include "cpu/common/transpose.h"
 #include "cpu/conv/by_position.h"
+#include "cpu/conv/deviation.h"
 #include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"
 #include "cpu/conv/product.h"
@@ -151,9 +152,10 @@ void convolve_to(const Tensor& output, const Convolution& conv, const Knob& knob
   Convolution channels_last = without_stride(conv);
   Tensor& input = channels_last.input;
   if (input.is_contiguous() && !is_channels_last(input)) input = to_channels_last<T>(input);
-  if (auto& residual = channels_last.residual; residual && !is_channels_last(*residual)) {
-    residual = residual->is_contiguous() ? to_channels_last<T>(*residual)
-                                         : residual->contiguous(at::MemoryFormat::ChannelsLast);
+  for (auto* operand : {&channels_last.residual, &channels_last.base}) {
+    if (!*operand || is_channels_last(**operand)) continue;
+    *operand = (*operand)->is_contiguous() ? to_channels_last<T>(**operand)
+                                           : (*operand)->contiguous(at::MemoryFormat::ChannelsLast);
   }
   if (is_channels_last(output)) {
     convolve<T, P>(channels_last, knob, output);
@@ -175,6 +177,8 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
 
 bool fuses_epilogue(const Convolution&) { return true; }
 
+bool fuses_base(const Convolution& conv) { return writes_deviations(conv.activation); }
+
 ConvNormMaps norm_maps(const Convolution& conv) {
   Tensor columns;
   with_types(conv.input.scalar_type(), [&]<class T, class P>() {
@@ -186,7 +190,7 @@ ConvNormMaps norm_maps(const Convolution& conv) {
 }
 
 const Backends<ConvBackend> registered(at::kCPU, Rank::kPortable,
-                                       {&supports, &run, &norm_maps, &fuses_epilogue});
+                                       {&supports, &run, &norm_maps, &fuses_epilogue, &fuses_base});
 // A piece is still in cache when it is multiplied.
 const Backends<Im2colBudget> budget(at::kCPU, Rank::kPortable, {int64_t{8} << 20});
 

@@ -1,0 +1,63 @@
+"""The page and the picture of the scattered digits."""
+
+import io
+
+from common.plots import panels
+from common.report_files import page as make_page
+from common.report_files import table
+
+_SPARSE = "8 digits"  # the row that the conclusion tells
+
+
+def page(data):
+    """What was measured, as Markdown."""
+    rows = data["rows"]
+    forms = list(next(iter(rows.values()))["ms"])
+    head = ("on the canvas", *(f"{form}, ms" for form in forms), "speedup", "pixels changed")
+    lines = [
+        (
+            name,
+            *(f"{row['ms'][form]:.1f}" for form in forms),
+            f"{speedup(row):.2f}x",
+            row["changed pixels"],
+        )
+        for name, row in rows.items()
+    ]
+    qualities = [
+        (name, f"{found['mean_iou']:.3f}", f"{100 * found['found']:.1f}%")
+        for name, found in data["quality"].items()
+    ]
+    body = [
+        "Speedup: dense over the reference form. Pixels changed: those whose label differs.",
+        "",
+        *table(head, lines),
+        "",
+        *table(("form", "mean IoU", "digits found"), qualities),
+        "",
+        *(f"- {note}" for note in data["notes"]),
+        "",
+        "![A canvas, and the labels of its pixels](scattered_digits.png)",
+    ]
+    conclusion = (
+        f"With {_SPARSE} on a canvas the reference form is {speedup(rows[_SPARSE]):.2f} times as "
+        f"fast as dense, and {rows[_SPARSE]['changed pixels']} pixels change their label."
+    )
+    return make_page("Scattered digits", conclusion, data["header"], body)
+
+
+def speedup(row):
+    """How many times as fast as dense the reference form is."""
+    return row["ms"]["dense"] / row["ms"]["reference form"]
+
+
+def picture(canvas, labels):
+    """A canvas and its labels, as the bytes of a PNG."""
+    figure, axes = panels(1, 2, 4.2)
+    axes[0][0].imshow(canvas.numpy(), cmap="gray")
+    axes[0][1].imshow(labels.numpy(), cmap="tab20", vmin=0, vmax=19, interpolation="nearest")
+    for axis, title in zip(axes[0], ("canvas", "labels"), strict=True):
+        axis.set_title(title)
+        axis.set_axis_off()
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    return file.getvalue()

@@ -1,0 +1,186 @@
+"""convert_ with a reference picture: convolutions work on deviations from what it makes of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .capture import Island
+from .config import SpAMMConfig
+from .conversion import Conversion, Installation
+from .engines import Choice, Measurements, candidates
+from .example import Example, describe
+from .fused import Source
+from .plan import DENSE, LEFT, Engine
+from .report import ConvertReport
+from .request import Request
+from .signature import Signature
+from .sites import Site
+
+_ops = torch.ops.spamm_torch
+
+_PIXEL_BLOCK = (1, 8, 8)  # of one image: what is skipped for it depends on no other
+
+
+def lossless(dtype: torch.dtype) -> SpAMMConfig:
+    """The setting that skips the products whose norms multiply to exactly zero, and no others.
+
+    A product is skipped unless ``not (x < tau)``, where x is the product of norms in their type.
+    With the smallest positive number of that type as tau, x < tau holds for x = 0 alone. So a block
+    is skipped if all its deviations are zero, or if they and its weights are so small that the
+    norms' product rounds to zero: what is lost then is below what the type can hold.
+
+    Args:
+        dtype: of the model. The norms' type is float64 for float64, else float32.
+    """
+    norms = torch.float64 if dtype == torch.float64 else torch.float32
+    info = torch.finfo(norms)
+    return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=_PIXEL_BLOCK)
+
+
+def check_reference(reference: Any, example: Example | None, fuse: bool) -> Tensor:
+    """The reference picture as convert_ takes it, copied; raises as that does."""
+    if not fuse:
+        raise ValueError("a reference must come with fuse=True; got fuse=False")
+    if not isinstance(reference, Tensor):
+        raise TypeError(f"reference must be a tensor; got {type(reference).__name__}")
+    is_picture = reference.dim() == 4 and reference.shape[0] == 1
+    if not is_picture or not reference.is_floating_point():
+        raise ValueError(
+            "reference must be one picture of floats, (1, channels, height, width); got "
+            f"{describe(reference)}"
+        )
+    if not bool(torch.isfinite(reference).all()):
+        raise ValueError("reference must be finite; got NaN or infinity in it")
+    given = None if example is None else tree_leaves((example.args, example.kwargs))
+    if given is not None:
+        pictures = [value for value in given if isinstance(value, Tensor)]
+        if [value.shape[1:] for value in pictures] != [reference.shape[1:]]:
+            shapes = ", ".join(str(tuple(value.shape)) for value in pictures) or "no tensor"
+            raise ValueError(
+                f"reference must have the size of example_input's pictures, {shapes}; got "
+                f"{tuple(reference.shape)}"
+            )
+    return reference.detach().clone()
+
+
+class ReferenceConversion(Conversion):
+    """Converts a model to the reference form."""
+
+    def __init__(
+        self, model: nn.Module, request: Request, example: Example | None, picture: Tensor
+    ) -> None:
+        if request.config is None:
+            request = dataclasses.replace(request, config=lossless(picture.dtype))
+        self._picture, self._is_measured = picture, example is not None
+        self._of_reference: dict[nn.Module, list[Tensor]] = {}  # inputs of convolutions
+        super().__init__(model, request, example or Example(_made_up(picture)), fuse=True)
+        if not self._islands:
+            notes = "; ".join(self._notes)
+            raise ValueError(
+                "convert_ with a reference expects a model with a part that torch.fx can trace; "
+                f"got {type(model).__name__}, which has none ({notes})"
+            )
+
+    def run(self) -> ConvertReport:
+        """Converts the model and says what was done to it."""
+        report = super().run()
+        report.notes += ("generated forwards compute deviations from the reference picture",)
+        return report
+
+    def _capture(self) -> list[Island]:
+        """The islands that are called once for the reference, with tensors of one picture."""
+        islands = super()._capture()
+        roots = [island.module for island in islands]
+        calls, self._of_reference = Example(self._picture, "reference").record(self._model, roots)
+        kept = []
+        for island in islands:
+            found = calls[island.module]
+            signature = Signature(type(island.module).forward)
+            traced = [
+                signature.bound(args, kwargs)
+                for args, kwargs in zip(found.args, found.kwargs, strict=True)
+            ]
+            if len(traced) == 1 and traced[0] and all(map(_is_picture, traced[0])):
+                island.reference = traced[0]
+                kept.append(island)
+            else:
+                name = island.name or "the model"
+                self._notes.append(f"{name} is not called once with pictures of floats alone")
+        return kept
+
+    def _problem_of(self, island: Island, sites: list[Site]) -> str | None:
+        try:
+            return super()._problem_of(island, sites)
+        except ValueError as error:  # it has no reference form
+            return str(error)
+
+    def _engine_to_compare(self, site: Site) -> Engine:
+        engine = super()._engine_to_compare(site)
+        return engine if engine.setting is None else Engine("spamm", lossless(self._picture.dtype))
+
+    def _choose(self, sites: list[Site]) -> dict[str, Choice]:
+        of_reference = self._of_reference if self._is_measured else {}
+        self._inputs = {
+            conv: [x - m for x, m in zip(self._inputs[conv], references, strict=False)]
+            for conv, references in of_reference.items()
+        }
+        return super()._choose(sites)
+
+    def _measurements(self) -> Measurements:
+        return _DeviationMeasurements()
+
+    def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
+        if site.node is None:
+            return Choice(LEFT, "not in a part that was traced")
+        return super()._choice(site, measurements, input)
+
+    def _fastest(
+        self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation
+    ) -> Installation:
+        return super()._fastest(plans, sites, chosen) if self._is_measured else chosen
+
+
+class _DeviationMeasurements(Measurements):
+    """Measures sites as the reference form has them; inputs are deviations."""
+
+    def _candidates(self, conv: nn.Conv2d, setting: SpAMMConfig | None) -> dict[str, Engine]:
+        """Those that skip do so for any number of channels: zeros cost no accuracy."""
+        if setting is None or setting.skips_nothing or conv.groups > 1:
+            return candidates(conv, setting)
+        return {"dense": DENSE, f"spamm at {setting}": Engine("spamm", setting)}
+
+    def _call(self, site: Site, engine: Engine, input: Tensor) -> Any:
+        conv = site.conv
+        weight, _, norms = Source(conv, site.batch_norm, engine).operands()
+        assert weight is not None
+        options: dict[str, Any] = {"activation": site.activation}
+        if engine.setting is not None:
+            options |= {**engine.setting.op_arguments(), "norm_weight": norms}
+        geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        sums = _ops.dense_conv2d(input, weight, None, *geometry)
+        base = torch.ones_like(sums[:1])
+        if site.residual is not None:
+            options["residual"] = torch.ones_like(sums)
+        return lambda: _ops.conv2d_deviation(input, weight, base, *geometry, **options)
+
+
+def _is_picture(value: Any) -> bool:
+    """Whether an argument is of one picture, so that many pictures can be compared with it."""
+    is_tensor = isinstance(value, Tensor) and value.is_floating_point()
+    return is_tensor and value.dim() >= 2 and value.shape[0] == 1
+
+
+def _made_up(picture: Tensor) -> Tensor:
+    """Three pictures to compare with: the reference, one with noise in a corner, one of noise."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(3, *picture.shape[1:], generator=generator).to(picture)
+    rows, columns = picture.shape[2:]
+    noise[0] = 0
+    noise[1, :, rows // 4 :], noise[1, :, :, columns // 4 :] = 0, 0
+    return picture + noise

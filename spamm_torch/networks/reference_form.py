@@ -1,0 +1,74 @@
+"""The reference form of a module: a generated forward that works on deviations from a reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from .fused import Fused
+from .plan import Plan
+from .reference_code import generate_reference_code
+from .shapes import shapes_of
+from .state import in_eval_mode
+
+
+def fused_for(plan: Plan) -> Fused:
+    """The generated forward of a plan: in the reference form if its island has a reference."""
+    kind = Fused if plan.island.reference is None else ReferenceForm
+    return kind(plan.island.module, plan)
+
+
+class ReferenceForm(Fused):
+    """Takes pictures of the reference's size. For others the module's own forward runs.
+
+    What the module computes for the reference are operands like folded weights: they are renewed
+    with these.
+    """
+
+    reference: tuple[Tensor, ...]
+
+    def _generate(self, plan: Plan) -> None:
+        island = plan.island
+        with in_eval_mode(island.module):
+            code = generate_reference_code(
+                plan, shapes_of(island, _like(self.reference, plan.fused[0].conv.weight))
+            )
+        self.forward, self._base = code.forward, code.base
+        self._taken: list[tuple[Any, ...]] = []  # what arguments must have
+
+    def serves(self, args: tuple[Any, ...]) -> bool:
+        """As of a generated forward, for arguments that are like the reference but in number."""
+        return super().serves(args) and list(map(_kind, args)) == self._taken
+
+    def renew(self) -> bool:
+        """Computes the operands anew; False where that cannot be done now, as in training mode."""
+        if any(module.training for module in self.root.modules()):
+            self._proof = None
+            return False
+        return super().renew()
+
+    def _operands_now(self) -> list[Tensor | None]:
+        found = super()._operands_now()
+        reference = _like(self.reference, self._sources[0].conv.weight)
+        made = self._base(self.root, found, *reference)
+        bases, held = made[: len(self._sources)], made[len(self._sources) :]
+        found[1::3] = bases
+        self._taken = [_kind(arg) for arg in reference]
+        return [*found, *held]
+
+    def _owned(self) -> list[bool]:
+        owned = [flag for s in self._sources for flag in (s.batch_norm is not None, True, True)]
+        return owned + [True] * (len(self.operands) - len(owned))
+
+
+def _kind(arg: Any) -> tuple[Any, ...]:
+    """What an argument must have in common with the reference's: all but the number of pictures."""
+    if not isinstance(arg, Tensor) or arg.dim() < 2:
+        return (type(arg),)
+    return tuple(arg.shape[1:]), arg.dtype, arg.device
+
+
+def _like(reference: tuple[Tensor, ...], weight: Tensor) -> list[Tensor]:
+    """Copies of the reference, of the weight's dtype and on its device."""
+    return [arg.to(weight.device, weight.dtype, copy=True) for arg in reference]

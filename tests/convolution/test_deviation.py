@@ -1,0 +1,218 @@
+"""The op conv2d_deviation: what a convolution makes of deviations from a reference."""
+
+import pytest
+import torch
+from torch.library import opcheck
+from torch.nn import functional as F
+
+import spamm_torch  # noqa: F401  # loads the ops
+
+OPS = torch.ops.spamm_torch
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "leaky_relu": F.leaky_relu,
+}
+# Nothing skipped by the dense convolution and by blocks; exactly zeros, and hardly more, skipped.
+ENGINES = {
+    "dense": {},
+    "blocks": {"threshold": 0.0},
+    "zeros": {"threshold": 2.0**-149, "pixel_block": (1, 8, 8)},
+    "small": {"threshold": 1e-30, "pixel_block": (1, 8, 8)},
+    "images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)},
+}
+FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
+
+
+def operands(device, channels=(40, 36), images=3, size=20, groups=1, dtype=torch.float32, **rest):
+    """Deviations that are zero but in a corner, a weight, a base, and a residual like them."""
+    generator = torch.Generator().manual_seed(0)
+    inner, outer = channels
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    input, residual = random(images, inner, size, size), random(images, outer, size, size)
+    for deviation in (input, residual):
+        deviation[:, :, 5:], deviation[:, :, :, 5:] = 0, 0
+    weight = random(outer, inner // groups, 3, 3) / 20
+    return input, weight, random(1, outer, size, size) * 3, residual
+
+
+def expected(input, weight, base, residual, activation, groups=1):
+    """In float64."""
+    input, weight, base = input.double(), weight.double(), base.double()
+    sums = F.conv2d(input, weight, None, 1, 1, 1, groups)
+    if residual is not None:
+        sums += residual.double()
+    activate = ACTIVATIONS[activation]
+    return activate(sums + base) - activate(base)
+
+
+def tolerance(dtype, device="cpu"):
+    if dtype == torch.float64:
+        return 1e-12
+    return 1e-5 if dtype == torch.float32 else 2e-2
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_it_is_what_the_reference_adds_less_the_reference(
+    device, activation, engine, with_residual
+):
+    input, weight, base, residual = operands(device)
+    options = {"residual": residual} if with_residual else {}
+    found = OPS.conv2d_deviation(
+        input, weight, base, 1, 1, activation=activation, **ENGINES[engine], **options
+    )
+    wanted = expected(input, weight, base, options.get("residual"), activation)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+    # Exactly zero where nothing differs from the reference.
+    assert not found[:, :, 6:].any()
+    assert not found[:, :, :, 6:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_types(device, dtype, engine):
+    input, weight, base, residual = operands(device, dtype=dtype, images=9)
+    found = OPS.conv2d_deviation(
+        input, weight, base, 1, 1, residual=residual, activation="relu", **ENGINES[engine]
+    )
+    wanted = expected(input, weight, base, residual, "relu")
+    assert found.dtype == dtype
+    assert (found.double() - wanted).norm() <= tolerance(dtype) * wanted.norm()
+
+
+@pytest.mark.parametrize("of_input", FORMATS)
+@pytest.mark.parametrize("of_base", FORMATS)
+@pytest.mark.parametrize("engine", ["dense", "zeros", "small"])
+def test_memory_formats(device, of_input, of_base, engine):
+    input, weight, base, residual = operands(device)
+    input = input.contiguous(memory_format=FORMATS[of_input])
+    base = base.contiguous(memory_format=FORMATS[of_base])
+    options = {"activation": "relu", **ENGINES[engine]}
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    assert found.is_contiguous(memory_format=FORMATS[of_input])
+    wanted = expected(input, weight, base, residual, "relu")
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"channels": (1, 16)},
+        {"channels": (96, 130)},
+        {"channels": (8, 12), "groups": 4},
+        {"images": 70, "size": 6},
+        {"images": 70, "size": 1},
+        {"images": 0},
+        {"channels": (0, 4)},
+    ],
+)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_shapes(device, shape, engine):
+    input, weight, base, _ = operands(device, **shape)
+    groups = shape.get("groups", 1)
+    options = {"activation": "relu", **ENGINES[engine]}
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, 1, groups, **options)
+    if input.numel() == 0:
+        assert found.shape == (input.shape[0], *base.shape[1:])
+        assert not found.any()
+        return
+    wanted = expected(input, weight, base, None, "relu", groups)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["zeros", "small"])
+def test_where_nothing_is_valid_nothing_is_read(device, engine):
+    """A base of NaN shows in every element that was computed from it."""
+    input, weight, base, residual = operands(device)
+    base.fill_(float("nan"))
+    options = {"activation": "relu", **ENGINES[engine]}
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+    if device.type == "cpu":
+        assert not found[:, :, 9:].any()
+        assert not found[:, :, :, 17:].any()
+    assert found[:, :, :5, :5].isnan().all()
+    # A residual may differ from the reference where the input does not.
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    assert found.isnan().all()
+
+
+@pytest.mark.parametrize("engine", ["dense", "zeros", "small"])
+@pytest.mark.parametrize(
+    ("stride", "padding", "dilation"), [(2, 1, 1), ((1, 3), (2, 0), 1), (1, 3, (1, 3)), (3, 0, 2)]
+)
+def test_geometry(device, engine, stride, padding, dilation):
+    input, weight, _, _ = operands(device, size=37)
+    geometry = (stride, padding, dilation)
+    sums = F.conv2d(input.double(), weight.double(), None, *geometry)
+    base = torch.randn(sums[:1].shape).to(input)
+    options = {"activation": "hardswish", **ENGINES[engine]}
+    pairs = [[pair, pair] if isinstance(pair, int) else list(pair) for pair in geometry]
+    found = OPS.conv2d_deviation(input, weight, base, *pairs, **options)
+    wanted = F.hardswish(sums + base) - F.hardswish(base.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_a_pictures_bits_do_not_depend_on_its_batch(device):
+    input, weight, base, residual = operands(device, images=5, size=70)
+    input[3:, :, 40:60, 30:50] = 1
+    options = {"activation": "relu", **ENGINES["zeros"]}
+    together = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    for i in range(5):
+        one = slice(i, i + 1)
+        alone = OPS.conv2d_deviation(
+            input[one], weight, base, 1, 1, residual=residual[one], **options
+        )
+        assert torch.equal(alone, together[one])
+
+
+def test_the_smallest_threshold_skips_exactly_zeros(device):
+    """Deviations that a float can just hold, and a weight that is not less than 1."""
+    input, weight, base, _ = operands(device)
+    input, weight, base = input * 2.0**-130, weight.sign(), torch.zeros_like(base)
+    options = {"activation": "relu", "pixel_block": (64, 1, 1)}
+    found, all_computed = (
+        OPS.conv2d_deviation(input, weight, base, 1, 1, threshold=threshold, **options)
+        for threshold in (2.0**-149, 0.0)
+    )
+    assert found.any()
+    assert torch.equal(found, all_computed)
+
+
+def test_the_op_is_registered_as_torch_wants_it(device):
+    input, weight, base, residual = operands(device, channels=(32, 32), images=1, size=8)
+    for options in ({}, {"threshold": 0.5}, {"valid_ratio": 0.5}, {"max_error": 1e-3}):
+        options = {"residual": residual, "activation": "relu", **options}
+        opcheck(OPS.conv2d_deviation.default, (input, weight, base, 1, 1), options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"base": torch.zeros(2, 36, 20, 20)}, "base must have the shape of one image's output"),
+        ({"base": torch.zeros(1, 36, 1, 1)}, "base must have the shape of one image's output"),
+        ({"base": torch.zeros(1, 36, 20, 20).double()}, "base must have the input's dtype"),
+        ({"input": torch.zeros(40, 20, 20)}, "input must be .images, channels, height, width."),
+        ({"activation": "gelu"}, "activation must be one of"),
+        ({"threshold": 1.0, "valid_ratio": 0.5}, "exactly one of"),
+        ({"residual": torch.zeros(3, 1, 20, 20)}, "residual must have the output's shape"),
+    ],
+)
+def test_bad_arguments(changes, line):
+    input, weight, base, _ = operands("cpu")
+    given = {"input": input, "weight": weight, "base": base, "padding": [1, 1], **changes}
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=line):
+        OPS.conv2d_deviation(**given)
+
+
+def test_a_gradient_is_refused():
+    input, weight, base, _ = operands("cpu")
+    with pytest.raises(RuntimeError, match="conv2d_deviation is for inference"):
+        OPS.conv2d_deviation(input, weight.requires_grad_(), base, 1, 1)

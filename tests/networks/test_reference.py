@@ -1,0 +1,438 @@
+"""convert_ with a reference picture: deviations give the model's own results, and skip zeros."""
+
+import copy
+import io
+
+import pytest
+import torch
+from small_models import is_served, pictures, resnet, rows, trained
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from zoo_cases import ZOO
+
+from models.unet import UNet
+from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
+from spamm_torch.networks.fused import fused_of
+
+
+@torch.no_grad()
+def assert_same(model, original, *args):
+    torch.testing.assert_close(model(*args), original(*args), rtol=1e-4, atol=1e-4)
+
+
+def unet():
+    torch.manual_seed(0)
+    return trained(UNet(1, 4, width=32, depth=1))
+
+
+def canvas(count=1, size=32, level=0.0):
+    """Empty pictures."""
+    return torch.full((count, 1, size, size), level)
+
+
+def scattered(count=2, size=32, level=0.0):
+    """Pictures of which a corner differs from the empty one."""
+    some = canvas(count, size, level)
+    some[:, :, 4:9, 3:8] += pictures(count, 1, 5)
+    return some
+
+
+class Calling(nn.Module):
+    """Two convolutions of pictures with 8 channels, and a forward that is given."""
+
+    def __init__(self, forward):
+        super().__init__()
+        self.conv1, self.bn = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc = nn.Linear(8, 3)
+        self._forward = forward
+
+    def forward(self, x):
+        return self._forward(self, x)
+
+
+# ---- Results ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", [0.0, 0.7])
+def test_a_unet_gives_what_it_gave(level):
+    model = unet()
+    original = copy.deepcopy(model)
+    report = convert_(model, reference=canvas(level=level))
+    assert rows(report)["bottom.3"] == ("spamm", ("bn", "relu"))
+    for x in (scattered(level=level), canvas(level=level), pictures(3, 1, 32)):
+        assert is_served(model, x)
+        assert_same(model, original, x)
+
+
+def test_any_picture_may_be_the_reference():
+    model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model, reference=pictures(1, seed=5))
+    assert is_served(model, pictures(4))
+    assert_same(model, original, pictures(4))
+    assert_same(model, original, pictures(1, seed=5))
+
+
+FORWARDS = {
+    "max pool": lambda m, x: m.conv2(F.max_pool2d(m.conv1(x), 3, 2, 1)),
+    "average pool": lambda m, x: m.conv2(F.avg_pool2d(F.relu(m.conv1(x)), 2)),
+    "adaptive pool and linear": lambda m, x: m.fc(
+        torch.flatten(F.adaptive_avg_pool2d(m.conv2(m.conv1(x)), 1), 1)
+    ),
+    "mean": lambda m, x: m.fc(m.conv1(x).relu().mean((2, 3))),
+    "nearest": lambda m, x: m.conv2(F.interpolate(m.conv1(x), scale_factor=2)),
+    "size of another": lambda m, x: m.conv2(F.interpolate(m.conv1(x), size=x.shape[2:])),
+    "add": lambda m, x: m.conv2(F.silu(F.relu(m.conv1(x)) + m.conv2(x))),
+    "add of the input": lambda m, x: m.conv2(m.bn(m.conv1(x)) + x),
+    "broadcast add": lambda m, x: m.conv2(m.conv1(x) + m.conv2(x).mean((2, 3), keepdim=True)),
+    "concatenation": lambda m, x: torch.cat((m.conv1(x), m.conv2(m.conv1(x))), 1),
+    "split": lambda m, x: m.conv2(torch.cat(m.conv1(x).chunk(2, 1)[::-1], 1)),
+    "gate": lambda m, x: m.conv2(m.conv1(x) * torch.sigmoid(m.conv2(x))),
+    "one layer twice": lambda m, x: m.conv1(F.hardswish(m.conv1(x))),
+    "batch norm before": lambda m, x: m.conv2(F.relu(m.bn(x))),
+    "in place": lambda m, x: m.conv2(torch.sigmoid_(m.conv1(x))),
+    "two results": lambda m, x: (m.conv1(x), {"x": m.conv2(x)}),
+    # The first convolution's call adds the second one's result, and so runs after it.
+    "layers that run in another order": lambda m, x: m.fc(
+        F.relu(m.bn(m.conv1(x)).add_(m.conv2(x))).mean((2, 3))
+    ),
+    "concatenation by position": lambda m, x: m.conv2(torch.cat([m.conv1(x)[:, :4], x[:, 4:]], 1)),
+    "residual": lambda m, x: F.leaky_relu(m.bn(m.conv2(F.relu6(m.conv1(x)))) + x),
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_what_stands_between_convolutions(name):
+    torch.manual_seed(0)
+    model = trained(Calling(FORWARDS[name]))
+    original = copy.deepcopy(model)
+    convert_(model, reference=pictures(1, 8, seed=3))
+    x = pictures(3, 8)
+    assert is_served(model, x)
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "densenet121", "shufflenet_v2_x0_5"])
+def test_networks_of_the_zoo(name):
+    model = ZOO[name].model()
+    original = copy.deepcopy(model)
+    x = ZOO[name].pictures()
+    convert_(model, reference=torch.zeros_like(x[:1]))
+    assert is_served(model, x)
+    with torch.no_grad():
+        error = (model(x) - original(x)).norm() / original(x).norm()
+    assert error < 1e-4
+
+
+def test_geometry_of_convolutions():
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(4, 8, 3, stride=2, padding=2, bias=False),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, (3, 1), dilation=2, padding=(2, 1), groups=4),
+        nn.ConvTranspose2d(8, 8, 2, stride=2),
+        nn.Conv2d(8, 40, 3, padding="same", padding_mode="reflect"),
+        nn.Conv2d(40, 33, 1),
+    ]
+    model = nn.Sequential(*layers).eval()
+    original = copy.deepcopy(model)
+    convert_(model, SpAMMConfig(tau=1e-30, pixel_block=(1, 4, 8)), reference=pictures(1, 4))
+    assert is_served(model, pictures(3, 4))
+    assert_same(model, original, pictures(3, 4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_types(dtype):
+    model = unet().to(dtype)
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas().to(dtype))
+    x = scattered().to(dtype)
+    assert is_served(model, x)
+    tolerance = 1e-10 if dtype == torch.float64 else 0.05
+    with torch.no_grad():
+        error = (model(x) - original(x)).norm() / original(x).norm()
+    assert error < tolerance
+
+
+def test_results_do_not_depend_on_the_batch():
+    model = unet()
+    convert_(model, reference=canvas())
+    x = scattered(4)
+    with torch.no_grad():
+        together = model(x)
+        assert all(torch.equal(model(x[i : i + 1])[0], together[i]) for i in range(4))
+
+
+def test_a_part_that_is_traced_inside_one_that_is_not():
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Conv2d(1, 1, 3, padding=1), unet()
+
+        def forward(self, x):
+            if x.sum() > 1e9:  # which fx cannot trace
+                return x
+            return self.inner(self.first(x))
+
+    torch.manual_seed(0)
+    model = Outer().eval()
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas())
+    assert fused_of(model) is None
+    assert is_served(model, scattered())
+    assert_same(model, original, scattered())
+
+
+# ---- What is skipped ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def inputs_of_convolutions(model, x):
+    """The deviations that convolutions get in a call."""
+    found = []
+
+    class Noting(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.spamm_torch.conv2d_deviation.default:
+                found.append(args[0])
+            return function(*args, **(kwargs or {}))
+
+    with Noting():
+        model(x)
+    return found
+
+
+def test_deviations_of_the_reference_are_zero_everywhere():
+    model = unet()
+    convert_(model, reference=canvas(level=0.3))
+    found = inputs_of_convolutions(model, canvas(2, level=0.3))
+    assert len(found) == 8
+    assert not any(input.any() for input in found)
+
+
+def test_zeros_reach_as_far_as_no_pixel_changed():
+    model = unet()
+    convert_(model, reference=canvas(size=64))
+    for input in inputs_of_convolutions(model, scattered(1, 64)):
+        assert input.any()
+        assert not input[..., input.shape[2] // 2 :, :].any()
+
+
+def test_a_setting_skips_small_deviations():
+    model = unet()
+    original = copy.deepcopy(model)
+    report = convert_(model, SpAMMConfig(tau=1e9), reference=canvas())
+    assert next(row for row in report if row.name == "bottom.0").setting == SpAMMConfig(tau=1e9)
+    with torch.no_grad():
+        of_reference = original(canvas())
+        assert not torch.allclose(model(scattered()), original(scattered()), atol=1e-3)
+        torch.testing.assert_close(model(canvas()), of_reference, rtol=1e-4, atol=1e-4)
+
+
+# ---- When it is taken ---------------------------------------------------------------------------
+
+
+def test_inputs_that_are_not_like_the_reference_take_the_models_own_forward():
+    model = unet()
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas())
+    for x in (pictures(2, 1, 40), canvas(2, 64)):
+        assert not is_served(model, x)
+        assert_same(model, original, x)
+    model.train()
+    assert not is_served(model, scattered())
+    assert is_served(model.eval(), scattered())
+
+
+def test_layers_stay_what_they_were_and_revert_undoes_it():
+    model = resnet()
+    original = copy.deepcopy(model)
+    kinds = [type(module) for module in model.modules()]
+    before = original(pictures())
+    convert_(model, SpAMMConfig(tau=1e-9), reference=pictures(1))
+    assert [type(module) for module in model.modules()][1:] == kinds[1:]
+    assert list(model.state_dict()) == list(original.state_dict())
+    assert torch.equal(model.train()(pictures()), original.train()(pictures()))
+    revert_(model.eval())
+    original.eval()
+    assert [type(module) for module in model.modules()] == kinds
+    model.load_state_dict(resnet().state_dict())
+    assert torch.equal(model(pictures()), before)
+
+
+def test_a_model_in_training_mode_is_served_once_it_is_in_eval_mode():
+    model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model.train(), reference=pictures(1))
+    assert all(
+        torch.equal(own, other)
+        for own, other in zip(model.buffers(), original.buffers(), strict=True)
+    )
+    assert not is_served(model, pictures())
+    model.load_state_dict(original.state_dict())  # what the call in training mode changed
+    assert is_served(model.eval(), pictures())
+    assert_same(model, original, pictures())
+
+
+@torch.no_grad()
+def test_changes_of_weights_are_followed():
+    model = unet()
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas())
+    for module in (model, original):
+        module.encoder[0][0].weight.mul_(1.5)
+        module.encoder[0][1].running_mean.add_(0.1)
+    assert is_served(model, scattered())
+    assert_same(model, original, scattered())
+    for module in (model, original):
+        module.bottom[0].weight.data.mul_(2)
+    refresh_(model)
+    assert is_served(model, scattered())
+    assert_same(model, original, scattered())
+    assert_same(model.double(), original.double(), scattered().double())
+    assert is_served(model, scattered().double())
+
+
+def test_settings_of_layers_that_change_are_noticed():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Dropout(), nn.Conv2d(8, 8, 3))
+    convert_(model.eval(), reference=pictures(1))
+    original = copy.deepcopy(revert_(copy.deepcopy(model)))
+    for module in (model, original):
+        module[1].kernel_size = 3
+    assert_same(model, original, pictures())
+    model[2].train()
+    assert not is_served(model, pictures())
+
+
+def test_copies_and_pickles():
+    model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model, reference=pictures(1, seed=2))
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert is_served(other, pictures())
+        assert_same(other, original, pictures())
+        with torch.no_grad():
+            assert torch.equal(other(pictures()), model(pictures()))
+        refresh_(other)
+        assert_same(revert_(other), original, pictures())
+
+
+def test_it_compiles_into_one_graph():
+    model = resnet()
+    original = copy.deepcopy(model)
+    convert_(model, reference=pictures(1))
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(pictures()), original(pictures()), rtol=1e-4, atol=1e-4)
+
+
+def test_a_settings_file_gives_the_same_engines(tmp_path):
+    model = unet()
+    report = convert_(model, reference=canvas())
+    report.save(tmp_path / "net.json")
+    other = unet()
+    again = convert_(other, tmp_path / "net.json", reference=canvas())
+    assert [(row.action, row.setting) for row in again] == [
+        (row.action, row.setting) for row in report
+    ]
+    with torch.no_grad():
+        assert torch.equal(other(scattered()), model(scattered()))
+
+
+# ---- With an example ----------------------------------------------------------------------------
+
+
+def test_engines_are_measured_and_the_fastest_form_is_kept(measured):
+    measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 3.0, 2.0))
+    model = unet()
+    original = copy.deepcopy(model)
+    report = convert_(model, example_input=scattered(3), reference=canvas())
+    # Zeros are skipped for any number of channels.
+    assert rows(report)["encoder.0.0"] == ("spamm", ("bn", "relu"))
+    assert is_served(model, scattered())
+    assert_same(model, original, scattered())
+
+
+def test_nothing_is_installed_that_measured_slower(measured):
+    measured(of_layers=(1.0, 2.0), of_models=(1.0, 2.0, 3.0, 4.0))
+    model = unet()
+    report = convert_(model, example_input=scattered(3), reference=canvas())
+    assert fused_of(model) is None
+    assert "measured: original 1 us" in str(report)
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "error", "line"),
+    [
+        ("canvas.png", TypeError, "reference must be a tensor; got str"),
+        (
+            canvas(2),
+            ValueError,
+            r"one picture of floats, .* got a tensor of shape \(2, ",
+        ),
+        (canvas()[0], ValueError, "one picture of floats"),
+        (canvas().int(), ValueError, r"one picture of floats, .* int32"),
+        (canvas() / 0, ValueError, "reference must be finite; got NaN"),
+        (canvas(size=64), ValueError, r"size of example_input's pictures, \(2, 1, 32, 32\)"),
+    ],
+)
+def test_references_that_are_none(reference, error, line):
+    model = unet()
+    with pytest.raises(error, match=line):
+        convert_(model, example_input=scattered(), reference=reference)
+    assert fused_of(model) is None
+
+
+def test_a_reference_that_the_model_cannot_take():
+    with pytest.raises(ValueError, match="reference must be what the model takes; got a tensor"):
+        convert_(resnet(), reference=pictures(1, channels=2))
+
+
+def test_a_reference_needs_fusing():
+    with pytest.raises(ValueError, match="a reference must come with fuse=True; got fuse=False"):
+        convert_(unet(), fuse=False, reference=canvas())
+
+
+def test_a_model_that_cannot_be_traced():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(1, 4, 3)
+
+        def forward(self, x):
+            return self.conv(x) if x.sum() < 1e9 else x
+
+    model = Model().eval()
+    with pytest.raises(ValueError, match=r"a part that torch\.fx can trace; got Model") as raised:
+        convert_(model, reference=canvas())
+    assert "\n" not in str(raised.value)
+    assert type(model) is Model
+
+
+def test_parts_without_a_reference_form_are_left():
+    """What is written to in place, and read later, and what mixes the pictures of a batch."""
+
+    def writes(m, x):
+        y = m.conv1(x)
+        torch.sigmoid_(y)
+        return m.conv2(y)
+
+    def mixes(m, x):
+        return m.conv2(m.conv1(x).reshape(-1, 8, 8, 8)).mean()
+
+    for forward, line in ((writes, "in place that is read later"), (mixes, "for each picture")):
+        model = trained(Calling(forward))
+        before = model(pictures(2, 8))
+        with pytest.raises(ValueError, match=line):
+            convert_(model, reference=pictures(1, 8))
+        assert torch.equal(model(pictures(2, 8)), before)

@@ -1,0 +1,107 @@
+"""The demo of scattered digits: canvases, quality, and a run from training to the page."""
+
+import json
+
+import pytest
+import torch
+from tiny_study import digits as bars
+from tiny_study import one_thread, write_part  # noqa: F401  the fixture is automatic
+
+from common.errors import UserError
+from examples.scattered_digits import demo, network
+from examples.scattered_digits.canvases import CLASSES, draw_scene
+from examples.scattered_digits.network import Config, quality, train
+from models.data import Digits
+from models.unet import UNet
+from spamm_torch.networks import timing
+
+TINY = Config(width=32, depth=1, size=64, steps=2, batch=2)
+
+
+@pytest.fixture
+def digits():
+    return Digits(*bars(40), "bars")
+
+
+def test_a_scene_is_that_of_its_seed(digits):
+    one, same, other = (draw_scene(digits, 2, 96, 3, seed) for seed in (0, 0, 1))
+    assert torch.equal(one.pictures, same.pictures)
+    assert torch.equal(one.labels, same.labels)
+    assert not torch.equal(one.pictures, other.pictures)
+
+
+def test_labels_are_where_digits_are(digits):
+    scene = draw_scene(digits, 3, 128, 4, 0)
+    assert scene.pictures.shape == (3, 1, 128, 128)
+    assert scene.pictures.min() == 0
+    assert scene.pictures.max() <= 1
+    assert torch.equal(scene.labels > 0, scene.instances > 0)
+    assert (scene.pictures[:, 0][scene.labels > 0] > 0.3).all()
+    assert scene.instances.amax((1, 2)).tolist() == [4, 4, 4]
+    for number in range(1, 5):  # one digit has one label
+        assert len(scene.labels[0][scene.instances[0] == number].unique()) == 1
+    assert scene.labels.max() < CLASSES
+
+
+def test_how_many_digits_lie_on_a_canvas_and_what_lies_below(digits):
+    counts = draw_scene(digits, 20, 128, (1, 3), 0).instances.amax((1, 2))
+    assert set(counts.tolist()) == {1, 2, 3}
+    assert not draw_scene(digits, 1, 64, 0, 0).pictures.any()
+    textured = draw_scene(digits, 1, 64, 0, 0, textured=True)
+    assert (textured.pictures > 0).float().mean() > 0.9
+    assert not textured.labels.any()
+
+
+def test_quality_counts_digits_and_classes(digits):
+    scene = draw_scene(digits, 2, 128, 4, 0)
+    assert vars(quality(scene.labels, scene)) == {"mean_iou": 1.0, "found": 1.0}
+    missed = torch.where(scene.instances == 1, 0, scene.labels)
+    worse = quality(missed, scene)
+    assert worse.found == pytest.approx(3 / 4)
+    assert worse.mean_iou < 1
+    assert quality(torch.zeros_like(scene.labels), scene).found == 0
+
+
+def test_training_goes_on_from_its_checkpoint(digits, tmp_path, monkeypatch):
+    device, steps = torch.device("cpu"), []
+    expected = train(TINY, digits, tmp_path / "whole.pt", device, lambda *at: steps.append(at[0]))
+    assert steps == [1, 2]
+    assert isinstance(expected, UNet)
+    assert not expected.training
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "_SAVE_EVERY_S", -1)
+    with pytest.raises(KeyboardInterrupt):
+        train(TINY, digits, tmp_path / "part.pt", device, stop)
+    again = train(TINY, digits, tmp_path / "part.pt", device, lambda *at: steps.append(at[0]))
+    assert steps == [1, 2, 2]
+    for name, tensor in again.state_dict().items():
+        assert torch.equal(tensor, expected.state_dict()[name])
+    with pytest.raises(UserError, match="name another file with --checkpoint"):
+        train(Config(**{**vars(TINY), "seed": 1}), digits, tmp_path / "part.pt", device, stop)
+
+
+def test_the_demo_writes_a_page_its_data_and_a_picture(tmp_path, monkeypatch, capsys):
+    write_part(tmp_path, "t10k", *bars(60))
+    monkeypatch.setitem(demo._CONFIGS, "cpu", TINY)
+    monkeypatch.setattr(demo, "_DIGITS", (4, 8))
+    monkeypatch.setattr(demo, "_CHECKED", 2)
+    monkeypatch.setattr(timing, "_CPU_SECONDS", 0)
+    arguments = ["--device", "cpu", "--root", str(tmp_path), "--out", str(tmp_path / "out")]
+    demo.main([*arguments, "--size", "64", "--repeats", "1", "--no-compile"])
+    data = json.loads((tmp_path / "out/scattered_digits.json").read_text())
+    assert next(iter(data["rows"])) == "4 digits"
+    assert set(data["rows"]["8 digits"]["ms"]) == {"dense", "converted", "reference form"}
+    assert all(row["largest difference"] < 1e-4 for row in data["rows"].values())
+    page = (tmp_path / "out/scattered_digits.md").read_text()
+    assert page in capsys.readouterr().out
+    assert "16 digits, textured" in page
+    assert (tmp_path / "out/scattered_digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bad_options(capsys):
+    with pytest.raises(SystemExit):
+        demo.main(["--size", "100"])
+    assert "expected a multiple of 64; got 100" in capsys.readouterr().err
