@@ -6,7 +6,7 @@
     python examples/density_matrix.py --waters 300     # a larger cluster, with a model of F
 
 SP2 purification turns F into the projector on the occupied states by some 25 products, all of them
-spamm_torch's. Only the last four need accuracy: those before may lose a thousand times more, and be
+spamm_torch's. Only the last four need accuracy: those before may lose a hundred times more, and be
 in float32, because later ones mend it. Compares such schedules with budgets that stay the same,
 with torch.mm and with eigenvectors. Shows a table and writes a page, all numbers and a picture.
 docs/density_matrix.md explains the method.
@@ -99,7 +99,7 @@ def parse(arguments):
         default=32,
         help="edge of the blocks; 32 suits molecules (default: %(default)s)",
     )
-    budgets = (1e-7, 1e-8, 1e-9)
+    budgets = (1e-7, 3e-8, 1e-9)
     parser.add_argument(
         "--max-errors",
         metavar="ERROR",
@@ -114,7 +114,7 @@ def parse(arguments):
         metavar="FACTOR",
         type=number(float, lambda value: 1 < value < float("inf"), "a number above 1"),
         help="how many times more the products before may lose (default: so many that they cost "
-        "the energy as much, sqrt(0.001 / ERROR))",
+        "the energy as much, sqrt(0.00025 / ERROR))",
     )
     parser.add_argument(
         "--last",

@@ -22,7 +22,7 @@ from common.errors import UserError
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
 # Hartree an atom for the square of the max_error of the first iterations; see loose_then_tight.
-_SECOND_ORDER = 1000
+_SECOND_ORDER = 4000
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
 
@@ -73,7 +73,7 @@ def loose_then_tight(
         first_dtype: of the iterations before.
         loose: how many times more these may lose. None: so much that they cost the energy about as
             much as the last. Their errors enter it squared: on water clusters they cost about
-            1000 max_error^2 hartree an atom.
+            1000 to 6000 max_error^2 hartree an atom.
         last_iterations: how many are the last.
     """
     first = math.sqrt(max_error / _SECOND_ORDER) if loose is None else loose * max_error

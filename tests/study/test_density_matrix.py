@@ -63,7 +63,7 @@ def test_the_page_shows_the_same_rows(folder, results):
         [line] = [line for line in text.splitlines() if line.startswith(f"| {shown} |")]
         assert line.startswith(f"| {shown} | {seconds:.3g} | ")
         assert f" | {error:.1e} | " in line
-    assert "| float32 3.2e-6, last four float64 1e-8 |" in text
+    assert "| float32 1.6e-6, last four float64 1e-8 |" in text
     iterations = text[text.index("## Iterations") :]
     longest = max(len(method["iterations"]) for method in results["methods"])
     assert f"\n| {longest} | " in iterations
@@ -114,7 +114,7 @@ def test_it_runs_with_torch_alone(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     assert "no picture: matplotlib is not installed" in run.stdout
-    assert "float32 1e-6, last four float64 1e-9" in run.stdout
+    assert "float32 5e-7, last four float64 1e-9" in run.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "density_matrix.json",
         "density_matrix.md",
