@@ -11,7 +11,7 @@ import re
 import sys
 from pathlib import Path
 
-from bench import conv_report, mm_report, vgg13_report
+from bench import conv_report, density_report, mm_report, vgg13_report
 from bench.multi_gpu import conv_report as multi_gpu_conv_report
 from bench.multi_gpu import report as multi_gpu_report
 from bench.networks import report as networks_report
@@ -32,6 +32,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "bench_networks": networks_report,
     "bench_multi_gpu": multi_gpu_report,
     "bench_multi_gpu_conv": multi_gpu_conv_report,
+    "density_matrix": density_report,
     "study_vgg13": study_report,
     "study_pixel_blocks": pixel_blocks_report,
     "reproduce": tables_reports,
@@ -51,7 +52,7 @@ def redraw(path):
     try:
         data = json.loads(path.read_text())
         header = data["header"]
-        script = re.search(r"scripts/(\w+)\.py", header["command"])[1]
+        script = re.search(r"(?:scripts|examples)/(\w+)\.py", header["command"])[1]
         markdown, picture, conclusion = _REPORTS[script].report(data, path.stem)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error

@@ -1,18 +1,11 @@
-"""What the scripts show: bars and tables on a terminal, plain lines elsewhere."""
+"""What the scripts show: bars and tables on a terminal, plain lines elsewhere.
+
+rich is imported where it is used: who shows no table needs no rich.
+"""
 
 import os
 import sys
 import time
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from common.errors import UserError
 
@@ -21,6 +14,8 @@ _PLAIN_EVERY_S = 15
 
 
 def make_console():
+    from rich.console import Console
+
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH)
 
@@ -39,6 +34,15 @@ class Steps:
 
     def __enter__(self):
         if self._console.is_terminal:
+            from rich.progress import (
+                BarColumn,
+                MofNCompleteColumn,
+                Progress,
+                TextColumn,
+                TimeElapsedColumn,
+                TimeRemainingColumn,
+            )
+
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),

@@ -9,16 +9,17 @@ from common.files import write_atomically
 _FIRST = ("device", "date", "command")  # of a page's table
 
 
-def run_header(machine, script, arguments):
+def run_header(machine, script, arguments, folder="scripts"):
     """What every result opens with.
 
     Args:
         machine: as from describe_machine.
         script: its file name, as in "bench_mm.py". arguments: its command line.
+        folder: of the repository that holds the script.
     """
     return machine | {
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", f"scripts/{script}", *arguments]),
+        "command": shlex.join(["python", f"{folder}/{script}", *arguments]),
     }
 
 

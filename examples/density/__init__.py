@@ -1,0 +1,1 @@
+"""Parts of density_matrix.py: the problem, its orthogonal basis, and the purification."""

@@ -1,0 +1,170 @@
+"""One problem by several methods: times, errors, and the rows of the report."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from bench import density_report as report
+from common.errors import UserError
+from density.problem import Problem
+from density.purification import (
+    Budget,
+    Purification,
+    Schedule,
+    constant,
+    loose_then_tight,
+    purify,
+)
+
+_GAPLESS = 1e-9  # of the spectrum's width
+
+
+@dataclass(frozen=True)
+class Method:
+    """A line of the picture, and a point on it.
+
+    Attributes:
+        series: one of the report's names.
+        schedule: of the purification; None for eigenvectors, which need none.
+    """
+
+    series: str
+    schedule: Schedule | None
+
+    @property
+    def max_error(self) -> float | None:
+        """Of the last iterations; None where nothing is skipped."""
+        return self.schedule.last.max_error or None if self.schedule else None
+
+    def described(self) -> dict:
+        row = {"series": self.series, "max_error": self.max_error}
+        if self.max_error is not None:
+            row["first_max_error"] = self.schedule.first.max_error
+            row["last_iterations"] = self.schedule.last_iterations
+        return row
+
+
+def methods(
+    max_errors: list[float],
+    loose: float | None,
+    last_iterations: int,
+    without: Container[str] = (),
+) -> list[Method]:
+    """All that are compared, peers first and the most accurate schedule last.
+
+    Args:
+        max_errors: budgets of the last iterations.
+        loose, last_iterations: as of ``loose_then_tight``.
+        without: series to leave out.
+    """
+    errors = sorted(max_errors, reverse=True)
+    scheduled = {
+        series: [
+            loose_then_tight(error, dtype, loose=loose, last_iterations=last_iterations)
+            for error in errors
+        ]
+        for series, dtype in ((report.SCHEDULED, torch.float64), (report.FLOAT32, torch.float32))
+    }
+    firsts = {schedule.first.max_error for schedule in scheduled[report.SCHEDULED]}
+    budgets = [Budget(error) for error in sorted(firsts | set(errors), reverse=True)]
+    found = [
+        Method(report.EIGH, None),
+        Method(report.DENSE, constant(Budget(None))),
+        Method(report.UNSKIPPED, constant(Budget(0))),
+        *(Method(report.CONSTANT, constant(budget)) for budget in budgets),
+        *(Method(series, schedule) for series, them in scheduled.items() for schedule in them),
+    ]
+    return [method for method in found if method.series not in without]
+
+
+def measure(
+    fock: Tensor,
+    problem: Problem,
+    compared: list[Method],
+    *,
+    repeats: int,
+    block: int,
+    progress: Callable[[str], None],
+) -> tuple[list[dict], Tensor]:
+    """Measures the methods in turns, ``repeats`` times; the median of each time counts.
+
+    Args:
+        fock: in an orthogonal basis.
+        compared: the energy of the first counts as right.
+        progress: called with a line when a method has been measured for the first time.
+
+    Returns:
+        The report's rows, and the projector of the last method.
+
+    Raises:
+        UserError: there is no gap.
+    """
+    # Peers converge as far as the most accurate schedule, and no further.
+    tolerance = min((method.max_error for method in compared if method.max_error), default=0.0)
+    rows: list[dict] = []
+    clocks: list[list[list[float]]] = [[] for _ in compared]
+    for turn in range(repeats):
+        for method, clock in zip(compared, clocks, strict=True):
+            if method.schedule is None:
+                run = _by_eigenvectors(fock, problem.occupied)
+            else:
+                run = purify(
+                    fock, problem.occupied, method.schedule, block=block, tolerance=tolerance
+                )
+            clock.append([run.seconds, *(iteration.seconds for iteration in run.iterations)])
+            if turn == 0:
+                rows.append(method.described() | _result(run, fock, problem))
+                progress(f"{report.name_of(rows[-1])}: {run.seconds:.3g} s")
+    right = rows[0]["energy"]
+    for row, clock in zip(rows, clocks, strict=True):
+        row["energy_error"] = (row["energy"] - right) / problem.atoms
+        row["seconds"], *each = (statistics.median(turns) for turns in zip(*clock, strict=True))
+        for iteration, seconds in zip(row["iterations"], each, strict=True):
+            iteration["ms"] = 1e3 * seconds
+    return rows, run.projector
+
+
+def _result(run: Purification, fock: Tensor, problem: Problem) -> dict:
+    """What a run gave, all in float64. The energy is that of independent electrons, 2 tr(X F)."""
+    x = run.projector
+    return {
+        "energy": 2 * (x * fock).sum().item(),
+        "idempotency": torch.linalg.vector_norm(torch.addmm(x, x, x, alpha=-1)).item(),
+        "electron_error": 2 * x.trace().item() - problem.electrons,
+        "iterations": [
+            {
+                "step": "X^2" if iteration.squared else "2X - X^2",
+                "precision": str(iteration.budget.dtype).removeprefix("torch."),
+                "max_error": iteration.budget.max_error,
+                "last": iteration.budget == run.iterations[-1].budget,
+                "idempotency": iteration.idempotency,
+                "valid_ratio": iteration.valid_ratio,
+            }
+            for iteration in run.iterations
+        ],
+    }
+
+
+def _by_eigenvectors(fock: Tensor, occupied: int) -> Purification:
+    """The same projector: the occupied eigenvectors times their transposes.
+
+    Raises:
+        UserError: there is no gap.
+    """
+    start = time.perf_counter()
+    energies, vectors = torch.linalg.eigh(fock)
+    projector = vectors[:, :occupied] @ vectors[:, :occupied].mT
+    width = (energies[-1] - energies[0]).item()
+    gap = (energies[occupied] - energies[occupied - 1] + 0 * projector[0, 0]).item()  # waits
+    seconds = time.perf_counter() - start
+    if gap <= _GAPLESS * width:
+        raise UserError(
+            f"expected a gap above the {occupied} occupied states; got {gap:.2g} hartree"
+        )
+    return Purification(projector, [], seconds)

@@ -1,0 +1,278 @@
+#!/usr/bin/env python
+"""The density matrix of a molecule or a chain, by products that skip what cannot matter.
+
+    python examples/density_matrix.py                  # a chain of 2000 sites
+    python examples/density_matrix.py --ergo           # F and S of a water cluster, from data/ergo
+    python examples/density_matrix.py --waters 300     # a larger cluster, with a model of F
+
+SP2 purification turns F into the projector on the occupied states by some 25 products, all of them
+spamm_torch's. Only the last four need accuracy: those before may lose a hundred times more, and be
+in float32, because later ones mend it. Compares such schedules with budgets that stay the same,
+with torch.mm and with eigenvectors. Shows a table and writes a page, all numbers and a picture.
+docs/density_matrix.md explains the method.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common, bench, ergo
+
+from bench import density_report
+from common.console import exit_code, make_console
+from common.files import require_writable, write_atomically
+from common.machine import describe_machine
+from common.options import (
+    add_device_option,
+    choose_device,
+    make_parser,
+    number,
+    positive_integer,
+)
+from common.options import (
+    show as shown,
+)
+from common.report_files import run_header, write_results
+from density import sources
+from density.basis import inverse_root, transformed
+from density.measuring import measure, methods
+
+_PEERS = (density_report.EIGH, density_report.DENSE, density_report.UNSKIPPED)
+
+
+def parse(arguments):
+    parser = make_parser(__doc__)
+    source = parser.add_argument_group("what is computed (one of)").add_mutually_exclusive_group()
+    even = number(int, lambda value: value >= 4 and value % 2 == 0, "an even integer of 4 or more")
+    source.add_argument(
+        "--chain", metavar="N", type=even, help="a tight-binding chain of N sites (default: 2000)"
+    )
+    source.add_argument(
+        "--ergo",
+        nargs="?",
+        metavar="NAME",
+        const="default",
+        help="matrices of a water cluster in data/ergo (default without NAME: default)",
+    )
+    source.add_argument(
+        "--matrices",
+        metavar="FILE",
+        type=Path,
+        help="an .npz file with fock, overlap, electrons and atoms, as make_ergo_matrices.py "
+        "writes it (default: none)",
+    )
+    source.add_argument(
+        "--waters",
+        metavar="N",
+        type=positive_integer,
+        help="a cluster of N water molecules, with exact overlaps and a model of F (default: none)",
+    )
+    positive = number(float, lambda value: 0 < value < float("inf"), "a number above 0")
+    parser.add_argument(
+        "--gap", type=positive, default=0.2, help="of the chain, hopping 1/2 (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--basis",
+        choices=sources.BASES,
+        default=sources.BASES[0],
+        help="basis set of --waters (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of --waters (default: %(default)s)")
+    parser.add_argument(
+        "--electrons",
+        type=int,
+        metavar="N",
+        help="how many there are (default: as many as the atoms or the file say; a chain's sites)",
+    )
+    add_device_option(parser)
+    parser.add_argument(
+        "--block",
+        type=int,
+        choices=(32, 64, 128),
+        default=32,
+        help="edge of the blocks; 32 suits molecules (default: %(default)s)",
+    )
+    budgets = (1e-7, 3e-8, 1e-9)
+    parser.add_argument(
+        "--max-errors",
+        metavar="ERROR",
+        type=number(float, lambda value: 0 < value < 1, "a number above 0 and below 1"),
+        nargs="+",
+        default=budgets,
+        help="what each of the last products may lose, relative to norm(X)^2; about the energy "
+        f"error in hartree an atom (default: {shown(budgets)})",
+    )
+    parser.add_argument(
+        "--loose",
+        metavar="FACTOR",
+        type=number(float, lambda value: 1 < value < float("inf"), "a number above 1"),
+        help="how many times more the products before may lose (default: so many that they cost "
+        "the energy as much, sqrt(0.00025 / ERROR))",
+    )
+    parser.add_argument(
+        "--last",
+        metavar="COUNT",
+        type=number(int, lambda value: 1 <= value <= 12, "an integer from 1 to 12"),
+        default=4,
+        help="how many products are the last, from 1 to 12 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--repeats",
+        metavar="ROUNDS",
+        type=positive_integer,
+        default=3,
+        help="rounds of each timing, of which the median counts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--without",
+        nargs="+",
+        choices=_PEERS,
+        default=(),
+        help="leave these out, which take long for large matrices; one of eigh and torch.mm "
+        "stays (default: none)",
+    )
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        default=Path("results"),
+        help="folder of the page, the numbers and the picture (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--name", default="density_matrix", help="of these files (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--density",
+        metavar="FILE",
+        type=Path,
+        help="write the density matrix of the most accurate schedule there, in the given basis, "
+        "as the array density of an .npz file (default: none)",
+    )
+    options = parser.parse_args(arguments)
+    if {density_report.EIGH, density_report.DENSE} <= set(options.without):
+        parser.error("argument --without: expected one of eigh and torch.mm to stay")
+    options.chain = options.chain or 2000
+    options.device = choose_device(options.device)
+    return options
+
+
+def load(options):
+    """The problem that the options name."""
+    if options.matrices:
+        return sources.from_file(options.matrices, options.electrons)
+    if options.ergo:
+        problem = sources.embedded(options.ergo)
+    elif options.waters:
+        problem = sources.waters(options.waters, options.basis, options.seed)
+    else:
+        problem = sources.chain(options.chain, options.gap)
+    return problem if options.electrons is None else replace(problem, electrons=options.electrons)
+
+
+def orthogonal(problem, options):
+    """F in the basis S^(-1/2), on the device, and S^(-1/2), which is None where S is 1."""
+    fock = problem.fock.to(options.device)
+    if problem.overlap is None:
+        return fock, None
+    start = time.perf_counter()
+    overlap = problem.overlap.to(options.device)
+    z = inverse_root(overlap, block=options.block)
+    fock = transformed(fock, z, block=options.block)
+    off = transformed(overlap, z, block=options.block)
+    off.diagonal().sub_(1)
+    off = torch.linalg.vector_norm(off).item()
+    seconds = time.perf_counter() - start
+    print(f"Z = S^(-1/2) and Z F Z: {seconds:.3g} s; norm(Z S Z - 1) = {off:.1e}")
+    return fock, z
+
+
+def write_density(path, density):
+    """The array "density" of an .npz file."""
+    np = sources.require_numpy()
+    write_atomically(path, lambda file: np.savez_compressed(file, density=density.numpy()))
+
+
+def show(title, head, rows):
+    """A table: rich's, or where that is not installed plain columns."""
+    if importlib.util.find_spec("rich"):
+        from rich import box
+        from rich.table import Table
+
+        table = Table(title=title, box=box.SIMPLE_HEAD)
+        for column, name in enumerate(head):
+            table.add_column(
+                name, no_wrap=column in (0, 1, len(head) - 1), justify="right" if column else "left"
+            )
+        for row in rows:
+            table.add_row(*map(str, row))
+        make_console().print(table)
+        return
+    columns = zip(head, *rows, strict=True)
+    widths = [max(len(str(cell)) for cell in column) for column in columns]
+    print(title)
+    for row in (head, *rows):
+        print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
+
+
+def finish(data, options):
+    """Shows the tables and writes the results."""
+    show("Methods", *density_report.summary_table(data))
+    show("Iterations", *density_report.iteration_table(data))
+    with_picture = importlib.util.find_spec("matplotlib") is not None
+    if not with_picture:
+        print("no picture: matplotlib is not installed")
+    page, picture, conclusion = density_report.report(data, options.name, with_picture)
+    paths = write_results(options.out, options.name, data=data, markdown=page, picture=picture)
+    print(conclusion)
+    for path in paths:
+        print(f"wrote {path}")
+
+
+@torch.inference_mode()
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    problem = load(options)
+    require_writable(options.out)
+    if options.density:
+        sources.require_numpy()
+        require_writable(options.density.parent)
+    print(f"{problem.name}: N = {len(problem.fock)}, {problem.electrons} electrons")
+    fock, z = orthogonal(problem, options)
+    compared = methods(options.max_errors, options.loose, options.last, options.without)
+    say = functools.partial(print, flush=True)  # as it happens, into a file too
+    rows, projector = measure(
+        fock, problem, compared, repeats=options.repeats, block=options.block, progress=say
+    )
+    machine = describe_machine(options.device)
+    header = run_header(machine, "density_matrix.py", arguments, folder="examples")
+    header |= {
+        "functions": len(fock),
+        "electrons": problem.electrons,
+        "atoms": problem.atoms,
+        "block": options.block,
+    }
+    finish({"header": header, "problem": problem.name, "methods": rows}, options)
+
+    if z is not None:
+        projector = transformed(projector, z, block=options.block)
+    density = 2 * projector.cpu()  # of the eigenvalues 2 and 0 against S
+    if problem.density is not None:
+        off = torch.linalg.vector_norm(density - problem.density)
+        off = (off / torch.linalg.vector_norm(problem.density)).item()
+        print(f"the given density matrix differs by {off:.1e} of its norm")
+    if options.density:
+        write_density(options.density, density)
+        print(f"wrote {options.density}")
+
+
+if __name__ == "__main__":
+    torch.set_flush_denormal(True)  # else far entries, of 1e-310, slow torch.mm down, and it alone
+    sys.exit(exit_code(main))

@@ -1,0 +1,254 @@
+"""The command examples/density_matrix.py: a small real run, and what it refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from bench_checks import assert_refused, assert_three_files
+from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+
+import density_matrix
+import plot_results
+from common.console import exit_code
+from density import sources
+from ergo.basis import BASES
+from ergo.embedded import FILES, FOLDER
+
+SCRIPT = Path(density_matrix.__file__)
+ERRORS = (1e-8, 1e-6)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run over a chain, with two budgets."""
+    folder = tmp_path_factory.mktemp("density")
+    arguments = ["--device", "cpu", "--chain", "200", "--repeats", "1", "--name", "small"]
+    arguments += ["--max-errors", *map(str, ERRORS), "--out", str(folder)]
+    density_matrix.main(arguments)
+    return folder
+
+
+def test_three_files(folder):
+    assert_three_files(folder)
+
+
+def test_the_numbers(results):
+    assert results["problem"] == "Chain of 200 sites, gap 0.2"
+    sizes = {"functions": 200, "electrons": 200, "atoms": 200, "block": 32}
+    assert sizes.items() <= results["header"].items()
+    assert "examples/density_matrix.py --device cpu --chain 200" in results["header"]["command"]
+    methods = {(method["series"], method["max_error"]): method for method in results["methods"]}
+    assert methods["eigh", None]["iterations"] == []
+    for (series, max_error), method in methods.items():
+        if series == "constant":
+            assert {i["max_error"] for i in method["iterations"]} == {max_error}
+        if series in ("scheduled", "float32 first"):
+            first = method["first_max_error"]
+            assert {i["max_error"] for i in method["iterations"]} == {max_error, first}
+            assert abs(method["energy_error"]) < 3 * max_error
+    for series in ("scheduled", "float32 first"):
+        assert [error for name, error in methods if name == series] == [1e-6, 1e-8]
+
+
+def test_the_page_shows_the_same_rows(folder, results):
+    text = (folder / "small.md").read_text()
+    for method in results["methods"]:
+        shown = density_matrix.density_report.name_of(method)
+        seconds, error = method["seconds"], method["energy_error"]
+        [line] = [line for line in text.splitlines() if line.startswith(f"| {shown} |")]
+        assert line.startswith(f"| {shown} | {seconds:.3g} | ")
+        assert f" | {error:.1e} | " in line
+    assert "| float32 1.6e-6, last four float64 1e-8 |" in text
+    iterations = text[text.index("## Iterations") :]
+    longest = max(len(method["iterations"]) for method in results["methods"])
+    assert f"\n| {longest} | " in iterations
+    assert f"\n| {longest + 1} | " not in iterations
+
+
+def test_the_page_can_be_drawn_again(folder, tmp_path):
+    copy = tmp_path / "small.json"
+    copy.write_text((folder / "small.json").read_text())
+    plot_results.redraw(copy)
+    assert_three_files(tmp_path)
+    assert (tmp_path / "small.md").read_text() == (folder / "small.md").read_text()
+
+
+def test_the_density_matrix_of_real_matrices(tmp_path, capsys):
+    """In the given basis, as ergo's own, whose last cycle stopped before 1e-4."""
+    path = tmp_path / "density.npz"
+    arguments = ["--device", "cpu", "--ergo", "--repeats", "1", "--max-errors", "1e-9"]
+    arguments += ["--out", str(tmp_path / "out"), "--density", str(path)]
+    density_matrix.main(arguments)
+    assert "the given density matrix differs by" in capsys.readouterr().out
+    found = torch.from_numpy(np.load(path)["density"])
+    problem = sources.embedded("default")
+    expected = problem.density
+    assert torch.linalg.vector_norm(found - expected) < 1e-4 * torch.linalg.vector_norm(expected)
+    assert (found * problem.overlap).sum().item() == pytest.approx(problem.electrons, abs=1e-6)
+
+
+def test_a_model_cluster(tmp_path):
+    problem = sources.waters(4, "STO-3G", 0)
+    assert (problem.atoms, problem.electrons, len(problem.fock)) == (12, 40, 28)
+    assert tuple(BASES) == sources.BASES
+
+
+def test_it_runs_with_torch_alone(tmp_path):
+    """Without numpy, rich and matplotlib, as after pip install: plain columns and no picture."""
+    code = (
+        "import sys, runpy; sys.modules |= dict.fromkeys(('numpy', 'rich', 'matplotlib')); "
+        f"sys.argv[0] = {str(SCRIPT)!r}; sys.path[0] = {str(SCRIPT.parent)!r}; "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    arguments = ("--device", "cpu", "--chain", "64", "--repeats", "1", "--out", str(tmp_path))
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert "no picture: matplotlib is not installed" in run.stdout
+    assert "float32 5e-7, last four float64 1e-9" in run.stdout
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "density_matrix.json",
+        "density_matrix.md",
+    ]
+    assert "png" not in (tmp_path / "density_matrix.md").read_text()
+    assert json.loads((tmp_path / "density_matrix.json").read_text())["methods"]
+
+
+def test_help():
+    run = subprocess.run(
+        [sys.executable, str(SCRIPT), "--help"],
+        cwd="/",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    options = run.stdout[run.stdout.index("\noptions:") :].split("\n  -")[1:]
+    assert len(options) > 12
+    for option in options:
+        assert option.startswith("h, --help") or "default" in option, option
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--chain", "5"), "an even integer of 4 or more; got 5"),
+        (("--chain", "2"), "an even integer of 4 or more; got 2"),
+        (("--gap", "0"), "a number above 0; got 0"),
+        (("--gap", "inf"), "a number above 0; got inf"),
+        (("--waters", "0"), "an integer of 1 or more; got 0"),
+        (("--basis", "sto"), "'sto' (choose from"),
+        (("--max-errors", "1e-8", "0"), "a number above 0 and below 1; got 0"),
+        (("--max-errors", "nan"), "a number above 0 and below 1; got nan"),
+        (("--loose", "1"), "a number above 1; got 1"),
+        (("--last", "0"), "an integer from 1 to 12; got 0"),
+        (("--last", "13"), "an integer from 1 to 12; got 13"),
+        (("--block", "48"), "48 (choose from"),
+        (("--device", "tpu"), "'tpu' (choose from"),
+        (("--without", "eigh", "torch.mm"), "one of eigh and torch.mm to stay"),
+        (("--waters", "2", "--ergo"), "not allowed with argument --waters"),
+    ],
+)
+def test_options_out_of_range(capsys, tmp_path, arguments, words):
+    assert_refused(density_matrix.main, arguments, words, tmp_path / "out", capsys)
+
+
+def refused(tmp_path, capsys, *arguments):
+    """The one line with which main refuses the arguments; it writes no file."""
+    out = tmp_path / "out"
+    arguments = ["--device", "cpu", "--out", str(out), *map(str, arguments)]
+    assert exit_code(lambda: density_matrix.main(arguments)) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert not any(out.rglob("*"))
+    return line.removeprefix("error: ")
+
+
+GOOD = {"fock": np.diag([-1.0, 0, 1, 2]), "overlap": np.eye(4), "electrons": 4, "atoms": 2}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"fock": np.ones((3, 4))}, "expected fock as a square matrix; got 3 x 4"),
+        ({"fock": np.full((4, 4), np.nan)}, "expected finite entries of fock; got NaN"),
+        ({"fock": np.triu(np.ones((4, 4)))}, "expected fock to be symmetric; got entries"),
+        ({"fock": np.eye(4, dtype=complex)}, "expected real numbers in {path}; got: Cannot cast"),
+        ({"fock": np.array([["a"]])}, "expected real numbers in {path}; got: "),
+        ({"fock": None}, "expected an array fock in the .npz file; got none in {path}"),
+        ({"overlap": np.eye(3)}, "expected fock and overlap of one size; got 4 x 4 and 3 x 3"),
+        ({"overlap": -np.eye(4)}, "expected a positive definite overlap matrix; got one whose"),
+        ({"electrons": 3}, "expected an even number of electrons from 2 to 6, for 4 functions; "),
+        ({"electrons": 8}, "expected an even number of electrons from 2 to 6, for 4 functions; "),
+        ({"electrons": None}, "expected electrons in the .npz file or --electrons; got none in "),
+        ({"electrons": np.ones(2)}, "expected real numbers in {path}; got: "),
+        ({"atoms": 0}, "expected 1 atom or more; got 0"),
+        ({"fock": np.eye(4)}, "expected a gap above the 2 occupied states; got 0 hartree"),
+    ],
+)
+def test_matrices_that_do_not_fit(arrays, words, tmp_path, capsys):
+    path = tmp_path / "given.npz"
+    given = {name: array for name, array in (GOOD | arrays).items() if array is not None}
+    np.savez(path, **given)
+    assert refused(tmp_path, capsys, "--matrices", path).startswith(words.format(path=path))
+
+
+def test_good_matrices_of_ones_own(tmp_path):
+    path = tmp_path / "given.npz"
+    np.savez(path, **GOOD)
+    problem = sources.from_file(path, None)
+    assert (problem.name, problem.electrons, problem.atoms) == ("given", 4, 2)
+    assert sources.from_file(path, 2).electrons == 2
+
+
+def test_a_file_of_ergos_matrices():
+    problem = sources.from_file(FOLDER / FILES["default"], None)
+    expected = sources.embedded("default")
+    assert torch.equal(problem.fock, expected.fock)
+    assert torch.equal(problem.overlap, expected.overlap)
+    assert (problem.electrons, problem.atoms) == (expected.electrons, expected.atoms)
+
+
+def test_electrons_that_do_not_fit(tmp_path, capsys):
+    line = refused(tmp_path, capsys, "--chain", 64, "--electrons", 63)
+    assert line.endswith("electrons from 2 to 126, for 64 functions; got 63")
+
+
+def test_files_that_are_missing_or_damaged(tmp_path, capsys):
+    path = tmp_path / "given.npz"
+    assert refused(tmp_path, capsys, "--matrices", path) == (
+        f"cannot read {path}: No such file or directory"
+    )
+    path.write_text("no matrices")
+    assert refused(tmp_path, capsys, "--matrices", path) == (
+        f"expected an .npz file of plain arrays; got {path}"
+    )
+    np.save(path.with_suffix(".npy"), np.eye(4))
+    assert refused(tmp_path, capsys, "--matrices", path.with_suffix(".npy")).startswith(
+        "expected an .npz file of plain arrays"
+    )
+    assert refused(tmp_path, capsys, "--ergo", "gold").endswith("got gold")
+
+
+def test_cuda_where_there_is_none(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert "--device cuda" in refused(tmp_path, capsys, "--device", "cuda")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "out").touch()
+    arguments = ["--device", "cpu", "--chain", "64", "--out", str(tmp_path / "out" / "in")]
+    assert exit_code(lambda: density_matrix.main(arguments)) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "out") in line
