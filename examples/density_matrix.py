@@ -41,7 +41,7 @@ from common.options import (
 )
 from common.report_files import run_header, write_results
 from density import sources
-from density.basis import inverse_root, transformed
+from density.basis import inverse_root, symmetric_part, transformed
 from density.measuring import measure, methods
 
 _PEERS = (density_report.EIGH, density_report.DENSE, density_report.UNSKIPPED)
@@ -178,7 +178,7 @@ def load(options):
 
 def orthogonal(problem, options):
     """F in the basis S^(-1/2), on the device, and S^(-1/2), which is None where S is 1."""
-    fock = problem.fock.to(options.device)
+    fock = symmetric_part(problem.fock.to(options.device))  # exactly, which products rely on
     if problem.overlap is None:
         return fock, None
     start = time.perf_counter()

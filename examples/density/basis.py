@@ -53,7 +53,11 @@ def by_products(overlap: Tensor, *, max_error: float = 1e-13, block: int = 32) -
     Raises:
         UserError: no convergence.
     """
-    multiply = lambda a, b: spamm_torch.mm(a, b, max_error=max_error, block=block)  # noqa: E731
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        """The product of polynomials of S, which commute."""
+        return spamm_torch.mm(a, b, max_error=max_error, block=block, symmetric=True)
+
     _, highest = gershgorin(overlap)
     y, z = overlap / highest, torch.eye(len(overlap)).to(overlap)  # towards S^(1/2), S^(-1/2)
     before = torch.inf

@@ -12,6 +12,7 @@ import itertools
 import math
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,7 +139,7 @@ def purify(
         tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
     )
     x = _initial(fock).to(budget.dtype)
-    norms = _norms(x, budget, block)
+    spare, norms = torch.empty_like(x), _norms(x, budget, block)
     while True:
         trace, trace_of_square = _traces(x, norms)
         if steps:
@@ -152,7 +153,7 @@ def purify(
         elif _is_time_for_last(decay, tolerance, schedule, occupied):
             budget = schedule.last
             x = x.to(budget.dtype)
-            norms = _norms(x, budget, block)
+            spare, norms = torch.empty_like(x), _norms(x, budget, block)
         if len(steps) == most_iterations:
             raise UserError(
                 f"expected a gap above the {occupied} occupied states that the budget resolves; "
@@ -161,7 +162,7 @@ def purify(
         last_done += budget == schedule.last
         squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
         steps.append(_Step(squared, budget, idempotency, norms))
-        x, norms = _product(x, norms, squared, budget, block)
+        (x, norms), spare = _product(x, spare, norms, squared, budget, block), x
     seconds = [end - start for start, end in itertools.pairwise(clock)]
     iterations = [step.measured(took) for step, took in zip(steps, seconds, strict=True)]
     return Purification(x.double(), iterations, clock[-1] - clock[0])
@@ -185,20 +186,21 @@ class _Step:
 
 
 def _product(
-    x: Tensor, norms: Tensor, squared: bool, budget: Budget, block: int
+    x: Tensor, spare: Tensor, norms: Tensor, squared: bool, budget: Budget, block: int
 ) -> tuple[Tensor, Tensor]:
-    """X^2 or 2 X - X^2, and its norm map: the one place in which products are computed."""
+    """X^2 or 2 X - X^2 in ``spare``, and its norms: the one place where products are computed."""
     if budget.max_error is None:
-        x = torch.mm(x, x) if squared else torch.addmm(x, x, x, beta=2, alpha=-1)
-    elif squared:
-        x = spamm_torch.mm(x, x, norm_a=norms, norm_b=norms, block=block, **_knob(budget))
-    else:
-        x = spamm_torch.addmm(x, x, x, beta=2, alpha=-1, block=block, **_knob(budget))
-    return x, _norms(x, budget, block)
-
-
-def _knob(budget: Budget) -> dict[str, float]:
-    return {"max_error": budget.max_error} if budget.max_error else {"tau": 0.0}
+        if squared:
+            torch.mm(x, x, out=spare)
+        else:
+            torch.addmm(x, x, x, beta=2, alpha=-1, out=spare)
+        return spare, _norms(spare, budget, block)
+    options: dict[str, Any] = {"norm_a": norms, "norm_b": norms, "return_norms": True}
+    options |= {"symmetric": True, "out": spare, "block": block}
+    options |= {"max_error": budget.max_error} if budget.max_error else {"tau": 0.0}
+    if squared:
+        return spamm_torch.mm(x, x, **options)
+    return spamm_torch.addmm(x, x, x, beta=2, alpha=-1, **options)
 
 
 def _norms(x: Tensor, budget: Budget, block: int) -> Tensor:
