@@ -244,7 +244,9 @@ def _weights(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
 
 # ---- Reading calls ------------------------------------------------------------------------------
 
-_CONVOLUTION = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_GEOMETRY = ("stride", "padding", "dilation", "groups")
+_CONVOLUTION = ("input", "weight", "bias", *_GEOMETRY)
+_DEVIATION = ("input", "weight", "base", *_GEOMETRY)  # of the reference form
 _LINEAR = ("input", "weight", "bias")
 _CONVOLUTIONS = (
     functional.conv2d,
@@ -259,6 +261,8 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
         return _linear_call({**dict(zip(_LINEAR, args, strict=False)), **kwargs})
     if func in _CONVOLUTIONS:
         return _conv_call({**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
+    if func in (_ops.conv2d_deviation, _ops.conv2d_deviation.default):
+        return _conv_call({**dict(zip(_DEVIATION, args, strict=False)), **kwargs})
     return None
 
 
