@@ -46,8 +46,8 @@ def test_deviations_from_a_reference_picture(device):
     input[:, :, :8, :8] += 1
     with torch.no_grad(), record_stats(model) as stats:
         model(input)
-    # Of 4 x 4 blocks of pixels and 9 kernel positions, those that see the corner: 1 block sees it at
-    # every position, 2 at three of them, 1 at one.
+    # Of 4 x 4 blocks of pixels and 9 kernel positions, those that see the corner: 1 block sees it
+    # at every position, 2 at three of them, 1 at one.
     assert stats["0"].calls == 1
     assert stats["0"].valid_ratio == pytest.approx((9 + 3 + 3 + 1) / (16 * 9))
 
