@@ -1,6 +1,7 @@
 """A program that leaves the files ergo would: for tests of what drives it, without ergo."""
 
 import os
+import shlex
 import signal
 import sys
 from dataclasses import dataclass
@@ -12,8 +13,12 @@ from ergo.embedded import load
 from ergo.matrices import MATRICES
 
 _FILES = ("S_matrix.mtx", "H_core_matrix.mtx", "F_matrix_8.mtx", "D_matrix_7.mtx")
+# A first line that names Python itself could not hold a path with spaces.
+_START = """\
+#!/bin/sh
+exec {python} {program} "$@"
+"""
 _PROGRAM = """\
-#!{python}
 import os, shutil, sys, time
 assert sys.argv[1:] == ["input"] and "molecule_inline" in open("input").read()
 for name in os.listdir({prepared!r}):
@@ -49,11 +54,11 @@ class FakeErgo:
 
     def then(self, statement):
         """What the program does when its files are there."""
-        program = self.programs / "ergo"
-        program.write_text(
-            _PROGRAM.format(python=sys.executable, prepared=str(self.prepared), then=statement)
-        )
-        program.chmod(0o755)
+        program, start = self.prepared.parent / "program.py", self.programs / "ergo"
+        program.write_text(_PROGRAM.format(prepared=str(self.prepared), then=statement))
+        names = {"python": sys.executable, "program": str(program)}
+        start.write_text(_START.format(**{name: shlex.quote(at) for name, at in names.items()}))
+        start.chmod(0o755)
 
 
 def install(folder, monkeypatch):
