@@ -327,7 +327,8 @@ void check_no_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
     const std::string& name = schema.arguments()[i].name();
     const bool differentiable = name == "input" || name == "weight" || name == "bias" ||
                                 name == "residual" || name == "base" || name == "weights" ||
-                                name == "biases" || name == "a" || name == "b" || name == "out";
+                                name == "biases" || name == "a" || name == "b" || name == "out" ||
+                                name == "norms";
     wanted |= differentiable && needs_grad(arguments[i]);
   }
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),

@@ -267,7 +267,9 @@ inline void check_into(const at::Tensor& out, const at::Tensor& a, const at::Ten
   check_out(out, a, b);
   at::assert_no_internal_overlap(out);
   if (symmetric) check_symmetric(a, b, block, input);
-  if (norms) check_norm_map_of(*norms, out, block.m, block.n, "norms");
+  if (!norms) return;
+  check_norm_map_of(*norms, out, block.m, block.n, "norms");
+  at::assert_no_internal_overlap(*norms);
 }
 
 // `whole` is (M, N) of the product that a @ b is a part of.

@@ -17,7 +17,7 @@ inline bool is_same_view(const at::Tensor& x, const at::Tensor& y) {
 
 // Whether the memory from the first to the last element of `x` and that of `y` meet.
 inline bool may_overlap(const at::Tensor& x, const at::Tensor& y) {
-  if (x.numel() == 0 || y.numel() == 0 || !x.storage().is_alias_of(y.storage())) return false;
+  if (x.numel() == 0 || y.numel() == 0 || x.device() != y.device()) return false;
   const auto first = [](const at::Tensor& t) {
     return reinterpret_cast<uintptr_t>(t.const_data_ptr());
   };

@@ -27,11 +27,13 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common,
 
 from bench import density_report
 from common.console import exit_code, make_console
+from common.errors import UserError
 from common.files import require_writable, write_atomically
 from common.machine import describe_machine
 from common.options import (
     add_device_option,
     choose_device,
+    file_name,
     make_parser,
     number,
     positive_integer,
@@ -84,7 +86,12 @@ def parse(arguments):
         default=sources.BASES[0],
         help="basis set of --waters (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of --waters (default: %(default)s)")
+    parser.add_argument(
+        "--seed",
+        type=number(int, lambda value: value >= 0, "an integer of 0 or more"),
+        default=0,
+        help="of --waters (default: %(default)s)",
+    )
     parser.add_argument(
         "--electrons",
         type=int,
@@ -146,7 +153,10 @@ def parse(arguments):
         help="folder of the page, the numbers and the picture (default: %(default)s)",
     )
     parser.add_argument(
-        "--name", default="density_matrix", help="of these files (default: %(default)s)"
+        "--name",
+        type=file_name,
+        default="density_matrix",
+        help="of these files (default: %(default)s)",
     )
     parser.add_argument(
         "--density",
@@ -243,6 +253,8 @@ def main(arguments=None):
     require_writable(options.out)
     if options.density:
         sources.require_numpy()
+        if options.density.is_dir():
+            raise UserError(f"expected a file for --density; got the folder {options.density}")
         require_writable(options.density.parent)
     print(f"{problem.name}: N = {len(problem.fock)}, {problem.electrons} electrons")
     fock, z = orthogonal(problem, options)

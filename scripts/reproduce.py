@@ -23,7 +23,13 @@ from common.errors import UserError
 from common.files import require_writable
 from common.journal import Journal, run_settings
 from common.machine import describe_machine, peer_libraries
-from common.options import add_output_options, choose_device, make_parser, positive_integer
+from common.options import (
+    add_output_options,
+    choose_device,
+    file_name,
+    make_parser,
+    positive_integer,
+)
 from common.report_files import run_header, write_results
 from study.training_options import add_training_options
 from tables import reports, table_1, table_2, table_3, table_4, table_5
@@ -68,6 +74,7 @@ def parse(arguments):
     add_output_options(parser)
     parser.add_argument(
         "--name",
+        type=file_name,
         help="what the files are called after their table (default: cpu or cuda, the device)",
     )
     options = parser.parse_args(arguments)

@@ -147,8 +147,9 @@ def _im2col_norms(
     counts = [-(-size // edge) for size, edge in zip(grid, pixel_block, strict=True)]
     missing = [c * e - size for c, e, size in zip(counts, pixel_block, grid, strict=True)]
     split = [number for pair in zip(counts, pixel_block, strict=True) for number in pair]
-    squares, scale = _pixel_squares(input, groups, k)
-    padded = pad(squares, (padding[1], padding[1], padding[0], padding[0]))
+    has_squares = input.dtype != torch.float64  # float64 holds the squares of the narrower types
+    pixels = _pixel_squares(input, groups, k) if has_squares else input
+    padded = pad(pixels, (padding[1], padding[1], padding[0], padding[0]))
     maps = []
     for y, x in itertools.product(range(kernel[0]), range(kernel[1])):
         top, left = y * dilation[0], x * dilation[1]
@@ -156,28 +157,23 @@ def _im2col_norms(
         right = left + (grid[2] - 1) * stride[1] + 1
         seen = padded[..., top : bottom : stride[0], left : right : stride[1]]
         whole = pad(seen, (0, missing[2], 0, missing[1], 0, missing[0]))
-        by_block = whole.reshape(*whole.shape[:2], *split).sum((3, 5, 7))
-        maps.append(by_block.flatten(2))
-    dtype = torch.float64 if input.dtype == torch.float64 else torch.float32
-    norms = (torch.cat(maps, 1).sqrt() * scale).to(dtype)
+        if has_squares:
+            sums = whole.reshape(*whole.shape[:2], *split).sum((3, 5, 7))
+            maps.append(sums.flatten(2).sqrt().float())
+        else:
+            by_channel = whole.transpose(0, 1).reshape(groups, input.shape[1] // groups, *split)
+            rows = by_channel.permute(0, 1, 2, 4, 6, 3, 5, 7).flatten(2)
+            maps.append(_ops.norm_map(rows, (k, math.prod(pixel_block))))
+    norms = torch.cat(maps, 1)
     return norms, norms * _partial_block_scale(norms, grid, counts, pixel_block)
 
 
-def _pixel_squares(input: Tensor, groups: int, k: int) -> tuple[Tensor, Tensor]:
-    """Sums of squares (groups, ceil(channels of a group / k), N, H, W), and a scale of their roots.
-
-    In float64, which holds the squares of the narrower types. Those of float64 are of the entries
-    over the largest one.
-    """
-    scale = torch.ones((), dtype=torch.float64, device=input.device)
-    if input.dtype == torch.float64 and input.numel():
-        largest = input.abs().amax()
-        scale = torch.where((largest > 0) & largest.isfinite(), largest, scale)
-        input = input / scale
+def _pixel_squares(input: Tensor, groups: int, k: int) -> Tensor:
+    """Sums of squares (groups, ceil(channels of a group / k), N, H, W), in float64."""
     by_group = input.unflatten(1, (groups, input.shape[1] // groups))
     whole = pad(by_group, (0, 0, 0, 0, 0, -by_group.shape[2] % k))
     norms = torch.linalg.vector_norm(whole.unflatten(2, (-1, k)), dim=3, dtype=torch.float64)
-    return norms.square().permute(1, 2, 0, 3, 4), scale
+    return norms.square().permute(1, 2, 0, 3, 4)
 
 
 def _partial_block_scale(

@@ -327,8 +327,8 @@ def _with_info(
     if norm_b is None:
         norm_b = _ops.norm_map(as_multiplied(b) if out is None else b.detach(), (k, n))
     options |= {"norm_a": norm_a, "norm_b": norm_b}
+    info = skip_info(norm_a, norm_b, knobs)  # first: out may share memory with what it reads
     results = _product(a, b, knobs, block, return_norms=return_norms, out=out, **options)
-    info = skip_info(norm_a, norm_b, knobs)
     return (*results, info) if return_norms else (results, info)
 
 
@@ -374,6 +374,8 @@ def _check_out(name: str, out: Tensor | None, *operands: Tensor) -> None:
             f"out must have the operands' dtype and device, {dtype_name(operands[-1].dtype)} on "
             f"{operands[-1].device}; got {dtype_name(out.dtype)} on {out.device}"
         )
+    if not torch.compiler.is_compiling() and out.is_neg():
+        raise RuntimeError("out must not be a negative view (out.resolve_neg() is none); got one")
     if torch.is_grad_enabled() and any(x.requires_grad for x in (out, *operands)):
         raise RuntimeError(
             f"{name} with out has no gradient: expected tensors that require none, or no_grad; got "

@@ -36,6 +36,7 @@ struct Convolution {
   at::MemoryFormat output_format;                 // channels last or contiguous
   int64_t whole_images;                           // of the batch
   std::optional<at::Tensor> base = std::nullopt;  // one image, with an activation; there is no bias
+  bool is_deviation = false;                      // conv2d_deviation's, with a base or without
 
   PixelBlocks whole_blocks() const {
     PixelBlocks all = blocks;

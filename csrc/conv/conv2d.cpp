@@ -322,6 +322,7 @@ Tensor conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tens
                                    check_activation(activation), /*weight_is_ready=*/false},
                                   /*wants_output_norms=*/false);
   check_base(base, input, conv.shape);
+  conv.is_deviation = true;
   if (conv.activation != Activation::kNone) conv.base = base;  // else the base cancels
   if (!is_dense) return convolve(conv, knob).output;
   conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);

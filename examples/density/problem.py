@@ -61,6 +61,8 @@ def _check_symmetric(matrix: Tensor, name: str) -> None:
     if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
         shape = " x ".join(map(str, matrix.shape)) or "a number"
         raise UserError(f"expected {name} as a square matrix; got {shape}")
+    if not len(matrix):
+        raise UserError(f"expected {name} with a row or more; got 0 x 0")
     if not matrix.isfinite().all():
         raise UserError(f"expected finite entries of {name}; got NaN or infinity")
     difference, largest = (matrix - matrix.mT).abs().max().item(), matrix.abs().max().item()

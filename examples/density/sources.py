@@ -82,7 +82,7 @@ def _of_arrays(arrays: dict[str, Any], path: Path, electrons: int | None) -> Pro
     if electrons is None and "electrons" not in arrays:
         raise UserError(f"expected electrons in the .npz file or --electrons; got none in {path}")
     try:
-        numbers = {name: int(arrays.pop(name)) for name in _NUMBERS if name in arrays}
+        numbers = {name: _whole(arrays.pop(name)) for name in _NUMBERS if name in arrays}
         matrices = {
             name: torch.from_numpy(array.astype("float64", casting="safe"))
             for name, array in arrays.items()
@@ -92,6 +92,12 @@ def _of_arrays(arrays: dict[str, Any], path: Path, electrons: int | None) -> Pro
     if electrons is not None:
         numbers["electrons"] = electrons
     return Problem(path.stem, **matrices, **{"atoms": 1} | numbers)
+
+
+def _whole(array: Any) -> int:
+    if int(array) != array:
+        raise ValueError(f"{array} for a whole number")
+    return int(array)
 
 
 def _of_ergo(matrices: Any, name: str, electrons: int | None = None) -> Problem:

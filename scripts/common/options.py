@@ -1,6 +1,7 @@
 """Options that several scripts have, and the types of their values."""
 
 import argparse
+import pathlib
 from pathlib import Path
 
 from common.errors import UserError
@@ -11,6 +12,13 @@ def make_parser(doc, **rest):
     return argparse.ArgumentParser(
         description=doc.strip(), formatter_class=argparse.RawDescriptionHelpFormatter, **rest
     )
+
+
+def file_name(text):
+    """A type for argparse: the name of files in a folder that another option names."""
+    if not text or pathlib.PurePath(text).name != text:
+        raise argparse.ArgumentTypeError(f"expected a name without folders; got {text!r}")
+    return text
 
 
 def number(kind, fits, expected):
@@ -66,6 +74,7 @@ def add_output_options(parser, name=None):
     if name is not None:
         parser.add_argument(
             "--name",
+            type=file_name,
             default=name,
             help="name of the result files, without a suffix (default: %(default)s)",
         )

@@ -6,7 +6,8 @@ from ergo.matrices import read
 
 FOLDER = REPOSITORY / "data" / "ergo"
 FILES = {  # by name
-    "default": "waters_10_6-31g.npz",
+    "default": "waters_36_6-31g.npz",
+    "ten waters": "waters_10_6-31g.npz",
     "water STO-3G": "waters_1_sto-3g.npz",
     "water 6-31G": "waters_1_6-31g.npz",
     "water 6-31G**": "waters_1_6-31gss.npz",

@@ -248,6 +248,7 @@ _GEOMETRY = ("stride", "padding", "dilation", "groups")
 _CONVOLUTION = ("input", "weight", "bias", *_GEOMETRY)
 _DEVIATION = ("input", "weight", "base", *_GEOMETRY)  # of the reference form
 _LINEAR = ("input", "weight", "bias")
+_KNOBS = ("threshold", "valid_ratio", "max_error")  # without one the op skips nothing
 _CONVOLUTIONS = (
     functional.conv2d,
     *(_ops.conv2d, _ops.conv2d.default),
@@ -262,7 +263,8 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     if func in _CONVOLUTIONS:
         return _conv_call({**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
     if func in (_ops.conv2d_deviation, _ops.conv2d_deviation.default):
-        return _conv_call({**dict(zip(_DEVIATION, args, strict=False)), **kwargs})
+        given = {**dict(zip(_DEVIATION, args, strict=False)), **kwargs}
+        return _conv_call(given) if any(given.get(knob) is not None for knob in _KNOBS) else None
     return None
 
 

@@ -39,8 +39,9 @@ def layers_by_hand(device):
 
 def test_deviations_from_a_reference_picture(device):
     """They are zero where a picture is like the reference, and only there."""
-    model = nn.Sequential(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()).eval().to(device)
-    picture = torch.rand(1, 32, 32, 32, device=device)
+    layers = [nn.Conv2d(3, 32, 1), nn.ReLU(), nn.Conv2d(32, 64, 3, padding=1), nn.ReLU()]
+    model = nn.Sequential(*layers).eval().to(device)
+    picture = torch.rand(1, 3, 32, 32, device=device)
     convert_(model, SpAMMConfig(tau=1e-30, pixel_block=(1, 8, 8)), reference=picture)
     input = picture.clone()
     input[:, :, :8, :8] += 1
@@ -48,8 +49,9 @@ def test_deviations_from_a_reference_picture(device):
         model(input)
     # Of 4 x 4 blocks of pixels and 9 kernel positions, those that see the corner: 1 block sees it
     # at every position, 2 at three of them, 1 at one.
-    assert stats["0"].calls == 1
-    assert stats["0"].valid_ratio == pytest.approx((9 + 3 + 3 + 1) / (16 * 9))
+    assert list(stats) == ["2"]  # three channels have nothing to skip
+    assert stats["2"].calls == 1
+    assert stats["2"].valid_ratio == pytest.approx((9 + 3 + 3 + 1) / (16 * 9))
 
 
 @pytest.mark.parametrize("is_frozen", [False, True])
@@ -236,14 +238,16 @@ def test_a_ratio_that_left_its_band_is_named(tmp_path):
     assert "_spamm_band" not in fresh.conv_b.__dict__
 
 
-@pytest.mark.parametrize("band", [[0.1], "wide", [0.1, "x"]])
+@pytest.mark.parametrize(
+    "band", [[0.1], "wide", [0.1, "x"], [0.5, 0.2], [-0.1, 0.5], [0.5, 1.5], [float("nan"), 0.5]]
+)
 def test_bands_of_another_kind_are_refused(tmp_path, band):
     model = tiny_network(batch_norm=True)
     path = settings_with_band(tmp_path, model, 0.0, 0.2)
     settings = json.loads(path.read_text())
     settings["layers"]["conv_b"]["band"] = band
     path.write_text(json.dumps(settings))
-    with pytest.raises(ValueError, match=r"bands of two valid ratios; got .* for 'conv_b'"):
+    with pytest.raises(ValueError, match=r"bands of two valid ratios, 0 .* 1; got .* for 'conv_b'"):
         convert_(model, path)
 
 

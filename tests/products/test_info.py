@@ -270,3 +270,19 @@ def test_conv2d_of_no_images(device):
     result, info = spamm_torch.conv2d(input, weight, valid_ratio=0.5, return_info=True)
     assert result.shape == (0, 64, 6, 6)
     assert info.valid_ratio == 1
+
+
+def test_float64_images_of_any_magnitude(device):
+    """Squares of entries of 1e-200 have no number, and their norms have."""
+    input = matrices.normal(2, 64, 16, 16, dtype=torch.float64, device=device)
+    input[1] *= 1e-200
+    weight = matrices.normal(64, 64, 3, 3, dtype=torch.float64, device=device, seed=1)
+
+    def info(tau):
+        options = {"padding": 1, "tau": tau, "pixel_block": (1, 8, 8), "return_info": True}
+        return spamm_torch.conv2d(input, weight, **options)[1]
+
+    assert info(1e-205).valid_ratio == 1
+    skipping = info(1e-190)
+    assert skipping.valid_ratio == 0.5
+    assert 0 < skipping.error_bound < 1e-190 * 64 * 9 * 64

@@ -179,7 +179,6 @@ def test_out_of_any_layout(device, dtype, layout):
     a, b, added = operands(device, dtype)
     for tau in (0.0, 150.0, 1e30):
         out = matrices.LAYOUTS[layout](torch.full((150, 210), 7.0, dtype=dtype, device=device))
-        out = out if layout == "transposed" else out.clone(memory_format=torch.preserve_format)
         assert mm(a, b, tau=tau, out=out) is out
         assert torch.equal(out, mm(a, b, tau=tau))
         result, norms = addmm(added, a, b, tau=tau, out=out, return_norms=True)
@@ -254,11 +253,11 @@ def test_errors_leave_out_as_it_was(device):
     for out, options, error, message in (
         (torch.ones(5, 5), {}, RuntimeError, r"product's shape \[150, 210\]; got \[5, 5\]"),
         (torch.ones(150, 210).double(), {}, TypeError, "float32 on .* got float64"),
-        (torch.ones(150, 1).expand(150, 210), {}, RuntimeError, "single memory location"),
+        (torch.ones(150, 1, device=device).expand(150, 210), {}, RuntimeError, "single memory loc"),
         (torch.ones(0), {"symmetric": True}, RuntimeError, "must be square"),
         (torch.ones(0), {"norm_a": torch.ones(1, 1, device=device)}, RuntimeError, "norm_a must"),
     ):
-        out = out.to(device) if out.numel() != 150 * 210 else out.to(device, copy=False)
+        out = out.to(device)
         before, shape = out.clone(), out.shape
         with pytest.raises(error, match=message):
             mm(a, b, tau=0.0, out=out, **options)
@@ -266,6 +265,42 @@ def test_errors_leave_out_as_it_was(device):
         assert torch.equal(out, before)
     with pytest.raises(TypeError, match="out must be a tensor; got str"):
         mm(a, b, tau=0.0, out="c")
+
+
+def test_out_may_hold_what_the_call_reads(device):
+    """Also a threshold, from which what was skipped is told."""
+    x = matrices.patchy(300, 300, device=device)
+    x[0, 0] = 300
+    expected, info = mm(x, x, tau=x[0, 0].clone(), return_info=True)
+    c, found = mm(x, x, tau=x[0, 0], out=x, return_info=True)
+    assert torch.equal(c, expected)
+    assert found == info
+
+
+def test_out_may_be_memory_of_another_storage():
+    """Two tensors of one NumPy array."""
+    array = matrices.patchy(300, 300).numpy()
+    a, out = torch.from_numpy(array), torch.from_numpy(array)
+    expected = mm(a, a, tau=0.0)
+    assert torch.equal(mm(a, a, tau=0.0, out=out), expected)
+
+
+def test_norms_may_be_a_given_norm_map(device):
+    x = matrices.patchy(1200, 1200, device=device)
+    norms = norm_map(x, 32)
+    options = {"threshold": 100.0, "block": [32] * 3, "norm_a": norms, "norm_b": norms}
+    expected, of_expected = ops.spamm_with_norms(x, x, **options)
+    out = torch.empty_like(x)
+    ops.spamm_into(x, x, out, **options, norms=norms)
+    assert torch.equal(out, expected)
+    assert torch.equal(norms, of_expected)
+
+
+def test_a_negative_view_as_out_is_refused(device):
+    a = matrices.patchy(9, 9, dtype=torch.float64, device=device)
+    out = torch.zeros(9, 9, dtype=torch.complex128, device=device).conj().imag
+    with pytest.raises(RuntimeError, match="out must not be a negative view"):
+        mm(a, a, tau=0.0, out=out)
 
 
 def test_out_has_no_gradient(device):

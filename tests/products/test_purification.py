@@ -68,7 +68,7 @@ def test_a_schedule_on_a_real_fock_matrix(waters, device):
         x = run.projector.cpu()
         assert energy_error(x, fock, problem) < 1e-7
         assert torch.linalg.vector_norm(x @ x - x) < 1e-5
-        assert 2 * x.trace().item() == pytest.approx(problem.electrons, abs=1e-5)
+        assert 2 * x.trace().item() == pytest.approx(problem.electrons, rel=1e-7)
 
 
 def test_only_the_last_iterations_need_accuracy(chain):

@@ -193,6 +193,8 @@ GOOD = {"fock": np.diag([-1.0, 0, 1, 2]), "overlap": np.eye(4), "electrons": 4, 
         ({"electrons": 8}, "expected an even number of electrons from 2 to 6, for 4 functions; "),
         ({"electrons": None}, "expected electrons in the .npz file or --electrons; got none in "),
         ({"electrons": np.ones(2)}, "expected real numbers in {path}; got: "),
+        ({"electrons": np.array(2.7)}, "expected real numbers in {path}; got: 2.7 for a whole"),
+        ({"fock": np.zeros((0, 0))}, "expected fock with a row or more; got 0 x 0"),
         ({"atoms": 0}, "expected 1 atom or more; got 0"),
         ({"fock": np.eye(4)}, "expected a gap above the 2 occupied states; got 0 hartree"),
     ],
@@ -218,6 +220,18 @@ def test_a_file_of_ergos_matrices():
     assert torch.equal(problem.fock, expected.fock)
     assert torch.equal(problem.overlap, expected.overlap)
     assert (problem.electrons, problem.atoms) == (expected.electrons, expected.atoms)
+
+
+def test_a_folder_for_the_density_matrix(tmp_path, capsys):
+    line = refused(tmp_path, capsys, "--chain", 64, "--density", tmp_path)
+    assert line == f"expected a file for --density; got the folder {tmp_path}"
+
+
+def test_a_name_with_folders(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        density_matrix.main(["--out", str(tmp_path), "--name", "a/b"])
+    assert "expected a name without folders; got 'a/b'" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
 
 
 def test_electrons_that_do_not_fit(tmp_path, capsys):

@@ -45,17 +45,24 @@ constexpr double kMostLive = 0.5;
 
 template <class N>
 bool skips_only_zeros(double tau) {
-  return tau > 0 && static_cast<N>(tau) <= std::numeric_limits<N>::denorm_min();
+  const N rounded = static_cast<N>(tau);
+  return rounded > 0 && rounded <= std::numeric_limits<N>::denorm_min();
 }
 
+// Beyond this, as with a large dilation, the windows of neighbouring tiles are mostly the same.
+constexpr int64_t kMostWindow = 17;  // rows or columns that an output pixel reads
+
 bool supports(const Convolution& conv, const Knob& knob) {
-  if (!knob.tau || !knob.tau->is_cpu() || conv.bias || conv.wants_output_norms) return false;
-  const bool is_deviation =
-      conv.base ? writes_deviations(conv.activation) : conv.activation == Activation::kNone;
-  if (!is_deviation || conv.blocks.edge[0] != 1 || conv.shape.in_channels == 0) return false;
+  if (!conv.is_deviation || !knob.tau || !knob.tau->is_cpu()) return false;
+  if (conv.base && !writes_deviations(conv.activation)) return false;
+  const auto [rows, columns] = conv.shape.window();
+  if (std::max(rows, columns) > kMostWindow || conv.input.numel() == 0) return false;
+  if (conv.blocks.edge[0] != 1) return false;
   const double tau = host_scalar(*knob.tau);
-  return conv.input.scalar_type() == at::kDouble ? skips_only_zeros<double>(tau)
-                                                 : skips_only_zeros<float>(tau);
+  const bool only_zeros = conv.input.scalar_type() == at::kDouble ? skips_only_zeros<double>(tau)
+                                                                  : skips_only_zeros<float>(tau);
+  // Infinite and NaN weights times zeros are not zeros.
+  return only_zeros && at::isfinite(weight_norms(conv)).all().item<bool>();
 }
 
 // [begin, end) of rows or columns.

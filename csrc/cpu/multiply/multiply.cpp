@@ -483,10 +483,12 @@ void multiply_into(const Tensor& a, const Tensor& b, const Tensor& norm_a, const
   const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
   if (result.is_contiguous()) with_large_pages(result);  // it may be fresh
   // norm_map sums in the order of memory. The norms of other layouts are therefore its own.
+  const Tensor map = norms && has_rows ? at::empty(norms->sizes(), norms->options()) : Tensor();
   write_product(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, out.sizes(), beta),
-                beta, alpha, symmetric, norms && has_rows ? *norms : Tensor());
+                beta, alpha, symmetric, map);
   if (!in_place) out.copy_(result);
-  if (norms && !has_rows) norms->copy_(norm_map(out, {edges.m, edges.n}));
+  // At the end: norms may be one of the given norm maps.
+  if (norms) norms->copy_(has_rows ? map : norm_map(out, {edges.m, edges.n}));
 }
 
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
