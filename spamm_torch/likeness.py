@@ -13,6 +13,11 @@ from torch import Tensor
 
 from ._arguments import check_tensor, dtype_name, is_integer
 
+_TYPES = (
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+)
+
 
 def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     """The permutation of a batch that puts images that are alike side by side.
@@ -24,19 +29,19 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     centres keep the order of the batch. docs/experiments/likeness.md compares this with other
     orders.
 
-    Nothing waits for the device. The first channel is read three times, for its minimum and two
-    sums; two sorts of N numbers follow.
+    Nothing waits for the device. The first channel is read four times, for its minimum, its maximum
+    and two sums; two sorts of N numbers follow.
 
     Args:
-        images: (N, C, H, W) with C, H, W >= 1, of any real type, also bool; strides as they are.
-            N may be anything, zero too.
+        images: (N, C, H, W) with C, H, W >= 1, of bool, uint8, int8, int16, int32, int64, float16,
+            bfloat16, float32 or float64; strides as they are. N may be anything, zero too.
         block: how many images share a pixel block: the first number of ``pixel_block``.
 
     Returns:
         int64 tensor (N,) on the images' device: ``images[order]`` is the batch in order.
 
     Raises:
-        TypeError: images that are no dense tensor, or complex; a block that is no integer.
+        TypeError: images that are no dense tensor, or of another type; a block that is no integer.
         RuntimeError: images of another shape.
         ValueError: a block less than 1.
     """
@@ -50,8 +55,11 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
 def check_images(images: Tensor) -> None:
     """Raises as :func:`likeness_order` unless these are images that can be ordered."""
     check_tensor(images, "images")
-    if images.is_complex():
-        raise TypeError(f"images must be real; got {dtype_name(images.dtype)}")
+    if images.dtype not in _TYPES:
+        names = ", ".join(map(dtype_name, _TYPES[:-1]))
+        raise TypeError(
+            f"images must be {names} or {dtype_name(_TYPES[-1])}; got {dtype_name(images.dtype)}"
+        )
     if images.dim() != 4 or 0 in images.shape[1:]:
         hint = " (a batch of one is images[None])" if images.dim() == 3 else ""
         raise RuntimeError(
@@ -73,15 +81,17 @@ def _centres(images: Tensor) -> Tensor:
 
     Of both, -1/2 and 1/2 are the ends of the picture and 0 is the middle. In float64 no sum
     overflows, and those of bytes and half types are exact, so that the order is the same on every
-    device. The minimum is taken off the sums, so that no copy of the images is written.
+    device. The minimum is taken off the sums, so that no copy of the images is written. What is
+    left of a constant image's sums is rounding, so it is found by its minimum and maximum.
     """
     pixels = images[:, 0]
     height, width = pixels.shape[1:]
-    least = pixels.amin((1, 2)).double()
+    least, most = (extreme((1, 2)).double() for extreme in (pixels.amin, pixels.amax))
     by_row, by_column = (pixels.sum(dim, dtype=torch.float64) for dim in (2, 1))
     mass = by_row.sum(1).sub(least, alpha=height * width)
     moments = torch.stack((_moment(by_row), _moment(by_column)))
-    return (moments / mass).nan_to_num(0.0, 0.0, 0.0)
+    centres = (moments / mass).nan_to_num(0.0, 0.0, 0.0)
+    return centres.masked_fill(least == most, 0.0)
 
 
 def _moment(sums: Tensor) -> Tensor:

@@ -66,24 +66,29 @@ def convert_(
         dry_run: do all of it, report, and leave the model as it is.
         order_batch: whether the generated forward of the whole model takes its batches in order of
             likeness and gives results in theirs, as :class:`OrderedBatch` does, where a layer
-            skips. A settings file does not say it. Times are measured without.
+            skips in blocks of more than one image. The first dimension of every tensor argument
+            must then be the batch. A settings file does not say it. Times are measured without.
         reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
-            canvas or a background. Generated forwards then compute deviations from what the model
-            makes of it, which are zero where a picture is like it; the results are the model's own
-            to rounding, for any pictures. Without ``config`` convolutions skip exactly the zeros of
-            these deviations, in blocks (1, 8, 8), and nothing is lost; a ``config`` skips small
-            deviations too. Layers keep their class. Later inputs of another size than the
+            canvas or a background. A copy of the device and dtype of the model's first parameter is
+            kept. Generated forwards then compute deviations from what the model makes of it, which
+            are zero where a picture is like it; the results are the model's own, to the rounding of
+            the larger of picture and reference. Without ``config`` convolutions skip exactly the
+            zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a ``config`` skips
+            small deviations too. Layers keep their class. Later inputs of another size than the
             reference take the model's own forward.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution and linear layer.
 
     Raises:
-        TypeError: what is no module, or an argument of another type.
+        TypeError: what is no module, or an argument of another type; a reference that is no dense
+            tensor.
         ValueError: an override that names no convolution, a settings file of another model or none
             at all, an example that the model cannot take, a model without ``nn.Conv2d``, settings
-            that no layer can have; with ``order_batch``, a model without a generated forward as a
-            whole, and results that have not the batch as first dimension.
+            that no layer can have; a reference that is not one finite picture of floats, or comes
+            without values (on the device meta, of itself or the model); with ``order_batch``, a
+            model without a generated forward as a whole, and results that have not the batch as
+            first dimension.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -94,7 +99,7 @@ def convert_(
     check_bool(order_batch, "order_batch")
     request = read_request(model, config, overrides)
     example = None if example_input is None else Example(example_input)
-    picture = None if reference is None else check_reference(reference, example, fuse)
+    picture = None if reference is None else check_reference(reference, model, example, fuse)
     before = Snapshot(model)
     try:
         revert_(model)
@@ -133,7 +138,7 @@ def revert_(model: Model) -> Model:
     for module in modules:
         if fused_of(module) is not None:
             detach(module)
-            forget_order(module)
+        forget_order(module)  # also where refresh_ found nothing to fuse again
         if is_converted_leaf(module):
             revert_leaf(module)
     return model

@@ -18,7 +18,7 @@ _DEFAULT = 64  # images of the default pixel block
 
 
 def order_batches(model: nn.Module, report: ConvertReport, example: Example | None) -> None:
-    """Has a converted model's generated forward order its batches, where a layer skips.
+    """Has a converted model's generated forward order its batches, where images share blocks.
 
     Raises ValueError where no forward was generated for the whole model; TypeError and ValueError
     where the example's result cannot be put back into the batch's order.
@@ -27,12 +27,16 @@ def order_batches(model: nn.Module, report: ConvertReport, example: Example | No
     if not skipping:
         report.notes += ("batches are not ordered: no layer skips",)
         return
+    block = max(map(_images_a_block, skipping))
+    if block == 1:
+        report.notes += ("batches are not ordered: all blocks are of one image",)
+        return
     if fused_of(model) is None:
         raise ValueError(
             "order_batch=True expects a model that has a generated forward as a whole; got "
             f"{type(model).__name__}, which has none (OrderedBatch takes any model)"
         )
-    model.__dict__[ORDER] = max(map(_images_a_block, skipping))
+    model.__dict__[ORDER] = block
     if example is not None:
         with in_eval_mode(model), torch.no_grad():
             example.call(model)

@@ -21,7 +21,11 @@ _IN_THE_CODE = (  # or in what was folded
     *("tau", "valid_ratio", "max_error", "block", "pixel_block", "activation"),
     *("stride", "padding", "dilation", "groups", "eps"),
     *("kernel_size", "ceil_mode", "return_indices", "negative_slope"),
+    # Of linear layers, which take deviations: what they make of the reference is held.
+    *("count_include_pad", "divisor_override", "output_size", "upscale_factor"),
+    *("size", "scale_factor", "recompute_scale_factor", "mode", "align_corners"),
 )
+_PLAIN_SETTINGS = (type(None), bool, int, float, str)
 
 _version = operator.attrgetter("_version")
 
@@ -91,11 +95,32 @@ class Proof:
         except KeyError:
             return False
         return (
-            found == self._ids
+            (found == self._ids or self._are_equal(found))
             and list(map(len, self._children)) == self._counts
             and not any(self._hooks)
             and not any(map(operator.contains, self._attributes, repeat("forward")))
         )
+
+    def _are_equal(self, found: list[int]) -> bool:
+        """Whether nothing but settings has another identity, and these are equal to what they were.
+
+        torch.export, for one, puts equal tuples in the place of strides. Their identities are
+        remembered, so that the next call compares nothing but these.
+        """
+        first = len(self._tensors)
+        values, ids = list(self._values), list(self._ids)
+        for place, (old, new) in enumerate(zip(self._ids, found, strict=True)):
+            if old == new:
+                continue
+            setting = place - first
+            if not 0 <= setting < len(values):
+                return False
+            value = self._registers[place].get(self._keys[place])
+            if not _is_equal_setting(values[setting], value):
+                return False
+            values[setting], ids[place] = value, id(value)
+        self._values, self._ids = values, ids
+        return True
 
     def is_current(self) -> bool:
         """Whether no tensor has been changed in place."""
@@ -104,3 +129,12 @@ class Proof:
     def wants_gradient(self) -> bool:
         """Whether a tensor that was folded is to be learned."""
         return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self._tensors)
+
+
+def _is_equal_setting(old: Any, new: Any) -> bool:
+    """Whether two settings are of the same types and equal; never for tensors and modules."""
+    if type(old) is not type(new):
+        return False
+    if type(old) in (tuple, list):
+        return len(old) == len(new) and all(map(_is_equal_setting, old, new))
+    return type(old) in _PLAIN_SETTINGS and bool(old == new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,12 +11,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from .._arguments import check_tensor, dtype_name
 from .capture import Island
 from .config import SpAMMConfig
 from .conversion import Conversion, Installation
 from .engines import Choice, Measurements, candidates
 from .example import Example, describe
-from .fused import Source
+from .fused import Source, fused_of
 from .plan import DENSE, LEFT, Engine
 from .report import ConvertReport
 from .request import Request
@@ -43,20 +45,25 @@ def lossless(dtype: torch.dtype) -> SpAMMConfig:
     return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=_PIXEL_BLOCK)
 
 
-def check_reference(reference: Any, example: Example | None, fuse: bool) -> Tensor:
-    """The reference picture as convert_ takes it, copied; raises as that does."""
+def check_reference(
+    reference: Any, model: nn.Module, example: Example | None, fuse: bool
+) -> Tensor:
+    """A copy of the reference picture, as the model takes it; raises as convert_ does."""
     if not fuse:
         raise ValueError("a reference must come with fuse=True; got fuse=False")
-    if not isinstance(reference, Tensor):
-        raise TypeError(f"reference must be a tensor; got {type(reference).__name__}")
+    check_tensor(reference, "reference")
     is_picture = reference.dim() == 4 and reference.shape[0] == 1
     if not is_picture or not reference.is_floating_point():
         raise ValueError(
             "reference must be one picture of floats, (1, channels, height, width); got "
             f"{describe(reference)}"
         )
-    if not bool(torch.isfinite(reference).all()):
-        raise ValueError("reference must be finite; got NaN or infinity in it")
+    picture = _as_the_model_takes_it(reference, model)
+    if not bool(torch.isfinite(picture).all()):
+        raise ValueError(
+            f"reference must be finite in {dtype_name(picture.dtype)}, the model's type; got NaN "
+            "or infinity in it"
+        )
     given = None if example is None else tree_leaves((example.args, example.kwargs))
     if given is not None:
         pictures = [value for value in given if isinstance(value, Tensor)]
@@ -66,7 +73,20 @@ def check_reference(reference: Any, example: Example | None, fuse: bool) -> Tens
                 f"reference must have the size of example_input's pictures, {shapes}; got "
                 f"{tuple(reference.shape)}"
             )
-    return reference.detach().clone()
+    return picture
+
+
+def _as_the_model_takes_it(reference: Tensor, model: nn.Module) -> Tensor:
+    """A copy of the device and dtype of the model's first parameter."""
+    parameter = next(model.parameters(), reference)
+    for tensor, owner in ((reference, "a picture"), (parameter, "a model")):
+        if tensor.is_meta:
+            raise ValueError(
+                "reference must come with values, of itself and of the model; got "
+                f"{owner} on the device meta"
+            )
+    dtype = parameter.dtype if parameter.is_floating_point() else reference.dtype
+    return reference.detach().to(parameter.device, dtype, copy=True)
 
 
 class ReferenceConversion(Conversion):
@@ -90,7 +110,9 @@ class ReferenceConversion(Conversion):
     def run(self) -> ConvertReport:
         """Converts the model and says what was done to it."""
         report = super().run()
-        report.notes += ("generated forwards compute deviations from the reference picture",)
+        fused = filter(None, map(fused_of, self._model.modules()))
+        if any(found.reference is not None for found in fused):
+            report.notes += ("generated forwards compute deviations from the reference picture",)
         return report
 
     def _capture(self) -> list[Island]:
@@ -127,7 +149,7 @@ class ReferenceConversion(Conversion):
     def _choose(self, sites: list[Site]) -> dict[str, Choice]:
         of_reference = self._of_reference if self._is_measured else {}
         self._inputs = {
-            conv: [x - m for x, m in zip(self._inputs[conv], references, strict=False)]
+            conv: _deviations(self._inputs[conv], references)
             for conv, references in of_reference.items()
         }
         return super()._choose(sites)
@@ -176,11 +198,26 @@ def _is_picture(value: Any) -> bool:
     return is_tensor and value.dim() >= 2 and value.shape[0] == 1
 
 
+def _deviations(inputs: list[Tensor], references: list[Tensor]) -> list[Tensor]:
+    """What the calls of a convolution get, less what they get for the reference.
+
+    The list ends at the first call where the two are no pictures of one size, as in a model that
+    folds windows into the batch.
+    """
+    pairs = itertools.takewhile(
+        lambda pair: pair[1].shape[0] == 1 and pair[0].shape[1:] == pair[1].shape[1:],
+        zip(inputs, references, strict=False),
+    )
+    return [x - m for x, m in pairs]
+
+
 def _made_up(picture: Tensor) -> Tensor:
-    """Three pictures to compare with: the reference, one with noise in a corner, one of noise."""
+    """Four pictures to compare with: the reference, with noise in a corner, with noise everywhere,
+    and the noise alone.
+    """
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(3, *picture.shape[1:], generator=generator).to(picture)
     rows, columns = picture.shape[2:]
     noise[0] = 0
     noise[1, :, rows // 4 :], noise[1, :, :, columns // 4 :] = 0, 0
-    return picture + noise
+    return torch.cat((picture + noise, noise[2:]))

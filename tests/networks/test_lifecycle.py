@@ -493,6 +493,26 @@ def test_exported(pair, strict):
     assert_same(program.module(), original)
 
 
+def test_a_model_is_served_after_its_export(pair):
+    """An export puts equal settings of another identity into the layers."""
+    model, _ = pair
+    with torch.no_grad():
+        before = model(pictures())
+        torch.export.export(model, (pictures(),), strict=False)
+        assert is_served(model, pictures())
+        assert torch.equal(model(pictures()), before)
+
+
+def test_equal_settings_are_those_that_were_traced(pair):
+    model, original = pair
+    for padding, is_traced in (([1, 1], False), ((2, 1), False), ((1, 1), True)):
+        model.conv1.padding = padding
+        assert is_served(model, pictures()) is is_traced
+    model.conv1.padding = original.conv1.padding = (2, 1)
+    assert not is_served(model, pictures())
+    assert_same(model, original)
+
+
 def test_traced_by_fx(pair):
     model, original = pair
     assert_same(torch.fx.symbolic_trace(model, {"scale": None}), original)

@@ -10,6 +10,7 @@ from test_convert_errors import refused
 from torch import nn
 
 from spamm_torch import OrderedBatch, SpAMMConfig, convert_, refresh_, revert_
+from spamm_torch.networks.fused import ORDER
 
 SKIPS = SpAMMConfig(valid_ratio=0.5)
 LAYER = "layer1.0.conv2"
@@ -70,6 +71,26 @@ def test_where_nothing_skips_nothing_is_ordered(measured):
     measured([1.0, 2.0], [3.0, 1.0, 1.0, 1.0])
     report = convert_(resnet(), example_input=batch(4), order_batch=True)
     assert "batches are not ordered: no layer skips" in report.notes
+
+
+def test_blocks_of_one_image_need_no_order(measured):
+    measured([1.0, 2.0], [3.0, 1.0, 1.0, 1.0])
+    model, setting = resnet(), SpAMMConfig(valid_ratio=0.5, pixel_block=(1, 8, 8))
+    report = convert_(model, overrides={LAYER: setting}, example_input=batch(4), order_batch=True)
+    assert report.notes[-1] == "batches are not ordered: all blocks are of one image"
+    assert ORDER not in model.__dict__
+
+
+def test_a_forward_that_hooks_took_away_leaves_no_order(converted):
+    _, _, ordered, _ = converted
+    assert ORDER in ordered.__dict__
+    layers = [layer for layer in ordered.modules() if not list(layer.children())]
+    hooks = [layer.register_forward_hook(lambda *_: None) for layer in layers]
+    refresh_(ordered)
+    for hook in hooks:
+        hook.remove()
+    revert_(ordered)
+    assert ORDER not in ordered.__dict__
 
 
 def test_bad_models():

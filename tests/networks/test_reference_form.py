@@ -15,6 +15,8 @@ from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
 from spamm_torch.networks.fused import fused_of
 
+NOTE = "generated forwards compute deviations from the reference picture"
+
 
 @torch.no_grad()
 def assert_same(model, original, *args):
@@ -64,6 +66,18 @@ def test_a_unet_gives_what_it_gave(level):
     for x in (scattered(level=level), canvas(level=level), pictures(3, 1, 32)):
         assert is_served(model, x)
         assert_same(model, original, x)
+
+
+def test_the_reference_is_taken_to_the_device_and_type_of_the_model(device):
+    model = unet().to(device)
+    other = copy.deepcopy(model)
+    x = scattered().to(device)
+    report = convert_(model, reference=canvas(level=0.5).double())
+    assert NOTE in report.notes
+    convert_(other, reference=canvas(level=0.5).to(device))
+    assert is_served(model, x)
+    with torch.no_grad():
+        assert torch.equal(model(x), other(x))
 
 
 def test_any_picture_may_be_the_reference():
@@ -296,15 +310,52 @@ def test_changes_of_weights_are_followed():
     assert is_served(model, scattered().double())
 
 
-def test_settings_of_layers_that_change_are_noticed():
+class Linear(nn.Module):
+    """Convolutions, and between them the layers that take deviations as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3), nn.Conv2d(2, 8, 3)
+        self.down, self.drop = nn.AvgPool2d(2, padding=1), nn.Dropout()
+        self.up = nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)
+        self.shuffle, self.pool = nn.PixelShuffle(2), nn.AdaptiveAvgPool2d((12, 12))
+
+    def forward(self, x):
+        x = self.drop(self.up(self.down(self.conv1(x))))
+        return self.conv2(self.pool(self.shuffle(x)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("down.kernel_size", 3),
+        ("down.count_include_pad", False),
+        ("down.divisor_override", 3),
+        ("up.mode", "bicubic"),
+        ("up.align_corners", True),
+        ("up.scale_factor", 3.0),
+        ("pool.output_size", (10, 12)),
+    ],
+)
+def test_settings_of_layers_that_change_are_noticed(setting, value):
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.AvgPool2d(2), nn.Dropout(), nn.Conv2d(8, 8, 3))
-    convert_(model.eval(), reference=pictures(1))
-    original = copy.deepcopy(revert_(copy.deepcopy(model)))
+    model = Linear().eval()
+    original = copy.deepcopy(model)
+    convert_(model, reference=pictures(1))
+    assert is_served(model, pictures())
+    layer, name = setting.split(".")
     for module in (model, original):
-        module[1].kernel_size = 3
+        setattr(getattr(module, layer), name, value)
+    assert not is_served(model, pictures())
     assert_same(model, original, pictures())
-    model[2].train()
+
+
+def test_a_layer_in_training_mode_is_noticed():
+    torch.manual_seed(0)
+    model = Linear().eval()
+    convert_(model, reference=pictures(1))
+    assert is_served(model, pictures())
+    model.drop.train()
     assert not is_served(model, pictures())
 
 
@@ -366,6 +417,30 @@ def test_nothing_is_installed_that_measured_slower(measured):
     report = convert_(model, example_input=scattered(3), reference=canvas())
     assert fused_of(model) is None
     assert "measured: original 1 us" in str(report)
+    assert NOTE not in report.notes
+
+
+def test_convolutions_whose_calls_fold_windows_into_the_batch_are_not_measured(measured):
+    class Folding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU()), nn.Conv2d(1, 4, 3)
+
+        def forward(self, x):
+            if x.sum() > 1e9:  # which fx cannot trace
+                return x
+            return self.inner(x), self.conv(x.reshape(-1, 1, 8, 8))
+
+    measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 3.0, 2.0))
+    torch.manual_seed(0)
+    model = Folding().eval()
+    original = copy.deepcopy(model)
+    report = convert_(model, example_input=scattered(3), reference=canvas())
+    times = {row.name: row.times for row in report}
+    assert times["inner.0"]
+    assert not times["conv"]
+    assert is_served(model, scattered())
+    assert_same(model, original, scattered())
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
@@ -382,7 +457,10 @@ def test_nothing_is_installed_that_measured_slower(measured):
         ),
         (canvas()[0], ValueError, "one picture of floats"),
         (canvas().int(), ValueError, r"one picture of floats, .* int32"),
-        (canvas() / 0, ValueError, "reference must be finite; got NaN"),
+        (canvas() / 0, ValueError, "reference must be finite in float32, .* got NaN"),
+        (canvas().double() + 1e300, ValueError, "reference must be finite in float32"),
+        (canvas().to_sparse(), TypeError, r"reference must be a dense \(strided\) tensor"),
+        (canvas().to("meta"), ValueError, "must come with values, .* got a picture on the device"),
         (canvas(size=64), ValueError, r"size of example_input's pictures, \(2, 1, 32, 32\)"),
     ],
 )
@@ -396,6 +474,11 @@ def test_references_that_are_none(reference, error, line):
 def test_a_reference_that_the_model_cannot_take():
     with pytest.raises(ValueError, match="reference must be what the model takes; got a tensor"):
         convert_(resnet(), reference=pictures(1, channels=2))
+
+
+def test_a_model_without_values():
+    with pytest.raises(ValueError, match=r"must come with values, .* got a model on the device me"):
+        convert_(unet().to("meta"), reference=canvas())
 
 
 def test_a_reference_needs_fusing():

@@ -66,7 +66,7 @@ def test_the_order_is_by_bands_of_centres_to_and_fro(shape, block, device):
 @pytest.mark.parametrize(
     "dtype",
     [
-        *(torch.bool, torch.uint8, torch.int8, torch.int64),
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
     ],
 )
@@ -93,6 +93,15 @@ def test_images_without_a_centre_count_as_centred(value, device):
     centred[::7] = 0
     centred[::7, :, 7:9, 7:9] = 1
     assert torch.equal(likeness_order(images, 8), likeness_order(centred, 8))
+
+
+def test_constant_images_are_centred_whatever_their_sums_round_to(device):
+    images = torch.full((4, 1, 7, 9), 0.3, dtype=torch.float64, device=device)
+    images[1:3] = 0
+    images[1:3, :, 3] = 10
+    images[1:3, :, 2] = 1  # a little above the middle
+    assert likeness_order(images, 1).tolist() == [1, 2, 0, 3]  # two bands of rows
+    assert likeness_order(images.mT, 64).tolist() == [1, 2, 0, 3]  # one band, by columns
 
 
 def test_the_order_is_compiled_once_for_all_batches():
@@ -129,7 +138,13 @@ def test_the_order_waits_for_nothing_and_can_be_captured():
         (torch.zeros(2, 3), 64, RuntimeError, "shape (N, C, H, W) with C, H, W >= 1; got shape"),
         (torch.zeros(2, 3, 0, 4), 64, RuntimeError, "got shape (2, 3, 0, 4)"),
         (torch.zeros(2, 0, 4, 4), 64, RuntimeError, "got shape (2, 0, 4, 4)"),
-        (torch.zeros(2, 3, 4, 4).cfloat(), 64, TypeError, "images must be real; got complex64"),
+        (torch.zeros(2, 3, 4, 4).cfloat(), 64, TypeError, "or float64; got complex64"),
+        (
+            torch.zeros(2, 3, 4, 4).to(torch.float8_e5m2),
+            64,
+            TypeError,
+            "images must be bool, uint8",
+        ),
         (torch.zeros(2, 3, 4, 4), 0, ValueError, "block must be 1 image or more; got 0"),
         (torch.zeros(2, 3, 4, 4), 2.5, TypeError, "block must be an integer"),
         (torch.zeros(2, 3, 4, 4), (64, 1, 1), TypeError, "got (64, 1, 1)"),
