@@ -148,7 +148,7 @@ def _im2col_norms(
     missing = [c * e - size for c, e, size in zip(counts, pixel_block, grid, strict=True)]
     split = [number for pair in zip(counts, pixel_block, strict=True) for number in pair]
     has_squares = input.dtype != torch.float64  # float64 holds the squares of the narrower types
-    pixels = _pixel_squares(input, groups, k) if has_squares else input
+    pixels = _pixel_squares(input, groups, k) if has_squares else input.transpose(0, 1)
     padded = pad(pixels, (padding[1], padding[1], padding[0], padding[0]))
     maps = []
     for y, x in itertools.product(range(kernel[0]), range(kernel[1])):
@@ -161,7 +161,7 @@ def _im2col_norms(
             sums = whole.reshape(*whole.shape[:2], *split).sum((3, 5, 7))
             maps.append(sums.flatten(2).sqrt().float())
         else:
-            by_channel = whole.transpose(0, 1).reshape(groups, input.shape[1] // groups, *split)
+            by_channel = whole.reshape(groups, input.shape[1] // groups, *split)
             rows = by_channel.permute(0, 1, 2, 4, 6, 3, 5, 7).flatten(2)
             maps.append(_ops.norm_map(rows, (k, math.prod(pixel_block))))
     norms = torch.cat(maps, 1)

@@ -22,7 +22,7 @@ from ..networks.plan import LEFT, Engine
 from ..networks.state import in_eval_mode
 from .form import Form, check_model
 from .inputs import Randomness, halves_of, statistics_inputs
-from .journal import Journal, journal_settings
+from .journal import Journal, check_journal, journal_settings
 from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .progress import Progress
@@ -100,7 +100,7 @@ def calibrate(
 
     After any error the model is as it was.
     """
-    _check_arguments(model, max_drop, evaluations, progress)
+    _check_arguments(model, max_drop, evaluations, journal, progress)
     randomness = Randomness(next(model.parameters()).device)
     with randomness.again(), in_eval_mode(model), torch.no_grad():
         halves = halves_of(loader)
@@ -110,14 +110,16 @@ def calibrate(
         example = inputs[0] if example_input is None else Example(example_input)
         form = Form(model, example)
         device = _device_name(model)
-        settings = {} if journal is None else journal_settings(model, inputs, device)
+        settings = {} if journal is None else journal_settings(model, inputs, example, device)
         run = _Calibration(
             *(model, form, evaluator, inputs, example), Journal(journal, settings), progress
         )
         return run.run(float(max_drop), evaluations)
 
 
-def _check_arguments(model: Any, max_drop: Any, evaluations: Any, progress: Any) -> None:
+def _check_arguments(
+    model: Any, max_drop: Any, evaluations: Any, journal: Any, progress: Any
+) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"calibrate expects an nn.Module; got {type(model).__name__}")
     check_model(model)
@@ -130,6 +132,7 @@ def _check_arguments(model: Any, max_drop: Any, evaluations: Any, progress: Any)
     check_integer(evaluations, "evaluations")
     if evaluations < LEAST_EVALUATIONS:
         raise ValueError(f"evaluations must be at least {LEAST_EVALUATIONS}; got {evaluations}")
+    check_journal(journal)
     check_bool(progress, "progress")
 
 
@@ -149,6 +152,7 @@ class _Calibration:
         self._model, self._form, self._evaluator = model, form, evaluator
         self._inputs, self._example, self._journal = inputs, example, journal
         self._progress = Progress(shows_progress)
+        self._tried: set[tuple[int, int]] = set()  # halves and numbers of moves, also those kept
 
     def run(self, max_drop: float, evaluations: int) -> CalibrationReport:
         self._check_evaluate()
@@ -180,7 +184,7 @@ class _Calibration:
         self._progress.at("evaluations of the model as it is", 0, 2, each=True)
         self._evaluator.check_repeats()
         score = self._evaluator.dense(0).value
-        kept = self._journal.measured("score", lambda: score)
+        kept = self._journal.measured("score", lambda: score, float)
         if kept != score:
             raise ValueError(
                 "journal must be of the same evaluate and loader; got one where the model as it "
@@ -198,16 +202,12 @@ class _Calibration:
             found = measure_layers(self._model, self._form, self._inputs, on_batch)
             return {name: asdict(layer) for name, layer in found.items()}
 
-        return {
-            name: LayerStatistics(
-                layer["multiplications"],
-                tuple(
-                    Candidate(**{**candidate, "setting": SpAMMConfig(**candidate["setting"])})
-                    for candidate in layer["candidates"]
-                ),
-            )
-            for name, layer in self._journal.measured("statistics", measure).items()
-        }
+        def read(kept: Any) -> dict[str, LayerStatistics]:
+            if not kept.keys() <= self._form.layers.keys():
+                raise ValueError
+            return {name: _read_layer(layer) for name, layer in kept.items()}
+
+        return self._journal.measured("statistics", measure, read)
 
     def _measure_times(self) -> dict[str, LayerTimes]:
         names = list(self._statistics)
@@ -219,10 +219,13 @@ class _Calibration:
             found = time_layers(self._model, self._form, self._statistics, self._example, on_layer)
             return {name: asdict(times) for name, times in found.items()}
 
-        return {
-            name: LayerTimes(**{**times, "candidates": tuple(times["candidates"])})
-            for name, times in self._journal.measured("times", measure).items()
-        }
+        def read(kept: Any) -> dict[str, LayerTimes]:
+            found = {name: _read_times(times) for name, times in kept.items()}
+            if any(len(found[n].candidates) != len(self._statistics[n].candidates) for n in names):
+                raise ValueError
+            return found
+
+        return self._journal.measured("times", measure, read)
 
     def _search(self, moves: list[Move], max_drop: float, evaluations: int) -> Found:
         errors, total = [], 0.0
@@ -231,16 +234,21 @@ class _Calibration:
             errors.append(total)
 
         def loss(half: int, count: int) -> Loss:
-            self._progress.at("evaluations", self._evaluator.count, evaluations, each=True)
+            self._progress.at("evaluations", self._evaluations(), evaluations, each=True)
+            self._tried.add((half, count))
             chosen = chosen_after(moves[:count])
             installed = self._form.installed(self._engines(chosen))
             key = f"half {half}, {count} moves"
-            kept = self._journal.measured(
-                key, lambda: asdict(self._evaluator.loss(half, installed))
+            return self._journal.measured(
+                key, lambda: asdict(self._evaluator.loss(half, installed)), _read_loss
             )
-            return Loss(**kept)
 
         return search(errors, max_drop, evaluations - 3, loss)
+
+    def _evaluations(self) -> int:
+        """How many evaluations there are so far, with those that the journal kept."""
+        of_model = 2 + any(half for half, _ in self._tried)
+        return of_model + len(self._tried)
 
     def _whole_model(self, chosen: Mapping[str, int]) -> dict[str, float]:
         self._progress.at("times of the whole model", 0, 1, each=True)
@@ -254,8 +262,11 @@ class _Calibration:
             ratio = self._weighted({n: found.valid_ratio for n, found in candidates.items()})
             forms[_CHOSEN] = (functools.partial(installed, self._engines(chosen)), ratio)
         key = f"whole model, {sorted(chosen.items())}"
-        times = self._journal.measured(key, lambda: time_models(self._model, forms, self._example))
-        return dict(times)
+        return self._journal.measured(
+            key,
+            lambda: time_models(self._model, forms, self._example),
+            lambda kept: {name: float(kept[name]) for name in forms},
+        )
 
     def _engines(
         self, chosen: Mapping[str, int], bands: Mapping[str, Band] = {}
@@ -311,7 +322,7 @@ class _Calibration:
             changed=found.held.changed if found.held else None,
             resolution=self._evaluator.resolution(1) if found.held else None,
             valid_ratio=self._weighted(ratios),
-            evaluations=self._evaluator.count,
+            evaluations=self._evaluations(),
             before_us=times[_AS_IT_WAS],
             exact_us=times[_EXACT],
             after_us=times[_CHOSEN],
@@ -352,7 +363,25 @@ class _Calibration:
 def _reason_for_nothing(moves: list[Move]) -> str:
     if not moves:
         return "nothing is skipped: no layer is faster with it"
-    return "nothing is skipped: the first moves already lose more than max_drop"
+    return "nothing is skipped: no choice that was tried held on both halves"
+
+
+def _read_layer(kept: Any) -> LayerStatistics:
+    candidates = [
+        Candidate(SpAMMConfig(**each["setting"]), float(each["valid_ratio"]), float(each["error"]))
+        for each in kept["candidates"]
+    ]
+    return LayerStatistics(float(kept["multiplications"]), tuple(candidates))
+
+
+def _read_times(kept: Any) -> LayerTimes:
+    candidates = tuple(map(float, kept["candidates"]))
+    return LayerTimes(float(kept["dense"]), float(kept["spamm"]), candidates)
+
+
+def _read_loss(kept: Any) -> Loss:
+    changed = kept["changed"]
+    return Loss(float(kept["drop"]), None if changed is None else float(changed))
 
 
 def _band(ratios: list[float]) -> Band:

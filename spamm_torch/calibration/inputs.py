@@ -74,11 +74,22 @@ def statistics_inputs(model: nn.Module, half: Half, like: Any) -> list[Example]:
                 "loader must give batches with tensors: an input, or a tuple whose first element "
                 f"is the input; got a {type(batch).__name__}"
             )
+        if not batch_size(value):
+            raise ValueError(
+                "loader must give batches of at least one image along the first dimension; got an "
+                f"input of shape {tuple(tensors[0].shape)}"
+            )
         examples.append(Example(value))
-        count += len(tensors[0])
+        count += batch_size(value)
         if count >= _STATISTICS_INPUTS:
             break
     return examples
+
+
+def batch_size(value: Any) -> int:
+    """The length of the first tensor in it that has a dimension; 0 where there is none."""
+    leaves = pytree.tree_leaves(value)
+    return next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim()), 0)
 
 
 def _moved(value: Any, device: torch.device, dtype: torch.dtype) -> Any:

@@ -6,9 +6,10 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,42 +18,62 @@ from torch.utils import _pytree as pytree
 from ..networks.example import Example
 
 _FORMAT = "spamm_torch calibration 1"
+_ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in texts of objects, another in each process
+
+Result = TypeVar("Result")
 
 
 class Journal:
     """Results by key. Without a path nothing is kept."""
 
     def __init__(self, path: str | os.PathLike[str] | None, settings: dict[str, Any]) -> None:
-        """Raises ValueError for a file that is no journal, or of another model or data."""
+        """Raises ValueError for a file that is no journal, of something else, or not writable."""
         self._path = None if path is None else Path(path)
         self._settings = settings
         self._results: dict[str, Any] = {} if self._path is None else self._load(self._path)
+        self._save()  # what cannot be written is told before anything is measured
 
-    def measured(self, key: str, measure: Callable[[], Any]) -> Any:
-        """The result as it was kept, else as ``measure()`` gives it: plain data, as JSON has it."""
+    def measured(
+        self, key: str, measure: Callable[[], Any], read: Callable[[Any], Result]
+    ) -> Result:
+        """The result as it was kept, else as ``measure()`` gives it: plain data, as JSON has it.
+
+        ``read`` makes an object of the data. Where it fails for what was kept, the journal is
+        damaged: ValueError.
+        """
         if key not in self._results:
             self._results[key] = json.loads(json.dumps(measure()))
             self._save()
-        return self._results[key]
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._results
+            return read(self._results[key])
+        try:
+            return read(self._results[key])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(
+                "journal must be an undamaged one of a calibration; got "
+                f"{str(self._path)!r}, whose result {key!r} cannot be read "
+                "(remove it, or name another file)"
+            ) from None
 
     def _save(self) -> None:
         if self._path is None:
             return
         content = {"format": _FORMAT, "settings": self._settings, "results": self._results}
         unfinished = self._path.with_name(self._path.name + ".tmp")
-        unfinished.write_text(json.dumps(content))
-        os.replace(unfinished, self._path)  # in full or not at all
+        try:
+            unfinished.write_text(json.dumps(content))
+            os.replace(unfinished, self._path)  # in full or not at all
+        except OSError as error:
+            raise ValueError(f"journal must be a file that can be written; got {error}") from None
 
     def _load(self, path: Path) -> dict[str, Any]:
         try:
             content = json.loads(path.read_text())
-            is_journal = content["format"] == _FORMAT
             settings, results = content["settings"], content["results"]
+            is_journal = content["format"] == _FORMAT and type(settings) is type(results) is dict
         except FileNotFoundError:
             return {}
+        except OSError as error:
+            raise ValueError(f"journal must be a file that can be read; got {error}") from None
         except (ValueError, KeyError, TypeError):
             is_journal, settings, results = False, {}, {}
         if not is_journal:
@@ -66,23 +87,57 @@ class Journal:
         return results
 
 
-def journal_settings(model: nn.Module, inputs: list[Example], device: str) -> dict[str, Any]:
-    """What decides the results, by name: a journal of others is refused."""
+def check_journal(journal: Any) -> None:
+    """Raises TypeError unless it is a path or None."""
+    if journal is not None and not isinstance(journal, (str, os.PathLike)):
+        raise TypeError(
+            "journal must be the path of a file of a calibration, or None; got "
+            f"{type(journal).__name__}"
+        )
+
+
+def journal_settings(
+    model: nn.Module, inputs: list[Example], example: Example, device: str
+) -> dict[str, Any]:
+    """What decides the results, by name: a journal of others is refused.
+
+    Args:
+        inputs: those of the statistics. example: what is timed; its values do not matter.
+    """
     from .. import __version__
 
-    given = pytree.tree_leaves([(example.args, example.kwargs) for example in inputs])
+    state = model.state_dict()
+    given = pytree.tree_leaves([(each.args, each.kwargs) for each in inputs])
     return {
-        "model": _digest(model.state_dict().values()),
+        "model": _digest([_text(model), *state.keys(), *state.values()]),
         "data": _digest(given),
+        "example_input": _form(example),
         "device": device,
         "version of spamm_torch": __version__,
         "version of torch": torch.__version__,
     }
 
 
+def _text(value: Any) -> str:
+    return _ADDRESS.sub("", str(value))
+
+
+def _form(example: Example) -> str:
+    """The structure of an example, and of its tensors all but the values."""
+    leaves, structure = pytree.tree_flatten((example.args, example.kwargs))
+    forms = [
+        f"{tuple(x.shape)} {x.stride()} {x.dtype}" if isinstance(x, Tensor) else _text(x)
+        for x in leaves
+    ]
+    return f"{_text(structure)}: {', '.join(forms)}"
+
+
 def _digest(values: Any) -> str:
+    """A digest of tensors and texts; anything else does not count."""
     digest = hashlib.sha256()
     for value in values:
+        if isinstance(value, str):
+            digest.update(f"{value}\n".encode())
         if isinstance(value, Tensor):
             digest.update(f"{tuple(value.shape)} {value.dtype}".encode())
             plain = value.detach().cpu().contiguous()

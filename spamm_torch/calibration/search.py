@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +59,6 @@ class Evaluator:
         self._model, self._evaluate, self._halves = model, evaluate, halves
         self._randomness = randomness
         self._dense: dict[int, Score] = {}
-        self.count = 0
 
     def dense(self, half: int) -> Score:
         """The score of the model as it is; call it before the model is changed."""
@@ -89,9 +88,40 @@ class Evaluator:
         return None if answers is None or not len(answers) else 100 / len(answers)
 
     def _score(self, half: int) -> Score:
-        self.count += 1
         with torch.no_grad(), in_eval_mode(self._model), self._randomness.again():
-            return _read_score(self._evaluate(self._model, self._halves[half]))
+            with _left_in_place(self._model):
+                result = self._evaluate(self._model, self._halves[half])
+            return _read_score(result)
+
+
+@contextmanager
+def _left_in_place(model: nn.Module) -> Iterator[None]:
+    """Raises ValueError if the model's tensors are moved or cast inside; they are put back.
+
+    ``Module.to`` writes to the ``data`` of parameters, which no list of a module's attributes sees.
+    """
+    named = [*model.named_parameters(), *model.named_buffers()]
+    named += [(name, x.grad) for name, x in model.named_parameters() if x.grad is not None]
+    # Tensors of subclasses may have no address.
+    plain = [(name, x) for name, x in named if type(x) in (Tensor, nn.Parameter)]
+    before = [(name, x, x.data, _place(x)) for name, x in plain]
+    moved = []
+    try:
+        yield
+    finally:
+        for name, tensor, data, place in before:
+            if _place(tensor) != place:
+                tensor.data = data
+                moved.append(name)
+    if moved:
+        raise ValueError(
+            "evaluate must leave the model as it is; got one that moves or casts its "
+            f"{moved[0]} (do that before calibrate, or to a copy)"
+        )
+
+
+def _place(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.dtype, tensor.device
 
 
 def _check_evaluate(evaluate: Any, model: nn.Module, half: Half) -> None:
@@ -118,7 +148,17 @@ def _read_score(result: Any) -> Score:
         ) from None
     if not math.isfinite(number):
         raise ValueError(f"evaluate must return a finite number; got {number}")
-    return Score(number, None if answers is None else torch.as_tensor(answers).flatten().cpu())
+    return Score(number, None if answers is None else _read_answers(answers))
+
+
+def _read_answers(answers: Any) -> Tensor:
+    try:
+        return torch.as_tensor(answers).flatten().cpu()
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(
+            "evaluate must return answers that are a tensor or a list of numbers; got "
+            f"a {type(answers).__name__} that is none"
+        ) from None
 
 
 def _changed(one: Score, other: Score) -> float | None:

@@ -19,6 +19,7 @@ from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 from .calls import Call, ConvCall, watch
 from .form import SPAMM, Form
+from .inputs import batch_size
 
 _ops = torch.ops.spamm_torch
 
@@ -79,13 +80,8 @@ def measure_layers(
     for pool in pools.values():
         pool.find_taus()
     run(1, compare)
-    count = sum(_size(example) for example in inputs)
+    count = sum(batch_size((example.args, example.kwargs)) for example in inputs)
     return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
-
-
-def _size(example: Example) -> int:
-    values = (*example.args, *example.kwargs.values())
-    return next(len(value) for value in values if isinstance(value, Tensor))
 
 
 @dataclass

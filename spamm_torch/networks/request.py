@@ -191,21 +191,33 @@ def _release(version: Any) -> list[str]:
 
 
 def _engine(name: str, kind: Any, setting: Any, band: Any) -> Engine:
-    if kind not in _KINDS or (setting is not None) != (kind == "spamm"):
+    is_setting = isinstance(setting, dict)
+    if kind not in _KINDS or (kind == "spamm") != is_setting or not (is_setting or setting is None):
         raise ValueError(
             f"the settings must have engines {', '.join(_KINDS)}, spamm with a setting; got "
             f"{kind!r} with {setting!r} for {name!r}"
         )
     if kind == "spamm":
-        return Engine("spamm", SpAMMConfig.from_dict(setting), _band(name, band))
+        return Engine("spamm", _setting(name, setting), _band(name, band))
     return DENSE if kind == "dense" else LEFT
+
+
+def _setting(name: str, setting: dict[str, Any]) -> SpAMMConfig:
+    try:
+        return SpAMMConfig.from_dict(setting)
+    except TypeError as error:
+        raise ValueError(
+            f"the settings must be as a report saves them; got {setting!r} for {name!r} ({error})"
+        ) from None
 
 
 def _band(name: str, band: Any) -> Band | None:
     if band is None:
         return None
-    if not isinstance(band, list) or len(band) != 2 or not all(map(is_number, band)):
+    are_two = isinstance(band, list) and len(band) == 2 and all(map(is_number, band))
+    if not are_two or not 0 <= band[0] <= band[1] <= 1:
         raise ValueError(
-            f"the settings must have bands of two valid ratios; got {band!r} for {name!r}"
+            "the settings must have bands of two valid ratios, 0 <= low <= high <= 1; got "
+            f"{band!r} for {name!r}"
         )
     return band[0], band[1]

@@ -270,6 +270,15 @@ def test_nothing_is_installed_where_nothing_is_saved(timed, tmp_path):
     assert is_as_it_was(report, tmp_path)
 
 
+def test_nothing_is_skipped_where_no_choice_is_good_enough(timed):
+    def evaluate(model, half):
+        layers = [layer for layer in model.modules() if isinstance(layer, SpAMMConv2d)]
+        return 50.0 - any(layer.tau > 0 for layer in layers)
+
+    note = run(max_drop=0.5, evaluate=evaluate).outcome.note
+    assert note == "nothing is skipped: no choice that was tried held on both halves"
+
+
 def test_the_half_that_was_not_searched_must_agree(timed):
     model, loader = tiny_network(), batches()
     second = {id(pictures) for pictures, _ in loader[1::2]}
@@ -322,23 +331,35 @@ def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
     assert agreement.calls < expected.outcome.evaluations
     assert found.settings["layers"] == expected.settings["layers"]
     assert found.outcome.drop == expected.outcome.drop
+    assert found.outcome.evaluations == expected.outcome.evaluations  # with those that were kept
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ("model", "of the same model"),
+        ("forward", "of the same model"),
         ("data", "of the same data"),
+        ("size", "of the same example_input"),
+        ("strides", "of the same example_input"),
         ("evaluate", "of the same evaluate and loader"),
         ("file", "one of a calibration"),
     ],
 )
 def test_journals_of_something_else_are_refused(timed, tmp_path, change, message):
     journal = tmp_path / "journal.json"
-    run(journal=journal)
-    given = {"journal": journal}
+    pictures = dark_pictures(4)
+    run(journal=journal, example_input=pictures)
+    given = {"journal": journal, "example_input": pictures}
     if change == "model":
         given["model"] = tiny_network(seed=1)
+    elif change == "forward":
+        given["model"] = tiny_network()
+        given["model"].relu_b = nn.Identity()
+    elif change == "size":
+        given["example_input"] = pictures[:3]
+    elif change == "strides":
+        given["example_input"] = pictures.contiguous(memory_format=torch.channels_last)
     elif change == "data":
         given["loader"] = batches(size=17)
     elif change == "evaluate":
@@ -349,6 +370,78 @@ def test_journals_of_something_else_are_refused(timed, tmp_path, change, message
     with pytest.raises(ValueError, match=f"journal must be {message}; got"):
         run(**given)
     assert journal.read_text() == kept
+
+
+def test_a_journal_serves_another_example_of_the_same_form(timed, tmp_path):
+    journal = tmp_path / "journal.json"
+    first = run(journal=journal, example_input=dark_pictures(4))
+    timed(lambda _: 0.0)  # nothing is measured again
+    second = run(journal=journal, example_input=dark_pictures(4, seed=9))
+    assert str(second) == str(first)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("statistics", 5),
+        ("statistics", {"other": {}}),
+        ("statistics", {"conv_b": {"multiplications": 1, "candidates": [{"setting": 2}]}}),
+        ("times", {}),
+        ("times", {"conv_b": [1]}),
+        ("score", [50]),
+        ("half 0", None),
+        ("half 1", {"drop": "much", "changed": None}),
+        ("whole model", {"as it was": 1}),
+    ],
+)
+def test_damaged_journals_are_refused(timed, tmp_path, key, value):
+    journal = tmp_path / "journal.json"
+    model = tiny_network()
+    run(model, journal=journal, evaluate=lambda *_: 50.0)
+    content = json.loads(journal.read_text())
+    key = next(name for name in content["results"] if name.startswith(key))
+    content["results"][key] = value
+    journal.write_text(json.dumps(content))
+    kept, before = journal.read_text(), state_of(model)
+    with pytest.raises(ValueError, match=r"an undamaged one .* cannot be read") as error:
+        run(model, journal=journal, evaluate=lambda *_: 50.0)
+    assert f"whose result {key!r}" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert journal.read_text() == kept
+    assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize(
+    ("change", "value"), [("settings", [1]), ("results", "many"), ("format", None)]
+)
+def test_files_that_are_no_journal_are_refused(timed, tmp_path, change, value):
+    journal = tmp_path / "journal.json"
+    run(journal=journal)
+    journal.write_text(json.dumps({**json.loads(journal.read_text()), change: value}))
+    with pytest.raises(ValueError, match=r"journal must be one of a calibration; got '.*json'"):
+        run(journal=journal)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "line"),
+    [
+        ("none/journal.json", ValueError, "journal must be a file that can be written; got .*none"),
+        ("", ValueError, "journal must be a file that can be read; got .*directory"),
+        (None, TypeError, "journal must be the path of a file of a calibration, or None; got int"),
+    ],
+)
+def test_a_journal_that_cannot_be_kept_fails_first(timed, tmp_path, path, kind, line):
+    model, calls = tiny_network(), []
+    before = state_of(model)
+    with pytest.raises(kind, match=line) as error:
+        run(
+            model,
+            journal=5 if path is None else tmp_path / path,
+            evaluate=lambda *_: calls.append(1),
+        )
+    assert "\n" not in str(error.value)
+    assert calls == []
+    assert_unchanged(model, before)
 
 
 # ---- What may not change, and bad input ---------------------------------------------------------
@@ -366,6 +459,49 @@ def test_the_model_stays_as_it_is(timed):
 
     run(model, 5.0, evaluate=evaluate)
     assert_unchanged(model, before)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.parametrize(
+    "move",
+    [
+        nn.Module.double,
+        lambda model: model.to(memory_format=torch.channels_last),
+        lambda model: setattr(model.bn_b.running_mean, "data", torch.zeros(32)),
+    ],
+)
+def test_an_evaluate_that_moves_or_casts_the_model_is_refused(timed, move, fails):
+    model = tiny_network(batch_norm=True)
+    model.conv_a.weight.grad = torch.ones(32, 3, 3, 3)
+    before = state_of(model)
+    places = [(x.data_ptr(), x.dtype) for x in model.state_dict().values()]
+
+    def evaluate(model, half):
+        move(model)
+        if fails:
+            raise RuntimeError("evaluate must leave it, and cannot")
+        return 50.0
+
+    kind = RuntimeError if fails else ValueError
+    with pytest.raises(kind, match=r"^evaluate must leave .*$"):
+        run(model, evaluate=evaluate)
+    assert_unchanged(model, before)
+    assert [(x.data_ptr(), x.dtype) for x in model.state_dict().values()] == places
+    assert model.conv_a.weight.grad.dtype == torch.float32
+
+
+def test_an_input_of_several_tensors(timed):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = tiny_network()
+
+        def forward(self, given):
+            return self.network(given[0] + given[1])
+
+    loader = [([pictures, pictures], None) for pictures, _ in batches()]
+    report = run(Sum().eval(), 5.0, loader, lambda *_: 50.0)
+    assert [row.name for row in report][1:] == [f"network.{name}" for name in LAYERS]
 
 
 def test_a_loader_that_shuffles_by_torchs_generator(timed):
@@ -421,6 +557,26 @@ BAD = {
     "empty": ({"loader": []}, ValueError, "at least two batches, one for each half; got none"),
     "one batch": ({"loader": batches(1)}, ValueError, "one for each half; got 1"),
     "used up": ({"loader": iter(batches())}, ValueError, "anew .* got list_iterator"),
+    "no images": (
+        {"loader": [(dark_pictures(0), None)] * 2},
+        ValueError,
+        r"at least one image .* got an input of shape \(0, 3, 16, 16\)",
+    ),
+    "no dimension": (
+        {"loader": [torch.tensor(1.0)] * 2},
+        ValueError,
+        r"at least one image .* got an input of shape \(\)",
+    ),
+    "texts": (
+        {"evaluate": lambda *_: (50.0, ["cat", "dog"])},
+        TypeError,
+        "a tensor or a list of numbers; got a list",
+    ),
+    "ragged": (
+        {"evaluate": lambda *_: (50.0, [[1, 2], [3]])},
+        TypeError,
+        "a tensor or a list of numbers; got a list",
+    ),
     "no tensors": ({"loader": [("a",), ("b",)]}, ValueError, "with tensors: .* got a tuple"),
     "no function": ({"evaluate": 3}, TypeError, "evaluate must be a function; got int"),
     "one argument": (

@@ -5,7 +5,7 @@ import torch
 from torch.library import opcheck
 from torch.nn import functional as F
 
-import spamm_torch  # noqa: F401  # loads the ops
+import spamm_torch  # loads the ops
 
 OPS = torch.ops.spamm_torch
 ACTIVATIONS = {

@@ -151,6 +151,18 @@ def two_knobs(content):
     content["layers"]["layer1.0.conv1"]["setting"]["max_error"] = 1
 
 
+def no_dict(content):
+    content["layers"]["layer1.0.conv1"]["setting"] = ["tau", 1]
+
+
+def no_number(content):
+    content["layers"]["layer1.0.conv1"]["setting"] = {"tau": "high"}
+
+
+def reversed_band(content):
+    content["layers"]["layer1.0.conv1"]["band"] = [0.5, 0.2]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -159,6 +171,9 @@ def two_knobs(content):
         (reshaped, "got '3 > 64, 3x3' for 'conv1', which is '3 > 32, 3x3'"),
         (other_engine, "the settings must have engines spamm, dense, left, spamm with a setting;"),
         (two_knobs, "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
+        (no_dict, "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
+        (no_number, "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
+        (reversed_band, "bands of two valid ratios, 0 <= low <= high <= 1; got [0.5, 0.2] for 'la"),
         (lambda content: content.clear(), "config must be a settings file as a report saves it"),
     ],
 )
