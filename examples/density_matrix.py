@@ -32,9 +32,11 @@ from common.files import require_writable, write_atomically
 from common.machine import describe_machine
 from common.options import (
     add_device_option,
+    add_folder_option,
     choose_device,
     file_name,
     make_parser,
+    natural_number,
     number,
     positive_integer,
 )
@@ -88,7 +90,7 @@ def parse(arguments):
     )
     parser.add_argument(
         "--seed",
-        type=number(int, lambda value: value >= 0, "an integer of 0 or more"),
+        type=natural_number,
         default=0,
         help="of --waters (default: %(default)s)",
     )
@@ -145,13 +147,7 @@ def parse(arguments):
         help="leave these out, which take long for large matrices; one of eigh and torch.mm "
         "stays (default: none)",
     )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("results"),
-        help="folder of the page, the numbers and the picture (default: %(default)s)",
-    )
+    add_folder_option(parser, "the page, the numbers and the picture")
     parser.add_argument(
         "--name",
         type=file_name,

@@ -16,9 +16,10 @@ from common.errors import UserError, first_line
 from common.files import require_writable
 from common.machine import describe_machine
 from common.options import (
+    add_folder_option,
     choose_device,
     make_parser,
-    number,
+    natural_number,
     positive_integer,
     valid_ratio,
 )
@@ -90,7 +91,7 @@ def _parse(arguments):
     parser.add_argument(
         "--picture",
         metavar="NUMBER",
-        type=number(int, lambda value: value >= 0, "an integer of 0 or more"),
+        type=natural_number,
         default=0,
         help="which picture of the first validation batch (default: %(default)s)",
     )
@@ -101,13 +102,7 @@ def _parse(arguments):
         default=64,
         help="pictures a batch; those of one block are skipped together (default: %(default)s)",
     )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("results"),
-        help="folder of the picture, made where it is missing (default: %(default)s)",
-    )
+    add_folder_option(parser, "the picture")
     return parser.parse_args(arguments)
 
 

@@ -9,11 +9,10 @@ triangles as float64, in atomic units; ergo.matrices.read reads it.
 """
 
 import sys
-from pathlib import Path
 
 from common.console import exit_code, make_console
 from common.files import require_writable
-from common.options import make_parser, number, positive_integer
+from common.options import add_folder_option, make_parser, natural_number, positive_integer
 from ergo import matrices, program
 from ergo.basis import BASES
 from ergo.geometry import water_cluster
@@ -36,7 +35,7 @@ def parse(arguments):
     )
     parser.add_argument(
         "--seed",
-        type=number(int, lambda value: value >= 0, "an integer of 0 or more"),
+        type=natural_number,
         default=0,
         help="of the cluster's random numbers (default: %(default)s)",
     )
@@ -51,13 +50,7 @@ def parse(arguments):
         default=1,
         help="threads that ergo uses (default: %(default)s)",
     )
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("results"),
-        help="folder of the file, made where it is missing (default: %(default)s)",
-    )
+    add_folder_option(parser, "the file")
     return parser.parse_args(arguments)
 
 

@@ -1,7 +1,6 @@
 """Options that several scripts have, and the types of their values."""
 
 import argparse
-import pathlib
 from pathlib import Path
 
 from common.errors import UserError
@@ -16,7 +15,7 @@ def make_parser(doc, **rest):
 
 def file_name(text):
     """A type for argparse: the name of files in a folder that another option names."""
-    if not text or pathlib.PurePath(text).name != text:
+    if not text or Path(text).name != text:
         raise argparse.ArgumentTypeError(f"expected a name without folders; got {text!r}")
     return text
 
@@ -40,6 +39,7 @@ def number(kind, fits, expected):
 
 
 positive_integer = number(int, lambda value: value >= 1, "an integer of 1 or more")
+natural_number = number(int, lambda value: value >= 0, "an integer of 0 or more")
 valid_ratio = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
 
 
@@ -62,15 +62,20 @@ def add_parts_option(parser):
     )
 
 
-def add_output_options(parser, name=None):
-    """``--out``, ``--fresh`` and, where the script has a default ``name``, ``--name``."""
+def add_folder_option(parser, what):
+    """``--out``, the folder of ``what`` the script writes."""
     parser.add_argument(
         "--out",
         metavar="FOLDER",
         type=Path,
         default=Path("results"),
-        help="folder of the results, made where it is missing (default: %(default)s)",
+        help=f"folder of {what}, made where it is missing (default: %(default)s)",
     )
+
+
+def add_output_options(parser, name=None):
+    """``--out``, ``--fresh`` and, where the script has a default ``name``, ``--name``."""
+    add_folder_option(parser, "the results")
     if name is not None:
         parser.add_argument(
             "--name",

@@ -2,20 +2,13 @@
 
 import pytest
 import torch
+from activations import ACTIVATIONS
 from torch.library import opcheck
 from torch.nn import functional as F
 
 import spamm_torch  # loads the ops
 
 OPS = torch.ops.spamm_torch
-ACTIVATIONS = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "silu": F.silu,
-    "leaky_relu": F.leaky_relu,
-}
 # Nothing skipped by the dense convolution and by blocks; exactly zeros, and hardly more, skipped.
 ENGINES = {
     "dense": {},
@@ -25,15 +18,7 @@ ENGINES = {
     "images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)},
 }
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
-
-
-@pytest.fixture(autouse=True)
-def exact_dense_convolutions():
-    """Dense convolutions must not round to TF32."""
-    allowed = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = allowed
+pytestmark = pytest.mark.usefixtures("exact_reference")
 
 
 def operands(device, channels=(40, 36), images=3, size=20, groups=1, dtype=torch.float32, **rest):

@@ -6,6 +6,7 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
+from activations import ACTIVATIONS
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 from torch.library import opcheck
@@ -16,14 +17,6 @@ from spamm_torch import SpAMMConv2d
 ops = torch.ops.spamm_torch
 DTYPES = matrices.DTYPES
 
-REFERENCE = {
-    "none": lambda x: x,
-    "relu": F.relu,
-    "relu6": F.relu6,
-    "hardswish": F.hardswish,
-    "silu": F.silu,
-    "leaky_relu": F.leaky_relu,
-}
 LAYOUTS = {
     "contiguous": lambda x: x.contiguous(),
     "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
@@ -37,13 +30,8 @@ TOLERANCES = {
     torch.float32: 1e-4,
     torch.float64: 1e-12,
 }
-activations = pytest.mark.parametrize("activation", REFERENCE)
-
-
-@pytest.fixture(autouse=True)
-def full_float32(monkeypatch):
-    """cuDNN may use TF32 by default. Products follow another setting, which forbids it."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+pytestmark = pytest.mark.usefixtures("exact_reference")
 
 
 def case(device, dtype, channels=(40, 48), images=5, groups=1, size=(6, 7), seed=0):
@@ -65,7 +53,7 @@ def reference(input, weight, bias, residual, activation, **geometry):
     sums = F.conv2d(
         input.double(), weight.double(), None if bias is None else bias.double(), **geometry
     )
-    return REFERENCE[activation](sums if residual is None else sums + residual.double())
+    return ACTIVATIONS[activation](sums if residual is None else sums + residual.double())
 
 
 def assert_near(actual, expected):
@@ -140,7 +128,7 @@ def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting)
             input, weight, bias, **knob, residual=addend, activation=activation
         )
         plain = sums if addend is None else sums + addend.double()
-        assert_near(actual, REFERENCE[activation](plain))
+        assert_near(actual, ACTIVATIONS[activation](plain))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -199,7 +187,7 @@ def test_nan_stays(device, dtype, name, with_residual):
 def test_a_layer_of_a_chain(device, activation):
     input, weight, bias, _ = case(device, torch.float32, (64, 64), images=64)
     input = input * torch.linspace(0, 1, 7, device=device)
-    number = list(REFERENCE).index(activation)
+    number = list(ACTIVATIONS).index(activation)
     # Kind; stride, padding, dilation; groups, activation, ready weights, kind of knob; blocks.
     layer = [0, *(1, 1, 1, 1, 1, 1), 1, number, 0, 0, *(0,) * 6]
     tau = torch.tensor(60.0, dtype=torch.float64)
@@ -210,7 +198,7 @@ def test_a_layer_of_a_chain(device, activation):
         first, ops.conv2d(input, weight, bias, padding=1, threshold=0.0, activation=activation)
     )
     torch.testing.assert_close(ops.chain(input, *operands, layer * 2), second)
-    for wrong in (-1, len(REFERENCE)):
+    for wrong in (-1, len(ACTIVATIONS)):
         with pytest.raises(ValueError, match=f"activation must be .* from 0 to 5; got {wrong}"):
             ops.chain(input, *operands, [*layer[:8], wrong, *layer[9:]] * 2)
 
@@ -525,7 +513,7 @@ def test_the_module_applies_its_activation(device, activation):
     layer = SpAMMConv2d.from_dense(dense, tau=0.0, activation=activation)
     input = torch.randn(4, 40, 6, 6, device=device)
     torch.testing.assert_close(
-        layer(input), REFERENCE[activation](dense(input)), atol=1e-4, rtol=1e-4
+        layer(input), ACTIVATIONS[activation](dense(input)), atol=1e-4, rtol=1e-4
     )
     assert layer.relu == (activation == "relu")
     shown = {"none": "tau=0.0)", "relu": "relu=True)"}

@@ -23,6 +23,7 @@ import spamm_torch
 
 ops = torch.ops.spamm_torch
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+pytestmark = pytest.mark.usefixtures("exact_reference")
 FLOAT_TOLERANCE = {"highest": 4e-6, "high": 2e-3}  # float32's, by whether TF32 is allowed
 
 
@@ -48,15 +49,6 @@ def boxed_dtype(request):
     """The types whose boxes Hopper multiplies as they lie, float32 where TF32 is allowed."""
     with float32_precision("high"):
         yield request.param
-
-
-@pytest.fixture(autouse=True)
-def exact_reference():
-    """The dense reference must not round to TF32."""
-    allowed = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    yield
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 def uneven(*shape, seed, dtype):

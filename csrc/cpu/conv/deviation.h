@@ -7,6 +7,7 @@
 #include "activation.h"
 #include "cpu/common/clones.h"
 #include "cpu/common/convert.h"
+#include "cpu/conv/activate.h"
 
 namespace spamm::cpu {
 
@@ -50,25 +51,7 @@ SPAMM_CPU_CLONES static void write_deviations(const PixelDeviations<In, T>& pixe
       }
     }
   };
-  // NaN stays NaN in all of them.
-  const auto at_least_0 = [](Sum x) { return x < 0 ? Sum(0) : x; };
-  const auto from_0_to_6 = [](Sum x) { return x < 0 ? Sum(0) : x > 6 ? Sum(6) : x; };
-  switch (activation) {
-    case Activation::kRelu:
-      fill(at_least_0);
-      return;
-    case Activation::kRelu6:
-      fill(from_0_to_6);
-      return;
-    case Activation::kHardswish:
-      fill([&](Sum x) { return x * from_0_to_6(x + 3) / 6; });
-      return;
-    case Activation::kLeakyRelu:
-      fill([](Sum x) { return x < 0 ? x * static_cast<Sum>(kLeakySlope) : x; });
-      return;
-    default:
-      fill([](Sum x) { return x; });
-  }
+  with_activation<Sum>(activation, fill);
 }
 
 }  // namespace spamm::cpu
