@@ -108,11 +108,6 @@ class StagedOperands {
   Descriptor<Config, typename Storage<Config>::Stage> weight_, pixels_;
 };
 
-template <class Config>
-__device__ __forceinline__ bool is_mixed(Notice notice) {
-  return Config::kByPixel && notice.is_mixed();
-}
-
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Operands, class Shared>
 __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
@@ -135,21 +130,19 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     const auto look_ahead = [&] {
       if (!ends_tile) next_notice = notice_at(next);
     };
-    if (adds_residual<Config>(notice)) {
-      if constexpr (Config::kAddsResidual) {
-        add_residual<Config>(bits, &storage.stages[at.slot].pixels[first_box], acc);
-      }
-      look_ahead();
-    } else if (is_mixed<Config>(notice) && bits != 0) {
+    // Most stages take the first way. Tests before it cost each of them.
+    if (bits != 0 && !(Config::kByPixel && notice.is_mixed())) {
+      multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+    } else {
       if constexpr (Config::kByPixel) {
         const uint64_t* valid = &ring.notices[at.slot].pixels[warpgroup * 2];
         multiply_mixed_step<Config>(bits, valid, p.box.rows + p.box.columns,
                                     operands.weight(notice), operands.pixels(), acc);
       }
-      look_ahead();
-    } else if (bits != 0) {
-      multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
-    } else {
+      if constexpr (Config::kAddsResidual) {
+        add_residual<Config>(notice.residual_mask(warpgroup),
+                             &storage.stages[at.slot].pixels[first_box], acc);
+      }
       look_ahead();
     }
     Box boxes[2] = {};
@@ -181,7 +174,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
 template <class Config>
 __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   if (warp != 1 || threadIdx.x % 32 != 0) return;
-  cute::prefetch_tma_descriptor(&p.map_input);
+  cute::prefetch_tma_descriptor(&p.map_input[0]);
   if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
   cute::prefetch_tma_descriptor(&p.map_weight);
   cute::prefetch_tma_descriptor(&p.map_output);

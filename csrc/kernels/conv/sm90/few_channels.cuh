@@ -275,14 +275,17 @@ class FewChannels {
     for (int half = 0; half < 2; ++half) {
       if (channel(half) >= p_.shape.out_channels) continue;
       const auto biases = __builtin_bit_cast(Chunk<Element>, bias[half]);
+      float values[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        values[j] = acc[half * 4 + j / 2][2 * i + j % 2] + widen(biases.entry(j));
+      }
+      const bool relu = p_.activation == Activation::kRelu;
+      if (!relu) activate(p_.activation, values);
       uint32_t pairs[4];
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
-        float values[2] = {acc[half * 4 + j][2 * i] + widen(biases.entry(2 * j)),
-                           acc[half * 4 + j][2 * i + 1] + widen(biases.entry(2 * j + 1))};
-        const bool relu = p_.activation == Activation::kRelu;
-        if (!relu) activate(p_.activation, values);
-        pairs[j] = finished_pair<Element>(values[0], values[1], relu);
+        pairs[j] = finished_pair<Element>(values[2 * j], values[2 * j + 1], relu);
         add_squares<Element>(squares, pairs[j]);
       }
       *reinterpret_cast<uint4*>(pixel + channel(half)) = {pairs[0], pairs[1], pairs[2], pairs[3]};

@@ -65,12 +65,12 @@ cudaError_t encode_input(ConvParams& p, const void* input) {
   if (p.packed.kernel_columns > 0) {
     const int columns = p.packed.kernel_columns;
     const cudaError_t error =
-        encode_windows<Operand>(p.map_input, input, p, columns * kPackedPair, 1);
+        encode_windows<Operand>(p.map_input[0], input, p, columns * kPackedPair, 1);
     if (error != cudaSuccess || p.packed.singles == nullptr) return error;
-    return encode_windows<Operand>(p.map_singles, p.packed.singles, p, columns * kPackedChannels,
+    return encode_windows<Operand>(p.map_input[1], p.packed.singles, p, columns * kPackedChannels,
                                    2);
   }
-  const cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input,
+  const cudaError_t error = encode_pixels<Operand>(p.map_input[0], input, p.shape.input,
                                                    p.shape.channels, p.box, p.shape.stride);
   if (error != cudaSuccess || !Config::is_narrow(1)) return error;
   return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
@@ -194,6 +194,7 @@ constexpr auto by_pixel() {
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   if (!p.by_pixel) p.box = box_of(p.block);
+  p.singles_row = p.packed.singles == nullptr ? -1 : p.shape.kernel.rows - 1;
   p.blocks = count(p.shape.output, p.block);
   p.boxes = count(p.shape.output, p.box);
   const int norm_group = 1 << std::max(p.log2_block_k, 6);

@@ -14,15 +14,7 @@ constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVIC
 // The map that loads box `i` of a tile.
 template <class Config>
 __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
-  return Config::is_narrow(i) ? p.map_last : p.map_input;
-}
-// The same for a step. All kernel rows but an odd one at the end read pairs of packed rows.
-template <class Config>
-__device__ __forceinline__ const CUtensorMap& map_of_step(const ConvParams& p, int i,
-                                                          const Step& step) {
-  const bool reads_singles =
-      p.packed.singles != nullptr && step.kernel_row == p.shape.kernel.rows - 1;
-  return reads_singles ? p.map_singles : map_of_box<Config>(p, i);
+  return Config::is_narrow(i) ? p.map_last : p.map_input[0];
 }
 // The bytes of all boxes whose bit is set.
 template <class Config, int kBoxes = Config::kBoxes>
@@ -96,14 +88,21 @@ class Loader : public StageWriter<Config, kWeights> {
     } else {
       const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
       const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;
+      const auto load_boxes = [&](const auto& map_of) {
 #pragma unroll
-      for (int i = 0; i < Config::kBoxes; ++i) {
-        if ((needed >> i & 1) == 0) continue;
-        const Box& box = tile.boxes[i];
-        cute::SM90_TMA_LOAD_4D::copy(&map_of_step<Config>(p_, i, step), barrier, kCacheHint,
-                                     &stage.pixels[i], channel,
-                                     box.column * p_.shape.stride.columns + column,
-                                     box.row * p_.shape.stride.rows + row, box.image);
+        for (int i = 0; i < Config::kBoxes; ++i) {
+          if ((needed >> i & 1) == 0) continue;
+          const Box& box = tile.boxes[i];
+          cute::SM90_TMA_LOAD_4D::copy(map_of(i), barrier, kCacheHint, &stage.pixels[i], channel,
+                                       box.column * p_.shape.stride.columns + column,
+                                       box.row * p_.shape.stride.rows + row, box.image);
+        }
+      };
+      // Two loops, so that the address of a map is a constant in each.
+      if (step.kernel_row == p_.singles_row) {
+        load_boxes([&](int) { return &p_.map_input[1]; });
+      } else {
+        load_boxes([&](int i) { return &map_of_box<Config>(p_, i); });
       }
     }
     at_.advance();
@@ -132,6 +131,16 @@ class Loader : public StageWriter<Config, kWeights> {
   Storage<Config>& storage_;
 };
 
+// A step from shared memory, in one word where it is one.
+template <class Step>
+__device__ __forceinline__ Step read_step(const Step& step) {
+  if constexpr (sizeof(Step) == sizeof(uint64_t)) {
+    return __builtin_bit_cast(Step, reinterpret_cast<const uint64_t&>(step));
+  } else {
+    return step;
+  }
+}
+
 // The thread that loads one operand.
 template <class Config, class Loader>
 __device__ void load_lists(Loader loader, RingOf<Config>& ring) {
@@ -145,7 +154,7 @@ __device__ void load_lists(Loader loader, RingOf<Config>& ring) {
     const bool ends_tile = list.ends_tile;
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
-      loader.load(tile, list.steps[i], ends_tile && i == count - 1);
+      loader.load(tile, read_step(list.steps[i]), ends_tile && i == count - 1);
     }
     if (ends_tile && count == 0) loader.end_tile(tile);
     ring.list_empty[from.slot].arrive();

@@ -152,14 +152,16 @@ struct PackedWindows {
 };
 
 struct ConvParams {
-  CUtensorMap map_input, map_weight, map_output;
+  // Of the input. The second one serves the kernel row `singles_row` of packed windows.
+  CUtensorMap map_input[2];
+  CUtensorMap map_weight, map_output;
   CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
   CUtensorMap map_residual;
-  CUtensorMap map_singles;  // of the last kernel row of packed windows, if it has rows of its own
   ConvShape shape;
   Log2Block block, box;
   Extent blocks, boxes;  // in the output
   PackedWindows packed;
+  int singles_row;  // the last kernel row, if it has packed rows of its own; else none
   // A pixel block is one pixel of more images than there are, and a box is several pixels of all
   // images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;

@@ -65,7 +65,7 @@ struct Tile {
 // One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
 // for which the step is valid. One more step for each row of a tile brings the residual; its group
 // is the row.
-struct Step {
+struct alignas(8) Step {  // one word of shared memory
   static constexpr uint16_t kResidual = 0xffff;  // in place of a kernel position
 
   uint16_t mask, group;
@@ -86,11 +86,11 @@ struct StepByPixel : Step {
 };
 
 // What a multiplying warp needs to know about a stage besides the operands: the step's mask,
-// whether the tile or all work ends, whether the pixels are those of the residual, and, with
-// resident weights, the number of the weight block.
+// whether the tile or all work ends, the mask of a step that brings the residual, and, with resident
+// weights, the number of the weight block.
 struct Notice {
-  static constexpr int kWeightShift = 8;
-  static constexpr uint32_t kIsMixed = 1u << 28, kIsResidual = 1u << 29;
+  static constexpr int kWeightShift = 8;  // resident weights take no residual, which shares the bits
+  static constexpr uint32_t kIsMixed = 1u << 29;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
   uint32_t bits;
@@ -98,18 +98,21 @@ struct Notice {
   __device__ static Notice of(uint32_t mask, bool ends_tile, uint32_t weight = 0) {
     return {mask | weight << kWeightShift | (ends_tile ? kEndsTile : 0)};
   }
+  // Its step's mask stands apart, so that a stage with products to compute needs no further test.
   __device__ static Notice of_residual(uint32_t mask, bool ends_tile) {
-    return {of(mask, ends_tile).bits | kIsResidual};
+    return of(0, ends_tile, mask);
   }
   __device__ static Notice end_of_tile() { return {kEndsTile}; }
   __device__ static Notice end_of_work() { return {kEndsWork}; }
 
   __device__ bool ends_tile() const { return bits & kEndsTile; }
   __device__ bool ends_work() const { return bits & kEndsWork; }
-  __device__ bool is_residual() const { return bits & kIsResidual; }
   __device__ bool is_mixed() const { return bits & kIsMixed; }
   // The bits of a warpgroup's two boxes.
   __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
+  __device__ uint32_t residual_mask(int warpgroup) const {
+    return bits >> (kWeightShift + warpgroup * 2) & 3;
+  }
   __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
 };
 

@@ -9,11 +9,6 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-template <class Config>
-__device__ __forceinline__ bool adds_residual(Notice notice) {
-  return Config::kAddsResidual && notice.is_residual();
-}
-
 // acc += kColumns pixels x 64 channels of a box, from value kFirst on. The box has a line of 64
 // channels for each pixel, in TMA's 128-byte swizzle; it is transposed on the way, as stage() does.
 template <class Element, int kColumns, int kFirst, int kSize>
