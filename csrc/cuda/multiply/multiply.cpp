@@ -184,7 +184,8 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
     with_params(float{}, [&](kernels::MultiplyParams<float>& p) {
       p.a = parts.a.operand();
       p.b = parts.b.operand();
-      return multiply(p, parts.a.source(), parts.b.source(), how);
+      return multiply(p, parts.a.source(), parts.b.source(), parts.terms.const_data_ptr<int16_t>(),
+                      how);
     });
   };
   switch (kernel) {

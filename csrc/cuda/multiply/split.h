@@ -31,7 +31,8 @@ class SplitTensor {
     memory_ = allocate(source_, blocks * kernels::split_bytes_per_block(split_parts));
     auto* const data = static_cast<kernels::SplitBlock<1>*>(memory_.mutable_data_ptr());
     auto* const headers = reinterpret_cast<kernels::SplitHeader*>(data + blocks * split_parts);
-    params_.split = {data, headers, extent, depth};
+    auto* const profiles = reinterpret_cast<kernels::SplitProfile*>(headers + blocks);
+    params_.split = {data, headers, profiles, extent, depth};
     params_.lines_along_k = lines_are_rows(source_) == (k_dim == 2);
     params_.matrix =
         norm_map_params<float>(source_, kernels::kSplitBlock, kernels::kSplitBlock,
@@ -61,15 +62,23 @@ class SplitTensor {
   kernels::SplitParams params_{};
 };
 
-// Both operands of a product.
+// Both operands of a product, and the largest terms of its blocks.
 struct SplitOperands {
   SplitTensor a, b;
+  at::Tensor terms;
 
   SplitOperands(const at::Tensor& batch_a, const at::Tensor& batch_b, int split_parts,
                 const at::Tensor& norms_a, const at::Tensor& norms_b, cudaStream_t stream)
       : a(batch_a, 2, split_parts, norms_a), b(batch_b, 1, split_parts, norms_b) {
     const kernels::SplitParams params[] = {a.params(), b.params()};
     C10_CUDA_CHECK(launch_split(params, 2, split_parts, stream));
+    const int64_t batch = std::max(batch_a.size(0), batch_b.size(0));
+    const kernels::SplitOperand &split_a = params[0].split, &split_b = params[1].split;
+    terms = at::empty({batch, split_a.extent, split_b.extent}, batch_a.options().dtype(at::kShort));
+    C10_CUDA_CHECK(
+        launch_largest_terms({split_a, split_b, a.operand().batch_stride != 0,
+                              b.operand().batch_stride != 0, terms.mutable_data_ptr<int16_t>()},
+                             batch, stream));
   }
 };
 

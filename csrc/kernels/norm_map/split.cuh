@@ -18,7 +18,6 @@ constexpr int kSplitGroups = kNormThreads / kSplitThreads;
 constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
 constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
-constexpr int kHighBits = 14;  // the largest scaled entry is below 2^(kHighBits + 1)
 
 // Exponents are multiples of kStep. A block is wide if for some k all scaled entries are below
 // 2^kWide, and faint if for some k all are below 2^kFaint.
@@ -158,7 +157,7 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const bool number = most != 0 && most < 0x7f800000;
   using Rule = SplitRule<kSplitParts>;
   const int exponent =
-      number ? (exponent_of(most) - kHighBits + Rule::kStep - 1) & -Rule::kStep : 0;
+      number ? (exponent_of(most) - kSplitBits + Rule::kStep - 1) & -Rule::kStep : 0;
   int kinds = most == 0 ? kSplitZero : kSplitSpecial;
   if (number) {
     const int faintest = exponent_of(least) - exponent;
@@ -170,6 +169,14 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   const int64_t at = (place.batch * p.split.extent + i) * p.split.depth + k;
   write_split_parts(share, group.thread, -exponent,
                     static_cast<SplitBlock<kSplitParts>*>(p.split.blocks)[at]);
+  if (p.split.profiles != nullptr && group.thread < 32) {
+    SplitProfile& profile = p.split.profiles[at];
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      profile.below[lane + half * 32] =
+          number && here[half] != 0 ? exponent + kSplitBits - exponent_of(here[half]) : kNothingAtK;
+    }
+  }
   if (group.thread == 0) {
     const auto edge = [](int64_t left) {
       return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);

@@ -34,11 +34,21 @@ struct alignas(16) SplitHeader {
   uint8_t lines, length;  // the part of the block inside the matrix, 1 to 64
 };
 
+// For each k of a block, how many powers of two its largest entry lies below the block's bound
+// 2^(exponent + kSplitBits). kNothingAtK where all its entries are 0.
+struct alignas(16) SplitProfile {
+  uint16_t below[kSplitBlock];
+};
+
+constexpr int kSplitBits = 14;  // the largest scaled entry of a block is below 2^(kSplitBits + 1)
+constexpr uint16_t kNothingAtK = 0x4000;  // the sum of two of them still fits
+
 // Block (batch, i, k) has number (batch * extent + i) * depth + k, where i counts blocks of M or N.
 struct SplitOperand {
   void* blocks;  // an array of SplitBlock<1> or SplitBlock<2>
   SplitHeader* headers;
-  int extent, depth;  // blocks along M (or N), and along K
+  SplitProfile* profiles;  // null: they are not computed
+  int extent, depth;       // blocks along M (or N), and along K
 };
 
 struct SplitParams {
@@ -55,8 +65,16 @@ struct SplitSource {
   int64_t extent_stride, k_stride;
 };
 
+// See largest_terms.cuh.
+struct LargestTermsParams {
+  SplitOperand a, b;
+  bool a_has_batch, b_has_batch;  // false: all batches share the operand
+  int16_t* terms;                 // (batch, a.extent, b.extent)
+};
+
 constexpr int64_t split_bytes_per_block(int split_parts) {
-  return split_parts * static_cast<int64_t>(sizeof(SplitBlock<1>)) + sizeof(SplitHeader);
+  return split_parts * static_cast<int64_t>(sizeof(SplitBlock<1>)) + sizeof(SplitHeader) +
+         sizeof(SplitProfile);
 }
 
 }  // namespace spamm::kernels

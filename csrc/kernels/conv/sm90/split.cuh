@@ -151,6 +151,11 @@ __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channe
   }
 }
 
+// The largest terms are not computed: any loss of digits may do harm.
+struct UnknownTerms {
+  __device__ int operator[](int) const { return -0x8000; }
+};
+
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
 __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
@@ -184,7 +189,7 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
       const auto& stage = storage.stages[at.slot];
       sums.add(
           p, bits, *weight, *pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
-          [] {}, release);
+          UnknownTerms{}, [] {}, release);
     } else {
       release();
     }

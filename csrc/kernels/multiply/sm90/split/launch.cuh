@@ -10,19 +10,21 @@ namespace spamm::kernels::multiply::sm90 {
 
 template <class Config>
 cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource& a,
-                              const SplitSource& b, const Launch& how) {
+                              const SplitSource& b, const int16_t* terms, const Launch& how) {
   SplitProduct params{};
   params.a = a;
   params.b = b;
+  params.terms = terms;
   const int blocks = cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors);
   return start<Config>(multiply_split_sm90<Config>, params, blocks, how.stream);
 }
 
-// Computes p from the split operands a and b. Of p.a and p.b it only uses k_major, which is the
-// order of the split blocks, and whether the batch stride is 0.
+// Computes p from the split operands a and b, and from the largest terms of C's blocks. Of p.a and
+// p.b it only uses k_major, which is the order of the split blocks, and whether the batch stride is
+// 0.
 template <int kSplitParts, Tiles kTiles>
 cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
-                           const SplitSource& b, const Launch& how) {
+                           const SplitSource& b, const int16_t* terms, const Launch& how) {
   const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,
                                                                 std::bool_constant<kAlongB>,
                                                                 std::bool_constant<kLarge>) {
@@ -30,7 +32,7 @@ cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
     using Chosen = SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kTile.rows / kBlock,
                                kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
     static_assert(kHasTile<Chosen, kTile>);
-    return multiply_split_in<Chosen>(p, a, b, how);
+    return multiply_split_in<Chosen>(p, a, b, terms, how);
   };
   return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
 }

@@ -63,7 +63,9 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     turns.wait();
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
-      sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, begun, release);
+      const LargestTerms terms(params, ring.tiles[at.slot], row, column);
+      sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, terms, begun,
+               release);
     } else {
       begun();
       release();

@@ -56,19 +56,20 @@ struct ScaledSums {
   float values[Config::kOwn * kThreadValues] = {};
   SumScale scales[Config::kOwn];
 
-  // values += a block of A times the blocks of B whose bits are set; at least one bit is set. Calls
-  // begun() and release() once the stage has been read.
+  // values += a block of A times the blocks of B whose bits are set; at least one bit is set.
+  // `terms` are the largest terms of the blocks of C. Calls begun() and release() once the stage
+  // has been read.
   template <class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
                                       uint64_t b, const SplitHeader& header_a,
-                                      const SplitHeader* headers_b, const Begun& begun,
-                                      const Release& release) {
+                                      const SplitHeader* headers_b, const LargestTerms& terms,
+                                      const Begun& begun, const Release& release) {
     bool together = bits == (1u << Config::kOwn) - 1;
     bool as_they_are = together;
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
       const int exponent = header_a.exponent + headers_b[i].exponent;
-      together &= by_split_parts(i, header_a, headers_b[i]);
+      together = together && by_split_parts(i, header_a, headers_b[i], terms);
       as_they_are &= exponent == scales[i].exponent();
     }
     if (together) {
@@ -78,7 +79,7 @@ struct ScaledSums {
       multiply_part<Config, 0, Config::kOwn * kBlock, 0, kBlock>(a, b, wide);
       hand_over<Config::kOwn * kThreadValues>(wide, values);
     } else {
-      add_single(params, bits, a, b, header_a, headers_b);
+      add_single(params, bits, a, b, header_a, headers_b, terms);
     }
     begun();
     release();
@@ -99,9 +100,10 @@ struct ScaledSums {
   }
 
  private:
-  __device__ bool by_split_parts(int column, const SplitHeader& a, const SplitHeader& b) const {
-    return !needs_exact(a, b) && ((a.kinds | b.kinds) & kSplitZero) == 0 &&
-           scales[column].reaches(a.exponent + b.exponent);
+  __device__ bool by_split_parts(int column, const SplitHeader& a, const SplitHeader& b,
+                                 const LargestTerms& terms) const {
+    return ((a.kinds | b.kinds) & kSplitZero) == 0 &&
+           scales[column].reaches(a.exponent + b.exponent) && !needs_exact<1>(a, b, terms, column);
   }
 
   // Scales a block's sums to 2^exponent.
@@ -133,20 +135,23 @@ struct ScaledSums {
   template <int kColumn = 0>
   __device__ __forceinline__ void add_single(const SplitProduct& params, uint32_t bits, uint64_t a,
                                              uint64_t b, const SplitHeader& header_a,
-                                             const SplitHeader* headers_b) {
+                                             const SplitHeader* headers_b,
+                                             const LargestTerms& terms) {
     if constexpr (kColumn < Config::kOwn) {
-      if (bits >> kColumn & 1) add_block<kColumn>(params, a, b, header_a, headers_b[kColumn]);
-      add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b);
+      if (bits >> kColumn & 1)
+        add_block<kColumn>(params, a, b, header_a, headers_b[kColumn], terms);
+      add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b, terms);
     }
   }
 
   template <int kColumn>
   __device__ __forceinline__ void add_block(const SplitProduct& params, uint64_t a, uint64_t b,
                                             const SplitHeader& header_a,
-                                            const SplitHeader& header_b) {
+                                            const SplitHeader& header_b,
+                                            const LargestTerms& terms) {
     const int exponent = header_a.exponent + header_b.exponent;
     const int kinds = header_a.kinds | header_b.kinds;
-    if (by_split_parts(kColumn, header_a, header_b)) {
+    if (by_split_parts(kColumn, header_a, header_b, terms)) {
       scale_for<kColumn>(exponent);
       multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
     } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {

@@ -12,6 +12,7 @@ namespace spamm::kernels::multiply::sm90 {
 
 struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
+  const int16_t* terms;  // of each block of C: norm_map/largest_terms.cuh
 };
 
 // kSplitParts: 2 (high and low) or 1 (high alone).
@@ -31,6 +32,7 @@ struct SplitConfig
   static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
   static constexpr bool kKeepsRests = kOwn_ == 1;
   static constexpr bool kTakesTurns = kSplitParts_ == 2;
+  static constexpr bool kNamesTiles = true;  // to find the tile's largest terms
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
@@ -63,12 +65,33 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   }
 }
 
-// Whether split parts cannot represent the product of two blocks (norm_map/split.cuh).
-__device__ inline bool needs_exact(const SplitHeader& a, const SplitHeader& b) {
+// The largest terms of the blocks of C that a warpgroup computes, as powers of two.
+struct LargestTerms {
+  const int16_t* at;  // the warpgroup's first block
+
+  __device__ LargestTerms(const SplitProduct& p, const Tile& tile, int row, int column)
+      : at(p.terms +
+           (static_cast<int64_t>(tile.batch) * p.a.split.extent + tile.row + row) *
+               p.b.split.extent +
+           tile.column + column) {}
+
+  __device__ int operator[](int i) const { return at[i]; }
+};
+
+// Whether split parts cannot represent the product of two blocks (norm_map/split.cuh). What they
+// lose lies 40 powers of two below the product of the blocks' largest entries. It does no harm if
+// it also lies below what rounding the largest term of C's block loses. `terms[i]` is that term,
+// and is read only where the answer depends on it.
+template <int kSplitParts, class Terms>
+__device__ __forceinline__ bool needs_exact(const SplitHeader& a, const SplitHeader& b,
+                                            const Terms& terms, int i) {
+  // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.
+  constexpr int kHarmless = 2 * kSplitBits - (kSplitParts == 2 ? 12 : 24);
   const auto both = [](const SplitHeader& faint, const SplitHeader& wide) {
     return (faint.kinds & kSplitFaint) != 0 && (wide.kinds & kSplitWide) != 0;
   };
-  return ((a.kinds | b.kinds) & kSplitSpecial) != 0 || both(a, b) || both(b, a);
+  if (((a.kinds | b.kinds) & kSplitSpecial) != 0) return true;
+  return (both(a, b) || both(b, a)) && a.exponent + b.exponent + kHarmless > terms[i];
 }
 
 // Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
