@@ -62,8 +62,7 @@ inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
 // functions allow them. `size` is absent if the product's size is not known yet.
 //
 // On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
-// unless split parts waste memory. Blocks of 32 are excluded: a scale of split parts covers 64 x 64
-// entries, so a block would share it with its neighbours.
+// unless split parts waste memory.
 inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
                             const std::optional<ProductSize>& size = std::nullopt) {
   switch (dtype) {
@@ -72,7 +71,7 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
     case c10::ScalarType::BFloat16:
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
-      if (hopper && std::min({block.m, block.k, block.n}) >= 64) {
+      if (hopper) {
         const Kernel split = allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
         if (!size || !split_wastes_memory(*size, split_parts_of(split))) return split;
       }

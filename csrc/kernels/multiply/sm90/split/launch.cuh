@@ -25,16 +25,20 @@ cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource&
 template <int kSplitParts, Tiles kTiles>
 cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
                            const SplitSource& b, const int16_t* terms, const Launch& how) {
-  const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,
-                                                                std::bool_constant<kAlongB>,
-                                                                std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    using Chosen = SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kTile.rows / kBlock,
-                               kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
+  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
+                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
+                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+    // One split part in the large tile has no registers left for granules.
+    constexpr bool kHasLarge = kSplitParts == 2 || !kEdgeOf32;
+    constexpr TileConfig kTile = kLarge && kHasLarge ? kTiles.large : kTiles.small;
+    using Chosen = SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64,
+                               kTile.rows / kBlock, kTile.columns / kBlock,
+                               kTile.warp_columns / kBlock, kTile.stages>;
     static_assert(kHasTile<Chosen, kTile>);
     return multiply_split_in<Chosen>(p, a, b, terms, how);
   };
-  return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
+  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
+                        how.tile == TileSize::kLarge);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -64,7 +64,7 @@ struct ScaledSums {
                                       uint64_t b, const SplitHeader& header_a,
                                       const SplitHeader* headers_b, const LargestTerms& terms,
                                       const Begun& begun, const Release& release) {
-    bool together = bits == (1u << Config::kOwn) - 1;
+    bool together = bits == (1u << Config::kOwn * Config::kBlockBits) - 1;
     bool as_they_are = together;
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
@@ -100,6 +100,8 @@ struct ScaledSums {
   }
 
  private:
+  static constexpr uint32_t kBlockMask = (1u << Config::kBlockBits) - 1;
+
   __device__ bool by_split_parts(int column, const SplitHeader& a, const SplitHeader& b,
                                  const LargestTerms& terms) const {
     return ((a.kinds | b.kinds) & kSplitZero) == 0 &&
@@ -138,27 +140,65 @@ struct ScaledSums {
                                              const SplitHeader* headers_b,
                                              const LargestTerms& terms) {
     if constexpr (kColumn < Config::kOwn) {
-      if (bits >> kColumn & 1)
-        add_block<kColumn>(params, a, b, header_a, headers_b[kColumn], terms);
+      if ((bits >> kColumn * Config::kBlockBits & kBlockMask) != 0) {
+        add_block<kColumn>(params, bits, a, b, header_a, headers_b[kColumn], terms);
+      }
       add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b, terms);
     }
   }
 
   template <int kColumn>
-  __device__ __forceinline__ void add_block(const SplitProduct& params, uint64_t a, uint64_t b,
-                                            const SplitHeader& header_a,
+  __device__ __forceinline__ void add_block(const SplitProduct& params, uint32_t bits, uint64_t a,
+                                            uint64_t b, const SplitHeader& header_a,
                                             const SplitHeader& header_b,
                                             const LargestTerms& terms) {
     const int exponent = header_a.exponent + header_b.exponent;
     const int kinds = header_a.kinds | header_b.kinds;
     if (by_split_parts(kColumn, header_a, header_b, terms)) {
       scale_for<kColumn>(exponent);
-      multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
+      multiply_valid<kColumn>(bits, a, b);
     } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {
       move<kColumn>(0);
       scales[kColumn].add((kinds & kSplitSpecial) != 0 ? SumScale::kAnything : exponent);
-      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, header_a, header_b, values);
+      add_exact_valid<kColumn>(params, bits, header_a, header_b);
     }
+  }
+
+  template <int kColumn>
+  __device__ __forceinline__ void multiply_valid(uint32_t bits, uint64_t a, uint64_t b) {
+    if constexpr (Config::kGranules == 1) {
+      multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
+    } else {
+      multiply_column<Config, 2 * kColumn>(bits, a, b, values);
+      multiply_column<Config, 2 * kColumn + 1>(bits, a, b, values);
+    }
+  }
+
+  template <int kColumn>
+  __device__ __forceinline__ void add_exact_valid(const SplitProduct& params, uint32_t bits,
+                                                  const SplitHeader& header_a,
+                                                  const SplitHeader& header_b) {
+    if constexpr (Config::kGranules == 1) {
+      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, header_a, header_b, values);
+    } else {
+      const uint32_t own_row = bits >> (kColumn * Config::kBlockBits + threadIdx.x % 128 / 64);
+      add_exact_granule<kColumn, 0, 0>(params, own_row, header_a, header_b);
+      add_exact_granule<kColumn, 1, 0>(params, own_row, header_a, header_b);
+      add_exact_granule<kColumn, 0, 1>(params, own_row, header_a, header_b);
+      add_exact_granule<kColumn, 1, 1>(params, own_row, header_a, header_b);
+    }
+  }
+
+  // `own_row` has the bits of the granules of this thread's row at multiples of 2.
+  template <int kColumn, int kGranuleColumn, int kGranuleDepth>
+  __device__ __forceinline__ void add_exact_granule(const SplitProduct& params, uint32_t own_row,
+                                                    const SplitHeader& header_a,
+                                                    const SplitHeader& header_b) {
+    constexpr int kCount = kThreadValues / 2, kValue = kGranuleColumn * kCount;
+    if ((own_row >> (kGranuleDepth * 4 + kGranuleColumn * 2) & 1) == 0) return;
+    add_exact<Config, kColumn * kThreadValues + kValue, kCount, kValue,
+              kGranuleDepth * Config::kGranule, Config::kGranule>(params, header_a, header_b,
+                                                                  values);
   }
 };
 

@@ -16,10 +16,10 @@ struct SplitProduct : TiledProduct<float> {
 };
 
 // kSplitParts: 2 (high and low) or 1 (high alone).
-template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kRows_, int kColumns_, int kOwn_,
-          int kStages_>
+template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRows_,
+          int kColumns_, int kOwn_, int kStages_>
 struct SplitConfig
-    : Config<__half, kMajorA_, kMajorB_, kBlock, kRows_, kColumns_, kOwn_, kStages_> {
+    : Config<__half, kMajorA_, kMajorB_, kGranule_, kRows_, kColumns_, kOwn_, kStages_> {
   static constexpr int kSplitParts = kSplitParts_, kLastWidth = kBlock;
   struct Stage {
     OperandBlock a[kSplitParts_][kRows_], b[kSplitParts_][kColumns_];
@@ -95,21 +95,25 @@ __device__ __forceinline__ bool needs_exact(const SplitHeader& a, const SplitHea
 }
 
 // Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
-// on, by FFMA. Two values at a time, because registers are scarce. Params have the sources a and b.
-template <class Config, int kFirst, int kCount, class Params, int kSums>
+// on, by FFMA. These are the values kValue, ... of a thread's share of a block; of K, depths
+// [kDepth, kDepth + kDepths) count. Two values at a time, because registers are scarce. Params have
+// the sources a and b.
+template <class Config, int kFirst, int kCount, int kValue = 0, int kDepth = 0,
+          int kDepths = kSplitBlock, class Params, int kSums>
 __device__ __forceinline__ void add_exact(const Params& params, const SplitHeader& a,
                                           const SplitHeader& b, float (&sum)[kSums]) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
   const int lane = threadIdx.x % 32;
   // One of the blocks may be padded with zeros beyond its operand.
-  const int depth = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
+  const int inside = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
+  const int depth = min(inside - kDepth, kDepths);
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-    const int column = lane % 4 * 2 + i / 4 * 8;
+    const int column = lane % 4 * 2 + (kValue + i) / 4 * 8;
     const int rows = kAlongA ? a.lines : a.length, columns = kAlongB ? b.lines : b.length;
-    const float* at_a = a.source + row * params.a.extent_stride;
-    const float* at_b = b.source + column * params.b.extent_stride;
+    const float* at_a = a.source + row * params.a.extent_stride + kDepth * params.a.k_stride;
+    const float* at_b = b.source + column * params.b.extent_stride + kDepth * params.b.k_stride;
 #pragma unroll 1
     for (int k = depth; k > 0; --k) {
       const float x = row < rows ? *at_a : 0;
