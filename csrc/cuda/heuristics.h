@@ -63,7 +63,7 @@ inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
 //
 // On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
 // unless split parts waste memory.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
+inline Kernel choose_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                             const std::optional<ProductSize>& size = std::nullopt) {
   switch (dtype) {
     case c10::ScalarType::Half:
@@ -224,9 +224,11 @@ inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
 
 // Whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of split
-// parts are so much faster, and not if most of the matrix is padding of few channels to blocks.
-inline bool im2col_matrix_pays(Kernel kernel, int64_t group_in_channels) {
-  return kernel == Kernel::kSm90F32x3 && group_in_channels >= 32;
+// parts are so much faster, in blocks of 64 and more, and not if most of the matrix is padding of
+// few channels to blocks.
+inline bool im2col_matrix_pays(Kernel kernel, const Block& block, int64_t group_in_channels) {
+  return kernel == Kernel::kSm90F32x3 && std::min({block.m, block.k, block.n}) >= 64 &&
+         group_in_channels >= 32;
 }
 
 }  // namespace spamm::cuda

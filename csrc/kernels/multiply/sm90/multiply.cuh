@@ -77,31 +77,25 @@ __device__ __forceinline__ void multiply_rows(uint32_t rows, uint64_t a, uint64_
   }
 }
 
-// Adds the products of one column of granules whose bits are set. Each product is waited for,
-// because ptxas serialises wgmma that stay in flight across branches. Depths that are valid for the
-// same rows share one product.
-template <class Config, int kColumn, int kSize>
-__device__ __forceinline__ void multiply_column(uint32_t bits, uint64_t a, uint64_t b,
-                                                float (&acc)[kSize]) {
-  constexpr int kGranules = Config::kGranules, kGranule = Config::kGranule;
-  constexpr int kBit = kColumn / kGranules * Config::kBlockBits + kColumn % kGranules * kGranules;
-  constexpr int kNextDepth = kGranules * kGranules;
-  constexpr uint32_t kAllRows = (1u << kGranules) - 1;
-  const auto rows_at = [&](int k) { return bits >> (kBit + k * kNextDepth) & kAllRows; };
-  if (rows_at(0) == rows_at(kGranules - 1)) {
-    multiply_rows<Config, kColumn, 0, kBlock>(rows_at(0), a, b, acc);
-  } else {
-    multiply_rows<Config, kColumn, 0, kGranule>(rows_at(0), a, b, acc);
-    multiply_rows<Config, kColumn, kBlock - kGranule, kGranule>(rows_at(kGranules - 1), a, b, acc);
-  }
-}
-
-// The same for all columns.
+// Adds the products of the granules whose bits are set, column by column. Each product is waited
+// for, because ptxas serialises wgmma that stay in flight across branches. Depths that are valid
+// for the same rows share one product.
 template <class Config, int kColumn = 0, int kSize>
 __device__ __forceinline__ void multiply_parts(uint32_t bits, uint64_t a, uint64_t b,
                                                float (&acc)[kSize]) {
-  if constexpr (kColumn < Config::kOwn * Config::kGranules) {
-    multiply_column<Config, kColumn>(bits, a, b, acc);
+  constexpr int kGranules = Config::kGranules, kGranule = Config::kGranule;
+  if constexpr (kColumn < Config::kOwn * kGranules) {
+    constexpr int kBit = kColumn / kGranules * Config::kBlockBits + kColumn % kGranules * kGranules;
+    constexpr int kNextDepth = kGranules * kGranules;
+    constexpr uint32_t kAllRows = (1u << kGranules) - 1;
+    const auto rows_at = [&](int k) { return bits >> (kBit + k * kNextDepth) & kAllRows; };
+    if (rows_at(0) == rows_at(kGranules - 1)) {
+      multiply_rows<Config, kColumn, 0, kBlock>(rows_at(0), a, b, acc);
+    } else {
+      multiply_rows<Config, kColumn, 0, kGranule>(rows_at(0), a, b, acc);
+      multiply_rows<Config, kColumn, kBlock - kGranule, kGranule>(rows_at(kGranules - 1), a, b,
+                                                                  acc);
+    }
     multiply_parts<Config, kColumn + 1>(bits, a, b, acc);
   }
 }

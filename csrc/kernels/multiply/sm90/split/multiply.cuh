@@ -5,8 +5,7 @@
 // product reaches TF32's accuracy (scaled_sums.cuh). Block products that split parts cannot
 // represent (norm_map/split.cuh) are computed from the original operands by FFMA.
 //
-// Tile, pipeline and limits are those of sm90/multiply.cuh, with block edges of 64 or 128: blocks
-// of 32 would share a power of two with their neighbours.
+// Tile, pipeline and limits are those of sm90/multiply.cuh.
 #pragma once
 
 #include <type_traits>
@@ -15,6 +14,7 @@
 #include "kernels/multiply/sm90/roles.cuh"
 #include "kernels/multiply/sm90/split/promoted_granules.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
+#include "kernels/multiply/sm90/split/scaled_granules.cuh"
 #include "kernels/multiply/sm90/split/scaled_sums.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
@@ -35,9 +35,13 @@ __device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Til
 }
 
 template <class Config>
-using SumsOf = std::conditional_t<
-    Config::kSplitParts == 1, ScaledSums<Config>,
-    std::conditional_t<Config::kGranules == 1, PromotedSums<Config>, PromotedGranules<Config>>>;
+using Sums1 =
+    std::conditional_t<Config::kGranules == 1, ScaledSums<Config>, ScaledGranules<Config>>;
+template <class Config>
+using Sums2 =
+    std::conditional_t<Config::kGranules == 1, PromotedSums<Config>, PromotedGranules<Config>>;
+template <class Config>
+using SumsOf = std::conditional_t<Config::kSplitParts == 1, Sums1<Config>, Sums2<Config>>;
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
@@ -68,7 +72,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     turns.wait();
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
-      const LargestTerms terms(params, ring.tiles[at.slot], row, column);
+      const LargestTerms<Config> terms(params, ring.tiles[at.slot], row, column);
       sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, terms, begun,
                release);
     } else {

@@ -103,7 +103,8 @@ __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, 
     constexpr int kValues = values_of<Config>(kColumn);
     if (bits >> kColumn & 1) {
       const SplitHeader header_b = headers_b[kColumn];
-      if (needs_exact<Config::kSplitParts>(header_a, header_b, terms, kColumn)) {
+      const auto pair = whole_blocks(header_a, header_b, kColumn);
+      if (needs_exact<Config::kSplitParts>(pair, terms)) {
         float sum[1][kValues] = {};
         add_exact<Config, 0, kValues>(params, header_a, header_b, sum[0]);
         promote<kValues, kColumn * kThreadValues, 0>(sum, 0, totals);
@@ -111,8 +112,7 @@ __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, 
         StepSums<Config, kThreadValues> sums;
         multiply_split_parts<Config, kColumn * kBlock, kBlock>(a, b, sums);
         cute::warpgroup_wait<0>();
-        promote<kValues, kColumn * kThreadValues, 0>(sums, header_a.exponent + header_b.exponent,
-                                                     totals);
+        promote<kValues, kColumn * kThreadValues, 0>(sums, pair.exponent(), totals);
       }
     }
     add_single<Config, kColumn + 1>(params, bits, a, b, header_a, headers_b, terms, totals);
@@ -149,8 +149,9 @@ struct PromotedSums {
     int exponents[Config::kOwn];
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
-      together = together && !needs_exact<Config::kSplitParts>(header_a, headers_b[i], terms, i);
-      exponents[i] = header_a.exponent + headers_b[i].exponent;
+      const auto pair = whole_blocks(header_a, headers_b[i], i);
+      together = together && !needs_exact<Config::kSplitParts>(pair, terms);
+      exponents[i] = pair.exponent();
     }
     if (together) {
       StepSums<Config, kSize> sums;

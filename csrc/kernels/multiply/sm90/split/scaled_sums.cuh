@@ -37,17 +37,24 @@ class SumScale {
   int both_ = kNone * 0x10000 | (kNone & 0xffff);
 };
 
-// values[kFirst...] *= 2^exponent. Exact, except for results below float32's normal numbers.
-template <int kFirst, int kSize>
+// kCount values, from kFirst on, times 2^exponent. Exact, except for results below float32's normal
+// numbers.
+template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void scale_by(int exponent, float (&values)[kSize]) {
 #pragma unroll 1
   while (exponent != 0) {
     const int step = normal_exponent(exponent);
     const float factor = power_of_two(step);
 #pragma unroll
-    for (int i = 0; i < kThreadValues; ++i) values[kFirst + i] *= factor;
+    for (int i = 0; i < kCount; ++i) values[kFirst + i] *= factor;
     exponent -= step;
   }
+}
+
+// value * 2^exponent. Two factors, because one reaches only 2^127.
+__device__ __forceinline__ float scaled(float value, int exponent) {
+  const int first = normal_exponent(exponent);
+  return value * power_of_two(first) * power_of_two(normal_exponent(exponent - first));
 }
 
 // A warpgroup's blocks of C.
@@ -56,21 +63,23 @@ struct ScaledSums {
   float values[Config::kOwn * kThreadValues] = {};
   SumScale scales[Config::kOwn];
 
+  using Terms = LargestTerms<Config>;
+
   // values += a block of A times the blocks of B whose bits are set; at least one bit is set.
   // `terms` are the largest terms of the blocks of C. Calls begun() and release() once the stage
   // has been read.
   template <class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
                                       uint64_t b, const SplitHeader& header_a,
-                                      const SplitHeader* headers_b, const LargestTerms& terms,
+                                      const SplitHeader* headers_b, const Terms& terms,
                                       const Begun& begun, const Release& release) {
-    bool together = bits == (1u << Config::kOwn * Config::kBlockBits) - 1;
+    bool together = bits == (1u << Config::kOwn) - 1;
     bool as_they_are = together;
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
-      const int exponent = header_a.exponent + headers_b[i].exponent;
-      together = together && by_split_parts(i, header_a, headers_b[i], terms);
-      as_they_are &= exponent == scales[i].exponent();
+      const auto pair = whole_blocks(header_a, headers_b[i], i);
+      together = together && by_split_parts(pair, terms);
+      as_they_are &= pair.exponent() == scales[i].exponent();
     }
     if (together) {
       if (!as_they_are) scale_for_all(header_a, headers_b);
@@ -85,11 +94,9 @@ struct ScaledSums {
     release();
   }
 
-  // Sum i without its scale. Two factors, because one reaches only 2^127.
+  // Sum i without its scale.
   __device__ __forceinline__ float total(int i) const {
-    const int exponent = scales[i / kThreadValues].exponent();
-    const int first = normal_exponent(exponent);
-    return values[i] * power_of_two(first) * power_of_two(normal_exponent(exponent - first));
+    return scaled(values[i], scales[i / kThreadValues].exponent());
   }
 
   __device__ __forceinline__ void reset() {
@@ -100,12 +107,9 @@ struct ScaledSums {
   }
 
  private:
-  static constexpr uint32_t kBlockMask = (1u << Config::kBlockBits) - 1;
-
-  __device__ bool by_split_parts(int column, const SplitHeader& a, const SplitHeader& b,
-                                 const LargestTerms& terms) const {
-    return ((a.kinds | b.kinds) & kSplitZero) == 0 &&
-           scales[column].reaches(a.exponent + b.exponent) && !needs_exact<1>(a, b, terms, column);
+  __device__ bool by_split_parts(const GranulePair<SplitHeader>& pair, const Terms& terms) const {
+    return ((pair.kinds_a() | pair.kinds_b()) & kSplitZero) == 0 &&
+           scales[pair.column].reaches(pair.exponent()) && !needs_exact<1>(pair, terms);
   }
 
   // Scales a block's sums to 2^exponent.
@@ -113,7 +117,7 @@ struct ScaledSums {
   __device__ __forceinline__ void move(int exponent) {
     SumScale& scale = scales[kColumn];
     if (scale.has_sums()) {
-      scale_by<kColumn * kThreadValues>(scale.exponent() - exponent, values);
+      scale_by<kColumn * kThreadValues, kThreadValues>(scale.exponent() - exponent, values);
     }
     scale.move(exponent);
   }
@@ -128,7 +132,7 @@ struct ScaledSums {
   template <int kColumn = 0>
   __device__ __forceinline__ void scale_for_all(const SplitHeader& a, const SplitHeader* b) {
     if constexpr (kColumn < Config::kOwn) {
-      scale_for<kColumn>(a.exponent + b[kColumn].exponent);
+      scale_for<kColumn>(a.exponent() + b[kColumn].exponent());
       scale_for_all<kColumn + 1>(a, b);
     }
   }
@@ -137,68 +141,30 @@ struct ScaledSums {
   template <int kColumn = 0>
   __device__ __forceinline__ void add_single(const SplitProduct& params, uint32_t bits, uint64_t a,
                                              uint64_t b, const SplitHeader& header_a,
-                                             const SplitHeader* headers_b,
-                                             const LargestTerms& terms) {
+                                             const SplitHeader* headers_b, const Terms& terms) {
     if constexpr (kColumn < Config::kOwn) {
-      if ((bits >> kColumn * Config::kBlockBits & kBlockMask) != 0) {
-        add_block<kColumn>(params, bits, a, b, header_a, headers_b[kColumn], terms);
+      if (bits >> kColumn & 1) {
+        add_block<kColumn>(params, a, b, whole_blocks(header_a, headers_b[kColumn], kColumn),
+                           terms);
       }
       add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b, terms);
     }
   }
 
   template <int kColumn>
-  __device__ __forceinline__ void add_block(const SplitProduct& params, uint32_t bits, uint64_t a,
-                                            uint64_t b, const SplitHeader& header_a,
-                                            const SplitHeader& header_b,
-                                            const LargestTerms& terms) {
-    const int exponent = header_a.exponent + header_b.exponent;
-    const int kinds = header_a.kinds | header_b.kinds;
-    if (by_split_parts(kColumn, header_a, header_b, terms)) {
+  __device__ __forceinline__ void add_block(const SplitProduct& params, uint64_t a, uint64_t b,
+                                            const GranulePair<SplitHeader>& pair,
+                                            const Terms& terms) {
+    const int exponent = pair.exponent();
+    const int kinds = pair.kinds_a() | pair.kinds_b();
+    if (by_split_parts(pair, terms)) {
       scale_for<kColumn>(exponent);
-      multiply_valid<kColumn>(bits, a, b);
+      multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
     } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {
       move<kColumn>(0);
       scales[kColumn].add((kinds & kSplitSpecial) != 0 ? SumScale::kAnything : exponent);
-      add_exact_valid<kColumn>(params, bits, header_a, header_b);
+      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, pair.a, pair.b, values);
     }
-  }
-
-  template <int kColumn>
-  __device__ __forceinline__ void multiply_valid(uint32_t bits, uint64_t a, uint64_t b) {
-    if constexpr (Config::kGranules == 1) {
-      multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
-    } else {
-      multiply_column<Config, 2 * kColumn>(bits, a, b, values);
-      multiply_column<Config, 2 * kColumn + 1>(bits, a, b, values);
-    }
-  }
-
-  template <int kColumn>
-  __device__ __forceinline__ void add_exact_valid(const SplitProduct& params, uint32_t bits,
-                                                  const SplitHeader& header_a,
-                                                  const SplitHeader& header_b) {
-    if constexpr (Config::kGranules == 1) {
-      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, header_a, header_b, values);
-    } else {
-      const uint32_t own_row = bits >> (kColumn * Config::kBlockBits + threadIdx.x % 128 / 64);
-      add_exact_granule<kColumn, 0, 0>(params, own_row, header_a, header_b);
-      add_exact_granule<kColumn, 1, 0>(params, own_row, header_a, header_b);
-      add_exact_granule<kColumn, 0, 1>(params, own_row, header_a, header_b);
-      add_exact_granule<kColumn, 1, 1>(params, own_row, header_a, header_b);
-    }
-  }
-
-  // `own_row` has the bits of the granules of this thread's row at multiples of 2.
-  template <int kColumn, int kGranuleColumn, int kGranuleDepth>
-  __device__ __forceinline__ void add_exact_granule(const SplitProduct& params, uint32_t own_row,
-                                                    const SplitHeader& header_a,
-                                                    const SplitHeader& header_b) {
-    constexpr int kCount = kThreadValues / 2, kValue = kGranuleColumn * kCount;
-    if ((own_row >> (kGranuleDepth * 4 + kGranuleColumn * 2) & 1) == 0) return;
-    add_exact<Config, kColumn * kThreadValues + kValue, kCount, kValue,
-              kGranuleDepth * Config::kGranule, Config::kGranule>(params, header_a, header_b,
-                                                                  values);
   }
 };
 

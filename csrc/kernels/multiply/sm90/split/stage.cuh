@@ -12,7 +12,7 @@ namespace spamm::kernels::multiply::sm90 {
 
 struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
-  const int16_t* terms;  // of each block of C: norm_map/largest_terms.cuh
+  const int16_t* terms;  // of each granule of C: norm_map/largest_terms.cuh
 };
 
 // kSplitParts: 2 (high and low) or 1 (high alone).
@@ -20,12 +20,13 @@ template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kGranule_, int k
           int kColumns_, int kOwn_, int kStages_>
 struct SplitConfig
     : Config<__half, kMajorA_, kMajorB_, kGranule_, kRows_, kColumns_, kOwn_, kStages_> {
+  using Header = SplitHeaderOf<kBlock / kGranule_>;
   static constexpr int kSplitParts = kSplitParts_, kLastWidth = kBlock;
   struct Stage {
     OperandBlock a[kSplitParts_][kRows_], b[kSplitParts_][kColumns_];
-    SplitHeader a_header[kRows_], b_header[kColumns_];
+    Header a_header[kRows_], b_header[kColumns_];
   };
-  static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(SplitHeader);
+  static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(Header);
   struct Output {};
   // For PromotedSums. The small tile has registers for more sets. It also needs them to match
   // cublasSgemm, which is more accurate for a small C because it cuts K into parts.
@@ -52,11 +53,11 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   const SplitOperand& x = (kIsA ? params.a : params.b).split;
   const int64_t number = (static_cast<int64_t>(batch) * x.extent + block) * x.depth + step;
   const auto& from = static_cast<const SplitBlock<Config::kSplitParts>*>(x.blocks)[number];
-  const auto fetch_into = [&](auto& split_parts, SplitHeader* headers) {
+  const auto fetch_into = [&](auto& split_parts, typename Config::Header* headers) {
 #pragma unroll
     for (int part = 0; part < Config::kSplitParts; ++part)
       fetch_bulk(from.parts[part], barrier, split_parts[part][i]);
-    fetch_bulk(&x.headers[number], barrier, headers[i]);
+    fetch_bulk(&x.header<Config::kGranules>(number), barrier, headers[i]);
   };
   if constexpr (kIsA) {
     fetch_into(stage.a, stage.a_header);
@@ -65,33 +66,61 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   }
 }
 
-// The largest terms of the blocks of C that a warpgroup computes, as powers of two.
-struct LargestTerms {
-  const int16_t* at;  // the warpgroup's first block
-
+// The largest terms of the granules of C that a warpgroup computes, as powers of two.
+template <class Config>
+class LargestTerms {
+ public:
+  // `row` and `column` are the warpgroup's first block in the tile.
   __device__ LargestTerms(const SplitProduct& p, const Tile& tile, int row, int column)
-      : at(p.terms +
-           (static_cast<int64_t>(tile.batch) * p.a.split.extent + tile.row + row) *
-               p.b.split.extent +
-           tile.column + column) {}
+      : columns_(p.b.split.extent * Config::kGranules) {
+    const int64_t rows_before = static_cast<int64_t>(tile.batch) * p.a.split.extent;
+    first_ = p.terms + (rows_before + tile.row + row) * Config::kGranules * columns_ +
+             (tile.column + column) * Config::kGranules;
+  }
 
-  __device__ int operator[](int i) const { return at[i]; }
+  __device__ int at(int row, int column) const {
+    return first_[static_cast<int64_t>(row) * columns_ + column];
+  }
+
+ private:
+  int columns_;
+  const int16_t* first_;
 };
 
-// Whether split parts cannot represent the product of two blocks (norm_map/split.cuh). What they
-// lose lies 40 powers of two below the product of the blocks' largest entries. It does no harm if
-// it also lies below what rounding the largest term of C's block loses. `terms[i]` is that term,
-// and is read only where the answer depends on it.
-template <int kSplitParts, class Terms>
-__device__ __forceinline__ bool needs_exact(const SplitHeader& a, const SplitHeader& b,
-                                            const Terms& terms, int i) {
+// Two granules, and the granule of C to which their product belongs.
+template <class Header>
+struct GranulePair {
+  const Header &a, &b;
+  int row, column, k;  // `column` counts the granules of all blocks of the warpgroup
+
+  __device__ int kinds_a() const { return a.kinds(row, k); }
+  __device__ int kinds_b() const { return b.kinds(column % Header::kGranules, k); }
+  __device__ int exponent() const {
+    return a.exponent(row, k) + b.exponent(column % Header::kGranules, k);
+  }
+};
+
+// The granules of block `column` of the warpgroup, if a block is a granule.
+__device__ __forceinline__ GranulePair<SplitHeader> whole_blocks(const SplitHeader& a,
+                                                                 const SplitHeader& b, int column) {
+  return {a, b, 0, column, 0};
+}
+
+// Whether split parts cannot represent the product of two granules (norm_map/split.cuh). What they
+// lose lies 40 powers of two below the product of the granules' largest entries. It does no harm if
+// it also lies below what rounding the largest term of C's granule loses. That term is read only
+// where the answer depends on it.
+template <int kSplitParts, class Header, class Terms>
+__device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, const Terms& terms) {
   // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.
   constexpr int kHarmless = 2 * kSplitBits - (kSplitParts == 2 ? 12 : 24);
-  const auto both = [](const SplitHeader& faint, const SplitHeader& wide) {
-    return (faint.kinds & kSplitFaint) != 0 && (wide.kinds & kSplitWide) != 0;
+  const auto both = [](int faint, int wide) {
+    return (faint & kSplitFaint) != 0 && (wide & kSplitWide) != 0;
   };
-  if (((a.kinds | b.kinds) & kSplitSpecial) != 0) return true;
-  return (both(a, b) || both(b, a)) && a.exponent + b.exponent + kHarmless > terms[i];
+  const int a = pair.kinds_a(), b = pair.kinds_b();
+  if (((a | b) & kSplitSpecial) != 0) return true;
+  return (both(a, b) || both(b, a)) &&
+         pair.exponent() + kHarmless > terms.at(pair.row, pair.column);
 }
 
 // Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
@@ -99,9 +128,9 @@ __device__ __forceinline__ bool needs_exact(const SplitHeader& a, const SplitHea
 // [kDepth, kDepth + kDepths) count. Two values at a time, because registers are scarce. Params have
 // the sources a and b.
 template <class Config, int kFirst, int kCount, int kValue = 0, int kDepth = 0,
-          int kDepths = kSplitBlock, class Params, int kSums>
-__device__ __forceinline__ void add_exact(const Params& params, const SplitHeader& a,
-                                          const SplitHeader& b, float (&sum)[kSums]) {
+          int kDepths = kSplitBlock, class Params, class Header, int kSums>
+__device__ __forceinline__ void add_exact(const Params& params, const Header& a, const Header& b,
+                                          float (&sum)[kSums]) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
   const int lane = threadIdx.x % 32;
   // One of the blocks may be padded with zeros beyond its operand.
