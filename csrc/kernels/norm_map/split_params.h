@@ -1,6 +1,8 @@
 // A float32 operand in split parts, for products on tensor cores.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 

@@ -56,7 +56,10 @@ class ScaledGranules {
     uint32_t split = 0, exact = 0;
     prepare<kHalf>(valid, header_a, header_b, terms, split, exact);
     if (split == 15) {
-      multiply_part<Config, 0, kBlock, kDepth, Config::kGranule>(a, b, values_);
+      float wide[kThreadValues];  // for ptxas, see hand_over()
+      hand_over<kThreadValues>(values_, wide);
+      multiply_part<Config, 0, kBlock, kDepth, Config::kGranule>(a, b, wide);
+      hand_over<kThreadValues>(wide, values_);
     } else {
       multiply_rows<Config, 0, kDepth, Config::kGranule>(split & 3, a, b, values_);
       multiply_rows<Config, 1, kDepth, Config::kGranule>(split >> 2, a, b, values_);
