@@ -78,8 +78,9 @@ def parse(arguments):
         "--data",
         nargs="+",
         default=["decay"],
-        choices=("decay", "normal"),
-        help="decay: the paper's decay matrix; normal: random ones of N(0, 1) (default: decay)",
+        choices=("decay", "normal", "scaled", "overlap"),
+        help="decay: the paper's decay matrix; normal: random ones of N(0, 1); scaled: these with "
+        "rows and columns scaled by 1e-12 to 1; overlap: a water cluster's (default: decay)",
     )
     add_timing_options(parser, RATIOS, {device: of[2] for device, of in DEFAULTS.items()})
     add_output_options(parser, "mm")

@@ -62,9 +62,8 @@ inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
 // functions allow them. `size` is absent if the product's size is not known yet.
 //
 // On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
-// unless split parts waste memory. Blocks of 32 are excluded: a scale of split parts covers 64 x 64
-// entries, so a block would share it with its neighbours.
-inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
+// unless split parts waste memory.
+inline Kernel choose_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper,
                             const std::optional<ProductSize>& size = std::nullopt) {
   switch (dtype) {
     case c10::ScalarType::Half:
@@ -72,7 +71,7 @@ inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allo
     case c10::ScalarType::BFloat16:
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
-      if (hopper && std::min({block.m, block.k, block.n}) >= 64) {
+      if (hopper) {
         const Kernel split = allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
         if (!size || !split_wastes_memory(*size, split_parts_of(split))) return split;
       }
@@ -225,9 +224,11 @@ inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
 inline bool split_conv_pays(int64_t in_channels) { return in_channels >= 32; }
 
 // Whether an explicit im2col matrix pays. `kernel` would multiply it. Only three products of split
-// parts are so much faster, and not if most of the matrix is padding of few channels to blocks.
-inline bool im2col_matrix_pays(Kernel kernel, int64_t group_in_channels) {
-  return kernel == Kernel::kSm90F32x3 && group_in_channels >= 32;
+// parts are so much faster, in blocks of 64 and more, and not if most of the matrix is padding of
+// few channels to blocks.
+inline bool im2col_matrix_pays(Kernel kernel, const Block& block, int64_t group_in_channels) {
+  return kernel == Kernel::kSm90F32x3 && std::min({block.m, block.k, block.n}) >= 64 &&
+         group_in_channels >= 32;
 }
 
 }  // namespace spamm::cuda

@@ -99,7 +99,8 @@ def _times(row):
 
 
 def _kind(data):
-    return {"decay": "Decay matrices", "normal": "Random matrices"}[data]
+    kinds = {"decay": "Decay", "normal": "Random", "scaled": "Scaled", "overlap": "Overlap"}
+    return f"{kinds[data]} matrices"
 
 
 def _markdown(header, rows, stages, picture):

@@ -416,6 +416,9 @@ def operands(data):
     if data in ("channels", "both"):  # what one operand has large, the other has small
         scale = powers(136)
         input, weight = input * scale.view(1, -1, 1, 1), weight / scale.view(1, -1, 1, 1)
+    if data == "alike":  # what one operand has small, the other has small, too
+        scale = powers(136)
+        input, weight = input * scale.view(1, -1, 1, 1), weight * scale.view(1, -1, 1, 1)
     if data in ("places", "both"):
         input = input * powers(63).view(1, 1, 9, 7)
         weight = weight * powers(9).view(1, 1, 3, 3)
@@ -424,7 +427,8 @@ def operands(data):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    ("data", "most"), [("normal", 1), ("rectified", 1), ("channels", 4), ("places", 4), ("both", 4)]
+    ("data", "most"),
+    [("normal", 1), ("rectified", 1)] + [(x, 4) for x in ("channels", "alike", "places", "both")],
 )
 @pytest.mark.parametrize("stride", [1, 2])
 def test_float32_is_as_accurate_as_cublas(data, most, stride):
@@ -437,7 +441,7 @@ def test_float32_is_as_accurate_as_cublas(data, most, stride):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("data", ["normal", "rectified", "channels", "places", "both"])
+@pytest.mark.parametrize("data", ["normal", "rectified", "channels", "alike", "places", "both"])
 def test_tf32_is_as_accurate_as_cudnn(data):
     input, weight = operands(data)
     expected = F.conv2d(input.double(), weight.double(), padding=1)

@@ -36,9 +36,8 @@ TEST(Heuristics, TensorMapsTakeWhat32BitCoordinatesReach) {
 }
 
 TEST(Heuristics, KernelsByTypeAndChip) {
-  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper,
-                       Block block = {64, 64, 64}) -> std::string {
-    return kernel_name(choose_kernel(dtype, block, allow_tf32, hopper));
+  const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(dtype, allow_tf32, hopper));
   };
   EXPECT_EQ(name(at::kHalf, false, true), "sm90-wgmma-f16");
   EXPECT_EQ(name(at::kBFloat16, false, true), "sm90-wgmma-bf16");
@@ -47,23 +46,17 @@ TEST(Heuristics, KernelsByTypeAndChip) {
   for (const bool hopper : {false, true}) {
     EXPECT_EQ(name(at::kDouble, true, hopper), hopper ? "sm90-dmma-f64" : "sm80-dmma-f64");
   }
-  EXPECT_THROW(choose_kernel(at::kInt, {64, 64, 64}, false, false), c10::TypeError);
+  EXPECT_THROW(choose_kernel(at::kInt, false, false), c10::TypeError);
 }
 
-TEST(Heuristics, Float32InHalvesServesBlocksOf64AndMore) {
-  const auto name = [](Block block, bool allow_tf32, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, block, allow_tf32, hopper));
+TEST(Heuristics, Float32InHalvesOnHopper) {
+  const auto name = [](bool allow_tf32, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(at::kFloat, allow_tf32, hopper));
   };
-  for (const Block& block : {Block{64, 64, 64}, Block{128, 64, 128}}) {
-    EXPECT_EQ(name(block, false, true), "sm90-wgmma-f32x3");
-    EXPECT_EQ(name(block, true, true), "sm90-wgmma-f32x1");
-    EXPECT_EQ(name(block, false, false), "sm80-simt-f32");
-    EXPECT_EQ(name(block, true, false), "sm80-mma-tf32");
-  }
-  for (const Block& block : {Block{32, 64, 64}, Block{64, 32, 64}, Block{128, 128, 32}}) {
-    EXPECT_EQ(name(block, false, true), "sm80-simt-f32");
-    EXPECT_EQ(name(block, true, true), "sm80-mma-tf32");
-  }
+  EXPECT_EQ(name(false, true), "sm90-wgmma-f32x3");
+  EXPECT_EQ(name(true, true), "sm90-wgmma-f32x1");
+  EXPECT_EQ(name(false, false), "sm80-simt-f32");
+  EXPECT_EQ(name(true, false), "sm80-mma-tf32");
 }
 
 TEST(Heuristics, HalvesByProducts) {
@@ -74,7 +67,7 @@ TEST(Heuristics, HalvesByProducts) {
 
 TEST(Heuristics, ManySmallFloat32MatricesAreNotSplit) {
   const auto name = [](const ProductSize& size, bool allow_tf32 = false) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, {64, 64, 64}, allow_tf32, true, size));
+    return kernel_name(choose_kernel(at::kFloat, allow_tf32, true, size));
   };
   const auto batch_of = [](int64_t batch, int64_t m, int64_t n, int64_t k) {
     return ProductSize{batch, batch, batch, m, n, k};
@@ -169,9 +162,11 @@ TEST(Heuristics, ConvolutionKernelsByTypeAndChip) {
 TEST(Heuristics, Float32ConvolutionsByChannels) {
   EXPECT_TRUE(split_conv_pays(32));
   EXPECT_FALSE(split_conv_pays(31));
-  EXPECT_TRUE(im2col_matrix_pays(Kernel::kSm90F32x3, 32));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, 31));
-  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm80F32, 64));
+  constexpr Block kBlock = {64, 64, 64};
+  EXPECT_TRUE(im2col_matrix_pays(Kernel::kSm90F32x3, kBlock, 32));
+  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, kBlock, 31));
+  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm90F32x3, {64, 32, 64}, 32));
+  EXPECT_FALSE(im2col_matrix_pays(Kernel::kSm80F32, kBlock, 64));
 }
 
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {

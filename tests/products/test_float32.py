@@ -55,10 +55,11 @@ DATA = {
 }
 
 
+@pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize("data", DATA)
-def test_float32_is_as_accurate_as_cublas(tf32, data):
+def test_float32_is_as_accurate_as_cublas(tf32, data, block):
     a, b = DATA[data](*operands(m=1000, k=2000, n=1000))
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
     allowed = 1
     if tf32:  # all of the error is that of rounding the operands; the portable kernel truncates too
         allowed = 1.02 if hopper_kernels_run() else 1.5
@@ -102,13 +103,12 @@ def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
     assert ours <= 4 * frobenius_error(a @ b, a, b)
 
 
-def test_float32_backend_by_block_and_setting(tf32):
+def test_float32_backend_by_setting(tf32):
     if not hopper_kernels_run():
         pytest.skip("split float32 products are Hopper's")
     expected = "sm90-wgmma-f32x1" if tf32 else "sm90-wgmma-f32x3"
-    assert spamm_torch.backend_for("cuda", torch.float32) == expected
-    expected = "sm80-mma-tf32" if tf32 else "sm80-simt-f32"
-    assert spamm_torch.backend_for("cuda", torch.float32, 32) == expected
+    for block in (32, 64, (128, 64, 32)):
+        assert spamm_torch.backend_for("cuda", torch.float32, block) == expected
 
 
 SCALINGS = {
@@ -119,6 +119,10 @@ SCALINGS = {
     "one operand along K": lambda a, b, s: (a * s(a, 1, 8), b),
     "blocks of one operand along K": lambda a, b, s: (a * s(a, 1, 3, 64), b),
     "far blocks of one operand along K": lambda a, b, s: (a * s(a, 1, 17, 64), b),
+    "rows, columns and along K": lambda a, b, s: (
+        a * s(a, 0, 6)[:, None] * s(a, 1, 6),
+        b * s(a, 1, 6)[:, None] * s(b, 1, 6),
+    ),
     "entries": lambda a, b, s: (a * s(a, None, 6), b * s(b, None, 6)),
     "tiny": lambda a, b, s: (a * 1e-38, b * 1e6),
     "subnormal": lambda a, b, s: (a * 1e-41, b * 1e37),
@@ -136,30 +140,32 @@ def powers_of_ten(x, dim, most, repeats=1):
     return scales if dim is None else scales.repeat_interleave(repeats)[: x.shape[dim]]
 
 
+@pytest.mark.parametrize("block", [32, 64])
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column"])
-def test_float32_of_any_scaling_is_near_cublas(tf32, scaling, layout):
+def test_float32_of_any_scaling_is_near_cublas(tf32, scaling, layout, block):
     a, b = (matrices.LAYOUTS[layout](x) for x in operands(m=500, k=1000, n=400))
     a, b = SCALINGS[scaling](a, b, powers_of_ten)
-    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0), a, b)
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
     assert ours <= 4 * frobenius_error(a @ b, a, b)
 
 
 @pytest.mark.parametrize("large", [slice(0, 64), slice(256, 320), slice(448, 512)])
 @pytest.mark.parametrize("factor", [1e9, 1e20, 1e35])
-def test_float32_sums_beside_large_ones_keep_their_digits(tf32, large, factor):
+@pytest.mark.parametrize("block", [32, 64])
+def test_float32_sums_beside_large_ones_keep_their_digits(tf32, large, factor, block):
     """Columns of C of which large entries of A are no part, in blocks of which they are one."""
     a, b = operands(m=200, k=512, n=128)
     a *= 1e-5
     a[:, large] *= factor
     b[large, 32:] = 0
-    ours = spamm_torch.mm(a, b, tau=0.0)
+    ours = spamm_torch.mm(a, b, tau=0.0, block=block)
     assert frobenius_error(ours, a, b) <= 1.5 * frobenius_error(a @ b, a, b)
     mine, theirs = ours[:, 32:], (a @ b)[:, 32:]
     assert frobenius_error(mine, a, b[:, 32:]) <= 1.5 * frobenius_error(theirs, a, b[:, 32:])
 
 
-@pytest.mark.parametrize("block", [64, (128, 64, 128)])
+@pytest.mark.parametrize("block", [32, 64, (128, 64, 128)])
 def test_float32_keeps_infinities_and_nan(tf32, block):
     a, b = operands(m=300, k=500, n=260)
     a[10, 100], a[70, 450], b[200, 130], b[300, 200] = torch.inf, -torch.inf, torch.nan, torch.inf
@@ -174,13 +180,24 @@ def test_float32_keeps_infinities_and_nan(tf32, block):
     assert torch.equal(actual.isfinite(), expected.isfinite())
 
 
-@pytest.mark.parametrize("block", [64, 128])
-def test_a_block_of_float32_does_not_depend_on_others(tf32, block):
-    """Whatever shares a tile, a batch or K with it, and whether that is skipped."""
-    a, b = operands(m=512, k=2048, n=640)
+def uneven_operands(m, k, n):
+    """Blocks of which none, one or both hold entries of many magnitudes along K."""
+    a, b = operands(m=m, k=k, n=n)
     a[100] *= 1e-9
     b[:, 300:] *= 1e12
+    along_k = powers_of_ten(a, 1, 6)
+    a[64:192] *= along_k
+    b[:, 200:330] *= along_k[:, None]
+    return a, b
+
+
+@pytest.mark.parametrize("block", [32, 64, 128])
+def test_a_block_of_float32_does_not_depend_on_others(tf32, block):
+    """Whatever shares a tile, a batch or K with it, and whether that is skipped."""
+    a, b = uneven_operands(m=512, k=2048, n=640)
     rows, columns = slice(128, 256), slice(256, 384)
+    if block == 32:  # halves of what the kernels scale and load together
+        rows, columns = slice(96, 160), slice(288, 352)
     whole = spamm_torch.mm(a, b, tau=0.0, block=block)
     part = spamm_torch.mm(a[rows].clone(), b[:, columns].clone(), tau=0.0, block=block)
     assert torch.equal(whole[rows, columns], part)
@@ -192,6 +209,23 @@ def test_a_block_of_float32_does_not_depend_on_others(tf32, block):
     maps[0][:, 512 // block : 1024 // block] = 0
     skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=maps[0], norm_b=maps[1])
     assert torch.equal(skipped, spamm_torch.mm(a_zeros, b, tau=0.0, block=block))
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan, 1e38])
+@pytest.mark.parametrize("edge", [256, 2048])
+def test_a_skipped_block_of_32_leaves_no_trace(tf32, bad, edge):
+    """Beside valid ones of the same 64 x 64, whatever it holds."""
+    a, b = uneven_operands(m=edge, k=320, n=edge)
+    maps = norm_maps(a, b, 32)
+    maps[0][2::4, 1::3] = maps[0][3, 4] = maps[1][1::3, 3::4] = 0
+    skip = lambda x, norms, value: torch.where(  # noqa: E731
+        norms.repeat_interleave(32, 0).repeat_interleave(32, 1) == 0, value, x
+    )
+    product = lambda value: spamm_torch.mm(  # noqa: E731
+        *(skip(x, norms, value) for x, norms in zip((a, b), maps, strict=True)),
+        **{"tau": 1e-30, "block": 32, "norm_a": maps[0], "norm_b": maps[1]},
+    )
+    assert torch.equal(product(bad), product(0.0))
 
 
 @pytest.mark.parametrize("layout", matrices.LAYOUTS)

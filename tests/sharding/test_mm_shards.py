@@ -67,6 +67,18 @@ def test_uneven_and_empty_shards(device, block, cuts_a, cuts_b):
     check_shards(a, b, cuts_a, cuts_b, [device] * 3, valid_ratio=0.2, block=block)
 
 
+@pytest.mark.parametrize("block", [32, 64])
+def test_entries_of_many_magnitudes(device, block):
+    """Kernels that scale float32 by blocks scale them alike in every part."""
+    a, b = decay(480, 512, device=device), decay(512, 4500, device=device, seed=1)
+    shuffled = torch.randperm(512, generator=torch.Generator().manual_seed(2))
+    scales = torch.logspace(-6, 6, 512)[shuffled].to(device)
+    a, b = a * scales, b * scales[:, None]
+    check_shards(
+        a, b, (0, 64 + block, 480), (0, 192 + block, 512), [device] * 2, max_error=1e-9, block=block
+    )
+
+
 def test_any_strides(device):
     a = decay(512, 640, device=device).t()
     b = decay(4100, 512, device=device, seed=1).t()

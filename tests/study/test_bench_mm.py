@@ -3,10 +3,12 @@
 from collections import Counter
 
 import pytest
+import torch
 from bench_checks import assert_refused, assert_resumes, assert_three_files
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 import bench_mm
+from bench.operands import operands
 from common.console import exit_code
 from common.precisions import TOLERANCE
 
@@ -26,6 +28,19 @@ def folder(tmp_path_factory):
         patch.setattr(bench_mm, "copy_bandwidth", lambda device, repeats: 1e7)
         bench_mm.main([str(argument) for argument in arguments])
     return folder
+
+
+@pytest.mark.parametrize("data", ["scaled", "overlap"])
+def test_data_of_many_magnitudes(data):
+    """For some k, both blocks of a product hold nothing within 2^-15 of their largest entries."""
+    a, b = operands(data, 256, torch.float32, "cpu")
+
+    def faint(x):  # (blocks across K, blocks along K, k in the block), of rows along K
+        blocks = x.abs().unfold(0, 64, 64).unfold(1, 64, 64).amax(2)  # over rows
+        return blocks < 2**-15 * blocks.amax(-1, keepdim=True)
+
+    both = faint(a.double())[:, None] & faint(b.double().T)
+    assert both.any(-1).double().mean() > 0.2
 
 
 def test_three_files(folder):

@@ -168,9 +168,8 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
 bool supports(const Convolution& conv, const Knob&) {
   const ConvShape& shape = conv.shape;
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  const Kernel of_matrix =
-      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
-  if (im2col_matrix_pays(of_matrix, shape.group_in_channels())) return false;
+  const Kernel of_matrix = choose_kernel(conv.input.scalar_type(), conv.allow_tf32, hopper);
+  if (im2col_matrix_pays(of_matrix, conv.block, shape.group_in_channels())) return false;
   const auto window = shape.window();
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;
   const int64_t depth_blocks = blocks_of(shape.group_in_channels(), conv.block.k);

@@ -24,7 +24,7 @@ using at::Tensor;
 // A float32 operand's split parts. If `computes_norms`, the pass that splits it also writes the
 // norms of blocks of 64 x 64 to `map`.
 SplitTensor split(const Tensor& x, int split_parts, const Tensor& map, bool computes_norms) {
-  return {x, /*k_dim=*/2, split_parts, computes_norms ? map : Tensor()};
+  return {x, /*k_dim=*/2, split_parts, /*granules=*/1, computes_norms ? map : Tensor()};
 }
 
 // Channels covered by one norm of the input.
@@ -72,7 +72,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const SplitTensor b = split(pixels, kSplitParts, map_input.transpose(0, 1), split_norms_input);
   kernels::SplitParams params[] = {a.params(), b.params()};
   params[0].zeroed = counter.mutable_data_ptr<int>();
-  C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, device.stream()));
+  C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, /*granules=*/1, device.stream()));
 
   Arguments arguments(conv, input.options(), input.size(1));
   arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),

@@ -13,13 +13,15 @@ namespace spamm::cuda {
 template <class Norm>
 using Multiply = cudaError_t (*)(const kernels::MultiplyParams<Norm>& params,
                                  const kernels::Launch& how);
-// The product of two operands from launch_split(). `params` says whether they are K-major.
+// The product of two operands from launch_split(). `params` says whether they are K-major. `terms`
+// has room for a number for each granule of whole blocks of C.
 using SplitMultiply = cudaError_t (*)(const kernels::MultiplyParams<float>& params,
                                       const kernels::SplitSource& a, const kernels::SplitSource& b,
-                                      const kernels::Launch& how);
-// Splits one or two operands (`count`) into one or two split parts each, in one launch.
+                                      int16_t* terms, const kernels::Launch& how);
+// Splits one or two operands (`count`) into one or two split parts each, in one launch. A block has
+// one or two granules (`granules`) along each edge.
 using Split = cudaError_t (*)(const kernels::SplitParams* params, int count, int split_parts,
-                              cudaStream_t stream);
+                              int granules, cudaStream_t stream);
 
 cudaError_t multiply_sm80_f16(const kernels::MultiplyParams<float>&, const kernels::Launch&);
 cudaError_t multiply_sm80_bf16(const kernels::MultiplyParams<float>&, const kernels::Launch&);
@@ -32,10 +34,11 @@ cudaError_t multiply_sm90_f16(const kernels::MultiplyParams<float>&, const kerne
 cudaError_t multiply_sm90_bf16(const kernels::MultiplyParams<float>&, const kernels::Launch&);
 cudaError_t multiply_sm90_f64(const kernels::MultiplyParams<double>&, const kernels::Launch&);
 cudaError_t multiply_sm90_f32x1(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
-                                const kernels::SplitSource&, const kernels::Launch&);
+                                const kernels::SplitSource&, int16_t*, const kernels::Launch&);
 cudaError_t multiply_sm90_f32x3(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
-                                const kernels::SplitSource&, const kernels::Launch&);
-cudaError_t launch_split(const kernels::SplitParams*, int count, int split_parts, cudaStream_t);
+                                const kernels::SplitSource&, int16_t*, const kernels::Launch&);
+cudaError_t launch_split(const kernels::SplitParams*, int count, int split_parts, int granules,
+                         cudaStream_t);
 #else  // heuristics.h does not choose these
 constexpr Multiply<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
 constexpr Multiply<double> multiply_sm90_f64 = nullptr;

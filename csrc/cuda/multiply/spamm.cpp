@@ -66,7 +66,7 @@ Tensor whole_product(const SpammArguments& arguments, const Block& block) {
   const auto by_stages = [&] { return spamm_by_stages(arguments); };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
-  const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), block, device);
+  const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), device);
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = maps_of(a, b, block, counter.get());
@@ -80,8 +80,9 @@ Tensor whole_product(const SpammArguments& arguments, const Block& block) {
     return precomputed ? Tensor() : as_batch(map);
   };
   const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
-  const SplitOperands split_parts(as_batch(a), as_batch(b), count, batch_of_map(map_a, norm_a),
-                                  batch_of_map(map_b, norm_b), device.stream());
+  const SplitOperands split_parts(as_batch(a), as_batch(b), count, block,
+                                  batch_of_map(map_a, norm_a), batch_of_map(map_b, norm_b),
+                                  device.stream());
   const Tensor found = threshold_from_knob(map_a, map_b, knob);
   return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found, block,
                  input, beta, alpha);

@@ -6,19 +6,29 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 
+#include <algorithm>
+#include <cstddef>
+
+#include "block.h"
 #include "checks.h"
 #include "cuda/multiply/launch.h"
 #include "cuda/norm_map/layout.h"
 
 namespace spamm::cuda {
 
+// The granules along an edge of a split block, for a product in these blocks.
+inline int granules_of(const Block& block) {
+  return std::min({block.m, block.k, block.n}) < kernels::kSplitBlock ? 2 : 1;
+}
+
 // An operand's split parts. The constructor only allocates; launch_split() computes.
 class SplitTensor {
  public:
   // No dimension of `x` (batch, rows, columns) is 0. `k_dim` is its dimension along K. If `norms`
   // is defined, the split writes x's map in blocks of 64 to it, with the same order of dimensions.
-  // `split_parts` is 1 or 2.
-  SplitTensor(const at::Tensor& x, int64_t k_dim, int split_parts, const at::Tensor& norms)
+  // `split_parts` is 1 or 2, and so is `granules`, along each edge of a block.
+  SplitTensor(const at::Tensor& x, int64_t k_dim, int split_parts, int granules,
+              const at::Tensor& norms)
       : has_batch_(x.size(0) > 1 && x.stride(0) != 0),
         source_(has_batch_ ? x : x.narrow(0, 0, 1)),
         norms_(norms) {
@@ -28,10 +38,13 @@ class SplitTensor {
     };
     const int extent = blocks_along(extent_dim), depth = blocks_along(k_dim);
     const int64_t blocks = source_.size(0) * extent * depth;
-    memory_ = allocate(source_, blocks * kernels::split_bytes_per_block(split_parts));
-    auto* const data = static_cast<kernels::SplitBlock<1>*>(memory_.mutable_data_ptr());
-    auto* const headers = reinterpret_cast<kernels::SplitHeader*>(data + blocks * split_parts);
-    params_.split = {data, headers, extent, depth};
+    const int64_t block_bytes = split_parts * sizeof(kernels::SplitBlock<1>);
+    const int64_t header_bytes = kernels::split_header_bytes(granules);
+    const int64_t profile_bytes = kernels::split_profile_bytes(granules);
+    memory_ = allocate(source_, blocks * (block_bytes + header_bytes + profile_bytes));
+    auto* const data = static_cast<std::byte*>(memory_.mutable_data_ptr());
+    std::byte* const headers = data + blocks * block_bytes;
+    params_.split = {data, headers, headers + blocks * header_bytes, extent, depth};
     params_.lines_along_k = lines_are_rows(source_) == (k_dim == 2);
     params_.matrix =
         norm_map_params<float>(source_, kernels::kSplitBlock, kernels::kSplitBlock,
@@ -40,6 +53,7 @@ class SplitTensor {
   }
 
   const kernels::SplitParams& params() const { return params_; }
+  at::TensorOptions options() const { return source_.options(); }
   kernels::SplitSource source() const { return {params_.split, strides_[0], strides_[1]}; }
   kernels::Operand operand() const { return {nullptr, has_batch_, 0, params_.lines_along_k}; }
 
@@ -61,15 +75,24 @@ class SplitTensor {
   kernels::SplitParams params_{};
 };
 
-// Both operands of a product.
+// Both operands of a product in blocks of `block`.
 struct SplitOperands {
   SplitTensor a, b;
 
   SplitOperands(const at::Tensor& batch_a, const at::Tensor& batch_b, int split_parts,
-                const at::Tensor& norms_a, const at::Tensor& norms_b, cudaStream_t stream)
-      : a(batch_a, 2, split_parts, norms_a), b(batch_b, 1, split_parts, norms_b) {
+                const Block& block, const at::Tensor& norms_a, const at::Tensor& norms_b,
+                cudaStream_t stream)
+      : a(batch_a, 2, split_parts, granules_of(block), norms_a),
+        b(batch_b, 1, split_parts, granules_of(block), norms_b) {
     const kernels::SplitParams params[] = {a.params(), b.params()};
-    C10_CUDA_CHECK(launch_split(params, 2, split_parts, stream));
+    C10_CUDA_CHECK(launch_split(params, 2, split_parts, granules_of(block), stream));
+  }
+
+  // Room for a number for each granule of whole blocks of a batch of products.
+  at::Tensor empty_terms(int64_t batch, const Block& block) const {
+    const int granules = granules_of(block);
+    const int64_t rows = a.params().split.extent, columns = b.params().split.extent;
+    return at::empty({batch, rows * granules, columns * granules}, a.options().dtype(at::kShort));
   }
 };
 

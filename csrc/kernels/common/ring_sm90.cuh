@@ -52,12 +52,15 @@ __device__ __forceinline__ void release(Barrier& empty) {
   if (threadIdx.x % 32 == 0) empty.arrive();
 }
 
-template <class Tile_, class Step_, class Notice_, int kStages_, int kLists_, int kListCapacity_>
+// kNamesTiles: every stage says which tile it belongs to, not only the last one of a tile.
+template <class Tile_, class Step_, class Notice_, int kStages_, int kLists_, int kListCapacity_,
+          bool kNamesTiles_ = false>
 struct Ring {
   using Tile = Tile_;
   using Step = Step_;
   using Notice = Notice_;
   static constexpr int kStages = kStages_, kLists = kLists_, kListCapacity = kListCapacity_;
+  static constexpr bool kNamesTiles = kNamesTiles_;
 
   // The valid steps of a tile, or a part of them if they do not fit.
   struct List {
@@ -69,7 +72,7 @@ struct Ring {
 
   List lists[kLists];
   Notice notices[kStages];
-  Tile tiles[kStages];  // valid where the notice ends a tile
+  Tile tiles[kStages];  // valid where the notice ends a tile, or everywhere with kNamesTiles
   alignas(8) Barrier full[kStages], empty[kStages];
   Barrier list_full[kLists], list_empty[kLists];
 
@@ -102,7 +105,7 @@ class StageWriter {
     ring_.empty[at_.slot].wait(at_.phase ^ 1);
     if constexpr (kAnnounces) {
       ring_.notices[at_.slot] = notice;
-      if (notice.ends_tile()) ring_.tiles[at_.slot] = tile;
+      if (Ring::kNamesTiles || notice.ends_tile()) ring_.tiles[at_.slot] = tile;
     }
     ring_.full[at_.slot].arrive_and_expect_tx(bytes);
   }

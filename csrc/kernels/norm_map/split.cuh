@@ -1,8 +1,9 @@
 // Cuts float32 blocks of 64 x 64 into split parts for multiply/sm90/split/multiply.cuh, and
 // computes their norms in the same pass, with the same bits as norm_map.cuh.
 //
-// A block is x = 2^exponent * (high + low), or x = 2^exponent * high. Products of two blocks that
-// would lose accuracy are multiplied without split parts; the flags of SplitKind mark such blocks.
+// A granule is x = 2^exponent * (high + low), or x = 2^exponent * high. A block is one granule, or
+// four of 32 x 32. Products of two granules that would lose accuracy are multiplied without split
+// parts; the flags of SplitKind mark such granules.
 // Error analysis: docs/kernels/multiply.md (two split parts), docs/kernels/norm_map.md (one).
 // One launch serves one matrix or both operands.
 #pragma once
@@ -18,9 +19,8 @@ constexpr int kSplitGroups = kNormThreads / kSplitThreads;
 constexpr int kSplitLineChunks = kSplitBlock / 4, kSplitChunks = kSplitBlock * kSplitLineChunks;
 constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
-constexpr int kHighBits = 14;  // the largest scaled entry is below 2^(kHighBits + 1)
 
-// Exponents are multiples of kStep. A block is wide if for some k all scaled entries are below
+// Exponents are multiples of kStep. A granule is wide if for some k all scaled entries are below
 // 2^kWide, and faint if for some k all are below 2^kFaint.
 template <int kSplitParts>
 struct SplitRule {
@@ -29,6 +29,9 @@ struct SplitRule {
 };
 
 // The chunks of a block that one thread loads. Chunk i is number index(i, thread) of the block.
+//
+// A thread's chunks are at the same place of their lines, and the first 1 / kGranules of them are
+// in the first granule across the lines, and so on.
 struct SplitShare {
   Chunk<float> chunks[kSplitLoads];
 
@@ -60,50 +63,90 @@ __device__ inline int exponent_of(uint32_t bits) {
   return exponent > 0 ? exponent - 127 : 31 - 149 - __clz(static_cast<int>(bits));
 }
 
-// Finds the largest magnitude for each k of a block. The threads of the block call it together.
-// `largest` must be zero before.
+// Finds the largest magnitude for each k of a block and granule along M (or N). The threads of the
+// block call it together. `largest` must be zero before.
+template <int kGranules>
 __device__ inline void find_largest(const SplitShare& share, bool lines_along_k, int thread,
-                                    uint32_t (&largest)[kSplitBlock]) {
+                                    uint32_t (&largest)[kGranules][kSplitBlock]) {
   constexpr uint32_t kMagnitude = 0x7fffffff;
   if (lines_along_k) {
     // All chunks of a thread hold the same four k.
-    uint32_t most[4] = {};
+    constexpr int kGranuleLoads = kSplitLoads / kGranules;
 #pragma unroll
-    for (const Chunk<float>& chunk : share.chunks) {
+    for (int granule = 0; granule < kGranules; ++granule) {
+      uint32_t most[4] = {};
 #pragma unroll
-      for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
-    }
+      for (int i = 0; i < kGranuleLoads; ++i) {
+        const Chunk<float>& chunk = share.chunks[granule * kGranuleLoads + i];
 #pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      most[e] = max(most[e], __shfl_xor_sync(~0u, most[e], kSplitLineChunks));
-      if (thread % 32 < kSplitLineChunks) {
-        atomicMax(&largest[thread % kSplitLineChunks * 4 + e], most[e]);
+        for (int e = 0; e < 4; ++e) most[e] = max(most[e], chunk.words[e] & kMagnitude);
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        most[e] = max(most[e], __shfl_xor_sync(~0u, most[e], kSplitLineChunks));
+        if (thread % 32 < kSplitLineChunks) {
+          atomicMax(&largest[granule][thread % kSplitLineChunks * 4 + e], most[e]);
+        }
       }
     }
   } else {
+    constexpr int kGranuleChunks = kSplitLineChunks / kGranules;
 #pragma unroll
     for (int i = 0; i < kSplitLoads; ++i) {
       const uint32_t(&w)[4] = share.chunks[i].words;
       uint32_t most =
           max(max(w[0] & kMagnitude, w[1] & kMagnitude), max(w[2] & kMagnitude, w[3] & kMagnitude));
 #pragma unroll
-      for (int distance = kSplitLineChunks / 2; distance > 0; distance /= 2) {
+      for (int distance = kGranuleChunks / 2; distance > 0; distance /= 2) {
         most = max(most, __shfl_xor_sync(~0u, most, distance));
       }
-      if (thread % kSplitLineChunks == 0) {
-        largest[SplitShare::index(i, thread) / kSplitLineChunks] = most;
+      if (thread % kGranuleChunks == 0) {
+        largest[thread % kSplitLineChunks / kGranuleChunks]
+               [SplitShare::index(i, thread) / kSplitLineChunks] = most;
       }
     }
   }
 }
 
-// Scales the entries of a thread's chunks by 2^shift and writes their split parts.
-template <int kSplitParts>
-__device__ inline void write_split_parts(const SplitShare& share, int thread, int shift,
+// The power of two and the flags of a granule.
+struct SplitScale {
+  bool holds_numbers;  // finite ones, and not only zeros
+  int exponent, kinds;
+};
+
+// From the largest magnitudes of granule `k` along K. A warp calls it together.
+template <int kSplitParts, int kGranules>
+__device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock], int k) {
+  using Rule = SplitRule<kSplitParts>;
+  constexpr int kDepth = kSplitBlock / kGranules;
+  uint32_t most = 0, least = ~0u;  // of the magnitudes other than 0
+#pragma unroll
+  for (int i = 0; i < kDepth; i += 32) {
+    const uint32_t here = largest[k * kDepth + i + threadIdx.x % 32];
+    most = max(most, here);
+    least = min(least, here - 1);
+  }
+  most = __reduce_max_sync(~0u, most);
+  least = __reduce_min_sync(~0u, least) + 1;
+  if (most == 0) return {false, 0, kSplitZero};
+  if (most >= 0x7f800000) return {false, 0, kSplitSpecial};
+  const int exponent = (exponent_of(most) - kSplitBits + Rule::kStep - 1) & -Rule::kStep;
+  const int faintest = exponent_of(least) - exponent;
+  const int kinds =
+      (faintest < Rule::kWide ? kSplitWide : 0) | (faintest < Rule::kFaint ? kSplitFaint : 0);
+  return {true, exponent, kinds};
+}
+
+// Scales the entries of a thread's chunks by 2^shift and writes their split parts. `shifts` are
+// those of the granules across the lines.
+template <int kSplitParts, int kGranules>
+__device__ inline void write_split_parts(const SplitShare& share, int thread,
+                                         const int (&shifts)[kGranules],
                                          SplitBlock<kSplitParts>& to) {
-  const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
 #pragma unroll
   for (int i = 0; i < kSplitLoads; ++i) {
+    const int shift = shifts[i / (kSplitLoads / kGranules)];
+    const float first = power_of_two(shift / 2), second = power_of_two(shift - shift / 2);
     const int index = SplitShare::index(i, thread);
     const int line = index / kSplitLineChunks, chunk = index % kSplitLineChunks;
     const int at = line * 128 + (chunk / 2 ^ line % 8) * 16 + chunk % 2 * 8;
@@ -126,17 +169,40 @@ __device__ inline void write_split_parts(const SplitShare& share, int thread, in
   }
 }
 
-template <int kSplitParts>
+// One warp calls it.
+template <int kGranules>
+__device__ inline void write_profile(const uint32_t (&largest)[kGranules][kSplitBlock],
+                                     const SplitScale (&scales)[kGranules][kGranules],
+                                     SplitProfile<kGranules>& profile) {
+  constexpr int kParts = kSplitBlock / 32;
+#pragma unroll
+  for (int extent = 0; extent < kGranules; ++extent) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int k = part * 32 + threadIdx.x % 32;
+      const SplitScale& scale = scales[extent][part * kGranules / kParts];
+      const uint32_t here = largest[extent][k];
+      const bool anything = scale.holds_numbers && here != 0;
+      profile.below[extent][k] =
+          anything ? scale.exponent + kSplitBits - exponent_of(here) : kNothingAtK;
+    }
+  }
+}
+
+template <int kSplitParts, int kGranules>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ uint32_t largest[kSplitGroups][kSplitBlock];
+  __shared__ uint32_t largest[kSplitGroups][kGranules][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
   const NormGroup group(kSplitThreads);
   const NormPlace place(p.matrix, group, pair.thread_block());
   const NormBlock<float> block = place.block<float>(p.matrix);
-  largest[threadIdx.x / kSplitBlock][threadIdx.x % kSplitBlock] = 0;
+#pragma unroll
+  for (int i = 0; i < kGranules; ++i) {
+    largest[threadIdx.x / kSplitBlock][i][threadIdx.x % kSplitBlock] = 0;
+  }
   if (p.zeroed != nullptr && pair.thread_block() == 0 && threadIdx.x == 0) *p.zeroed = 0;
   static_assert(kSplitGroups * kSplitBlock == kNormThreads);
   __syncthreads();
@@ -151,40 +217,64 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);
   if (!place.exists) return;
 
-  const int lane = threadIdx.x % 32;
-  const uint32_t here[2] = {largest[group.index][lane], largest[group.index][lane + 32]};
-  const uint32_t most = __reduce_max_sync(~0u, max(here[0], here[1]));
-  const uint32_t least = __reduce_min_sync(~0u, min(here[0] - 1, here[1] - 1)) + 1;  // ignores 0
-  const bool number = most != 0 && most < 0x7f800000;
-  using Rule = SplitRule<kSplitParts>;
-  const int exponent =
-      number ? (exponent_of(most) - kHighBits + Rule::kStep - 1) & -Rule::kStep : 0;
-  int kinds = most == 0 ? kSplitZero : kSplitSpecial;
-  if (number) {
-    const int faintest = exponent_of(least) - exponent;
-    kinds = (faintest < Rule::kWide ? kSplitWide : 0) | (faintest < Rule::kFaint ? kSplitFaint : 0);
+  SplitScale scales[kGranules][kGranules];  // along M (or N), and along K
+#pragma unroll
+  for (int extent = 0; extent < kGranules; ++extent) {
+#pragma unroll
+    for (int k = 0; k < kGranules; ++k) {
+      scales[extent][k] = split_scale<kSplitParts, kGranules>(largest[group.index][extent], k);
+    }
+  }
+
+  // The granules of a thread's chunks: one along the lines, and all across them.
+  const int along = group.thread % kSplitLineChunks / (kSplitLineChunks / kGranules);
+  int shifts[kGranules];
+#pragma unroll
+  for (int across = 0; across < kGranules; ++across) {
+    int exponent = 0;
+#pragma unroll
+    for (int i = 0; i < kGranules; ++i) {
+      if (i == along) {
+        exponent = p.lines_along_k ? scales[across][i].exponent : scales[i][across].exponent;
+      }
+    }
+    shifts[across] = -exponent;
   }
 
   const int64_t i = p.lines_along_k ? place.line : place.entry;
   const int64_t k = p.lines_along_k ? place.entry : place.line;
   const int64_t at = (place.batch * p.split.extent + i) * p.split.depth + k;
-  write_split_parts(share, group.thread, -exponent,
+  write_split_parts(share, group.thread, shifts,
                     static_cast<SplitBlock<kSplitParts>*>(p.split.blocks)[at]);
+  if (group.thread < 32) {
+    write_profile(largest[group.index], scales, p.split.profile<kGranules>(at));
+  }
   if (group.thread == 0) {
     const auto edge = [](int64_t left) {
       return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
     };
-    p.split.headers[at] = {block.data, static_cast<int16_t>(exponent), static_cast<uint8_t>(kinds),
-                           edge(block.lines_left), edge(block.length_left)};
+    using Header = SplitHeaderOf<kGranules>;
+    Header header{block.data, {}, {}, edge(block.lines_left), edge(block.length_left)};
+#pragma unroll
+    for (int extent = 0; extent < kGranules; ++extent) {
+#pragma unroll
+      for (int k = 0; k < kGranules; ++k) {
+        const int number = Header::number(extent, k);
+        header.exponents[number] = static_cast<int16_t>(scales[extent][k].exponent);
+        header.flags[number] = static_cast<uint8_t>(scales[extent][k].kinds);
+      }
+    }
+    p.split.header<kGranules>(at) = header;
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif
 }
 
-// Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2).
-// Also computes the norm maps of those whose matrix.norms is not null.
-inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts,
+// Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2),
+// with `granules` along each edge of a block (1 or 2). Also computes the norm maps of those whose
+// matrix.norms is not null.
+inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts, int granules,
                                 cudaStream_t stream) {
   const auto thread_blocks = [](const SplitParams& p) {
     const int64_t blocks = p.matrix.batch * p.split.extent * p.split.depth;
@@ -198,8 +288,9 @@ inline cudaError_t launch_split(const SplitParams* params, int count, int split_
     pair.matrices[1] = params[1];
     blocks += thread_blocks(params[1]);
   }
-  return launch(split_parts == 1 ? split<1> : split<2>, blocks, kNormThreads, 0,
-                /*overlap_previous=*/false, stream, pair);
+  const auto kernel = granules == 1 ? (split_parts == 1 ? split<1, 1> : split<2, 1>)
+                                    : (split_parts == 1 ? split<1, 2> : split<2, 2>);
+  return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/false, stream, pair);
 }
 
 }  // namespace spamm::kernels

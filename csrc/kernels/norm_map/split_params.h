@@ -1,6 +1,8 @@
 // A float32 operand in split parts, for products on tensor cores.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstddef>
 #include <cstdint>
 
@@ -17,7 +19,7 @@ struct alignas(128) SplitBlock {
   uint8_t parts[kSplitParts][kSplitBlock * 128];
 };
 
-// Flags of a block, set by split.cuh.
+// Flags of a granule, set by split.cuh.
 enum SplitKind : uint8_t {
   kSplitWide = 1,     // magnitudes differ much along K
   kSplitFaint = 2,    // they differ so much that the entries of some k lose digits
@@ -25,20 +27,53 @@ enum SplitKind : uint8_t {
   kSplitZero = 8      // holds only zeros
 };
 
-// What the multiply needs to know about a block besides its split parts. 16 bytes, because it is
-// fetched by a bulk copy.
-struct alignas(16) SplitHeader {
+// What the multiply needs to know about a block besides its split parts. A multiple of 16 bytes,
+// because it is fetched by a bulk copy.
+//
+// A block has kGranules x kGranules granules. Each has a power of two and flags of its own, so that
+// it does not depend on its neighbours. `extent` counts granules along M (or N), `k` along K.
+template <int kGranules_>
+struct alignas(16) SplitHeaderOf {
+  static constexpr int kGranules = kGranules_;
+
   const float* source;  // the block in the original operand
-  int16_t exponent;
-  uint8_t kinds;
+  int16_t exponents[kGranules * kGranules];
+  uint8_t flags[kGranules * kGranules];
   uint8_t lines, length;  // the part of the block inside the matrix, 1 to 64
+
+  static constexpr __host__ __device__ int number(int extent, int k) {
+    return extent * kGranules + k;
+  }
+  __device__ int exponent(int extent = 0, int k = 0) const { return exponents[number(extent, k)]; }
+  __device__ int kinds(int extent = 0, int k = 0) const { return flags[number(extent, k)]; }
 };
+using SplitHeader = SplitHeaderOf<1>;
+
+// For each k of a block, how many powers of two the largest entry of a granule lies below the
+// granule's bound 2^(exponent + kSplitBits). kNothingAtK where all its entries are 0.
+template <int kGranules>
+struct alignas(16) SplitProfile {
+  uint16_t below[kGranules][kSplitBlock];  // granules along M (or N)
+};
+
+constexpr int kSplitBits = 14;  // the largest scaled entry of a granule is below 2^(kSplitBits + 1)
+constexpr uint16_t kNothingAtK = 0x4000;  // the sum of two of them still fits
 
 // Block (batch, i, k) has number (batch * extent + i) * depth + k, where i counts blocks of M or N.
 struct SplitOperand {
-  void* blocks;  // an array of SplitBlock<1> or SplitBlock<2>
-  SplitHeader* headers;
+  void* blocks;       // an array of SplitBlock<1> or SplitBlock<2>
+  void* headers;      // an array of SplitHeaderOf<kGranules>
+  void* profiles;     // an array of SplitProfile<kGranules>
   int extent, depth;  // blocks along M (or N), and along K
+
+  template <int kGranules>
+  __host__ __device__ SplitHeaderOf<kGranules>& header(int64_t number) const {
+    return static_cast<SplitHeaderOf<kGranules>*>(headers)[number];
+  }
+  template <int kGranules>
+  __host__ __device__ SplitProfile<kGranules>& profile(int64_t number) const {
+    return static_cast<SplitProfile<kGranules>*>(profiles)[number];
+  }
 };
 
 struct SplitParams {
@@ -55,8 +90,13 @@ struct SplitSource {
   int64_t extent_stride, k_stride;
 };
 
-constexpr int64_t split_bytes_per_block(int split_parts) {
-  return split_parts * static_cast<int64_t>(sizeof(SplitBlock<1>)) + sizeof(SplitHeader);
+// The memory of an operand's headers and profiles, for each block. `granules`: 1 or 2 along an
+// edge.
+constexpr int64_t split_header_bytes(int granules) {
+  return granules == 1 ? sizeof(SplitHeaderOf<1>) : sizeof(SplitHeaderOf<2>);
+}
+constexpr int64_t split_profile_bytes(int granules) {
+  return granules == 1 ? sizeof(SplitProfile<1>) : sizeof(SplitProfile<2>);
 }
 
 }  // namespace spamm::kernels

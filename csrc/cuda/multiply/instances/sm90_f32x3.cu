@@ -7,9 +7,9 @@ namespace spamm::cuda {
 
 cudaError_t multiply_sm90_f32x3(const kernels::MultiplyParams<float>& params,
                                 const kernels::SplitSource& a, const kernels::SplitSource& b,
-                                const kernels::Launch& how) {
+                                int16_t* terms, const kernels::Launch& how) {
   return kernels::multiply::sm90::multiply_split<2, kTilesOf<Kernel::kSm90F32x3>>(params, a, b,
-                                                                                  how);
+                                                                                  terms, how);
 }
 
 }  // namespace spamm::cuda

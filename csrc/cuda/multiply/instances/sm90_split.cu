@@ -5,8 +5,8 @@
 namespace spamm::cuda {
 
 cudaError_t launch_split(const kernels::SplitParams* params, int count, int split_parts,
-                         cudaStream_t stream) {
-  return kernels::launch_split(params, count, split_parts, stream);
+                         int granules, cudaStream_t stream) {
+  return kernels::launch_split(params, count, split_parts, granules, stream);
 }
 
 }  // namespace spamm::cuda

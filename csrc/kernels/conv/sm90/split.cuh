@@ -41,7 +41,7 @@ struct Blocks<SplitConfig<kRows, kBoxes, kLastWidth, kStages>> {
 
 // The header of a block in the padding. Such a block is valid only where the weight is infinite or
 // NaN. That product is computed by FFMA, so the block needs no split parts.
-__device__ const SplitHeader kPaddingHeader = {nullptr, 0, kSplitSpecial, 0, kSplitBlock};
+__device__ const SplitHeader kPaddingHeader = {nullptr, {0}, {kSplitSpecial}, 0, kSplitBlock};
 
 // Loads the weights (kWeights) or the pixels.
 template <int kRows, int kBoxes, int kLastWidth, int kStages, bool kWeights>
@@ -83,7 +83,7 @@ class Loader<SplitConfig<kRows, kBoxes, kLastWidth, kStages>, kWeights>
       }
       const auto& from =
           static_cast<const SplitBlock<Config::kSplitParts>*>(operand.blocks)[numbers[i]];
-      kernels::multiply::sm90::fetch_bulk(&operand.headers[numbers[i]], barrier, header);
+      kernels::multiply::sm90::fetch_bulk(&operand.header<1>(numbers[i]), barrier, header);
 #pragma unroll
       for (int part = 0; part < Config::kSplitParts; ++part) {
         kernels::multiply::sm90::fetch_bulk(from.parts[part], barrier, to[part * kBlocks + i]);
@@ -151,6 +151,11 @@ __device__ __forceinline__ void store_sums(const ConvParams& p, int first_channe
   }
 }
 
+// The largest terms are not computed: any loss of digits may do harm.
+struct UnknownTerms {
+  __device__ int at(int, int) const { return -0x8000; }
+};
+
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
 __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
@@ -184,7 +189,7 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
       const auto& stage = storage.stages[at.slot];
       sums.add(
           p, bits, *weight, *pixels, stage.weight_headers[row], stage.pixels_headers + first_box,
-          [] {}, release);
+          UnknownTerms{}, [] {}, release);
     } else {
       release();
     }

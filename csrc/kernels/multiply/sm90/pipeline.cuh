@@ -30,6 +30,7 @@ struct Config {
   static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
   static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
   static constexpr int kMultiplyRegisters = 0;  // as launched
+  static constexpr bool kNamesTiles = false;
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
   static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each multiplying warp
 
@@ -123,7 +124,7 @@ struct Step {
 template <class Config>
 struct Storage {
   using Ring = kernels::sm90::Ring<Tile, Step<Config>, Notice<Config>, Config::kStages,
-                                   Config::kLists, Config::kListCapacity>;
+                                   Config::kLists, Config::kListCapacity, Config::kNamesTiles>;
 
   typename Config::Stage stages[Config::kStages];
   typename Config::Output output;

@@ -5,34 +5,45 @@
 
 #include "kernels/multiply/sm90/launch.cuh"
 #include "kernels/multiply/sm90/split/multiply.cuh"
+#include "kernels/norm_map/largest_terms.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 
 template <class Config>
 cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource& a,
-                              const SplitSource& b, const Launch& how) {
+                              const SplitSource& b, int16_t* terms, const Launch& how) {
   SplitProduct params{};
   params.a = a;
   params.b = b;
+  params.terms = terms;
   const int blocks = cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors);
+  const LargestTermsParams largest{p,    a.split, b.split, params.a_has_batch, params.b_has_batch,
+                                   terms};
+  const cudaError_t error = launch_largest_terms<Config::kGranules>(largest, how.stream);
+  if (error != cudaSuccess) return error;
   return start<Config>(multiply_split_sm90<Config>, params, blocks, how.stream);
 }
 
 // Computes p from the split operands a and b. Of p.a and p.b it only uses k_major, which is the
-// order of the split blocks, and whether the batch stride is 0.
+// order of the split blocks, and whether the batch stride is 0. `terms` is room for a number for
+// each granule of the whole blocks of C.
 template <int kSplitParts, Tiles kTiles>
 cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
-                           const SplitSource& b, const Launch& how) {
-  const auto run = [&]<bool kAlongA, bool kAlongB, bool kLarge>(std::bool_constant<kAlongA>,
-                                                                std::bool_constant<kAlongB>,
-                                                                std::bool_constant<kLarge>) {
-    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
-    using Chosen = SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kTile.rows / kBlock,
-                               kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
+                           const SplitSource& b, int16_t* terms, const Launch& how) {
+  const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
+                       std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
+                       std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
+    // One split part in the large tile has no registers left for granules.
+    constexpr bool kHasLarge = kSplitParts == 2 || !kEdgeOf32;
+    constexpr TileConfig kTile = kLarge && kHasLarge ? kTiles.large : kTiles.small;
+    using Chosen = SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64,
+                               kTile.rows / kBlock, kTile.columns / kBlock,
+                               kTile.warp_columns / kBlock, kTile.stages>;
     static_assert(kHasTile<Chosen, kTile>);
-    return multiply_split_in<Chosen>(p, a, b, how);
+    return multiply_split_in<Chosen>(p, a, b, terms, how);
   };
-  return with_constants(run, p.a.k_major, p.b.k_major, how.tile == TileSize::kLarge);
+  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
+                        how.tile == TileSize::kLarge);
 }
 
 }  // namespace spamm::kernels::multiply::sm90

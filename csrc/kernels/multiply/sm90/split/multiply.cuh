@@ -5,15 +5,16 @@
 // product reaches TF32's accuracy (scaled_sums.cuh). Block products that split parts cannot
 // represent (norm_map/split.cuh) are computed from the original operands by FFMA.
 //
-// Tile, pipeline and limits are those of sm90/multiply.cuh, with block edges of 64 or 128: blocks
-// of 32 would share a power of two with their neighbours.
+// Tile, pipeline and limits are those of sm90/multiply.cuh.
 #pragma once
 
 #include <type_traits>
 
 #include "kernels/common/turns_sm90.cuh"
 #include "kernels/multiply/sm90/roles.cuh"
+#include "kernels/multiply/sm90/split/promoted_granules.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
+#include "kernels/multiply/sm90/split/scaled_granules.cuh"
 #include "kernels/multiply/sm90/split/scaled_sums.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
@@ -33,6 +34,15 @@ __device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Til
   }
 }
 
+template <class Config>
+using Sums1 =
+    std::conditional_t<Config::kGranules == 1, ScaledSums<Config>, ScaledGranules<Config>>;
+template <class Config>
+using Sums2 =
+    std::conditional_t<Config::kGranules == 1, PromotedSums<Config>, PromotedGranules<Config>>;
+template <class Config>
+using SumsOf = std::conditional_t<Config::kSplitParts == 1, Sums1<Config>, Sums2<Config>>;
+
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
 __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
@@ -43,16 +53,15 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
   auto& ring = storage.ring;
   Descriptor<Config, Config::kMajorA> a(storage.stages[0].a[0][row]);
   Descriptor<Config, Config::kMajorB> b(storage.stages[0].b[0][column]);
-  using Sums =
-      std::conditional_t<Config::kSplitParts == 2, PromotedSums<Config>, ScaledSums<Config>>;
-  Sums sums;
+  SumsOf<Config> sums;
   const std::conditional_t<Config::kTakesTurns, Turns, NoTurns> turns(warpgroup);
   RingPosition<Config::kStages> at;
   while (true) {
     ring.full[at.slot].wait(at.phase);
     const auto& notice = ring.notices[at.slot];
     if (notice.ends_work()) break;
-    const uint32_t bits = notice.mask.bits(warpgroup * Config::kOwn, Config::kOwn);
+    constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
+    const uint32_t bits = notice.mask.bits(warpgroup * kOwnBits, kOwnBits);
     const bool ends_tile = notice.ends_tile();
     Tile tile{};
     const auto release = [&] {
@@ -63,7 +72,9 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     turns.wait();
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
-      sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, begun, release);
+      const LargestTerms<Config> terms(params, ring.tiles[at.slot], row, column);
+      sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, terms, begun,
+               release);
     } else {
       begun();
       release();

@@ -94,15 +94,17 @@ __device__ __forceinline__ void multiply_split_parts(uint64_t a, uint64_t b,
 }
 
 // Multiplies block by block, for a step that is not valid for all blocks or needs exact products.
-template <class Config, int kColumn = 0, class Params, class Totals>
+template <class Config, int kColumn = 0, class Params, class Terms, class Totals>
 __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, uint64_t a,
                                            uint64_t b, const SplitHeader& header_a,
-                                           const SplitHeader* headers_b, Totals& totals) {
+                                           const SplitHeader* headers_b, const Terms& terms,
+                                           Totals& totals) {
   if constexpr (kColumn < Config::kOwn) {
     constexpr int kValues = values_of<Config>(kColumn);
     if (bits >> kColumn & 1) {
       const SplitHeader header_b = headers_b[kColumn];
-      if (needs_exact(header_a, header_b)) {
+      const auto pair = whole_blocks(header_a, header_b, kColumn);
+      if (needs_exact<Config::kSplitParts>(pair, terms)) {
         float sum[1][kValues] = {};
         add_exact<Config, 0, kValues>(params, header_a, header_b, sum[0]);
         promote<kValues, kColumn * kThreadValues, 0>(sum, 0, totals);
@@ -110,11 +112,10 @@ __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, 
         StepSums<Config, kThreadValues> sums;
         multiply_split_parts<Config, kColumn * kBlock, kBlock>(a, b, sums);
         cute::warpgroup_wait<0>();
-        promote<kValues, kColumn * kThreadValues, 0>(sums, header_a.exponent + header_b.exponent,
-                                                     totals);
+        promote<kValues, kColumn * kThreadValues, 0>(sums, pair.exponent(), totals);
       }
     }
-    add_single<Config, kColumn + 1>(params, bits, a, b, header_a, headers_b, totals);
+    add_single<Config, kColumn + 1>(params, bits, a, b, header_a, headers_b, terms, totals);
   }
 }
 
@@ -135,19 +136,22 @@ struct PromotedSums {
   static constexpr int kSize = kColumns * kThreadValues / kBlock;
   Totals<kSize, Config::kKeepsRests> totals;
 
-  // totals += a block of A times the blocks of B whose bits are set; at least one bit is set. Calls
-  // begun() once the products are issued, and release() once the stage has been read, so that the
-  // products of the next stage can begin before these sums are promoted.
-  template <class Params, class Begun, class Release>
+  // totals += a block of A times the blocks of B whose bits are set; at least one bit is set.
+  // `terms` are the largest terms of the blocks of C. Calls begun() once the products are issued,
+  // and release() once the stage has been read, so that the products of the next stage can begin
+  // before these sums are promoted.
+  template <class Params, class Terms, class Begun, class Release>
   __device__ __forceinline__ void add(const Params& params, uint32_t bits, uint64_t a, uint64_t b,
                                       const SplitHeader& header_a, const SplitHeader* headers_b,
-                                      const Begun& begun, const Release& release) {
+                                      const Terms& terms, const Begun& begun,
+                                      const Release& release) {
     bool together = bits == (1u << Config::kOwn) - 1;
     int exponents[Config::kOwn];
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
-      together &= !needs_exact(header_a, headers_b[i]);
-      exponents[i] = header_a.exponent + headers_b[i].exponent;
+      const auto pair = whole_blocks(header_a, headers_b[i], i);
+      together = together && !needs_exact<Config::kSplitParts>(pair, terms);
+      exponents[i] = pair.exponent();
     }
     if (together) {
       StepSums<Config, kSize> sums;
@@ -158,7 +162,7 @@ struct PromotedSums {
       promote_all<Config>(sums, exponents, totals);
     } else {
       begun();
-      add_single<Config>(params, bits, a, b, header_a, headers_b, totals);
+      add_single<Config>(params, bits, a, b, header_a, headers_b, terms, totals);
       release();
     }
   }

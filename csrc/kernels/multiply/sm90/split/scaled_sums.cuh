@@ -37,17 +37,24 @@ class SumScale {
   int both_ = kNone * 0x10000 | (kNone & 0xffff);
 };
 
-// values[kFirst...] *= 2^exponent. Exact, except for results below float32's normal numbers.
-template <int kFirst, int kSize>
+// kCount values, from kFirst on, times 2^exponent. Exact, except for results below float32's normal
+// numbers.
+template <int kFirst, int kCount, int kSize>
 __device__ __forceinline__ void scale_by(int exponent, float (&values)[kSize]) {
 #pragma unroll 1
   while (exponent != 0) {
     const int step = normal_exponent(exponent);
     const float factor = power_of_two(step);
 #pragma unroll
-    for (int i = 0; i < kThreadValues; ++i) values[kFirst + i] *= factor;
+    for (int i = 0; i < kCount; ++i) values[kFirst + i] *= factor;
     exponent -= step;
   }
+}
+
+// value * 2^exponent. Two factors, because one reaches only 2^127.
+__device__ __forceinline__ float scaled(float value, int exponent) {
+  const int first = normal_exponent(exponent);
+  return value * power_of_two(first) * power_of_two(normal_exponent(exponent - first));
 }
 
 // A warpgroup's blocks of C.
@@ -56,20 +63,23 @@ struct ScaledSums {
   float values[Config::kOwn * kThreadValues] = {};
   SumScale scales[Config::kOwn];
 
-  // values += a block of A times the blocks of B whose bits are set; at least one bit is set. Calls
-  // begun() and release() once the stage has been read.
+  using Terms = LargestTerms<Config>;
+
+  // values += a block of A times the blocks of B whose bits are set; at least one bit is set.
+  // `terms` are the largest terms of the blocks of C. Calls begun() and release() once the stage
+  // has been read.
   template <class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
                                       uint64_t b, const SplitHeader& header_a,
-                                      const SplitHeader* headers_b, const Begun& begun,
-                                      const Release& release) {
+                                      const SplitHeader* headers_b, const Terms& terms,
+                                      const Begun& begun, const Release& release) {
     bool together = bits == (1u << Config::kOwn) - 1;
     bool as_they_are = together;
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
-      const int exponent = header_a.exponent + headers_b[i].exponent;
-      together &= by_split_parts(i, header_a, headers_b[i]);
-      as_they_are &= exponent == scales[i].exponent();
+      const auto pair = whole_blocks(header_a, headers_b[i], i);
+      together = together && by_split_parts(pair, terms);
+      as_they_are &= pair.exponent() == scales[i].exponent();
     }
     if (together) {
       if (!as_they_are) scale_for_all(header_a, headers_b);
@@ -78,17 +88,15 @@ struct ScaledSums {
       multiply_part<Config, 0, Config::kOwn * kBlock, 0, kBlock>(a, b, wide);
       hand_over<Config::kOwn * kThreadValues>(wide, values);
     } else {
-      add_single(params, bits, a, b, header_a, headers_b);
+      add_single(params, bits, a, b, header_a, headers_b, terms);
     }
     begun();
     release();
   }
 
-  // Sum i without its scale. Two factors, because one reaches only 2^127.
+  // Sum i without its scale.
   __device__ __forceinline__ float total(int i) const {
-    const int exponent = scales[i / kThreadValues].exponent();
-    const int first = normal_exponent(exponent);
-    return values[i] * power_of_two(first) * power_of_two(normal_exponent(exponent - first));
+    return scaled(values[i], scales[i / kThreadValues].exponent());
   }
 
   __device__ __forceinline__ void reset() {
@@ -99,9 +107,9 @@ struct ScaledSums {
   }
 
  private:
-  __device__ bool by_split_parts(int column, const SplitHeader& a, const SplitHeader& b) const {
-    return !needs_exact(a, b) && ((a.kinds | b.kinds) & kSplitZero) == 0 &&
-           scales[column].reaches(a.exponent + b.exponent);
+  __device__ bool by_split_parts(const GranulePair<SplitHeader>& pair, const Terms& terms) const {
+    return ((pair.kinds_a() | pair.kinds_b()) & kSplitZero) == 0 &&
+           scales[pair.column].reaches(pair.exponent()) && !needs_exact<1>(pair, terms);
   }
 
   // Scales a block's sums to 2^exponent.
@@ -109,7 +117,7 @@ struct ScaledSums {
   __device__ __forceinline__ void move(int exponent) {
     SumScale& scale = scales[kColumn];
     if (scale.has_sums()) {
-      scale_by<kColumn * kThreadValues>(scale.exponent() - exponent, values);
+      scale_by<kColumn * kThreadValues, kThreadValues>(scale.exponent() - exponent, values);
     }
     scale.move(exponent);
   }
@@ -124,7 +132,7 @@ struct ScaledSums {
   template <int kColumn = 0>
   __device__ __forceinline__ void scale_for_all(const SplitHeader& a, const SplitHeader* b) {
     if constexpr (kColumn < Config::kOwn) {
-      scale_for<kColumn>(a.exponent + b[kColumn].exponent);
+      scale_for<kColumn>(a.exponent() + b[kColumn].exponent());
       scale_for_all<kColumn + 1>(a, b);
     }
   }
@@ -133,26 +141,29 @@ struct ScaledSums {
   template <int kColumn = 0>
   __device__ __forceinline__ void add_single(const SplitProduct& params, uint32_t bits, uint64_t a,
                                              uint64_t b, const SplitHeader& header_a,
-                                             const SplitHeader* headers_b) {
+                                             const SplitHeader* headers_b, const Terms& terms) {
     if constexpr (kColumn < Config::kOwn) {
-      if (bits >> kColumn & 1) add_block<kColumn>(params, a, b, header_a, headers_b[kColumn]);
-      add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b);
+      if (bits >> kColumn & 1) {
+        add_block<kColumn>(params, a, b, whole_blocks(header_a, headers_b[kColumn], kColumn),
+                           terms);
+      }
+      add_single<kColumn + 1>(params, bits, a, b, header_a, headers_b, terms);
     }
   }
 
   template <int kColumn>
   __device__ __forceinline__ void add_block(const SplitProduct& params, uint64_t a, uint64_t b,
-                                            const SplitHeader& header_a,
-                                            const SplitHeader& header_b) {
-    const int exponent = header_a.exponent + header_b.exponent;
-    const int kinds = header_a.kinds | header_b.kinds;
-    if (by_split_parts(kColumn, header_a, header_b)) {
+                                            const GranulePair<SplitHeader>& pair,
+                                            const Terms& terms) {
+    const int exponent = pair.exponent();
+    const int kinds = pair.kinds_a() | pair.kinds_b();
+    if (by_split_parts(pair, terms)) {
       scale_for<kColumn>(exponent);
       multiply_part<Config, kColumn * kBlock, kBlock, 0, kBlock>(a, b, values);
     } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {
       move<kColumn>(0);
       scales[kColumn].add((kinds & kSplitSpecial) != 0 ? SumScale::kAnything : exponent);
-      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, header_a, header_b, values);
+      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, pair.a, pair.b, values);
     }
   }
 };

@@ -12,25 +12,28 @@ namespace spamm::kernels::multiply::sm90 {
 
 struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
+  const int16_t* terms;  // of each granule of C: norm_map/largest_terms.cuh
 };
 
 // kSplitParts: 2 (high and low) or 1 (high alone).
-template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kRows_, int kColumns_, int kOwn_,
-          int kStages_>
+template <int kSplitParts_, Major kMajorA_, Major kMajorB_, int kGranule_, int kRows_,
+          int kColumns_, int kOwn_, int kStages_>
 struct SplitConfig
-    : Config<__half, kMajorA_, kMajorB_, kBlock, kRows_, kColumns_, kOwn_, kStages_> {
+    : Config<__half, kMajorA_, kMajorB_, kGranule_, kRows_, kColumns_, kOwn_, kStages_> {
+  using Header = SplitHeaderOf<kBlock / kGranule_>;
   static constexpr int kSplitParts = kSplitParts_, kLastWidth = kBlock;
   struct Stage {
     OperandBlock a[kSplitParts_][kRows_], b[kSplitParts_][kColumns_];
-    SplitHeader a_header[kRows_], b_header[kColumns_];
+    Header a_header[kRows_], b_header[kColumns_];
   };
-  static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(SplitHeader);
+  static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(Header);
   struct Output {};
   // For PromotedSums. The small tile has registers for more sets. It also needs them to match
   // cublasSgemm, which is more accurate for a small C because it cuts K into parts.
   static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
   static constexpr bool kKeepsRests = kOwn_ == 1;
   static constexpr bool kTakesTurns = kSplitParts_ == 2;
+  static constexpr bool kNamesTiles = true;  // to find the tile's largest terms
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
@@ -50,11 +53,11 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   const SplitOperand& x = (kIsA ? params.a : params.b).split;
   const int64_t number = (static_cast<int64_t>(batch) * x.extent + block) * x.depth + step;
   const auto& from = static_cast<const SplitBlock<Config::kSplitParts>*>(x.blocks)[number];
-  const auto fetch_into = [&](auto& split_parts, SplitHeader* headers) {
+  const auto fetch_into = [&](auto& split_parts, typename Config::Header* headers) {
 #pragma unroll
     for (int part = 0; part < Config::kSplitParts; ++part)
       fetch_bulk(from.parts[part], barrier, split_parts[part][i]);
-    fetch_bulk(&x.headers[number], barrier, headers[i]);
+    fetch_bulk(&x.header<Config::kGranules>(number), barrier, headers[i]);
   };
   if constexpr (kIsA) {
     fetch_into(stage.a, stage.a_header);
@@ -63,30 +66,83 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
   }
 }
 
-// Whether split parts cannot represent the product of two blocks (norm_map/split.cuh).
-__device__ inline bool needs_exact(const SplitHeader& a, const SplitHeader& b) {
-  const auto both = [](const SplitHeader& faint, const SplitHeader& wide) {
-    return (faint.kinds & kSplitFaint) != 0 && (wide.kinds & kSplitWide) != 0;
+// The largest terms of the granules of C that a warpgroup computes, as powers of two.
+template <class Config>
+class LargestTerms {
+ public:
+  // `row` and `column` are the warpgroup's first block in the tile.
+  __device__ LargestTerms(const SplitProduct& p, const Tile& tile, int row, int column)
+      : columns_(p.b.split.extent * Config::kGranules) {
+    const int64_t rows_before = static_cast<int64_t>(tile.batch) * p.a.split.extent;
+    first_ = p.terms + (rows_before + tile.row + row) * Config::kGranules * columns_ +
+             (tile.column + column) * Config::kGranules;
+  }
+
+  __device__ int at(int row, int column) const {
+    return first_[static_cast<int64_t>(row) * columns_ + column];
+  }
+
+ private:
+  int columns_;
+  const int16_t* first_;
+};
+
+// Two granules, and the granule of C to which their product belongs.
+template <class Header>
+struct GranulePair {
+  const Header &a, &b;
+  int row, column, k;  // `column` counts the granules of all blocks of the warpgroup
+
+  __device__ int kinds_a() const { return a.kinds(row, k); }
+  __device__ int kinds_b() const { return b.kinds(column % Header::kGranules, k); }
+  __device__ int exponent() const {
+    return a.exponent(row, k) + b.exponent(column % Header::kGranules, k);
+  }
+};
+
+// The granules of block `column` of the warpgroup, if a block is a granule.
+__device__ __forceinline__ GranulePair<SplitHeader> whole_blocks(const SplitHeader& a,
+                                                                 const SplitHeader& b, int column) {
+  return {a, b, 0, column, 0};
+}
+
+// Whether split parts cannot represent the product of two granules (norm_map/split.cuh). What they
+// lose lies 40 powers of two below the product of the granules' largest entries. It does no harm if
+// it also lies below what rounding the largest term of C's granule loses. That term is read only
+// where the answer depends on it.
+template <int kSplitParts, class Header, class Terms>
+__device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, const Terms& terms) {
+  // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.
+  constexpr int kHarmless = 2 * kSplitBits - (kSplitParts == 2 ? 12 : 24);
+  const auto both = [](int faint, int wide) {
+    return (faint & kSplitFaint) != 0 && (wide & kSplitWide) != 0;
   };
-  return ((a.kinds | b.kinds) & kSplitSpecial) != 0 || both(a, b) || both(b, a);
+  const int a = pair.kinds_a(), b = pair.kinds_b();
+  if (((a | b) & kSplitSpecial) != 0) return true;
+  return (both(a, b) || both(b, a)) &&
+         pair.exponent() + kHarmless > terms.at(pair.row, pair.column);
 }
 
 // Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
-// on, by FFMA. Two values at a time, because registers are scarce. Params have the sources a and b.
-template <class Config, int kFirst, int kCount, class Params, int kSums>
-__device__ __forceinline__ void add_exact(const Params& params, const SplitHeader& a,
-                                          const SplitHeader& b, float (&sum)[kSums]) {
+// on, by FFMA. These are the values kValue, ... of a thread's share of a block; of K, depths
+// [kDepth, kDepth + kDepths) count. Two values at a time, because registers are scarce. Params have
+// the sources a and b.
+template <class Config, int kFirst, int kCount, int kValue = 0, int kDepth = 0,
+          int kDepths = kSplitBlock, class Params, class Header, int kSums>
+__device__ __forceinline__ void add_exact(const Params& params, const Header& a, const Header& b,
+                                          float (&sum)[kSums]) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
   const int lane = threadIdx.x % 32;
   // One of the blocks may be padded with zeros beyond its operand.
-  const int depth = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
+  const int inside = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
+  const int depth = min(inside - kDepth, kDepths);
 #pragma unroll
   for (int i = 0; i < kCount; i += 2) {
     const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-    const int column = lane % 4 * 2 + i / 4 * 8;
+    const int column = lane % 4 * 2 + (kValue + i) / 4 * 8;
     const int rows = kAlongA ? a.lines : a.length, columns = kAlongB ? b.lines : b.length;
-    const float* at_a = a.source + row * params.a.extent_stride;
-    const float* at_b = b.source + column * params.b.extent_stride;
+    const float* at_a = a.source + row * params.a.extent_stride + kDepth * params.a.k_stride;
+    const float* at_b = b.source + column * params.b.extent_stride + kDepth * params.b.k_stride;
 #pragma unroll 1
     for (int k = depth; k > 0; --k) {
       const float x = row < rows ? *at_a : 0;

@@ -1,0 +1,200 @@
+// How large the terms are that make up a granule of C = A B, for operands in split parts: the
+// largest product a[i, k] * b[k, j] in it, over all k of its valid block products, as a power of
+// two. The multiply compares with it what split parts lose (multiply/sm90/split/stage.cuh): digits
+// that are small beside the terms of the whole sum need no exact product.
+//
+// A product of matrices in which + is max and * is +, over the profiles of the granules. Products
+// that are skipped do not count. So the number depends on what the sum of this granule is made of,
+// and on nothing else: not on other granules of a tile, and not on memory that no valid product
+// reads.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "kernels/common/launch.cuh"
+#include "kernels/common/overlap.cuh"
+#include "kernels/common/skip_test.cuh"
+#include "kernels/multiply/params.h"
+#include "kernels/norm_map/split_params.h"
+
+namespace spamm::kernels {
+
+struct LargestTermsParams {
+  MultiplyParams<float> product;
+  SplitOperand a, b;
+  bool a_has_batch, b_has_batch;  // false: all batches share the operand
+  int16_t* terms;                 // (batch, granules along M, granules along N), of whole blocks
+};
+
+constexpr int kTermsEdge = 16;  // granules of C along an edge of a thread block
+constexpr int kTermsThreads = kTermsEdge * kTermsEdge;
+constexpr int16_t kNoTerms = 0x7fff;  // all terms are 0
+
+// The lines of one operand that a thread block works on: granules along M (or N).
+template <int kGranules>
+class TermsLines {
+  static constexpr int kDepth = kSplitBlock / kGranules;
+
+ public:
+  // `norm_step` and `norm_k_step` are the strides of `norms` from block to block along M (or N) and
+  // along K; `norm_lines` is the number of blocks along M (or N).
+  __device__ TermsLines(const SplitOperand& operand, int64_t batch, int first, const float* norms,
+                        int log2_block, int norm_lines, int64_t norm_step, int64_t norm_k_step)
+      : operand_(operand),
+        before_(batch * operand.extent),
+        first_(first),
+        norms_(norms),
+        log2_block_(log2_block),
+        norm_lines_(norm_lines),
+        norm_step_(norm_step),
+        norm_k_step_(norm_k_step) {}
+
+  __device__ const SplitHeaderOf<kGranules>& header(int line, int k) const {
+    return operand_.template header<kGranules>(number(line, k));
+  }
+  __device__ int exponent(int line, int k, int part) const {
+    return header(line, k).exponent(clamped(line) % kGranules, part);
+  }
+  // Part `word` of the profile of a line in the k-th block along K.
+  __device__ uint4 profile(int line, int k, int word) const {
+    const auto& profile = operand_.template profile<kGranules>(number(line, k));
+    return reinterpret_cast<const uint4*>(profile.below[clamped(line) % kGranules])[word];
+  }
+  // `norm_k` is a block of the norm map along K.
+  __device__ float norm(int line, int norm_k) const {
+    const int row = min(clamped(line) * kDepth >> log2_block_, norm_lines_ - 1);
+    return norms_[row * norm_step_ + norm_k * norm_k_step_];
+  }
+
+ private:
+  __device__ int clamped(int line) const {
+    return min(first_ + line, operand_.extent * kGranules - 1);
+  }
+  __device__ int64_t number(int line, int k) const {
+    return (before_ + clamped(line) / kGranules) * operand_.depth + k;
+  }
+
+  const SplitOperand& operand_;
+  int64_t before_;
+  int first_;
+  const float* norms_;
+  int log2_block_, norm_lines_;
+  int64_t norm_step_, norm_k_step_;
+};
+
+// Whether some granule of these lines is wide. The thread block calls it together.
+template <int kGranules>
+__device__ bool any_wide(const TermsLines<kGranules>& lines, int depth) {
+  bool wide = false;
+  for (int i = threadIdx.x; i < kTermsEdge * depth; i += kTermsThreads) {
+    const auto& header = lines.header(i / depth, i % depth);
+#pragma unroll
+    for (const uint8_t flags : header.flags) wide |= (flags & kSplitWide) != 0;
+  }
+  return __syncthreads_or(wide);
+}
+
+// The largest terms of a tile of kTermsEdge x kTermsEdge granules of C, one in each thread.
+template <int kGranules>
+__global__ void __launch_bounds__(kTermsThreads)
+    find_largest_terms(const __grid_constant__ LargestTermsParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  // A uint4 holds eight neighbouring k. The pad puts the lines of B into different banks.
+  constexpr int kWords = kSplitBlock / 8, kGranuleWords = kWords / kGranules;
+  static_assert(2 * kTermsEdge * kWords == kTermsThreads);  // one load in each thread
+  constexpr int kDepth = kSplitBlock / kGranules;
+  __shared__ uint4 below[2][kTermsEdge][kWords + 1];
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+
+  const MultiplyParams<float>& product = p.product;
+  const int rows = p.a.extent * kGranules, columns = p.b.extent * kGranules, depth = p.a.depth;
+  const int tile_rows = (rows - 1) / kTermsEdge + 1, tile_columns = (columns - 1) / kTermsEdge + 1;
+  const int first_column = blockIdx.x % tile_columns * kTermsEdge;
+  const int first_row = blockIdx.x / tile_columns % tile_rows * kTermsEdge;
+  const int64_t batch = blockIdx.x / tile_columns / tile_rows;
+  const auto blocks = [](int64_t size, int log2_block) {
+    return static_cast<int>(((size - 1) >> log2_block) + 1);
+  };
+  const int norm_rows = blocks(product.m, product.log2_block_m);
+  const int norm_columns = blocks(product.n, product.log2_block_n);
+  const int norm_depth = blocks(product.k, product.log2_block_k);
+  const TermsLines<kGranules> a(p.a, p.a_has_batch ? batch : 0, first_row,
+                                product.norm_a + batch * norm_rows * norm_depth,
+                                product.log2_block_m, norm_rows, norm_depth, 1);
+  const TermsLines<kGranules> b(p.b, p.b_has_batch ? batch : 0, first_column,
+                                product.norm_b + batch * norm_depth * norm_columns,
+                                product.log2_block_n, norm_columns, 1, norm_columns);
+  // Where no granule of A, or none of B, is wide, nobody asks.
+  if (!any_wide(a, depth) || !any_wide(b, depth)) return;
+
+  const float tau = product.tau.value();
+  const int row = threadIdx.x / kTermsEdge, column = threadIdx.x % kTermsEdge;
+  const int line = threadIdx.x / kWords, word = threadIdx.x % kWords;  // to load
+  struct Step {
+    uint4 profile;
+    int top[kGranules];
+    bool valid[kGranules];
+  };
+  const auto load = [&](int k) {
+    Step step;
+    step.profile =
+        line < kTermsEdge ? a.profile(line, k, word) : b.profile(line - kTermsEdge, k, word);
+#pragma unroll
+    for (int part = 0; part < kGranules; ++part) {
+      const int norm_k =
+          min((k * kSplitBlock + part * kDepth) >> product.log2_block_k, norm_depth - 1);
+      step.valid[part] = is_valid(norm_product(a.norm(row, norm_k), b.norm(column, norm_k)), tau);
+      step.top[part] = a.exponent(row, k, part) + b.exponent(column, k, part) + 2 * kSplitBits;
+    }
+    return step;
+  };
+  constexpr int kNone = -0x8000;
+  int largest = kNone;
+  Step next = load(0);
+  for (int k = 0; k < depth; ++k) {
+    const Step step = next;
+    if (k + 1 < depth) next = load(k + 1);
+    bool valid = false;
+#pragma unroll
+    for (const bool part : step.valid) valid |= part;
+    below[line / kTermsEdge][line % kTermsEdge][word] = step.profile;
+    if (__syncthreads_or(valid)) {
+#pragma unroll
+      for (int part = 0; part < kGranules; ++part) {
+        uint32_t least = 0xffffffff;  // of two neighbouring k each
+#pragma unroll
+        for (int i = part * kGranuleWords; i < (part + 1) * kGranuleWords; ++i) {
+          const uint4 x = below[0][row][i], y = below[1][column][i];
+          least = __viaddmin_u16x2(x.x, y.x, least);
+          least = __viaddmin_u16x2(x.y, y.y, least);
+          least = __viaddmin_u16x2(x.z, y.z, least);
+          least = __viaddmin_u16x2(x.w, y.w, least);
+        }
+        const int all = min(least & 0xffff, least >> 16);
+        if (step.valid[part] && all < kNothingAtK) largest = max(largest, step.top[part] - all);
+      }
+    }
+    __syncthreads();
+  }
+  if (first_row + row < rows && first_column + column < columns) {
+    p.terms[(batch * rows + first_row + row) * columns + first_column + column] =
+        largest == kNone ? kNoTerms : static_cast<int16_t>(largest);
+  }
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
+#endif
+}
+
+// kGranules: along each edge of a split block.
+template <int kGranules>
+cudaError_t launch_largest_terms(const LargestTermsParams& p, cudaStream_t stream) {
+  const auto tiles = [](int extent) {
+    return static_cast<int64_t>((extent * kGranules - 1) / kTermsEdge + 1);
+  };
+  const auto grid = static_cast<unsigned>(tiles(p.a.extent) * tiles(p.b.extent) * p.product.batch);
+  return launch(find_largest_terms<kGranules>, grid, kTermsThreads, 0, /*overlap_previous=*/true,
+                stream, p);
+}
+
+}  // namespace spamm::kernels
