@@ -17,6 +17,8 @@
 
 namespace spamm {
 
+using OptTensor = std::optional<Tensor>;
+
 bool share_norm_map(const Tensor& a, const Tensor& b, const Block& block) {
   return block.m == block.k && block.k == block.n && is_same_view(a, b);
 }
@@ -32,26 +34,19 @@ std::tuple<Tensor, Tensor> norm_maps_of(const SpammArguments& arguments) {
   return {norm_a ? *norm_a : norm_map(a, {m, k}), norm_b ? *norm_b : norm_map(b, {k, n})};
 }
 
-namespace {
-
-using OptTensor = std::optional<Tensor>;
-
-// An uninitialised result of the product.
 Tensor empty_result(const SpammArguments& arguments) {
   auto shape = arguments.a.sizes().vec();
   shape.back() = arguments.b.size(-1);
   return at::empty(shape, arguments.a.options());
 }
 
-// An uninitialised norm map of the result `c`.
-Tensor empty_map(const Tensor& c, const Block& block) {
+Tensor empty_map_of_result(const Tensor& c, const Block& block) {
   auto shape = c.sizes().vec();
   shape[shape.size() - 2] = blocks_of(c.size(-2), block.m);
   shape[shape.size() - 1] = blocks_of(c.size(-1), block.n);
   return at::empty(shape, c.options().dtype(norm_dtype(c.scalar_type())));
 }
 
-// Writes the result to `out`, and its norm map to `norms` if that is given.
 void spamm_into_by_stages(const SpammArguments& arguments, const Tensor& out,
                           const OptTensor& norms) {
   const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
@@ -60,8 +55,6 @@ void spamm_into_by_stages(const SpammArguments& arguments, const Tensor& out,
   ops::multiply_into(a, b, map_a, map_b, threshold, block, out, input, beta, alpha, symmetric,
                      norms);
 }
-
-}  // namespace
 
 Tensor spamm_by_stages(const SpammArguments& arguments) {
   const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
@@ -145,7 +138,7 @@ std::tuple<Tensor, Tensor> spamm_with_norms_op(
   const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
   check_operands(a, b);
   const SpammArguments arguments{a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric};
-  const Tensor c = empty_result(arguments), norms = empty_map(c, edges);
+  const Tensor c = empty_result(arguments), norms = empty_map_of_result(c, edges);
   spamm_into_by_stages(arguments, c, norms);
   return {c, norms};
 }

@@ -28,6 +28,15 @@ bool share_norm_map(const Tensor& a, const Tensor& b, const Block& block);
 // The norm maps of a and b: those that are given, the others computed. They may be one tensor.
 std::tuple<Tensor, Tensor> norm_maps_of(const SpammArguments& arguments);
 
+// Uninitialised memory for the result of the product, and for the norm map of a result.
+Tensor empty_result(const SpammArguments& arguments);
+Tensor empty_map_of_result(const Tensor& c, const Block& block);
+
+// As spamm_by_stages() below. Writes the result to `out`, and its norm map to `norms` if that is
+// given.
+void spamm_into_by_stages(const SpammArguments& arguments, const Tensor& out,
+                          const std::optional<Tensor>& norms);
+
 // Calls one op for each stage. A device that fuses stages falls back on it. The ops check the
 // arguments; this function does not.
 Tensor spamm_by_stages(const SpammArguments& arguments);

@@ -145,17 +145,24 @@ TileSize pick_tile(AnyKernel kernel, bool large_pays, std::optional<TileSize> fo
 
 // Whether C is large enough for large tiles. They read each operand less often, but on a small C
 // they leave multiprocessors idle. The table's limit counts areas of 128 x 128 of C for each
-// multiprocessor.
+// multiprocessor. `upper_only`: only those on and above the diagonal are computed.
 template <class AnyKernel>
-bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors) {
+bool large_tile_pays(AnyKernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
+                     bool upper_only = false) {
   const TileRow<AnyKernel>* large = find_tile(kernel, TileSize::kLarge);
-  const int64_t areas = batch * blocks_of(m, 128) * blocks_of(n, 128);
+  const int64_t rows = blocks_of(m, 128), columns = blocks_of(n, 128);
+  const int64_t areas = batch * (upper_only ? rows * (rows + 1) / 2 : rows * columns);
   return large != nullptr && static_cast<double>(areas) >= large->pays_from * multiprocessors;
 }
 
+// `upper_only`: only the upper triangle of a square C is computed. It changes the tile of float64
+// alone, whose tiles all round alike: what is computed has the bits of the whole product.
 inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, int multiprocessors,
-                            std::optional<TileSize> forced = std::nullopt) {
-  return pick_tile(kernel, large_tile_pays(kernel, batch, m, n, multiprocessors), forced);
+                            std::optional<TileSize> forced = std::nullopt,
+                            bool upper_only = false) {
+  const bool counts_triangle = upper_only && kernel == Kernel::kSm90F64;
+  return pick_tile(kernel, large_tile_pays(kernel, batch, m, n, multiprocessors, counts_triangle),
+                   forced);
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B

@@ -16,6 +16,9 @@
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/launch.h"
+#include "cuda/multiply/symmetric.h"
+#include "cuda/multiply/write_result.h"
+#include "cuda/norm_map/norm_map.h"
 #include "cuda/operand.h"
 #include "cuda/tau_argument.h"
 #include "cuda/tile_counter.h"
@@ -101,15 +104,44 @@ void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const
       b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
     }
   }
-  // The kernels write rows of contiguous entries from a 16-byte address on.
-  const bool in_place = (out.size(1) <= 1 || out.stride(1) == 1) &&
-                        reinterpret_cast<uintptr_t>(out.const_data_ptr()) % kAlignment == 0;
+  const bool in_place = is_writable(out);
   const Tensor c = in_place ? out : at::empty(out.sizes(), out.options());
   product_into(c, a, b, prepared, norm_a, norm_b, tau, edges, std::nullopt, 1, 1);
   if (!in_place) out.copy_(c);
 }
 
+void multiply_into(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
+                   const Tensor& tau, at::IntArrayRef block, const Tensor& out,
+                   const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha,
+                   bool symmetric, const std::optional<Tensor>& norms) {
+  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
+  check_into(out, a, b, edges, input, symmetric, norms);
+  const auto write = [&](const Tensor& c, const Tensor& map) {
+    product_into(c, a, b, {}, norm_a, norm_b, tau, edges, input, beta, alpha, {symmetric, map});
+  };
+  write_result(out, norms, {a, b, norm_a, norm_b, tau, input.value_or(Tensor())}, edges, write);
+}
+
+// Computes what is wanted besides `c`, whose upper triangle or whole is set.
+void complete(const Tensor& c, const Block& block, const Wanted& wanted, const OnDevice& device) {
+  const Tensor batch = as_batch(c);
+  const bool norms_follow = wanted.norms.defined() && !(wanted.symmetric && has_norms_of(block.m));
+  if (wanted.symmetric) {
+    complete_symmetric(batch, block.m, norms_follow ? Tensor() : wanted.norms, device);
+  }
+  if (norms_follow) norm_map_into(c, block.m, block.n, wanted.norms);
+}
+
 }  // namespace
+
+bool is_writable(const Tensor& c) {
+  const Tensor batch = as_batch(c);
+  const auto aligned = [&](int64_t stride) { return stride * c.element_size() % kAlignment == 0; };
+  return (batch.size(2) <= 1 || batch.stride(2) == 1) &&
+         (batch.size(1) <= 1 || batch.stride(1) >= batch.size(2)) &&
+         (batch.size(0) <= 1 || (c.is_contiguous() || aligned(batch.stride(0)))) &&
+         reinterpret_cast<uintptr_t>(c.const_data_ptr()) % kAlignment == 0;
+}
 
 ProductSize size_of_product(const Tensor& a, const Tensor& b) {
   const auto matrices = [](const Tensor& x) {
@@ -129,13 +161,15 @@ Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const OnDevice&
   return choose_kernel(dtype, allow_tf32(), hopper, size);
 }
 
-TileSize tile_for(Kernel kernel, const ProductSize& size, const OnDevice& device) {
-  return choose_tile(kernel, size.batch, size.m, size.n, device.multiprocessors(), forced_tile());
+TileSize tile_for(Kernel kernel, const ProductSize& size, const OnDevice& device, bool upper_only) {
+  return choose_tile(kernel, size.batch, size.m, size.n, device.multiprocessors(), forced_tile(),
+                     upper_only);
 }
 
 void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepared& prepared,
                   const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau, const Block& block,
-                  const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
+                  const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha,
+                  const Wanted& wanted) {
   const OnDevice device(a);
   if (c.numel() == 0) return;
   const bool adds_input = input && beta.toDouble() != 0;
@@ -144,7 +178,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
   const Kernel kernel =
       prepared.kernel ? *prepared.kernel : kernel_for(a.scalar_type(), size, device);
   const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
-  const TileSize tile = tile_for(kernel, size, device);
+  const TileSize tile = tile_for(kernel, size, device, wanted.symmetric);
   const kernels::Launch how = {
       .tile = tile,
       .multiprocessors = device.multiprocessors(),
@@ -155,6 +189,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
   const auto with_params = [&]<class Norm>(Norm, const auto& start) {
     Arguments<Norm> arguments(norm_a, norm_b, tau, block, addend, beta, alpha, a.size(-1), batch_c);
     std::optional<TileCounter> own;
+    arguments.params.upper_only = wanted.symmetric;
     arguments.params.next_tile = prepared.next_tile;
     arguments.params.next_tile_is_zero = prepared.next_tile != nullptr;
     if (claims_tiles(kernel) && prepared.next_tile == nullptr) {
@@ -220,6 +255,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
       run(Multiply<double>(multiply_sm80_f64));
       break;
   }
+  complete(c, block, wanted, device);
 }
 
 Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
@@ -245,6 +281,7 @@ const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel}
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
   m.impl("multiply", &multiply);
+  m.impl("multiply_into", &multiply_into);
   m.impl("multiply_part", &multiply_part);
 }
 

@@ -37,12 +37,22 @@ struct Prepared {
   int* next_tile = nullptr;
 };
 
+// What is wanted besides a product.
+struct Wanted {
+  bool symmetric = false;  // the upper triangle of the product and its mirror image
+  at::Tensor norms = {};   // undefined, or becomes the product's norm map; contiguous
+};
+
+// Whether the kernels can write to `c`: rows of contiguous entries, which do not overlap, from a
+// 16-byte address on.
+bool is_writable(const at::Tensor& c);
+
 // Computes the op multiply. Its arguments have passed check_product(). product_into() writes to
-// `c`, whose rows are contiguous from a 16-byte address on and may have any stride.
+// `c`, which is_writable() and shares no memory with an argument.
 void product_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                   const Prepared& prepared, const at::Tensor& norm_a, const at::Tensor& norm_b,
                   const at::Tensor& tau, const Block& block, const std::optional<at::Tensor>& input,
-                  const at::Scalar& beta, const at::Scalar& alpha);
+                  const at::Scalar& beta, const at::Scalar& alpha, const Wanted& wanted = {});
 at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
                    const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
                    const Block& block, const std::optional<at::Tensor>& input,

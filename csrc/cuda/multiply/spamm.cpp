@@ -10,6 +10,7 @@
 
 #include "checks.h"
 #include "cuda/multiply/multiply.h"
+#include "cuda/multiply/write_result.h"
 #include "cuda/norm_map/norm_map.h"
 #include "cuda/tile_counter.h"
 #include "shards/spamm_devices.h"
@@ -60,19 +61,24 @@ std::tuple<Tensor, Tensor> maps_of(const Tensor& a, const Tensor& b, const Block
   return {shared, shared};
 }
 
-// The whole product on one device, also where it is symmetric.
-Tensor whole_product(const SpammArguments& arguments, const Block& block) {
+// Computes the whole product on one device into `c`, and its norm map into `norms` if that is
+// defined. Both share no memory with an argument.
+void whole_product(const SpammArguments& arguments, const Block& block, const Tensor& c,
+                   const Tensor& norms) {
   const auto& [a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
-  const auto by_stages = [&] { return spamm_by_stages(arguments); };
+  const auto by_stages = [&] {
+    spamm_into_by_stages(arguments, c, norms.defined() ? OptTensor(norms) : std::nullopt);
+  };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
   const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), device);
+  const Wanted wanted{symmetric, norms};
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;
     const auto [map_a, map_b] = maps_of(a, b, block, counter.get());
     const Tensor found = threshold_from_knob(map_a, map_b, knob);
-    return product(a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, found, block,
-                   input, beta, alpha);
+    return product_into(c, a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b,
+                        found, block, input, beta, alpha, wanted);
   }
   const int count = split_parts_with_norms(a, b, block, kernel);
   if (count == 0) return by_stages();
@@ -84,8 +90,17 @@ Tensor whole_product(const SpammArguments& arguments, const Block& block) {
                                   batch_of_map(map_a, norm_a), batch_of_map(map_b, norm_b),
                                   device.stream());
   const Tensor found = threshold_from_knob(map_a, map_b, knob);
-  return product(a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found, block,
-                 input, beta, alpha);
+  product_into(c, a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found, block,
+               input, beta, alpha, wanted);
+}
+
+// The product over several devices. Where it is symmetric, the whole is computed and mirrored.
+Tensor product_on_devices(const SpammArguments& arguments, at::IntArrayRef devices) {
+  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
+  const Tensor c =
+      shards::spamm_on_devices({a, b, knob, block, norm_a, norm_b, input, beta, alpha}, devices);
+  if (symmetric) mirror_upper(c);
+  return c;
 }
 
 Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
@@ -97,10 +112,11 @@ Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
   const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
   const Block block = check_product(a, b, block_edges, norm_a, norm_b, knob.tau, input);
   if (symmetric) check_symmetric(a, b, block, input);
-  const SpammArguments arguments{a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha};
-  const Tensor c =
-      devices ? shards::spamm_on_devices(arguments, *devices) : whole_product(arguments, block);
-  if (symmetric) mirror_upper(c);
+  const SpammArguments arguments{a,      b,     knob, block_edges, norm_a,
+                                 norm_b, input, beta, alpha,       symmetric};
+  if (devices) return product_on_devices(arguments, *devices);
+  const Tensor c = empty_result(arguments);
+  whole_product(arguments, block, c, {});
   return c;
 }
 
@@ -109,10 +125,18 @@ std::tuple<Tensor, Tensor> spamm_with_norms_op(
     std::optional<double> valid_ratio, std::optional<double> max_error, at::IntArrayRef block_edges,
     const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
     const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
-  const Block block = check_block(block_edges);
-  const Tensor c = spamm_op(a, b, tau, threshold, valid_ratio, max_error, block_edges, norm_a,
-                            norm_b, input, beta, alpha, devices, symmetric);
-  return {c, spamm::norm_map(c, {block.m, block.n})};
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  const Block block = check_product(a, b, block_edges, norm_a, norm_b, knob.tau, input);
+  if (symmetric) check_symmetric(a, b, block, input);
+  const SpammArguments arguments{a,      b,     knob, block_edges, norm_a,
+                                 norm_b, input, beta, alpha,       symmetric};
+  if (devices) {
+    const Tensor c = product_on_devices(arguments, *devices);
+    return {c, spamm::norm_map(c, {block.m, block.n})};
+  }
+  const Tensor c = empty_result(arguments), norms = empty_map_of_result(c, block);
+  whole_product(arguments, block, c, norms);
+  return {c, norms};
 }
 
 void spamm_into_op(const Tensor& a, const Tensor& b, const Tensor& out, const OptTensor& tau,
@@ -121,11 +145,22 @@ void spamm_into_op(const Tensor& a, const Tensor& b, const Tensor& out, const Op
                    const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input,
                    const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef devices,
                    bool symmetric, const OptTensor& norms) {
-  const Block block = check_product(a, b, block_edges, norm_a, norm_b, tau, input);
+  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
+  const Block block = check_product(a, b, block_edges, norm_a, norm_b, knob.tau, input);
   check_into(out, a, b, block, input, symmetric, norms);
-  out.copy_(spamm_op(a, b, tau, threshold, valid_ratio, max_error, block_edges, norm_a, norm_b,
-                     input, beta, alpha, devices, symmetric));
-  if (norms) norms->copy_(spamm::norm_map(out, {block.m, block.n}));
+  const SpammArguments arguments{a,      b,     knob, block_edges, norm_a,
+                                 norm_b, input, beta, alpha,       symmetric};
+  if (devices) {
+    out.copy_(product_on_devices(arguments, *devices));
+    if (norms) norms->copy_(spamm::norm_map(out, {block.m, block.n}));
+    return;
+  }
+  const auto given = [](const OptTensor& x) { return x.value_or(Tensor()); };
+  const auto write = [&](const Tensor& c, const Tensor& map) {
+    whole_product(arguments, block, c, map);
+  };
+  write_result(out, norms, {a, b, given(norm_a), given(norm_b), given(knob.tau), given(input)},
+               block, write);
 }
 
 }  // namespace

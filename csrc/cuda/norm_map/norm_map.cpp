@@ -26,12 +26,13 @@ struct Job {
   Tensor matrices, map;
   std::array<int64_t, 2> block;
 
-  Job(const Tensor& a, std::array<int64_t, 2> block, const char* name)
-      : dtype(a.scalar_type()), block(block) {
+  // The map goes to `memory`, contiguous and of its shape, if that is defined.
+  Job(const Tensor& a, std::array<int64_t, 2> block, const char* name, const Tensor& memory = {})
+      : dtype(a.scalar_type()), map(memory), block(block) {
     auto shape = a.sizes().vec();
     shape[a.dim() - 2] = blocks_of(a.size(-2), block[0]);
     shape[a.dim() - 1] = blocks_of(a.size(-1), block[1]);
-    map = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
+    if (!map.defined()) map = at::empty(shape, a.options().dtype(norm_dtype(a.scalar_type())));
     TORCH_CHECK(map.numel() <= std::numeric_limits<int32_t>::max(), name,
                 " must have at most 2^31 - 1 blocks; got ", map.numel(), " for shape ", a.sizes());
     // Merges all batch dimensions into one. Copies only if no single stride can describe them.
@@ -91,6 +92,12 @@ Tensor norm_map(const Tensor& a, int64_t rows, int64_t columns, int* zeroed) {
   const Job job(a, {rows, columns}, "a");
   compute({&job}, zeroed, device);
   return job.map;
+}
+
+void norm_map_into(const Tensor& a, int64_t rows, int64_t columns, const Tensor& map) {
+  const OnDevice device(a);
+  const Job job(a, {rows, columns}, "a", map);
+  compute({&job}, nullptr, device);
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {

@@ -17,4 +17,7 @@ std::tuple<at::Tensor, at::Tensor> norm_maps(const at::Tensor& a, const at::Tens
 // Computes the op norm_map with block (rows, columns). `zeroed`: as above.
 at::Tensor norm_map(const at::Tensor& a, int64_t rows, int64_t columns, int* zeroed);
 
+// The same into `map`, which is contiguous and has the map's shape and dtype.
+void norm_map_into(const at::Tensor& a, int64_t rows, int64_t columns, const at::Tensor& map);
+
 }  // namespace spamm::cuda

@@ -9,6 +9,7 @@
 #include "cuda/threshold/staircase_grid.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
+#include "kernels/threshold/error_search.cuh"
 #include "kernels/threshold/select_tau.cuh"
 #include "kernels/threshold/valid_counts.cuh"
 
@@ -25,20 +26,6 @@ template <class Norm>
 unsigned grid_of(const NormMaps<Norm>& maps) {
   return static_cast<unsigned>(kernels::patches(maps));
 }
-
-// Pointers into the workspace of the error kernels.
-template <class Norm>
-struct ErrorWorkspace {
-  kernels::ErrorSearch<Norm>* search;
-  kernels::SumOfSquares<Norm>* partial;
-
-  explicit ErrorWorkspace(void* workspace)
-      : search(static_cast<kernels::ErrorSearch<Norm>*>(workspace)),
-        partial(reinterpret_cast<kernels::SumOfSquares<Norm>*>(static_cast<char*>(workspace) +
-                                                               kErrorStateBytes)) {
-    static_assert(sizeof(kernels::ErrorSearch<Norm>) <= kErrorStateBytes);
-  }
-};
 
 }  // namespace
 
@@ -134,37 +121,78 @@ void launch_find_tau(const NormMaps<Norm>& maps, double valid_ratio, void* works
 }
 
 template <class Norm>
-size_t error_workspace(const NormMaps<Norm>& maps) {
-  // A sweep needs one sum for each thread block and threshold. The start of the search needs two
-  // for each warp.
-  constexpr int kSums = std::max(kernels::SearchStep<Norm>::kThresholds, 2 * kThreads / 32);
-  return kErrorStateBytes + grid_of(maps) * kSums * sizeof(kernels::SumOfSquares<Norm>);
+size_t error_bound_workspace(const NormMaps<Norm>& maps) {
+  return kErrorStateBytes + grid_of(maps) * sizeof(kernels::SumOfSquares<Norm>);
 }
 
 template <class Norm>
 void launch_error_bound(const NormMaps<Norm>& maps, const Tau<Norm>& tau, void* workspace,
                         Norm* bound, cudaStream_t stream) {
-  const ErrorWorkspace<Norm> space(workspace);
-  const kernels::BoundOfTau<Norm> sweep{tau, bound};
-  kernels::bound_errors<<<grid_of(maps), kThreads, 0, stream>>>(maps, sweep, space.partial,
-                                                                &space.search->arrived);
+  auto* const partial = reinterpret_cast<kernels::SumOfSquares<Norm>*>(
+      static_cast<char*>(workspace) + kErrorStateBytes);
+  kernels::error_bound<<<grid_of(maps), kThreads, 0, stream>>>(
+      maps, tau, partial, static_cast<unsigned*>(workspace), bound);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template <class Norm>
+size_t find_tau_for_error_workspace() {
+  return sizeof(kernels::ErrorSearch<Norm>);
+}
+
+namespace {
+
+// kGrid: see find_tau_for_error().
+template <bool kGrid, class Norm>
+void launch_error_search(const NormMaps<Norm>& maps, double max_error, void* workspace, Norm* tau,
+                         unsigned blocks, int threads, int64_t most_bytes, cudaStream_t stream) {
+  const auto kernel = kernels::find_tau_for_error<kGrid, Norm>;
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(most_bytes)));
+  bool overlaps = false;
+  C10_CUDA_CHECK(kernels::find_waits(reinterpret_cast<const void*>(kernel), overlaps));
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeCooperative;
+  attributes[0].val.cooperative = kGrid;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = blocks;
+  launch.blockDim = threads;
+  launch.dynamicSmemBytes = kernels::error_search_bytes<Norm>(threads);
+  launch.stream = stream;
+  launch.attrs = attributes;
+  launch.numAttrs = overlaps ? 2 : 1;
+  C10_CUDA_CHECK(cudaLaunchKernelEx(&launch, kernel, maps, max_error,
+                                    static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau));
+}
+
+}  // namespace
+
+template <class Norm>
 void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, void* workspace,
-                               Norm* tau, cudaStream_t stream) {
-  const ErrorWorkspace<Norm> space(workspace);
-  const unsigned blocks = grid_of(maps);
-  kernels::start_error_search<<<std::min(blocks, 256u), kThreads, 0, stream>>>(
-      maps, max_error, space.search, space.partial, tau);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-  for (int unsettled = kernels::Bits<Norm>::kCount; unsettled > 0;) {
-    unsettled = std::max(unsettled - 3, 0);
-    const kernels::SearchStep<Norm> sweep{space.search, unsettled, tau};
-    kernels::bound_errors<<<blocks, kThreads, 0, stream>>>(maps, sweep, space.partial,
-                                                           &space.search->arrived);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+                               Norm* tau, const cudaDeviceProp& device, cudaStream_t stream) {
+  constexpr int64_t kLeastThreads = 128;
+  // 1024 bytes suffice for the shared memory that the kernel declares statically.
+  const auto room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024;
+  int64_t most_threads = kernels::kMostSearchThreads;
+  while (kernels::error_search_bytes<Norm>(most_threads) > room) most_threads -= 32;
+  const int64_t most_bytes = kernels::error_search_bytes<Norm>(most_threads);
+  const int64_t most_blocks =
+      std::min<int64_t>(device.multiProcessorCount, kernels::kMostSearchBlocks);
+  // A thread for each block of C, in one thread block if that suffices.
+  const int64_t places = maps.batch * maps.mb * maps.nb;
+  const int64_t for_each = places <= most_threads ? places : (places - 1) / most_blocks + 1;
+  const int64_t threads = std::clamp((for_each + 31) / 32 * 32, kLeastThreads, most_threads);
+  const int64_t blocks = std::min((places - 1) / threads + 1, most_blocks);
+  const auto launch = [&](auto search) {
+    search(maps, max_error, workspace, tau, static_cast<unsigned>(blocks),
+           static_cast<int>(threads), most_bytes, stream);
+  };
+  if (blocks == 1) {
+    launch(launch_error_search<false, Norm>);
+  } else {
+    launch(launch_error_search<true, Norm>);
   }
 }
 
@@ -174,10 +202,12 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   template size_t find_tau_workspace<Norm>();                                             \
   template void launch_find_tau(const NormMaps<Norm>&, double, void*, Norm*,              \
                                 const cudaDeviceProp&, cudaStream_t);                     \
-  template size_t error_workspace(const NormMaps<Norm>&);                                 \
+  template size_t error_bound_workspace(const NormMaps<Norm>&);                           \
   template void launch_error_bound(const NormMaps<Norm>&, const Tau<Norm>&, void*, Norm*, \
                                    cudaStream_t);                                         \
-  template void launch_find_tau_for_error(const NormMaps<Norm>&, double, void*, Norm*, cudaStream_t)
+  template size_t find_tau_for_error_workspace<Norm>();                                   \
+  template void launch_find_tau_for_error(const NormMaps<Norm>&, double, void*, Norm*,    \
+                                          const cudaDeviceProp&, cudaStream_t)
 
 SPAMM_INSTANTIATE(float);
 SPAMM_INSTANTIATE(double);

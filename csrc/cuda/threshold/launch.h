@@ -32,15 +32,20 @@ void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t
 template <class Norm>
 void launch_needed_units(const kernels::UnitParams<Norm>& params, cudaStream_t stream);
 
-// `workspace` has error_workspace(maps) bytes. The first kErrorStateBytes must be zero.
+// `workspace` has error_bound_workspace(maps) bytes. The first kErrorStateBytes must be zero.
 constexpr size_t kErrorStateBytes = 64;
 template <class Norm>
-size_t error_workspace(const kernels::NormMaps<Norm>& maps);
+size_t error_bound_workspace(const kernels::NormMaps<Norm>& maps);
 template <class Norm>
 void launch_error_bound(const kernels::NormMaps<Norm>& maps, const kernels::Tau<Norm>& tau,
                         void* workspace, Norm* bound, cudaStream_t stream);
+
+// `workspace` has find_tau_for_error_workspace<Norm>() bytes.
+template <class Norm>
+size_t find_tau_for_error_workspace();
 template <class Norm>
 void launch_find_tau_for_error(const kernels::NormMaps<Norm>& maps, double max_error,
-                               void* workspace, Norm* tau, cudaStream_t stream);
+                               void* workspace, Norm* tau, const cudaDeviceProp& device,
+                               cudaStream_t stream);
 
 }  // namespace spamm::cuda

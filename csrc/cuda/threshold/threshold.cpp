@@ -129,15 +129,6 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   return counts;
 }
 
-// A workspace for the error kernels, with zeroed state.
-template <class Norm>
-Tensor workspace_for_errors(const NormMaps<Norm>& maps, const at::TensorOptions& options) {
-  const Tensor workspace =
-      at::empty({static_cast<int64_t>(error_workspace(maps))}, options.dtype(at::kByte));
-  workspace.narrow(0, 0, kErrorStateBytes).zero_();
-  return workspace;
-}
-
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                    const std::optional<Tensor>& skip_norm_b) {
   check_norm_maps(norm_a, norm_b);
@@ -149,7 +140,9 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
   const Tensor bound = at::empty({}, norm_a.options());
   const Tensor threshold = tau_as(tau, norm_a.scalar_type());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const Tensor workspace = workspace_for_errors(pointers, norm_a.options());
+    const auto bytes = static_cast<int64_t>(error_bound_workspace(pointers));
+    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
+    workspace.narrow(0, 0, kErrorStateBytes).zero_();
     launch_error_bound(pointers, tau_argument<Norm>(threshold), workspace.mutable_data_ptr(),
                        bound.mutable_data_ptr<Norm>(), device.stream());
   });
@@ -166,9 +159,10 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
   if (maps.empty()) return at::zeros({}, norm_a.options());
   const Tensor tau = at::empty({}, norm_a.options());
   with_pointers(maps, [&]<class Norm>(const NormMaps<Norm>& pointers) {
-    const Tensor workspace = workspace_for_errors(pointers, norm_a.options());
+    const auto bytes = static_cast<int64_t>(find_tau_for_error_workspace<Norm>());
+    const Tensor workspace = at::empty({bytes}, norm_a.options().dtype(at::kByte));
     launch_find_tau_for_error(pointers, max_error, workspace.mutable_data_ptr(),
-                              tau.mutable_data_ptr<Norm>(), device.stream());
+                              tau.mutable_data_ptr<Norm>(), device.properties(), device.stream());
   });
   return tau;
 }

@@ -40,6 +40,10 @@ struct MultiplyParams {
   // the counter until this one has ended. The launch sets it to zero unless next_tile_is_zero.
   int* next_tile;
   bool next_tile_is_zero;  // it is zero once the previous kernel of the stream has ended
+
+  // Only what lies on and above the diagonal is asked for. A kernel may leave the rest as it was,
+  // or write what it likes there.
+  bool upper_only;
 };
 
 }  // namespace spamm::kernels

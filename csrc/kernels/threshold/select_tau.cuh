@@ -8,13 +8,11 @@
 // One launch: a single thread block for small maps, else a cooperative grid.
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include <cstdint>
-#include <utility>
 
 #include "kernels/common/overlap.cuh"
 #include "kernels/threshold/count_bins.cuh"
+#include "kernels/threshold/meeting.cuh"
 
 namespace spamm::kernels {
 
@@ -39,19 +37,6 @@ struct Selection {
   __device__ void clear_counts(int round) {
     for (int i = threadIdx.x; i <= kBins<Norm>; i += blockDim.x) counts[round % 3][i] = 0;
   }
-};
-
-// A barrier of all thread blocks of a launch. All threads arrive, then wait.
-template <bool kGrid>
-struct Meeting {
-  __device__ void arrive() {}
-  __device__ void wait() { __syncthreads(); }
-};
-template <>
-struct Meeting<true> {
-  cooperative_groups::grid_group::arrival_token token{};
-  __device__ void arrive() { token = cooperative_groups::this_grid().barrier_arrive(); }
-  __device__ void wait() { cooperative_groups::this_grid().barrier_wait(std::move(token)); }
 };
 
 // The shared memory of a thread block. The staircases follow it.

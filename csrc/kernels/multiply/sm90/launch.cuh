@@ -53,6 +53,11 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
   params.product = p;
   params.tile_rows = tiles_along(p.m, Config::kRows);
   params.tile_columns = tiles_along(p.n, Config::kColumns);
+  if (p.upper_only && Config::kRows == Config::kColumns) {
+    const int edge = params.folded_edge = params.tile_rows;
+    params.tile_rows = folded_rows(edge);
+    params.tile_columns = folded_columns(edge);
+  }
   params.tiles = static_cast<int>(params.tile_rows * params.tile_columns * p.batch);
   params.group_rows = group_rows;
   params.a_has_batch = p.a.batch_stride != 0;

@@ -6,6 +6,7 @@
 
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/skip_test.cuh"
+#include "kernels/common/triangle.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
@@ -35,14 +36,16 @@ struct StepNorms {
 // Reads the norms of a tile.
 //
 // A granule beyond the edge of A or B gets the norm of the last granule inside. It holds zeros, and
-// this way its block can be multiplied as a whole. Blocks beyond the edge of C are never valid.
+// this way its block can be multiplied as a whole. Blocks of C that lie beyond its edge, or below
+// the diagonal where only the upper triangle is asked for, are never valid. With kSkipsEdges, nor
+// are granules beyond the edge.
 template <class Config>
 class TileNorms {
   using Norm = typename Config::Norm;
   static constexpr int kRows = StepNorms<Config>::kRows, kColumns = StepNorms<Config>::kColumns;
 
  public:
-  Mask<Config> inside{};  // the bits of the blocks that lie in C
+  Mask<Config> inside{};  // the bits of what is asked for of C
 
   __device__ TileNorms(const MultiplyParams<Norm>& p, Tile tile)
       : log2_block_k_(p.log2_block_k),
@@ -64,8 +67,13 @@ class TileNorms {
 #pragma unroll
     for (int i = 0; i < Config::kMaskBits; ++i) {
       const int block = i / Config::kBlockBits;
-      const int row = block / Config::kColumns, column = block % Config::kColumns;
-      inside.set(i, (tile.row + row) * kBlock < p.m && (tile.column + column) * kBlock < p.n);
+      const int row = tile.row + block / Config::kColumns;
+      const int column = tile.column + block % Config::kColumns;
+      // Where the block or, with kSkipsEdges, the granule begins.
+      constexpr int kPart = Config::kSkipsEdges ? Config::kGranule : 0;
+      const int first_row = row * kBlock + i % Config::kGranules * kPart;
+      const int first_column = column * kBlock + i / Config::kGranules % Config::kGranules * kPart;
+      inside.set(i, first_row < p.m && first_column < p.n && (!p.upper_only || row <= column));
     }
   }
 
@@ -104,7 +112,8 @@ __device__ int claim_tile(const TiledProduct<Norm>& p) {
 // column, so that tiles in flight share rows of A and columns of B in L2. A group starts half a
 // turn away from the diagonal: in a decay matrix the heavy tiles then come in the middle, and light
 // tiles balance the end. The whole order is reversed, because L2 still holds the operands' last
-// rows, which the norm kernel has just read.
+// rows, which the norm kernel has just read. With edges_last it is neither turned nor reversed, so
+// that the tiles that stick out of C, and have less work, come last.
 template <class Config, class Norm>
 __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int batch = number / (p.tile_rows * p.tile_columns);
@@ -113,11 +122,21 @@ __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int in_group = in_batch - first_row * p.tile_columns;
   const int rows = min(p.group_rows, p.tile_rows - first_row);
   const int column = in_group / rows, row = first_row + in_group - column * rows;
-  const int diagonal = first_row * p.tile_columns / p.tile_rows;
+  if (p.edges_last) return {batch, row * Config::kRows, column * Config::kColumns};
+  // In the reversed order. A folded grid has its diagonal where row and column are equal.
+  const int diagonal = p.folded_edge != 0 ? first_row + p.tile_columns - p.tile_rows
+                                          : first_row * p.tile_columns / p.tile_rows;
   const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
   const int batches = p.tiles / (p.tile_rows * p.tile_columns);
-  return {batches - 1 - batch, (p.tile_rows - 1 - row) * Config::kRows,
-          (p.tile_columns - 1 - turned) * Config::kColumns};
+  GridPlace place{p.tile_rows - 1 - row, p.tile_columns - 1 - turned};
+  if (p.folded_edge != 0) place = unfold(place, p.folded_edge);
+  return {batches - 1 - batch, place.row * Config::kRows, place.column * Config::kColumns};
+}
+
+// Whether nothing of a tile is asked for.
+template <class Config, class Norm>
+__device__ bool is_below(const TiledProduct<Norm>& p, Tile tile) {
+  return p.product.upper_only && tile.column + Config::kColumns <= tile.row;
 }
 
 // `warp` counts the list warps.
@@ -135,6 +154,7 @@ __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int war
   for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;
        number = claim_tile(p)) {
     const Tile tile = tile_at<Config>(p, number);
+    if (is_below<Config>(p, tile)) continue;
     const TileNorms<Config> norms(p.product, tile);
 #pragma unroll 1
     for (int first = lane; first - lane < steps; first += 32 * kUnroll) {

@@ -12,9 +12,13 @@ template <class Norm>
 struct TiledProduct {
   MultiplyParams<Norm> product;
   int tiles, tile_rows, tile_columns;  // tiles: all batches; rows and columns: one batch
-  int group_rows;                      // tile rows of a group, see tile_at() in list.cuh
-  bool a_has_batch, b_has_batch;       // false: all batches share the operand
-  bool claims_tiles;                   // false: every tile has a thread block of its own
+  // Not 0: only tiles on and above the diagonal, so many along it, are computed. Rows and columns
+  // are then those of the folded grid (common/triangle.cuh).
+  int folded_edge;
+  bool edges_last;                // see tile_at() in list.cuh; not in a folded grid
+  int group_rows;                 // tile rows of a group, see tile_at() in list.cuh
+  bool a_has_batch, b_has_batch;  // false: all batches share the operand
+  bool claims_tiles;              // false: every tile has a thread block of its own
 };
 
 // Where a row of B lies.

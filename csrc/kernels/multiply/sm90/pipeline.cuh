@@ -31,6 +31,7 @@ struct Config {
   static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr bool kNamesTiles = false;
+  static constexpr bool kSkipsEdges = false;  // whether granules outside C are skipped
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
   static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each multiplying warp
 

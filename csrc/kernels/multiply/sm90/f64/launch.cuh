@@ -13,10 +13,12 @@ cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
 }
 
 template <class Config>
-cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& how) {
+cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& how,
+                                bool edges_last) {
   DoubleProduct params{};
   const int blocks =
       cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors * Config::kBlocksPerSm);
+  params.edges_last = edges_last && params.folded_edge == 0;
   cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout(p.a, p.m, p.k, p.batch));
   if (error == cudaSuccess) {
     error = encode_doubles<Config::kMajorB>(params.map_b, layout(p.b, p.n, p.k, p.batch));
@@ -28,8 +30,18 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& h
   return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
 }
 
+// Whether half or more of the last block of rows or columns lies outside C. With granules of 32, a
+// small tile then skips what lies outside.
+inline bool has_light_edges(const MultiplyParams<double>& p) {
+  const auto is_light = [](int64_t size) {
+    return size % kBlock != 0 && size % kBlock <= kBlock / 2;
+  };
+  return is_light(p.m) || is_light(p.n);
+}
+
 template <Tiles kTiles>
 cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how) {
+  const bool edges_last = how.tile == TileSize::kSmall && has_light_edges(p);
   const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
                        std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
                        std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
@@ -38,9 +50,9 @@ cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how)
         DoubleConfig<major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock>;
     static_assert(kHasTile<Chosen, kTile> &&
                   Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
-    return multiply_doubles_in<Chosen>(p, how);
+    return multiply_doubles_in<Chosen>(p, how, edges_last);
   };
-  return with_constants(run, p.a.k_major, p.b.k_major, has_edge_of_32(p),
+  return with_constants(run, p.a.k_major, p.b.k_major, edges_last || has_edge_of_32(p),
                         how.tile == TileSize::kLarge);
 }
 

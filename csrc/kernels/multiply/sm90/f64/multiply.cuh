@@ -42,6 +42,7 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
   static constexpr int kMultiplyRegisters = kEdge == 1 ? 152 : 208;
   static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
+  static constexpr bool kSkipsEdges = kEdge == 1;
 };
 
 // Fetches 32 of K, from 32 * `stage` on, into block `i` of one operand of the stage `to`.
