@@ -13,6 +13,7 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
+#include "kernels/conv/sm90/deviation.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
@@ -138,6 +139,12 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     if (adds_residual<Config>(notice)) {
       if constexpr (Config::kAddsResidual) {
         add_residual<Config>(bits, &storage.stages[at.slot].pixels[first_box], acc);
+      }
+      look_ahead();
+    } else if (is_base<Config>(notice)) {
+      if constexpr (Config::kDeviates) {
+        deviate<Config>(p.base_activation, bits, notice.weight(),
+                        &storage.stages[at.slot].pixels[first_box], acc);
       }
       look_ahead();
     } else if (is_mixed<Config>(notice) && bits != 0) {

@@ -209,11 +209,11 @@ __device__ inline Step step_at(const ConvParams& p, int number) {
 }
 
 // Lists the valid ones of the steps first, first + 32, ... of a tile, kCount for each lane. Their
-// norms are loaded together.
+// norms are loaded together. Returns the bits of the lane's steps.
 template <int kCount, class Config>
-__device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config>& tile,
-                                          const TileNorms<Config>& norms, float tau, int first,
-                                          ListWriter<Config>& writer) {
+__device__ __forceinline__ uint32_t list_some(const ConvParams& p, const Tile<Config>& tile,
+                                              const TileNorms<Config>& norms, float tau, int first,
+                                              ListWriter<Config>& writer) {
   Step of_lane[kCount];
   typename TileNorms<Config>::Norms loaded[kCount];
 #pragma unroll
@@ -221,35 +221,44 @@ __device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config
     of_lane[i] = step_at(p, min(first + 32 * i, p.steps - 1));
     loaded[i] = norms.load(p, of_lane[i]);
   }
+  uint32_t used = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (first + 32 * i < p.steps) of_lane[i].mask = norms.mask(loaded[i], tau);
+    used |= of_lane[i].mask;
     writer.append(tile, of_lane[i]);
   }
+  return used;
 }
 
-// Lists the valid steps of a tile.
+// Lists the valid steps of a tile. Returns the bits of the lane's steps: of the output blocks that
+// get a product.
 template <class Config>
-__device__ __forceinline__ void list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
-                                                 const TileNorms<Config>& norms, float tau,
-                                                 ListWriter<Config>& writer) {
+__device__ __forceinline__ uint32_t list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
+                                                     const TileNorms<Config>& norms, float tau,
+                                                     ListWriter<Config>& writer) {
   const int lane = threadIdx.x % 32;
   int done = 0;
+  uint32_t used = 0;
 #pragma unroll 1
-  for (; done + 32 < p.steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
-  if (done < p.steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
+  for (; done + 32 < p.steps; done += 64) {
+    used |= list_some<2>(p, tile, norms, tau, done + lane, writer);
+  }
+  if (done < p.steps) used |= list_some<1>(p, tile, norms, tau, done + lane, writer);
+  return used;
 }
 
-// Lists the steps that bring the residual of a tile.
-template <class Config>
-__device__ __forceinline__ void list_residual(const Tile<Config>& tile,
-                                              const TileNorms<Config>& norms,
-                                              ListWriter<Config>& writer) {
+// Lists the steps that bring the residual (kPosition: Step::kResidual) or the base (Step::kBase) of
+// a tile, for the output blocks whose bits are set in `blocks`.
+template <uint16_t kPosition, class Config>
+__device__ __forceinline__ void list_addend(const Tile<Config>& tile,
+                                            const TileNorms<Config>& norms, uint32_t blocks,
+                                            ListWriter<Config>& writer) {
   const int row = threadIdx.x % 32;
   StepOf<Config> step{};
   step.group = row;
-  step.kernel_position = Step::kResidual;
-  if (row < Config::kRows) step.mask = norms.inside(row);
+  step.kernel_position = kPosition;
+  if (row < Config::kRows) step.mask = norms.inside(row) & blocks;
   writer.append(tile, step);
 }
 
@@ -269,8 +278,17 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
       tau = p.tau.value();
       waited = true;
     }
-    list_valid_steps(p, tile, norms, tau, writer);
-    if (p.residual != nullptr) list_residual(tile, norms, writer);
+    uint32_t used = list_valid_steps(p, tile, norms, tau, writer);
+    if (p.residual != nullptr) {
+      used = ~0u;
+      list_addend<Step::kResidual>(tile, norms, used, writer);
+    }
+    if constexpr (Config::kDeviates) {
+      // Without a product and a residual, sums are zero, and so is what the base makes of them.
+      if (p.base != nullptr) {
+        list_addend<Step::kBase>(tile, norms, __reduce_or_sync(~0u, used), writer);
+      }
+    }
     writer.end_tile(tile);
     writer.wait_for_room();
   }
