@@ -3,6 +3,8 @@
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 TORCH_LIBRARY(spamm_torch, m) {
@@ -129,14 +131,15 @@ TORCH_LIBRARY(spamm_torch, m) {
   for (const auto& [name, returned] :
        {std::pair("conv2d_deviation", "Tensor"),
         std::pair("conv2d_deviation_with_norms", "(Tensor, Tensor)")}) {
-    m.def(std::string(name) +
-              "(Tensor input, Tensor weight, Tensor base, int[2] stride=1, int[2] padding=0, "
-              "int[2] dilation=1, int groups=1, *, float? threshold=None, float? valid_ratio=None, "
-              "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
-              "Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
-              "str activation=\"none\") -> " +
-              returned,
-          tags);
+    const std::string schema =
+        std::string(name) +
+        "(Tensor input, Tensor weight, Tensor base, int[2] stride=1, int[2] padding=0, "
+        "int[2] dilation=1, int groups=1, *, float? threshold=None, float? valid_ratio=None, "
+        "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
+        "Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
+        "str activation=\"none\") -> " +
+        returned;
+    m.def(schema.c_str(), tags);
   }
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
