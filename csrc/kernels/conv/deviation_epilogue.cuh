@@ -2,24 +2,18 @@
 // residual + base) - activation(base), in float32, rounded once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/common/activation.cuh"
+#include "kernels/common/launch.cuh"
 #include "kernels/common/numeric.cuh"
+#include "kernels/conv/deviation_epilogue_params.h"
 #include "kernels/norm_map/chunk.cuh"
 
 namespace spamm::kernels {
 
-// Images of one layout, in chunks of 16 bytes.
-struct DeviationEpilogueParams {
-  void* output;
-  const void* residual;  // null if there is none
-  const void* base;      // one image
-  int64_t chunks, image_chunks;
-  Activation activation;
-};
-
-constexpr int kEpilogueThreads = 256;
+constexpr int kEpilogueThreads = 256, kEpilogueBlocks = 8;  // of a multiprocessor
 
 // Where output and residual are zero, so is the result, and the base is not read.
 template <class Element>
@@ -49,6 +43,15 @@ __global__ void __launch_bounds__(kEpilogueThreads)
     });
     *place = result;
   }
+}
+
+template <class Element>
+cudaError_t launch_deviation_epilogue(const DeviationEpilogueParams& p, int multiprocessors,
+                                      cudaStream_t stream) {
+  const int64_t blocks =
+      std::min((p.chunks - 1) / kEpilogueThreads + 1, int64_t{kEpilogueBlocks} * multiprocessors);
+  return launch(deviation_epilogue<Element>, static_cast<unsigned>(blocks), kEpilogueThreads, 0,
+                /*overlap_previous=*/false, stream, p);
 }
 
 }  // namespace spamm::kernels

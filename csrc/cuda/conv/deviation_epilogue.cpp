@@ -1,19 +1,18 @@
 // The epilogue of deviations for convolutions whose kernel does not compute it (sm_80 and newer).
 #include <c10/cuda/CUDAException.h>
-
-#include <algorithm>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "conv/epilogue.h"
+#include "cuda/conv/launch_deviation_epilogue.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
-#include "kernels/conv/deviation_epilogue.cuh"
+#include "kernels/conv/deviation_epilogue_params.h"
 
 namespace spamm::cuda {
 namespace {
 
 using at::Tensor;
-
-constexpr int64_t kBlocksForEach = 8;  // thread blocks for each multiprocessor
 
 bool is_readable(const Tensor& x, at::MemoryFormat format) {
   return x.is_contiguous(format) &&
@@ -32,16 +31,6 @@ bool supports(const Tensor& output, const std::optional<Tensor>& residual, const
          (fits(at::MemoryFormat::ChannelsLast) || fits(at::MemoryFormat::Contiguous));
 }
 
-template <class Element>
-void launch(const kernels::DeviationEpilogueParams& params, const OnDevice& device) {
-  constexpr int kThreads = kernels::kEpilogueThreads;
-  const int64_t blocks = std::min((params.chunks + kThreads - 1) / kThreads,
-                                  kBlocksForEach * device.multiprocessors());
-  kernels::deviation_epilogue<Element>
-      <<<static_cast<unsigned>(blocks), kThreads, 0, device.stream()>>>(params);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-}
-
 void run(const Tensor& output, const std::optional<Tensor>& residual, const Tensor& base,
          Activation activation) {
   if (output.numel() == 0) return;
@@ -54,14 +43,17 @@ void run(const Tensor& output, const std::optional<Tensor>& residual, const Tens
       .chunks = output.numel() / entries,
       .image_chunks = base.numel() / entries,
       .activation = activation};
-  switch (output.scalar_type()) {
-    case at::kHalf:
-      return launch<__half>(params, device);
-    case at::kBFloat16:
-      return launch<__nv_bfloat16>(params, device);
-    default:
-      return launch<float>(params, device);
-  }
+  const auto launch = [&] {
+    switch (output.scalar_type()) {
+      case at::kHalf:
+        return launch_deviation_epilogue<__half>;
+      case at::kBFloat16:
+        return launch_deviation_epilogue<__nv_bfloat16>;
+      default:
+        return launch_deviation_epilogue<float>;
+    }
+  }();
+  C10_CUDA_CHECK(launch(params, device.multiprocessors(), device.stream()));
 }
 
 const Backends<DeviationEpilogueBackend> registered(at::kCUDA, Rank::kPortable, {&supports, &run});
