@@ -188,6 +188,10 @@ TORCH_LIBRARY(spamm_torch, m) {
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
+  // On CUDA, for at most 1024 images: likeness_order() of the Python package in bands that are given,
+  // and the place of each image in that order.
+  m.def("likeness_order(Tensor images, int bands) -> (Tensor, Tensor)");
+
   // Whether convolutions on this device compute output norms without a norm pass.
   m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");
   m.def("backend_for(Device device, ScalarType dtype, int[3] block) -> str");

@@ -907,6 +907,12 @@ def _with_norms(output: Tensor) -> tuple[Tensor, Tensor]:
     return output, output.new_empty(shape, dtype=_norm_dtype(output))
 
 
+@register_fake("spamm_torch::likeness_order")
+def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor]:
+    order = images.new_empty(images.shape[:1], dtype=torch.int64)
+    return order, torch.empty_like(order)
+
+
 @register_fake("spamm_torch::conv2d_weight_norm")
 def _(
     weight: Tensor,

@@ -47,11 +47,6 @@ struct Convolution {
   std::array<int64_t, 4> output_sizes() const { return shape.output_sizes(); }
 };
 
-// Whether an epilogue of deviations is asked for: a base, or norms by pixel.
-inline bool deviates(const Convolution& conv) {
-  return conv.base || (conv.is_deviation && conv.wants_output_norms);
-}
-
 // Output norms that one layer passes on to the next: float32, one for each (64 images, pixel, 64
 // channels). If the next layer's pixel block is (64, 1, 1) and its k is 64, these are the norms of
 // its im2col blocks: the kernel position only selects another pixel.
@@ -103,7 +98,7 @@ struct ConvBackend {
   // Whether run() computes the residual and the activation too. If not, it gets neither, and no
   // wish for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
-  // The same where deviates().
+  // The same for a base and for the norms of deviations.
   bool (*fuses_base)(const Convolution&) = [](const Convolution&) { return false; };
 };
 

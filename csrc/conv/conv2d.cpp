@@ -189,8 +189,10 @@ Tensor without_skipping(const Convolution& conv) {
 // The backend's result, its output with the whole epilogue.
 ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
                               const Knob& knob) {
-  const bool fuses = deviates(conv) ? backend.fuses_base(conv) : backend.fuses_epilogue(conv);
-  if (fuses) return backend.run(conv, knob);
+  Convolution asked = conv;
+  if (conv.is_deviation && !backend.fuses_base(conv)) asked.wants_output_norms = false;
+  const bool fuses = conv.base ? backend.fuses_base(conv) : backend.fuses_epilogue(conv);
+  if (fuses) return backend.run(asked, knob);
   Convolution plain = conv;
   plain.residual.reset();
   plain.base.reset();

@@ -25,7 +25,14 @@ from torch.nn import functional as F
 from .activations import activated
 from .generate import Forward, compiled
 from .norm_flow import NormFlow
-from .pixel_norms import CONCATENATIONS, norms_after, passed_on, pixel_norm_flow
+from .pixel_norms import (
+    CONCATENATIONS,
+    enlarged,
+    norms_after,
+    passed_on,
+    pixel_norm_flow,
+    repeats_pixels,
+)
 from .plan import Plan
 from .shapes import Shapes
 from .sites import Site, may_write, operands_of_add
@@ -228,7 +235,10 @@ class _Generator:
         operands = self._operands_of_linear(node)
         is_linear = bool(operands) and all(operand in self._deviation for operand in operands)
         values = self._deviation if is_linear else self._plain
-        if is_linear or _looks_at_shape(node):
+        if is_linear and self._flow.readers and repeats_pixels(node, self._root, self._shapes):
+            size = list(self._shapes[node][0][2:])
+            copy = self._forward.call_function(enlarged, (self._deviation[operands[0]], size))
+        elif is_linear or _looks_at_shape(node):
             copy = self._forward.node_copy(node, self._either)
         else:
             copy = self._forward.node_copy(node, self._plain_of)

@@ -136,7 +136,7 @@ def test_where_nothing_is_valid_nothing_is_read(device, engine):
     assert found[:, :, :5, :5].isnan().all()
     # A residual may differ from the reference where the input does not.
     found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
-    assert found.isnan().all()
+    assert found[residual != 0].isnan().all()
 
 
 @pytest.mark.parametrize("engine", ["dense", "zeros", "small"])

@@ -26,7 +26,8 @@ TileSize choose_tile(const Convolution& conv, const ConvParams& p, int multiproc
 }
 
 bool runs_as_deviation(const Convolution& conv) {
-  return deviates(conv) && conv.blocks.edge[0] == 1;
+  const bool deviates = conv.base || (conv.is_deviation && conv.wants_output_norms);
+  return deviates && conv.blocks.edge[0] == 1;
 }
 
 template <class Element>
@@ -37,7 +38,7 @@ ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const vo
   const spamm::ConvShape& shape = conv.shape;
   const bool by_pixel = runs_as_deviation(conv);
   Tensor norms;
-  if (conv.wants_output_norms && (by_pixel || !conv.is_deviation)) {
+  if (conv.wants_output_norms) {
     const auto norms_shape = by_pixel ? pixel_norms_shape : layer_norms_shape;
     norms = at::empty(norms_shape(shape.images, shape.output, shape.out_channels),
                       output.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);

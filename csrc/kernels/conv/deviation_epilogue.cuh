@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kEpilogueThreads)
       for (int e = 0; e < Entries::kEntries; ++e) {
         const float base = widen(of_reference.entry(e));
         const float x = widen(sums.entry(e)) + widen(added.entry(e)) + base;
-        result.set(e, narrow<Element>(function(x) - function(base)));
+        // Without a fused multiply-add, with which a sum of zero would not give zero.
+        result.set(e, narrow<Element>(__fsub_rn(function(x), function(base))));
       }
     });
     *place = result;

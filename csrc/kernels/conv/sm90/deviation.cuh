@@ -50,8 +50,9 @@ template <class Config>
 __device__ __forceinline__ void deviate(Activation activation, uint32_t bits, int part,
                                         const OperandBlock* boxes, float (&acc)[Config::kValues]) {
   with_activation(activation, [&](auto function) {
+    // Without a fused multiply-add, with which a sum of zero would not give zero.
     const auto change = [&](float& sum, float base) {
-      sum = function(sum + base) - function(base);
+      sum = __fsub_rn(function(sum + base), function(base));
     };
     if (bits & 1) change_sums<Config, 0>(boxes[0], part, acc, change);
     if (bits & 2) change_sums<Config, kBlock / 2>(boxes[1], part, acc, change);

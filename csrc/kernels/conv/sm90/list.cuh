@@ -186,17 +186,17 @@ __device__ __forceinline__ void wait_for_barriers() {
   cutlass::arch::NamedBarrier::sync(64, kListBarrier);
 }
 
-// The tile after number `tile`: the next unclaimed one, or without a counter the next at a stride
-// of the grid. Each thread block claims until it gets a number past the end. So the number of
-// claims is p.tiles, and the block that makes the last claim resets the counter for the next
-// launch.
-__device__ inline int claim_tile(const ConvParams& p, int tile) {
+// The number of a claim, for claim_tile(). Nothing waits for it until then.
+__device__ inline int start_claim(const ConvParams& p) {
+  return p.next_tile != nullptr && threadIdx.x % 32 == 0 ? atomicAdd(p.next_tile, 1) : 0;
+}
+
+// The tile after number `tile`: the claimed one, or without a counter the next at a stride of the
+// grid. Each thread block claims until it gets a number past the end. So the number of claims is
+// p.tiles, and the block that makes the last claim resets the counter for the next launch.
+__device__ inline int claim_tile(const ConvParams& p, int tile, int claimed) {
   if (p.next_tile == nullptr) return tile + gridDim.x;
-  int claimed = 0;
-  if (threadIdx.x % 32 == 0) {
-    claimed = atomicAdd(p.next_tile, 1);
-    if (claimed == p.tiles - 1) *p.next_tile = 0;
-  }
+  if (threadIdx.x % 32 == 0 && claimed == p.tiles - 1) *p.next_tile = 0;
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
@@ -268,7 +268,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   ListWriter<Config> writer(storage.ring);
 
   bool waited = false;
-  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
+  for (int number = blockIdx.x; number < p.tiles;) {
     const Tile<Config> tile = tile_at<Config>(p, number);
     const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
@@ -278,6 +278,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
       tau = p.tau.value();
       waited = true;
     }
+    const int claimed = Config::kClaimsEarly ? start_claim(p) : 0;
     uint32_t used = list_valid_steps(p, tile, norms, tau, writer);
     if (p.residual != nullptr) {
       used = ~0u;
@@ -291,6 +292,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
     }
     writer.end_tile(tile);
     writer.wait_for_room();
+    number = claim_tile(p, number, Config::kClaimsEarly ? claimed : start_claim(p));
   }
   writer.end_work();
 }

@@ -34,6 +34,7 @@ struct Config {
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
+  static constexpr bool kClaimsEarly = false;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
@@ -53,6 +54,9 @@ struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
 template <class Element, int kRows, int kBoxes, int kStages>
 struct DeviationConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
   static constexpr bool kDeviates = true;
+  // Where many tiles have no step, claiming them would take most of the time. The threads of larger
+  // tiles have no registers for it.
+  static constexpr bool kClaimsEarly = kRows * kBoxes <= 4;
 };
 
 // The first pixel of a box, in the output.
