@@ -77,13 +77,28 @@ struct Autocast {
                                  int64_t groups, std::optional<double> threshold,
                                  std::optional<double> valid_ratio, std::optional<double> max_error,
                                  at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                                 const OptTensor& norm_weight, const OptTensor& residual,
-                                 std::string_view activation) {
+                                 const OptTensor& norm_weight, const OptTensor& norm_input,
+                                 const OptTensor& residual, std::string_view activation) {
     c10::impl::ExcludeDispatchKeyGuard below(
         at::autocast::get_autocast_dispatch_key_from_device_type(device));
     return ops::conv2d_deviation(cast(input), cast(weight), cast(base), stride, padding, dilation,
                                  groups, threshold, valid_ratio, max_error, block, pixel_block,
-                                 norm_weight, cast(residual), activation);
+                                 norm_weight, norm_input, cast(residual), activation);
+  }
+
+  static std::tuple<Tensor, Tensor> conv2d_deviation_with_norms(
+      const Tensor& input, const Tensor& weight, const Tensor& base, IntArrayRef stride,
+      IntArrayRef padding, IntArrayRef dilation, int64_t groups, std::optional<double> threshold,
+      std::optional<double> valid_ratio, std::optional<double> max_error,
+      at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+      const OptTensor& norm_weight, const OptTensor& norm_input, const OptTensor& residual,
+      std::string_view activation) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::conv2d_deviation_with_norms(cast(input), cast(weight), cast(base), stride, padding,
+                                            dilation, groups, threshold, valid_ratio, max_error,
+                                            block, pixel_block, norm_weight, norm_input,
+                                            cast(residual), activation);
   }
 
   static std::tuple<Tensor, Tensor> conv2d_with_norms(
@@ -143,6 +158,7 @@ struct Autocast {
     m.impl("conv2d", &conv2d);
     m.impl("dense_conv2d", &dense_conv2d);
     m.impl("conv2d_deviation", &conv2d_deviation);
+    m.impl("conv2d_deviation_with_norms", &conv2d_deviation_with_norms);
     m.impl("conv2d_shards", &conv2d_shards);
     m.impl("conv2d_on_devices", &conv2d_on_devices);
     m.impl("conv2d_with_norms", &conv2d_with_norms);

@@ -375,16 +375,18 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("dense_conv2d", &dense_conv2d_autograd);
   m.impl("conv2d_shards", &conv2d_shards_autograd);
   m.impl("spamm_shards", &spamm_shards_autograd);
-  for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "max_pool2d_with_norms",
-                           "chain", "multiply_part"}) {
+  for (const char* name :
+       {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
+        "max_pool2d_with_norms", "max_pool2d_deviation", "chain", "multiply_part"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name : {"multiply_into", "spamm_into"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
   }
-  for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
-                           "product_histogram", "valid_counts", "valid_ratio", "error_bound",
-                           "conv2d_weight_norm", "needed_units", "row_work", "row_cuts"}) {
+  for (const char* name :
+       {"norm_map", "norm_maps", "find_tau", "find_tau_for_error", "product_histogram",
+        "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm", "needed_units",
+        "row_work", "row_cuts", "likeness_order"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }

@@ -3,6 +3,8 @@
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
+#include <string>
+#include <utility>
 #include <vector>
 
 TORCH_LIBRARY(spamm_torch, m) {
@@ -123,14 +125,22 @@ TORCH_LIBRARY(spamm_torch, m) {
   // For an input that is the deviation from a reference: activation(convolution + residual + base)
   // - activation(base). Base is the convolution of the reference and its bias, of one image; the
   // residual is a deviation, too. Where input and residual are zero, so is the result. Without a
-  // knob dense_conv2d's convolution is called. No gradient.
-  m.def(
-      "conv2d_deviation(Tensor input, Tensor weight, Tensor base, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, float? threshold=None, "
-      "float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? residual=None, "
-      "str activation=\"none\") -> Tensor",
-      tags);
+  // knob dense_conv2d's convolution is called. norm_input: norms of the input's pixels, (images,
+  // rows, columns, blocks of 64 channels), as conv2d_deviation_with_norms returns those of its
+  // output. No gradient.
+  for (const auto& [name, returned] :
+       {std::pair("conv2d_deviation", "Tensor"),
+        std::pair("conv2d_deviation_with_norms", "(Tensor, Tensor)")}) {
+    const std::string schema =
+        std::string(name) +
+        "(Tensor input, Tensor weight, Tensor base, int[2] stride=1, int[2] padding=0, "
+        "int[2] dilation=1, int groups=1, *, float? threshold=None, float? valid_ratio=None, "
+        "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
+        "Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
+        "str activation=\"none\") -> " +
+        returned;
+    m.def(schema.c_str(), tags);
+  }
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
   // images. The results are those of the whole batch, bit for bit, if the devices are alike.
@@ -161,8 +171,14 @@ TORCH_LIBRARY(spamm_torch, m) {
       "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
       tags);
-  // Runs these two ops layer after layer and passes output norms on. No gradient. conv/chain.cpp
-  // documents the encoding of `layers`.
+  // The same for deviations from a reference, one image: the max pooling of input + reference less
+  // that of the reference, with norms as conv2d_deviation_with_norms returns them. No gradient.
+  m.def(
+      "max_pool2d_deviation(Tensor input, Tensor reference, int[2] kernel_size, int[2] stride=[], "
+      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
+      tags);
+  // Runs conv2d and max pooling layer after layer and passes output norms on. No gradient.
+  // conv/chain.cpp documents the encoding of `layers`.
   m.def(
       "chain(Tensor input, Tensor[] weights, Tensor?[] biases, Tensor?[] norm_weights, "
       "Tensor[] knobs, int[] layers) -> Tensor",
@@ -171,6 +187,10 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
+
+  // On CUDA, for at most 1024 images: likeness_order() of the Python package in bands that are
+  // given, and the place of each image in that order.
+  m.def("likeness_order(Tensor images, int bands) -> (Tensor, Tensor)");
 
   // Whether convolutions on this device compute output norms without a norm pass.
   m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");

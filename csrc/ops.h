@@ -100,11 +100,23 @@ inline Tensor conv2d_deviation(const Tensor& input, const Tensor& weight, const 
                                int64_t groups, std::optional<double> threshold,
                                std::optional<double> valid_ratio, std::optional<double> max_error,
                                OptionalIntArrayRef block, OptionalIntArrayRef pixel_block,
-                               const OptTensor& norm_weight, const OptTensor& residual,
-                               std::string_view activation) {
+                               const OptTensor& norm_weight, const OptTensor& norm_input,
+                               const OptTensor& residual, std::string_view activation) {
   static const auto op = find<decltype(ops::conv2d_deviation)>("spamm_torch::conv2d_deviation");
   return op.call(input, weight, base, stride, padding, dilation, groups, threshold, valid_ratio,
-                 max_error, block, pixel_block, norm_weight, residual, activation);
+                 max_error, block, pixel_block, norm_weight, norm_input, residual, activation);
+}
+
+inline std::tuple<Tensor, Tensor> conv2d_deviation_with_norms(
+    const Tensor& input, const Tensor& weight, const Tensor& base, IntArrayRef stride,
+    IntArrayRef padding, IntArrayRef dilation, int64_t groups, std::optional<double> threshold,
+    std::optional<double> valid_ratio, std::optional<double> max_error, OptionalIntArrayRef block,
+    OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, const OptTensor& norm_input,
+    const OptTensor& residual, std::string_view activation) {
+  static const auto op =
+      find<decltype(ops::conv2d_deviation_with_norms)>("spamm_torch::conv2d_deviation_with_norms");
+  return op.call(input, weight, base, stride, padding, dilation, groups, threshold, valid_ratio,
+                 max_error, block, pixel_block, norm_weight, norm_input, residual, activation);
 }
 
 inline std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,

@@ -619,8 +619,7 @@ def _(
     return _with_residual(output if input.dim() == 4 else output.squeeze(0), residual)
 
 
-@register_fake("spamm_torch::conv2d_deviation")
-def _(
+def _fake_deviation(
     input: Tensor,
     weight: Tensor,
     base: Tensor,
@@ -634,6 +633,7 @@ def _(
     block: Sequence[int] | None = None,
     pixel_block: Sequence[int] | None = None,
     norm_weight: Tensor | None = None,
+    norm_input: Tensor | None = None,
     residual: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
@@ -650,7 +650,28 @@ def _(
     _check_dtype(base, input.dtype, "base")
     _check_device(base, input.device, "base")
     _check_shape(base, (1, *output.shape[1:]), "base")
+    if norm_input is not None:
+        _check_dtype(norm_input, _norm_dtype(input), "norm_input")
+        _check_shape(norm_input, _pixel_norms_shape(input), "norm_input")
+        _check_device(norm_input, input.device, "norm_input")
     return output
+
+
+register_fake("spamm_torch::conv2d_deviation")(_fake_deviation)
+
+
+@register_fake("spamm_torch::conv2d_deviation_with_norms")
+def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return _with_pixel_norms(_fake_deviation(*args, **kwargs))
+
+
+def _pixel_norms_shape(x: Tensor) -> tuple[int, ...]:
+    """Norms of an image's pixels: one for each 64 channels."""
+    return (x.shape[0], *x.shape[2:], -(-x.shape[1] // 64))
+
+
+def _with_pixel_norms(output: Tensor) -> tuple[Tensor, Tensor]:
+    return output, output.new_empty(_pixel_norms_shape(output), dtype=_norm_dtype(output))
 
 
 def _beside(shards: Sequence[Tensor], given: Sequence[Tensor], name: str) -> list[Tensor]:
@@ -762,6 +783,23 @@ def _(
     return _with_norms(_fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode))
 
 
+@register_fake("spamm_torch::max_pool2d_deviation")
+def _(
+    input: Tensor,
+    reference: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    output = _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
+    _check_device(reference, input.device, "reference")
+    _check_dtype(reference, input.dtype, "reference")
+    _check_shape(reference, (1, *input.shape[1:]), "reference")
+    return _with_pixel_norms(output)
+
+
 @register_fake("spamm_torch::chain")
 def _(
     input: Tensor,
@@ -867,6 +905,12 @@ def _with_norms(output: Tensor) -> tuple[Tensor, Tensor]:
     """An output, and the norms that it leaves for the next layer."""
     shape = _layer_norms_shape(output if output.dim() == 4 else output.unsqueeze(0))
     return output, output.new_empty(shape, dtype=_norm_dtype(output))
+
+
+@register_fake("spamm_torch::likeness_order")
+def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor]:
+    order = images.new_empty(images.shape[:1], dtype=torch.int64)
+    return order, torch.empty_like(order)
 
 
 @register_fake("spamm_torch::conv2d_weight_norm")

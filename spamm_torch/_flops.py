@@ -47,7 +47,7 @@ def _conv2d_shards(
     return sum(_convolution(weight[0], output) for output in out_shape)
 
 
-@register_flop_formula(_ops.conv2d_with_norms)
+@register_flop_formula([_ops.conv2d_with_norms, _ops.conv2d_deviation_with_norms])
 def _conv2d_with_norms(
     input: _Shape, weight: _Shape, *args: Any, out_shape: Sequence[_Shape], **kwargs: Any
 ) -> int:

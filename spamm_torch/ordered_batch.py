@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .likeness import check_images_a_block, likeness_order
+from .likeness import check_images_a_block, order_and_places
 
 
 class OrderedBatch(nn.Module):
@@ -73,11 +73,10 @@ def in_order(
 
     Arguments, results and errors as of :class:`OrderedBatch`.
     """
-    order = likeness_order(images, block)
+    order, places = order_and_places(images, block)
     args, kwargs = tree_map(lambda value: _argument(value, order), (args, kwargs))
     result = function(images[order], *args, **kwargs)
-    place = order.argsort()
-    return tree_map(lambda value: _result(value, place), result)
+    return tree_map(lambda value: _result(value, places), result)
 
 
 def _argument(value: Any, order: Tensor) -> Any:

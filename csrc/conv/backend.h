@@ -29,7 +29,7 @@ struct Convolution {
   Block block;
   PixelBlocks blocks;
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
-  std::optional<at::Tensor> norm_input;   // layer_norms() of the input
+  std::optional<at::Tensor> norm_input;   // output_norms_of() the input
   bool wants_output_norms;
   bool weight_is_ready;                           // see kernels/common/overlap.cuh
   bool allow_tf32;                                // for float32 on CUDA; read once per call
@@ -61,6 +61,14 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
 // Output norms, computed by a norm pass.
 at::Tensor layer_norms(const at::Tensor& output);
 
+// The same for deviations, whose pixel blocks are those of one image: one for each (image, pixel,
+// 64 channels).
+inline std::array<int64_t, 4> pixel_norms_shape(int64_t images, const Size2& size,
+                                                int64_t channels) {
+  return {images, size.height, size.width, blocks_of(channels, kLayerNormBlock)};
+}
+at::Tensor pixel_norms(const at::Tensor& output);
+
 struct ConvolutionResult {
   at::Tensor output;  // in any memory format
   at::Tensor norms;   // output norms; undefined if they still need a norm pass
@@ -90,7 +98,7 @@ struct ConvBackend {
   // Whether run() computes the residual and the activation too. If not, it gets neither, and no
   // wish for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
-  // The same for a convolution with a base.
+  // The same for a base and for the norms of deviations.
   bool (*fuses_base)(const Convolution&) = [](const Convolution&) { return false; };
 };
 
@@ -104,6 +112,14 @@ struct WeightNormBackend {
 // A max pooling whose arguments have been checked.
 struct MaxPool {
   Size2 kernel, stride, padding, dilation, output;
+};
+
+// The pooling of deviations: max(input + reference) - max(reference), with pixel_norms(). The
+// reference is one image.
+struct DeviationPoolBackend {
+  bool (*supports)(const at::Tensor& input, const at::Tensor& reference, const MaxPool& pool);
+  ConvolutionResult (*run)(const at::Tensor& input, const at::Tensor& reference,
+                           const MaxPool& pool);
 };
 
 struct MaxPoolBackend {

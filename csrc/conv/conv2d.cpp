@@ -189,8 +189,10 @@ Tensor without_skipping(const Convolution& conv) {
 // The backend's result, its output with the whole epilogue.
 ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
                               const Knob& knob) {
+  Convolution asked = conv;
+  if (conv.is_deviation && !backend.fuses_base(conv)) asked.wants_output_norms = false;
   const bool fuses = conv.base ? backend.fuses_base(conv) : backend.fuses_epilogue(conv);
-  if (fuses) return backend.run(conv, knob);
+  if (fuses) return backend.run(asked, knob);
   Convolution plain = conv;
   plain.residual.reset();
   plain.base.reset();
@@ -219,7 +221,9 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   } else {
     result.output = MatrixConvolution(conv).run(knob);
   }
-  if (conv.wants_output_norms && !result.norms.defined()) result.norms = layer_norms(result.output);
+  if (conv.wants_output_norms && !result.norms.defined()) {
+    result.norms = conv.is_deviation ? pixel_norms(result.output) : layer_norms(result.output);
+  }
   return {result.output.contiguous(conv.output_format), result.norms};
 }
 
@@ -305,14 +309,16 @@ void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape)
               IntArrayRef(expected), "; got ", base.sizes());
 }
 
-// Batches alone: a deviation is one of many images from one reference.
-Tensor conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tensor& base,
-                           IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                           int64_t groups, std::optional<double> threshold,
-                           std::optional<double> valid_ratio, std::optional<double> max_error,
-                           at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                           const OptTensor& norm_weight, const OptTensor& residual,
-                           std::string_view activation) {
+// conv2d_deviation and conv2d_deviation_with_norms, which take the same arguments. Batches alone: a
+// deviation is one of many images from one reference.
+template <bool kWithNorms>
+auto conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tensor& base,
+                         IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                         int64_t groups, std::optional<double> threshold,
+                         std::optional<double> valid_ratio, std::optional<double> max_error,
+                         at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
+                         const OptTensor& norm_weight, const OptTensor& norm_input,
+                         const OptTensor& residual, std::string_view activation) {
   TORCH_CHECK(input.dim() == 4, "input must be (images, channels, height, width); got shape ",
               input.sizes());
   const bool is_dense = !threshold && !valid_ratio && !max_error;
@@ -320,13 +326,29 @@ Tensor conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tens
   Convolution conv = check_conv2d({input, weight, std::nullopt, stride, padding, dilation, groups,
                                    knob, block, pixel_block, norm_weight, std::nullopt, residual,
                                    check_activation(activation), /*weight_is_ready=*/false},
-                                  /*wants_output_norms=*/false);
+                                  /*wants_output_norms=*/kWithNorms);
   check_base(base, input, conv.shape);
+  if (norm_input) {
+    check_precomputed_norm_map(
+        *norm_input, pixel_norms_shape(conv.shape.images, conv.shape.input, conv.shape.in_channels),
+        input, input.sizes(), "norm_input");
+    conv.norm_input = norm_input;
+  }
   conv.is_deviation = true;
   if (conv.activation != Activation::kNone) conv.base = base;  // else the base cancels
-  if (!is_dense) return convolve(conv, knob).output;
-  conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-  return without_skipping(conv);
+  ConvolutionResult result;
+  if (is_dense) {
+    conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+    result.output = without_skipping(conv);
+    if constexpr (kWithNorms) result.norms = pixel_norms(result.output);
+  } else {
+    result = convolve(conv, knob);
+  }
+  if constexpr (kWithNorms) {
+    return std::tuple(result.output, result.norms);
+  } else {
+    return result.output;
+  }
 }
 
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
@@ -354,10 +376,19 @@ Tensor layer_norms(const Tensor& output) {
   return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
 }
 
+// Each pixel is a matrix of one row. Empty ones have norms of zero.
+Tensor pixel_norms(const Tensor& output) {
+  const int64_t images = output.size(0), channels = output.size(1);
+  const auto shape = pixel_norms_shape(images, {output.size(2), output.size(3)}, channels);
+  const Tensor by_pixel = output.permute({0, 2, 3, 1}).reshape({-1, 1, channels});
+  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).view(shape);
+}
+
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", &conv2d_op</*kWithNorms=*/false>);
   m.impl("conv2d_with_norms", &conv2d_op</*kWithNorms=*/true>);
-  m.impl("conv2d_deviation", &conv2d_deviation_op);
+  m.impl("conv2d_deviation", &conv2d_deviation_op</*kWithNorms=*/false>);
+  m.impl("conv2d_deviation_with_norms", &conv2d_deviation_op</*kWithNorms=*/true>);
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

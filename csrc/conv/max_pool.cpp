@@ -50,6 +50,32 @@ std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRe
   return {output, norms};
 }
 
+std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tensor& reference,
+                                                IntArrayRef kernel_size, IntArrayRef stride,
+                                                IntArrayRef padding, IntArrayRef dilation,
+                                                bool ceil_mode) {
+  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+  check_same_device(reference, input, "reference", "input");
+  TORCH_CHECK_TYPE(reference.scalar_type() == input.scalar_type(),
+                   "reference must have the input's dtype ", dtype_of(input), "; got ",
+                   dtype_of(reference));
+  const std::array<int64_t, 4> expected = {1, input.size(1), input.size(2), input.size(3)};
+  TORCH_CHECK(reference.sizes() == expected, "reference must have the shape of one image, ",
+              IntArrayRef(expected), "; got ", reference.sizes());
+  const auto* backend =
+      Backends<DeviationPoolBackend>::find(input.device().type(), input, reference, pool);
+  if (backend != nullptr) {
+    const ConvolutionResult result = backend->run(input, reference, pool);
+    return {result.output, result.norms};
+  }
+  const auto pooled = [&](const Tensor& x) {
+    return std::get<0>(
+        at::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode));
+  };
+  const Tensor output = pooled(input + reference).sub_(pooled(reference));
+  return {output, pixel_norms(output)};
+}
+
 }  // namespace
 
 ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
@@ -66,6 +92,7 @@ ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, I
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);
+  m.impl("max_pool2d_deviation", &max_pool2d_deviation);
 }
 
 }  // namespace spamm

@@ -62,8 +62,9 @@ inline bool split_wastes_memory(const ProductSize& size, int split_parts) {
 // functions allow them. `size` is absent if the product's size is not known yet.
 //
 // On Hopper, float32 is one product of split parts if PyTorch's setting allows TF32, else three,
-// unless split parts waste memory.
-inline Kernel choose_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper,
+// unless split parts waste memory. One product does not serve blocks of 32: their sums need a scale
+// for each granule, and keeping them made it slower than the portable kernel.
+inline Kernel choose_kernel(c10::ScalarType dtype, const Block& block, bool allow_tf32, bool hopper,
                             const std::optional<ProductSize>& size = std::nullopt) {
   switch (dtype) {
     case c10::ScalarType::Half:
@@ -71,7 +72,7 @@ inline Kernel choose_kernel(c10::ScalarType dtype, bool allow_tf32, bool hopper,
     case c10::ScalarType::BFloat16:
       return hopper ? Kernel::kSm90Bf16 : Kernel::kSm80Bf16;
     case c10::ScalarType::Float:
-      if (hopper) {
+      if (hopper && (!allow_tf32 || std::min({block.m, block.k, block.n}) >= 64)) {
         const Kernel split = allow_tf32 ? Kernel::kSm90F32x1 : Kernel::kSm90F32x3;
         if (!size || !split_wastes_memory(*size, split_parts_of(split))) return split;
       }

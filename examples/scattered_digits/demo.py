@@ -4,8 +4,8 @@ A U-Net is trained on canvases of MNIST's digits, unless the checkpoint holds it
 time is measured by the number of digits, and on a textured background, where nothing is dark: as it
 is, compiled, converted by convert_, and in the reference form, convert_ with an empty canvas as
 reference. The reference form changes no result beyond rounding. Without options: a small network
-(16 to 128 channels) on a CPU, about ten minutes on two cores; 32 to 512 channels on a GPU. The
-results are scattered_digits.md, .json and .png.
+(16 to 128 channels) on a CPU, about ten minutes on two cores; 32 to 512 channels on a GPU, measured
+in float16 and CUDA graphs. The results are scattered_digits.md, .json and .png.
 """
 
 import copy
@@ -34,6 +34,7 @@ _CONFIGS = {
     "cpu": Config(width=16, depth=3, size=128, steps=600, batch=16),
     "cuda": Config(width=32, depth=4, size=256, steps=3000, batch=32),
 }
+_DTYPES = {"cpu": "float32", "cuda": "float16"}  # to measure in
 _ROUNDS = {"cpu": 7, "cuda": 20}
 _DIGITS = (4, 8, 16, 32, 100)
 _TEXTURED = 16  # digits on a textured background
@@ -55,12 +56,15 @@ def main(arguments=None):
     path = options.checkpoint or options.out / f"scattered_digits_{device.type}.pt"
     with Steps(console, "training") as steps:
         model = train(config, training, path, device, steps.at)
+    dtype = getattr(torch, options.dtype or _DTYPES[device.type])
+    model = model.to(dtype)
     rounds = options.repeats or _ROUNDS[device.type]
     found = _measure(model, held_out, options, device, rounds, console)
     data = {
         "header": run_header(describe_machine(device), "scattered_digits/demo.py", arguments)
         | {"network": f"U-Net, {config.width} to {config.width << config.depth} channels"}
-        | {"canvas": f"{options.batch} of {options.size} x {options.size}"},
+        | {"canvas": f"{options.batch} of {options.size} x {options.size}"}
+        | {"type": str(dtype).removeprefix("torch.")},
         **found,
     }
     data["header"]["command"] = data["header"]["command"].replace("scripts/", "examples/")
@@ -91,6 +95,11 @@ def _parse(arguments):
     parser.add_argument(
         "--batch", type=positive_integer, default=1, help="canvases of a call (default: 1)"
     )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "float16", "bfloat16"),
+        help="to measure in (default: float32 on a CPU, float16 on a GPU)",
+    )
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     return parser.parse_args(arguments)
 
@@ -101,8 +110,9 @@ def _measure(model, digits, options, device, rounds, console):
 
     def canvases(digits_each, **rest):
         scene = draw_scene(digits, options.batch, options.size, digits_each, _TIME_SEED, **rest)
-        return scene.pictures.to(device, memory_format=torch.channels_last)
+        return scene.pictures.to(device, dtype, memory_format=torch.channels_last)
 
+    dtype = next(model.parameters()).dtype
     example, empty = canvases(_EXAMPLE), torch.zeros(1, 1, options.size, options.size)
     forms = {"dense": model}
     if not options.no_compile:
@@ -134,17 +144,19 @@ def _measure(model, digits, options, device, rounds, console):
 
 def _row(forms, pictures, device, rounds):
     calls = {name: lambda form=form: form(pictures) for name, form in forms.items()}
-    times = interleaved(calls, device, rounds, eager=True)
+    times = interleaved(calls, device, rounds)
     own, other = (forms[name](pictures) for name in ("dense", "reference form"))
     return {
         "ms": {name: timing.median for name, timing in times.items()},
         "changed pixels": int((own.argmax(1) != other.argmax(1)).sum()),
         "largest difference": float((own - other).abs().max() / own.abs().max()),
+        "pixels": own.argmax(1).numel(),
     }
 
 
 def _labels(model, scene, device):
-    return torch.cat([model(one[None].to(device)).argmax(1) for one in scene.pictures])
+    dtype = next(model.parameters()).dtype
+    return torch.cat([model(one[None].to(device, dtype)).argmax(1) for one in scene.pictures])
 
 
 @torch.no_grad()

@@ -255,6 +255,11 @@ _CONVOLUTIONS = (
     *(_ops.conv2d_with_norms, _ops.conv2d_with_norms.default),
 )
 
+_DEVIATIONS = (
+    *(_ops.conv2d_deviation, _ops.conv2d_deviation.default),
+    *(_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_with_norms.default),
+)
+
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
     """What a function is called with, if it is one of ours."""
@@ -262,7 +267,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
         return _linear_call({**dict(zip(_LINEAR, args, strict=False)), **kwargs})
     if func in _CONVOLUTIONS:
         return _conv_call({**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
-    if func in (_ops.conv2d_deviation, _ops.conv2d_deviation.default):
+    if func in _DEVIATIONS:
         given = {**dict(zip(_DEVIATION, args, strict=False)), **kwargs}
         return _conv_call(given) if any(given.get(knob) is not None for knob in _KNOBS) else None
     return None

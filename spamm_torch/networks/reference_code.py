@@ -24,13 +24,21 @@ from torch.nn import functional as F
 
 from .activations import activated
 from .generate import Forward, compiled
+from .norm_flow import NormFlow
+from .pixel_norms import (
+    CONCATENATIONS,
+    enlarged,
+    norms_after,
+    passed_on,
+    pixel_norm_flow,
+    repeats_pixels,
+)
 from .plan import Plan
 from .shapes import Shapes
 from .sites import Site, may_write, operands_of_add
 
 _ops = torch.ops.spamm_torch
 
-_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _LINEAR_MODULES = (
     *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Upsample, nn.UpsamplingNearest2d),
     *(nn.UpsamplingBilinear2d, nn.Identity, nn.Dropout, nn.Dropout2d, nn.PixelShuffle),
@@ -45,11 +53,14 @@ class ReferenceCode:
     Attributes:
         forward: ``forward(self, operands, *args)``, the island's forward. The operands of a site
             are weight, base and weight norms; behind those of all sites come the held references.
+        forward_with_norms: the same, with norms of pixels from layer to layer; None if no layer
+            would take them.
         base: ``base(self, operands, *references)`` returns the bases of all sites, then the
             references to hold. It reads weight and bias in the place of weight and base.
     """
 
     forward: Forward
+    forward_with_norms: Forward | None
     base: Callable[..., list[Tensor]]
 
 
@@ -63,14 +74,26 @@ def generate_reference_code(plan: Plan, shapes: Shapes) -> ReferenceCode:
     Raises:
         ValueError: an island that has no reference form; says why.
     """
-    return _Generator(plan, shapes).run()
+    places: dict[fx.Node, int] = {}
+    flow = pixel_norm_flow(plan, shapes)
+    with_norms = None
+    if flow.readers:
+        with_norms, _ = _Generator(plan, shapes, flow, places).run()
+    forward, base = _Generator(plan, shapes, NormFlow(), places).run()
+    return ReferenceCode(forward, with_norms, base)
 
 
 class _Generator:
-    """Walks through the island's nodes and writes both functions along the way."""
+    """Walks through the island's nodes and writes both functions along the way.
 
-    def __init__(self, plan: Plan, shapes: Shapes) -> None:
-        self._plan, self._shapes = plan, shapes
+    ``places`` tells where among the operands the references are that others hold already. Those
+    that this one adds are put there, too.
+    """
+
+    def __init__(
+        self, plan: Plan, shapes: Shapes, flow: NormFlow, places: dict[fx.Node, int]
+    ) -> None:
+        self._plan, self._shapes, self._flow, self._places = plan, shapes, flow, places
         self._root = plan.island.module
         self._sites = {site.last: (place, site) for place, site in enumerate(plan.fused)}
         self._inside = {node for site in plan.fused for node in site.nodes[:-1]}
@@ -82,9 +105,11 @@ class _Generator:
         self._deviation: dict[fx.Node, fx.Node] = {}
         self._reference: dict[fx.Node, fx.Node] = {}  # values in the base
         self._bases: dict[int, fx.Node] = {}  # by the place of the site, not as they are computed
-        self._held: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}  # as in the base, in the forward
+        self._held: dict[fx.Node, fx.Node] = {}  # references in the base
+        self._norms: dict[fx.Node, fx.Node] = {}  # in the forward, by the island's nodes
+        self._pools = plan.pools
 
-    def run(self) -> ReferenceCode:
+    def run(self) -> tuple[Forward, Callable[..., list[Tensor]]]:
         nodes = list(self._plan.island.graph.nodes)
         _check_writes(nodes, self._inside, set(self._sites), self._root)
         for node in nodes:
@@ -92,14 +117,17 @@ class _Generator:
                 continue
             if node.op == "output":
                 self._forward.output(fx.map_arg(node.args[0], self._plain_of))
-            elif node in self._sites:
+                continue
+            if node in self._sites:
                 self._convolve(*self._sites[node])
             else:
                 self._pass_on(node)  # first: it may hold what this node writes to
                 self._reference[node] = self._base.node_copy(node, self._reference.__getitem__)
+            if node in self._places:
+                self._hold(node)
         bases = [self._bases[place] for place in range(len(self._sites))]
-        self._base.output([*bases, *(held for held, _ in self._held.values())])
-        return ReferenceCode(compiled(self._forward), compiled(self._base))
+        self._base.output([*bases, *(self._held[node] for node in self._places)])
+        return compiled(self._forward), compiled(self._base)
 
     # ---- Forms of a value -----------------------------------------------------------------------
 
@@ -118,16 +146,34 @@ class _Generator:
         return self._deviation[node]
 
     def _held_reference(self, node: fx.Node) -> fx.Node:
-        """M as an operand of the forward. A copy: what runs behind may write to the original."""
-        if node not in self._held:
+        """M as an operand of the forward."""
+        if node not in self._places:
             shape, dtype = self._shapes.get(node, ((), None))
             if len(shape) < 2 or shape[0] != 1 or dtype is None or not dtype.is_floating_point:
                 raise ValueError(f"{node.name} is not one tensor of floats for each picture")
-            held = self._base.call_function(torch.clone, (self._reference[node],))
-            place = 3 * len(self._sites) + len(self._held)
-            operand = self._forward.call_function(operator.getitem, (self._operands, place))
-            self._held[node] = held, operand
-        return self._held[node][1]
+            self._places[node] = len(self._places)
+            self._hold(node)
+        place = 3 * len(self._sites) + self._places[node]
+        return self._forward.call_function(operator.getitem, (self._operands, place))
+
+    def _hold(self, node: fx.Node) -> None:
+        """Keeps M in the base. A copy: what runs behind may write to the original."""
+        self._held[node] = self._base.call_function(torch.clone, (self._reference[node],))
+
+    def _norms_of(self, node: fx.Node) -> fx.Node:
+        """The norms of a deviation's pixels, of a value from which the flow passes them on."""
+        if node not in self._norms:
+            operands = passed_on(node, self._root, self._shapes)
+            assert operands is not None
+            norms = [self._norms_of(operand) for operand in operands]
+            self._norms[node] = norms_after(self._forward, node, norms, self._shapes)
+        return self._norms[node]
+
+    def _with_norms(self, node: fx.Node, both: fx.Node) -> fx.Node:
+        """The first result; the second is remembered as the node's norms."""
+        value = self._forward.call_function(operator.getitem, (both, 0))
+        self._norms[node] = self._forward.call_function(operator.getitem, (both, 1))
+        return value
 
     # ---- Nodes ----------------------------------------------------------------------------------
 
@@ -151,13 +197,21 @@ class _Generator:
             self._forward.erase_node(norms)
         else:
             options["norm_weight"] = norms
+        if site.name in self._flow.readers:
+            options["norm_input"] = self._norms_of(_input_of(site))
         if site.residual is not None:
             options["residual"] = self._deviation_of(site.residual)
         options["activation"] = site.activation
         args = (self._deviation_of(_input_of(site)), weight, base, *geometry)
-        self._deviation[site.last] = self._forward.call_function(
-            _ops.conv2d_deviation.default, args, options
-        )
+        if site.name in self._flow.producers:
+            both = self._forward.call_function(
+                _ops.conv2d_deviation_with_norms.default, args, options
+            )
+            self._deviation[site.last] = self._with_norms(site.last, both)
+        else:
+            self._deviation[site.last] = self._forward.call_function(
+                _ops.conv2d_deviation.default, args, options
+            )
         self._convolve_reference(place, site, geometry)
 
     def _convolve_reference(self, place: int, site: Site, geometry: tuple[Any, ...]) -> None:
@@ -175,14 +229,34 @@ class _Generator:
 
     def _pass_on(self, node: fx.Node) -> None:
         """Copies a node, which takes deviations if it is linear and all it takes are."""
+        if node in self._flow.pools:
+            self._pool(node)
+            return
         operands = self._operands_of_linear(node)
         is_linear = bool(operands) and all(operand in self._deviation for operand in operands)
         values = self._deviation if is_linear else self._plain
-        if is_linear or _looks_at_shape(node):
+        if is_linear and self._flow.readers and repeats_pixels(node, self._root, self._shapes):
+            size = list(self._shapes[node][0][2:])
+            copy = self._forward.call_function(enlarged, (self._deviation[operands[0]], size))
+        elif is_linear or _looks_at_shape(node):
             copy = self._forward.node_copy(node, self._either)
         else:
             copy = self._forward.node_copy(node, self._plain_of)
         values[node] = copy
+
+    def _pool(self, node: fx.Node) -> None:
+        """A max pool in deviations, which leaves norms."""
+        operand = node.args[0]
+        assert isinstance(operand, fx.Node)
+        kernel, stride, padding, dilation, ceil_mode = self._pools[node]
+        both = self._forward.call_function(
+            _ops.max_pool2d_deviation.default,
+            (
+                *(self._deviation_of(operand), self._held_reference(operand)),
+                *(_pair(kernel), _pair(stride), _pair(padding), _pair(dilation), ceil_mode),
+            ),
+        )
+        self._deviation[node] = self._with_norms(node, both)
 
     def _either(self, node: fx.Node) -> fx.Node:
         """A value in the form in which it is there; both have one shape."""
@@ -192,7 +266,7 @@ class _Generator:
         """The tensors that a linear node without weights takes; none for other nodes."""
         if (added := operands_of_add(node)) is not None:
             return added
-        if node.op == "call_function" and node.target in _CONCATENATIONS:
+        if node.op == "call_function" and node.target in CONCATENATIONS:
             tensors = node.args[0] if node.args else None
             dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
             if isinstance(tensors, (list, tuple)) and isinstance(dim, int) and dim != 0:
@@ -205,6 +279,10 @@ class _Generator:
             known = node.op == "call_function" and node.target in _LINEAR_FUNCTIONS
         first = node.args[0] if node.args else None
         return (first,) if known and isinstance(first, fx.Node) else ()
+
+
+def _pair(size: Any) -> list[int]:
+    return [size, size] if isinstance(size, int) else list(size)
 
 
 def _input_of(site: Site) -> fx.Node:

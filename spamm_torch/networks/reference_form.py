@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..chain import computes_output_norms
 from .fused import Fused
 from .plan import Plan
 from .reference_code import generate_reference_code
@@ -35,11 +37,17 @@ class ReferenceForm(Fused):
                 plan, shapes_of(island, _like(self.reference, plan.fused[0].conv.weight))
             )
         self.forward, self._base = code.forward, code.base
+        self._forward_with_norms = code.forward_with_norms
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
 
     def serves(self, args: tuple[Any, ...]) -> bool:
         """As of a generated forward, for arguments that are like the reference but in number."""
         return super().serves(args) and list(map(_kind, args)) == self._taken
+
+    def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
+        return not torch.compiler.is_compiling() and computes_output_norms(
+            args[0].device, args[0].dtype
+        )
 
     def renew(self) -> bool:
         """Computes the operands anew; False where that cannot be done now, as in training mode."""

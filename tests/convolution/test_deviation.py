@@ -136,7 +136,7 @@ def test_where_nothing_is_valid_nothing_is_read(device, engine):
     assert found[:, :, :5, :5].isnan().all()
     # A residual may differ from the reference where the input does not.
     found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
-    assert found.isnan().all()
+    assert found[residual != 0].isnan().all()
 
 
 @pytest.mark.parametrize("engine", ["dense", "zeros", "small"])
@@ -215,6 +215,152 @@ def test_pictures_without_columns(device):
     assert not plain.any()
 
 
+# ---- On the kernels of half types ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("pixel_block", [(1, 8, 8), (1, 2, 32), (1, 16, 8)])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_half_types(device, dtype, activation, pixel_block, with_residual):
+    for channels, size in (((40, 72), 37), ((96, 136), 20), ((160, 32), 13)):
+        input, weight, base, residual = operands(device, channels, 2, size, dtype=dtype)
+        options = {"threshold": 2.0**-149, "pixel_block": pixel_block, "activation": activation}
+        if with_residual:
+            options["residual"] = residual
+        found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+        wanted = expected(input, weight, base, options.get("residual"), activation)
+        # One rounding of the result; each image's sums round in float32.
+        error = (found.double() - wanted).abs()
+        digits = 2.0**-10 if dtype == torch.float16 else 2.0**-7
+        on_other_devices = 0 if is_fused(device) else 4 * digits * base.abs().max()
+        assert (error <= digits * wanted.abs() + 1e-4 + on_other_devices).all()
+        assert not found[:, :, 6:].any()
+        assert not found[:, :, :, 6:].any()
+
+
+def is_fused(device):
+    """Whether a kernel rounds a deviation of half types once: passes over an output round more."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_read_no_base_where_nothing_is_valid(device, dtype):
+    input, weight, base, residual = operands(device, (40, 72), 2, 40, dtype=dtype)
+    base.fill_(float("nan"))
+    options = {"activation": "relu", **ENGINES["zeros"]}
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+    assert found[:, :, :6, :6].isnan().all()
+    if is_fused(device):
+        assert not found[:, :, 8:].any()
+        assert not found[:, :, :, 8:].any()
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, residual=residual, **options)
+    assert found.isnan().all()
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_float32_rounded_to_tf32(activation, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    for channels, size in (((40, 72), 37), ((96, 132), 20), ((160, 32), 13)):
+        input, weight, base, _ = operands("cuda", channels, 2, size)
+        options = {**ENGINES["zeros"], "activation": activation}
+        found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
+        wanted = expected(input, weight, base, None, activation)
+        assert (found.double() - wanted).norm() <= 2e-3 * wanted.norm()
+        assert not found[:, :, 6:].any()
+
+
+# ---- Norms of pixels ----------------------------------------------------------------------------
+
+
+def norms_of_pixels(x):
+    """One for each 64 channels, in float64."""
+    padded = F.pad(x.double(), (0, 0, 0, 0, 0, -x.shape[1] % 64))
+    return padded.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_norms_of_the_output(device, dtype, engine):
+    for activation in ("none", "relu"):
+        input, weight, base, residual = operands(device, (72, 136), 2, 21, dtype=dtype)
+        given = (input, weight, base, 1, 1)
+        options = {"activation": activation, "residual": residual, **ENGINES[engine]}
+        found, norms = OPS.conv2d_deviation_with_norms(*given, **options)
+        assert torch.equal(found, OPS.conv2d_deviation(*given, **options))
+        assert norms.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("engine", ["zeros", "small", "images"])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_norms_of_the_input_change_no_bit(device, dtype, engine, stride):
+    input, weight, _, _ = operands(device, (72, 40), 3, 30, dtype=dtype)
+    base = torch.ones_like(F.conv2d(input[:1], weight, stride=stride, padding=1))
+    norms = norms_of_pixels(input).float()
+    given = (input, weight, base, stride, 1)
+    options = {"activation": "relu", **ENGINES[engine]}
+    expected = OPS.conv2d_deviation(*given, **options)
+    assert torch.equal(OPS.conv2d_deviation(*given, norm_input=norms, **options), expected)
+
+
+POOLS = [(2, [], 0, 1, False), (3, 2, 1, 1, False), (3, 1, 1, 2, False), (2, 2, 0, 1, True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("of_input", FORMATS)
+def test_a_max_pool_of_deviations(device, dtype, pool, of_input):
+    for channels in (72, 5):
+        input, _, _, _ = operands(device, (channels, 8), 3, 21, dtype=dtype)
+        input = input.contiguous(memory_format=FORMATS[of_input])
+        reference = operands(device, (8, channels), 1, 21, dtype=dtype)[2]
+        found, norms = OPS.max_pool2d_deviation(input, reference, *_pairs(pool))
+        both = input.double() + reference.double()
+        wanted = F.max_pool2d(both, *_pairs(pool)) - F.max_pool2d(reference.double(), *_pairs(pool))
+        digits = 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(found.double(), wanted, rtol=digits, atol=digits * 16)
+        torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
+        assert not found[:, :, 6:].any()
+
+
+def _pairs(pool):
+    kernel, stride, padding, dilation, ceil_mode = pool
+    stride = [stride, stride] if stride else [kernel, kernel]
+    return [kernel, kernel], stride, [padding, padding], [dilation, dilation], ceil_mode
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_max_pool_keeps_nan(device, dtype):
+    input, _, _, _ = operands(device, (8, 8), 2, 12, dtype=dtype)
+    reference = torch.zeros_like(input[:1])
+    input[1, 3, 7, 6] = float("nan")
+    found, norms = OPS.max_pool2d_deviation(input, reference, [2, 2])
+    places = torch.zeros_like(found, dtype=torch.bool)
+    places[1, 3, 3, 3] = True
+    assert torch.equal(found.isnan(), places)
+    assert torch.equal(norms.isnan(), places.any(1)[..., None])
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"reference": torch.zeros(2, 8, 12, 12)}, "reference must have the shape of one image"),
+        (
+            {"reference": torch.zeros(1, 8, 12, 12).double()},
+            "reference must have the input's dtype",
+        ),
+        ({"input": torch.zeros(8, 12, 12)}, "input must be a batch"),
+    ],
+)
+def test_a_max_pool_with_bad_arguments(changes, line):
+    given = {"input": torch.zeros(2, 8, 12, 12), "reference": torch.zeros(1, 8, 12, 12)}
+    with pytest.raises((RuntimeError, TypeError), match=line):
+        OPS.max_pool2d_deviation(**{**given, **changes}, kernel_size=[2, 2])
+
+
 def test_autocast_casts_all_operands(device):
     input, weight, base, _ = operands(device, channels=(32, 32))
     with torch.autocast(device.type, torch.bfloat16):
@@ -228,6 +374,9 @@ def test_the_op_is_registered_as_torch_wants_it(device):
     for options in ({}, {"threshold": 0.5}, {"valid_ratio": 0.5}, {"max_error": 1e-3}):
         options = {"residual": residual, "activation": "relu", **options}
         opcheck(OPS.conv2d_deviation.default, (input, weight, base, 1, 1), options)
+        options["norm_input"] = norms_of_pixels(input).float()
+        opcheck(OPS.conv2d_deviation_with_norms.default, (input, weight, base, 1, 1), options)
+    opcheck(OPS.max_pool2d_deviation.default, (input, input[:1], [2, 2]))
 
 
 @pytest.mark.parametrize(
@@ -240,6 +389,8 @@ def test_the_op_is_registered_as_torch_wants_it(device):
         ({"activation": "gelu"}, "activation must be one of"),
         ({"threshold": 1.0, "valid_ratio": 0.5}, "exactly one of"),
         ({"residual": torch.zeros(3, 1, 20, 20)}, "residual must have the output's shape"),
+        ({"norm_input": torch.zeros(1, 20, 20, 1)}, "norm_input must have shape"),
+        ({"norm_input": torch.zeros(3, 20, 20, 1).double()}, "norm_input must be float32"),
     ],
 )
 def test_bad_arguments(changes, line):

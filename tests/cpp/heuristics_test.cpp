@@ -37,7 +37,7 @@ TEST(Heuristics, TensorMapsTakeWhat32BitCoordinatesReach) {
 
 TEST(Heuristics, KernelsByTypeAndChip) {
   const auto name = [](c10::ScalarType dtype, bool allow_tf32, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(dtype, allow_tf32, hopper));
+    return kernel_name(choose_kernel(dtype, {64, 64, 64}, allow_tf32, hopper));
   };
   EXPECT_EQ(name(at::kHalf, false, true), "sm90-wgmma-f16");
   EXPECT_EQ(name(at::kBFloat16, false, true), "sm90-wgmma-bf16");
@@ -46,17 +46,23 @@ TEST(Heuristics, KernelsByTypeAndChip) {
   for (const bool hopper : {false, true}) {
     EXPECT_EQ(name(at::kDouble, true, hopper), hopper ? "sm90-dmma-f64" : "sm80-dmma-f64");
   }
-  EXPECT_THROW(choose_kernel(at::kInt, false, false), c10::TypeError);
+  EXPECT_THROW(choose_kernel(at::kInt, {64, 64, 64}, false, false), c10::TypeError);
 }
 
 TEST(Heuristics, Float32InHalvesOnHopper) {
-  const auto name = [](bool allow_tf32, bool hopper) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, allow_tf32, hopper));
+  const auto name = [](Block block, bool allow_tf32, bool hopper) -> std::string {
+    return kernel_name(choose_kernel(at::kFloat, block, allow_tf32, hopper));
   };
-  EXPECT_EQ(name(false, true), "sm90-wgmma-f32x3");
-  EXPECT_EQ(name(true, true), "sm90-wgmma-f32x1");
-  EXPECT_EQ(name(false, false), "sm80-simt-f32");
-  EXPECT_EQ(name(true, false), "sm80-mma-tf32");
+  for (const Block& block : {Block{64, 64, 64}, Block{128, 64, 128}}) {
+    EXPECT_EQ(name(block, false, true), "sm90-wgmma-f32x3");
+    EXPECT_EQ(name(block, true, true), "sm90-wgmma-f32x1");
+    EXPECT_EQ(name(block, false, false), "sm80-simt-f32");
+    EXPECT_EQ(name(block, true, false), "sm80-mma-tf32");
+  }
+  for (const Block& block : {Block{32, 64, 64}, Block{64, 32, 64}, Block{128, 128, 32}}) {
+    EXPECT_EQ(name(block, false, true), "sm90-wgmma-f32x3");
+    EXPECT_EQ(name(block, true, true), "sm80-mma-tf32");
+  }
 }
 
 TEST(Heuristics, HalvesByProducts) {
@@ -67,7 +73,7 @@ TEST(Heuristics, HalvesByProducts) {
 
 TEST(Heuristics, ManySmallFloat32MatricesAreNotSplit) {
   const auto name = [](const ProductSize& size, bool allow_tf32 = false) -> std::string {
-    return kernel_name(choose_kernel(at::kFloat, allow_tf32, true, size));
+    return kernel_name(choose_kernel(at::kFloat, {64, 64, 64}, allow_tf32, true, size));
   };
   const auto batch_of = [](int64_t batch, int64_t m, int64_t n, int64_t k) {
     return ProductSize{batch, batch, batch, m, n, k};

@@ -14,6 +14,7 @@ from zoo_cases import ZOO
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
 from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.pixel_norms import enlarged
 
 NOTE = "generated forwards compute deviations from the reference picture"
 
@@ -233,6 +234,46 @@ def test_zeros_reach_as_far_as_no_pixel_changed():
     for input in inputs_of_convolutions(model, scattered(1, 64)):
         assert input.any()
         assert not input[..., input.shape[2] // 2 :, :].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("channels", [4, 8, 40])
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_pixels_are_repeated(device, dtype, channels, memory_format):
+    images = torch.randn(3, channels, 5, 6).to(device, dtype, memory_format=memory_format)
+    expected = F.interpolate(images, scale_factor=(2, 3))
+    found = enlarged(images, (10, 18))
+    assert torch.equal(found, expected)
+    assert found.stride() == expected.stride()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("width", [32, 64])
+def test_norms_travel_from_layer_to_layer(width, monkeypatch):
+    """On a device that computes them on the way, each is that of the deviation it stands for."""
+    device_computes = "spamm_torch.networks.reference_form.computes_output_norms"
+    monkeypatch.setattr(device_computes, lambda device, dtype: True)
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=width, depth=1))
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas(level=0.2))
+    checked = []
+
+    class Checking(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if (norms := (kwargs or {}).get("norm_input")) is not None:
+                by_block = F.pad(args[0], (0, 0, 0, 0, 0, -args[0].shape[1] % 64))
+                by_block = by_block.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
+                torch.testing.assert_close(norms, by_block, rtol=1e-4, atol=0)
+                checked.append(args[0].shape[1])
+            return function(*args, **(kwargs or {}))
+
+    for x in (scattered(level=0.2), pictures(3, 1, 32)):
+        with Checking():
+            found = model(x)
+        torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
+    # All but the first two convolutions, whose norms nothing left, and the head, which is dense.
+    assert checked == 2 * [width, 2 * width, 2 * width, 2 * width, width]
 
 
 def test_a_setting_skips_small_deviations():

@@ -103,11 +103,13 @@ def test_float32_of_badly_scaled_operands_is_near_cublas(tf32):
     assert ours <= 4 * frobenius_error(a @ b, a, b)
 
 
-def test_float32_backend_by_setting(tf32):
+def test_float32_backend_by_block_and_setting(tf32):
     if not hopper_kernels_run():
         pytest.skip("split float32 products are Hopper's")
     expected = "sm90-wgmma-f32x1" if tf32 else "sm90-wgmma-f32x3"
-    for block in (32, 64, (128, 64, 32)):
+    assert spamm_torch.backend_for("cuda", torch.float32) == expected
+    expected = "sm80-mma-tf32" if tf32 else "sm90-wgmma-f32x3"
+    for block in (32, (128, 64, 32)):
         assert spamm_torch.backend_for("cuda", torch.float32, block) == expected
 
 

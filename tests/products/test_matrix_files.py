@@ -50,7 +50,19 @@ def assert_product(a, b, tau, block):
     maps = norm_maps(a, b, block)
     actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=block))
     error = np.abs(actual - reference.multiply(a, b, *maps, tau, block))
-    assert (error <= reference.rounding_bound(a, b, *maps, tau, block)).all()
+    bound = reference.rounding_bound(a, b, *maps, tau, block)
+    if a.is_cuda and a.dtype == torch.float32:
+        bound += split_bound(a, b, maps, tau, block)
+    assert (error <= bound).all()
+
+
+def split_bound(a, b, maps, tau, block):
+    """What Hopper's split parts may lose besides: 2^-26 of a block's largest term for each k."""
+    terms = reference.multiply(a.abs(), b.abs(), *maps, tau, block)  # each is above its terms
+    starts = [np.arange(0, size, block) for size in terms.shape]
+    largest = np.maximum.reduceat(np.maximum.reduceat(terms, starts[0], 0), starts[1], 1)
+    places = np.ix_(*(np.arange(size) // block for size in terms.shape))
+    return a.shape[1] * 2.0**-26 * largest[places]
 
 
 def test_the_overlap_is_one(overlap):

@@ -58,21 +58,27 @@ Arguments::Arguments(const Convolution& conv, const at::TensorOptions& options, 
     : conv_(conv),
       output_options_(options),
       bias_(conv.bias ? conv.bias->contiguous() : Tensor()),
-      residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()) {
+      residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()),
+      base_(conv.base ? readable_pixels(*conv.base) : Tensor()) {
   params.shape = kernel_shape(conv.shape, channels);
   params.block = log2_block(conv.blocks.edge);
   params.log2_block_m = log2_of(conv.block.m);
   params.log2_block_k = log2_of(conv.block.k);
   params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
   params.residual = conv.residual ? residual_.const_data_ptr() : nullptr;
-  params.activation = conv.activation;
+  if (conv.base) {
+    params.base = base_.const_data_ptr();
+    params.base_activation = conv.activation;
+  } else {
+    params.activation = conv.activation;
+  }
 }
 
 void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream) {
   params.norm_weight = norms.weight.const_data_ptr<float>();
   params.norm_input = {norms.pixels.const_data_ptr<float>(), true};
   params.next_tile = norms.next_tile;
-  if (!knob.tau || conv_.blocks.edge[1] * conv_.blocks.edge[2] > 1) {
+  if (takes_block_norms(conv_, knob.tau.has_value())) {
     norm_blocks_ = im2col_block_norms(conv_, params, norms, stream);
     params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
   }

@@ -32,10 +32,8 @@ class Arguments {
  private:
   const Convolution& conv_;
   at::TensorOptions output_options_;
-  at::Tensor bias_, residual_, norm_weight_, tau_;
-  // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose
-  // norms are not those of single pixels.
-  at::Tensor norm_blocks_;
+  at::Tensor bias_, residual_, base_, norm_weight_, tau_;
+  at::Tensor norm_blocks_;  // takes_block_norms()
 };
 
 }  // namespace spamm::cuda

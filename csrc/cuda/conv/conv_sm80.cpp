@@ -86,7 +86,7 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const O
 // Whether the output norms of the previous layer are the norms of this convolution's blocks.
 bool can_use_layer_norms(const Convolution& conv) {
   const int64_t channels = conv.shape.in_channels;
-  return conv.norm_input && conv.shape.groups == 1 &&
+  return conv.norm_input && !conv.is_deviation && conv.shape.groups == 1 &&
          conv.norm_input->scalar_type() == norm_dtype(conv.input.scalar_type()) &&
          conv.blocks.edge == Box{kLayerNormBlock, 1, 1} &&
          (conv.block.k == kLayerNormBlock || channels <= std::min(conv.block.k, kLayerNormBlock));
@@ -168,7 +168,8 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
 bool supports(const Convolution& conv, const Knob&) {
   const ConvShape& shape = conv.shape;
   const bool hopper = has_hopper_kernels(check_device(conv.input.device()));
-  const Kernel of_matrix = choose_kernel(conv.input.scalar_type(), conv.allow_tf32, hopper);
+  const Kernel of_matrix =
+      choose_kernel(conv.input.scalar_type(), conv.block, conv.allow_tf32, hopper);
   if (im2col_matrix_pays(of_matrix, conv.block, shape.group_in_channels())) return false;
   const auto window = shape.window();
   const int64_t pixels = volume(conv.blocks.count()) * conv.block.n;

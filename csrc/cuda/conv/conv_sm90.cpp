@@ -40,7 +40,7 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
   if (dense) {
     arguments.set_dense(knob);
   } else {
-    norms = conv_norms<Element>(conv, input, weight, tile, stream);
+    norms = conv_norms<Element>(conv, input, weight, tile, knob.tau.has_value(), stream);
     arguments.set(norms, knob, stream);
   }
   arguments.set_output(conv.output_sizes());
@@ -52,7 +52,8 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
 
 template <class Element>
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
-  const bool dense = skips_nothing(knob);
+  // Boxes of dense mode may have several images, but the base has one.
+  const bool dense = skips_nothing(knob) && !runs_as_deviation(conv);
   return convolve<Element>(conv, dense ? in_dense_mode(conv) : conv, knob, dense);
 }
 
@@ -61,8 +62,8 @@ ConvNormMaps find_norm_maps(const Convolution& conv) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
   const Arguments arguments(conv, input.options(), input.size(1));
-  const ConvNorms norms =
-      conv_norms<Element>(conv, input, weight, TileSize::kSmall, device.stream());
+  const ConvNorms norms = conv_norms<Element>(conv, input, weight, TileSize::kSmall,
+                                              /*has_tau=*/false, device.stream());
   return conv_norm_maps(conv, arguments.params, norms, device.stream());
 }
 
@@ -85,12 +86,17 @@ bool supports(const Convolution& conv, const Knob& knob) {
   const at::ScalarType dtype = conv.input.scalar_type();
   return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
-         (skips_nothing(knob) ? sizes_fit_hopper(conv) : blocks_fit(conv));
+         (skips_nothing(knob) && !runs_as_deviation(conv) ? sizes_fit_hopper(conv)
+                                                          : blocks_fit(conv));
 }
 
 // A residual of float32 would need two blocks for a box.
 bool fuses_epilogue(const Convolution& conv) {
   return !conv.residual || is_half(conv.input.scalar_type());
+}
+
+bool fuses_base(const Convolution& conv) {
+  return conv.blocks.edge[0] == 1 && fuses_epilogue(conv);
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
@@ -116,7 +122,7 @@ ConvNormMaps norm_maps(const Convolution& conv) {
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
-                                       {&supports, &run, &norm_maps, &fuses_epilogue});
+                                       {&supports, &run, &norm_maps, &fuses_epilogue, &fuses_base});
 
 }  // namespace
 }  // namespace spamm::cuda

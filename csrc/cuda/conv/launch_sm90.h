@@ -21,6 +21,10 @@ template <class Element>
 cudaError_t launch_max_pool(const kernels::conv::sm90::MaxPoolParams& params, cudaStream_t stream);
 
 template <class Element>
+cudaError_t launch_deviation_pool(const kernels::conv::sm90::DeviationPoolParams& params,
+                                  cudaStream_t stream);
+
+template <class Element>
 cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
                                 int multiprocessors, cudaStream_t stream);
 
@@ -34,6 +38,11 @@ cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& para
 template <class Element>
 cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
                         const void* weight, const kernels::Launch& how);
+
+// The same for deviations from a reference, in pixel blocks of one image.
+template <class Element>
+cudaError_t launch_deviation_conv(const kernels::conv::sm90::ConvParams& params, const void* input,
+                                  const void* weight, const kernels::Launch& how);
 
 // The same for float32 in split parts. The caller also sets a and b of `params`. A pixel block is
 // one pixel of several images.

@@ -35,17 +35,24 @@ std::array<int64_t, 3> weight_norms_shape(const Tensor& weight, const Block& blo
 }  // namespace
 
 bool has_input_norms(const Convolution& conv) {
-  return conv.norm_input && conv.blocks.edge == Box{kLayerNormBlock, 1, 1} &&
-         log2_group(conv.block) == log2_of(kLayerNormBlock);
+  const bool blocks_fit =
+      conv.is_deviation ? conv.blocks.edge[0] == 1 : conv.blocks.edge == Box{kLayerNormBlock, 1, 1};
+  return conv.norm_input && blocks_fit && log2_group(conv.block) == log2_of(kLayerNormBlock);
+}
+
+bool takes_block_norms(const Convolution& conv, bool has_tau) {
+  return !has_tau || conv.blocks.edge[1] * conv.blocks.edge[2] > 1;
 }
 
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor& weight,
-                     TileSize tile, cudaStream_t stream) {
+                     TileSize tile, bool has_tau, cudaStream_t stream) {
   const auto options = input.options().dtype(at::kFloat);
   const bool input_precomputed = has_input_norms(conv);
   const bool computes_norms = !input_precomputed || !conv.norm_weight;
-  if (!claims_conv_tiles(tile, computes_norms)) {
+  // The last norm kernel before the convolution sets the counter to zero.
+  const bool zeroed_later = takes_block_norms(conv, has_tau);
+  if (!claims_conv_tiles(tile, computes_norms || zeroed_later)) {
     return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
   }
   const int64_t pixels = conv.shape.input.height * conv.shape.input.width;
@@ -61,7 +68,7 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
   norms.next_tile = reinterpret_cast<int*>(own_pixels + count);
 
   PixelNormsParams p{};
-  p.zeroed = norms.next_tile;
+  p.zeroed = zeroed_later ? nullptr : norms.next_tile;
   if (!input_precomputed) {
     p.jobs[0] = pixel_norms_job(input.const_data_ptr(), conv.shape.images, pixels, input.size(1),
                                 log2_of(conv.blocks.edge[0]), log2_group(conv.block), own_pixels,
@@ -70,7 +77,7 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
   if (!conv.norm_weight) p.jobs[1] = weight_job(weight, conv.block, norms.weight);
   if (computes_norms) {
     C10_CUDA_CHECK(launch_pixel_norms<Element>(p, stream));
-  } else {
+  } else if (!zeroed_later) {
     C10_CUDA_CHECK(cudaMemsetAsync(norms.next_tile, 0, sizeof(int), stream));
   }
   return norms;
@@ -95,7 +102,8 @@ Tensor im2col_block_norms(const Convolution& conv, const ConvParams& p, const Co
                                      .block = p.block,
                                      .blocks = count(p.shape.output, p.block),
                                      .groups = static_cast<int>(norms.weight.size(2) / positions),
-                                     .norms = blocks.mutable_data_ptr<float>()},
+                                     .norms = blocks.mutable_data_ptr<float>(),
+                                     .zeroed = norms.next_tile},
                                     stream));
   return blocks;
 }
@@ -117,7 +125,7 @@ void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream
 
 #define SPAMM_CONV_NORMS(Element)                                                          \
   template ConvNorms conv_norms<Element>(const Convolution&, const Tensor&, const Tensor&, \
-                                         TileSize, cudaStream_t);                          \
+                                         TileSize, bool, cudaStream_t);                    \
   template void output_norms<Element>(const Tensor&, const Tensor&, cudaStream_t);
 SPAMM_CONV_NORMS(__half)
 SPAMM_CONV_NORMS(__nv_bfloat16)

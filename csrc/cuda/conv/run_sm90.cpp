@@ -25,26 +25,32 @@ TileSize choose_tile(const Convolution& conv, const ConvParams& p, int multiproc
                                multiprocessors, forced_tile());
 }
 
+bool runs_as_deviation(const Convolution& conv) {
+  const bool deviates = conv.base || (conv.is_deviation && conv.wants_output_norms);
+  return deviates && conv.blocks.edge[0] == 1;
+}
+
 template <class Element>
 ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const void* input,
                          const void* weight, TileSize tile, const OnDevice& device) {
   ConvParams& p = arguments.params;
   const Tensor& output = arguments.output;
+  const spamm::ConvShape& shape = conv.shape;
+  const bool by_pixel = runs_as_deviation(conv);
   Tensor norms;
   if (conv.wants_output_norms) {
-    norms =
-        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
-                  output.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+    const auto norms_shape = by_pixel ? pixel_norms_shape : layer_norms_shape;
+    norms = at::empty(norms_shape(shape.images, shape.output, shape.out_channels),
+                      output.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
   // If a box covers the images of one output norm, the kernel computes the output norms.
-  const bool in_kernel = conv.wants_output_norms && p.box.images == log2_of(kLayerNormBlock);
-  if (in_kernel) p.norm_output = norms.mutable_data_ptr<float>();
-  C10_CUDA_CHECK(launch_conv<Element>(
+  const bool in_kernel = norms.defined() && (by_pixel || p.box.images == log2_of(kLayerNormBlock));
+  if (in_kernel) (by_pixel ? p.norm_pixels : p.norm_output) = norms.mutable_data_ptr<float>();
+  const auto launch = by_pixel ? launch_deviation_conv<Element> : launch_conv<Element>;
+  C10_CUDA_CHECK(launch(
       p, input, weight,
       {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = device.stream()}));
-  if (conv.wants_output_norms && !in_kernel) {
-    output_norms<Element>(output, norms, device.stream());
-  }
+  if (norms.defined() && !in_kernel) output_norms<Element>(output, norms, device.stream());
   return {output, norms};
 }
 

@@ -12,6 +12,9 @@ namespace spamm::cuda {
 kernels::TileSize choose_tile(const Convolution& conv, const kernels::conv::sm90::ConvParams& p,
                               int multiprocessors);
 
+// Whether the kernel for deviations runs: for a base or norms by pixel.
+bool runs_as_deviation(const Convolution& conv);
+
 // Starts the kernel. `arguments` has all parameters but those of the output norms. Element: __half,
 // __nv_bfloat16, or float for TF32.
 template <class Element>

@@ -95,7 +95,7 @@ void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const
   const OnDevice device(a);
   const ProductSize size = {
       .batch_a = 1, .batch_b = 1, .batch = 1, .m = whole[0], .n = whole[1], .k = a.size(1)};
-  Prepared prepared = {.whole = size, .kernel = kernel_for(a.scalar_type(), size, device)};
+  Prepared prepared = {.whole = size, .kernel = kernel_for(a.scalar_type(), size, edges, device)};
   if (own_rows && own_rows->numel() > 0) {
     if (reads_in_place(*prepared.kernel, *own_rows, first_own_row, b)) {
       prepared.own_rows = *own_rows;
@@ -155,10 +155,11 @@ ProductSize size_of_product(const Tensor& a, const Tensor& b) {
           .k = a.size(-1)};
 }
 
-Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const OnDevice& device) {
+Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& block,
+                  const OnDevice& device) {
   const bool hopper =
       has_hopper_kernels(device.properties()) && tensor_maps_take(size.m, size.n, size.k);
-  return choose_kernel(dtype, allow_tf32(), hopper, size);
+  return choose_kernel(dtype, block, allow_tf32(), hopper, size);
 }
 
 TileSize tile_for(Kernel kernel, const ProductSize& size, const OnDevice& device, bool upper_only) {
@@ -176,7 +177,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
   const Tensor addend = adds_input ? as_batch(input->expand(c.sizes())) : Tensor();
   const ProductSize size = prepared.whole ? *prepared.whole : size_of_product(a, b);
   const Kernel kernel =
-      prepared.kernel ? *prepared.kernel : kernel_for(a.scalar_type(), size, device);
+      prepared.kernel ? *prepared.kernel : kernel_for(a.scalar_type(), size, block, device);
   const Tensor batch_a = as_batch(a), batch_b = as_batch(b), batch_c = as_batch(c);
   const TileSize tile = tile_for(kernel, size, device, wanted.symmetric);
   const kernels::Launch how = {
@@ -270,9 +271,9 @@ Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const
 
 namespace {
 
-std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block& /*block*/) {
+std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block& block) {
   const bool hopper = has_hopper_kernels(check_device(device));
-  return kernel_name(choose_kernel(dtype, allow_tf32(), hopper));
+  return kernel_name(choose_kernel(dtype, block, allow_tf32(), hopper));
 }
 
 const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel});

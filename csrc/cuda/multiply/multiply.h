@@ -18,7 +18,8 @@ inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.un
 ProductSize size_of_product(const at::Tensor& a, const at::Tensor& b);
 
 // The kernel for a product of this size on `device`.
-Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const OnDevice& device);
+Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& block,
+                  const OnDevice& device);
 
 // Results of earlier stages that product() reuses.
 struct Prepared {

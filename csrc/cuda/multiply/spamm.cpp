@@ -71,7 +71,7 @@ void whole_product(const SpammArguments& arguments, const Block& block, const Te
   };
   if (!has_blocks_on_gpu(a, b)) return by_stages();
   const OnDevice device(a);
-  const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), device);
+  const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), block, device);
   const Wanted wanted{symmetric, norms};
   if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
     const TileCounter counter;

@@ -32,6 +32,7 @@ __global__ void __launch_bounds__(kNormThreads)
   const int64_t total =
       static_cast<int64_t>(p.blocks.images) * p.blocks.rows * p.blocks.columns * depth;
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kNormThreads + threadIdx.x;
+  if (p.zeroed != nullptr && index == 0) *p.zeroed = 0;
   if (index >= total) return;
   const auto number = static_cast<int>(index / depth);
   const int k = index - static_cast<int64_t>(number) * depth;

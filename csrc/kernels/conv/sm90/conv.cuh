@@ -13,6 +13,7 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
+#include "kernels/conv/sm90/deviation.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
@@ -139,9 +140,14 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
         multiply_mixed_step<Config>(bits, valid, p.box.rows + p.box.columns,
                                     operands.weight(notice), operands.pixels(), acc);
       }
-      if constexpr (Config::kAddsResidual) {
-        add_residual<Config>(notice.residual_mask(warpgroup),
-                             &storage.stages[at.slot].pixels[first_box], acc);
+      if constexpr (Config::kAddsResidual || Config::kDeviates) {
+        const uint32_t brought = notice.brought_mask(warpgroup);
+        const OperandBlock* blocks = &storage.stages[at.slot].pixels[first_box];
+        if (!is_base<Config>(notice)) {
+          if constexpr (Config::kAddsResidual) add_residual<Config>(brought, blocks, acc);
+        } else if constexpr (Config::kDeviates) {
+          deviate<Config>(p.base_activation, brought, notice.part(), blocks, acc);
+        }
       }
       look_ahead();
     }

@@ -9,6 +9,7 @@
 #include "kernels/common/activation.cuh"
 #include "kernels/common/numeric.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
+#include "kernels/conv/sm90/pixel_norms.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -155,6 +156,8 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
     cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging, channel, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }
+  if constexpr (Config::kDeviates)
+    store_pixel_norms<typename Config::Element>(p, channel, box, staging);
 }
 
 // Adds up the threads' sums of squares of a warpgroup's boxes and stores the output norms.

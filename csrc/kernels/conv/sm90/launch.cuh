@@ -114,6 +114,10 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
     error = encode_pixels<Element>(p.map_residual, p.residual, p.shape.output, p.shape.out_channels,
                                    p.box, {1, 1});
   }
+  if (error == cudaSuccess && p.base != nullptr) {
+    const Extent image = {1, p.shape.output.rows, p.shape.output.columns};
+    error = encode_pixels<Element>(p.map_base, p.base, image, p.shape.out_channels, p.box, {1, 1});
+  }
   if (error == cudaSuccess) {
     error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows);
   }
@@ -191,6 +195,15 @@ constexpr auto by_pixel() {
   return convolve_staged<Chosen>;
 }
 
+// The kernels for deviations from a reference.
+template <class Element, TileConfig kTile>
+constexpr auto deviating() {
+  using Chosen =
+      DeviationConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
+  static_assert(kHasTile<Chosen, kTile>);
+  return convolve_staged<Chosen>;
+}
+
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   if (!p.by_pixel) p.box = box_of(p.block);
@@ -257,6 +270,20 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
                               : convolve_narrow<Element, kTiles.narrow, kWidth>;
     return instance(p, input, weight, how);
   });
+}
+
+// The same for deviations from a reference: the caller also sets base, base_activation and
+// norm_pixels. A pixel block lies in one image.
+template <class Element, Tiles kTiles>
+cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
+                                const Launch& how) {
+  complete(p);
+  // Large tiles of float32 leave too few registers for the base.
+  constexpr TileConfig kLarge = sizeof(Element) == 4 ? kTiles.small : kTiles.large;
+  const auto instance = how.tile == TileSize::kSmall   ? deviating<Element, kTiles.small>()
+                        : how.tile == TileSize::kLarge ? deviating<Element, kLarge>()
+                                                       : deviating<Element, kTiles.narrow>();
+  return instance(p, input, weight, how);
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -186,17 +186,17 @@ __device__ __forceinline__ void wait_for_barriers() {
   cutlass::arch::NamedBarrier::sync(64, kListBarrier);
 }
 
-// The tile after number `tile`: the next unclaimed one, or without a counter the next at a stride
-// of the grid. Each thread block claims until it gets a number past the end. So the number of
-// claims is p.tiles, and the block that makes the last claim resets the counter for the next
-// launch.
-__device__ inline int claim_tile(const ConvParams& p, int tile) {
+// The number of a claim, for claim_tile(). Nothing waits for it until then.
+__device__ inline int start_claim(const ConvParams& p) {
+  return p.next_tile != nullptr && threadIdx.x % 32 == 0 ? atomicAdd(p.next_tile, 1) : 0;
+}
+
+// The tile after number `tile`: the claimed one, or without a counter the next at a stride of the
+// grid. Each thread block claims until it gets a number past the end. So the number of claims is
+// p.tiles, and the block that makes the last claim resets the counter for the next launch.
+__device__ inline int claim_tile(const ConvParams& p, int tile, int claimed) {
   if (p.next_tile == nullptr) return tile + gridDim.x;
-  int claimed = 0;
-  if (threadIdx.x % 32 == 0) {
-    claimed = atomicAdd(p.next_tile, 1);
-    if (claimed == p.tiles - 1) *p.next_tile = 0;
-  }
+  if (threadIdx.x % 32 == 0 && claimed == p.tiles - 1) *p.next_tile = 0;
   return gridDim.x + __shfl_sync(~0u, claimed, 0);
 }
 
@@ -209,11 +209,11 @@ __device__ inline Step step_at(const ConvParams& p, int number) {
 }
 
 // Lists the valid ones of the steps first, first + 32, ... of a tile, kCount for each lane. Their
-// norms are loaded together.
+// norms are loaded together. Returns the bits of the lane's steps.
 template <int kCount, class Config>
-__device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config>& tile,
-                                          const TileNorms<Config>& norms, float tau, int first,
-                                          ListWriter<Config>& writer) {
+__device__ __forceinline__ uint32_t list_some(const ConvParams& p, const Tile<Config>& tile,
+                                              const TileNorms<Config>& norms, float tau, int first,
+                                              ListWriter<Config>& writer) {
   Step of_lane[kCount];
   typename TileNorms<Config>::Norms loaded[kCount];
 #pragma unroll
@@ -221,35 +221,44 @@ __device__ __forceinline__ void list_some(const ConvParams& p, const Tile<Config
     of_lane[i] = step_at(p, min(first + 32 * i, p.steps - 1));
     loaded[i] = norms.load(p, of_lane[i]);
   }
+  uint32_t used = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (first + 32 * i < p.steps) of_lane[i].mask = norms.mask(loaded[i], tau);
+    used |= of_lane[i].mask;
     writer.append(tile, of_lane[i]);
   }
+  return used;
 }
 
-// Lists the valid steps of a tile.
+// Lists the valid steps of a tile. Returns the bits of the lane's steps: of the output blocks that
+// get a product.
 template <class Config>
-__device__ __forceinline__ void list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
-                                                 const TileNorms<Config>& norms, float tau,
-                                                 ListWriter<Config>& writer) {
+__device__ __forceinline__ uint32_t list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
+                                                     const TileNorms<Config>& norms, float tau,
+                                                     ListWriter<Config>& writer) {
   const int lane = threadIdx.x % 32;
   int done = 0;
+  uint32_t used = 0;
 #pragma unroll 1
-  for (; done + 32 < p.steps; done += 64) list_some<2>(p, tile, norms, tau, done + lane, writer);
-  if (done < p.steps) list_some<1>(p, tile, norms, tau, done + lane, writer);
+  for (; done + 32 < p.steps; done += 64) {
+    used |= list_some<2>(p, tile, norms, tau, done + lane, writer);
+  }
+  if (done < p.steps) used |= list_some<1>(p, tile, norms, tau, done + lane, writer);
+  return used;
 }
 
-// Lists the steps that bring the residual of a tile.
-template <class Config>
-__device__ __forceinline__ void list_residual(const Tile<Config>& tile,
-                                              const TileNorms<Config>& norms,
-                                              ListWriter<Config>& writer) {
+// Lists the steps that bring the residual (kPosition: Step::kResidual) or the base (Step::kBase) of
+// a tile, for the output blocks whose bits are set in `blocks`.
+template <uint16_t kPosition, class Config>
+__device__ __forceinline__ void list_addend(const Tile<Config>& tile,
+                                            const TileNorms<Config>& norms, uint32_t blocks,
+                                            ListWriter<Config>& writer) {
   const int row = threadIdx.x % 32;
   StepOf<Config> step{};
   step.group = row;
-  step.kernel_position = Step::kResidual;
-  if (row < Config::kRows) step.mask = norms.inside(row);
+  step.kernel_position = kPosition;
+  if (row < Config::kRows) step.mask = norms.inside(row) & blocks;
   writer.append(tile, step);
 }
 
@@ -259,7 +268,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   ListWriter<Config> writer(storage.ring);
 
   bool waited = false;
-  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
+  for (int number = blockIdx.x; number < p.tiles;) {
     const Tile<Config> tile = tile_at<Config>(p, number);
     const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
@@ -269,10 +278,21 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
       tau = p.tau.value();
       waited = true;
     }
-    list_valid_steps(p, tile, norms, tau, writer);
-    if (p.residual != nullptr) list_residual(tile, norms, writer);
+    const int claimed = Config::kClaimsEarly ? start_claim(p) : 0;
+    uint32_t used = list_valid_steps(p, tile, norms, tau, writer);
+    if (p.residual != nullptr) {
+      used = ~0u;
+      list_addend<Step::kResidual>(tile, norms, used, writer);
+    }
+    if constexpr (Config::kDeviates) {
+      // Without a product and a residual, sums are zero, and so is what the base makes of them.
+      if (p.base != nullptr) {
+        list_addend<Step::kBase>(tile, norms, __reduce_or_sync(~0u, used), writer);
+      }
+    }
     writer.end_tile(tile);
     writer.wait_for_room();
+    number = claim_tile(p, number, Config::kClaimsEarly ? claimed : start_claim(p));
   }
   writer.end_work();
 }

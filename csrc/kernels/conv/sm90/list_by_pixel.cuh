@@ -148,18 +148,21 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
 
 template <class Element, int kRows, int kBoxes, int kStages,
           class Config = ConfigByPixel<Element, kRows, kBoxes, kStages>>
-__device__ __forceinline__ void list_valid_steps(
+__device__ __forceinline__ uint32_t list_valid_steps(
     const ConvParams& p, const Tile<ConfigByPixel<Element, kRows, kBoxes, kStages>>& tile,
     const TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>>& norms, float tau,
     ListWriter<ConfigByPixel<Element, kRows, kBoxes, kStages>>& writer) {
   const int lanes = norms.lanes();
+  uint32_t used = 0;
   for (int first = 0; first < p.steps; first += 32 / lanes) {
     const int number = first + threadIdx.x % 32 / lanes;
     StepOf<Config> step{step_at(p, min(number, p.steps - 1))};
     norms.judge(p, tau, step);
     if (number >= p.steps || threadIdx.x % lanes != 0) step.mask = 0;
+    used |= step.mask;
     writer.append(tile, step);
   }
+  return used;
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -52,7 +52,13 @@ class Loader : public StageWriter<Config, kWeights> {
   // Fills one stage for each kDepth existing channels.
   __device__ void load(const Tile<Config>& tile, const StepOf<Config>& step, bool ends_tile) {
     if constexpr (Config::kAddsResidual) {
-      if (step.is_residual()) return load_residual(tile, step, ends_tile);
+      if (step.is_residual()) {
+        return load_addend(p_.map_residual, tile, step, tile.boxes, 0,
+                           Notice::of_residual(step.mask, ends_tile));
+      }
+    }
+    if constexpr (Config::kDeviates) {
+      if (step.is_base()) return load_base(tile, step, ends_tile);
     }
 #pragma unroll
     for (int part = 0; part < Config::kParts; ++part) {
@@ -108,23 +114,37 @@ class Loader : public StageWriter<Config, kWeights> {
     at_.advance();
   }
 
-  // Fills one stage with the residual of a row's output blocks, in place of pixels.
-  __device__ void load_residual(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+  // Fills one stage with kDepth channels, from `part` * kDepth on, of what is added to a row's
+  // output blocks, in place of pixels.
+  __device__ void load_addend(const CUtensorMap& map, const Tile<Config>& tile, const Step& step,
+                              const Box* boxes, int part, const Notice& notice) {
     const uint32_t needed = needed_boxes<Config>(step.mask);
-    this->announce(Notice::of_residual(step.mask, ends_tile), tile,
-                   kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
+    this->announce(notice, tile, kWeights ? 0 : __popc(needed) * sizeof(OperandBlock));
     if constexpr (!kWeights) {
 #pragma unroll
       for (int i = 0; i < Config::kBoxes; ++i) {
         if ((needed >> i & 1) == 0) continue;
-        const Box& box = tile.boxes[i];
-        cute::SM90_TMA_LOAD_4D::copy(&p_.map_residual, reinterpret_cast<uint64_t*>(&this->full()),
-                                     kCacheHint, &storage_.stages[at_.slot].pixels[i],
-                                     tile.channel + step.group * kBlock, box.column, box.row,
-                                     box.image);
+        cute::SM90_TMA_LOAD_4D::copy(&map, reinterpret_cast<uint64_t*>(&this->full()), kCacheHint,
+                                     &storage_.stages[at_.slot].pixels[i],
+                                     tile.channel + step.group * kBlock + part * Config::kDepth,
+                                     boxes[i].column, boxes[i].row, boxes[i].image);
       }
     }
     at_.advance();
+  }
+
+  // The base has one image, which serves all.
+  __device__ void load_base(const Tile<Config>& tile, const Step& step, bool ends_tile) {
+    Box boxes[Config::kBoxes];
+#pragma unroll
+    for (int i = 0; i < Config::kBoxes; ++i)
+      boxes[i] = {0, tile.boxes[i].row, tile.boxes[i].column};
+#pragma unroll
+    for (int part = 0; part < Config::kParts; ++part) {
+      const bool last = part == Config::kParts - 1;
+      load_addend(p_.map_base, tile, step, boxes, part,
+                  Notice::of_base(step.mask, part, last && ends_tile));
+    }
   }
 
   const ConvParams& p_;

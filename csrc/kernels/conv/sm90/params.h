@@ -97,6 +97,17 @@ struct MaxPoolParams {
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
 
+// Max pooling of deviations from a reference, with norms by pixel: (images, rows, columns, channel
+// groups). All images are channels-last, their channels a multiple of 16 bytes.
+struct DeviationPoolParams {
+  const void* input;
+  const void* reference;  // one image
+  void* output;
+  float* norms;
+  int images, channels, groups;
+  Size2 in_size, out_size, kernel, stride, padding, dilation;
+};
+
 // The kernel that computes norms of im2col blocks from norms of pixels.
 struct BlockNormsParams {
   const float* pixel_norms;
@@ -105,6 +116,7 @@ struct BlockNormsParams {
   Extent blocks;
   int groups;
   float* norms;  // (pixel blocks, kernel positions x groups)
+  int* zeroed;   // the kernel sets it to 0; may be null
 };
 
 // A box of a pixel block: half of a block of 128 pixels, or a whole block of 64.
@@ -187,6 +199,12 @@ struct ConvParams {
   // float32 operands in split parts, used instead of the tensor maps. Weight: (kernel positions,
   // blocks of out_channels, blocks of channels). Input: (pixels, blocks of images, of channels).
   SplitSource a, b;
+  // Deviations from a reference (deviation.cuh). Base: one image like the output's; may be null.
+  // Its activation is that of sums and base; `activation` above is kNone then.
+  CUtensorMap map_base;
+  const void* base;
+  Activation base_activation;
+  float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
 };
 
 }  // namespace spamm::kernels::conv::sm90

@@ -33,7 +33,8 @@ struct Config {
   static constexpr int kListWarps = 1, kLists = 2, kListCapacity = 128;
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
-  static constexpr bool kAddsResidual = kParts == 1, kByPixel = false;
+  static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
+  static constexpr bool kClaimsEarly = false;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
@@ -47,6 +48,15 @@ template <class Element, int kRows, int kBoxes, int kStages>
 struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
   static constexpr int kListCapacity = 40;  // a list is read before the next 32 steps are judged
   static constexpr bool kByPixel = true;
+};
+
+// The same for deviations from a reference.
+template <class Element, int kRows, int kBoxes, int kStages>
+struct DeviationConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
+  static constexpr bool kDeviates = true;
+  // Where many tiles have no step, claiming them would take most of the time. The threads of larger
+  // tiles have no registers for it.
+  static constexpr bool kClaimsEarly = kRows * kBoxes <= 4;
 };
 
 // The first pixel of a box, in the output.
@@ -63,10 +73,10 @@ struct Tile {
 };
 
 // One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
-// for which the step is valid. One more step for each row of a tile brings the residual; its group
-// is the row.
-struct alignas(8) Step {  // one word of shared memory
-  static constexpr uint16_t kResidual = 0xffff;  // in place of a kernel position
+// for which the step is valid. One more step for each row of a tile brings the residual, and one
+// the base; its group is the row.
+struct alignas(8) Step {                                         // one word of shared memory
+  static constexpr uint16_t kResidual = 0xffff, kBase = 0xfffe;  // in place of a kernel position
 
   uint16_t mask, group;
   uint8_t kernel_row, kernel_column;
@@ -74,6 +84,7 @@ struct alignas(8) Step {  // one word of shared memory
 
   __device__ bool is_valid() const { return mask != 0; }
   __device__ bool is_residual() const { return kernel_position == kResidual; }
+  __device__ bool is_base() const { return kernel_position == kBase; }
 };
 
 // A step of boxes whose pixels are judged one by one. Bit i of `pixels` tells whether the step is
@@ -86,11 +97,12 @@ struct StepByPixel : Step {
 };
 
 // What a multiplying warp needs to know about a stage besides the operands: the step's mask,
-// whether the tile or all work ends, the mask of a step that brings the residual, and, with resident
-// weights, the number of the weight block.
+// whether the tile or all work ends, and, with resident weights, the number of the weight block. A
+// stage that brings the residual or the base has its step's mask in place of that number, so that a
+// stage with products to compute needs no further test. The base also has its part of 64 channels.
 struct Notice {
-  static constexpr int kWeightShift = 8;  // resident weights take no residual, which shares the bits
-  static constexpr uint32_t kIsMixed = 1u << 29;
+  static constexpr int kWeightShift = 8, kPartShift = 16;
+  static constexpr uint32_t kIsBase = 1u << 28, kIsMixed = 1u << 29;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
   uint32_t bits;
@@ -98,21 +110,26 @@ struct Notice {
   __device__ static Notice of(uint32_t mask, bool ends_tile, uint32_t weight = 0) {
     return {mask | weight << kWeightShift | (ends_tile ? kEndsTile : 0)};
   }
-  // Its step's mask stands apart, so that a stage with products to compute needs no further test.
   __device__ static Notice of_residual(uint32_t mask, bool ends_tile) {
     return of(0, ends_tile, mask);
+  }
+  __device__ static Notice of_base(uint32_t mask, int part, bool ends_tile) {
+    return {of(0, ends_tile, mask).bits | part << kPartShift | kIsBase};
   }
   __device__ static Notice end_of_tile() { return {kEndsTile}; }
   __device__ static Notice end_of_work() { return {kEndsWork}; }
 
   __device__ bool ends_tile() const { return bits & kEndsTile; }
   __device__ bool ends_work() const { return bits & kEndsWork; }
+  __device__ bool is_base() const { return bits & kIsBase; }
   __device__ bool is_mixed() const { return bits & kIsMixed; }
   // The bits of a warpgroup's two boxes.
   __device__ uint32_t mask(int warpgroup) const { return bits >> (warpgroup * 2) & 3; }
-  __device__ uint32_t residual_mask(int warpgroup) const {
+  // The same of the residual or the base.
+  __device__ uint32_t brought_mask(int warpgroup) const {
     return bits >> (kWeightShift + warpgroup * 2) & 3;
   }
+  __device__ uint32_t part() const { return bits >> kPartShift & 0xff; }
   __device__ uint32_t weight() const { return bits >> kWeightShift & 0xff; }
 };
 

@@ -153,7 +153,7 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
   float tau = 0;
   ListWriter<Config> writer(storage.ring);
   bool waited = false;
-  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number)) {
+  for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number, start_claim(p))) {
     const auto tile = resident_tile_at<Config>(p, number);
     const ResidentNorms<Config> norms(p, tile, step);
     if (!waited) {

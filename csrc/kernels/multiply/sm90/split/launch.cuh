@@ -26,19 +26,18 @@ cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource&
 
 // Computes p from the split operands a and b. Of p.a and p.b it only uses k_major, which is the
 // order of the split blocks, and whether the batch stride is 0. `terms` is room for a number for
-// each granule of the whole blocks of C.
+// each granule of the whole blocks of C. One split part takes block edges of 64 and more.
 template <int kSplitParts, Tiles kTiles>
 cudaError_t multiply_split(const MultiplyParams<float>& p, const SplitSource& a,
                            const SplitSource& b, int16_t* terms, const Launch& how) {
   const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
                        std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
                        std::bool_constant<kEdgeOf32>, std::bool_constant<kLarge>) {
-    // One split part in the large tile has no registers left for granules.
-    constexpr bool kHasLarge = kSplitParts == 2 || !kEdgeOf32;
-    constexpr TileConfig kTile = kLarge && kHasLarge ? kTiles.large : kTiles.small;
-    using Chosen = SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64,
-                               kTile.rows / kBlock, kTile.columns / kBlock,
-                               kTile.warp_columns / kBlock, kTile.stages>;
+    constexpr TileConfig kTile = kLarge ? kTiles.large : kTiles.small;
+    constexpr int kGranule = kSplitParts == 2 && kEdgeOf32 ? 32 : kBlock;
+    using Chosen =
+        SplitConfig<kSplitParts, major(kAlongA), major(kAlongB), kGranule, kTile.rows / kBlock,
+                    kTile.columns / kBlock, kTile.warp_columns / kBlock, kTile.stages>;
     static_assert(kHasTile<Chosen, kTile>);
     return multiply_split_in<Chosen>(p, a, b, terms, how);
   };

@@ -14,7 +14,6 @@
 #include "kernels/multiply/sm90/roles.cuh"
 #include "kernels/multiply/sm90/split/promoted_granules.cuh"
 #include "kernels/multiply/sm90/split/promoted_sums.cuh"
-#include "kernels/multiply/sm90/split/scaled_granules.cuh"
 #include "kernels/multiply/sm90/split/scaled_sums.cuh"
 #include "kernels/multiply/store_pair.cuh"
 
@@ -35,13 +34,11 @@ __device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Til
 }
 
 template <class Config>
-using Sums1 =
-    std::conditional_t<Config::kGranules == 1, ScaledSums<Config>, ScaledGranules<Config>>;
-template <class Config>
-using Sums2 =
+using TwoPartSums =
     std::conditional_t<Config::kGranules == 1, PromotedSums<Config>, PromotedGranules<Config>>;
 template <class Config>
-using SumsOf = std::conditional_t<Config::kSplitParts == 1, Sums1<Config>, Sums2<Config>>;
+using SumsOf =
+    std::conditional_t<Config::kSplitParts == 1, ScaledSums<Config>, TwoPartSums<Config>>;
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
