@@ -383,9 +383,10 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   for (const char* name : {"multiply_into", "spamm_into"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
   }
-  for (const char* name : {"norm_map", "norm_maps", "find_tau", "find_tau_for_error",
-                           "product_histogram", "valid_counts", "valid_ratio", "error_bound",
-                           "conv2d_weight_norm", "needed_units", "row_work", "row_cuts", "likeness_order"}) {
+  for (const char* name :
+       {"norm_map", "norm_maps", "find_tau", "find_tau_for_error", "product_histogram",
+        "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm", "needed_units",
+        "row_work", "row_cuts", "likeness_order"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }
