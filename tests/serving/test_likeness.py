@@ -6,9 +6,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.library import opcheck
 from torch.utils.data import DataLoader, TensorDataset
 
 from spamm_torch import LikenessBatchSampler, OrderedBatch, SpAMMConv2d, likeness_order
+from spamm_torch.likeness import order_and_places
 
 
 def squares(count, size=16, edge=4, seed=0):
@@ -111,6 +113,29 @@ def test_the_order_is_compiled_once_for_all_batches():
         images = squares(count)
         assert torch.equal(compiled(images), likeness_order(images))
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize("count", [0, 1, 33, 1024, 1025])
+def test_places_undo_the_order(count, device):
+    images = squares(count).to(device)
+    order, places = order_and_places(images, 16)
+    numbers = torch.arange(count, device=device)
+    assert torch.equal(order[places], numbers)
+    assert torch.equal(places[order], numbers)
+
+
+@pytest.mark.cuda
+def test_the_op_is_registered_as_torch_wants_it():
+    images = squares(40).cuda()
+    opcheck(torch.ops.spamm_torch.likeness_order.default, (images, 2))
+    for bad, bands, line in (
+        (images[0], 2, "must be a batch"),
+        (images.new_zeros(1025, 1, 2, 2), 2, "at most 1024"),
+        (images, 0, "bands must be from 1"),
+        (images + 0j, 1, "images must be of bool"),
+    ):
+        with pytest.raises((RuntimeError, TypeError, ValueError), match=line):
+            torch.ops.spamm_torch.likeness_order(bad, bands)
 
 
 @pytest.mark.cuda

@@ -21,6 +21,7 @@ struct SplitConfig {
   static constexpr int kStages = kStages_, kSplitParts = 2;
   static constexpr int kSets = 1;
   static constexpr bool kKeepsRests = false, kByPixel = false;
+  static constexpr bool kDeviates = false, kClaimsEarly = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
