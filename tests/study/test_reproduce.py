@@ -20,7 +20,7 @@ from ergo.embedded import FILES, FOLDER
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS
 from study.plan import Group
-from tables import paper, reports, spgemm, table_1, table_2, table_3, table_5
+from tables import cusparse, paper, reports, spgemm, table_1, table_2, table_3, table_5
 from tables.frame import cell
 
 SIZES = (128, 100)
@@ -328,15 +328,77 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch):
     def too_large(csr):
         raise MemoryError("no memory for 9 TiB")
 
-    monkeypatch.setattr(
-        spgemm, "peers", lambda device: {"large": too_large, "MKL": spgemm._by_torch}
-    )
+    def fails(how):
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried {how}. GPU 0 has 5 GiB")
+
+    def refused(csr):
+        raise RuntimeError("CUDA error: insufficient resources when calling `cusparseF( handle)`")
+
+    ways = {
+        "large": too_large,
+        "MKL": spgemm._by_torch,
+        "second": lambda csr: {", whole": partial(fails, 1), ", in parts": lambda: csr @ csr},
+        "neither": lambda csr: {"": partial(fails, 8), ", in parts": partial(fails, 9)},
+        "refused": refused,
+    }
+    monkeypatch.setattr(spgemm, "peers", lambda device: ways)
     a = torch.eye(64)
     calls, absent = spgemm.calls(a, a.double(), a.device)
-    assert list(calls) == ["MKL"]
-    assert absent == {"large": "no memory for 9 TiB"}
+    assert list(calls) == ["MKL", "second, in parts"]
+    assert all(of.ms > 0 and torch.equal(of.call().to_dense(), a) for of in calls.values())
+    for_products = "(for 64 products of entries)"
+    assert absent == {
+        "large": "no memory for 9 TiB",
+        "neither": f"does not fit in memory: CUDA out of memory. Tried 9 {for_products}",
+        "refused": f"cusparseF has insufficient resources {for_products}",
+    }
     _, absent = spgemm.calls(a, 2 * a.double(), a.device)
     assert absent["MKL"].startswith("wrong result: expected an error of at most 1e-05; got 0.5")
+
+
+@pytest.fixture
+def sparse():
+    """A matrix in which some rows hold nothing."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand(100, 100, generator=generator)
+    a[a < 0.7] = 0
+    a[:3] = a[50:60] = 0
+    return a
+
+
+def test_products_of_entries_are_counted(sparse):
+    nonzero = (sparse != 0).double()
+    assert spgemm.count_products(spgemm.to_csr(sparse)) == (nonzero @ nonzero).sum()
+
+
+@pytest.mark.parametrize("products", [1, 3000, 10**9])
+def test_slices_of_rows_make_the_whole_product(sparse, products):
+    csr = spgemm.to_csr(sparse)
+    parts = spgemm.slices(csr, products)
+    assert len(parts) == 1 if products == 10**9 else len(parts) > 5
+    assert sum(len(part) for part in parts) == len(sparse)
+    whole = spgemm.stacked([part @ csr for part in parts])
+    assert torch.equal(whole.to_dense(), (csr @ csr).to_dense())
+    row = (sparse != 0).sum().item()  # more products than any row has
+    nonzero = (sparse != 0).double()
+    for part in parts:
+        assert ((part.to_dense() != 0).double() @ nonzero).sum() <= products + row
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("algorithm", cusparse.ALGORITHMS)
+def test_algorithms_of_cusparse(sparse, algorithm):
+    csr = spgemm.to_csr(sparse.cuda())
+    found = cusparse.multiply(csr, csr, algorithm)
+    expected = csr @ csr
+    assert len(found.values()) == len(expected.values())
+    torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
+@pytest.mark.cuda
+def test_what_cusparse_refuses_names_the_function():
+    with pytest.raises(RuntimeError, match=r"^\w[\w ]* in cusparseSetStream$"):
+        cusparse._call("cusparseSetStream", None, None)
 
 
 # ---- Table 5 ------------------------------------------------------------------------------------
@@ -434,6 +496,50 @@ def test_a_damaged_journal(tmp_path, capsys, arguments):
     assert journal.read_text() == "{"
 
 
+def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, arguments):
+    """Those for want of memory, and only those: the others are not measured again."""
+    whole, calls = table_1._rows, []
+
+    def rows(*of, n, **place):
+        calls.append(n)
+        if calls == [128]:
+            raise MemoryError
+        return whole(*of, n=n, **place)
+
+    monkeypatch.setattr(table_1, "_rows", rows)
+    command = ["1", *arguments, "--out", tmp_path]
+    code, printed, _ = run(capsys, *command)
+    assert code == 0
+    assert "table 1: 1 cells failed; the same command tries these again" in printed
+    assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == ["MemoryError", None]
+    code, printed, _ = run(capsys, *command)
+    assert code == 0
+    assert "failed" not in printed
+    assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == [None, None]
+    assert calls == [128, 100, 128]
+    assert not list(tmp_path.glob("*.partial.json"))
+
+
+@pytest.mark.parametrize("groups", [{"N = 128": 3}, {"N = 128": {"rows": []}}])
+def test_a_journal_of_other_cells(groups, tmp_path, capsys, monkeypatch, arguments):
+    def interrupted(*of, **place):
+        if place["n"] == 100:
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(table_1, "_rows", interrupted)
+    command = ["1", *arguments, "--out", tmp_path]
+    assert run(capsys, *command)[0] == 130
+    journal = tmp_path / "table_1_cpu.partial.json"
+    journal.write_text(json.dumps(json.loads(journal.read_text()) | {"groups": groups}))
+    code, _, errors = run(capsys, *command)
+    assert code == 1
+    assert errors == [
+        f"error: expected groups of an unfinished run; got something else in {journal}: measure "
+        "anew with --fresh"
+    ]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"table": 7}', '{"table": 1, "cells": 3}'])
 def test_damaged_results_in_the_folder(content, tmp_path, capsys, arguments):
     path = tmp_path / "table_2_old.json"
@@ -509,7 +615,25 @@ def test_a_cell_that_fails_is_one_that_says_why():
     def fails(n):
         raise RuntimeError(f"out of memory\nat {n}")
 
-    assert cell(fails, n=3)() == {"place": {"n": 3}, "rows": [], "absent": "out of memory"}
+    failed = {"place": {"n": 3}, "rows": [], "absent": "out of memory", "may_pass": True}
+    assert cell(fails, n=3)() == failed
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (FileNotFoundError(2, "No such file or directory", "g++"), True),
+        (RuntimeError("needs 2 GPUs; got 1"), False),
+        (NotImplementedError(), False),
+    ],
+)
+def test_what_another_run_may_measure(error, passes):
+    def fails(n):
+        raise error
+
+    assert cell(fails, n=3)()["may_pass"] is passes
 
 
 # ---- Table 4 ------------------------------------------------------------------------------------
