@@ -30,10 +30,10 @@ def settings(run):
 
 
 def cells(run):
-    """The least work first: what one run is too short for is the slowest."""
+    """Of each size the least work first: what a run is too short for is the slowest."""
     return {
         f"N = {n}, {share:.2%} nonzero": cell(partial(_rows, run), n=n, nonzeros=share)
-        for n in sorted(run.sizes(SIZES))
+        for n in run.sizes(SIZES)
         for share in sorted(shares_of(n))
     }
 

@@ -1,5 +1,6 @@
 """reproduce.py: small real runs of its tables, how they go on, and what they refuse."""
 
+import argparse
 import json
 import shutil
 from functools import partial
@@ -13,15 +14,28 @@ import reproduce
 import spamm_torch
 from bench.multi_gpu.model import Machine
 from bench.multi_gpu.product import Product
+from bench.networks import candidates
 from bench.operands import operands
-from common.console import exit_code
+from common.console import exit_code, make_console
+from common.errors import UserError
 from ergo import table_4 as ergo_squares
 from ergo.embedded import FILES, FOLDER
 from models.data import ROOT_VARIABLE
-from models.vgg13 import CONVOLUTIONS
+from models.vgg13 import CONVOLUTIONS, VGG13
+from study.layouts import LAYOUTS
 from study.plan import Group
-from tables import cusparse, paper, reports, spgemm, table_1, table_2, table_3, table_5
-from tables.frame import cell
+from tables import (
+    cusparse,
+    paper,
+    reports,
+    spgemm,
+    table_1,
+    table_2,
+    table_3,
+    table_5,
+    whole_network,
+)
+from tables.frame import Run, cell
 
 SIZES = (128, 100)
 GROUPS = {
@@ -56,6 +70,8 @@ def small():
         patch.setattr(table_2, "copy_bandwidth", lambda device, repeats: 1e7)
         patch.setattr(ergo_squares, "MODELS", {"cpu": (8, "STO-3G")})
         patch.setattr(table_5, "GROUPS", GROUPS)
+        by_dynamo = partial(torch.compile, backend="eager", dynamic=False)  # Inductor takes long
+        patch.setattr(candidates, "_compiled", lambda model, **settings: by_dynamo(model))
         patch.delenv(ROOT_VARIABLE, raising=False)
         yield
 
@@ -234,6 +250,28 @@ def test_the_model_speaks_of_more_devices():
         assert 0 < row["sent"] <= 1
 
 
+def test_the_papers_cells_are_measured_first():
+    names = list(table_2.cells(frame_of("cuda")))
+    assert len(names) == 6 * (2 * 2 + 2 + 2 + 2 + 2 + 2)
+    assert names[:4] == [
+        *("float32, block 32, N = 1024", "float32, block 64, N = 1024"),
+        *("float16, block 32, N = 1024", "float16, block 64, N = 1024"),
+    ]
+    assert names[24] == "two GPUs, float32, N = 1024"
+    assert names[-1] == "BSR, float16, N = 32768"
+
+
+@pytest.mark.parametrize(("asked", "large"), [(7, 3), (2, 2)])
+def test_large_products_take_fewer_rounds(asked, large):
+    run = frame_of("cuda", repeats=asked)
+    assert [table_2._repeats(run, n) for n in (8192, 16384)] == [asked, large]
+
+
+def frame_of(kind, repeats=1):
+    options = argparse.Namespace(sizes=None)
+    return Run(torch.device(kind), (), repeats, options, make_console())
+
+
 def found(rows, **place):
     return {"place": place, "rows": rows, "absent": None}
 
@@ -241,7 +279,7 @@ def found(rows, **place):
 def test_several_gpus_stand_beside_one():
     """More than were measured are one device's speedup times the model's factor."""
     case = {"precision": "float16", "n": 8192}
-    one = {"ratio": 0.05, "speedup": 6.0, "share_of_floor": 0.5}
+    one = {"ratio": 0.05, "speedup": 6.0, "share_of_floor": 0.5, "dense_ms": 12.0, "mm_ms": 2.0}
     two = [{"ratio": 0.05, "layout": "0", "speedup": 6.5}]
     two.append(two[0] | {"layout": "S", "speedup": 9.0})
     by_model = {"ratio": 0.05, "parts": 4, "speedup_of_one": 2.5}
@@ -255,6 +293,13 @@ def test_several_gpus_stand_beside_one():
     assert "| 5% | 7.00 / 5.00 / 6.00 (50%) |" in lines
     assert "| type | N | ratio | 1 | 2, layout 0 | 2, layout S | 4, model |" in lines
     assert "| float16 | 8192 | 5% | 6.00 | 6.50 | 9.00 | 15.0 |" in lines
+    below = "- float16, N = 8192, 5%: 6.00 here, 7.0 in the paper; at the floor it would be 12.0"
+    assert f"{below} (torch.mm 12 ms, mm 2 ms)" in lines
+    cells[1]["rows"] = [one | {"speedup": 7.1}]
+    assert not any(
+        line.startswith(below[:30]) for line in reports.REPORTS[2].beside({"cells": cells})
+    )
+    cells[1]["rows"] = [one]
     assert reports.REPORTS[2].conclusion({"cells": cells}) == (
         "Speedup over the dense product above the paper's: float16, block 32: 0 of 1 cells; "
         "float16, block 64: 0 of 1 cells."
@@ -418,6 +463,41 @@ def test_groups_of_layers(folder):
     assert "Network: vgg13, width 2, epochs 1, batch 10, seed 0. Images: MNIST t10k" in page
 
 
+def test_the_whole_network_stands_beside_the_compiled_one(folder):
+    data = data_of(folder, 5)
+    [network] = [of for of in data["cells"] if of["place"]["kind"] == "network"]
+    assert network["place"]["title"] == "all"
+    named = [(row["candidate"], row["ratio"]) for row in network["rows"]]
+    assert named == [("dense", None), ("compiled", None), ("SpAMM", 1.0), ("SpAMM", 0.85)]
+    assert all(row["ms"] > 0 for row in network["rows"])
+    for row, ms in zip(network["rows"], (6.0, 4.0, 3.0, 2.0), strict=True):
+        row["ms"] = ms
+    lines = reports.REPORTS[5].beside(data)
+    assert "| as it is | float32 | 6 | 1.00 | 0.67 |" in lines
+    assert "| SpAMM in all, all | float32 | 3 | 2.00 | 1.33 |" in lines
+    assert "| SpAMM in all, 85% | float32 | 2 | 3.00 | 2.00 |" in lines
+    network["rows"][1] |= {"ms": None, "absent": "no compiler"}
+    lines = reports.REPORTS[5].beside(data)
+    assert "| torch.compile, default | float32 | not measured: no compiler |  |  |" in lines
+    assert "| SpAMM in all, 85% | float32 | 2 | 3.00 |  |" in lines
+
+
+def test_a_wrong_network_of_ours_is_refused(monkeypatch):
+    """Fused, it must be what its layers are one by one."""
+    torch.manual_seed(0)
+    fuse = spamm_torch.fuse_
+
+    def wrong(network):
+        network[-1].bias.data += 1
+        fuse(network)
+
+    monkeypatch.setattr(spamm_torch, "fuse_", wrong)
+    group, layout = Group("conv52", ("conv52",), "conv52", (0.5,)), LAYOUTS[2]
+    pictures = torch.rand(4, 3, 32, 32)
+    with pytest.raises(UserError, match=r"wrong result of the fused network at ratio 1\.0: "):
+        whole_network.measure(VGG13(width=2).eval(), torch.float32, pictures, group, layout, 1)
+
+
 def test_two_gpus_stand_beside_one(folder):
     data = data_of(folder, 5)
     for of in data["cells"]:
@@ -514,7 +594,7 @@ def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, argume
     assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == ["MemoryError", None]
     code, printed, _ = run(capsys, *command)
     assert code == 0
-    assert "failed" not in printed
+    assert "cells failed" not in printed
     assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == [None, None]
     assert calls == [128, 100, 128]
     assert not list(tmp_path.glob("*.partial.json"))
@@ -678,6 +758,9 @@ def test_table_4_stands_beside_the_papers():
     assert f"| {title} | 14 | float64 | 32 | 8 | 4 (1.5) | 10 (1.5) |" in lines
     assert lines[-1].startswith("- D, 2 waters, STO-3G (waters_2.npz), float64: not measured: no m")
     assert report.conclusion({"cells": [missing]}) == "No matrix was measured."
+    for origin, shown in (("model", "of model F"), ("embedded", "ergo")):
+        missing["place"]["origin"] = origin
+        assert report.beside(data)[-1].startswith(f"- D, 2 waters, STO-3G ({shown}), float64: not")
     for cells in ([missing], data["cells"]):
         assert report.picture({"header": {"device": "cpu"}, "cells": cells}).startswith(b"\x89PNG")
 
