@@ -117,11 +117,12 @@ def measure(number, run, about, journal):
     run.console.print(said)
     for path in paths:
         run.console.print(f"wrote {path}")
-    return sum(of["may_pass"] for of in found)
+    return sum(of.get("may_pass", False) for of in found)
 
 
 def require_sound(journal, about):
-    """
+    """Finds a damaged journal before anything is measured.
+
     Raises:
         UserError: the journal's cells are not of the table that ``about`` is about.
     """

@@ -417,13 +417,14 @@ def test_products_of_entries_are_counted(sparse):
 
 
 @pytest.mark.parametrize("products", [1, 3000, 10**9])
-def test_slices_of_rows_make_the_whole_product(sparse, products):
+def test_slices_of_rows_make_the_whole_product(sparse, products, device):
+    sparse = sparse.to(device)
     csr = spgemm.to_csr(sparse)
     parts = spgemm.slices(csr, products)
     assert len(parts) == 1 if products == 10**9 else len(parts) > 5
     assert sum(len(part) for part in parts) == len(sparse)
     whole = spgemm.stacked([part @ csr for part in parts])
-    assert torch.equal(whole.to_dense(), (csr @ csr).to_dense())
+    torch.testing.assert_close(whole.to_dense(), (csr @ csr).to_dense())
     row = (sparse != 0).sum().item()  # more products than any row has
     nonzero = (sparse != 0).double()
     for part in parts:
@@ -438,6 +439,29 @@ def test_algorithms_of_cusparse(sparse, algorithm):
     expected = csr @ csr
     assert len(found.values()) == len(expected.values())
     torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
+@pytest.mark.cuda
+def test_every_peer_of_cuda_multiplies():
+    a, _ = operands("decay", 256, torch.float32, "cuda")
+    a[a < table_3.truncation(a, 0.5)] = 0
+    calls, absent = spgemm.calls(a, a.double() @ a.double(), a.device)
+    assert not absent
+    first_ways = [name.replace(", chunks of 20.00%", "") for name in calls]
+    assert first_ways == list(spgemm.peers(a.device))
+
+
+def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse, device):
+    sparse = sparse.to(device)
+    assert list(spgemm._by_torch_on_cuda(spgemm.to_csr(sparse))) == [""]
+    monkeypatch.setattr(spgemm, "_MOST_PRODUCTS", 100)
+    ways = spgemm._by_torch_on_cuda(spgemm.to_csr(sparse))
+    assert list(ways) == ["", ", A in 1 slices of rows"]
+    product = ways[", A in 1 slices of rows"]()
+    torch.testing.assert_close(product.to_dense(), sparse @ sparse)
+    chunks = spgemm._by_chunks(spgemm.to_csr(sparse))
+    assert len(chunks) == 3
+    assert all(name.startswith(", chunks of 0.") for name in chunks)
 
 
 @pytest.mark.cuda
