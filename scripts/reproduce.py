@@ -4,7 +4,8 @@ Tables: 1 thresholds, 2 speedup over torch.mm, 3 against sparse products at equa
 of water clusters, 5 VGG13 on MNIST. Without options all of them at sizes that fit: on a CPU small
 ones, in less than a quarter of an hour on two cores; on a GPU the paper's. Writes table_N_NAME.md,
 .json and .png for each, and tables.md, which joins all that are in the folder. If it is
-interrupted, the same command goes on with the cells that are missing.
+interrupted, the same command goes on with the cells that are missing; it tries those again that
+failed for want of memory or by an error of the device.
 
     python scripts/reproduce.py all
     python scripts/reproduce.py 1 2 --out docs/results --name h200
@@ -100,19 +101,34 @@ def measure(number, run, about, journal):
 
     Args:
         about: what stands in its data beside the cells. journal: of the table.
+
+    Returns:
+        How many cells failed that another run may measure. The journal has all others.
     """
     of_table = TABLES[number]
     run.console.print(f"table {number}: {reports.REPORTS[number].TITLE}")
     cells = of_table.cells(run)
     with Steps(run.console, f"table {number}") as steps:
-        found = measure_all(cells, journal, steps, of_table.said_of)
-    data = about | {"table": number, "cells": found}
+        found = measure_all(cells, journal, steps, of_table.said_of, lambda of: not of["may_pass"])
+    data = about | {"cells": found}
     files = f"table_{number}_{about['name']}"
     markdown, picture, said = reports.report(data, files)
     paths = write_results(run.options.out, files, data=data, markdown=markdown, picture=picture)
     run.console.print(said)
     for path in paths:
         run.console.print(f"wrote {path}")
+    return sum(of.get("may_pass", False) for of in found)
+
+
+def require_sound(journal, about):
+    """Finds a damaged journal before anything is measured.
+
+    Raises:
+        UserError: the journal's cells are not of the table that ``about`` is about.
+    """
+    groups = list(journal.groups().values())
+    if groups and not reports.is_sound(about | {"cells": groups}, journal.path.stem):
+        raise journal.damaged()
 
 
 def main(arguments=None):
@@ -146,13 +162,26 @@ def main(arguments=None):
             )
             for number, of_table in settings.items()
         }
+        about = {
+            number: {"table": number, "header": header, "name": name, "settings": of_table}
+            for number, of_table in settings.items()
+        }
         for number, journal in journals.items():
-            about = {"header": header, "name": name, "settings": settings[number]}
-            measure(number, run, about, journal)
+            require_sound(journal, about[number])
+        failed = {
+            number: measure(number, run, about[number], journal)
+            for number, journal in journals.items()
+        }
         console.print(f"wrote {reports.write_joined(options.out)}")
         # Only now: were it interrupted before, the tables it has finished would be measured again.
-        for journal in journals.values():
-            journal.remove()
+        for number, journal in journals.items():
+            if failed[number]:
+                console.print(
+                    f"table {number}: {failed[number]} cells failed; the same command tries these "
+                    "again, --fresh measures all"
+                )
+            else:
+                journal.remove()
 
 
 if __name__ == "__main__":

@@ -41,12 +41,13 @@ def copy_bandwidth(device, repeats):
     return 8 * elements / timing.median
 
 
-def bench_operands(case, ratios, bandwidth, device, repeats, cold=False):
+def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_apart=True):
     """All ratios of one case; the dense product takes turns with all of them.
 
     Args:
         case: (data, precision, block, n). ratios: valid ratios. bandwidth: as of copy_bandwidth.
         repeats: rounds of each timing. cold: empty the L2 cache before each call.
+        norms_apart: time the product without the norms, too.
 
     Returns:
         {"rows": a Row for each ratio, "stage": the StageRow}, as plain data.
@@ -79,9 +80,10 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False):
             )
         taus[ratio] = tau
         candidates[f"mm {ratio}"] = lambda tau=tau: spamm_torch.mm(a, b, tau=tau, block=block)
-        candidates[f"multiply {ratio}"] = lambda tau=tau: torch.ops.spamm_torch.multiply(
-            a, b, norm_a, norm_b, tau, block
-        )
+        if norms_apart:
+            candidates[f"multiply {ratio}"] = lambda tau=tau: torch.ops.spamm_torch.multiply(
+                a, b, norm_a, norm_b, tau, block
+            )
     dense_error = relative_error(torch.mm(a, b), a, b, norm_a, norm_b, 0, block)
     times = interleaved(candidates, device, repeats, cold=cold)
     dense = times["dense"].median
@@ -90,18 +92,18 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False):
 
     def row(ratio):
         valid = spamm_torch.valid_ratio(norm_a, norm_b, taus[ratio]).item()
-        mm, multiply = times[f"mm {ratio}"], times[f"multiply {ratio}"]
+        mm, multiply = times[f"mm {ratio}"], times.get(f"multiply {ratio}")
         floor = operand_ms + max(valid * dense, 1.5 * operand_ms)
         return Row(
             *case,
             valid_ratio=valid,
             backend=backend,
             dense_ms=dense,
-            multiply_ms=multiply.median,
+            multiply_ms=multiply and multiply.median,
             mm_ms=mm.median,
             spread=mm.spread / mm.median,
             speedup=dense / mm.median,
-            speedup_multiply=dense / multiply.median,
+            speedup_multiply=multiply and dense / multiply.median,
             share_of_floor=floor / mm.median,
             error=errors[ratio],
             dense_error=dense_error,

@@ -18,11 +18,11 @@ class Row:
     valid_ratio: float
     backend: str
     dense_ms: float
-    multiply_ms: float
+    multiply_ms: float | None  # the multiply alone; None where it was not timed
     mm_ms: float  # norms and multiply, tau held
     spread: float  # of mm_ms, quartile distance over median
     speedup: float  # of mm over dense
-    speedup_multiply: float
+    speedup_multiply: float | None
     share_of_floor: float
     error: float  # relative Frobenius error against float64
     dense_error: float | None = None  # that of torch.mm, nothing skipped; not in old results

@@ -56,20 +56,37 @@ class Journal:
         """A line that says where an earlier run stopped; None if nothing was finished."""
         return f"resumed from {self.path} at {finished} of {total}" if finished else None
 
-    def measured(self, key, measure):
+    def groups(self):
+        """The groups that are finished, by key."""
+        return dict(self._groups)
+
+    def measured(self, key, measure, keep=lambda group: True):
         """The group ``key``: as it was measured before, else as ``measure()`` gives it now.
 
         Returns plain data in both cases, as json reads it: lists for tuples, strings for keys.
+
+        Args:
+            keep: whether a new group counts as finished; the next run measures others again.
         """
-        if key not in self._groups:
-            self._groups[key] = _plain(measure())
+        if key in self._groups:
+            return self._groups[key]
+        group = _plain(measure())
+        if keep(group):
+            self._groups[key] = group
             self._save()
-        return self._groups[key]
+        return group
 
     def remove(self):
         """The results are written: the next run measures anew."""
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
+
+    def damaged(self):
+        """The UserError that says that the file holds something else."""
+        return UserError(
+            f"expected groups of an unfinished run; got something else in {self.path}: "
+            "measure anew with --fresh"
+        )
 
     def _save(self):
         content = {"format": _FORMAT, "settings": self._settings, "groups": self._groups}
@@ -84,11 +101,8 @@ class Journal:
             content = None
         except OSError as error:
             raise UserError(f"cannot read {self.path}: {error.strerror}") from error
-        if not isinstance(content, dict) or content.get("format") != _FORMAT:
-            raise UserError(
-                f"expected groups of an unfinished run; got something else in {self.path}: "
-                "measure anew with --fresh"
-            )
+        if not _is_journal(content):
+            raise self.damaged()
         stored = content["settings"]
         if stored != self._settings:
             names = [*self._settings, *(name for name in stored if name not in self._settings)]
@@ -122,6 +136,15 @@ def model_digest(model):
     for tensor in model.state_dict().values():
         digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+def _is_journal(content):
+    """Whether a file's content is what a journal saves, its groups aside."""
+    return (
+        isinstance(content, dict)
+        and content.get("format") == _FORMAT
+        and all(isinstance(content.get(name), dict) for name in ("settings", "groups"))
+    )
 
 
 def _plain(value):

@@ -16,6 +16,7 @@ import torch
 _MOST_CALLS_A_GRAPH = 10
 _GRAPH_MS = 3.0  # a graph of this length hides its launch
 _CALLS_IN_A_ROW = 50  # of eager calls
+_LONG_S = 0.1  # a call of this length warms up by itself
 _FLUSH_BYTES = 256 << 20  # more than any L2 cache
 
 
@@ -134,7 +135,11 @@ def _warm_up(call):
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
+            start = time.perf_counter()
             call()
+            side.synchronize()
+            if time.perf_counter() - start > _LONG_S:
+                break
     torch.cuda.current_stream().wait_stream(side)
 
 

@@ -73,8 +73,8 @@ def matrix(source, name, device):
         return found.to(device)
     if name == "core_hamiltonian":
         raise RuntimeError(
-            f"needs ergo: make_ergo_matrices.py --waters {source.waters} --basis "
-            f"'{source.basis}' --no-scf"
+            "needs ergo: `python scripts/make_ergo_matrices.py --waters "
+            f"{source.waters} --basis '{source.basis}' --no-scf`, then `--matrices` with its file"
         )
     cluster = water_cluster(source.waters)
     s = overlap(cluster, source.basis).to(device)

@@ -10,8 +10,9 @@ table_N.py measures. It has
 - ``cells(run)``: {name: call}, in the order of measuring. It is called when the table's turn comes,
   and may prepare what its cells share (train a network). A call measures one cell and gives what
   ``frame.cell`` makes: {"place": dict, "rows": list of dicts, "absent": None or why there are no
-  rows}. Names are keys of the journal: a cell whose name is there is not measured again. What
-  cannot be measured on a machine is a cell, too, which raises an error that says why.
+  rows, "may_pass": whether another try may find some}. Names are keys of the journal: a cell whose
+  name is there is not measured again. What cannot be measured on a machine is a cell, too, which
+  raises an error that says why.
 - ``said_of(found)``: a few words for the terminal about a cell's data.
 
 ``run`` is a frame.Run. Every cell is verified before it is timed: a wrong result is a UserError,

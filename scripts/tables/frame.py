@@ -36,6 +36,7 @@ class Found:
     place: dict  # what names the cell: size, type, block and so on
     rows: list = field(default_factory=list)  # plain data
     absent: str | None = None  # why there are no rows
+    may_pass: bool = False  # if there are none: whether another try may find some
 
 
 def cell(measure, **place):

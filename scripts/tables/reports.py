@@ -35,6 +35,20 @@ def report(data, name):
     return page(title, said, data["header"], body), of_table.picture(data), said
 
 
+def is_sound(data, name):
+    """Whether data are of a table: whether its page can be made of them.
+
+    Args:
+        data: what a JSON file holds. name: of the file, without suffix.
+    """
+    try:
+        joined({name: data})
+        REPORTS[data["table"]].body(data, f"{name}.png")
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return False
+    return True
+
+
 def load(folder):
     """The data of all tables in a folder: {file's name without suffix: data}, by number.
 
@@ -47,14 +61,15 @@ def load(folder):
             continue
         try:
             data = json.loads(path.read_text())
-            joined({path.stem: data})
         except OSError as error:
             raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except ValueError:
+            data = None
+        if not is_sound(data, path.stem):
             raise UserError(
                 f"expected a table's results as JSON; got something else in {path}: remove it, or "
                 "name another folder with --out"
-            ) from error
+            )
         found[path.stem] = data
     return found
 

@@ -3,29 +3,48 @@
 import gc
 import importlib
 import importlib.util
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from common.errors import first_line
 from common.precisions import TOLERANCE
 from common.sparse import quiet_sparse
+from tables import cusparse
+
+_MOST_PRODUCTS = 2**31 - 1  # of entries, that an integer of 32 bits counts
+_SLICE = 2**28  # of them a slice of rows has, which takes a few GB of buffers
+_FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
+_SMALLER = (1, 1 / 4, 1 / 16)  # chunks that are tried, as shares of the largest
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A product that was made once, and was right."""
+
+    call: Callable
+    ms: float  # that it took, its first time
 
 
 def peers(device):
-    """{name: what makes a call of two matrices of to_csr}: those that can be had here."""
+    """{name: what makes {how: call} of a matrix of to_csr}: those that can be had here.
+
+    Of the ways of one peer the first that works counts; the later need less memory.
+    """
     if device.type == "cuda":
-        found = {"cuSPARSE (torch.sparse, CUSPARSE_SPGEMM_DEFAULT)": _by_torch}
-        if importlib.util.find_spec("cupy"):
-            found[f"cuSPARSE (CuPy {_version('cupy')})"] = _by_cupy
-        return found
+        found = {"torch.sparse, CUSPARSE_SPGEMM_DEFAULT": _by_torch_on_cuda}
+        for name in ("ALG1", "ALG2"):
+            found[f"CUSPARSE_SPGEMM_{name}"] = partial(_by_cusparse, name)
+        found["CUSPARSE_SPGEMM_ALG3"] = _by_chunks
+        return {f"cuSPARSE ({name})": ways for name, ways in found.items()}
     found = {"MKL (torch.sparse)": _by_torch}
     if importlib.util.find_spec("scipy"):
-        found[f"SciPy {_version('scipy')}"] = _by_scipy
+        found[f"SciPy {importlib.import_module('scipy').__version__}"] = _by_scipy
     return found
-
-
-def _version(module):
-    return importlib.import_module(module).__version__
 
 
 def calls(matrix, expected, device):
@@ -35,19 +54,30 @@ def calls(matrix, expected, device):
         matrix: dense, with zeros. expected: its square in float64.
 
     Returns:
-        {peer: call}, and {peer: why there is none}, as where memory does not suffice.
+        {peer: Checked}, and {peer: why there is none}, as where memory does not suffice.
     """
+    csr = to_csr(matrix)
     found, absent = {}, {}
-    for name, make in peers(device).items():
+    for name, ways in peers(device).items():
         try:
-            call = make(to_csr(matrix))
-            _check(call(), expected)
-            found[name] = call
-        except (RuntimeError, MemoryError) as error:  # out of memory is a RuntimeError on CUDA
-            absent[name] = first_line(error)
-        gc.collect()
-        torch.cuda.empty_cache()
+            how, found_so = _first_that_works(ways(csr), expected)
+            found[name + how] = found_so
+        except _FAILURES as error:
+            absent[name] = _why(error, csr)
     return found, absent
+
+
+def _first_that_works(ways, expected):
+    """(how, Checked) of a peer; what the last of its ways raised if none works."""
+    for how, call in ways.items():
+        try:
+            return how, Checked(call, _checked_ms(call, expected))
+        except _FAILURES as error:
+            failure = error.with_traceback(None)  # which would hold the product's memory
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+    raise failure
 
 
 def to_csr(matrix):
@@ -58,21 +88,106 @@ def to_csr(matrix):
         return torch.sparse_csr_tensor(*indices, csr.values(), size=csr.shape)
 
 
-def _check(product, expected):
-    dense = product.to_dense() if torch.is_tensor(product) else _dense(product, expected.device)
+def count_products(csr):
+    """How many products of two entries the square of a matrix sums up."""
+    return _products_before_rows(csr)[-1].item()
+
+
+def _products_before_rows(csr):
+    """For each row, and for the end, the products of entries that the rows before it take."""
+    offsets = csr.crow_indices().long()
+    of_entries = offsets.diff()[csr.col_indices().long()].cumsum(0)
+    return torch.nn.functional.pad(of_entries, (1, 0))[offsets]
+
+
+def _checked_ms(call, expected):
+    """Milliseconds of a call whose result was compared.
+
+    Raises:
+        RuntimeError: the result is wrong.
+    """
+    start = time.perf_counter()
+    product = call()
+    if expected.is_cuda:
+        torch.cuda.synchronize(expected.device)
+    ms = 1e3 * (time.perf_counter() - start)
+    dense = product.to_dense() if torch.is_tensor(product) else torch.as_tensor(product.toarray())
     error = ((dense.double() - expected).norm() / expected.norm()).item()
     if not error <= TOLERANCE["float32"]:
         raise RuntimeError(
             f"wrong result: expected an error of at most {TOLERANCE['float32']}; got {error}"
         )
+    return ms
 
 
-def _dense(product, device):
-    return torch.as_tensor(product.toarray(), device=device)
+def _why(error, csr):
+    """Why a product could not be made, in a line."""
+    said = first_line(error)
+    if isinstance(error, torch.OutOfMemoryError):
+        said = "does not fit in memory: " + said.partition(". GPU")[0]  # not how much is free
+    elif refused := re.search(r"insufficient resources.*?(cusparse\w+)", said):
+        said = f"{refused[1]} has insufficient resources"
+    else:
+        return said
+    return f"{said} (for {count_products(csr):.2g} products of entries)"
+
+
+# ---- Peers --------------------------------------------------------------------------------------
 
 
 def _by_torch(csr):
-    return lambda: csr @ csr
+    return {"": lambda: csr @ csr}
+
+
+def _by_torch_on_cuda(csr):
+    """Whole; where there are too many products of entries for that, in slices of rows."""
+    ways = _by_torch(csr)
+    if count_products(csr) > _MOST_PRODUCTS:
+        parts = slices(csr)
+        ways[f", A in {len(parts)} slices of rows"] = lambda: stacked([x @ csr for x in parts])
+    return ways
+
+
+def slices(csr, products=_SLICE):
+    """A matrix as several of contiguous rows, whose product with it takes so many of entries."""
+    before = _products_before_rows(csr)
+    steps = torch.arange(0, before[-1].item(), products, device=before.device)
+    first = torch.searchsorted(before[:-1], steps).unique().tolist()
+    offsets, found = csr.crow_indices(), []
+    for at, end in zip(first, [*first[1:], len(csr)], strict=True):
+        entries = slice(offsets[at].item(), offsets[end].item())
+        parts = (csr.col_indices()[entries], csr.values()[entries])
+        shape = (end - at, csr.shape[1])
+        with quiet_sparse():
+            of_part = offsets[at : end + 1] - offsets[at]
+            found.append(torch.sparse_csr_tensor(of_part, *parts, size=shape))
+    return found
+
+
+def stacked(parts):
+    """Matrices of equal width as one, the rows of one below those of the other."""
+    before, offsets = 0, [parts[0].crow_indices()[:1]]
+    for part in parts:
+        offsets.append(part.crow_indices()[1:] + before)
+        before += len(part.values())
+    columns = torch.cat([part.col_indices() for part in parts])
+    values = torch.cat([part.values() for part in parts])
+    shape = (sum(len(part) for part in parts), parts[0].shape[1])
+    with quiet_sparse():
+        return torch.sparse_csr_tensor(torch.cat(offsets), columns, values, size=shape)
+
+
+def _by_cusparse(algorithm, csr):
+    return {"": partial(cusparse.multiply, csr, csr, algorithm)}
+
+
+def _by_chunks(csr):
+    """ALG3 with chunks that an integer of 32 bits counts, the largest first."""
+    largest = min(cusparse.CHUNK, _MOST_PRODUCTS / max(1, count_products(csr)))
+    return {
+        f", chunks of {chunk:.2%}": partial(cusparse.multiply, csr, csr, "ALG3", chunk)
+        for chunk in (largest * share for share in _SMALLER)
+    }
 
 
 def _by_scipy(csr):
@@ -80,13 +195,4 @@ def _by_scipy(csr):
 
     parts = (csr.values(), csr.col_indices(), csr.crow_indices())
     matrix = csr_matrix(tuple(part.numpy() for part in parts), shape=tuple(csr.shape))
-    return lambda: matrix @ matrix
-
-
-def _by_cupy(csr):
-    import cupy
-    from cupyx.scipy.sparse import csr_matrix
-
-    parts = (csr.values(), csr.col_indices(), csr.crow_indices())
-    matrix = csr_matrix(tuple(cupy.from_dlpack(part) for part in parts), shape=tuple(csr.shape))
-    return lambda: matrix @ matrix
+    return {"": lambda: matrix @ matrix}

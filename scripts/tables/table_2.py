@@ -15,6 +15,7 @@ from common.precisions import TOLERANCE, use_precision
 from common.sparse import quiet_sparse
 from tables import paper
 from tables.frame import cell
+from tables.table_2_report import LARGE, REPEATS_OF_LARGE
 
 SIZES = {"cpu": (1024, 2048, 4096), "cuda": paper.SIZES}
 TYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16")}  # of the paper's cells
@@ -30,26 +31,40 @@ def settings(run):
 
 
 def cells(run):
+    """The paper's cells first, those that only stand beside them last."""
     kind = run.device.type
-    types, sizes = TYPES[kind], run.sizes(SIZES)
-    cases = [(name, _PAPERS_BLOCK) for name in types]
-    cases += [(name, _BLOCK) for name in (*types, *_MORE_TYPES[kind])]
-    cases += [(name, _LARGE_BLOCK) for name in types]
+    types, more = TYPES[kind], _MORE_TYPES[kind]
+    papers = [(name, block) for name in types for block in (_PAPERS_BLOCK, _BLOCK)]
+    others = [(name, _BLOCK) for name in more] + [(name, _LARGE_BLOCK) for name in types]
     bandwidth = _Once(lambda: copy_bandwidth(run.device, run.repeats))
+    one = partial(_one, run, bandwidth)
+    found = _each_size(run, "", papers, one, kind="one")
+    of_types = [(name,) for name in types]
+    found |= _each_size(run, "two GPUs, ", of_types, partial(_two, run), kind="two")
+    found |= _each_size(
+        run, "4 and 8 GPUs by the model, ", of_types, partial(_by_model, run), kind="model"
+    )
+    found |= _each_size(run, "", others, one, kind="one")
+    return found | _each_size(run, "BSR, ", of_types, partial(_bsr, run), kind="BSR")
+
+
+def _each_size(run, title, cases, measure, kind):
+    """Cells of some (precision,) or (precision, block), the small sizes first."""
     found = {}
-    for n in sizes:
-        for name, block in cases:
-            found[f"{name}, block {block}, N = {n}"] = cell(
-                partial(_one, run, bandwidth), kind="one", precision=name, block=block, n=n
-            )
-        for name in types:
-            place = {"precision": name, "n": n}
-            found[f"BSR, {name}, N = {n}"] = cell(partial(_bsr, run), kind="BSR", **place)
-            found[f"two GPUs, {name}, N = {n}"] = cell(partial(_two, run), kind="two", **place)
-            found[f"4 and 8 GPUs by the model, {name}, N = {n}"] = cell(
-                partial(_by_model, run), kind="model", **place
-            )
+    for n in run.sizes(SIZES):
+        for precision, *block in cases:
+            place = {"kind": kind, "precision": precision, "n": n}
+            name = precision
+            if block:
+                place["block"] = block[0]
+                name += f", block {block[0]}"
+            found[f"{title}{name}, N = {n}"] = cell(measure, **place)
     return found
+
+
+def _repeats(run, n):
+    """Rounds of each timing: fewer of large products, which take long and spread little."""
+    return run.repeats if n < LARGE else min(run.repeats, REPEATS_OF_LARGE)
 
 
 def said_of(found):
@@ -75,7 +90,9 @@ class _Once:
 def _one(run, bandwidth, kind, precision, block, n):
     """One device against torch.mm: the rows of bench.mm_report, with the ratio asked for."""
     case = ("decay", precision, block, n)
-    found = bench_operands(case, paper.RATIOS, bandwidth(), run.device, run.repeats)
+    found = bench_operands(
+        case, paper.RATIOS, bandwidth(), run.device, _repeats(run, n), norms_apart=False
+    )
     more = {"copy_bandwidth": bandwidth()}
     return [
         {"ratio": ratio} | row | more
@@ -101,7 +118,7 @@ def _bsr(run, kind, precision, n):
         kept = ~(norms * norms.amax(1) < tau)  # with the largest norm that a block meets in B
         calls[ratio] = _bsr_call(a, b, kept, norms, precision)
         rows.append({"ratio": ratio, "kept": kept.double().mean().item()})
-    times = by_clock(calls, run.repeats, run.synchronize)
+    times = by_clock(calls, _repeats(run, n), run.synchronize)
     dense = times["dense"].median
     for row in rows:
         ms = times[row["ratio"]].median
@@ -131,7 +148,7 @@ def _two(run, kind, precision, n):
     """mm on two GPUs against torch.mm on one, by where the operands lie, in blocks of 64."""
     if len(run.gpus) < 2:
         raise RuntimeError(f"needs 2 GPUs; got {len(run.gpus)}")
-    return _on_devices(Product("decay", precision, n, run.gpus[:2]), run.repeats)
+    return _on_devices(Product("decay", precision, n, run.gpus[:2]), _repeats(run, n))
 
 
 def _on_devices(product, repeats):

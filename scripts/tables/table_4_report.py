@@ -8,17 +8,27 @@ from tables import paper
 
 TITLE = "matrices of electronic structure theory"
 _NAMES = {"overlap": "S", "core_hamiltonian": "H_core", "fock": "F", "density": "D"}
+_OF_CLUSTER = {  # what a matrix is of a cluster without ergo's file
+    "overlap": "exact",
+    "core_hamiltonian": "ergo",
+    "fock": "model F",
+    "density": "of model F",
+}
 _SHOWN_TAU = 1e-6  # of the conclusion
 _PAPERS_SIZE = 13656
 
 _NOTES = """\
 C = A A for matrices of water clusters: overlap S, core Hamiltonian H_core, Fock matrix F, density
-matrix D, functions in the order of `spatial_order`. "Embedded" and files are from the program ergo
-(Hartree-Fock); of "model" clusters S is exact, F a model and D that of the model. Errors are
-Frobenius norms against torch.mm's product in float64 of the same, rounded, matrix: skipping and
-rounding together. That of torch.mm itself stands beside them. The paper does not name its four
-matrices, nor the order of their functions, which decides how much is skipped. Where it has an error
-of 0, there is a small one here, below its bound."""
+matrix D, functions in the order of `spatial_order`. Brackets say where a matrix is from. "ergo" and
+files: Hartree-Fock by that program. "exact": the overlap of the cluster's functions, as any program
+has it. "model F": extended Hueckel, with a molecule's real F in place of energies of orbitals; its
+D is by eigenvectors of that F. Hartree-Fock of the same cluster takes hours, and gives other
+numbers.
+
+Errors are Frobenius norms against torch.mm's product in float64 of the same, rounded, matrix:
+skipping and rounding together. That of torch.mm itself stands beside them. The paper does not name
+its four matrices, nor the order of their functions, which decides how much is skipped. Where it has
+an error of 0, there is a small one here, below its bound."""
 
 _SPEEDUPS = """\
 Speedups are over torch.mm, norms included, and in brackets over mm at tau = 0: torch.mm is the
@@ -162,7 +172,16 @@ def _place(place, block):
 
 def _title(place):
     cluster = f"{place['waters']} waters, {place['basis']}"
-    return f"{_NAMES[place['matrix']]}, {cluster} ({Path(place['origin']).name})"
+    return f"{_NAMES[place['matrix']]}, {cluster} ({_origin(place)})"
+
+
+def _origin(place):
+    """What a matrix is: of ergo, of a file of ergo's, exact, or of a model."""
+    if place["origin"] == "embedded":
+        return "ergo"
+    if place["origin"] == "model":
+        return _OF_CLUSTER[place["matrix"]]
+    return Path(place["origin"]).name
 
 
 def _absent_lines(data):

@@ -17,6 +17,7 @@ from study.layouts import LAYOUTS
 from study.plan import PAPER, Group
 from study.timing import layer_inputs
 from study.training_options import chosen_training, train_or_load
+from tables import whole_network
 from tables.frame import cell
 
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
@@ -56,8 +57,9 @@ def cells(run):
     _, validation = digits.split(config.seed)
     study = _Study(run, trained, validation.to(run.device), config.batch)
     network = f"network {model_digest(trained)[:6]}"  # another one's cells are not taken
+    precisions = PRECISIONS[run.device.type]
     found = {}
-    for precision in PRECISIONS[run.device.type]:
+    for precision in precisions:
         for title in GROUPS:
             found[f"{title}, {precision}, {network}"] = cell(
                 study.group, kind="group", title=title, precision=precision
@@ -66,7 +68,17 @@ def cells(run):
             found[f"{layer}, {precision}, 2 GPUs, {network}"] = cell(
                 study.two, kind="two", title=layer, precision=precision
             )
+    for precision in precisions:  # last, for compiling takes long
+        for title in _networks():
+            found[f"network with {title}, {precision}, {network}"] = cell(
+                study.network, kind="network", title=title, precision=precision
+            )
     return found
+
+
+def _networks():
+    """Titles of the groups that are timed within the whole network, too."""
+    return [of.title for of in GROUPS.values() if len(of.layers) > 1 and not of.shifted]
 
 
 def said_of(found):
@@ -74,6 +86,12 @@ def said_of(found):
         return f"not measured: {found['absent']}"
     if found["place"]["kind"] == "two":
         return ", ".join(f"{row['ratio']:.2%}: {row['speedup']:.2f}x" for row in found["rows"])
+    if found["place"]["kind"] == "network":
+        return ", ".join(
+            f"{row['candidate']}{'' if row['ratio'] is None else format(row['ratio'], ' .0%')} "
+            + (row["absent"] or f"{row['ms']:.4g} ms")
+            for row in found["rows"]
+        )
     [group] = found["rows"]
     return f"dense {group['dense_accuracy']:.2f}%, " + ", ".join(
         f"{of['asked_ratio']:.0%}: {of['accuracy_change']:+.2f}"
@@ -97,6 +115,15 @@ class _Study:
         )
         return [asdict(found)]
 
+    def network(self, kind, title, precision):
+        """The whole network, dense and with some convolutions by position: whole_network's rows."""
+        dtype = use_precision(precision)
+        torch.backends.cudnn.benchmark = True
+        return whole_network.measure(
+            *(self._trained, dtype, self._pictures(), GROUPS[title], _BY_POSITION),
+            self._run.repeats,
+        )
+
     @torch.inference_mode()
     def two(self, kind, title, precision):
         """One convolution by position on two GPUs against torch's on one; all lies on the first."""
@@ -117,10 +144,14 @@ class _Study:
         torch.backends.cudnn.benchmark = True
         return fold_batch_norm(self._trained).to(dtype)
 
+    def _pictures(self):
+        """The first batch."""
+        pictures, _ = next(validation_pictures(self._validation[: self._batch], self._batch))
+        return pictures
+
     def _activations(self, model, layer):
-        first = self._validation[: self._batch]
-        pictures, _ = next(validation_pictures(first, self._batch))
-        return layer_inputs(model, (layer,), pictures.to(model.conv11.weight.dtype))[layer]
+        pictures = self._pictures().to(model.conv11.weight.dtype)
+        return layer_inputs(model, (layer,), pictures)[layer]
 
 
 def on_devices(conv, x, taus, devices, run):

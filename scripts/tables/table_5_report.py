@@ -25,6 +25,19 @@ _SEVERAL = """\
 The paper's speedups are those on 1, 2 and 4 GPUs. Ours on 2 is by position, over torch's
 convolution on one, operands and result on the first."""
 
+_NETWORK = """\
+The whole network, for one batch of the validation images: as it is (its convolutions by cuDNN or
+oneDNN), under torch.compile, and with the named convolutions by position, fused (`fuse_`) and with
+tau held. On a GPU each is one CUDA graph; max-autotune is its mode without graphs of its own, and
+left out on a CPU, where compiling takes long. "All" skips nothing: what fusing gains alone. The
+change of accuracy at each ratio stands above."""
+
+_CANDIDATES = {
+    "dense": "as it is",
+    "compiled": "torch.compile, default",
+    "max-autotune": "torch.compile, max-autotune",
+}
+
 
 def conclusion(data):
     """What all layers together lose and gain."""
@@ -53,6 +66,11 @@ def beside(data):
         head = ("layers", "type", "asked", "dense", "paper's layout: change", "by position: change")
         rows = [line for group in shifted for line in _shifted_lines(group)]
         lines += ["", *_SHIFTED.splitlines(), "", *table(head, rows, left=(0, 1))]
+    networks = [found for found in data["cells"] if found["place"]["kind"] == "network"]
+    if networks:
+        head = ("network", "type", "ms", "over the network as it is", "over torch.compile's best")
+        rows = [line for found in networks for line in _network_lines(found)]
+        lines += ["", *_NETWORK.splitlines(), "", *table(head, rows, left=(0, 1))]
     return lines + _absent_lines(data)
 
 
@@ -124,13 +142,33 @@ def _shifted_lines(group):
         yield title, group.precision, f"{ratio:.2%}", f"{group.dense_accuracy:.2f}%", *changes
 
 
+def _network_lines(found):
+    place, rows = found["place"], found["rows"]
+    times = {row["candidate"]: row["ms"] for row in rows if row["ratio"] is None and row["ms"]}
+    compiled = min((ms for name, ms in times.items() if name != "dense"), default=None)
+    for row in rows:
+        name = _CANDIDATES.get(row["candidate"])
+        if name is None:
+            kept = "all" if row["ratio"] == 1 else f"{row['ratio']:.0%}"
+            name = f"SpAMM in {place['title']}, {kept}"
+        figures = (f"not measured: {row['absent']}", "", "")
+        if row["ms"]:
+            figures = (f"{row['ms']:.4g}", _over(times.get("dense"), row), _over(compiled, row))
+        yield name, place["precision"], *figures
+
+
+def _over(peer_ms, row):
+    return "" if peer_ms is None else f"{peer_ms / row['ms']:.2f}"
+
+
+_ON = {"two": "on 2 GPUs, ", "network": "whole network, ", "group": ""}
+
+
 def _absent_lines(data):
     lines = []
     for found in data["cells"]:
         if found["absent"]:
             at = found["place"]
-            what = "on 2 GPUs, " if at["kind"] == "two" else ""
-            lines.append(
-                f"- {at['title']}, {at['precision']}, {what}not measured: {found['absent']}"
-            )
+            what = f"{at['title']}, {at['precision']}, {_ON[at['kind']]}"
+            lines.append(f"- {what}not measured: {found['absent']}")
     return ["", *lines] if lines else []

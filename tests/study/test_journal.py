@@ -63,7 +63,23 @@ def test_other_settings_are_refused(tmp_path, settings, words):
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 1
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"format": "another"}'])
+def test_a_group_that_is_not_to_be_kept(tmp_path):
+    journal = Journal(tmp_path, "mm", SETTINGS)
+    assert journal.measured("a", lambda: (1, 2), keep=lambda group: False) == [1, 2]
+    assert journal.measured("a", lambda: (3,), keep=lambda group: group == [3]) == [3]
+    assert Journal(tmp_path, "mm", SETTINGS).groups() == {"a": [3]}
+
+
+_OURS = '"format": "spamm_torch journal 1"'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "{", "[]", "{}", '{"format": "another"}', "{" + _OURS + "}"),
+        "{" + _OURS + ', "settings": {}, "groups": []}',
+    ],
+)
 def test_a_file_of_something_else_is_refused(tmp_path, content):
     path = tmp_path / "mm.partial.json"
     path.write_text(content)

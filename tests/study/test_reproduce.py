@@ -1,5 +1,6 @@
 """reproduce.py: small real runs of its tables, how they go on, and what they refuse."""
 
+import argparse
 import json
 import shutil
 from functools import partial
@@ -13,15 +14,28 @@ import reproduce
 import spamm_torch
 from bench.multi_gpu.model import Machine
 from bench.multi_gpu.product import Product
+from bench.networks import candidates
 from bench.operands import operands
-from common.console import exit_code
+from common.console import exit_code, make_console
+from common.errors import UserError
 from ergo import table_4 as ergo_squares
 from ergo.embedded import FILES, FOLDER
 from models.data import ROOT_VARIABLE
-from models.vgg13 import CONVOLUTIONS
+from models.vgg13 import CONVOLUTIONS, VGG13
+from study.layouts import LAYOUTS
 from study.plan import Group
-from tables import paper, reports, spgemm, table_1, table_2, table_3, table_5
-from tables.frame import cell
+from tables import (
+    cusparse,
+    paper,
+    reports,
+    spgemm,
+    table_1,
+    table_2,
+    table_3,
+    table_5,
+    whole_network,
+)
+from tables.frame import Run, cell
 
 SIZES = (128, 100)
 GROUPS = {
@@ -56,6 +70,8 @@ def small():
         patch.setattr(table_2, "copy_bandwidth", lambda device, repeats: 1e7)
         patch.setattr(ergo_squares, "MODELS", {"cpu": (8, "STO-3G")})
         patch.setattr(table_5, "GROUPS", GROUPS)
+        by_dynamo = partial(torch.compile, backend="eager", dynamic=False)  # Inductor takes long
+        patch.setattr(candidates, "_compiled", lambda model, **settings: by_dynamo(model))
         patch.delenv(ROOT_VARIABLE, raising=False)
         yield
 
@@ -234,6 +250,28 @@ def test_the_model_speaks_of_more_devices():
         assert 0 < row["sent"] <= 1
 
 
+def test_the_papers_cells_are_measured_first():
+    names = list(table_2.cells(frame_of("cuda")))
+    assert len(names) == 6 * (2 * 2 + 2 + 2 + 2 + 2 + 2)
+    assert names[:4] == [
+        *("float32, block 32, N = 1024", "float32, block 64, N = 1024"),
+        *("float16, block 32, N = 1024", "float16, block 64, N = 1024"),
+    ]
+    assert names[24] == "two GPUs, float32, N = 1024"
+    assert names[-1] == "BSR, float16, N = 32768"
+
+
+@pytest.mark.parametrize(("asked", "large"), [(7, 3), (2, 2)])
+def test_large_products_take_fewer_rounds(asked, large):
+    run = frame_of("cuda", repeats=asked)
+    assert [table_2._repeats(run, n) for n in (8192, 16384)] == [asked, large]
+
+
+def frame_of(kind, repeats=1):
+    options = argparse.Namespace(sizes=None)
+    return Run(torch.device(kind), (), repeats, options, make_console())
+
+
 def found(rows, **place):
     return {"place": place, "rows": rows, "absent": None}
 
@@ -241,7 +279,7 @@ def found(rows, **place):
 def test_several_gpus_stand_beside_one():
     """More than were measured are one device's speedup times the model's factor."""
     case = {"precision": "float16", "n": 8192}
-    one = {"ratio": 0.05, "speedup": 6.0, "share_of_floor": 0.5}
+    one = {"ratio": 0.05, "speedup": 6.0, "share_of_floor": 0.5, "dense_ms": 12.0, "mm_ms": 2.0}
     two = [{"ratio": 0.05, "layout": "0", "speedup": 6.5}]
     two.append(two[0] | {"layout": "S", "speedup": 9.0})
     by_model = {"ratio": 0.05, "parts": 4, "speedup_of_one": 2.5}
@@ -255,6 +293,13 @@ def test_several_gpus_stand_beside_one():
     assert "| 5% | 7.00 / 5.00 / 6.00 (50%) |" in lines
     assert "| type | N | ratio | 1 | 2, layout 0 | 2, layout S | 4, model |" in lines
     assert "| float16 | 8192 | 5% | 6.00 | 6.50 | 9.00 | 15.0 |" in lines
+    below = "- float16, N = 8192, 5%: 6.00 here, 7.0 in the paper; at the floor it would be 12.0"
+    assert f"{below} (torch.mm 12 ms, mm 2 ms)" in lines
+    cells[1]["rows"] = [one | {"speedup": 7.1}]
+    assert not any(
+        line.startswith(below[:30]) for line in reports.REPORTS[2].beside({"cells": cells})
+    )
+    cells[1]["rows"] = [one]
     assert reports.REPORTS[2].conclusion({"cells": cells}) == (
         "Speedup over the dense product above the paper's: float16, block 32: 0 of 1 cells; "
         "float16, block 64: 0 of 1 cells."
@@ -328,15 +373,101 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch):
     def too_large(csr):
         raise MemoryError("no memory for 9 TiB")
 
-    monkeypatch.setattr(
-        spgemm, "peers", lambda device: {"large": too_large, "MKL": spgemm._by_torch}
-    )
+    def fails(how):
+        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried {how}. GPU 0 has 5 GiB")
+
+    def refused(csr):
+        raise RuntimeError("CUDA error: insufficient resources when calling `cusparseF( handle)`")
+
+    ways = {
+        "large": too_large,
+        "MKL": spgemm._by_torch,
+        "second": lambda csr: {", whole": partial(fails, 1), ", in parts": lambda: csr @ csr},
+        "neither": lambda csr: {"": partial(fails, 8), ", in parts": partial(fails, 9)},
+        "refused": refused,
+    }
+    monkeypatch.setattr(spgemm, "peers", lambda device: ways)
     a = torch.eye(64)
     calls, absent = spgemm.calls(a, a.double(), a.device)
-    assert list(calls) == ["MKL"]
-    assert absent == {"large": "no memory for 9 TiB"}
+    assert list(calls) == ["MKL", "second, in parts"]
+    assert all(of.ms > 0 and torch.equal(of.call().to_dense(), a) for of in calls.values())
+    for_products = "(for 64 products of entries)"
+    assert absent == {
+        "large": "no memory for 9 TiB",
+        "neither": f"does not fit in memory: CUDA out of memory. Tried 9 {for_products}",
+        "refused": f"cusparseF has insufficient resources {for_products}",
+    }
     _, absent = spgemm.calls(a, 2 * a.double(), a.device)
     assert absent["MKL"].startswith("wrong result: expected an error of at most 1e-05; got 0.5")
+
+
+@pytest.fixture
+def sparse():
+    """A matrix in which some rows hold nothing."""
+    generator = torch.Generator().manual_seed(0)
+    a = torch.rand(100, 100, generator=generator)
+    a[a < 0.7] = 0
+    a[:3] = a[50:60] = 0
+    return a
+
+
+def test_products_of_entries_are_counted(sparse):
+    nonzero = (sparse != 0).double()
+    assert spgemm.count_products(spgemm.to_csr(sparse)) == (nonzero @ nonzero).sum()
+
+
+@pytest.mark.parametrize("products", [1, 3000, 10**9])
+def test_slices_of_rows_make_the_whole_product(sparse, products, device):
+    sparse = sparse.to(device)
+    csr = spgemm.to_csr(sparse)
+    parts = spgemm.slices(csr, products)
+    assert len(parts) == 1 if products == 10**9 else len(parts) > 5
+    assert sum(len(part) for part in parts) == len(sparse)
+    whole = spgemm.stacked([part @ csr for part in parts])
+    torch.testing.assert_close(whole.to_dense(), (csr @ csr).to_dense())
+    row = (sparse != 0).sum().item()  # more products than any row has
+    nonzero = (sparse != 0).double()
+    for part in parts:
+        assert ((part.to_dense() != 0).double() @ nonzero).sum() <= products + row
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("algorithm", cusparse.ALGORITHMS)
+def test_algorithms_of_cusparse(sparse, algorithm):
+    csr = spgemm.to_csr(sparse.cuda())
+    found = cusparse.multiply(csr, csr, algorithm)
+    expected = csr @ csr
+    assert len(found.values()) == len(expected.values())
+    torch.testing.assert_close(found.to_dense(), expected.to_dense())
+
+
+@pytest.mark.cuda
+def test_every_peer_of_cuda_multiplies():
+    a, _ = operands("decay", 256, torch.float32, "cuda")
+    a[a < table_3.truncation(a, 0.5)] = 0
+    calls, absent = spgemm.calls(a, a.double() @ a.double(), a.device)
+    assert not absent
+    first_ways = [name.replace(", chunks of 20.00%", "") for name in calls]
+    assert first_ways == list(spgemm.peers(a.device))
+
+
+def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse, device):
+    sparse = sparse.to(device)
+    assert list(spgemm._by_torch_on_cuda(spgemm.to_csr(sparse))) == [""]
+    monkeypatch.setattr(spgemm, "_MOST_PRODUCTS", 100)
+    ways = spgemm._by_torch_on_cuda(spgemm.to_csr(sparse))
+    assert list(ways) == ["", ", A in 1 slices of rows"]
+    product = ways[", A in 1 slices of rows"]()
+    torch.testing.assert_close(product.to_dense(), sparse @ sparse)
+    chunks = spgemm._by_chunks(spgemm.to_csr(sparse))
+    assert len(chunks) == 3
+    assert all(name.startswith(", chunks of 0.") for name in chunks)
+
+
+@pytest.mark.cuda
+def test_what_cusparse_refuses_names_the_function():
+    with pytest.raises(RuntimeError, match=r"^\w[\w ]* in cusparseSetStream$"):
+        cusparse._call("cusparseSetStream", None, None)
 
 
 # ---- Table 5 ------------------------------------------------------------------------------------
@@ -354,6 +485,41 @@ def test_groups_of_layers(folder):
     page = (folder / "table_5_cpu.md").read_text()
     assert "| conv31 | float32 | 43.38% | -1.1 | 7.5 | 4.8 / 8.1 / 12.4 |" in page
     assert "Network: vgg13, width 2, epochs 1, batch 10, seed 0. Images: MNIST t10k" in page
+
+
+def test_the_whole_network_stands_beside_the_compiled_one(folder):
+    data = data_of(folder, 5)
+    [network] = [of for of in data["cells"] if of["place"]["kind"] == "network"]
+    assert network["place"]["title"] == "all"
+    named = [(row["candidate"], row["ratio"]) for row in network["rows"]]
+    assert named == [("dense", None), ("compiled", None), ("SpAMM", 1.0), ("SpAMM", 0.85)]
+    assert all(row["ms"] > 0 for row in network["rows"])
+    for row, ms in zip(network["rows"], (6.0, 4.0, 3.0, 2.0), strict=True):
+        row["ms"] = ms
+    lines = reports.REPORTS[5].beside(data)
+    assert "| as it is | float32 | 6 | 1.00 | 0.67 |" in lines
+    assert "| SpAMM in all, all | float32 | 3 | 2.00 | 1.33 |" in lines
+    assert "| SpAMM in all, 85% | float32 | 2 | 3.00 | 2.00 |" in lines
+    network["rows"][1] |= {"ms": None, "absent": "no compiler"}
+    lines = reports.REPORTS[5].beside(data)
+    assert "| torch.compile, default | float32 | not measured: no compiler |  |  |" in lines
+    assert "| SpAMM in all, 85% | float32 | 2 | 3.00 |  |" in lines
+
+
+def test_a_wrong_network_of_ours_is_refused(monkeypatch):
+    """Fused, it must be what its layers are one by one."""
+    torch.manual_seed(0)
+    fuse = spamm_torch.fuse_
+
+    def wrong(network):
+        network[-1].bias.data += 1
+        fuse(network)
+
+    monkeypatch.setattr(spamm_torch, "fuse_", wrong)
+    group, layout = Group("conv52", ("conv52",), "conv52", (0.5,)), LAYOUTS[2]
+    pictures = torch.rand(4, 3, 32, 32)
+    with pytest.raises(UserError, match=r"wrong result of the fused network at ratio 1\.0: "):
+        whole_network.measure(VGG13(width=2).eval(), torch.float32, pictures, group, layout, 1)
 
 
 def test_two_gpus_stand_beside_one(folder):
@@ -434,6 +600,50 @@ def test_a_damaged_journal(tmp_path, capsys, arguments):
     assert journal.read_text() == "{"
 
 
+def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, arguments):
+    """Those for want of memory, and only those: the others are not measured again."""
+    whole, calls = table_1._rows, []
+
+    def rows(*of, n, **place):
+        calls.append(n)
+        if calls == [128]:
+            raise MemoryError
+        return whole(*of, n=n, **place)
+
+    monkeypatch.setattr(table_1, "_rows", rows)
+    command = ["1", *arguments, "--out", tmp_path]
+    code, printed, _ = run(capsys, *command)
+    assert code == 0
+    assert "table 1: 1 cells failed; the same command tries these again" in printed
+    assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == ["MemoryError", None]
+    code, printed, _ = run(capsys, *command)
+    assert code == 0
+    assert "cells failed" not in printed
+    assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == [None, None]
+    assert calls == [128, 100, 128]
+    assert not list(tmp_path.glob("*.partial.json"))
+
+
+@pytest.mark.parametrize("groups", [{"N = 128": 3}, {"N = 128": {"rows": []}}])
+def test_a_journal_of_other_cells(groups, tmp_path, capsys, monkeypatch, arguments):
+    def interrupted(*of, **place):
+        if place["n"] == 100:
+            raise KeyboardInterrupt
+        return []
+
+    monkeypatch.setattr(table_1, "_rows", interrupted)
+    command = ["1", *arguments, "--out", tmp_path]
+    assert run(capsys, *command)[0] == 130
+    journal = tmp_path / "table_1_cpu.partial.json"
+    journal.write_text(json.dumps(json.loads(journal.read_text()) | {"groups": groups}))
+    code, _, errors = run(capsys, *command)
+    assert code == 1
+    assert errors == [
+        f"error: expected groups of an unfinished run; got something else in {journal}: measure "
+        "anew with --fresh"
+    ]
+
+
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"table": 7}', '{"table": 1, "cells": 3}'])
 def test_damaged_results_in_the_folder(content, tmp_path, capsys, arguments):
     path = tmp_path / "table_2_old.json"
@@ -509,7 +719,25 @@ def test_a_cell_that_fails_is_one_that_says_why():
     def fails(n):
         raise RuntimeError(f"out of memory\nat {n}")
 
-    assert cell(fails, n=3)() == {"place": {"n": 3}, "rows": [], "absent": "out of memory"}
+    failed = {"place": {"n": 3}, "rows": [], "absent": "out of memory", "may_pass": True}
+    assert cell(fails, n=3)() == failed
+
+
+@pytest.mark.parametrize(
+    ("error", "passes"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 TiB"), True),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), True),
+        (FileNotFoundError(2, "No such file or directory", "g++"), True),
+        (RuntimeError("needs 2 GPUs; got 1"), False),
+        (NotImplementedError(), False),
+    ],
+)
+def test_what_another_run_may_measure(error, passes):
+    def fails(n):
+        raise error
+
+    assert cell(fails, n=3)()["may_pass"] is passes
 
 
 # ---- Table 4 ------------------------------------------------------------------------------------
@@ -554,6 +782,9 @@ def test_table_4_stands_beside_the_papers():
     assert f"| {title} | 14 | float64 | 32 | 8 | 4 (1.5) | 10 (1.5) |" in lines
     assert lines[-1].startswith("- D, 2 waters, STO-3G (waters_2.npz), float64: not measured: no m")
     assert report.conclusion({"cells": [missing]}) == "No matrix was measured."
+    for origin, shown in (("model", "of model F"), ("embedded", "ergo")):
+        missing["place"]["origin"] = origin
+        assert report.beside(data)[-1].startswith(f"- D, 2 waters, STO-3G ({shown}), float64: not")
     for cells in ([missing], data["cells"]):
         assert report.picture({"header": {"device": "cpu"}, "cells": cells}).startswith(b"\x89PNG")
 
