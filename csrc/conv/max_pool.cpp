@@ -1,6 +1,7 @@
 // Max pooling between two convolutions, with output norms for the next layer. Some devices compute
 // both in one kernel. Otherwise torch's max pooling is followed by a norm pass.
 #include <ATen/Functions.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/native/Pool.h>
 #include <torch/library.h>
 
