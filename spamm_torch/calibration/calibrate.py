@@ -29,6 +29,7 @@ from .progress import Progress
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
 from .statistics import Candidate, LayerStatistics, measure_layers
 from .stats import record_stats
+from .thresholds import thresholds_for
 from .times import LayerTimes, time_layers, time_models
 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
@@ -56,7 +57,8 @@ def calibrate(
     2. Each layer's time with each of these, on the example input.
     3. The lower convex hull of (time, squared error) of each layer, and one list of all moves along
        them, by the time that they save for the squared error that they add.
-    4. Bisection along the list with ``evaluate`` on one half of the data.
+    4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
+       are found anew, front to back: with those layers skipping that come before.
     5. The other half must agree: a drop of at most ``max_drop``, and at most 2 * ``max_drop``
        percent of the answers changed. Otherwise fewer moves are made, as often as evaluations
        remain.
@@ -273,10 +275,26 @@ class _Calibration:
     ) -> dict[str, Engine]:
         """The engine of each layer with these candidates, exact where there is none."""
         engines = {name: times.exact_engine for name, times in self._times.items()}
-        for name, number in chosen.items():
-            setting = self._statistics[name].candidates[number].setting
+        for name, setting in self._settings(chosen).items():
             engines[name] = Engine("spamm", setting, bands.get(name))
         return engines
+
+    def _settings(self, chosen: Mapping[str, int]) -> dict[str, SpAMMConfig]:
+        """What each layer skips with these candidates: their shares, by thresholds of their own."""
+        if not chosen:
+            return {}
+        wanted = {n: self._statistics[n].candidates[number] for n, number in chosen.items()}
+        exact = {name: times.exact_engine for name, times in self._times.items()}
+
+        def measure() -> Any:
+            found = thresholds_for(self._model, self._form, self._inputs, exact, wanted)
+            return {name: asdict(setting) for name, setting in found.items()}
+
+        return self._journal.measured(
+            f"thresholds, {sorted(chosen.items())}",
+            measure,
+            lambda kept: {name: SpAMMConfig(**kept[name]) for name in wanted},
+        )
 
     # ---- What came of it ------------------------------------------------------------------------
 
@@ -341,15 +359,20 @@ class _Calibration:
             engines = self._engines(chosen, bands)
         with self._form.installed(engines) as converted:
             settings = converted.to_dict()
-        rows = [self._row(name, chosen.get(name), ratios.get(name, 1.0)) for name in self._times]
+        rows = [
+            self._row(name, engines[name].setting, chosen.get(name), ratios.get(name, 1.0))
+            for name in self._times
+        ]
         return CalibrationReport(rows, outcome, settings)
 
-    def _row(self, name: str, number: int | None, ratio: float) -> CalibrationRow:
+    def _row(
+        self, name: str, setting: SpAMMConfig | None, number: int | None, ratio: float
+    ) -> CalibrationRow:
         times, shape = self._times[name], self._form.shape(name)
         if number is not None:
             candidate = self._statistics[name].candidates[number]
             return CalibrationRow(
-                *(name, shape, candidate.setting, ratio, candidate.error),
+                *(name, shape, setting, ratio, candidate.error),
                 *(times.baseline, times.candidates[number]),
             )
         reason = self._form.reasons.get(name, "it would cost too much error for the time")

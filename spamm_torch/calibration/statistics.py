@@ -34,7 +34,7 @@ class Candidate:
     """A setting that a layer may get.
 
     Attributes:
-        setting: a tau, and the pixel block that it belongs to.
+        setting: a tau, and the pixel block that it belongs to; the tau is for undisturbed inputs.
         valid_ratio: with this tau, over the statistics' inputs.
         error: relative to the layer's output after its activation, in Frobenius norms.
     """
