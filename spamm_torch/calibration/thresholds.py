@@ -8,6 +8,7 @@ threshold is found for what it sees while the others skip.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -84,5 +85,6 @@ def _searching(candidate: Candidate) -> SpAMMConfig:
 
 def _held(candidate: Candidate, tau: Tensor) -> SpAMMConfig:
     number = tau.item()
-    # Where norm maps hold a NaN there is no threshold, and nothing is skipped.
-    return SpAMMConfig(tau=number if number > 0 else 0.0, pixel_block=candidate.setting.pixel_block)
+    if not 0 < number < math.inf:  # where norms are none, there is nothing to skip by
+        number = 0.0
+    return SpAMMConfig(tau=number, pixel_block=candidate.setting.pixel_block)
