@@ -30,7 +30,7 @@ from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
 from .statistics import Candidate, LayerStatistics, measure_layers
 from .stats import record_stats
 from .thresholds import thresholds_for
-from .times import LayerTimes, time_layers, time_models
+from .times import LayerTimes, smoothed, time_layers, time_models
 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
 
@@ -54,7 +54,8 @@ def calibrate(
        of images at one position and in blocks of one image; the thresholds by :func:`find_tau` on
        the pooled norm maps; the relative error of its output after its activation. No labels, no
        gradients; the time of 9 to 18 forwards.
-    2. Each layer's time with each of these, on the example input.
+    2. Each layer's time with each of these, on the example input; a line by valid ratio through
+       them, for each shape of blocks.
     3. The lower convex hull of (time, squared error) of each layer, and one list of all moves along
        them, by the time that they save for the squared error that they add.
     4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
@@ -160,7 +161,10 @@ class _Calibration:
         self._check_evaluate()
         self._statistics = self._measure_statistics()
         self._times = self._measure_times()
-        moves = moves_of(self._statistics, self._times)
+        times_on_lines = {
+            name: smoothed(times, self._statistics[name]) for name, times in self._times.items()
+        }
+        moves = moves_of(self._statistics, times_on_lines)
         found = self._search(moves, max_drop, evaluations)
         chosen = chosen_after(moves[: found.moves])
         times = self._whole_model(chosen)
