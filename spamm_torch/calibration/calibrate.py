@@ -25,6 +25,7 @@ from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, check_journal, journal_settings
 from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
+from .output_errors import with_output_errors
 from .progress import Progress
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
 from .statistics import Candidate, LayerStatistics, measure_layers
@@ -52,12 +53,13 @@ def calibrate(
 
     1. Statistics of some 512 inputs of the loader: for each convolution 8 valid ratios, in blocks
        of images at one position and in blocks of one image; the thresholds by :func:`find_tau` on
-       the pooled norm maps; the relative error of its output after its activation. No labels, no
-       gradients; the time of 9 to 18 forwards.
+       the pooled norm maps; the relative error of its output after its activation, and what that
+       comes to at the model's output. No labels, no gradients; the time of 9 to 18 forwards, and of
+       two forwards of 128 inputs for each layer.
     2. Each layer's time with each of these, on the example input; a line by valid ratio through
        them, for each shape of blocks.
-    3. The lower convex hull of (time, squared error) of each layer, and one list of all moves along
-       them, by the time that they save for the squared error that they add.
+    3. The lower convex hull of (time, squared error of the model's output) of each layer, and one
+       list of all moves along them, by the time that they save for the squared error that they add.
     4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
        are found anew, front to back: with those layers skipping that come before.
     5. The other half must agree: a drop of at most ``max_drop``, and at most 2 * ``max_drop``
@@ -205,7 +207,14 @@ class _Calibration:
             self._progress.at(stage, batch, count)
 
         def measure() -> Any:
-            found = measure_layers(self._model, self._form, self._inputs, on_batch)
+            given = self._model, self._form, self._inputs
+            found = measure_layers(*given, on_batch)
+            names = list(found)
+
+            def on_layer(name: str) -> None:
+                self._progress.at("errors at the output", names.index(name), len(names))
+
+            found = with_output_errors(*given, found, on_layer)
             return {name: asdict(layer) for name, layer in found.items()}
 
         def read(kept: Any) -> dict[str, LayerStatistics]:
@@ -395,7 +404,10 @@ def _reason_for_nothing(moves: list[Move]) -> str:
 
 def _read_layer(kept: Any) -> LayerStatistics:
     candidates = [
-        Candidate(SpAMMConfig(**each["setting"]), float(each["valid_ratio"]), float(each["error"]))
+        Candidate(
+            SpAMMConfig(**each["setting"]),
+            *(float(each[number]) for number in ("valid_ratio", "error", "output_error")),
+        )
         for each in kept["candidates"]
     ]
     return LayerStatistics(float(kept["multiplications"]), tuple(candidates))

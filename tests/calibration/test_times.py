@@ -13,7 +13,7 @@ def statistics_of(*ratios_of_blocks):
     return LayerStatistics(
         1.0,
         tuple(
-            Candidate(SpAMMConfig(tau=1.0, pixel_block=block), ratio, 0.1)
+            Candidate(SpAMMConfig(tau=1.0, pixel_block=block), ratio, 0.1, 0.1)
             for block, ratios in zip(blocks, ratios_of_blocks, strict=False)
             for ratio in ratios
         ),
