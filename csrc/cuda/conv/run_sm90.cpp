@@ -10,6 +10,7 @@
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
+#include "stage_range.h"
 
 namespace spamm::cuda {
 
@@ -28,6 +29,7 @@ TileSize choose_tile(const Convolution& conv, const ConvParams& p, int multiproc
 template <class Element>
 ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const void* input,
                          const void* weight, TileSize tile, const OnDevice& device) {
+  const StageRange stage(kMultiplyStage);
   ConvParams& p = arguments.params;
   const Tensor& output = arguments.output;
   Tensor norms;
