@@ -1,11 +1,13 @@
 """Calibrates the study's VGG13: the settings that save the most time within an accuracy drop.
 
 Without options: the checkpoint of train_vgg13.py (trained first, where there is none), half a point
-of accuracy, the settings in results/calibrated_DEVICE.json. If it is interrupted, the same command
-goes on from there. inspect_model.py draws what the settings skip.
+of accuracy, the settings in results/calibrated_DEVICE.json, what was found in NAME.md and
+NAME.json. If it is interrupted, the same command goes on from there. inspect_model.py draws what
+the settings skip.
 """
 
 import sys
+from dataclasses import asdict
 
 import torch
 
@@ -14,6 +16,7 @@ import spamm_torch
 from common.console import exit_code, make_console
 from common.errors import UserError, first_line
 from common.files import require_writable
+from common.machine import describe_machine
 from common.options import (
     add_output_options,
     choose_device,
@@ -22,7 +25,9 @@ from common.options import (
     positive_integer,
 )
 from common.precisions import use_precision
+from common.report_files import run_header, write_results
 from models.training import validation_pictures
+from study import calibration_report
 from study.training_options import add_training_options, train_or_load
 
 _PRECISIONS = ("float32", "float16", "bfloat16")
@@ -30,6 +35,7 @@ _points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 
 
 
 def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
     options = _parse(arguments)
     console = make_console()
     device = choose_device(options.device)
@@ -59,10 +65,32 @@ def main(arguments=None):
         )
     except ValueError as error:
         raise UserError(first_line(error)) from error
+    header = run_header(describe_machine(device), "calibrate_vgg13.py", arguments) | {
+        "data": f"{digits.description}; {len(validation):,} validation images",
+        "model": f"{config.model}, {config.epochs} epochs, batch {config.batch}",
+        "inference": f"{options.dtype}, batch {batch}",
+    }
+    written = _write(options, header, model, batches, report)
     report.save(path)
     journal.unlink()
     console.print(str(report), soft_wrap=True)
     console.print(f"settings: {path}")
+    for name in written:
+        console.print(f"wrote {name}")
+
+
+def _write(options, header, model, batches, report):
+    """Writes what was found as a page and as JSON; the paths of these."""
+    with torch.no_grad():
+        accuracy = score_and_answers(model, batches)[0]
+    data = {
+        "header": header,
+        "accuracy": accuracy,
+        "outcome": asdict(report.outcome),
+        "rows": [asdict(row) for row in report],
+    }
+    markdown, _, _ = calibration_report.report(data, options.name)
+    return write_results(options.out, options.name, data=data, markdown=markdown)
 
 
 def score_and_answers(model, batches):
@@ -98,7 +126,7 @@ def _parse(arguments):
         default=12,
         help="the most evaluations, each on half of the images (default: %(default)s)",
     )
-    add_output_options(parser)
+    add_output_options(parser, "calibration_vgg13")
     return parser.parse_args(arguments)
 
 

@@ -25,11 +25,13 @@ from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, check_journal, journal_settings
 from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
+from .output_errors import with_output_errors
 from .progress import Progress
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
 from .statistics import Candidate, LayerStatistics, measure_layers
 from .stats import record_stats
-from .times import LayerTimes, time_layers, time_models
+from .thresholds import thresholds_for
+from .times import LayerTimes, smoothed, time_layers, time_models
 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
 
@@ -51,12 +53,15 @@ def calibrate(
 
     1. Statistics of some 512 inputs of the loader: for each convolution 8 valid ratios, in blocks
        of images at one position and in blocks of one image; the thresholds by :func:`find_tau` on
-       the pooled norm maps; the relative error of its output after its activation. No labels, no
-       gradients; the time of 9 to 18 forwards.
-    2. Each layer's time with each of these, on the example input.
-    3. The lower convex hull of (time, squared error) of each layer, and one list of all moves along
-       them, by the time that they save for the squared error that they add.
-    4. Bisection along the list with ``evaluate`` on one half of the data.
+       the pooled norm maps; the relative error of its output after its activation, and what that
+       comes to at the model's output. No labels, no gradients; the time of 9 to 18 forwards, and of
+       two forwards of 128 inputs for each layer.
+    2. Each layer's time with each of these, on the example input; a line by valid ratio through
+       them, for each shape of blocks.
+    3. The lower convex hull of (time, squared error of the model's output) of each layer, and one
+       list of all moves along them, by the time that they save for the squared error that they add.
+    4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
+       are found anew, front to back: with those layers skipping that come before.
     5. The other half must agree: a drop of at most ``max_drop``, and at most 2 * ``max_drop``
        percent of the answers changed. Otherwise fewer moves are made, as often as evaluations
        remain.
@@ -158,7 +163,10 @@ class _Calibration:
         self._check_evaluate()
         self._statistics = self._measure_statistics()
         self._times = self._measure_times()
-        moves = moves_of(self._statistics, self._times)
+        times_on_lines = {
+            name: smoothed(times, self._statistics[name]) for name, times in self._times.items()
+        }
+        moves = moves_of(self._statistics, times_on_lines)
         found = self._search(moves, max_drop, evaluations)
         chosen = chosen_after(moves[: found.moves])
         times = self._whole_model(chosen)
@@ -199,7 +207,14 @@ class _Calibration:
             self._progress.at(stage, batch, count)
 
         def measure() -> Any:
-            found = measure_layers(self._model, self._form, self._inputs, on_batch)
+            given = self._model, self._form, self._inputs
+            found = measure_layers(*given, on_batch)
+            names = list(found)
+
+            def on_layer(name: str) -> None:
+                self._progress.at("errors at the output", names.index(name), len(names))
+
+            found = with_output_errors(*given, found, on_layer)
             return {name: asdict(layer) for name, layer in found.items()}
 
         def read(kept: Any) -> dict[str, LayerStatistics]:
@@ -273,10 +288,26 @@ class _Calibration:
     ) -> dict[str, Engine]:
         """The engine of each layer with these candidates, exact where there is none."""
         engines = {name: times.exact_engine for name, times in self._times.items()}
-        for name, number in chosen.items():
-            setting = self._statistics[name].candidates[number].setting
+        for name, setting in self._settings(chosen).items():
             engines[name] = Engine("spamm", setting, bands.get(name))
         return engines
+
+    def _settings(self, chosen: Mapping[str, int]) -> dict[str, SpAMMConfig]:
+        """What each layer skips with these candidates: their shares, by thresholds of their own."""
+        if not chosen:
+            return {}
+        wanted = {n: self._statistics[n].candidates[number] for n, number in chosen.items()}
+        exact = {name: times.exact_engine for name, times in self._times.items()}
+
+        def measure() -> Any:
+            found = thresholds_for(self._model, self._form, self._inputs, exact, wanted)
+            return {name: asdict(setting) for name, setting in found.items()}
+
+        return self._journal.measured(
+            f"thresholds, {sorted(chosen.items())}",
+            measure,
+            lambda kept: {name: SpAMMConfig(**kept[name]) for name in wanted},
+        )
 
     # ---- What came of it ------------------------------------------------------------------------
 
@@ -341,15 +372,20 @@ class _Calibration:
             engines = self._engines(chosen, bands)
         with self._form.installed(engines) as converted:
             settings = converted.to_dict()
-        rows = [self._row(name, chosen.get(name), ratios.get(name, 1.0)) for name in self._times]
+        rows = [
+            self._row(name, engines[name].setting, chosen.get(name), ratios.get(name, 1.0))
+            for name in self._times
+        ]
         return CalibrationReport(rows, outcome, settings)
 
-    def _row(self, name: str, number: int | None, ratio: float) -> CalibrationRow:
+    def _row(
+        self, name: str, setting: SpAMMConfig | None, number: int | None, ratio: float
+    ) -> CalibrationRow:
         times, shape = self._times[name], self._form.shape(name)
         if number is not None:
             candidate = self._statistics[name].candidates[number]
             return CalibrationRow(
-                *(name, shape, candidate.setting, ratio, candidate.error),
+                *(name, shape, setting, ratio, candidate.error),
                 *(times.baseline, times.candidates[number]),
             )
         reason = self._form.reasons.get(name, "it would cost too much error for the time")
@@ -368,7 +404,10 @@ def _reason_for_nothing(moves: list[Move]) -> str:
 
 def _read_layer(kept: Any) -> LayerStatistics:
     candidates = [
-        Candidate(SpAMMConfig(**each["setting"]), float(each["valid_ratio"]), float(each["error"]))
+        Candidate(
+            SpAMMConfig(**each["setting"]),
+            *(float(each[number]) for number in ("valid_ratio", "error", "output_error")),
+        )
         for each in kept["candidates"]
     ]
     return LayerStatistics(float(kept["multiplications"]), tuple(candidates))

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..networks.example import Example
 
-_FORMAT = "spamm_torch calibration 1"
+_FORMAT = "spamm_torch calibration 2"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in texts of objects, another in each process
 
 Result = TypeVar("Result")

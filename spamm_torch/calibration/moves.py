@@ -25,7 +25,7 @@ class Move:
 
     Attributes:
         layer: its name. candidate: the number of the candidate that it gets.
-        saved: microseconds. added: squared relative error.
+        saved: microseconds. added: squared relative error of the model's output.
     """
 
     layer: str
@@ -55,7 +55,7 @@ def chosen_after(moves: Sequence[Move]) -> dict[str, int]:
 def _layer_moves(name: str, layer: LayerStatistics, times: LayerTimes) -> list[Move]:
     base = times.baseline
     points = [
-        (base - time, candidate.error**2, number)
+        (base - time, candidate.output_error**2, number)
         for number, (candidate, time) in enumerate(
             zip(layer.candidates, times.candidates, strict=True)
         )

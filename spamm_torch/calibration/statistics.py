@@ -34,14 +34,16 @@ class Candidate:
     """A setting that a layer may get.
 
     Attributes:
-        setting: a tau, and the pixel block that it belongs to.
+        setting: a tau, and the pixel block that it belongs to; the tau is for undisturbed inputs.
         valid_ratio: with this tau, over the statistics' inputs.
         error: relative to the layer's output after its activation, in Frobenius norms.
+        output_error: what it comes to at the model's output, relative; the layer's where unknown.
     """
 
     setting: SpAMMConfig
     valid_ratio: float
     error: float
+    output_error: float
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ class _Pool:
         for trial in self.trials:
             error = float(trial.error) / output if output else float(trial.error)
             if error < torch.inf:
-                candidates.append(Candidate(trial.setting, trial.valid_ratio, error**0.5))
+                root = error**0.5
+                candidates.append(Candidate(trial.setting, trial.valid_ratio, root, root))
         return LayerStatistics(self.multiplications / inputs, tuple(candidates))
 
 

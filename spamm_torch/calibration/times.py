@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import linear_regression
 from typing import Any
 
 import torch
@@ -64,6 +65,29 @@ class LayerTimes:
         return LayerTimes(
             self.dense + other.dense, self.spamm + other.spamm, tuple(map(float, candidates))
         )
+
+
+def smoothed(times: LayerTimes, statistics: LayerStatistics) -> LayerTimes:
+    """The times with those of candidates on a line by valid ratio, one for each pixel block.
+
+    A call costs something, and so much for each block product: what leaves that line is noise, or a
+    last wave of thread blocks. A hull of raw times would keep the few candidates that were lucky,
+    and its moves would be leaps.
+    """
+    found = list(times.candidates)
+    for block in {candidate.setting.pixel_block for candidate in statistics.candidates}:
+        places = [
+            number
+            for number, candidate in enumerate(statistics.candidates)
+            if candidate.setting.pixel_block == block
+        ]
+        ratios = [statistics.candidates[place].valid_ratio for place in places]
+        values = [times.candidates[place] for place in places]
+        if len(set(ratios)) > 1:
+            slope, intercept = linear_regression(ratios, values)
+            for place, ratio in zip(places, ratios, strict=True):
+                found[place] = intercept + slope * ratio
+    return replace(times, candidates=tuple(found))
 
 
 def time_layers(

@@ -139,8 +139,8 @@ def test_more_may_be_lost_for_more_time(timed):
 def test_a_score_without_answers(timed):
     model, loader = tiny_network(), batches()
     agreement = Agreement(model, loader)
-    outcome = run(model, 20.0, loader, lambda *given: agreement(*given)[0]).outcome
-    assert 0 < outcome.drop <= 20
+    outcome = run(model, 15.0, loader, lambda *given: agreement(*given)[0]).outcome
+    assert 0 < outcome.drop <= 15
     assert outcome.changed is outcome.resolution is None
 
 

@@ -21,7 +21,7 @@ layers = st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12)), min_size=1, 
 def model_of(candidates_by_layer, base=12.0):
     statistics, times = {}, {}
     for number, candidates in enumerate(candidates_by_layer):
-        found = tuple(Candidate(SETTING, 0.5, error**0.5) for error, _ in candidates)
+        found = tuple(Candidate(SETTING, 0.5, 0.1, error**0.5) for error, _ in candidates)
         statistics[str(number)] = LayerStatistics(1.0, found)
         times[str(number)] = LayerTimes(base, base, tuple(float(time) for _, time in candidates))
     return statistics, times

@@ -9,6 +9,7 @@ from torch import nn
 
 import calibrate_vgg13
 import inspect_model
+import plot_results
 import spamm_torch
 from common.console import exit_code
 from models.vgg13 import VGG13
@@ -47,6 +48,13 @@ def test_settings_are_found_and_drawn(arguments, tmp_path, in_proportion, capsys
     assert skipping
     assert not list(results.glob("*.partial.json"))
     assert "of 60 allowed on unseen data" in capsys.readouterr().out
+
+    page = (results / "calibration_vgg13.md").read_text()
+    outcome = json.loads((results / "calibration_vgg13.json").read_text())["outcome"]
+    assert outcome == settings["calibration"]
+    assert f"{outcome['valid_ratio']:.1%} of the products valid" in page
+    plot_results.redraw(results / "calibration_vgg13.json")
+    assert (results / "calibration_vgg13.md").read_text() == page
 
     inspect_model.main([*arguments, "--picture", "3"])
     assert (results / "inspect_cpu.png").read_bytes().startswith(b"\x89PNG")

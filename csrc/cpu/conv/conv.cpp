@@ -21,6 +21,7 @@
 #include "cpu/conv/pixels.h"
 #include "cpu/conv/product.h"
 #include "cpu/conv/weight_panels.h"
+#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm::cpu {
@@ -101,11 +102,14 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   using N = NormOf<T>;
   std::optional<PixelNorms<N>> pixel_norms;
   if (!skips_nothing(knob)) pixel_norms.emplace(conv.shape, conv.blocks.edge[0], conv.block.k);
+  std::optional<StageRange> stage(kNormMapStage);  // with the input's copy
   const Source<T, P> source(conv, pixel_norms ? &*pixel_norms : nullptr);
+  stage.reset();
   ConvNorms<N> norms{};
   if (pixel_norms) norms = norms_and_tau(conv, knob, weight_norms(conv), *pixel_norms);
   WeightPanels<T, P> panels(conv.weight, conv.shape, std::min(conv.block.m, kPanelWidth),
                             source.pixels().depth);
+  stage.emplace(kMultiplyStage);
   ImplicitProduct<T, P>(conv, source.pixels(), panels, norms, output).run();
 }
 

@@ -16,6 +16,7 @@
 #include "cuda/hopper.h"
 #include "cuda/multiply/multiply.h"
 #include "cuda/tau_argument.h"
+#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -74,6 +75,7 @@ Im2colMatrix pixel_matrix(Im2colMatrix m) {
 // The norms (groups, pixel blocks, K / k) of an im2col matrix.
 template <class Norm>
 Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const OnDevice& device) {
+  const StageRange stage(kNormMapStage);
   const at::ScalarType dtype = conv.input.scalar_type();
   const Tensor norms =
       at::empty({matrix.groups, matrix.block_count(), matrix.depth() / conv.block.k},
@@ -161,6 +163,7 @@ Tensor convolve(const Convolution& conv, const Knob& knob) {
                                     device.multiprocessors(), forced_tile()),
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream()};
+  const StageRange stage(kMultiplyStage);
   C10_CUDA_CHECK(convolve(p, how));
   return output;
 }

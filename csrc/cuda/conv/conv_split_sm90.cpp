@@ -5,6 +5,7 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
+#include <optional>
 
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
@@ -15,6 +16,7 @@
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/split.h"
+#include "stage_range.h"
 
 namespace spamm::cuda {
 namespace {
@@ -66,6 +68,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
           .view({blocks_of(weight.size(0), conv.block.m), positions.size(0), -1});
   const Tensor counter = at::empty({1}, input.options().dtype(at::kInt));
 
+  std::optional<StageRange> stage(kNormMapStage);
   constexpr int kSplitParts = 2;
   const SplitTensor a =
       split(positions, kSplitParts, map_weight.transpose(0, 1), split_norms_weight);
@@ -73,6 +76,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   kernels::SplitParams params[] = {a.params(), b.params()};
   params[0].zeroed = counter.mutable_data_ptr<int>();
   C10_CUDA_CHECK(launch_split(params, 2, kSplitParts, /*granules=*/1, device.stream()));
+  stage.reset();
 
   Arguments arguments(conv, input.options(), input.size(1));
   arguments.set({.weight = map_weight.view({1, map_weight.size(0), -1}),
@@ -83,6 +87,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   arguments.set_output(conv.output_sizes());
   arguments.params.a = a.source();
   arguments.params.b = b.source();
+  stage.emplace(kMultiplyStage);
   C10_CUDA_CHECK(launch_conv_f32x3(arguments.params, {.tile = TileSize::kSmall,
                                                       .multiprocessors = device.multiprocessors(),
                                                       .stream = device.stream()}));

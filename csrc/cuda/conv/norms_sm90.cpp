@@ -13,6 +13,7 @@
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "spamm/spamm.h"
+#include "stage_range.h"
 
 namespace spamm::cuda {
 
@@ -55,6 +56,7 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
   if (!claims_conv_tiles(tile, computes_norms || zeroed_later)) {
     return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
   }
+  const StageRange stage(kNormMapStage);
   const int64_t pixels = conv.shape.input.height * conv.shape.input.width;
   const int64_t groups = blocks_of(input.size(1), int64_t{1} << log2_group(conv.block));
   const int64_t count =
@@ -94,6 +96,7 @@ Tensor pixel_map(const Tensor& x, int64_t rows, int64_t channels) {
 
 Tensor im2col_block_norms(const Convolution& conv, const ConvParams& p, const ConvNorms& norms,
                           cudaStream_t stream) {
+  const StageRange stage(kNormMapStage);
   const Tensor blocks =
       at::empty({volume(conv.blocks.count()), norms.weight.size(2)}, norms.weight.options());
   const int64_t positions = conv.shape.kernel.height * conv.shape.kernel.width;

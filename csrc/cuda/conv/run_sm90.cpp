@@ -10,6 +10,7 @@
 #include "cuda/conv/norms_sm90.h"
 #include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
+#include "stage_range.h"
 
 namespace spamm::cuda {
 
@@ -33,6 +34,7 @@ bool runs_as_deviation(const Convolution& conv) {
 template <class Element>
 ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const void* input,
                          const void* weight, TileSize tile, const OnDevice& device) {
+  const StageRange stage(kMultiplyStage);
   ConvParams& p = arguments.params;
   const Tensor& output = arguments.output;
   const spamm::ConvShape& shape = conv.shape;

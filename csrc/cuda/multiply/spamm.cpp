@@ -6,6 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <tuple>
 
 #include "checks.h"
@@ -15,6 +16,7 @@
 #include "cuda/tile_counter.h"
 #include "shards/spamm_devices.h"
 #include "spamm/spamm.h"
+#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -56,6 +58,7 @@ int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block,
 // The norm maps of both operands; `zeroed` as in norm_maps. They may be one tensor.
 std::tuple<Tensor, Tensor> maps_of(const Tensor& a, const Tensor& b, const Block& block,
                                    int* zeroed) {
+  const StageRange stage(kNormMapStage);
   if (!share_norm_map(a, b, block)) return norm_maps(a, b, block, zeroed);
   const Tensor shared = norm_map(a, block.m, block.k, zeroed);
   return {shared, shared};
@@ -77,6 +80,7 @@ void whole_product(const SpammArguments& arguments, const Block& block, const Te
     const TileCounter counter;
     const auto [map_a, map_b] = maps_of(a, b, block, counter.get());
     const Tensor found = threshold_from_knob(map_a, map_b, knob);
+    const StageRange stage(kMultiplyStage);
     return product_into(c, a, b, {.kernel = kernel, .next_tile = counter.get()}, map_a, map_b,
                         found, block, input, beta, alpha, wanted);
   }
@@ -86,10 +90,13 @@ void whole_product(const SpammArguments& arguments, const Block& block, const Te
     return precomputed ? Tensor() : as_batch(map);
   };
   const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
+  std::optional<StageRange> stage(kNormMapStage);
   const SplitOperands split_parts(as_batch(a), as_batch(b), count, block,
                                   batch_of_map(map_a, norm_a), batch_of_map(map_b, norm_b),
                                   device.stream());
+  stage.reset();
   const Tensor found = threshold_from_knob(map_a, map_b, knob);
+  stage.emplace(kMultiplyStage);
   product_into(c, a, b, {.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, found, block,
                input, beta, alpha, wanted);
 }

@@ -14,6 +14,7 @@
 #include "cuda/device.h"
 #include "cuda/norm_map/launch.h"
 #include "cuda/norm_map/layout.h"
+#include "stage_range.h"
 
 namespace spamm::cuda {
 namespace {
@@ -74,6 +75,7 @@ Tensor norm_map_op(const Tensor& a, at::IntArrayRef block) {
 
 std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, at::IntArrayRef block) {
   check_matrix_pair(a, b);
+  const StageRange stage(kNormMapStage);
   return norm_maps(a, b, check_block(block), nullptr);
 }
 
