@@ -26,7 +26,7 @@ from .activations import activated
 from .generate import Forward, compiled
 from .plan import Plan
 from .shapes import Shapes
-from .sites import Site, may_write, operands_of_add
+from .sites import Site, looks_at_shape, may_write, operands_of_add
 
 _ops = torch.ops.spamm_torch
 
@@ -178,7 +178,7 @@ class _Generator:
         operands = self._operands_of_linear(node)
         is_linear = bool(operands) and all(operand in self._deviation for operand in operands)
         values = self._deviation if is_linear else self._plain
-        if is_linear or _looks_at_shape(node):
+        if is_linear or looks_at_shape(node):
             copy = self._forward.node_copy(node, self._either)
         else:
             copy = self._forward.node_copy(node, self._plain_of)
@@ -212,14 +212,6 @@ def _input_of(site: Site) -> fx.Node:
     node = site.nodes[0].args[0]
     assert isinstance(node, fx.Node)
     return node
-
-
-def _looks_at_shape(node: fx.Node) -> bool:
-    """Whether a node asks for what a value and its deviation have in common."""
-    if node.op == "call_method":
-        return node.target in ("size", "dim")
-    looks = node.op == "call_function" and node.target is getattr
-    return looks and node.args[1] in ("shape", "dtype", "device", "ndim")
 
 
 def _check_writes(
