@@ -9,7 +9,6 @@ value needs the model's own order, and keeps it for all that the value is tied t
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -238,6 +237,6 @@ def put_in_order(island: Island, groups: ChannelGroups, orders: Mapping[str, Ord
         for site, _ in group.readers:
             site.input_order = order_of(groups.inputs[site.name])
     for node, layout in groups.exits.items():
-        order = order_of(layout)
-        if order is not None:
-            island.put_back[node] = order.argsort()
+        read = order_of(layout)
+        if read is not None:
+            island.put_back[node] = read.argsort()

@@ -35,7 +35,7 @@ def orders_by_norms(
     Returns:
         {name of a site: the order of its output channels}, for those that get one.
     """
-    orders = {}
+    orders: dict[str, Order] = {}
     for group in groups.free():
         touching = [*group.producers, *(site for site, _ in group.readers)]
         if any(site.name in skipping for site in touching):

@@ -134,9 +134,6 @@ class Conversion:
 
     def _order_channels(self, plans: Mapping[Island, list[Site]]) -> None:
         """Puts the channels that layers compute or read who skip in the order of their norms."""
-        if any(parameter.is_meta for parameter in self._model.parameters()):
-            self._notes.append("channels keep their order: weights on the device meta have no norms")
-            return
         ordered = 0
         for island, sites in plans.items():
             free = [site for site in sites if not self._is_left(site)]
