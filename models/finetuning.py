@@ -49,13 +49,25 @@ class FineTuneConfig:
         return one_cycle(_PEAK_LEARNING_RATE, progress)
 
 
-def with_skipping(model, settings):
-    """A copy of a VGG13 whose convolutions skip, each by its own setting (see FineTuneConfig)."""
+def skip_all(ratio):
+    """The settings in which all convolutions but the first keep the same valid ratio."""
+    return {name: {"valid_ratio": ratio} for name in SKIPPING}
+
+
+def with_skipping(model, settings, **options):
+    """A copy of a VGG13 whose convolutions skip.
+
+    Args:
+        model: it stays as it is.
+        settings: of layers by name, as of a FineTuneConfig.
+        options: of :func:`spamm_torch.convert_`. By default the network's own forward skips, in
+            training too.
+    """
     model = copy.deepcopy(model)
     overrides = {
         name: SpAMMConfig(**setting, pixel_block=_PIXEL_BLOCK) for name, setting in settings.items()
     }
-    convert_(model, overrides=overrides, fuse=False)
+    convert_(model, overrides=overrides, **{"fuse": False, **options})
     return model
 
 

@@ -20,7 +20,7 @@ from common.console import exit_code
 from common.errors import UserError
 from common.options import make_parser
 from common.report_files import table, write_bytes
-from study import likeness_report, pixel_blocks_report
+from study import likeness_report, low_ratios_report, pixel_blocks_report
 from study import report as study_report
 from tables import reports as tables_reports
 
@@ -37,6 +37,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "study_pixel_blocks": pixel_blocks_report,
     "reproduce": tables_reports,
     "study_likeness": likeness_report,
+    "study_low_ratios": low_ratios_report,
 }
 
 

@@ -107,6 +107,17 @@ def fine_tune_or_load(settings, steps, path, trained, device, console):
 @torch.inference_mode()
 def share_kept(model, pictures):
     """The share of multiplications that the layers which skip keep, of a batch."""
+    sizes = _multiplications(model, pictures)
+    with record_stats(model) as stats:
+        model(pictures)
+    kept = sum(stats[name].valid_ratio * size for name, size in sizes.items())
+    return kept / sum(sizes.values())
+
+
+def _multiplications(model, pictures):
+    """Of the layers that skip, by name. Their hooks are gone before anything is recorded: with
+    hooks a converted model takes its own forward.
+    """
     sizes = {}
 
     def count(name):
@@ -117,10 +128,8 @@ def share_kept(model, pictures):
 
     handles = [getattr(model, name).register_forward_hook(count(name)) for name in SKIPPING]
     try:
-        with record_stats(model) as stats:
-            model(pictures)
+        model(pictures)
     finally:
         for handle in handles:
             handle.remove()
-    kept = sum(stats[name].valid_ratio * size for name, size in sizes.items())
-    return kept / sum(sizes.values())
+    return sizes
