@@ -24,7 +24,7 @@ from models.finetuning import FineTuneConfig, fine_tune, skip_all, with_skipping
 from models.training import accuracy, validation_pictures
 from spamm_torch import revert_
 from study import low_ratios_report
-from study.fine_tuning import share_kept
+from study.fine_tuning import add_rate_option, share_kept
 from study.training_options import add_training_options, train_or_load
 
 _RATIOS = (0.5, 0.42, 0.35, 0.3, 0.25)
@@ -64,6 +64,7 @@ def parse(arguments):
             default=default,
             help=f"valid ratios in (0, 1] {what} (default: {show(default)})",
         )
+    add_rate_option(parser)
     add_output_options(parser, "low_ratios")
     return parser.parse_args(arguments)
 
@@ -86,6 +87,7 @@ def main(arguments=None):
         data=digits.fingerprint(),
         ratios=options.ratios,
         tuned=options.tuned,
+        rate=options.spamm_rate,
     )
     with Journal(options.out, options.name, settings, fresh=options.fresh) as journal:
         data = {
@@ -129,9 +131,9 @@ def _study(model, config, digits, options, device, journal, console):
 
 def _tuned(ratio, trained, options, device):
     """The network fine-tuned for a ratio, without what makes it skip."""
-    path = options.checkpoint.with_suffix(f".spamm-{ratio:g}.pt")
+    path = options.checkpoint.with_suffix(f".spamm-{ratio:g}-{options.spamm_rate:g}.pt")
     model, config, digits = trained
-    tuning = FineTuneConfig(skip_all(ratio), model_digest(model), config)
+    tuning = FineTuneConfig(skip_all(ratio), model_digest(model), config, peak=options.spamm_rate)
     return revert_(fine_tune(tuning, model, digits, path, device, lambda *_: None))
 
 

@@ -5,7 +5,8 @@ have ended. Ctrl-C saves a checkpoint first. Without options: the plain network 
 10,000 embedded images, three to four minutes on two CPU cores, seconds on a GPU.
 
 With --spamm the trained network is then fine-tuned with skipping on, for one epoch at most, and
-kept in a checkpoint of its own. Its images are centred.
+kept in a checkpoint of its own. Its channels are put in the order of their norms first, which
+changes no answer; its images are centred.
 
     python scripts/train_vgg13.py --spamm 0.3
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 from common.console import exit_code, make_console
 from common.files import require_writable
 from common.options import choose_device, make_parser, positive_integer
-from study.fine_tuning import chosen_settings, fine_tune_or_load, setting
+from study.fine_tuning import add_rate_option, chosen_settings, fine_tune_or_load, setting
 from study.training_options import add_training_options, train_or_load
 
 
@@ -32,7 +33,15 @@ def main(arguments=None):
         path = options.spamm_checkpoint or options.checkpoint.with_suffix(".spamm.pt")
         require_writable(path.parent)
         found = fine_tune_or_load(
-            settings, options.spamm_steps, path, (model, config, digits), device, console
+            {
+                "settings": settings,
+                "steps": options.spamm_steps,
+                "peak": options.spamm_rate,
+            },
+            path,
+            (model, config, digits),
+            device,
+            console,
         )
         console.print(found.summary())
         console.print(f"fine-tuned checkpoint: {path}")
@@ -64,6 +73,7 @@ def _parse(arguments):
         type=positive_integer,
         help="steps of the fine-tuning (default, and the most: one epoch)",
     )
+    add_rate_option(group)
     return parser.parse_args(arguments)
 
 

@@ -9,7 +9,14 @@ import torch
 from common.console import Steps
 from common.errors import UserError
 from common.journal import model_digest
-from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, with_skipping
+from common.options import number
+from models.finetuning import (
+    PEAK_LEARNING_RATE,
+    SKIPPING,
+    FineTuneConfig,
+    fine_tune,
+    with_skipping,
+)
 from models.training import accuracy, validation_pictures
 from spamm_torch import record_stats
 
@@ -25,6 +32,16 @@ def setting(text):
         return {name or "valid_ratio": value}
     raise argparse.ArgumentTypeError(
         f"expected a valid ratio in (0, 1], or tau=NUMBER of 0 or more; got {text}"
+    )
+
+
+def add_rate_option(parser):
+    parser.add_argument(
+        "--spamm-rate",
+        metavar="NUMBER",
+        type=number(float, lambda value: 0 < value < 1, "a number between 0 and 1"),
+        default=PEAK_LEARNING_RATE,
+        help="highest learning rate of the fine-tuning (default: %(default)s)",
     )
 
 
@@ -67,11 +84,11 @@ class Tuned:
         )
 
 
-def fine_tune_or_load(settings, steps, path, trained, device, console):
+def fine_tune_or_load(options, path, trained, device, console):
     """Fine-tunes a trained network, or goes on with it.
 
     Args:
-        settings: as from :func:`chosen_settings`. steps: None for one epoch.
+        options: "settings", "steps" and "peak" of a FineTuneConfig.
         path: of the checkpoint.
         trained: model, TrainConfig and Digits, as train_or_load gives them.
 
@@ -84,9 +101,10 @@ def fine_tune_or_load(settings, steps, path, trained, device, console):
     model, config, digits = trained
     training, validation = digits.split(config.seed)
     epoch = max(1, len(training) // config.batch)
+    steps, settings = options["steps"], options["settings"]
     if steps is not None and steps > epoch:
         raise UserError(f"expected --spamm-steps of at most {epoch}, one epoch; got {steps}")
-    tuning = FineTuneConfig(settings, model_digest(model), config, steps)
+    tuning = FineTuneConfig(network=model_digest(model), trained=config, **options)
     with Steps(console, "fine-tuning") as shown:
         tuned = fine_tune(tuning, model, digits, path, device, shown.at)
     validation = validation.to(device)
