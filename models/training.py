@@ -21,9 +21,7 @@ from models.data import draw_shifts, to_pictures
 from models.vgg13 import VGG13
 
 MODELS = ("vgg13", "vgg13_bn")
-_PEAK_LEARNING_RATE = 1e-3
 _WARM_UP = 0.3  # share of the steps until the learning rate peaks
-_SHIFTED_SHARE = 0.5  # share of the images shifted, so that both cases of the study are learnt
 _CHECKPOINT_EVERY_S = 60
 
 
@@ -37,6 +35,20 @@ class TrainConfig:
     seed: int = 0
     batch: int = 100
     width: int = 64
+
+    @property
+    def shifted_share(self):
+        """Share of the images that are shifted, so that both cases of the study are learnt."""
+        return 0.5
+
+    @property
+    def steps(self):
+        """The number of steps, where it is not that of whole epochs."""
+        return None
+
+    def learning_rate(self, progress):
+        """By the share of the steps that are made."""
+        return one_cycle(1e-3, progress)
 
     def build(self):
         """A fresh model, its parameters drawn from the seed, without touching the global one."""
@@ -79,27 +91,31 @@ def _stored_config(values, path):
     return TrainConfig(**values)
 
 
-def train(config, digits, path, device, report):
+def train(config, digits, path, device, report, start=None):
     """Trains until config.epochs, from the checkpoint at ``path`` where there is one.
 
     Ctrl-C ends it after the step at hand: the checkpoint is written first.
 
     Args:
-        config: a TrainConfig that fits the checkpoint, as from :func:`resolve_config`.
+        config: a TrainConfig that fits the checkpoint, as from :func:`resolve_config`; or a
+            FineTuneConfig.
         digits: the images, split here.
         path: checkpoint, written after each epoch and once a minute.
         device: torch.device.
         report: called with (step, number of steps, what happened or None) after each step.
+        start: the model to train; None: a fresh one.
 
     Returns:
         The trained model on the device, in eval mode.
 
     Raises:
-        UserError: a damaged checkpoint, one of other images, or one that cannot be written.
+        UserError: a damaged checkpoint, one of other images or options, or one that cannot be
+            written.
         KeyboardInterrupt: after Ctrl-C; it says where the training goes on.
     """
     training, validation = (part.to(device) for part in digits.split(config.seed))
-    run = _Run(config, training, digits.fingerprint(), path, device)
+    model = config.build() if start is None else start
+    run = _Run(config, model.to(device), training, digits.fingerprint(), path)
     if run.step == run.steps:
         report(run.step, run.steps, f"already trained: {path}")
     elif run.step:
@@ -117,14 +133,17 @@ def _advance(run, config, validation, report, interrupted):
     while run.step < run.steps:
         loss = run.advance()
         epoch, within = divmod(run.step, run.epoch_steps)
-        message = None
+        is_last, message = run.step == run.steps, None
         if within == 0:
             message = f"epoch {epoch} of {config.epochs}: loss {loss.item():.3f}"
-        if run.step == run.steps:
+        elif is_last:
+            message = f"step {run.step}: loss {loss.item():.3f}"
+        if is_last:
             percent = accuracy(run.model.eval(), validation_pictures(validation, config.batch))
             message += f", validation accuracy {percent:.2f}%"
         report(run.step, run.steps, message)
-        if within == 0 or interrupted() or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
+        ends = within == 0 or is_last or interrupted()
+        if ends or time.monotonic() - saved > _CHECKPOINT_EVERY_S:
             run.save()
             saved = time.monotonic()
         if interrupted():
@@ -159,20 +178,19 @@ def _interrupt_noted():
 class _Run:
     """A training at some step, and the way to and from its checkpoint."""
 
-    def __init__(self, config, digits, fingerprint, path, device):
+    def __init__(self, config, model, digits, fingerprint, path):
         self._config, self._digits, self._fingerprint = config, digits, fingerprint
-        self.path = path
-        self.model = config.build().to(device)
+        self.path, self.model = path, model
         self._optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.epoch_steps = max(1, len(digits) // config.batch)
-        self.steps = config.epochs * self.epoch_steps
+        self.steps = min(config.epochs * self.epoch_steps, config.steps or math.inf)
         self.step = self._restore()
 
     def advance(self):
         """Makes one step; gives the loss before it."""
         pictures, labels = self._batch(*divmod(self.step, self.epoch_steps))
         for group in self._optimizer.param_groups:
-            group["lr"] = _learning_rate(self.step / self.steps)
+            group["lr"] = self._config.learning_rate(self.step / self.steps)
         with torch.autocast(pictures.device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
             loss = cross_entropy(self.model.train()(pictures), labels)
         self._optimizer.zero_grad(set_to_none=True)
@@ -205,6 +223,11 @@ class _Run:
                 f"expected a checkpoint trained on the images given; got other images in "
                 f"{self.path}: name another file with --checkpoint"
             )
+        if checkpoint["config"] != asdict(self._config):
+            raise UserError(
+                f"expected a checkpoint made from the same network with the same options; got "
+                f"another one in {self.path}: name another file"
+            )
         self.model.load_state_dict(checkpoint["model"])
         if checkpoint["step"] < self.steps:
             self._optimizer.load_state_dict(checkpoint["optimizer"])
@@ -215,7 +238,7 @@ class _Run:
         seed, size = self._config.seed, self._config.batch
         order = torch.randperm(len(self._digits), generator=_generator(seed, epoch))
         part = self._digits[order[index * size : (index + 1) * size].to(self._digits.images.device)]
-        shifts = draw_shifts(len(part), _generator(seed, epoch, index), _SHIFTED_SHARE)
+        shifts = draw_shifts(len(part), _generator(seed, epoch, index), self._config.shifted_share)
         return to_pictures(part.images, shifts), part.labels.long()
 
 
@@ -254,9 +277,9 @@ def _generator(*numbers):
     return torch.Generator().manual_seed(seed)
 
 
-def _learning_rate(progress):
-    """One cycle: a linear warm-up to the peak, then half a cosine down to zero."""
+def one_cycle(peak, progress):
+    """A learning rate: a linear warm-up to the peak, then half a cosine down to zero."""
     if progress < _WARM_UP:
-        return _PEAK_LEARNING_RATE * (0.04 + 0.96 * progress / _WARM_UP)
+        return peak * (0.04 + 0.96 * progress / _WARM_UP)
     rest = (progress - _WARM_UP) / (1 - _WARM_UP)
-    return _PEAK_LEARNING_RATE * 0.5 * (1 + math.cos(math.pi * rest))
+    return peak * 0.5 * (1 + math.cos(math.pi * rest))

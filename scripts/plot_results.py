@@ -20,7 +20,7 @@ from common.console import exit_code
 from common.errors import UserError
 from common.options import make_parser
 from common.report_files import table, write_bytes
-from study import calibration_report, likeness_report, pixel_blocks_report
+from study import calibration_report, likeness_report, low_ratios_report, pixel_blocks_report
 from study import report as study_report
 from tables import reports as tables_reports
 
@@ -38,6 +38,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "reproduce": tables_reports,
     "study_likeness": likeness_report,
     "calibrate_vgg13": calibration_report,
+    "study_low_ratios": low_ratios_report,
 }
 
 

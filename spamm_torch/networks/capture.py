@@ -14,7 +14,7 @@ import inspect
 import operator
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -45,6 +45,8 @@ class Island:
             names below the root. The root is not among them.
         reference: its arguments for a reference picture, if its forward is to compute deviations
             from what it computes for these; None otherwise.
+        put_back: nodes before which the channels of what they read are put back into the model's
+            own order, each with the place of every channel.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Island:
     graph: fx.Graph
     entered: dict[str, nn.Module]
     reference: tuple[Tensor, ...] | None = None
+    put_back: dict[fx.Node, Tensor] = field(default_factory=dict)
 
     def full_name(self, below: str) -> str:
         """The name in the model of what the root calls ``below``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,14 +15,17 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..nn import SpAMMConv2d, _SpAMM
 from .capture import Island, capture
+from .channel_groups import find_groups, put_in_order
+from .channel_order import orders_by_norms
 from .config import NOTHING_SKIPPED, SpAMMConfig
 from .engines import Choice, Measurements, asked, candidates, predict
 from .example import Calls, Example, copied, difference, is_rounding
-from .fused import attach, detach
+from .fused import Recipe, attach, detach
 from .leaves import (
     Band,
     convert_leaf,
     reason_not_to_convert,
+    reason_not_to_skip,
     revert_leaf,
     shape_of,
 )
@@ -41,9 +44,15 @@ class Conversion:
     """Converts a model that is not converted. After an error it is the caller's to restore it."""
 
     def __init__(
-        self, model: nn.Module, request: Request, example: Example | None, fuse: bool
+        self,
+        model: nn.Module,
+        request: Request,
+        example: Example | None,
+        fuse: bool,
+        reorder: bool = False,
     ) -> None:
         self._model, self._request, self._example = model, request, example
+        self._reorder = reorder
         self._notes: list[str] = []
         self._reasons: dict[str, str] = {}  # why a call is not fused, by name
         self._layers = {
@@ -62,6 +71,8 @@ class Conversion:
             roots = [island.module for island in self._islands]
             self._calls, self._inputs = self._example.record(self._model, roots)
         plans = {island: self._sites_of(island) for island in self._islands}
+        if self._reorder:
+            self._order_channels(plans)
         self._leave_what_differs(plans)
         sites = [site for found in plans.values() for site in found]
         sites += self._lone_sites({id(site.conv) for site in sites})
@@ -120,6 +131,46 @@ class Conversion:
             for name, layer in self._layers.items()
             if isinstance(layer, nn.Conv2d) and id(layer) not in known
         ]
+
+    def _order_channels(self, plans: Mapping[Island, list[Site]]) -> None:
+        """Puts the channels that layers compute or read who skip in the order of their norms."""
+        ordered = 0
+        for island, sites in plans.items():
+            free = [site for site in sites if not self._is_left(site)]
+            skipping = {site.name for site in free if self._skips(site)}
+            groups = find_groups(island, free)
+            orders = orders_by_norms(groups, skipping, self._inputs_of(free))
+            put_in_order(island, groups, orders)
+            ordered += sum(site.is_ordered for site in sites)
+        count = sum(map(len, plans.values()))
+        self._notes.append(f"channels in the order of their norms: {ordered} of {count} layers")
+
+    def _is_left(self, site: Site) -> bool:
+        """Whether the model's own forward computes the site whatever is measured."""
+        conv = site.conv
+        own_tensor = isinstance(conv, SpAMMConv2d) and isinstance(conv.tau, Tensor)
+        left = self._request.engines.get(site.name) == LEFT
+        return left or own_tensor or reason_not_to_convert(conv) is not None
+
+    def _skips(self, site: Site) -> bool:
+        """Whether the site's setting may skip anything."""
+        engine = self._request.engines.get(site.name)
+        setting = self._own_setting(site) or self._request.setting_of(_layer(site.name))
+        setting = setting if engine is None else engine.setting
+        may_skip = setting is not None and not setting.skips_nothing
+        return may_skip and reason_not_to_skip(site.conv) is None
+
+    def _inputs_of(self, sites: Iterable[Site]) -> dict[str, Tensor]:
+        """The recorded inputs of sites, by name."""
+        calls = collections.Counter[int]()
+        found = {}
+        for site in sites:
+            place = calls[id(site.conv)]
+            calls[id(site.conv)] += 1
+            inputs = self._inputs.get(site.conv, [])
+            if place < len(inputs):
+                found[site.name] = inputs[place]
+        return found
 
     # ---- What both forms compute ----------------------------------------------------------------
 
@@ -181,16 +232,10 @@ class Conversion:
         return Measurements()
 
     def _choose(self, sites: list[Site]) -> dict[str, Choice]:
-        measurements = self._measurements()
-        calls: dict[int, int] = {}
-        choices = {}
-        for site in sites:
-            place = calls.get(id(site.conv), 0)
-            calls[id(site.conv)] = place + 1
-            inputs = self._inputs.get(site.conv, [])
-            input = inputs[place] if place < len(inputs) else None
-            choices[site.name] = self._choice(site, measurements, input)
-        return choices
+        measurements, inputs = self._measurements(), self._inputs_of(sites)
+        return {
+            site.name: self._choice(site, measurements, inputs.get(site.name)) for site in sites
+        }
 
     def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
         request, layer = self._request, _layer(site.name)
@@ -373,26 +418,30 @@ def _made_up_calls(island: Island) -> list[tuple[tuple[Tensor, ...], Any]]:
 
 def fuse_again(
     root: nn.Module,
-    recipe: Mapping[str, tuple[Engine, tuple[str, ...]]],
+    recipe: Recipe,
     reference: tuple[Tensor, ...] | None,
 ) -> None:
     """Gives a module, whose convolutions are as they were, the forward that it had.
 
     Args:
         root: the module of an island.
-        recipe: engine and what was absorbed of each call of a convolution, by names below the root.
+        recipe: what each call of a convolution was, by names below the root.
         reference: the root's arguments for a reference picture, if it had the reference form.
     """
 
     def added_before(name: str, *_: Any) -> bool:
         return name in recipe and "add" in recipe[name][1]
 
-    engines = {name: engine for name, (engine, _) in recipe.items()}
+    engines = {name: engine for name, (engine, _, _) in recipe.items()}
+    orders = {name: order for name, (_, _, order) in recipe.items() if order is not None}
     plans = []
     with in_eval_mode(root):
         for island in capture(root).islands:
             island.reference = reference if island.module is root else None
             sites = [site for site in find_sites(island, added_before) if site.name in recipe]
+            if orders:
+                free = [site for site in sites if engines[site.name] != LEFT]
+                put_in_order(island, find_groups(island, free), orders)
             plans.append(Plan(island, sites, engines))
     for plan in plans:
         if plan.fused:

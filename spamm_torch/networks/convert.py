@@ -34,6 +34,7 @@ def convert_(
     dry_run: bool = False,
     order_batch: bool = False,
     reference: Tensor | None = None,
+    reorder: bool = False,
 ) -> ConvertReport:
     """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
 
@@ -76,6 +77,15 @@ def convert_(
             zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a ``config`` skips
             small deviations too. Layers keep their class. Later inputs of another size than the
             reference take the model's own forward.
+        reorder: whether generated forwards put channels in the order of their norms, the largest
+            first, so that blocks of channels differ more and the same share of block products loses
+            less. A norm is that of a channel in the ``example_input`` times that of the weights
+            that read it; without an example the weights alone tell. Only the generated forward's
+            copies of weights, batch norms and biases are in this order: Parameters, the state dict
+            and results keep theirs. Residual adds and concatenations share orders; before a flatten
+            or a mean channels are put back. What is grouped, normalised apart from a convolution,
+            or read by anything else keeps the model's own order. A ``tau`` skips another share of
+            ordered channels; a settings file does not hold the order.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution and linear layer.
@@ -88,7 +98,7 @@ def convert_(
             that no layer can have; a reference that is not one finite picture of floats, or comes
             without values (on the device meta, of itself or the model); with ``order_batch``, a
             model without a generated forward as a whole, and results that have not the batch as
-            first dimension.
+            first dimension; ``reorder`` with ``fuse=False`` or with a ``reference``.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -97,6 +107,12 @@ def convert_(
     check_bool(fuse, "fuse")
     check_bool(dry_run, "dry_run")
     check_bool(order_batch, "order_batch")
+    check_bool(reorder, "reorder")
+    if reorder and not (fuse and reference is None):
+        raise ValueError(
+            "reorder=True must come with fuse=True and without a reference; got "
+            + ("fuse=False" if reference is None else "a reference")
+        )
     request = read_request(model, config, overrides)
     example = None if example_input is None else Example(example_input)
     picture = None if reference is None else check_reference(reference, model, example, fuse)
@@ -104,7 +120,7 @@ def convert_(
     try:
         revert_(model)
         if picture is None:
-            report = Conversion(model, request, example, fuse).run()
+            report = Conversion(model, request, example, fuse, reorder).run()
         else:
             report = ReferenceConversion(model, request, example, picture).run()
         if order_batch:

@@ -62,6 +62,8 @@ class Measurements:
         engines = self._candidates(site.conv, setting)
         if len(engines) == 1:
             return Choice(DENSE, _reason_for_dense(site.conv, setting))
+        if site.input_order is not None:
+            input = input.index_select(-3, site.input_order.to(input.device))
         key = (site.activation, site.residual is None, *_geometry(site.conv), _layout(input))
         key += (tuple(engines.values()), site.name if setting != NOTHING_SKIPPED else "")
         if key not in self._known:
@@ -78,7 +80,7 @@ class Measurements:
     def _call(self, site: Site, engine: Engine, input: Tensor) -> Any:
         """A call of the op as the generated forward makes it."""
         conv = site.conv
-        weight, bias, norms = Source(conv, site.batch_norm, engine).operands()
+        weight, bias, norms = Source.of(site, engine).operands()
         geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
         options: dict[str, Any] = {"activation": site.activation}
         op = _ops.dense_conv2d

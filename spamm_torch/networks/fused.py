@@ -24,18 +24,21 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from .. import chain
 from .._arguments import DTYPES
 from ..ordered_batch import in_order
+from .channel_groups import Order
 from .fold import folded
 from .generate import Forward, generate
 from .norm_flow import norm_flow
 from .plan import Engine, Plan
 from .proof import Proof
 from .signature import Signature
+from .sites import Site
 
 _ops = torch.ops.spamm_torch
 
 ORDER = "_spamm_order_block"  # of a module: its batches are ordered, so many images share a block
 
-Recipe: TypeAlias = dict[str, tuple[Engine, tuple[str, ...]]]
+# Engine, what was absorbed, and the order of the output channels of each call of a convolution.
+Recipe: TypeAlias = dict[str, tuple[Engine, tuple[str, ...], Order | None]]
 
 _registry: weakref.WeakValueDictionary[int, Fused] = weakref.WeakValueDictionary()
 _keys = itertools.count()
@@ -48,6 +51,18 @@ class Source:
     conv: nn.Conv2d
     batch_norm: nn.Module | None
     engine: Engine
+    output_order: Tensor | None = None
+    input_order: Tensor | None = None
+
+    @classmethod
+    def of(cls, site: Site, engine: Engine) -> Source:
+        return cls(site.conv, site.batch_norm, engine, site.output_order, site.input_order)
+
+    @property
+    def makes_tensors(self) -> bool:
+        """Whether weight and bias are not the convolution's own memory."""
+        orders = (self.output_order, self.input_order)
+        return self.batch_norm is not None or any(order is not None for order in orders)
 
     def operands(self) -> list[Tensor | None]:
         """The operands as they are to be now.
@@ -56,6 +71,8 @@ class Source:
         its results have the input's format all the same.
         """
         weight, bias = folded(self.conv, self.batch_norm)
+        weight = _in_order(_in_order(weight, 0, self.output_order), 1, self.input_order)
+        bias = None if bias is None else _in_order(bias, 0, self.output_order)
         setting = self.engine.setting
         if setting is not None and weight.is_cuda:
             weight = weight.contiguous(memory_format=torch.channels_last)
@@ -67,12 +84,20 @@ class Source:
         return [weight, bias, norms]
 
 
+def _in_order(tensor: Tensor, dim: int, order: Tensor | None) -> Tensor:
+    """The tensor with this order along a dimension, in its own memory format."""
+    if order is None:
+        return tensor
+    return torch.empty_like(tensor).copy_(tensor.index_select(dim, order.to(tensor.device)))
+
+
 class Fused:
     """The generated forward of a module, its operands, and the proof that they are right.
 
     Attributes:
-        recipe: engine and what was absorbed of each call of a convolution, by names below the
-            module; from these the forward is generated again after unpickling.
+        recipe: engine, what was absorbed, and the order of output channels of each call of a
+            convolution, by names below the module; from these the forward is generated again after
+            unpickling.
         reference: the arguments from which the reference form computes deviations; None elsewhere.
         forward: the generated function. operands: its second argument.
     """
@@ -80,16 +105,19 @@ class Fused:
     def __init__(self, root: nn.Module, plan: Plan) -> None:
         self.root = root
         self.recipe: Recipe = {
-            _below(plan.island.name, site.name): (plan.engines[site.name], site.absorbed)
+            _below(plan.island.name, site.name): (
+                plan.engines[site.name],
+                site.absorbed,
+                None if site.output_order is None else tuple(site.output_order.tolist()),
+            )
             for site in plan.sites
         }
         self.reference = plan.island.reference
         self.forward: Forward
         self._forward_with_norms: Forward | None = None
         self._generate(plan)
-        self._sources = [
-            Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
-        ]
+        self._sources = [Source.of(site, plan.engines[site.name]) for site in plan.fused]
+        self._put_back = list(plan.island.put_back.values())
         self._links, self._parents = _links(plan), _parents(plan)
         self.signature = Signature(type(root).forward)
         self.operands: list[Tensor | None] = []
@@ -229,15 +257,17 @@ class Fused:
         found: list[Tensor | None] = []
         for source in self._sources:
             found += source.operands()
-        return found
+        device = self._sources[0].conv.weight.device
+        return [*found, *(places.to(device, copy=True) for places in self._put_back)]
 
     def _owned(self) -> list[bool]:
         """Which operands have memory of their own; the others are Parameters, not to be written."""
-        return [
+        owned = [
             is_owned
             for source in self._sources
-            for is_owned in (source.batch_norm is not None, source.batch_norm is not None, True)
+            for is_owned in (source.makes_tensors, source.makes_tensors, True)
         ]
+        return owned + [True] * len(self._put_back)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has tensors of its own, and folds them when it is first called.

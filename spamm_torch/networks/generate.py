@@ -34,7 +34,7 @@ def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
     """The function ``forward(self, spamm_operands, *args)``.
 
     ``spamm_operands`` holds weight, bias and weight norms of each fused site, one after the other;
-    bias and norms may be None.
+    bias and norms may be None. Behind them come the places of channels that are put back.
 
     Args:
         plan: the island, its sites and their engines.
@@ -61,6 +61,8 @@ class _Generator:
             self._replace_pool(node, pooling)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
+        for offset, node in enumerate(self._plan.island.put_back):
+            self._put_back(node, 3 * len(self._plan.fused) + offset)
         return compiled(self._graph)
 
     def _now(self, node: Any) -> Any:
@@ -101,6 +103,16 @@ class _Generator:
         self._put(nodes[-1], value)
         for node in reversed(nodes):
             graph.erase_node(node)
+
+    def _put_back(self, node: fx.Node, place: int) -> None:
+        """Has a node read its channels in the model's own order."""
+        own, graph = self._copies[node], self._graph
+        value = own.all_input_nodes[0]
+        with graph.inserting_before(own):
+            places = graph.call_function(operator.getitem, (self._operands, place))
+            # The third dimension from the end, of batches and single images alike.
+            put_back = graph.call_function(torch.index_select, (value, -3, places))
+        own.replace_input_with(value, put_back)
 
     def _op(self, site: Site) -> Any:
         if self._plan.engines[site.name].setting is None:

@@ -55,4 +55,5 @@ class Plan:
         engine = self.engines[site.name]
         if self.island.reference is not None:  # every convolution computes deviations
             return engine.kind != "left"
-        return engine.kind == "spamm" or (engine.kind == "dense" and bool(site.absorbed))
+        works = bool(site.absorbed) or site.is_ordered
+        return engine.kind == "spamm" or (engine.kind == "dense" and works)

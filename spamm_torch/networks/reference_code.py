@@ -35,7 +35,7 @@ from .pixel_norms import (
 )
 from .plan import Plan
 from .shapes import Shapes
-from .sites import Site, may_write, operands_of_add
+from .sites import Site, looks_at_shape, may_write, operands_of_add
 
 _ops = torch.ops.spamm_torch
 
@@ -238,7 +238,7 @@ class _Generator:
         if is_linear and self._flow.readers and repeats_pixels(node, self._root, self._shapes):
             size = list(self._shapes[node][0][2:])
             copy = self._forward.call_function(enlarged, (self._deviation[operands[0]], size))
-        elif is_linear or _looks_at_shape(node):
+        elif is_linear or looks_at_shape(node):
             copy = self._forward.node_copy(node, self._either)
         else:
             copy = self._forward.node_copy(node, self._plain_of)
@@ -290,14 +290,6 @@ def _input_of(site: Site) -> fx.Node:
     node = site.nodes[0].args[0]
     assert isinstance(node, fx.Node)
     return node
-
-
-def _looks_at_shape(node: fx.Node) -> bool:
-    """Whether a node asks for what a value and its deviation have in common."""
-    if node.op == "call_method":
-        return node.target in ("size", "dim")
-    looks = node.op == "call_function" and node.target is getattr
-    return looks and node.args[1] in ("shape", "dtype", "device", "ndim")
 
 
 def _check_writes(

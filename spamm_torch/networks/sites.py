@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from ..chain import reason_not_plain
@@ -59,6 +59,8 @@ class Site:
         residual: what is added, or None. activation: "none", or as the ops name it.
         nodes: the nodes whose work the fused call does, the convolution first.
         absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
+        output_order, input_order: of the channels that the fused call computes and reads, as
+            indices of the convolution's own; None: the convolution's own order.
     """
 
     name: str
@@ -69,6 +71,13 @@ class Site:
     activation: str = "none"
     nodes: list[fx.Node] = field(default_factory=list)
     absorbed: tuple[str, ...] = ()
+    output_order: Tensor | None = None
+    input_order: Tensor | None = None
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether its channels are in another order than the convolution's own."""
+        return self.output_order is not None or self.input_order is not None
 
     @property
     def last(self) -> fx.Node:
@@ -354,6 +363,14 @@ def may_write(node: fx.Node, root: nn.Module) -> bool:
         is_operator = getattr(node.target, "__module__", "") == "_operator"
         return name.endswith("_") or name == "setitem" or (is_operator and name in _IN_PLACE_NAMES)
     return False
+
+
+def looks_at_shape(node: fx.Node) -> bool:
+    """Whether a node asks a value for its shape, dtype or device alone."""
+    if node.op == "call_method":
+        return node.target in ("size", "dim")
+    looks = node.op == "call_function" and node.target is getattr
+    return looks and node.args[1] in ("shape", "dtype", "device", "ndim")
 
 
 _IN_PLACE_NAMES = frozenset(

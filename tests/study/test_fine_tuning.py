@@ -1,0 +1,216 @@
+"""Fine-tuning with skipping on, and the study of low valid ratios, on tiny data."""
+
+import json
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+
+import study_low_ratios
+import train_vgg13
+from common.console import exit_code
+from common.journal import model_digest
+from models.checkpoint import load_checkpoint
+from models.data import Digits
+from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, in_order, skip_all, with_skipping
+from models.training import TrainConfig, train
+from models.vgg13 import VGG13
+from spamm_torch import SpAMMConv2d
+from study import fine_tuning, low_ratios_report
+
+TINY = TrainConfig(width=2, epochs=1, batch=10)
+CPU = torch.device("cpu")
+
+
+def silent(step, steps, message):
+    pass
+
+
+@pytest.fixture
+def data():
+    return Digits(*digits(50), "50 bars")
+
+
+@pytest.fixture
+def start(tmp_path, data):
+    """A trained network, and the configuration of a fine-tuning of it."""
+    model = train(TINY, data, tmp_path / "c.pt", CPU, silent)
+    return model, FineTuneConfig(skip_all(0.5), model_digest(model), TINY)
+
+
+def same(a, b):
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+# ---- Fine-tuning --------------------------------------------------------------------------------
+
+
+def test_the_network_skips_while_it_learns_and_the_one_given_stays(tmp_path, data, start):
+    model, config = start
+    before = model_digest(model)
+    tuned = fine_tune(config, model, data, tmp_path / "t.pt", CPU, silent)
+    assert model_digest(model) == before
+    assert model_digest(tuned) != before
+    assert not tuned.training
+    for name in SKIPPING:
+        assert type(getattr(tuned, name)) is SpAMMConv2d
+        assert getattr(tuned, name).valid_ratio == 0.5
+    assert type(tuned.conv11) is torch.nn.Conv2d
+    TINY.build().load_state_dict(load_checkpoint(tmp_path / "t.pt")["model"])
+
+
+def test_the_loss_depends_on_what_is_skipped(tmp_path, data, start):
+    model, config = start
+    half = fine_tune(config, model, data, tmp_path / "half.pt", CPU, silent)
+    all_of_it = replace(config, settings=skip_all(1.0))
+    whole = fine_tune(all_of_it, model, data, tmp_path / "whole.pt", CPU, silent)
+    nothing = replace(config, settings={name: {"tau": 0.0} for name in SKIPPING})
+    dense = fine_tune(nothing, model, data, tmp_path / "dense.pt", CPU, silent)
+    assert same(whole, dense)
+    assert not same(half, whole)
+
+
+def test_an_interrupted_one_ends_where_it_would_have(tmp_path, data, start):
+    model, config = start
+    path = tmp_path / "cut.pt"
+
+    def stop(step, steps, message):
+        if step == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt, match=r"step 2 of 4 is saved"):
+        fine_tune(config, model, data, path, CPU, stop)
+    reports = []
+    cut = fine_tune(config, model, data, path, CPU, lambda *report: reports.append(report))
+    assert "resumed" in reports[0][2]
+    assert same(cut, fine_tune(config, model, data, tmp_path / "whole.pt", CPU, silent))
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_channels_in_order_compute_the_same(batch_norm):
+    torch.manual_seed(0)
+    model = VGG13(batch_norm=batch_norm, width=8).eval()
+    pictures = torch.rand(6, 3, 32, 32)
+    for module in model.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.5, 2)
+            module.weight.data.uniform_(0.5, 2)
+    ordered = in_order(model, pictures)
+    with torch.no_grad():
+        torch.testing.assert_close(ordered(pictures), model(pictures), rtol=1e-3, atol=1e-4)
+    for name in SKIPPING:
+        own, new = getattr(model, name).weight, getattr(ordered, name).weight
+        assert not torch.equal(own, new)
+        torch.testing.assert_close(own.sum(), new.sum(), rtol=1e-3, atol=1e-3)
+
+
+def test_fewer_steps_than_an_epoch(tmp_path, data, start):
+    model, config = start
+    path = tmp_path / "t.pt"
+    fine_tune(replace(config, steps=3), model, data, path, CPU, silent)
+    assert load_checkpoint(path)["step"] == 3
+    reports = []
+    fine_tune(replace(config, steps=3), model, data, path, CPU, lambda *r: reports.append(r))
+    assert [step for step, _, _ in reports] == [3]
+
+
+def test_the_share_kept_is_that_of_the_form_that_runs(start):
+    model, _ = start
+    pictures = torch.rand(10, 3, 32, 32)
+    dense = with_skipping(model, skip_all(1.0), fuse=True)
+    assert fine_tuning.share_kept(dense, pictures) == 1
+    skipping = with_skipping(model, {name: {"tau": 1e9} for name in SKIPPING}, fuse=True)
+    assert fine_tuning.share_kept(skipping, pictures) == 0
+
+
+# ---- The command --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def options(tmp_path):
+    write_part(tmp_path, "t10k", *digits(50))
+    given = ["--width", "2", "--epochs", "1", "--batch", "10", "--device", "cpu"]
+    given += ["--data", tmp_path, "--checkpoint", tmp_path / "c.pt"]
+    return [str(option) for option in given]
+
+
+def run(capsys, *arguments):
+    """Exit code, output and error lines of the script."""
+    code = exit_code(lambda: train_vgg13.main([str(argument) for argument in arguments]))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err.splitlines()
+
+
+def test_the_command_trains_and_fine_tunes(capsys, options, tmp_path):
+    code, output, _ = run(capsys, *options, "--spamm", "0.5")
+    assert code == 0
+    assert "before and" in output
+    assert load_checkpoint(tmp_path / "c.spamm.pt")["step"] == 4
+    code, output, _ = run(capsys, *options, "--spamm", "0.5")
+    assert code == 0
+    assert output.count("already trained") == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--spamm", "0.5", "0.4"], ["expected one --spamm setting, or 9", "got 2"]),
+        (["--spamm", "0.5", "--spamm-steps", "5"], ["at most 4, one epoch; got 5"]),
+        (["--spamm", "0.4"], ["same network with the same options", "c.spamm.pt"]),
+    ],
+)
+def test_bad_options_are_one_line(capsys, options, tmp_path, given, words):
+    assert run(capsys, *options, "--spamm", "0.5")[0] == 0
+    content = (tmp_path / "c.spamm.pt").read_bytes()
+    code, _, [line] = run(capsys, *options, *given)
+    assert code == 1
+    for word in words:
+        assert word in line
+    assert (tmp_path / "c.spamm.pt").read_bytes() == content
+
+
+@pytest.mark.parametrize("text", ["0", "1.5", "tau", "tau=-1", "tau=nan", "x=1", "=1", "half"])
+def test_settings_that_are_none(capsys, text):
+    with pytest.raises(SystemExit):
+        train_vgg13.main(["--spamm", text])
+    assert f"got {text}" in capsys.readouterr().err
+
+
+def test_settings_by_layer():
+    given = [fine_tuning.setting(text) for text in ["tau=1.5", *["0.3"] * 8]]
+    chosen = fine_tuning.chosen_settings(given)
+    assert chosen["conv12"] == {"tau": 1.5}
+    assert [chosen[name] for name in SKIPPING[1:]] == [{"valid_ratio": 0.3}] * 8
+
+
+def test_a_fine_tuned_checkpoint_is_no_training(capsys, options, tmp_path):
+    assert run(capsys, *options, "--spamm", "0.5")[0] == 0
+    other = [tmp_path / "c.spamm.pt" if text.endswith("c.pt") else text for text in options]
+    code, _, [line] = run(capsys, *other)
+    assert code == 1
+    assert "expected a checkpoint with the options" in line
+
+
+# ---- The study ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", ["vgg13", "vgg13_bn"])
+def test_a_whole_study(options, tmp_path, model):
+    few = ["--model", model, "--ratios", "1", "0.5", "--tuned", "0.5", "--out", str(tmp_path)]
+    study_low_ratios.main([*options, *few])
+    data = json.loads((tmp_path / "low_ratios.json").read_text())
+    cases = data["cases"]
+    tuned = [low_ratios_report.TUNED]
+    tuned += [low_ratios_report.TUNED_OWN] * (model == "vgg13_bn")
+    assert list(cases) == [low_ratios_report.AS_IT_IS, low_ratios_report.ORDERED, *tuned]
+    for title in (low_ratios_report.AS_IT_IS, low_ratios_report.ORDERED):
+        whole, half = cases[title]
+        assert whole["accuracy"] == data["dense"]
+        assert whole["valid"] == 1
+        assert half["valid"] < 1
+    assert (tmp_path / "low_ratios.md").read_text().count("\n| as it is |") == 1
+    assert load_checkpoint(tmp_path / "c.spamm-0.5-0.0003.pt")["step"] == 4
