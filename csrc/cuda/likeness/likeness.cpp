@@ -1,5 +1,6 @@
 // The op likeness_order: two launches, nothing waits for the device.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
