@@ -195,7 +195,8 @@ def search(errors: list[float], max_drop: float, evaluations: int, loss: LossOf)
     """The most moves whose loss is allowed on the first half, by bisection, held on the second.
 
     Where the second half does not allow them, fewer moves are tried: those with 0.7 of the sum of
-    squared errors, and so on.
+    squared errors, and so on. What is left of its evaluations goes to numbers between the last that
+    it refused and the one that it allowed.
 
     Args:
         errors: the sum of squared errors after one move, after two, and so on.
@@ -213,15 +214,25 @@ def search(errors: list[float], max_drop: float, evaluations: int, loss: LossOf)
             low = middle
         else:
             high = middle
-    moves = low
+    found, moves, refused = Found(0), low, None
     for _ in range(for_second):
-        if not moves:
+        if moves <= found.moves:
             break
         held = loss(1, moves)
         if held.is_within(max_drop):
-            return Found(moves, losses.get(moves), held)
-        moves = _fewer(errors, moves)
-    return Found(0)
+            found = Found(moves, losses.get(moves), held)
+            if refused is None:
+                break
+        else:
+            refused = moves
+        moves = _between(errors, found.moves, refused) if found.moves else _fewer(errors, moves)
+    return found
+
+
+def _between(errors: list[float], least: int, most: int) -> int:
+    """The number of moves halfway between two by their squared errors, less than the second."""
+    limit = (errors[least - 1] + errors[most - 1]) / 2
+    return sum(error <= limit for error in errors[: most - 1])
 
 
 def _fewer(errors: list[float], moves: int) -> int:

@@ -86,7 +86,8 @@ def test_a_search_never_asks_more_nor_allows_too_much(first, second, evaluations
     assert found.moves <= min(first, second)
     assert len(losses.calls) <= evaluations
     if found.moves:
-        assert losses.calls[-1] == (1, found.moves)  # the last that was seen to hold
+        held = [moves for half, moves in losses.calls if half == 1]
+        assert found.moves == max(moves for moves in held if moves <= second)  # it was seen to hold
 
 
 def test_it_steps_back_where_the_second_half_refuses():
@@ -96,6 +97,14 @@ def test_it_steps_back_where_the_second_half_refuses():
     assert [moves for half, moves in losses.calls if half == 1] == [20, 14, 9]
     assert found.moves == 9
     assert search(errors, 0.5, 9, Losses(20, 8)).moves == 0  # evaluations are spent
+
+
+def test_what_is_left_of_evaluations_goes_between():
+    errors = [float(n) for n in range(1, 21)]
+    losses = Losses(20, 17)
+    assert search(errors, 0.5, 9, losses).moves == 17
+    assert [moves for half, moves in losses.calls if half == 1] == [20, 14, 17]
+    assert search(errors, 0.5, 9, Losses(20, 16)).moves == 14
 
 
 def test_no_moves_are_no_search():
