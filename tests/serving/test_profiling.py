@@ -32,7 +32,7 @@ def convolution(device, dtype, **knob):
 
 def names_in_profile(call):
     call()  # what is set up in the first call
-    with profile(activities=[ProfilerActivity.CPU]) as found:
+    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as found:
         call()
     return {event.key for event in found.key_averages()}
 
