@@ -77,8 +77,13 @@ def pictures(count=2, channels=3, size=16, dtype=torch.float32, seed=0):
 def is_served(model, *args, **kwargs):
     """Whether a call takes a generated forward, in the model or anywhere in it."""
     count = 0
-    fused = [found for module in model.modules() if (found := fused_of(module)) is not None]
-    generated = [found.forward for found in fused]
+    generated = [
+        (fused, name, forward)
+        for module in model.modules()
+        if (fused := fused_of(module)) is not None
+        for name in ("forward", "_forward_with_norms")
+        if (forward := getattr(fused, name)) is not None
+    ]
 
     def counted(forward):
         def run(*inputs):
@@ -89,12 +94,12 @@ def is_served(model, *args, **kwargs):
         return run
 
     try:
-        for found, forward in zip(fused, generated, strict=True):
-            found.forward = counted(forward)
+        for fused, name, forward in generated:
+            setattr(fused, name, counted(forward))
         model(*args, **kwargs)
     finally:
-        for found, forward in zip(fused, generated, strict=True):
-            found.forward = forward
+        for fused, name, forward in generated:
+            setattr(fused, name, forward)
     return count > 0
 
 

@@ -57,12 +57,23 @@ def assert_product(a, b, tau, block):
 
 
 def split_bound(a, b, maps, tau, block):
-    """What Hopper's split parts may lose besides: 2^-26 of a block's largest term for each k."""
-    terms = reference.multiply(a.abs(), b.abs(), *maps, tau, block)  # each is above its terms
-    starts = [np.arange(0, size, block) for size in terms.shape]
-    largest = np.maximum.reduceat(np.maximum.reduceat(terms, starts[0], 0), starts[1], 1)
-    places = np.ix_(*(np.arange(size) // block for size in terms.shape))
-    return a.shape[1] * 2.0**-26 * largest[places]
+    """What Hopper's split parts may lose besides, elementwise.
+
+    An entry is off by at most 2^-39 of its block's largest entry, so for each k a block product
+    loses at most 2^-38 of the product of the largest entries of its blocks.
+    """
+    largest_a, largest_b = (largest_entries(x, block) for x in (a, b))
+    norm_a, norm_b = (reference.to_float64(norms) for norms in maps)
+    valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
+    lost = (valid * largest_a[:, :, None] * largest_b[None]).sum(1) * block * 2.0**-38
+    return lost.repeat(block, 0).repeat(block, 1)[: a.shape[0], : b.shape[1]]
+
+
+def largest_entries(x, block):
+    """The largest magnitude of each block."""
+    starts = [np.arange(0, size, block) for size in x.shape]
+    magnitudes = np.abs(reference.to_float64(x))
+    return np.maximum.reduceat(np.maximum.reduceat(magnitudes, starts[0], 0), starts[1], 1)
 
 
 def test_the_overlap_is_one(overlap):
