@@ -151,7 +151,7 @@ def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
     """Nearest upsampling to ``size``, a multiple of the images' own.
 
     Of channels-last images on CUDA 16 bytes are copied at a time: on an H200 ATen's own kernel for
-    half types took five times as long as their memory needs.
+    half types moved 0.4 TB/s.
     """
     count, channels, height, width = images.shape
     is_wide = channels * images.element_size() % _WIDE.itemsize == 0
