@@ -21,7 +21,7 @@ from spamm_torch.networks.sites import find_sites
 
 SKIPPING = CONVOLUTIONS[1:]  # the first one has three input channels
 _PIXEL_BLOCK = (64, 1, 1)
-_STATISTICS = 512  # images for the norms of channels
+STATISTICS = 512  # images for the norms of channels
 PEAK_LEARNING_RATE = 3e-4
 
 
@@ -127,6 +127,6 @@ def fine_tune(config, model, digits, path, device, report):
         norms. Its state dict fits the VGG13 that it was made from.
     """
     training, _ = digits.split(config.seed)
-    pictures = to_pictures(training.images[:_STATISTICS]).to(model.conv11.weight.device)
+    pictures = to_pictures(training.images[:STATISTICS]).to(model.conv11.weight.device)
     start = with_skipping(in_order(model, pictures), config.settings)
     return train(config, digits, path, device, report, start)

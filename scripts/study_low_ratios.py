@@ -20,7 +20,7 @@ from common.machine import describe_machine
 from common.options import add_output_options, choose_device, make_parser, show, valid_ratio
 from common.report_files import finish, run_header
 from models.data import to_pictures
-from models.finetuning import FineTuneConfig, fine_tune, skip_all, with_skipping
+from models.finetuning import STATISTICS, FineTuneConfig, fine_tune, skip_all, with_skipping
 from models.training import accuracy, validation_pictures
 from spamm_torch import revert_
 from study import low_ratios_report
@@ -29,7 +29,6 @@ from study.training_options import add_training_options, train_or_load
 
 _RATIOS = (0.5, 0.42, 0.35, 0.3, 0.25)
 _TUNED = (0.35, 0.3, 0.25)
-_STATISTICS = 512  # images for the norms of channels
 
 
 @torch.no_grad()
@@ -101,7 +100,7 @@ def _study(model, config, digits, options, device, journal, console):
     """{"dense": accuracy, "cases": {title: [what :func:`measure` gives, with the ratio]}}."""
     training, validation = digits.split(config.seed)
     batches = list(validation_pictures(validation.to(device), config.batch))
-    example = to_pictures(training.images[:_STATISTICS].to(device))
+    example = to_pictures(training.images[:STATISTICS].to(device))
     forms = {low_ratios_report.AS_IT_IS: {"fuse": True}}
     forms[low_ratios_report.ORDERED] = {"fuse": True, "reorder": True, "example_input": example}
     tuned_forms = {low_ratios_report.TUNED: {"fuse": True}}

@@ -466,10 +466,10 @@ def mm(
             one model. The host waits once for the norms; the call cannot be captured in a CUDA
             graph. See below for what travels and what is needed of memory.
         symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
-            and commute. This is not checked. Only blocks on and above the diagonal are computed (on
-            CUDA and with ``devices`` all are), and the lower triangle is the mirror image of the
-            upper one. The result must be square, and the block's m equal to its n. See
-            below.
+            and commute. This is not checked. Only blocks on and above the diagonal are computed
+            (all with ``devices`` and by CUDA's portable kernels), and the lower triangle is the
+            mirror image of the upper one. The result must be square, and the block's m equal to
+            its n. See below.
         return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
             bit, without a gradient. On the CPU it is computed while the result is in cache.
         return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps (after
@@ -694,10 +694,10 @@ def addmm(
         norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``. Where
             neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
         symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
-            and commute. This is not checked. Only blocks on and above the diagonal are computed (on
-            CUDA and with ``devices`` all are), and the lower triangle is the mirror image of the
-            upper one. The result must be square, and the block's m equal to its n. ``input`` is
-            symmetric, too, or one number. See below.
+            and commute. This is not checked. Only blocks on and above the diagonal are computed
+            (all with ``devices`` and by CUDA's portable kernels), and the lower triangle is the
+            mirror image of the upper one. The result must be square, and the block's m equal to
+            its n. ``input`` is symmetric, too, or one number. See below.
         return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
             bit, without a gradient. On the CPU it is computed while the result is in cache.
         return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps (after

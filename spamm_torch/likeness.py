@@ -32,7 +32,7 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     orders.
 
     Nothing waits for the device. On CUDA two kernels order up to 1024 images. Else the first
-    channel is read four times, for its minimum, its maximum and two sums; two sorts of N numbers
+    channel is read four times, for its minimum, its maximum and two sums; three sorts of N numbers
     follow.
 
     Args:

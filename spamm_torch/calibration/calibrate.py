@@ -63,8 +63,8 @@ def calibrate(
     4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
        are found anew, front to back: with those layers skipping that come before.
     5. The other half must agree: a drop of at most ``max_drop``, and at most 2 * ``max_drop``
-       percent of the answers changed. Otherwise fewer moves are made, as often as evaluations
-       remain.
+       percent of the answers changed. Otherwise fewer moves are made; evaluations that are left
+       over go between what it refused and what it allowed.
     6. The whole model's time. Where it is not less, nothing is skipped; where converting alone
        saves nothing either, the settings leave every layer as it is.
 

@@ -78,8 +78,8 @@ def convert_(
             small deviations too. Layers keep their class. Later inputs of another size than the
             reference take the model's own forward.
         reorder: whether generated forwards put channels in the order of their norms, the largest
-            first, so that blocks of channels differ more and the same share of block products loses
-            less. A norm is that of a channel in the ``example_input`` times that of the weights
+            first, so that blocks of channels differ more and the same share of block products may
+            lose less. A norm is that of a channel in the ``example_input`` times that of the weights
             that read it; without an example the weights alone tell. Only the generated forward's
             copies of weights, batch norms and biases are in this order: Parameters, the state dict
             and results keep theirs. Residual adds and concatenations share orders; before a flatten

@@ -63,7 +63,8 @@ class Measurements:
         if len(engines) == 1:
             return Choice(DENSE, _reason_for_dense(site.conv, setting))
         if site.input_order is not None:
-            input = input.index_select(-3, site.input_order.to(input.device))
+            ordered = input.index_select(-3, site.input_order.to(input.device))
+            input = torch.empty_like(input).copy_(ordered)  # in the input's own memory format
         key = (site.activation, site.residual is None, *_geometry(site.conv), _layout(input))
         key += (tuple(engines.values()), site.name if setting != NOTHING_SKIPPED else "")
         if key not in self._known:

@@ -102,7 +102,8 @@ void convolve(const Convolution& conv, const Knob& knob, const Tensor& output) {
   using N = NormOf<T>;
   std::optional<PixelNorms<N>> pixel_norms;
   if (!skips_nothing(knob)) pixel_norms.emplace(conv.shape, conv.blocks.edge[0], conv.block.k);
-  std::optional<StageRange> stage(kNormMapStage);  // with the input's copy
+  std::optional<StageRange> stage;
+  if (pixel_norms) stage.emplace(kNormMapStage);  // with the input's copy
   const Source<T, P> source(conv, pixel_norms ? &*pixel_norms : nullptr);
   stage.reset();
   ConvNorms<N> norms{};

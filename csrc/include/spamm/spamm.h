@@ -89,9 +89,10 @@ Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Te
 // A @ B. `norm_a` and `norm_b` are precomputed norm maps of `a` and `b`. If `a` and `b` are one
 // matrix in memory, cut alike, one norm map serves both.
 // With `symmetric` the caller says that A @ B is symmetric: A = B symmetric, or both symmetric and
-// commuting. Blocks on and above the diagonal of C are computed (on CUDA, all of them), and the
-// lower triangle is the mirror image of the upper one. C must be square, and the block's m equal to
-// its n. The knob speaks of the whole product, and the gradient is that of A @ B.
+// commuting. Blocks on and above the diagonal of C are computed (all of them over several devices
+// and by CUDA's portable kernels), and the lower triangle is the mirror image of the upper one. C
+// must be square, and the block's m equal to its n. The knob speaks of the whole product, and the
+// gradient is that of A @ B.
 Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block = {64, 64, 64},
           const std::optional<Tensor>& norm_a = std::nullopt,
           const std::optional<Tensor>& norm_b = std::nullopt, bool symmetric = false);

@@ -39,7 +39,7 @@ __device__ __forceinline__ void for_each_pixel(const DeviationPoolParams& p, int
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kDeviationPoolThreads)
+__global__ void __launch_bounds__(kDeviationPoolThreads, 4)
     deviation_pool(const __grid_constant__ DeviationPoolParams p) {
   constexpr int kEntries = Chunk<Element>::kEntries, kLanes = 64 / kEntries;
   let_next_kernel_start();

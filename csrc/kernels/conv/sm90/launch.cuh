@@ -278,11 +278,9 @@ template <class Element, Tiles kTiles>
 cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
                                 const Launch& how) {
   complete(p);
-  // Large tiles of float32 leave too few registers for the base.
-  constexpr TileConfig kLarge = sizeof(Element) == 4 ? kTiles.small : kTiles.large;
-  const auto instance = how.tile == TileSize::kSmall   ? deviating<Element, kTiles.small>()
-                        : how.tile == TileSize::kLarge ? deviating<Element, kLarge>()
-                                                       : deviating<Element, kTiles.narrow>();
+  // Large tiles leave too few registers for the base.
+  const auto instance = how.tile == TileSize::kNarrow ? deviating<Element, kTiles.narrow>()
+                                                      : deviating<Element, kTiles.small>();
   return instance(p, input, weight, how);
 }
 
