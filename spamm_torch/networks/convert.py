@@ -79,13 +79,13 @@ def convert_(
             reference take the model's own forward.
         reorder: whether generated forwards put channels in the order of their norms, the largest
             first, so that blocks of channels differ more and the same share of block products may
-            lose less. A norm is that of a channel in the ``example_input`` times that of the weights
-            that read it; without an example the weights alone tell. Only the generated forward's
-            copies of weights, batch norms and biases are in this order: Parameters, the state dict
-            and results keep theirs. Residual adds and concatenations share orders; before a flatten
-            or a mean channels are put back. What is grouped, normalised apart from a convolution,
-            or read by anything else keeps the model's own order. A ``tau`` skips another share of
-            ordered channels; a settings file does not hold the order.
+            lose less. A norm is that of a channel in the ``example_input`` times that of the
+            weights that read it; without an example the weights alone tell. Only the generated
+            forward's copies of weights, batch norms and biases are in this order: Parameters, the
+            state dict and results keep theirs. Residual adds and concatenations share orders;
+            before a flatten or a mean channels are put back. What is grouped, normalised apart from
+            a convolution, or read by anything else keeps the model's own order. A ``tau`` skips
+            another share of ordered channels; a settings file does not hold the order.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution and linear layer.
