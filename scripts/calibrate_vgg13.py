@@ -15,11 +15,9 @@ import common  # noqa: F401  before the library, which it finds
 import spamm_torch
 from common.console import exit_code, make_console
 from common.errors import UserError, first_line
-from common.files import require_writable
 from common.machine import describe_machine
 from common.options import (
     add_output_options,
-    choose_device,
     make_parser,
     number,
     positive_integer,
@@ -28,7 +26,7 @@ from common.precisions import use_precision
 from common.report_files import run_header, write_results
 from models.training import validation_pictures
 from study import calibration_report
-from study.training_options import add_training_options, train_or_load
+from study.training_options import add_training_options, describe_training, prepare_study
 
 _PRECISIONS = ("float32", "float16", "bfloat16")
 _points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
@@ -38,10 +36,7 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parse(arguments)
     console = make_console()
-    device = choose_device(options.device)
-    require_writable(options.out)
-    require_writable(options.checkpoint.parent)
-    model, config, digits = train_or_load(options, device, console)
+    device, model, config, digits = prepare_study(options, console)
     _, validation = digits.split(config.seed)
     dtype = use_precision(options.dtype)
     model = model.to(dtype)
@@ -67,7 +62,7 @@ def main(arguments=None):
         raise UserError(first_line(error)) from error
     header = run_header(describe_machine(device), "calibrate_vgg13.py", arguments) | {
         "data": f"{digits.description}; {len(validation):,} validation images",
-        "model": f"{config.model}, {config.epochs} epochs, batch {config.batch}",
+        "model": describe_training(config),
         "inference": f"{options.dtype}, batch {batch}",
     }
     written = _write(options, header, model, batches, report)

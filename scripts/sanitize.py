@@ -45,10 +45,19 @@ def awkward_float32():
     """Blocks that split parts cannot hold, and powers of two that change along K."""
     a, b = torch.randn(200, 264, device="cuda"), torch.randn(264, 136, device="cuda")
     along_k = torch.logspace(-9, 9, 264, device="cuda")
-    spamm_torch.mm(a * along_k, b / along_k[:, None], tau=0.0)
-    spamm_torch.mm(a * along_k, b, tau=0.0)
+    for block in (32, 64):
+        spamm_torch.mm(a * along_k, b / along_k[:, None], tau=0.0, block=block)
+        spamm_torch.mm(a * along_k, b, tau=0.0, block=block)
     a[3, 70], b[130, 100] = torch.inf, torch.nan
-    spamm_torch.mm(a, b, tau=0.0)
+    for block in (32, 64):
+        spamm_torch.mm(a, b, tau=0.0, block=block)
+
+
+def symmetric_products():
+    """One triangle and its mirror image, with the norm map of the result."""
+    for dtype, block, edge in itertools.product(DTYPES, (32, 64, 128), (65, 200)):
+        a = torch.randn(edge, edge, device="cuda", dtype=torch.float64).to(dtype)
+        spamm_torch.mm(a, a, tau=1.0, block=block, symmetric=True, return_norms=True)
 
 
 def claimed_tiles():
@@ -185,6 +194,29 @@ def chains():
             model(x)
 
 
+def deviations():
+    """Convolutions and max pools of deviations, with the base in the kernel and behind it."""
+    for dtype, pixel_block in itertools.product(DTYPES[:3], ((1, 8, 8), (64, 1, 1))):
+        x = torch.randn(5, 72, 9, 10, device="cuda").to(dtype, memory_format=torch.channels_last)
+        weight, base = torch.randn(136, 72, 3, 3).to(x), torch.randn(1, 136, 9, 10).to(x)
+        output, _ = torch.ops.spamm_torch.conv2d_deviation_with_norms(
+            x,
+            weight,
+            base,
+            padding=1,
+            threshold=60.0,
+            pixel_block=pixel_block,
+            activation="relu",
+        )
+        torch.ops.spamm_torch.max_pool2d_deviation(output, base, 2)
+
+
+def orders():
+    """Orders of images, of few and of many."""
+    for dtype, count in itertools.product(DTYPES, (1, 33, 1024)):
+        spamm_torch.likeness_order(torch.rand(count, 1, 7, 9, device="cuda").to(dtype), 16)
+
+
 def extremes():
     """Blocks that the norm kernels sum a second time, scaled."""
     for dtype in DTYPES:
@@ -200,14 +232,17 @@ def main(arguments=None):
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         products()
         awkward_float32()
+        symmetric_products()
         batches_and_convolutions()
         many_small_float32()
         convolutions_without_im2col()
         epilogues()
+        deviations()
     claimed_tiles()
     stages()
     first_layers()
     chains()
+    orders()
     extremes()
     torch.cuda.synchronize()
     print("every kernel ran")

@@ -15,12 +15,10 @@ import torch
 
 from common.console import Steps, exit_code, make_console
 from common.errors import UserError
-from common.files import require_writable
 from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
 from common.options import (
     add_output_options,
-    choose_device,
     make_parser,
     positive_integer,
     valid_ratio,
@@ -34,7 +32,7 @@ from study.layouts import PixelBlocks
 from study.likeness_report import ONE_IMAGE
 from study.orders import ORDERS, as_they_come
 from study.plan import Group
-from study.training_options import add_training_options, train_or_load
+from study.training_options import add_training_options, describe_training, prepare_study
 
 _SEED = 1  # of shifts, scales, angles and places
 _GROUP = Group("all but the first", CONVOLUTIONS[1:], "conv11", ())
@@ -119,10 +117,7 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     console = make_console()
-    device = choose_device(options.device)
-    require_writable(options.out)
-    require_writable(options.checkpoint.parent)
-    model, config, digits = train_or_load(options, device, console)
+    device, model, config, digits = prepare_study(options, console)
     validation = digits.split(config.seed)[1]
     if options.images > len(validation):
         raise UserError(
@@ -131,7 +126,7 @@ def main(arguments=None):
         )
     header = run_header(describe_machine(device), "study_likeness.py", arguments) | {
         "data": f"{digits.description}; {options.images} validation images",
-        "model": f"{config.model}, {config.epochs} epochs, batch {config.batch}",
+        "model": describe_training(config),
     }
     study = {"window": options.window, "ratio": options.ratio}
     settings = run_settings(

@@ -14,10 +14,9 @@ import sys
 import torch
 
 from common.console import Steps, exit_code, make_console
-from common.files import require_writable
 from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
-from common.options import add_output_options, choose_device, make_parser, show, valid_ratio
+from common.options import add_output_options, make_parser, show, valid_ratio
 from common.report_files import finish, run_header
 from models.data import to_pictures
 from models.finetuning import STATISTICS, FineTuneConfig, fine_tune, skip_all, with_skipping
@@ -25,7 +24,7 @@ from models.training import accuracy, validation_pictures
 from spamm_torch import revert_
 from study import low_ratios_report
 from study.fine_tuning import add_rate_option, share_kept
-from study.training_options import add_training_options, train_or_load
+from study.training_options import add_training_options, describe_training, prepare_study
 
 _RATIOS = (0.5, 0.42, 0.35, 0.3, 0.25)
 _TUNED = (0.35, 0.3, 0.25)
@@ -72,13 +71,10 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     console = make_console()
-    device = choose_device(options.device)
-    require_writable(options.out)
-    require_writable(options.checkpoint.parent)
-    model, config, digits = train_or_load(options, device, console)
+    device, model, config, digits = prepare_study(options, console)
     header = run_header(describe_machine(device), "study_low_ratios.py", arguments) | {
         "data": f"{digits.description}; 80% training, 20% validation",
-        "model": f"{config.model}, {config.epochs} epochs, batch {config.batch}",
+        "model": describe_training(config),
     }
     settings = run_settings(
         header,

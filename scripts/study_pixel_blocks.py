@@ -14,10 +14,9 @@ import sys
 import torch
 
 from common.console import Steps, exit_code, make_console
-from common.files import require_writable
 from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
-from common.options import add_output_options, choose_device, make_parser
+from common.options import add_output_options, make_parser
 from common.report_files import finish, run_header
 from models.data import draw_shifts, to_pictures
 from models.training import validation_pictures
@@ -27,7 +26,7 @@ from study import pixel_blocks_report
 from study.accuracy import cached_inputs, dense_accuracy, spamm_accuracy
 from study.layouts import PixelBlocks
 from study.plan import Group
-from study.training_options import add_training_options, train_or_load
+from study.training_options import add_training_options, describe_training, prepare_study
 
 PIXEL_BLOCKS = ((64, 1, 1), (16, 2, 2), (4, 4, 4), (1, 8, 8))
 RATIOS = (0.8, 0.6, 0.45, 0.3)
@@ -98,13 +97,10 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     console = make_console()
-    device = choose_device(options.device)
-    require_writable(options.out)
-    require_writable(options.checkpoint.parent)
-    model, config, digits = train_or_load(options, device, console)
+    device, model, config, digits = prepare_study(options, console)
     header = run_header(describe_machine(device), "study_pixel_blocks.py", arguments) | {
         "data": digits.description,
-        "model": f"{config.model}, {config.epochs} epochs, batch {config.batch}",
+        "model": describe_training(config),
     }
     settings = run_settings(
         header,

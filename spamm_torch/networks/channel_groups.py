@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..chain import reason_not_plain
 from .capture import Island
-from .sites import Site, looks_at_shape, operands_of_add
+from .sites import Site, concatenated_channels, looks_at_shape, operands_of_add
 
 _PASSING_MODULES = (
     *(nn.ReLU, nn.ReLU6, nn.Hardswish, nn.SiLU, nn.LeakyReLU, nn.GELU, nn.Sigmoid, nn.Tanh),
@@ -32,7 +32,6 @@ _PASSING_FUNCTIONS = (
     F.dropout,
 )
 _PASSING_METHODS = ("relu", "relu_", "contiguous")
-_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 _FLATTENING = (torch.flatten, torch.mean, torch.reshape)
 
 Order: TypeAlias = tuple[int, ...]  # the channel that comes first, the second, ...
@@ -140,7 +139,7 @@ class _Walk:
         if added is not None:
             self._tie(*added)
             self._layouts[node] = self._layouts[read[0]]
-        elif (parts := _concatenated(node)) is not None and all(p in self._layouts for p in parts):
+        elif (parts := concatenated_channels(node)) and all(p in self._layouts for p in parts):
             self._layouts[node] = tuple(group for part in parts for group in self._layouts[part])
         elif len(read) == 1 and node.all_input_nodes == read and self._passes_on(node):
             self._layouts[node] = self._layouts[read[0]]
@@ -193,15 +192,6 @@ def _sizes(layout: Layout) -> list[int]:
 def _fix(layout: Layout) -> None:
     for group in layout:
         group.found().is_fixed = True
-
-
-def _concatenated(node: fx.Node) -> list[Any] | None:
-    """The parts of a concatenation of channels, or None."""
-    if node.op != "call_function" or node.target not in _CONCATENATIONS or not node.args:
-        return None
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    parts = node.args[0]
-    return list(parts) if dim == 1 and isinstance(parts, (list, tuple)) else None
 
 
 # ---- Orders given to an island -----------------------------------------------------------------

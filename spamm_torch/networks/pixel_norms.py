@@ -20,14 +20,12 @@ from .._arguments import check_block
 from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
-from .sites import Site, may_write
+from .sites import Site, concatenated_channels, may_write
 
 _CHANNELS = 64  # that share a norm
 _ALIGNED = 8  # output channels of half types that the kernel with norms takes come in these
 
 _WIDE = torch.complex128  # stands for any 16 bytes
-
-CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
 
 
 def pixel_norm_flow(plan: Plan, shapes: Shapes) -> NormFlow:
@@ -109,11 +107,7 @@ def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> tuple[fx.Node, 
             b % a == 0 for a, b in zip(before[2:], after[2:], strict=True)
         )
         return (first,) if is_whole else None
-    if node.op == "call_function" and node.target in CONCATENATIONS:
-        parts = node.args[0]
-        dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-        if dim != 1 or not isinstance(parts, (list, tuple)):
-            return None
+    if (parts := concatenated_channels(node)) is not None:
         nodes = tuple(part for part in parts if isinstance(part, fx.Node) and part in shapes)
         return nodes if len(nodes) == len(parts) and _may_join(nodes, shapes) else None
     return None
@@ -141,7 +135,7 @@ def norms_after(
     graph: fx.Graph, node: fx.Node, norms: Sequence[fx.Node], shapes: Shapes
 ) -> fx.Node:
     """Adds to a graph what makes the norms of a node from those of what it passes on."""
-    if node.op == "call_function" and node.target in CONCATENATIONS:
+    if concatenated_channels(node) is not None:
         join = together_in_a_block if shapes[node][0][1] <= _CHANNELS else side_by_side
         return graph.call_function(join, (list(norms),))
     return graph.call_function(upsampled, (norms[0], list(shapes[node][0][2:])))

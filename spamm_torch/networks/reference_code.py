@@ -26,7 +26,6 @@ from .activations import activated
 from .generate import Forward, compiled
 from .norm_flow import NormFlow
 from .pixel_norms import (
-    CONCATENATIONS,
     enlarged,
     norms_after,
     passed_on,
@@ -35,7 +34,7 @@ from .pixel_norms import (
 )
 from .plan import Plan
 from .shapes import Shapes
-from .sites import Site, looks_at_shape, may_write, operands_of_add
+from .sites import Site, concatenated, looks_at_shape, may_write, operands_of_add
 
 _ops = torch.ops.spamm_torch
 
@@ -266,11 +265,10 @@ class _Generator:
         """The tensors that a linear node without weights takes; none for other nodes."""
         if (added := operands_of_add(node)) is not None:
             return added
-        if node.op == "call_function" and node.target in CONCATENATIONS:
-            tensors = node.args[0] if node.args else None
-            dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-            if isinstance(tensors, (list, tuple)) and isinstance(dim, int) and dim != 0:
-                return tuple(value for value in tensors if isinstance(value, fx.Node))
+        if (joined := concatenated(node)) is not None:
+            parts, dim = joined
+            if isinstance(dim, int) and dim != 0:
+                return tuple(part for part in parts if isinstance(part, fx.Node))
             return ()
         if node.op == "call_module":
             module = self._root.get_submodule(str(node.target))

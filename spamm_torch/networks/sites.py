@@ -365,6 +365,24 @@ def may_write(node: fx.Node, root: nn.Module) -> bool:
     return False
 
 
+_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
+
+
+def concatenated(node: fx.Node) -> tuple[Sequence[Any], Any] | None:
+    """What a node concatenates, and along which dimension; None for other nodes."""
+    if node.op != "call_function" or node.target not in _CONCATENATIONS or not node.args:
+        return None
+    parts = node.args[0]
+    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+    return (parts, dim) if isinstance(parts, (list, tuple)) else None
+
+
+def concatenated_channels(node: fx.Node) -> Sequence[Any] | None:
+    """The parts of a concatenation of channels; None for other nodes."""
+    joined = concatenated(node)
+    return joined[0] if joined is not None and joined[1] == 1 else None
+
+
 def looks_at_shape(node: fx.Node) -> bool:
     """Whether a node asks a value for its shape, dtype or device alone."""
     if node.op == "call_method":

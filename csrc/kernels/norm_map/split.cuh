@@ -272,8 +272,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 }
 
 // Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2),
-// with `granules` along each edge of a block (1 or 2). Also computes the norm maps of those whose
-// matrix.norms is not null.
+// with `granules` along each edge of a block (1, or 2 if there are two split parts). Also computes
+// the norm maps of those whose matrix.norms is not null.
 inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts, int granules,
                                 cudaStream_t stream) {
   const auto thread_blocks = [](const SplitParams& p) {
@@ -288,8 +288,7 @@ inline cudaError_t launch_split(const SplitParams* params, int count, int split_
     pair.matrices[1] = params[1];
     blocks += thread_blocks(params[1]);
   }
-  const auto kernel = granules == 1 ? (split_parts == 1 ? split<1, 1> : split<2, 1>)
-                                    : (split_parts == 1 ? split<1, 2> : split<2, 2>);
+  const auto kernel = split_parts == 1 ? split<1, 1> : granules == 1 ? split<2, 1> : split<2, 2>;
   return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/false, stream, pair);
 }
 

@@ -18,7 +18,7 @@ __device__ __forceinline__ bool has_own_row(uint32_t bits, int column) {
 }
 
 // The bits of the granules of block `column` of the warpgroup that need exact products.
-template <int kSplitParts, class Header, class Terms>
+template <class Header, class Terms>
 __device__ __forceinline__ uint32_t exact_granules(const Header& a, const Header& b,
                                                    const Terms& terms, int column) {
   // Quickly, whether any may: the flags of all granules are one word.
@@ -31,7 +31,7 @@ __device__ __forceinline__ uint32_t exact_granules(const Header& a, const Header
 #pragma unroll 1
   for (int i = 0; i < 8; ++i) {
     const GranulePair<Header> pair{a, b, i % 2, column * 2 + i / 2 % 2, i / 4};
-    exact |= static_cast<uint32_t>(needs_exact<kSplitParts>(pair, terms)) << i;
+    exact |= static_cast<uint32_t>(needs_exact<2>(pair, terms)) << i;
   }
   return exact;
 }

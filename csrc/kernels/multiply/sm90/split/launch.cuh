@@ -4,8 +4,8 @@
 #include <cuda_runtime.h>
 
 #include "kernels/multiply/sm90/launch.cuh"
+#include "kernels/multiply/sm90/split/largest_terms.cuh"
 #include "kernels/multiply/sm90/split/multiply.cuh"
-#include "kernels/norm_map/largest_terms.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 

@@ -32,8 +32,7 @@ class PromotedGranules {
     bool together = bits == kAllBits;
 #pragma unroll
     for (int i = 0; i < Config::kOwn; ++i) {
-      together =
-          together && exact_granules<Config::kSplitParts>(header_a, headers_b[i], terms, i) == 0;
+      together = together && exact_granules(header_a, headers_b[i], terms, i) == 0;
     }
     if (together) {
       HalfSums<kSize> sums[2];
@@ -100,8 +99,7 @@ class PromotedGranules {
       const uint32_t valid = bits >> kColumn * Config::kBlockBits & 0xff;
       if (valid != 0) {
         const Header& header_b = headers_b[kColumn];
-        const uint32_t exact =
-            valid & exact_granules<Config::kSplitParts>(header_a, header_b, terms, kColumn);
+        const uint32_t exact = valid & exact_granules(header_a, header_b, terms, kColumn);
         add_half<kColumn, 0>(params, valid & 15, exact & 15, a, b, header_a, header_b);
         add_half<kColumn, 1>(params, valid >> 4, exact >> 4, a, b, header_a, header_b);
       }

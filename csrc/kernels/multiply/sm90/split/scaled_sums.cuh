@@ -37,16 +37,15 @@ class SumScale {
   int both_ = kNone * 0x10000 | (kNone & 0xffff);
 };
 
-// kCount values, from kFirst on, times 2^exponent. Exact, except for results below float32's normal
-// numbers.
-template <int kFirst, int kCount, int kSize>
+// values[kFirst...] *= 2^exponent. Exact, except for results below float32's normal numbers.
+template <int kFirst, int kSize>
 __device__ __forceinline__ void scale_by(int exponent, float (&values)[kSize]) {
 #pragma unroll 1
   while (exponent != 0) {
     const int step = normal_exponent(exponent);
     const float factor = power_of_two(step);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) values[kFirst + i] *= factor;
+    for (int i = 0; i < kThreadValues; ++i) values[kFirst + i] *= factor;
     exponent -= step;
   }
 }
@@ -117,7 +116,7 @@ struct ScaledSums {
   __device__ __forceinline__ void move(int exponent) {
     SumScale& scale = scales[kColumn];
     if (scale.has_sums()) {
-      scale_by<kColumn * kThreadValues, kThreadValues>(scale.exponent() - exponent, values);
+      scale_by<kColumn * kThreadValues>(scale.exponent() - exponent, values);
     }
     scale.move(exponent);
   }

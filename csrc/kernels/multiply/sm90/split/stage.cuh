@@ -12,7 +12,7 @@ namespace spamm::kernels::multiply::sm90 {
 
 struct SplitProduct : TiledProduct<float> {
   SplitSource a, b;
-  const int16_t* terms;  // of each granule of C: norm_map/largest_terms.cuh
+  const int16_t* terms;  // of each granule of C: largest_terms.cuh
 };
 
 // kSplitParts: 2 (high and low) or 1 (high alone).
@@ -106,10 +106,10 @@ __device__ __forceinline__ GranulePair<SplitHeader> whole_blocks(const SplitHead
   return {a, b, 0, column, 0};
 }
 
-// Whether split parts cannot represent the product of two granules (norm_map/split.cuh). What they
-// lose lies 40 powers of two below the product of the granules' largest entries. It does no harm if
-// it also lies below what rounding the largest term of C's granule loses. That term is read only
-// where the answer depends on it.
+// Whether split parts cannot represent the product of two granules (norm_map/split.cuh). For each k
+// they lose at most 2^-38 of the product of the granules' largest entries, or 2^-35 with one part.
+// That does no harm if it also lies below what rounding the largest term of C's granule loses. The
+// term is read only where the answer depends on it.
 template <int kSplitParts, class Header, class Terms>
 __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, const Terms& terms) {
   // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.
