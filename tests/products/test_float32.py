@@ -167,6 +167,21 @@ def test_float32_sums_beside_large_ones_keep_their_digits(tf32, large, factor, b
     assert frobenius_error(mine, a, b[:, 32:]) <= 1.5 * frobenius_error(theirs, a, b[:, 32:])
 
 
+@pytest.mark.parametrize("block", [32, 64])
+def test_float32_loses_little_beside_tau(tf32, block):
+    """Terms far below the blocks' largest entries need no digits that tau makes meaningless."""
+    a, b = operands(m=300, k=260, n=280)
+    a[:, ::2] *= 2.0**-45
+    b[1::2] *= 2.0**-45
+    products = (5, 9, 5) if block == 64 else (10, 9, 9)
+    for tau in (2.0**-30, 2.0**-10, 1.0):
+        actual = spamm_torch.mm(a, b, tau=tau, block=block).double()
+        pairs = -(-260 // block) * max(products) ** 2  # that may lose something, at most
+        error = (actual - a.double() @ b.double()).norm().item()
+        exact = frobenius_error(a @ b, a, b) * (a.double() @ b.double()).norm().item()
+        assert error <= pairs * tau / 1000 + 4 * exact
+
+
 @pytest.mark.parametrize("block", [32, 64, (128, 64, 128)])
 def test_float32_keeps_infinities_and_nan(tf32, block):
     a, b = operands(m=300, k=500, n=260)

@@ -4,9 +4,9 @@
 // that are small beside the terms of the whole sum need no exact product.
 //
 // A product of matrices in which + is max and * is +, over the profiles of the granules. Products
-// that are skipped do not count. So the number depends on what the sum of this granule is made of,
-// and on nothing else: not on other granules of a tile, and not on memory that no valid product
-// reads.
+// that are skipped do not count. So the number depends on tau and on what the sum of this granule
+// is made of, and on nothing else: not on other granules of a tile, and not on memory that no valid
+// product reads.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -24,11 +24,18 @@ struct LargestTermsParams {
   SplitOperand a, b;
   bool a_has_batch, b_has_batch;  // false: all batches share the operand
   int16_t* terms;                 // (batch, granules along M, granules along N), of whole blocks
+  int margin;                     // terms below 2^margin * tau count as that
 };
 
 constexpr int kTermsEdge = 16;  // granules of C along an edge of a thread block
 constexpr int kTermsThreads = kTermsEdge * kTermsEdge;
 constexpr int16_t kNoTerms = 0x7fff;  // all terms are 0
+
+// The number that counts as a largest term where all terms are smaller, for a product of `margin`.
+__device__ __forceinline__ int least_term(float tau, int margin) {
+  constexpr int kBeyondAll = 300;
+  return tau > 0 ? min(max(ilogbf(tau) + margin, -kBeyondAll), kBeyondAll) : -kBeyondAll;
+}
 
 // The lines of one operand that a thread block works on: granules along M (or N).
 template <int kGranules>
@@ -179,7 +186,7 @@ __global__ void __launch_bounds__(kTermsThreads)
   }
   if (first_row + row < rows && first_column + column < columns) {
     p.terms[(batch * rows + first_row + row) * columns + first_column + column] =
-        largest == kNone ? kNoTerms : static_cast<int16_t>(largest);
+        largest == kNone ? kNoTerms : static_cast<int16_t>(max(largest, least_term(tau, p.margin)));
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten

@@ -17,8 +17,8 @@ cudaError_t multiply_split_in(const MultiplyParams<float>& p, const SplitSource&
   params.b = b;
   params.terms = terms;
   const int blocks = cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors);
-  const LargestTermsParams largest{p,    a.split, b.split, params.a_has_batch, params.b_has_batch,
-                                   terms};
+  const LargestTermsParams largest{
+      p, a.split, b.split, params.a_has_batch, params.b_has_batch, terms, Config::kTermsOverTau};
   const cudaError_t error = launch_largest_terms<Config::kGranules>(largest, how.stream);
   if (error != cudaSuccess) return error;
   return start<Config>(multiply_split_sm90<Config>, params, blocks, how.stream);

@@ -162,7 +162,18 @@ struct ScaledSums {
     } else if ((kinds & kSplitSpecial) != 0 || (kinds & kSplitZero) == 0) {
       move<kColumn>(0);
       scales[kColumn].add((kinds & kSplitSpecial) != 0 ? SumScale::kAnything : exponent);
-      add_exact<Config, kColumn * kThreadValues, kThreadValues>(params, pair.a, pair.b, values);
+      add_exact_products<kColumn>(params, pair);
+    }
+  }
+
+  // Four sums at a time, because registers are scarce.
+  template <int kColumn, int kValue = 0>
+  __device__ __forceinline__ void add_exact_products(const SplitProduct& params,
+                                                     const GranulePair<SplitHeader>& pair) {
+    if constexpr (kValue < kThreadValues) {
+      add_exact<Config, kColumn * kThreadValues + kValue, 4, kValue>(params, pair.a, pair.b,
+                                                                     values);
+      add_exact_products<kColumn, kValue + 4>(params, pair);
     }
   }
 };

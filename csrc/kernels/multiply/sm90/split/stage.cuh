@@ -2,6 +2,8 @@
 // and the FFMA products for blocks that split parts cannot represent.
 #pragma once
 
+#include <cutlass/arch/memory.h>
+
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "kernels/multiply/sm90/params.h"
@@ -39,6 +41,10 @@ struct SplitConfig
   static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
   static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 72 : 64;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
+  // A power of two, times tau, that counts as a term of C: see needs_exact(). Then a product of
+  // granules loses less than tau / 1000, in the Frobenius norm, where skipping it may lose tau.
+  static constexpr int kTermsOverTau = kSplitParts == 2 ? 2 : -13;
+  static constexpr int kExactDepths = 2;  // unrolled by add_exact()
 };
 
 template <class T>
@@ -125,34 +131,46 @@ __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, con
 
 // Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
 // on, by FFMA. These are the values kValue, ... of a thread's share of a block; of K, depths
-// [kDepth, kDepth + kDepths) count. Two values at a time, because registers are scarce. Params have
-// the sources a and b.
+// [kDepth, kDepth + kDepths) count. Params have the sources a and b.
+//
+// The operands come through the L1 cache. No load waits behind a branch, so that many are in
+// flight.
 template <class Config, int kFirst, int kCount, int kValue = 0, int kDepth = 0,
           int kDepths = kSplitBlock, class Params, class Header, int kSums>
 __device__ __forceinline__ void add_exact(const Params& params, const Header& a, const Header& b,
                                           float (&sum)[kSums]) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
-  const int lane = threadIdx.x % 32;
+  const auto load = [](const float* from, bool inside) {
+    float value = 0;
+    cutlass::arch::global_load<float, sizeof(float)>(value, from, inside);
+    return value;
+  };
+  int thread = threadIdx.x % 128;
+  asm volatile("" : "+r"(thread));  // else addresses are kept for the next call, and spilled
+  const int row = thread / 32 * 16 + thread % 32 / 4;
+  const int column = thread % 4 * 2 + kValue / 4 * 8;
+  // Those inside the operand from here on.
+  const int rows = (kAlongA ? a.lines : a.length) - row;
+  const int columns = (kAlongB ? b.lines : b.length) - column;
+  const int64_t stride_a = params.a.extent_stride, stride_b = params.b.extent_stride;
+  const float* at_a = a.source + row * stride_a + kDepth * params.a.k_stride;
+  const float* at_b = b.source + column * stride_b + kDepth * params.b.k_stride;
   // One of the blocks may be padded with zeros beyond its operand.
   const int inside = min(kAlongA ? a.length : a.lines, kAlongB ? b.length : b.lines);
-  const int depth = min(inside - kDepth, kDepths);
+#pragma unroll Config::kExactDepths
+  for (int k = min(inside - kDepth, kDepths); k > 0; --k) {
+    const float x[2] = {load(at_a, rows > 0), load(at_a + 8 * stride_a, rows > 8)};
+    const float* from = at_b;
 #pragma unroll
-  for (int i = 0; i < kCount; i += 2) {
-    const int row = threadIdx.x % 128 / 32 * 16 + lane / 4 + i / 2 % 2 * 8;
-    const int column = lane % 4 * 2 + (kValue + i) / 4 * 8;
-    const int rows = kAlongA ? a.lines : a.length, columns = kAlongB ? b.lines : b.length;
-    const float* at_a = a.source + row * params.a.extent_stride + kDepth * params.a.k_stride;
-    const float* at_b = b.source + column * params.b.extent_stride + kDepth * params.b.k_stride;
-#pragma unroll 1
-    for (int k = depth; k > 0; --k) {
-      const float x = row < rows ? *at_a : 0;
-      const float y0 = column < columns ? *at_b : 0;
-      const float y1 = column + 1 < columns ? at_b[params.b.extent_stride] : 0;
-      sum[kFirst + i] = fmaf(x, y0, sum[kFirst + i]);
-      sum[kFirst + i + 1] = fmaf(x, y1, sum[kFirst + i + 1]);
-      at_a += params.a.k_stride;
-      at_b += params.b.k_stride;
+    for (int i = 0; i < kCount; i += 4) {
+      const float y[2] = {load(from, columns > i * 2), load(from + stride_b, columns > i * 2 + 1)};
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+        sum[kFirst + i + j] = fmaf(x[j / 2], y[j % 2], sum[kFirst + i + j]);
+      from += 8 * stride_b;
     }
+    at_a += params.a.k_stride;
+    at_b += params.b.k_stride;
   }
 }
 
