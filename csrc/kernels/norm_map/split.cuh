@@ -4,8 +4,8 @@
 // A granule is x = 2^exponent * (high + low), or x = 2^exponent * high. A block is one granule, or
 // four of 32 x 32. Products of two granules that would lose accuracy are multiplied without split
 // parts; the flags of SplitKind mark such granules.
-// Error analysis: docs/kernels/multiply.md (two split parts), docs/kernels/norm_map.md (one).
-// One launch serves one matrix or both operands.
+// Error analysis: docs/kernels/multiply_float32.md (two split parts), docs/kernels/norm_map.md
+// (one). One launch serves one matrix or both operands.
 #pragma once
 
 #include "kernels/common/launch.cuh"

@@ -1,7 +1,8 @@
 // Sums of float32's accuracy from operands in two split parts each. With A = 2^i (high + low) and
 // B = 2^j (high' + low'), A B is 2^(i+j) (high low' + low high' + high high'). Tensor cores
 // truncate when they add, so the small products come first, and after each step the sums are
-// promoted: they are added to float32 totals that round. Derivation: docs/kernels/multiply.md.
+// promoted: they are added to float32 totals that round. Derivation:
+// docs/kernels/multiply_float32.md.
 //
 // Config has kMajorA, kMajorB, kRows, kColumns and kOwn; kLastWidth, the columns of a warpgroup's
 // last block, a multiple of 8; kSets, the sets of sums of a step (1, 2 or 4); and kKeepsRests. In a
