@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx
 
+from .dense import dense_conv2d
 from .norm_flow import NormFlow
 from .plan import Plan
 from .pool import Pooling, max_pool2d
@@ -116,7 +117,7 @@ class _Generator:
 
     def _op(self, site: Site) -> Any:
         if self._plan.engines[site.name].setting is None:
-            return _ops.dense_conv2d.default
+            return dense_conv2d
         leaves_norms = site.name in self._flow.producers
         return (_ops.conv2d_with_norms if leaves_norms else _ops.conv2d).default
 
