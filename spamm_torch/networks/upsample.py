@@ -21,6 +21,7 @@ from .capture import Island
 _KINDS = (nn.Upsample, nn.UpsamplingNearest2d)
 _ARGUMENTS = ("size", "scale_factor")
 _DEFAULTS = {"align_corners": None, "recompute_scale_factor": None, "antialias": False}
+_LEAST_BYTES = 1 << 22  # of a result: for fewer, Python's calls take longer than the copy saves
 _MOST_ROWS = 1 << 20  # or columns: float32 numbers them exactly, with room for rounding
 
 _WIDE = torch.complex128  # stands for any 16 bytes
@@ -70,14 +71,14 @@ def upsample_nearest(input: Tensor, size: Any, scale_factor: Any) -> Tensor:
         size: rows and columns of the result, one number for both, or None.
         scale_factor: likewise, instead of a size.
     """
-    if _repeats_faster(input):
+    if _can_be_repeated(input):
         after = _size_after(input, size, scale_factor)
-        if after is not None and all(map(_is_repeat, input.shape[2:], after)):
+        if after is not None and _repeats_faster(input, after):
             return enlarged(input, after)
     return F.interpolate(input, size, scale_factor)
 
 
-def _repeats_faster(input: Tensor) -> bool:
+def _can_be_repeated(input: Tensor) -> bool:
     return (
         not torch.compiler.is_compiling()  # Inductor fuses torch's own with what reads it
         and not (torch.is_grad_enabled() and input.requires_grad)
@@ -88,6 +89,13 @@ def _repeats_faster(input: Tensor) -> bool:
         # Of one pixel or channel, torch tells the memory format of its result by strides.
         and not input.is_contiguous()
     )
+
+
+def _repeats_faster(input: Tensor, after: tuple[int, int]) -> bool:
+    height, width = input.shape[2:]
+    if not (_is_repeat(height, after[0]) and _is_repeat(width, after[1])):
+        return False
+    return input.nbytes * (after[0] // height) * (after[1] // width) >= _LEAST_BYTES
 
 
 def _size_after(input: Tensor, size: Any, scale_factor: Any) -> tuple[int, int] | None:
@@ -134,8 +142,11 @@ def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
         images: (N, C, H, W); the bytes of a pixel are a multiple of 16, as is its address.
         size: rows and columns of the result, multiples of H and W.
     """
-    count, _, height, width = images.shape
     pixels = images.permute(0, 2, 3, 1).view(_WIDE)
-    rows, columns = size[0] // height, size[1] // width
-    repeated = pixels[:, :, None, :, None].expand(-1, -1, rows, -1, columns, -1)
-    return repeated.reshape(count, *size, -1).view(images.dtype).permute(0, 3, 1, 2)
+    count, height, width, chunks = pixels.shape
+    image, row, column, chunk = pixels.stride()
+    repeated = pixels.as_strided(  # one view: each costs time on the host
+        (count, height, size[0] // height, width, size[1] // width, chunks),
+        (image, row, 0, column, 0, chunk),
+    )
+    return repeated.reshape(count, *size, chunks).view(images.dtype).permute(0, 3, 1, 2)

@@ -12,6 +12,12 @@ from spamm_torch.networks.fused import fused_of
 from spamm_torch.networks.upsample import enlarged, upsample_nearest
 
 
+@pytest.fixture(autouse=True)
+def small_images_too(monkeypatch):
+    """Pixels of the tests' small images are repeated as those of large ones are."""
+    monkeypatch.setattr(upsample, "_LEAST_BYTES", 0)
+
+
 class Calling(nn.Module):
     """A module that upsamples by a function."""
 
@@ -202,7 +208,9 @@ def test_a_cuda_graph_captures_it():
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("images", ["wide", "narrow", "one pixel", "off the grid", "a row of many"])
-def test_on_cuda_any_images_give_torch_s(images):
+def test_on_cuda_any_images_give_torch_s(images, monkeypatch):
+    copies = []
+    monkeypatch.setattr(upsample, "enlarged", lambda *args: copies.append(1) or enlarged(*args))
     of = {
         "wide": lambda x: x,
         "narrow": lambda x: x[:, :3].contiguous(memory_format=torch.channels_last),
@@ -218,3 +226,4 @@ def test_on_cuda_any_images_give_torch_s(images):
     found = upsample_nearest(input, None, 2)
     assert torch.equal(found, expected)
     assert found.stride() == expected.stride()
+    assert bool(copies) == (images == "wide")
