@@ -149,4 +149,6 @@ def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
         (count, height, size[0] // height, width, size[1] // width, chunks),
         (image, row, 0, column, 0, chunk),
     )
-    return repeated.reshape(count, *size, chunks).view(images.dtype).permute(0, 3, 1, 2)
+    # Not reshape(), which returns a view where a factor or a length is 1.
+    copied = repeated.clone(memory_format=torch.contiguous_format)
+    return copied.view(count, *size, chunks).view(images.dtype).permute(0, 3, 1, 2)

@@ -163,6 +163,18 @@ def test_pixels_are_repeated_16_bytes_at_a_time(device, dtype, factors):
     assert found.stride() == expected.stride()
 
 
+@pytest.mark.parametrize("size", [(5, 6), (1, 6), (5, 1)], ids=str)
+@pytest.mark.parametrize("factors", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+def test_a_result_has_memory_of_its_own(device, size, factors):
+    images = torch.randn(2, 8, *size, device=device).to(memory_format=torch.channels_last)
+    expected = F.interpolate(images, scale_factor=factors)
+    found = enlarged(images, expected.shape[2:])
+    images.zero_()
+    assert torch.equal(found, expected)
+    found[:, :, 0, 0] = 7
+    assert torch.equal(found[:, :, 1:], expected[:, :, 1:])
+
+
 def test_factors_for_which_torch_repeats_pixels():
     """In float32 a step may be a little less than 1 / factor; torch then reads the row before."""
     judged = {factor: upsample._is_repeat(300, 300 * factor) for factor in range(1, 65)}
