@@ -166,7 +166,12 @@ TORCH_LIBRARY(spamm_torch, m) {
       "residual=None, "
       "str activation=\"none\", bool weight_is_ready=False) -> (Tensor, Tensor)",
       tags);
-  // torch's max pooling of a batch, and the output norms. No gradient.
+  // torch's max pooling of a batch, without indices. No gradient.
+  m.def(
+      "max_pool2d(Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, "
+      "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
+      tags);
+  // The same and the output norms. No gradient.
   m.def(
       "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",

@@ -171,6 +171,8 @@ def first_layers():
         spamm_torch.conv2d(aligned, weight, bias, tau=0.0, padding=1, stride=2)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 2)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 3, 2, 1)
+        torch.ops.spamm_torch.max_pool2d(output, 2)
+        torch.ops.spamm_torch.max_pool2d(output[:5], 3, 2, 1)
 
 
 def chains():

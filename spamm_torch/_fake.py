@@ -771,6 +771,18 @@ def _fake_max_pool(input: Tensor, *setting: Any) -> Tensor:
     return torch.nn.functional.max_pool2d(input, *setting)
 
 
+@register_fake("spamm_torch::max_pool2d")
+def _(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> Tensor:
+    return _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
+
+
 @register_fake("spamm_torch::max_pool2d_with_norms")
 def _(
     input: Tensor,

@@ -204,7 +204,10 @@ def layer_cases(device):
     )
     for dtype in HALF_TYPES:
         x = {"x": values.pictures(128, 64, 16, 16, dtype=dtype)}
-        yield Case(f"max_pool2d {dtype}", x, lambda x: OPS.max_pool2d_with_norms(x, 2, 2))
+        yield Case(f"max_pool2d {dtype}", x, lambda x: OPS.max_pool2d(x, 2, 2))
+        yield Case(
+            f"max_pool2d_with_norms {dtype}", x, lambda x: OPS.max_pool2d_with_norms(x, 2, 2)
+        )
 
     # Kind; stride, padding, dilation; groups, relu, weight_is_ready, kind of the knob; blocks.
     conv = (0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0, 0), *(0, 0, 0), *(0, 0, 0))

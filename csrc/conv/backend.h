@@ -122,8 +122,9 @@ struct DeviationPoolBackend {
                            const MaxPool& pool);
 };
 
+// The result's norms are defined if they are wanted.
 struct MaxPoolBackend {
-  bool (*supports)(const at::Tensor& input, const MaxPool& pool);
+  bool (*supports)(const at::Tensor& input, const MaxPool& pool, bool wants_output_norms);
   ConvolutionResult (*run)(const at::Tensor& input, const MaxPool& pool);
 };
 

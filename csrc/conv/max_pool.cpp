@@ -1,5 +1,5 @@
-// Max pooling between two convolutions, with output norms for the next layer. Some devices compute
-// both in one kernel. Otherwise torch's max pooling is followed by a norm pass.
+// Max pooling between two convolutions, with output norms for the next layer or without. Some
+// devices have kernels for both. Otherwise it is torch's max pooling, followed by a norm pass.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/native/Pool.h>
@@ -43,6 +43,13 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
+Tensor max_pool2d(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
+  return check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
+                        /*wants_output_norms=*/false)
+      .output;
+}
+
 std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRef kernel_size,
                                                  IntArrayRef stride, IntArrayRef padding,
                                                  IntArrayRef dilation, bool ceil_mode) {
@@ -83,15 +90,16 @@ ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, I
                                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
                                  bool wants_output_norms) {
   const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
-  if (const auto* backend = Backends<MaxPoolBackend>::find(input.device().type(), input, pool)) {
-    return backend->run(input, pool);
-  }
+  const auto* backend =
+      Backends<MaxPoolBackend>::find(input.device().type(), input, pool, wants_output_norms);
+  if (backend != nullptr) return backend->run(input, pool);
   const Tensor output = std::get<0>(
       at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
   return {output, wants_output_norms ? layer_norms(output) : Tensor()};
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
+  m.impl("max_pool2d", &max_pool2d);
   m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);
   m.impl("max_pool2d_deviation", &max_pool2d_deviation);
 }

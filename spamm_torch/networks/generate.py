@@ -16,6 +16,7 @@ from .norm_flow import NormFlow
 from .plan import Plan
 from .pool import Pooling, max_pool2d
 from .sites import Site
+from .upsample import Upsampling, upsample_nearest
 
 _ops = torch.ops.spamm_torch
 
@@ -60,6 +61,8 @@ class _Generator:
     def run(self) -> Forward:
         for node, pooling in self._plan.pools.items():
             self._replace_pool(node, pooling)
+        for node, upsampling in self._plan.upsamplings.items():
+            self._replace_upsampling(node, upsampling)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
         for offset, node in enumerate(self._plan.island.put_back):
@@ -81,6 +84,14 @@ class _Generator:
             value = graph.call_function(op, (own.args[0], *pooling))
             if leaves_norms:
                 value = self._with_norms(value)
+        self._put(own, value)
+        graph.erase_node(own)
+
+    def _replace_upsampling(self, node: fx.Node, upsampling: Upsampling) -> None:
+        own, graph = self._copies[node], self._graph
+        size, scale_factor = fx.map_arg(upsampling, self._now)
+        with graph.inserting_before(own):
+            value = graph.call_function(upsample_nearest, (own.args[0], size, scale_factor))
         self._put(own, value)
         graph.erase_node(own)
 

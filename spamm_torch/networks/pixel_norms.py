@@ -21,11 +21,10 @@ from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
 from .sites import Site, concatenated_channels, may_write
+from .upsample import is_nearest
 
 _CHANNELS = 64  # that share a norm
 _ALIGNED = 8  # output channels of half types that the kernel with norms takes come in these
-
-_WIDE = torch.complex128  # stands for any 16 bytes
 
 
 def pixel_norm_flow(plan: Plan, shapes: Shapes) -> NormFlow:
@@ -91,14 +90,9 @@ def _skips_by_pixels(plan: Plan, site: Site) -> bool:
     return setting.pixel_block[0] == 1 and (k == _CHANNELS or conv.in_channels <= k < _CHANNELS)
 
 
-def repeats_pixels(node: fx.Node, root: nn.Module, shapes: Shapes) -> bool:
-    """Whether a node is nearest upsampling by whole factors."""
-    return _is_nearest(node, root) and passed_on(node, root, shapes) is not None
-
-
 def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> tuple[fx.Node, ...] | None:
     """The operands whose norms :func:`norms_after` makes the node's from; None for other nodes."""
-    if _is_nearest(node, root):
+    if is_nearest(node, root):
         first = node.args[0]
         if not isinstance(first, fx.Node) or {first, node} - shapes.keys():
             return None
@@ -111,15 +105,6 @@ def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> tuple[fx.Node, 
         nodes = tuple(part for part in parts if isinstance(part, fx.Node) and part in shapes)
         return nodes if len(nodes) == len(parts) and _may_join(nodes, shapes) else None
     return None
-
-
-def _is_nearest(node: fx.Node, root: nn.Module) -> bool:
-    if node.op == "call_module":
-        module = root.get_submodule(str(node.target))
-        return type(module) in (nn.Upsample, nn.UpsamplingNearest2d) and module.mode == "nearest"
-    if node.op != "call_function" or node.target is not F.interpolate or len(node.args) > 3:
-        return False
-    return node.kwargs.get("mode", "nearest") == "nearest"
 
 
 def _may_join(parts: Sequence[fx.Node], shapes: Shapes) -> bool:
@@ -139,22 +124,6 @@ def norms_after(
         join = together_in_a_block if shapes[node][0][1] <= _CHANNELS else side_by_side
         return graph.call_function(join, (list(norms),))
     return graph.call_function(upsampled, (norms[0], list(shapes[node][0][2:])))
-
-
-def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
-    """Nearest upsampling to ``size``, a multiple of the images' own.
-
-    Of channels-last images on CUDA 16 bytes are copied at a time: on an H200 ATen's own kernel for
-    half types moved 0.4 TB/s.
-    """
-    count, channels, height, width = images.shape
-    is_wide = channels * images.element_size() % _WIDE.itemsize == 0
-    if not (images.is_cuda and is_wide and images.is_contiguous(memory_format=torch.channels_last)):
-        return F.interpolate(images, size=tuple(size))
-    pixels = images.permute(0, 2, 3, 1).view(_WIDE)
-    rows, columns = size[0] // height, size[1] // width
-    repeated = pixels[:, :, None, :, None].expand(-1, -1, rows, -1, columns, -1)
-    return repeated.reshape(count, *size, -1).view(images.dtype).permute(0, 3, 1, 2)
 
 
 def upsampled(norms: Tensor, size: Sequence[int]) -> Tensor:

@@ -12,6 +12,7 @@ from .config import SpAMMConfig
 from .leaves import Band
 from .pool import Pooling, find_pools
 from .sites import Site
+from .upsample import Upsampling, find_upsamplings
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Plan:
     def pools(self) -> dict[fx.Node, Pooling]:
         """The max pools that the generated forward computes itself."""
         return find_pools(self.island)
+
+    @property
+    def upsamplings(self) -> dict[fx.Node, Upsampling]:
+        """The nearest upsamplings that it computes itself."""
+        return find_upsamplings(self.island)
 
     def _pays(self, site: Site) -> bool:
         engine = self.engines[site.name]

@@ -26,15 +26,14 @@ from .activations import activated
 from .generate import Forward, compiled
 from .norm_flow import NormFlow
 from .pixel_norms import (
-    enlarged,
     norms_after,
     passed_on,
     pixel_norm_flow,
-    repeats_pixels,
 )
 from .plan import Plan
 from .shapes import Shapes
 from .sites import Site, concatenated, looks_at_shape, may_write, operands_of_add
+from .upsample import upsample_nearest
 
 _ops = torch.ops.spamm_torch
 
@@ -106,7 +105,7 @@ class _Generator:
         self._bases: dict[int, fx.Node] = {}  # by the place of the site, not as they are computed
         self._held: dict[fx.Node, fx.Node] = {}  # references in the base
         self._norms: dict[fx.Node, fx.Node] = {}  # in the forward, by the island's nodes
-        self._pools = plan.pools
+        self._pools, self._upsamplings = plan.pools, plan.upsamplings
 
     def run(self) -> tuple[Forward, Callable[..., list[Tensor]]]:
         nodes = list(self._plan.island.graph.nodes)
@@ -234,14 +233,12 @@ class _Generator:
         operands = self._operands_of_linear(node)
         is_linear = bool(operands) and all(operand in self._deviation for operand in operands)
         values = self._deviation if is_linear else self._plain
-        if is_linear and self._flow.readers and repeats_pixels(node, self._root, self._shapes):
-            size = list(self._shapes[node][0][2:])
-            copy = self._forward.call_function(enlarged, (self._deviation[operands[0]], size))
-        elif is_linear or looks_at_shape(node):
-            copy = self._forward.node_copy(node, self._either)
+        form = self._either if is_linear or looks_at_shape(node) else self._plain_of
+        if node in self._upsamplings:
+            args = fx.map_arg((node.args[0], *self._upsamplings[node]), form)
+            values[node] = self._forward.call_function(upsample_nearest, args)
         else:
-            copy = self._forward.node_copy(node, self._plain_of)
-        values[node] = copy
+            values[node] = self._forward.node_copy(node, form)
 
     def _pool(self, node: fx.Node) -> None:
         """A max pool in deviations, which leaves norms."""

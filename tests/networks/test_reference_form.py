@@ -14,7 +14,6 @@ from zoo_cases import ZOO
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
 from spamm_torch.networks.fused import fused_of
-from spamm_torch.networks.pixel_norms import enlarged
 
 NOTE = "generated forwards compute deviations from the reference picture"
 
@@ -234,17 +233,6 @@ def test_zeros_reach_as_far_as_no_pixel_changed():
     for input in inputs_of_convolutions(model, scattered(1, 64)):
         assert input.any()
         assert not input[..., input.shape[2] // 2 :, :].any()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("channels", [4, 8, 40])
-@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
-def test_pixels_are_repeated(device, dtype, channels, memory_format):
-    images = torch.randn(3, channels, 5, 6).to(device, dtype, memory_format=memory_format)
-    expected = F.interpolate(images, scale_factor=(2, 3))
-    found = enlarged(images, (10, 18))
-    assert torch.equal(found, expected)
-    assert found.stride() == expected.stride()
 
 
 @torch.no_grad()

@@ -1,4 +1,5 @@
-// Hopper's max pooling of deviations: turns tensors into kernel parameters.
+// Hopper's max pooling by single pixels, plain and of deviations: turns tensors into kernel
+// parameters.
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
@@ -18,40 +19,46 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-bool supports(const Tensor& input, const Tensor& reference, const MaxPool& pool) {
+// `pixel_chunks`: what threads pool of an output pixel, 16 bytes each.
+bool fits(const Tensor& input, const MaxPool& pool, int64_t pixel_chunks) {
   const at::ScalarType dtype = input.scalar_type();
-  const auto shape = pixel_norms_shape(input.size(0), pool.output, input.size(1));
   return (is_half(dtype) || dtype == at::kFloat) && input.numel() > 0 &&
          input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
          input.size(1) * input.element_size() % kAlignment == 0 &&
-         has_hopper_kernels(check_device(input.device())) && reference.numel() < kMost &&
-         // Coordinates and numbers of norms are 32 bits wide.
+         has_hopper_kernels(check_device(input.device())) &&
+         // Coordinates and numbers of threads are 32 bits wide.
          input.size(0) < kMost && input.size(1) < kMost &&
-         input.size(2) * input.size(3) < kMost / 4 && c10::multiply_integers(shape) < kMost;
+         input.size(2) * input.size(3) < kMost / 4 &&
+         input.size(0) * pool.output.height * pool.output.width * pixel_chunks < kMost;
 }
 
-ConvolutionResult run(const Tensor& input, const Tensor& reference, const MaxPool& pool) {
+// For a plain pooling `reference` is undefined; the result then has no norms.
+ConvolutionResult pooled(const Tensor& input, const Tensor& reference, const MaxPool& pool) {
   const OnDevice device(input);
   const int64_t images = input.size(0), channels = input.size(1);
-  const Tensor read = readable_pixels(input), of_reference = readable_pixels(reference);
+  const Tensor read = readable_pixels(input);
   const Tensor output = at::empty({images, channels, pool.output.height, pool.output.width},
                                   input.options(), at::MemoryFormat::ChannelsLast);
-  const Tensor norms = at::empty(pixel_norms_shape(images, pool.output, channels),
-                                 input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
-  const DeviationPoolParams p = {
+  DeviationPoolParams p = {
       .input = read.const_data_ptr(),
-      .reference = of_reference.const_data_ptr(),
       .output = output.mutable_data_ptr(),
-      .norms = norms.mutable_data_ptr<float>(),
       .images = static_cast<int>(images),
       .channels = static_cast<int>(channels),
-      .groups = static_cast<int>(norms.size(3)),
       .in_size = {static_cast<int>(input.size(2)), static_cast<int>(input.size(3))},
       .out_size = size2(pool.output),
       .kernel = size2(pool.kernel),
       .stride = size2(pool.stride),
       .padding = size2(pool.padding),
       .dilation = size2(pool.dilation)};
+  Tensor of_reference, norms;
+  if (reference.defined()) {
+    of_reference = readable_pixels(reference);
+    norms = at::empty(pixel_norms_shape(images, pool.output, channels),
+                      input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+    p.reference = of_reference.const_data_ptr();
+    p.norms = norms.mutable_data_ptr<float>();
+    p.groups = static_cast<int>(norms.size(3));
+  }
   const auto launch = [&] {
     switch (input.scalar_type()) {
       case at::kHalf:
@@ -66,7 +73,25 @@ ConvolutionResult run(const Tensor& input, const Tensor& reference, const MaxPoo
   return {output, norms};
 }
 
-const Backends<DeviationPoolBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+bool supports_deviations(const Tensor& input, const Tensor& reference, const MaxPool& pool) {
+  const int64_t group_chunks = kLayerNormBlock * input.element_size() / kAlignment;
+  return reference.numel() < kMost &&
+         fits(input, pool, blocks_of(input.size(1), kLayerNormBlock) * group_chunks);
+}
+
+bool supports_plain(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
+  // Of one pixel an image, torch may take channels-last memory for contiguous.
+  return !wants_output_norms && input.suggest_memory_format() == at::MemoryFormat::ChannelsLast &&
+         fits(input, pool, input.size(1) * input.element_size() / kAlignment);
+}
+
+ConvolutionResult run_plain(const Tensor& input, const MaxPool& pool) {
+  return pooled(input, /*reference=*/{}, pool);
+}
+
+const Backends<DeviationPoolBackend> of_deviations(at::kCUDA, Rank::kHopper,
+                                                   {&supports_deviations, &pooled});
+const Backends<MaxPoolBackend> plain(at::kCUDA, Rank::kHopper, {&supports_plain, &run_plain});
 
 }  // namespace
 }  // namespace spamm::cuda

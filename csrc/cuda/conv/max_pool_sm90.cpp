@@ -15,8 +15,8 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-bool supports(const Tensor& input, const MaxPool& pool) {
-  return is_half(input.scalar_type()) && input.numel() > 0 &&
+bool supports(const Tensor& input, const MaxPool& pool, bool wants_output_norms) {
+  return wants_output_norms && is_half(input.scalar_type()) && input.numel() > 0 &&
          input.is_contiguous(at::MemoryFormat::ChannelsLast) &&
          input.size(1) * input.element_size() % kAlignment == 0 &&
          reinterpret_cast<uintptr_t>(input.const_data_ptr()) % kAlignment == 0 &&

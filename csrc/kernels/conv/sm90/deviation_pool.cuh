@@ -1,8 +1,10 @@
-// Max pooling of deviations from a reference: max(input + reference) - max(reference), with the
-// norms of the output's pixels.
+// Max pooling by single pixels: a thread pools one chunk of channels of an output pixel, and its
+// neighbours the next chunks.
 //
-// A thread pools one chunk of channels of an output pixel. Where the whole window of the input is
-// zero, so is the result, and the reference is not read. Lanes that share a norm are neighbours.
+// Without a reference it is torch's max pooling. With one it is that of deviations from it,
+// max(input + reference) - max(reference), with the norms of the output's pixels. Where the whole
+// window of the input is zero, so is the result, and the reference is not read. Lanes that share a
+// norm are neighbours.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +13,7 @@
 #include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
+#include "kernels/conv/sm90/pool_window.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -38,70 +41,112 @@ __device__ __forceinline__ void for_each_pixel(const DeviationPoolParams& p, int
   }
 }
 
-template <class Element>
-__global__ void __launch_bounds__(kDeviationPoolThreads, 4)
-    deviation_pool(const __grid_constant__ DeviationPoolParams p) {
-  constexpr int kEntries = Chunk<Element>::kEntries, kLanes = 64 / kEntries;
-  let_next_kernel_start();
-  const int64_t number =
-      static_cast<int64_t>(blockIdx.x) * (kDeviationPoolThreads / kLanes) + threadIdx.x / kLanes;
-  const int64_t pixel = number / p.groups;
-  const int channel =
-      static_cast<int>(number - pixel * p.groups) * 64 + threadIdx.x % kLanes * kEntries;
-  const int64_t line = pixel / p.out_size.columns, image = line / p.out_size.rows;
-  const int column = static_cast<int>(pixel - line * p.out_size.columns);
-  const int row = static_cast<int>(line - image * p.out_size.rows);
-  const bool exists = image < p.images && channel < p.channels;
-  wait_for_previous_kernel();
+// The chunk of a thread in the output.
+struct PixelPoolThread {
+  uint32_t pixel;  // of all images
+  int image, row, column, channel;
+  bool exists;
 
-  const int64_t in_image = static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.channels;
-  const Element* input = static_cast<const Element*>(p.input) + image * in_image + channel;
-  const Element* reference = static_cast<const Element*>(p.reference) + channel;
+  // `chunks`: threads of a pixel.
+  __device__ __forceinline__ PixelPoolThread(const DeviationPoolParams& p, int entries,
+                                             uint32_t chunks) {
+    // Numbers of threads are 32 bits wide: 64-bit divisions would take longer than the loads.
+    const uint32_t number = blockIdx.x * kDeviationPoolThreads + threadIdx.x;
+    const uint32_t columns = p.out_size.columns, rows = p.out_size.rows;
+    pixel = number / chunks;
+    const uint32_t line = pixel / columns, in_order = line / rows;
+    channel = static_cast<int>(number - pixel * chunks) * entries;
+    column = static_cast<int>(pixel - line * columns);
+    row = static_cast<int>(line - in_order * rows);
+    image = static_cast<int>(in_order);
+    exists = image < p.images && channel < p.channels;
+  }
+};
+
+// The deviation of one chunk, zero where the window is.
+template <class Element>
+__device__ __forceinline__ Chunk<Element> pool_deviations(const DeviationPoolParams& p,
+                                                          const PixelPoolThread& thread,
+                                                          const Element* input) {
+  constexpr int kEntries = Chunk<Element>::kEntries;
+  const auto* reference = static_cast<const Element*>(p.reference) + thread.channel;
   const auto chunk_at = [](const Element* data) {
     return __builtin_bit_cast(Chunk<Element>, load_once(data, true));
   };
   AnyNonzero<Element> any;
-  if (exists) {
-    for_each_pixel(p, row, column, [&](int64_t at) { any.add(chunk_at(input + at)); });
+  if (thread.exists) {
+    for_each_pixel(p, thread.row, thread.column,
+                   [&](int64_t at) { any.add(chunk_at(input + at)); });
   }
   Chunk<Element> result{};
-  SquareSum<Element> sum = 0;
-  if (any.found()) {
-    float of_both[kEntries], of_reference[kEntries];
+  if (!any.found()) return result;
+  float of_both[kEntries], of_reference[kEntries];
 #pragma unroll
-    for (int e = 0; e < kEntries; ++e) of_both[e] = of_reference[e] = -INFINITY;
-    for_each_pixel(p, row, column, [&](int64_t at) {
-      const Chunk<Element> x = chunk_at(input + at), m = chunk_at(reference + at);
-#pragma unroll
-      for (int e = 0; e < kEntries; ++e) {
-        of_both[e] = larger(of_both[e], widen(x.entry(e)) + widen(m.entry(e)));
-        of_reference[e] = larger(of_reference[e], widen(m.entry(e)));
-      }
-    });
+  for (int e = 0; e < kEntries; ++e) of_both[e] = of_reference[e] = -INFINITY;
+  for_each_pixel(p, thread.row, thread.column, [&](int64_t at) {
+    const Chunk<Element> x = chunk_at(input + at), m = chunk_at(reference + at);
 #pragma unroll
     for (int e = 0; e < kEntries; ++e) {
-      const Element rounded = narrow<Element>(of_both[e] - of_reference[e]);
-      result.set(e, rounded);
-      const SquareSum<Element> wide = widen(rounded);
+      of_both[e] = larger(of_both[e], widen(x.entry(e)) + widen(m.entry(e)));
+      of_reference[e] = larger(of_reference[e], widen(m.entry(e)));
+    }
+  });
+#pragma unroll
+  for (int e = 0; e < kEntries; ++e) {
+    result.set(e, narrow<Element>(of_both[e] - of_reference[e]));
+  }
+  return result;
+}
+
+template <class Element, bool kOfDeviations>
+__global__ void __launch_bounds__(kDeviationPoolThreads, 4)
+    pixel_pool(const __grid_constant__ DeviationPoolParams p) {
+  constexpr int kEntries = Chunk<Element>::kEntries, kLanes = 64 / kEntries;
+  let_next_kernel_start();
+  // Lanes that share a norm are there also beyond the channels.
+  const PixelPoolThread thread(p, kEntries,
+                               kOfDeviations ? p.groups * kLanes : p.channels / kEntries);
+  const int64_t in_image = static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.channels;
+  const Element* input =
+      static_cast<const Element*>(p.input) + thread.image * in_image + thread.channel;
+  wait_for_previous_kernel();
+  Chunk<Element> result;
+  if constexpr (kOfDeviations) {
+    result = pool_deviations(p, thread, input);
+    SquareSum<Element> sum = 0;
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) {
+      const SquareSum<Element> wide = widen(result.entry(e));
       sum = fma(wide, wide, sum);
     }
-  }
 #pragma unroll
-  for (int distance = 1; distance < kLanes; distance *= 2) {
-    sum += __shfl_xor_sync(~0u, sum, distance);
+    for (int distance = 1; distance < kLanes; distance *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, distance);
+    }
+    if (thread.exists && threadIdx.x % kLanes == 0) {
+      p.norms[static_cast<int64_t>(thread.pixel) * p.groups + thread.channel / 64] =
+          static_cast<float>(sqrt(sum));
+    }
+  } else {
+    const Element* const images[1] = {thread.exists ? input : nullptr};
+    Chunk<Element> best[1];
+    pool_window(p, p.channels, thread.row, thread.column, images, best);
+    result = best[0];
   }
-  if (!exists) return;
-  *reinterpret_cast<Chunk<Element>*>(static_cast<Element*>(p.output) + pixel * p.channels +
-                                     channel) = result;
-  if (threadIdx.x % kLanes == 0) p.norms[number] = static_cast<float>(sqrt(sum));
+  if (!thread.exists) return;
+  *reinterpret_cast<Chunk<Element>*>(static_cast<Element*>(p.output) +
+                                     static_cast<int64_t>(thread.pixel) * p.channels +
+                                     thread.channel) = result;
 }
 
 template <class Element>
 cudaError_t launch_deviation_pool(const DeviationPoolParams& p, cudaStream_t stream) {
-  constexpr int kNorms = kDeviationPoolThreads / (64 / Chunk<Element>::kEntries);  // of a block
-  const int64_t norms =
-      static_cast<int64_t>(p.images) * p.out_size.rows * p.out_size.columns * p.groups;
-  return launch(deviation_pool<Element>, static_cast<unsigned>((norms - 1) / kNorms + 1),
+  constexpr int kEntries = Chunk<Element>::kEntries;
+  const bool of_deviations = p.reference != nullptr;
+  const int64_t chunks = of_deviations ? p.groups * (64 / kEntries) : p.channels / kEntries;
+  const int64_t threads = chunks * p.images * p.out_size.rows * p.out_size.columns;
+  const auto kernel = of_deviations ? pixel_pool<Element, true> : pixel_pool<Element, false>;
+  return launch(kernel, static_cast<unsigned>((threads - 1) / kDeviationPoolThreads + 1),
                 kDeviationPoolThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 

@@ -1,9 +1,10 @@
 // Max pooling with output norms.
 //
 // A thread block computes one norm: an output pixel, 64 images, 64 channels. A thread pools 8
-// channels of two images, with all loads of a 2 x 2 window in flight. Then the threads of a warp
-// exchange their results: each sums the squares that it would sum in the norm pass (norms.cuh), in
-// the same order, so the norms have the same bits as that pass.
+// channels of two images, with all loads of a 2 x 2 window in flight. The norm pass (norms.cuh)
+// sums the squares of 8 images in four chains of a thread. Here four threads have two images each,
+// so they exchange entries, and each sums one chain in the order of that pass: the bits are the
+// same.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/norms.cuh"
+#include "kernels/conv/sm90/pool_window.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -20,21 +22,6 @@ constexpr int kLog2PoolSlices = log2_slices(6), kLog2PoolLanes = 3;
 constexpr int kPoolParts = 1 << log2_norms(kLog2PoolSlices, kLog2PoolLanes);
 constexpr int kImagesAPart = (64 >> kLog2PoolSlices) / kPoolParts;
 static_assert(kPoolParts << kLog2PoolLanes == 32, "a warp is a slice");
-
-template <class Element>
-__device__ __forceinline__ Element lowest() {
-  return narrow<Element>(-INFINITY);
-}
-
-// Per entry, like torch: keeps the first of equal values, and NaN if there is one.
-template <class Element>
-__device__ __forceinline__ void keep_largest(Chunk<Element>& best, const Chunk<Element>& chunk) {
-#pragma unroll
-  for (int e = 0; e < 8; ++e) {
-    const float x = widen(chunk.entry(e));
-    if (x > widen(best.entry(e)) || x != x) best.replace(e, chunk.entry(e));
-  }
-}
 
 // The norm, pixel, channels and images of a thread.
 struct PoolThread {
@@ -56,57 +43,11 @@ struct PoolThread {
     end_image = channel < p.job.channels ? min(p.job.images, first_image + 64) : first_image;
   }
 
-  // Image `i` of the slice, in the order of the norm pass.
-  __device__ __forceinline__ int image(int i) const {
-    return first_image + (i << kLog2PoolSlices) + slice;
+  // The thread's own image `u`, in the order of the norm pass.
+  __device__ __forceinline__ int image(int u) const {
+    return first_image + (part * kImagesAPart + u << kLog2PoolSlices) + slice;
   }
 };
-
-// The largest values of the window for the thread's own images.
-template <class Element>
-__device__ __forceinline__ void pool(const MaxPoolParams& p, const PoolThread& thread,
-                                     Chunk<Element> (&best)[kImagesAPart]) {
-  constexpr int kPositions = 4;  // in flight
-  const int first_row = thread.row * p.stride.rows - p.padding.rows;
-  const int first_column = thread.column * p.stride.columns - p.padding.columns;
-  const int64_t line = static_cast<int64_t>(p.in_size.columns) * p.job.channels;
-  const auto* input = static_cast<const Element*>(p.input) + thread.channel;
-#pragma unroll
-  for (auto& chunk : best) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) chunk.replace(e, lowest<Element>());
-  }
-  const int positions = p.kernel.rows * p.kernel.columns;
-#pragma unroll 1
-  for (int first = 0; first < positions; first += kPositions) {
-    uint4 words[kPositions][kImagesAPart];
-    bool inside[kPositions];
-#pragma unroll
-    for (int i = 0; i < kPositions; ++i) {
-      const int y = (first + i) / p.kernel.columns, x = first + i - y * p.kernel.columns;
-      const int row = first_row + y * p.dilation.rows;
-      const int column = first_column + x * p.dilation.columns;
-      inside[i] = first + i < positions && static_cast<unsigned>(row) < p.in_size.rows &&
-                  static_cast<unsigned>(column) < p.in_size.columns;
-#pragma unroll
-      for (int u = 0; u < kImagesAPart; ++u) {
-        const int image = thread.image(thread.part * kImagesAPart + u);
-        words[i][u] =
-            load_once(input + (static_cast<int64_t>(image) * p.in_size.rows + row) * line +
-                          static_cast<int64_t>(column) * p.job.channels,
-                      inside[i] && image < thread.end_image);
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kPositions; ++i) {
-      if (!inside[i]) continue;
-#pragma unroll
-      for (int u = 0; u < kImagesAPart; ++u) {
-        keep_largest(best[u], __builtin_bit_cast(Chunk<Element>, words[i][u]));
-      }
-    }
-  }
-}
 
 // The chunk of image `i` of the slice, from the lane that has it.
 template <class Element>
@@ -121,32 +62,107 @@ __device__ __forceinline__ Chunk<Element> of_number(const Chunk<Element> (&best)
   return __builtin_bit_cast(Chunk<Element>, words);
 }
 
+// The entries of the thread's chain, of all images of its slice: entries `part` and `part` + 4 in
+// one word. Threads that differ in their part alone exchange words, as when a 4 x 4 matrix is
+// transposed.
+template <class Element>
+__device__ __forceinline__ void exchange_entries(const Chunk<Element> (&best)[kImagesAPart],
+                                                 uint32_t (&words)[kPoolParts][kImagesAPart]) {
+  static_assert(kPoolParts == 4, "one for each chain of norm_of_chunks()");
+#pragma unroll
+  for (int chain = 0; chain < kPoolParts; ++chain) {
+#pragma unroll
+    for (int u = 0; u < kImagesAPart; ++u) {
+      words[chain][u] = __byte_perm(best[u].words[chain / 2], best[u].words[2 + chain / 2],
+                                    chain % 2 == 0 ? 0x5410 : 0x7632);
+    }
+  }
+#pragma unroll
+  for (int bit = 1; bit < kPoolParts; bit *= 2) {
+    const int distance = bit << kLog2PoolLanes;
+    const bool upper = threadIdx.x & distance;
+#pragma unroll
+    for (int chain = 0; chain < kPoolParts; ++chain) {
+      if (chain & bit) continue;
+#pragma unroll
+      for (int u = 0; u < kImagesAPart; ++u) {
+        uint32_t &low = words[chain][u], &high = words[chain + bit][u];
+        const uint32_t got = __shfl_xor_sync(~0u, upper ? low : high, distance);
+        (upper ? low : high) = got;
+      }
+    }
+  }
+}
+
+// The norm of what the threads of a block pooled; zeros for images that do not exist.
+template <class Element>
+__device__ __forceinline__ float norm_of_pooled(const Chunk<Element> (&best)[kImagesAPart]) {
+  uint32_t words[kPoolParts][kImagesAPart];
+  exchange_entries(best, words);
+  float own = 0;
+#pragma unroll
+  for (const auto& of_part : words) {
+#pragma unroll
+    for (const uint32_t word : of_part) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto bits = static_cast<uint16_t>(word >> 16 * half);
+        const float x = widen(__builtin_bit_cast(Element, bits));
+        own = fmaf(x, x, own);
+      }
+    }
+  }
+#pragma unroll
+  for (int bit = 1; bit < kPoolParts; bit *= 2) {
+    own += __shfl_xor_sync(~0u, own, bit << kLog2PoolLanes);
+  }
+  __shared__ float shared[kNormThreads / 8];
+  const float sum = combine_norm<kLog2PoolSlices, kLog2PoolLanes>(
+      own, shared, [](float x, float y) { return x + y; });
+  if constexpr (!std::is_same_v<Element, __half>) {
+    AnyNonzero<Element> any;
+#pragma unroll
+    for (const auto& chunk : best) any.add(chunk);
+    if (__syncthreads_or(any.found() && !is_safe(sum))) {  // rare: entries are scaled
+      return norm_of_chunks<Element, kLog2PoolSlices, kLog2PoolLanes>([&](const auto& visit) {
+#pragma unroll
+        for (int i = 0; i < kPoolParts * kImagesAPart; ++i) visit(of_number(best, i));
+      });
+    }
+  }
+  return sqrtf(sum);
+}
+
 template <class Element>
 __global__ void __launch_bounds__(kNormThreads, 4)
     max_pool(const __grid_constant__ MaxPoolParams p) {
   let_next_kernel_start();
   const PoolThread thread(p, blockIdx.x);
+  const int64_t in_image =
+      static_cast<int64_t>(p.in_size.rows) * p.in_size.columns * p.job.channels;
+  const auto* input = static_cast<const Element*>(p.input) + thread.channel;
+  const Element* images[kImagesAPart];
+#pragma unroll
+  for (int u = 0; u < kImagesAPart; ++u) {
+    const int image = thread.image(u);
+    images[u] = image < thread.end_image ? input + image * in_image : nullptr;
+  }
   wait_for_previous_kernel();
   Chunk<Element> best[kImagesAPart];
-  pool<Element>(p, thread, best);
+  pool_window(p, p.job.channels, thread.row, thread.column, images, best);
   auto* output = static_cast<Element*>(p.output) + thread.channel;
 #pragma unroll
   for (int u = 0; u < kImagesAPart; ++u) {
-    const int image = thread.image(thread.part * kImagesAPart + u);
-    if (image < thread.end_image) {
-      const int64_t pixel =
-          (static_cast<int64_t>(image) * p.out_size.rows + thread.row) * p.out_size.columns +
-          thread.column;
+    if (images[u] != nullptr) {
+      const int64_t pixel = (static_cast<int64_t>(thread.image(u)) * p.out_size.rows + thread.row) *
+                                p.out_size.columns +
+                            thread.column;
       *reinterpret_cast<Chunk<Element>*>(output + pixel * p.job.channels) = best[u];
     } else {
       best[u] = {};
     }
   }
-  const float norm =
-      norm_of_chunks<Element, kLog2PoolSlices, kLog2PoolLanes>([&](const auto& visit) {
-#pragma unroll
-        for (int i = 0; i < kPoolParts * kImagesAPart; ++i) visit(of_number(best, i));
-      });
+  const float norm = norm_of_pooled(best);
   if (threadIdx.x == 0) p.job.norms[thread.norm] = norm;
 }
 

@@ -97,13 +97,13 @@ struct MaxPoolParams {
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
 
-// Max pooling of deviations from a reference, with norms by pixel: (images, rows, columns, channel
-// groups). All images are channels-last, their channels a multiple of 16 bytes.
+// Max pooling of deviations from a reference, with norms by pixel (images, rows, columns, channel
+// groups); or plain. All images are channels-last, their channels a multiple of 16 bytes.
 struct DeviationPoolParams {
   const void* input;
-  const void* reference;  // one image
+  const void* reference;  // one image; null if plain
   void* output;
-  float* norms;
+  float* norms;  // unused if plain, like `groups`
   int images, channels, groups;
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
