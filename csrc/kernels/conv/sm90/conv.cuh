@@ -16,6 +16,7 @@
 #include "kernels/conv/sm90/deviation.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
+#include "kernels/conv/sm90/join_segments.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
 #include "kernels/conv/sm90/load.cuh"
 #include "kernels/conv/sm90/residual.cuh"
@@ -165,8 +166,12 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-      store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup], bias,
-                    acc);
+      if constexpr (Config::kSegmented) {
+        join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+      } else {
+        store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup],
+                      bias, acc);
+      }
 #pragma unroll
       for (float& value : acc) value = 0;
       next_notice = notice_at(at);
