@@ -8,6 +8,7 @@ it only makes each kernel touch memory, ragged edges, transposed and misaligned 
 """
 
 import itertools
+import os
 import sys
 
 import torch
@@ -159,6 +160,25 @@ def epilogues():
                 )
 
 
+def segments():
+    """Steps of a tile shared by clusters of thread blocks, which add up their sums."""
+    variable = "SPAMM_TORCH_SEGMENTS"
+    before = os.environ.get(variable)
+    for dtype, number, images in itertools.product(DTYPES[:2], (2, 4, 8), (5, 70)):
+        os.environ[variable] = str(number)
+        x = torch.randn(images, 136, 5, 6, device="cuda").to(dtype)
+        weight = torch.randn(200, 136, 3, 3, device="cuda").to(dtype)
+        residual = torch.ops.spamm_torch.dense_conv2d(x, weight, padding=1)
+        for tau in (0.0, 60.0):  # of few images, pixels are judged by themselves
+            spamm_torch.conv2d(
+                x, weight, weight[:, 0, 0, 0], padding=1, tau=tau, residual=residual, relu=True
+            )
+            spamm_torch.conv2d(x, weight[:, :, :1, :1], tau=tau, return_norms=True)
+    os.environ.pop(variable)
+    if before is not None:
+        os.environ[variable] = before
+
+
 def first_layers():
     """Few channels with nothing skipped, and max pools, past every edge of a thread block."""
     for dtype in DTYPES[:2]:
@@ -238,6 +258,7 @@ def main(arguments=None):
         convolutions_without_im2col()
         epilogues()
         deviations()
+    segments()
     claimed_tiles()
     stages()
     first_layers()

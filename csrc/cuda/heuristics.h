@@ -220,6 +220,28 @@ inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, i
                    forced);
 }
 
+// As many as a cluster has thread blocks on any chip.
+constexpr int kMostSegments = 8;
+
+// The number of segments into which Hopper's convolution of half types cuts the steps of each tile,
+// so that as many thread blocks share them: the largest power of two with which all of them run at
+// once and have enough steps each to be worth the exchange of sums. Segments round differently, so
+// their number follows from the sizes of the convolution alone, not from boxes and tiles: the same
+// for the shards of a batch and with output norms or without. `pixels`: of the whole batch.
+inline int choose_conv_segments(int64_t out_channels, int64_t pixels, int64_t steps,
+                                int multiprocessors, std::optional<int> forced = std::nullopt) {
+  constexpr int64_t kEdge = 128, kLeastSteps = 8;  // of a small tile, and of a segment
+  if (out_channels <= kNarrowOutput) return 1;     // narrow tiles have no segments
+  if (forced) return *forced;
+  const int64_t tiles = blocks_of(out_channels, kEdge) * blocks_of(pixels, kEdge);
+  int segments = 1;
+  while (2 * segments <= kMostSegments && 2 * segments * tiles <= multiprocessors &&
+         2 * segments * kLeastSteps <= steps) {
+    segments *= 2;
+  }
+  return segments;
+}
+
 // Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
 // that computes norms also sets the counter to zero. If all norms are precomputed, the counter
 // costs a launch of its own, which pays only for large tiles.

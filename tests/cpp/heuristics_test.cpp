@@ -193,6 +193,40 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   EXPECT_EQ(sm80(1, 1'000'000, 64), TileSize::kSmall);  // half of a large tile would be empty
 }
 
+TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
+  constexpr int kMultiprocessors = 132;
+  const auto segments = [](int64_t out_channels, int64_t pixels, int64_t steps,
+                           std::optional<int> forced = std::nullopt) {
+    return choose_conv_segments(out_channels, pixels, steps, kMultiprocessors, forced);
+  };
+  EXPECT_EQ(segments(512, 128 * 4, 72), 8);  // 16 tiles
+  EXPECT_EQ(segments(512, 128 * 4, 63), 4);  // fewer than 8 steps each
+  EXPECT_EQ(segments(512, 128 * 4, 15), 1);
+  EXPECT_EQ(segments(512, 128 * 16, 72), 2);  // 64 tiles
+  EXPECT_EQ(segments(512, 66 * 32, 72), 1);   // 68 tiles
+  EXPECT_EQ(segments(512, 1 << 20, 72), 1);
+  EXPECT_EQ(segments(65, 1, 10'000), 8);  // as many as a cluster has thread blocks
+  EXPECT_EQ(segments(64, 1, 10'000), 1);  // narrow tiles have none
+  EXPECT_EQ(segments(64, 1, 10'000, 4), 1);
+  for (const int forced : {1, 2, 4, 8}) {
+    EXPECT_EQ(segments(512, 1 << 20, 1, forced), forced);
+  }
+}
+
+TEST(Heuristics, SegmentsAreAPowerOfTwoAndRunAtOnce) {
+  for (const int multiprocessors : {1, 16, 114, 132}) {
+    for (const int64_t pixels : {1, 1000, 5000, 20'000}) {
+      for (const int64_t steps : {1, 9, 36, 288}) {
+        const int found = choose_conv_segments(200, pixels, steps, multiprocessors);
+        EXPECT_TRUE(found == 1 || found == 2 || found == 4 || found == 8);
+        const int64_t tiles = blocks_of(200, 128) * blocks_of(pixels, 128);
+        EXPECT_TRUE(found == 1 || found * tiles <= multiprocessors);
+        EXPECT_TRUE(found == 1 || found * 8 <= steps);
+      }
+    }
+  }
+}
+
 // ---- The table of tiles -------------------------------------------------------------------------
 
 template <class AnyKernel>

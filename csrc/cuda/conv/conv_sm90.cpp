@@ -36,6 +36,7 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
     if (box) p.box = log2_block(*box);
   }
   const TileSize tile = choose_tile(conv, p, device.multiprocessors());
+  p.log2_segments = choose_log2_segments(conv, dense, device.multiprocessors());
   ConvNorms norms;
   if (dense) {
     arguments.set_dense(knob);

@@ -8,6 +8,8 @@
 #include "block.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
+#include "cuda/conv/sizes_sm90.h"
+#include "cuda/forced_segments.h"
 #include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
 #include "stage_range.h"
@@ -24,6 +26,20 @@ TileSize choose_tile(const Convolution& conv, const ConvParams& p, int multiproc
   return choose_conv_tile_sm90(kernel, p.shape.out_channels,
                                int64_t{1} * boxes.images * boxes.rows * boxes.columns,
                                multiprocessors, forced_tile());
+}
+
+int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors) {
+  // Pixel blocks of one image promise that no bit of an image depends on its batch.
+  const int64_t block = conv.blocks.edge[0];
+  if (block == 1 || !is_half(conv.input.scalar_type())) return 0;
+  const spamm::ConvShape& shape = conv.shape;
+  // Missing images change no bit where images are skipped by the block.
+  const int64_t images = dense ? conv.whole_images : blocks_of(conv.whole_images, block) * block;
+  static_assert(kMostSegments == 1 << kLog2MostSegments);
+  return log2_of(choose_conv_segments(
+      shape.out_channels, images * shape.output.height * shape.output.width,
+      shape.kernel.height * shape.kernel.width * blocks_of(shape.in_channels, 64), multiprocessors,
+      forced_segments()));
 }
 
 bool runs_as_deviation(const Convolution& conv) {

@@ -12,6 +12,9 @@ namespace spamm::cuda {
 kernels::TileSize choose_tile(const Convolution& conv, const kernels::conv::sm90::ConvParams& p,
                               int multiprocessors);
 
+// The logarithm of the number of segments of a tile's steps. `dense`: nothing is skipped.
+int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors);
+
 // Whether the kernel for deviations runs: for a base or norms by pixel.
 bool runs_as_deviation(const Convolution& conv);
 

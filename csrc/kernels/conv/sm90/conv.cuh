@@ -2,7 +2,7 @@
 // Convolution for Hopper (sm_90a), channels last: half types, and float32 with TF32's precision.
 // Weight matrix times im2col matrix, float32 sums. A step is one kernel position and one channel
 // group: its part of the im2col matrix is a shifted box of the input, one TMA load, 0 for padding.
-// Tile: kRows x 64 output channels of kBoxes boxes, computed by persistent thread blocks.
+// Tile: kRows x 64 output channels of kBoxes boxes. Thread blocks are persistent, or segments.cuh.
 // Roles:  list warp   claims tiles, lists valid steps: one bit for every output block (list.cuh)
 //         load warps  fetch weights and pixels that some bit needs into the ring (load.cuh)
 //         warpgroups  multiply 64 channels of two boxes each; TMA stores the result (epilogue.cuh)
@@ -16,6 +16,7 @@
 #include "kernels/conv/sm90/deviation.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/epilogue_f32.cuh"
+#include "kernels/conv/sm90/join_segments.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
 #include "kernels/conv/sm90/load.cuh"
 #include "kernels/conv/sm90/residual.cuh"
@@ -165,8 +166,12 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-      store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup], bias,
-                    acc);
+      if constexpr (Config::kSegmented) {
+        join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+      } else {
+        store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup],
+                      bias, acc);
+      }
 #pragma unroll
       for (float& value : acc) value = 0;
       next_notice = notice_at(at);

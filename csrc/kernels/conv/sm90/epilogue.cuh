@@ -140,11 +140,10 @@ __device__ __forceinline__ void store_norm(const ConvParams& p, int channel, con
 }
 
 // Stores box kBox of a warpgroup, and returns the rounded values in `pairs`.
-template <class Config, int kBox, int kPairs>
+template <class Config, int kBox, int kSize, int kPairs>
 __device__ __forceinline__ void store_box(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock& staging, const ChannelBias& bias, bool relu,
-                                          const float (&acc)[Config::kValues],
-                                          uint32_t (&pairs)[kPairs]) {
+                                          const float (&acc)[kSize], uint32_t (&pairs)[kPairs]) {
   const bool leads = threadIdx.x % 128 == 0;
   const int warpgroup = threadIdx.x / 128;
   if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
@@ -160,10 +159,10 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
     store_pixel_norms<typename Config::Element>(p, channel, box, staging);
 }
 
-// Adds up the threads' sums of squares of a warpgroup's boxes and stores the output norms.
-template <class Element>
+// Adds up the threads' sums of squares of kCount boxes of a warpgroup and stores the output norms.
+template <class Element, int kCount>
 __device__ __forceinline__ void store_norms(const ConvParams& p, int channel, const Box* boxes,
-                                            SquareSum<Element> (&squares)[2],
+                                            SquareSum<Element> (&squares)[kCount],
                                             BoxSquares<Element>& shared) {
 #pragma unroll
   for (int distance = 16; distance > 0; distance /= 2) {
@@ -172,12 +171,12 @@ __device__ __forceinline__ void store_norms(const ConvParams& p, int channel, co
   }
   if (threadIdx.x % 32 == 0) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) shared.of_warps[i][threadIdx.x % 128 / 32] = squares[i];
+    for (int i = 0; i < kCount; ++i) shared.of_warps[i][threadIdx.x % 128 / 32] = squares[i];
   }
   cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);
   if (threadIdx.x % 128 == 0) {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < kCount; ++i) {
       const auto& sums = shared.of_warps[i];
       store_norm(p, channel, boxes[i], (sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
@@ -199,6 +198,22 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
       sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),
       sum_of_squares<Element>(second, p.shape.output.images - boxes[1].image)};
   store_norms<Element>(p, channel, boxes, squares, shared);
+}
+
+// The same for a single box.
+template <class Config>
+__device__ __forceinline__ void store_one(const ConvParams& p, int channel, const Box& box,
+                                          OperandBlock& staging,
+                                          BoxSquares<typename Config::Element>& shared,
+                                          ChannelBias bias, float (&sums)[kBlock / 2]) {
+  using Element = typename Config::Element;
+  uint32_t pairs[kBlock / 4];
+  const bool relu = activate_sums(p.activation, bias, sums);
+  store_box<Config, 0>(p, channel, box, staging, bias, relu, sums, pairs);
+  if (p.norm_output == nullptr) return;
+  SquareSum<Element> squares[1] = {
+      sum_of_squares<Element>(pairs, p.shape.output.images - box.image)};
+  store_norms<Element>(p, channel, &box, squares, shared);
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/launch_clusters.cuh"
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
@@ -130,6 +131,10 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
                                  cudaSharedmemCarveoutMaxShared);
   }
   if (error != cudaSuccess) return error;
+  if constexpr (Config::kSegmented) {
+    return launch_clusters(kernel, blocks << p.log2_segments, 1u << p.log2_segments,
+                           Config::kThreads, shared_bytes, stream, p);
+  }
   return launch(kernel, blocks, Config::kThreads, shared_bytes, /*overlap_previous=*/true, stream,
                 p);
 }
@@ -139,7 +144,8 @@ cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
                             const Launch& how) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes);
-  const int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
+  int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
+  if (Config::kSegmented) blocks = p.tiles;  // clusters, with a tile each
   return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
 }
 
@@ -188,9 +194,19 @@ cudaError_t convolve_narrow(ConvParams p, const void* input, const void* weight,
 }
 
 // The kernels for boxes whose pixels are judged one by one.
-template <class Element, TileConfig kTile>
+template <class Element, TileConfig kTile, bool kSegmented = false>
 constexpr auto by_pixel() {
-  using Chosen = ConfigByPixel<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
+  using Chosen =
+      ConfigByPixel<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages, kSegmented>;
+  static_assert(kHasTile<Chosen, kTile>);
+  return convolve_staged<Chosen>;
+}
+
+// The kernels for tiles whose steps are cut into segments. All boxes have full width.
+template <class Element, TileConfig kTile>
+constexpr auto segmented() {
+  using Chosen =
+      SegmentedConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
   static_assert(kHasTile<Chosen, kTile>);
   return convolve_staged<Chosen>;
 }
@@ -252,11 +268,18 @@ cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
 // Computes p. The caller sets shape, block, by_pixel and its box, norms, log2_block_m and _k,
 // weight_is_ready, tau, bias, residual, activation, output and next_tile. Returns the error of the
 // driver or of the launch, as all launchers do. next_tile: an int in device memory that is zero.
-// The kernel sets it back to zero. No other kernel in flight may use it.
+// The kernel sets it back to zero. No other kernel in flight may use it. log2_segments, for half
+// types in tiles that are not narrow: at most kLog2MostSegments.
 template <class Element, Tiles kTiles>
 cudaError_t convolve(ConvParams p, const void* input, const void* weight, const Launch& how) {
   complete(p);
   if constexpr (sizeof(Element) == 2) {
+    if (p.log2_segments > 0) {
+      const auto instance = p.by_pixel ? by_pixel<Element, kTiles.small, /*kSegmented=*/true>()
+                            : how.tile == TileSize::kLarge ? segmented<Element, kTiles.large>()
+                                                           : segmented<Element, kTiles.small>();
+      return instance(p, input, weight, how);
+    }
     if (p.by_pixel) {
       const auto instance = how.tile == TileSize::kNarrow ? by_pixel<Element, kTiles.narrow>()
                                                           : by_pixel<Element, kTiles.small>();

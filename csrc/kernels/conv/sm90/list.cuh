@@ -4,7 +4,7 @@
 
 #include "kernels/common/overlap.cuh"
 #include "kernels/common/skip_test.cuh"
-#include "kernels/conv/sm90/pipeline.cuh"
+#include "kernels/conv/sm90/segments.cuh"
 
 namespace spamm::kernels::conv::sm90 {
 
@@ -208,8 +208,8 @@ __device__ inline Step step_at(const ConvParams& p, int number) {
           static_cast<uint16_t>(kernel_position)};
 }
 
-// Lists the valid ones of the steps first, first + 32, ... of a tile, kCount for each lane. Their
-// norms are loaded together. Returns the bits of the lane's steps.
+// Lists the valid ones of the thread block's steps first, first + 32, ..., kCount for each lane.
+// Their norms are loaded together. Returns the bits of the lane's steps.
 template <int kCount, class Config>
 __device__ __forceinline__ uint32_t list_some(const ConvParams& p, const Tile<Config>& tile,
                                               const TileNorms<Config>& norms, float tau, int first,
@@ -218,33 +218,34 @@ __device__ __forceinline__ uint32_t list_some(const ConvParams& p, const Tile<Co
   typename TileNorms<Config>::Norms loaded[kCount];
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    of_lane[i] = step_at(p, min(first + 32 * i, p.steps - 1));
+    of_lane[i] = step_at(p, min(step_number<Config>(p, first + 32 * i), p.steps - 1));
     loaded[i] = norms.load(p, of_lane[i]);
   }
   uint32_t used = 0;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
-    if (first + 32 * i < p.steps) of_lane[i].mask = norms.mask(loaded[i], tau);
+    const bool exists = step_number<Config>(p, first + 32 * i) < p.steps;
+    if (exists) of_lane[i].mask = norms.mask(loaded[i], tau);
     used |= of_lane[i].mask;
     writer.append(tile, of_lane[i]);
   }
   return used;
 }
 
-// Lists the valid steps of a tile. Returns the bits of the lane's steps: of the output blocks that
-// get a product.
+// Lists the valid ones of the thread block's steps of a tile. Returns the bits of the lane's steps:
+// of the output blocks that get a product.
 template <class Config>
 __device__ __forceinline__ uint32_t list_valid_steps(const ConvParams& p, const Tile<Config>& tile,
                                                      const TileNorms<Config>& norms, float tau,
                                                      ListWriter<Config>& writer) {
-  const int lane = threadIdx.x % 32;
+  const int lane = threadIdx.x % 32, steps = steps_of_block<Config>(p);
   int done = 0;
   uint32_t used = 0;
 #pragma unroll 1
-  for (; done + 32 < p.steps; done += 64) {
+  for (; done + 32 < steps; done += 64) {
     used |= list_some<2>(p, tile, norms, tau, done + lane, writer);
   }
-  if (done < p.steps) used |= list_some<1>(p, tile, norms, tau, done + lane, writer);
+  if (done < steps) used |= list_some<1>(p, tile, norms, tau, done + lane, writer);
   return used;
 }
 
@@ -268,7 +269,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
   ListWriter<Config> writer(storage.ring);
 
   bool waited = false;
-  for (int number = blockIdx.x; number < p.tiles;) {
+  for (int number = first_tile<Config>(p); number < p.tiles;) {
     const Tile<Config> tile = tile_at<Config>(p, number);
     const TileNorms<Config> norms(p, tile);
     // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
@@ -280,7 +281,7 @@ __device__ void list_steps(const ConvParams& p, Storage<Config>& storage) {
     }
     const int claimed = Config::kClaimsEarly ? start_claim(p) : 0;
     uint32_t used = list_valid_steps(p, tile, norms, tau, writer);
-    if (p.residual != nullptr) {
+    if (brings_residual<Config>(p)) {
       used = ~0u;
       list_addend<Step::kResidual>(tile, norms, used, writer);
     }

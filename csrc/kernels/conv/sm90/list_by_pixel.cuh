@@ -7,15 +7,16 @@
 namespace spamm::kernels::conv::sm90 {
 
 // Computes the pixels of a tile's steps from the norms. All images are in one block.
-template <class Element, int kRows, int kBoxes, int kStages>
-class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
-  using Config = ConfigByPixel<Element, kRows, kBoxes, kStages>;
+template <class Element, int kRows, int kBoxes, int kStages, bool kSegmented>
+class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages, kSegmented>> {
+  using Config = ConfigByPixel<Element, kRows, kBoxes, kStages, kSegmented>;
 
  public:
   __device__ TileNorms(const ConvParams& p, const Tile<Config>& tile)
       : scale_(skip_norm_scale(p, Box{})), count_(1 << (p.box.rows + p.box.columns)) {
     lanes_ = max(count_ / kOfLane, 1);
-    while (2 * lanes_ <= min(count_, 32) && 32 / (2 * lanes_) >= p.steps) lanes_ *= 2;
+    const int steps = steps_of_block<Config>(p);
+    while (2 * lanes_ <= min(count_, 32) && 32 / (2 * lanes_) >= steps) lanes_ *= 2;
     each_ = count_ / lanes_;
     first_ = threadIdx.x % lanes_ * each_;
     const int positions = p.shape.kernel.rows * p.shape.kernel.columns;
@@ -146,16 +147,14 @@ class TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>> {
   uint64_t existing_[kBoxes];
 };
 
-template <class Element, int kRows, int kBoxes, int kStages,
-          class Config = ConfigByPixel<Element, kRows, kBoxes, kStages>>
-__device__ __forceinline__ uint32_t list_valid_steps(
-    const ConvParams& p, const Tile<ConfigByPixel<Element, kRows, kBoxes, kStages>>& tile,
-    const TileNorms<ConfigByPixel<Element, kRows, kBoxes, kStages>>& norms, float tau,
-    ListWriter<ConfigByPixel<Element, kRows, kBoxes, kStages>>& writer) {
-  const int lanes = norms.lanes();
+template <class Config>
+requires Config::kByPixel __device__ __forceinline__ uint32_t
+list_valid_steps(const ConvParams& p, const Tile<Config>& tile, const TileNorms<Config>& norms,
+                 float tau, ListWriter<Config>& writer) {
+  const int lanes = norms.lanes(), steps = steps_of_block<Config>(p);
   uint32_t used = 0;
-  for (int first = 0; first < p.steps; first += 32 / lanes) {
-    const int number = first + threadIdx.x % 32 / lanes;
+  for (int first = 0; first < steps; first += 32 / lanes) {
+    const int number = step_number<Config>(p, first + threadIdx.x % 32 / lanes);
     StepOf<Config> step{step_at(p, min(number, p.steps - 1))};
     norms.judge(p, tau, step);
     if (number >= p.steps || threadIdx.x % lanes != 0) step.mask = 0;

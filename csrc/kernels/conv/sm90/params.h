@@ -156,6 +156,8 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
          shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
 }
 
+constexpr int kLog2MostSegments = 3;  // a cluster has up to 8 thread blocks on any chip
+
 // Input whose channels are windows that overlap (pack_rows_params.h). Distances are in bytes.
 struct PackedWindows {
   const void* singles;         // the rows of the last kernel row; null if it has none of its own
@@ -205,6 +207,7 @@ struct ConvParams {
   const void* base;
   Activation base_activation;
   float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
+  int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
 };
 
 }  // namespace spamm::kernels::conv::sm90

@@ -34,7 +34,7 @@ struct Config {
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
-  static constexpr bool kClaimsEarly = false;
+  static constexpr bool kClaimsEarly = false, kSegmented = false;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
@@ -43,11 +43,17 @@ struct Config {
   }
 };
 
-// The same for boxes whose pixels are judged one by one.
+// The same for tiles whose steps are cut into segments (segments.cuh).
 template <class Element, int kRows, int kBoxes, int kStages>
+struct SegmentedConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
+  static constexpr bool kSegmented = true;
+};
+
+// The same for boxes whose pixels are judged one by one, with segments or without.
+template <class Element, int kRows, int kBoxes, int kStages, bool kSegmented_ = false>
 struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
   static constexpr int kListCapacity = 40;  // a list is read before the next 32 steps are judged
-  static constexpr bool kByPixel = true;
+  static constexpr bool kByPixel = true, kSegmented = kSegmented_;
 };
 
 // The same for deviations from a reference.

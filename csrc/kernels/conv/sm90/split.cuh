@@ -22,7 +22,7 @@ struct SplitConfig {
   static constexpr int kSets = 1;
   static constexpr int kExactDepths = 1;  // unrolled by add_exact()
   static constexpr bool kKeepsRests = false, kByPixel = false;
-  static constexpr bool kDeviates = false, kClaimsEarly = false;
+  static constexpr bool kDeviates = false, kClaimsEarly = false, kSegmented = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);

@@ -1,0 +1,241 @@
+"""Long lists of steps, cut into segments that several thread blocks of a GPU multiply.
+
+The number of segments follows from the sizes; SPAMM_TORCH_SEGMENTS forces it.
+"""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from activations import ACTIVATIONS
+from cuda_support import hopper_kernels_run
+from im2col_reference import Im2col, gap_near, norm_products
+
+import spamm_torch
+
+pytestmark = pytest.mark.cuda
+
+DTYPES = [torch.float16, torch.bfloat16]
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative to the largest result
+FORCED = [2, 4, 8]
+# images, channels, out_channels, height, width, kernel, stride
+LAYERS = [
+    (128, 512, 512, 4, 4, 3, 1),
+    (128, 512, 512, 2, 2, 3, 1),
+    (128, 256, 512, 4, 4, 3, 1),
+    (100, 200, 136, 5, 3, 3, 1),  # the last images and channels fill their blocks in part
+    (3, 520, 264, 7, 7, 3, 2),
+    (9, 1032, 72, 6, 5, 1, 1),
+    (70, 64, 128, 3, 3, 1, 1),  # one step
+]
+
+
+@pytest.fixture
+def force(monkeypatch):
+    """Forces a number of segments until the end of the test; None: none is forced."""
+
+    def set_number(segments):
+        if segments is None:
+            monkeypatch.delenv("SPAMM_TORCH_SEGMENTS", raising=False)
+        else:
+            monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
+
+    set_number(None)
+    return set_number
+
+
+def uneven(*shape, seed, dtype):
+    """Channels-last numbers whose size differs from place to place, and so do their norms."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator)
+    for d in range(1, len(shape)):
+        scale = torch.rand(-(-shape[d] // 16) if d == 1 else shape[d], generator=generator) + 0.2
+        scale = scale.repeat_interleave(16)[: shape[d]] if d == 1 else scale
+        values *= scale.view([-1 if i == d else 1 for i in range(len(shape))])
+    return values.to("cuda", dtype, memory_format=torch.channels_last)
+
+
+def operands(layer, dtype):
+    images, channels, out_channels, height, width, kernel, stride = layer
+    input = uneven(images, channels, height, width, seed=1, dtype=dtype)
+    weight = uneven(out_channels, channels, kernel, kernel, seed=2, dtype=dtype)
+    return input, weight, {"stride": stride, "padding": kernel // 2}
+
+
+def exact(input, weight, **geometry):
+    return F.conv2d(input.double(), weight.double(), **geometry)
+
+
+def assert_near(got, expected):
+    limit = TOLERANCE[got.dtype] * expected.abs().max()
+    assert (got.double() - expected).abs().max() <= limit
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layer", LAYERS, ids=str)
+def test_every_number_of_segments_gives_the_convolution(layer, dtype, force):
+    input, weight, geometry = operands(layer, dtype)
+    expected = exact(input, weight, **geometry)
+    for segments in (None, 1, *FORCED):
+        force(segments)
+        assert_near(spamm_torch.conv2d(input, weight, **geometry, tau=0.0), expected)
+
+
+def test_the_number_changes_the_order_of_sums_alone(force):
+    input, weight, geometry = operands(LAYERS[0], torch.float16)
+    results = []
+    for segments in (1, *FORCED):
+        force(segments)
+        results.append(spamm_torch.conv2d(input, weight, **geometry, tau=0.0))
+    for one, other in itertools.pairwise(results):
+        assert torch.equal(one, other) != hopper_kernels_run()
+    # Sums of small integers are the same in any order.
+    input, weight = (x.sign() for x in (input, weight))
+    force(1)
+    expected = spamm_torch.conv2d(input, weight, **geometry, tau=0.0)
+    for segments in FORCED:
+        force(segments)
+        assert torch.equal(spamm_torch.conv2d(input, weight, **geometry, tau=0.0), expected)
+
+
+@pytest.mark.parametrize("segments", FORCED)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS, ids=str)
+def test_the_epilogue_follows_the_whole_sum(segments, dtype, activation, force):
+    force(segments)
+    for layer in (LAYERS[3], LAYERS[4]):
+        input, weight, geometry = operands(layer, dtype)
+        bias = uneven(1, weight.size(0), 1, 1, seed=3, dtype=dtype).flatten()
+        expected = exact(input, weight, **geometry)
+        scale = expected.abs().max() / 10  # so that sums are near the bends of activations
+        weight = weight / scale.to(dtype)
+        expected = exact(input, weight, **geometry)
+        residual = uneven(*expected.shape, seed=4, dtype=dtype)
+        expected += bias.double().view(1, -1, 1, 1) + residual.double()
+        for tau in (0.0, 1e-30):
+            got, norms = spamm_torch.conv2d(
+                input,
+                weight,
+                bias,
+                **geometry,
+                tau=tau,
+                residual=residual,
+                activation=activation,
+                return_norms=True,
+            )
+            assert_near(got, ACTIVATIONS[activation](expected))
+            torch.testing.assert_close(norms.double(), norms_of(got), rtol=1e-5, atol=0)
+
+
+def norms_of(output):
+    """Of blocks of 64 images x 64 channels at each pixel."""
+    images, channels, height, width = output.shape
+    padded = F.pad(output.double(), (0, 0, 0, 0, 0, -channels % 64, 0, -images % 64))
+    blocks = padded.reshape(-(-images // 64), 64, -(-channels // 64), 64, height, width)
+    return blocks.square().sum((1, 3)).sqrt().permute(0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("images", [8, 70, 128])  # 8: each pixel of a box is judged by itself
+def test_what_is_skipped_does_not_depend_on_segments(images, dtype, force):
+    input = uneven(images, 200, 4, 5, seed=5, dtype=dtype)
+    weight = uneven(136, 200, 3, 3, seed=6, dtype=dtype)
+    reference = Im2col(input.cpu(), weight.cpu(), padding=1)
+    m, k, n = reference.block
+    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
+    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
+    products = norm_products(norm_a, skip_norm)
+    for share in (0.4, 0.95):
+        tau = gap_near(products, share)
+        expected = reference.product(~(products < tau)).cuda()
+        for segments in (None, 1, *FORCED):
+            force(segments)
+            assert_near(spamm_torch.conv2d(input, weight, padding=1, tau=tau), expected)
+    tau = 2 * products.max().item()  # no product is left
+    for segments in FORCED:
+        force(segments)
+        assert not spamm_torch.conv2d(input, weight, padding=1, tau=tau).any()
+
+
+@pytest.mark.parametrize("segments", FORCED)
+def test_what_is_skipped_elsewhere_changes_no_bit(segments, force):
+    force(segments)
+    input = uneven(128, 200, 4, 4, seed=7, dtype=torch.float16)
+    weight = uneven(136, 200, 3, 3, seed=8, dtype=torch.float16)
+    whole = spamm_torch.conv2d(input, weight, padding=1, tau=60.0)
+    assert not torch.equal(whole, spamm_torch.conv2d(input, weight, padding=1, tau=0.0))
+    alone = torch.zeros_like(input)  # but for the window of the output's first pixel
+    alone[:, :, :2, :2] = input[:, :, :2, :2]
+    got = spamm_torch.conv2d(alone, weight, padding=1, tau=60.0)
+    assert torch.equal(got[:, :, 0, 0], whole[:, :, 0, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tau", [0.0, 60.0])
+@pytest.mark.parametrize("segments", [None, *FORCED])
+def test_repeated_runs_and_replays_give_the_same_bits(segments, tau, dtype, force):
+    force(segments)
+    input, weight, geometry = operands(LAYERS[1], dtype)
+    call = lambda: spamm_torch.conv2d(input, weight, **geometry, tau=tau)  # noqa: E731
+    expected = call()
+    for _ in range(5):
+        assert torch.equal(call(), expected)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = [call() for _ in range(3)]
+    for _ in range(2):
+        for result in results:
+            result.fill_(float("nan"))
+        graph.replay()
+        assert all(torch.equal(result, expected) for result in results)
+
+
+@pytest.mark.parametrize("tau", [0.0, 60.0])
+def test_output_norms_change_no_bit(tau, force):
+    for layer in LAYERS[:4]:
+        input, weight, geometry = operands(layer, torch.float16)
+        output, _ = spamm_torch.conv2d(input, weight, **geometry, tau=tau, return_norms=True)
+        assert torch.equal(output, spamm_torch.conv2d(input, weight, **geometry, tau=tau))
+
+
+@pytest.mark.parametrize("tau", [0.0, 30.0])
+def test_shards_have_the_segments_of_the_whole(tau, force):
+    """The whole batch fills the chip without segments, a shard alone would not."""
+    input = uneven(1280, 128, 4, 4, seed=9, dtype=torch.float16)
+    weight = uneven(128, 128, 3, 3, seed=10, dtype=torch.float16)
+    whole = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
+    shards = list(input.split([64, 1152, 64]))
+    outputs = spamm_torch.conv2d_shards(shards, weight, padding=1, tau=tau)
+    assert torch.equal(torch.cat(outputs), whole)
+    alone = spamm_torch.conv2d(shards[0], weight, padding=1, tau=tau)
+    assert torch.equal(alone, whole[:64]) != hopper_kernels_run()
+
+
+@pytest.mark.parametrize("tau", [0.0, 60.0])
+def test_blocks_of_one_image_have_no_segments(tau, force):
+    input = uneven(20, 264, 7, 7, seed=11, dtype=torch.float16)
+    weight = uneven(128, 264, 3, 3, seed=12, dtype=torch.float16)
+    setting = {"padding": 1, "tau": tau, "pixel_block": (1, 8, 8)}
+    together = spamm_torch.conv2d(input, weight, **setting)
+    for segments in (None, 8):
+        force(segments)
+        for i in (0, 19):
+            assert torch.equal(
+                spamm_torch.conv2d(input[i : i + 1], weight, **setting)[0], together[i]
+            )
+
+
+@pytest.mark.parametrize("value", ["0", "3", "16", "two"])
+def test_other_numbers_are_refused(value, force):
+    if not hopper_kernels_run():
+        pytest.skip("only Hopper's kernels have segments")
+    force(value)
+    input, weight, geometry = operands(LAYERS[3], torch.float16)
+    with pytest.raises(ValueError, match=f"SPAMM_TORCH_SEGMENTS must be 1, 2, 4 or 8; got {value}"):
+        spamm_torch.conv2d(input, weight, **geometry, tau=0.0)
