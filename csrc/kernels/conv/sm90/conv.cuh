@@ -2,7 +2,7 @@
 // Convolution for Hopper (sm_90a), channels last: half types, and float32 with TF32's precision.
 // Weight matrix times im2col matrix, float32 sums. A step is one kernel position and one channel
 // group: its part of the im2col matrix is a shifted box of the input, one TMA load, 0 for padding.
-// Tile: kRows x 64 output channels of kBoxes boxes, computed by persistent thread blocks.
+// Tile: kRows x 64 output channels of kBoxes boxes. Thread blocks are persistent, or segments.cuh.
 // Roles:  list warp   claims tiles, lists valid steps: one bit for every output block (list.cuh)
 //         load warps  fetch weights and pixels that some bit needs into the ring (load.cuh)
 //         warpgroups  multiply 64 channels of two boxes each; TMA stores the result (epilogue.cuh)
