@@ -1,4 +1,4 @@
-// Environment variable SPAMM_TORCH_SEGMENTS: 1, 2, 4 or 8 forces that number of segments in all
+// Environment variable SPAMM_TORCH_SEGMENTS: 1, 2 or 4 forces that number of segments in all
 // convolutions that may have segments (heuristics.h: choose_conv_segments). Read in each call, so
 // that one process can compare them.
 #pragma once
@@ -15,8 +15,8 @@ namespace spamm::cuda {
 inline std::optional<int> forced_segments() {
   const std::string value = environment("SPAMM_TORCH_SEGMENTS");
   if (value.empty()) return std::nullopt;
-  TORCH_CHECK_VALUE(value == "1" || value == "2" || value == "4" || value == "8",
-                    "SPAMM_TORCH_SEGMENTS must be 1, 2, 4 or 8; got ", value);
+  TORCH_CHECK_VALUE(value == "1" || value == "2" || value == "4",
+                    "SPAMM_TORCH_SEGMENTS must be 1, 2 or 4; got ", value);
   return value[0] - '0';
 }
 

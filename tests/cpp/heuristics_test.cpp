@@ -120,13 +120,15 @@ TEST(Heuristics, AForcedTileIsTakenWhereTheKernelHasIt) {
       EXPECT_EQ(
           choose_conv_tile_sm80(ConvKernel::kSm80Tf32, 1, edge, edge, kMultiprocessors, forced),
           forced);
+      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64 + edge, edge, kMultiprocessors,
+                                      false, forced),
+                forced);
       EXPECT_EQ(
-          choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64 + edge, edge, kMultiprocessors, forced),
-          forced);
-      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64, edge, kMultiprocessors, forced),
-                TileSize::kNarrow);
-      EXPECT_EQ(choose_conv_tile_sm90(ConvKernel::kSm90F32x3, edge, edge, kMultiprocessors, forced),
-                TileSize::kSmall);
+          choose_conv_tile_sm90(ConvKernel::kSm90Bf16, 64, edge, kMultiprocessors, true, forced),
+          TileSize::kNarrow);
+      EXPECT_EQ(
+          choose_conv_tile_sm90(ConvKernel::kSm90F32x3, edge, edge, kMultiprocessors, true, forced),
+          TileSize::kSmall);
     }
   }
 }
@@ -177,12 +179,17 @@ TEST(Heuristics, Float32ConvolutionsByChannels) {
 
 TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   constexpr int kMultiprocessors = 132;
-  const auto sm90 = [](int64_t out_channels, int64_t boxes) {
-    return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, kMultiprocessors);
+  const auto sm90 = [](int64_t out_channels, int64_t boxes, bool skips_nothing = false) {
+    return choose_conv_tile_sm90(ConvKernel::kSm90F16, out_channels, boxes, kMultiprocessors,
+                                 skips_nothing);
   };
   EXPECT_EQ(sm90(128, 512), TileSize::kSmall);
   EXPECT_EQ(sm90(256, 528), TileSize::kSmall);  // two waves: 264 tiles of 128 x 256
   EXPECT_EQ(sm90(256, 529), TileSize::kLarge);
+  EXPECT_EQ(sm90(512, 128, true), TileSize::kLarge);  // one wave of 128, not two of 256
+  EXPECT_EQ(sm90(512, 128, false), TileSize::kSmall);
+  EXPECT_EQ(sm90(512, 64, true), TileSize::kSmall);   // one wave either way
+  EXPECT_EQ(sm90(512, 136, true), TileSize::kSmall);  // two waves of 136, three of 272
   const auto sm80 = [](int64_t groups, int64_t pixels, int64_t out_channels) {
     return choose_conv_tile_sm80(ConvKernel::kSm80F16, groups, pixels, out_channels,
                                  kMultiprocessors);
@@ -199,16 +206,16 @@ TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
                            std::optional<int> forced = std::nullopt) {
     return choose_conv_segments(out_channels, pixels, steps, kMultiprocessors, forced);
   };
-  EXPECT_EQ(segments(512, 128 * 4, 72), 8);  // 16 tiles
-  EXPECT_EQ(segments(512, 128 * 4, 63), 4);  // fewer than 8 steps each
+  EXPECT_EQ(segments(512, 128 * 4, 72), 4);  // 16 tiles
+  EXPECT_EQ(segments(512, 128 * 4, 31), 2);  // fewer than 8 steps each
   EXPECT_EQ(segments(512, 128 * 4, 15), 1);
   EXPECT_EQ(segments(512, 128 * 16, 72), 2);  // 64 tiles
   EXPECT_EQ(segments(512, 66 * 32, 72), 1);   // 68 tiles
   EXPECT_EQ(segments(512, 1 << 20, 72), 1);
-  EXPECT_EQ(segments(65, 1, 10'000), 8);  // as many as a cluster has thread blocks
+  EXPECT_EQ(segments(65, 1, 10'000), 4);  // the most
   EXPECT_EQ(segments(64, 1, 10'000), 1);  // narrow tiles have none
   EXPECT_EQ(segments(64, 1, 10'000, 4), 1);
-  for (const int forced : {1, 2, 4, 8}) {
+  for (const int forced : {1, 2, 4}) {
     EXPECT_EQ(segments(512, 1 << 20, 1, forced), forced);
   }
 }
@@ -218,7 +225,7 @@ TEST(Heuristics, SegmentsAreAPowerOfTwoAndRunAtOnce) {
     for (const int64_t pixels : {1, 1000, 5000, 20'000}) {
       for (const int64_t steps : {1, 9, 36, 288}) {
         const int found = choose_conv_segments(200, pixels, steps, multiprocessors);
-        EXPECT_TRUE(found == 1 || found == 2 || found == 4 || found == 8);
+        EXPECT_TRUE(found == 1 || found == 2 || found == 4);
         const int64_t tiles = blocks_of(200, 128) * blocks_of(pixels, 128);
         EXPECT_TRUE(found == 1 || found * tiles <= multiprocessors);
         EXPECT_TRUE(found == 1 || found * 8 <= steps);

@@ -35,8 +35,8 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
     p.by_pixel = box.has_value();
     if (box) p.box = log2_block(*box);
   }
-  const TileSize tile = choose_tile(conv, p, device.multiprocessors());
   p.log2_segments = choose_log2_segments(conv, dense, device.multiprocessors());
+  const TileSize tile = choose_tile(conv, p, dense, device.multiprocessors());
   ConvNorms norms;
   if (dense) {
     arguments.set_dense(knob);

@@ -41,9 +41,12 @@ ConvolutionResult pooled(const Tensor& input, const Tensor& reference, const Max
                                   input.options(), at::MemoryFormat::ChannelsLast);
   DeviationPoolParams p = {
       .input = read.const_data_ptr(),
+      .reference = nullptr,
       .output = output.mutable_data_ptr(),
+      .norms = nullptr,
       .images = static_cast<int>(images),
       .channels = static_cast<int>(channels),
+      .groups = 0,
       .in_size = {static_cast<int>(input.size(2)), static_cast<int>(input.size(3))},
       .out_size = size2(pool.output),
       .kernel = size2(pool.kernel),

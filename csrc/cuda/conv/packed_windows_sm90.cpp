@@ -79,7 +79,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   const auto finish_conv =
       input.scalar_type() == at::kHalf ? finish<__half> : finish<__nv_bfloat16>;
   return finish_conv(conv, arguments, pack.pairs, pack.packed_weight,
-                     choose_tile(windows, p, device.multiprocessors()), device);
+                     choose_tile(windows, p, /*dense=*/true, device.multiprocessors()), device);
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial,

@@ -19,13 +19,14 @@ namespace spamm::cuda {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-TileSize choose_tile(const Convolution& conv, const ConvParams& p, int multiprocessors) {
+TileSize choose_tile(const Convolution& conv, const ConvParams& p, bool dense,
+                     int multiprocessors) {
   const ConvKernel kernel =
       choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
   const Extent boxes = count(p.shape.output, p.box);
   return choose_conv_tile_sm90(kernel, p.shape.out_channels,
                                int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                               multiprocessors, forced_tile());
+                               multiprocessors, dense && p.log2_segments == 0, forced_tile());
 }
 
 int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors) {

@@ -8,9 +8,9 @@
 
 namespace spamm::cuda {
 
-// `p` has its shape and box.
+// `p` has its shape and box. `dense`: nothing is skipped.
 kernels::TileSize choose_tile(const Convolution& conv, const kernels::conv::sm90::ConvParams& p,
-                              int multiprocessors);
+                              bool dense, int multiprocessors);
 
 // The logarithm of the number of segments of a tile's steps. `dense`: nothing is skipped.
 int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors);

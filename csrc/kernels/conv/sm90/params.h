@@ -156,7 +156,7 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
          shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
 }
 
-constexpr int kLog2MostSegments = 3;  // a cluster has up to 8 thread blocks on any chip
+constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
 // Input whose channels are windows that overlap (pack_rows_params.h). Distances are in bytes.
 struct PackedWindows {
