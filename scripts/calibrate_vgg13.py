@@ -3,7 +3,7 @@
 Without options: the checkpoint of train_vgg13.py (trained first, where there is none), half a point
 of accuracy, the settings in results/calibrated_DEVICE.json, what was found in NAME.md and
 NAME.json. If it is interrupted, the same command goes on from there. inspect_model.py draws what
-the settings skip.
+the settings skip. With --shifted digits are not centred: there batches in order of likeness pay.
 """
 
 import sys
@@ -24,11 +24,14 @@ from common.options import (
 )
 from common.precisions import use_precision
 from common.report_files import run_header, write_results
+from models.data import MAX_SHIFT, draw_shifts
 from models.training import validation_pictures
 from study import calibration_report
 from study.training_options import add_training_options, describe_training, prepare_study
 
 _PRECISIONS = ("float32", "float16", "bfloat16")
+_ORDERS = {"chosen": None, "always": True, "never": False}
+_SHIFT_SEED = 1
 _points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
 
 
@@ -41,9 +44,12 @@ def main(arguments=None):
     dtype = use_precision(options.dtype)
     model = model.to(dtype)
     batch = options.images or config.batch
+    shifts = None
+    if options.shifted:
+        shifts = draw_shifts(len(validation), torch.Generator().manual_seed(_SHIFT_SEED))
     batches = [
         (pictures.to(dtype), labels)
-        for pictures, labels in validation_pictures(validation.to(device), batch)
+        for pictures, labels in validation_pictures(validation.to(device), batch, shifts)
     ]
     path = options.out / f"calibrated_{device.type}.json"
     journal = path.with_suffix(".partial.json")
@@ -56,12 +62,15 @@ def main(arguments=None):
             score_and_answers,
             options.max_drop,
             evaluations=options.evaluations,
+            order_batch=_ORDERS[options.order_batch],
+            reorder=options.reorder,
             journal=journal,
         )
     except ValueError as error:
         raise UserError(first_line(error)) from error
     header = run_header(describe_machine(device), "calibrate_vgg13.py", arguments) | {
-        "data": f"{digits.description}; {len(validation):,} validation images",
+        "data": f"{digits.description}; {len(validation):,} validation images"
+        + (f", each shifted by up to {MAX_SHIFT} pixels" if options.shifted else ""),
         "model": describe_training(config),
         "inference": f"{options.dtype}, batch {batch}",
     }
@@ -120,6 +129,20 @@ def _parse(arguments):
         type=number(int, lambda value: value >= 5, "an integer of 5 or more"),
         default=12,
         help="the most evaluations, each on half of the images (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--shifted",
+        action="store_true",
+        help=f"validation images are shifted at random by up to {MAX_SHIFT} pixels",
+    )
+    parser.add_argument(
+        "--order-batch",
+        choices=tuple(_ORDERS),
+        default="chosen",
+        help="whether batches are put in order of likeness (default: %(default)s by what it saves)",
+    )
+    parser.add_argument(
+        "--reorder", action="store_true", help="put channels in the order of their norms"
     )
     add_output_options(parser, "calibration_vgg13")
     return parser.parse_args(arguments)

@@ -7,7 +7,8 @@ Thresholds are found on some 512 images of one half of the validation images, an
 accuracy on that half. The drop is that on the other half. Valid: the share of block products
 multiplied, over all layers weighted by multiplications. Times are medians in us, of a layer alone
 with bias and ReLU; dense is the faster of torch's convolution and the library's with nothing
-skipped. Error: of a layer's output, relative, with nothing skipped before it."""
+skipped, chosen is on a line by valid ratio through eight of them. Error: of a layer's output,
+relative, with nothing skipped before it."""
 
 _HEAD = ("layer", "shape", "valid", "tau", "pixel block", "dense, us", "chosen, us", "error")
 
@@ -44,6 +45,7 @@ def _markdown(data):
                 ("model as it was, us", f"{found['before_us']:.0f}"),
                 ("converted, nothing skipped, us", f"{found['exact_us']:.0f}"),
                 ("as chosen, us", f"{found['after_us']:.0f}"),
+                *_orders(found),
             ],
         ),
         "",
@@ -52,6 +54,12 @@ def _markdown(data):
     if found["note"]:
         lines += ["", f"Note: {found['note']}."]
     return page("Calibration of VGG13", conclusion(data), data["header"], lines)
+
+
+def _orders(found):
+    """Lines on what was put in order; records of earlier versions do not tell."""
+    named = (("order_batch", "batches in order of likeness"), ("reorder", "channels in order"))
+    return [(what, "yes" if found[key] else "no") for key, what in named if key in found]
 
 
 def _cells(row):

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -20,18 +19,18 @@ from ..networks.example import Example
 from ..networks.leaves import Band
 from ..networks.plan import LEFT, Engine
 from ..networks.state import in_eval_mode
+from .family import Family
 from .form import Form, check_model
 from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, check_journal, journal_settings
-from .moves import Move, chosen_after, moves_of
+from .moves import Move
+from .ordering import is_worth_a_trial, reason_not_to_order
 from .outcome import CalibrationReport, CalibrationRow, Outcome
-from .output_errors import with_output_errors
 from .progress import Progress
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
-from .statistics import Candidate, LayerStatistics, measure_layers
+from .statistics import IMAGES_FIRST
 from .stats import record_stats
-from .thresholds import thresholds_for
-from .times import LayerTimes, smoothed, time_layers, time_models
+from .times import time_models
 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
 
@@ -46,6 +45,8 @@ def calibrate(
     *,
     example_input: Any = None,
     evaluations: int = 12,
+    order_batch: bool | None = None,
+    reorder: bool = False,
     journal: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> CalibrationReport:
@@ -105,7 +106,10 @@ def calibrate(
 
     After any error the model is as it was.
     """
-    _check_arguments(model, max_drop, evaluations, journal, progress)
+    _check_arguments(model, max_drop, evaluations, journal)
+    for name, value in (("reorder", reorder), ("progress", progress)):
+        check_bool(value, name)
+    check_bool(False if order_batch is None else order_batch, "order_batch")
     randomness = Randomness(next(model.parameters()).device)
     with randomness.again(), in_eval_mode(model), torch.no_grad():
         halves = halves_of(loader)
@@ -113,18 +117,18 @@ def calibrate(
         with randomness.again():
             inputs = statistics_inputs(model, halves[0], example_input)
         example = inputs[0] if example_input is None else Example(example_input)
-        form = Form(model, example)
+        form = Form(model, example, inputs[0] if reorder else None)
         device = _device_name(model)
-        settings = {} if journal is None else journal_settings(model, inputs, example, device)
+        settings = {}
+        if journal is not None:
+            settings = journal_settings(model, inputs, example, device, reorder)
         run = _Calibration(
             *(model, form, evaluator, inputs, example), Journal(journal, settings), progress
         )
-        return run.run(float(max_drop), evaluations)
+        return run.run(float(max_drop), evaluations, order_batch)
 
 
-def _check_arguments(
-    model: Any, max_drop: Any, evaluations: Any, journal: Any, progress: Any
-) -> None:
+def _check_arguments(model: Any, max_drop: Any, evaluations: Any, journal: Any) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"calibrate expects an nn.Module; got {type(model).__name__}")
     check_model(model)
@@ -138,7 +142,6 @@ def _check_arguments(
     if evaluations < LEAST_EVALUATIONS:
         raise ValueError(f"evaluations must be at least {LEAST_EVALUATIONS}; got {evaluations}")
     check_journal(journal)
-    check_bool(progress, "progress")
 
 
 class _Calibration:
@@ -157,34 +160,46 @@ class _Calibration:
         self._model, self._form, self._evaluator = model, form, evaluator
         self._inputs, self._example, self._journal = inputs, example, journal
         self._progress = Progress(shows_progress)
-        self._tried: set[tuple[int, int]] = set()  # halves and numbers of moves, also those kept
+        # Forms, halves and numbers of moves, also those that the journal kept.
+        self._tried: set[tuple[int, int, int]] = set()
 
-    def run(self, max_drop: float, evaluations: int) -> CalibrationReport:
+    def run(self, max_drop: float, evaluations: int, order_batch: bool | None) -> CalibrationReport:
+        ordered = self._form.with_ordered_batches(IMAGES_FIRST[0])
+        if order_batch is not False:
+            reason = reason_not_to_order(self._model, self._form, ordered, self._inputs)
+            if order_batch and reason is not None:
+                raise ValueError(f"order_batch=True expects {reason}")
+            if reason is not None:
+                order_batch = False
         self._check_evaluate()
-        self._statistics = self._measure_statistics()
-        self._times = self._measure_times()
-        times_on_lines = {
-            name: smoothed(times, self._statistics[name]) for name, times in self._times.items()
-        }
-        moves = moves_of(self._statistics, times_on_lines)
-        found = self._search(moves, max_drop, evaluations)
-        chosen = chosen_after(moves[: found.moves])
-        times = self._whole_model(chosen)
+        families = self._families(ordered, order_batch)
+        found = self._search(families, max_drop, evaluations)
+        family = families[found.form]
+        chosen = family.chosen_after(found.moves)
+        times = self._whole_model(family, chosen)
         note = ""
         if chosen and times[_CHOSEN] >= times[_EXACT]:
             chosen, note = {}, "nothing is skipped: the whole model is not faster with it"
         elif not chosen:
-            note = _reason_for_nothing(moves)
+            note = _reason_for_nothing(families)
         if not chosen:
             found, times[_CHOSEN] = Found(0), times[_EXACT]
-        engines = self._engines(chosen)
+        engines = family.engines(chosen)
         if not chosen and times[_EXACT] >= times[_AS_IT_WAS]:
             engines = dict.fromkeys(self._form.layers, LEFT)
             times[_CHOSEN] = times[_AS_IT_WAS]
             note += "; nothing is installed: the model as it was is as fast"
-        bands, ratios = self._ratios(engines, chosen)
-        outcome = self._outcome(max_drop, found, ratios, times, note)
-        return self._report(chosen, engines, bands, ratios, outcome)
+        bands, ratios = self._ratios(family, engines, chosen)
+        if chosen:
+            engines = family.engines(chosen, bands)
+        with family.form.installed(engines) as converted:
+            settings = converted.to_dict()
+        outcome = self._outcome(max_drop, found, family.weighted(ratios), times, note, settings)
+        rows = [
+            _row(name, family, engines[name].setting, chosen.get(name), ratios.get(name, 1.0))
+            for name in family.times
+        ]
+        return CalibrationReport(rows, outcome, settings)
 
     # ---- Measuring ------------------------------------------------------------------------------
 
@@ -199,127 +214,83 @@ class _Calibration:
                 f"was scores {kept:g}, not {score:g} (remove it, or name another file)"
             )
 
-    def _measure_statistics(self) -> dict[str, LayerStatistics]:
+    def _families(self, ordered: Form, order_batch: bool | None) -> list[Family]:
+        """The families that are searched: batches as they come, in order of likeness, or both."""
+        given = self._inputs, self._example, self._journal, self._progress
+        if order_batch:
+            return [Family(self._model, ordered, *given)]
+        plain = Family(self._model, self._form, *given)
+        if order_batch is None and self._is_worth_a_trial(ordered, plain):
+            return [Family(self._model, ordered, *given), plain]
+        return [plain]
+
+    def _is_worth_a_trial(self, ordered: Form, plain: Family) -> bool:
         count = len(self._inputs)
 
         def on_batch(pass_number: int, batch: int) -> None:
-            stage = ("norms", "errors")[pass_number] + " of batches"
-            self._progress.at(stage, batch, count)
+            self._progress.at("a trial of ordered batches", batch + pass_number * count, 2 * count)
 
-        def measure() -> Any:
-            given = self._model, self._form, self._inputs
-            found = measure_layers(*given, on_batch)
-            names = list(found)
+        given = self._model, ordered, self._inputs, plain.statistics, on_batch
+        return self._journal.measured("order", lambda: is_worth_a_trial(*given), _read_bool)
 
-            def on_layer(name: str) -> None:
-                self._progress.at("errors at the output", names.index(name), len(names))
-
-            found = with_output_errors(*given, found, on_layer)
-            return {name: asdict(layer) for name, layer in found.items()}
-
-        def read(kept: Any) -> dict[str, LayerStatistics]:
-            if not kept.keys() <= self._form.layers.keys():
-                raise ValueError
-            return {name: _read_layer(layer) for name, layer in kept.items()}
-
-        return self._journal.measured("statistics", measure, read)
-
-    def _measure_times(self) -> dict[str, LayerTimes]:
-        names = list(self._statistics)
-
-        def on_layer(name: str) -> None:
-            self._progress.at("times of layers", names.index(name), len(names))
-
-        def measure() -> Any:
-            found = time_layers(self._model, self._form, self._statistics, self._example, on_layer)
-            return {name: asdict(times) for name, times in found.items()}
-
-        def read(kept: Any) -> dict[str, LayerTimes]:
-            found = {name: _read_times(times) for name, times in kept.items()}
-            if any(len(found[n].candidates) != len(self._statistics[n].candidates) for n in names):
-                raise ValueError
-            return found
-
-        return self._journal.measured("times", measure, read)
-
-    def _search(self, moves: list[Move], max_drop: float, evaluations: int) -> Found:
-        errors, total = [], 0.0
-        for move in moves:
-            total += move.added
-            errors.append(total)
-
-        def loss(half: int, count: int) -> Loss:
+    def _search(self, families: list[Family], max_drop: float, evaluations: int) -> Found:
+        def loss(form: int, half: int, count: int) -> Loss:
             self._progress.at("evaluations", self._evaluations(), evaluations, each=True)
-            self._tried.add((half, count))
-            chosen = chosen_after(moves[:count])
-            installed = self._form.installed(self._engines(chosen))
-            key = f"half {half}, {count} moves"
-            return self._journal.measured(
-                key, lambda: asdict(self._evaluator.loss(half, installed)), _read_loss
-            )
+            self._tried.add((form, half, count))
+            return families[form].loss(half, count, self._evaluator)
 
-        return search(errors, max_drop, evaluations - 3, loss)
+        curves = [family.curve(self._cost(family, families)) for family in families]
+        return search(curves, max_drop, evaluations - 3, loss)
 
     def _evaluations(self) -> int:
         """How many evaluations there are so far, with those that the journal kept."""
-        of_model = 2 + any(half for half, _ in self._tried)
+        of_model = 2 + any(half for _, half, _ in self._tried)
         return of_model + len(self._tried)
 
-    def _whole_model(self, chosen: Mapping[str, int]) -> dict[str, float]:
-        self._progress.at("times of the whole model", 0, 1, each=True)
-        installed = self._form.installed
-        forms: dict[str, tuple[Callable[[], AbstractContextManager[Any]], float]] = {
-            _AS_IT_WAS: (nullcontext, 1.0),
-            _EXACT: (functools.partial(installed, self._engines({})), 1.0),
+    def _cost(self, family: Family, families: list[Family]) -> float:
+        """Microseconds that the form of a family takes, against the last one's."""
+        if family is families[-1]:
+            return 0.0
+        exact = family.engines({})
+        both = {"as they come": self._form, "in order": family.form}
+        forms = {
+            name: (functools.partial(form.installed, exact), 1.0) for name, form in both.items()
         }
-        if chosen:
-            candidates = {n: self._statistics[n].candidates[chosen[n]] for n in chosen}
-            ratio = self._weighted({n: found.valid_ratio for n, found in candidates.items()})
-            forms[_CHOSEN] = (functools.partial(installed, self._engines(chosen)), ratio)
-        key = f"whole model, {sorted(chosen.items())}"
-        return self._journal.measured(
-            key,
+        times = self._journal.measured(
+            "cost of the order",
             lambda: time_models(self._model, forms, self._example),
             lambda kept: {name: float(kept[name]) for name in forms},
         )
+        return times["in order"] - times["as they come"]
 
-    def _engines(
-        self, chosen: Mapping[str, int], bands: Mapping[str, Band] = {}
-    ) -> dict[str, Engine]:
-        """The engine of each layer with these candidates, exact where there is none."""
-        engines = {name: times.exact_engine for name, times in self._times.items()}
-        for name, setting in self._settings(chosen).items():
-            engines[name] = Engine("spamm", setting, bands.get(name))
-        return engines
-
-    def _settings(self, chosen: Mapping[str, int]) -> dict[str, SpAMMConfig]:
-        """What each layer skips with these candidates: their shares, by thresholds of their own."""
-        if not chosen:
-            return {}
-        wanted = {n: self._statistics[n].candidates[number] for n, number in chosen.items()}
-        exact = {name: times.exact_engine for name, times in self._times.items()}
-
-        def measure() -> Any:
-            found = thresholds_for(self._model, self._form, self._inputs, exact, wanted)
-            return {name: asdict(setting) for name, setting in found.items()}
-
+    def _whole_model(self, family: Family, chosen: Mapping[str, Move]) -> dict[str, float]:
+        self._progress.at("times of the whole model", 0, 1, each=True)
+        exact = functools.partial(self._form.installed, family.engines({}))
+        forms: dict[str, tuple[Callable[[], AbstractContextManager[Any]], float]] = {
+            _AS_IT_WAS: (nullcontext, 1.0),
+            _EXACT: (exact, 1.0),
+        }
+        if chosen:
+            ratio = family.weighted({n: move.candidate.valid_ratio for n, move in chosen.items()})
+            installed = functools.partial(family.form.installed, family.engines(chosen))
+            forms[_CHOSEN] = (installed, ratio)
         return self._journal.measured(
-            f"thresholds, {sorted(chosen.items())}",
-            measure,
-            lambda kept: {name: SpAMMConfig(**kept[name]) for name in wanted},
+            f"whole model, {family.key(chosen)}",
+            lambda: time_models(self._model, forms, self._example),
+            lambda kept: {name: float(kept[name]) for name in forms},
         )
 
     # ---- What came of it ------------------------------------------------------------------------
 
     def _ratios(
-        self, engines: Mapping[str, Engine], chosen: Mapping[str, int]
+        self, family: Family, engines: Mapping[str, Engine], chosen: Mapping[str, Move]
     ) -> tuple[dict[str, Band], dict[str, float]]:
         """The bands of valid ratios by batch, and the ratios of all batches, with all settings."""
         by_batch: dict[str, list[float]] = {name: [] for name in chosen}
         ratios: dict[str, float] = {}
         if not chosen:
             return {}, ratios
-        with self._form.installed(engines), record_stats(self._model) as whole:
+        with family.form.installed(engines), record_stats(self._model) as whole:
             for example in self._inputs:
                 with record_stats(self._model) as stats:
                     example.call(self._model)
@@ -328,23 +299,14 @@ class _Calibration:
         ratios = {name: whole[name].valid_ratio for name in chosen}
         return {name: _band(found) for name, found in by_batch.items()}, ratios
 
-    def _weighted(self, ratios: Mapping[str, float]) -> float:
-        """The mean valid ratio by multiplications, over the layers that can skip."""
-        weights = {
-            name: layer.multiplications
-            for name, layer in self._statistics.items()
-            if name not in self._form.reasons
-        }
-        valid = sum(weight * ratios.get(name, 1.0) for name, weight in weights.items())
-        return valid / sum(weights.values()) if weights else 1.0
-
     def _outcome(
         self,
         max_drop: float,
         found: Found,
-        ratios: Mapping[str, float],
+        valid_ratio: float,
         times: Mapping[str, float],
         note: str,
+        settings: Mapping[str, Any],
     ) -> Outcome:
         return Outcome(
             max_drop=max_drop,
@@ -352,75 +314,41 @@ class _Calibration:
             searched_drop=found.searched.drop if found.searched else 0.0,
             changed=found.held.changed if found.held else None,
             resolution=self._evaluator.resolution(1) if found.held else None,
-            valid_ratio=self._weighted(ratios),
+            valid_ratio=valid_ratio,
             evaluations=self._evaluations(),
             before_us=times[_AS_IT_WAS],
             exact_us=times[_EXACT],
             after_us=times[_CHOSEN],
+            order_batch=settings["order_batch"],
+            reorder=any("order" in layer for layer in settings["layers"].values()),
             note=note,
         )
 
-    def _report(
-        self,
-        chosen: Mapping[str, int],
-        engines: Mapping[str, Engine],
-        bands: Mapping[str, Band],
-        ratios: Mapping[str, float],
-        outcome: Outcome,
-    ) -> CalibrationReport:
-        if chosen:
-            engines = self._engines(chosen, bands)
-        with self._form.installed(engines) as converted:
-            settings = converted.to_dict()
-        rows = [
-            self._row(name, engines[name].setting, chosen.get(name), ratios.get(name, 1.0))
-            for name in self._times
-        ]
-        return CalibrationReport(rows, outcome, settings)
 
-    def _row(
-        self, name: str, setting: SpAMMConfig | None, number: int | None, ratio: float
-    ) -> CalibrationRow:
-        times, shape = self._times[name], self._form.shape(name)
-        if number is not None:
-            candidate = self._statistics[name].candidates[number]
-            return CalibrationRow(
-                *(name, shape, setting, ratio, candidate.error),
-                *(times.baseline, times.candidates[number]),
-            )
-        reason = self._form.reasons.get(name, "it would cost too much error for the time")
-        if name not in self._form.reasons and min(times.candidates, default=math.inf) >= (
-            times.baseline
-        ):
-            reason = "not faster at any ratio"
-        return CalibrationRow(name, shape, None, 1.0, 0.0, times.baseline, times.baseline, reason)
+def _row(
+    name: str, family: Family, setting: SpAMMConfig | None, move: Move | None, ratio: float
+) -> CalibrationRow:
+    times, shape = family.times[name], family.form.shape(name)
+    if move is not None:
+        error = move.candidate.error
+        return CalibrationRow(name, shape, setting, ratio, error, times.baseline, move.time)
+    reasons = family.form.reasons
+    reason = reasons.get(name, "it would cost too much error for the time")
+    if name not in reasons and min(times.candidates, default=math.inf) >= times.baseline:
+        reason = "not faster at any ratio"
+    return CalibrationRow(name, shape, None, 1.0, 0.0, times.baseline, times.baseline, reason)
 
 
-def _reason_for_nothing(moves: list[Move]) -> str:
-    if not moves:
+def _reason_for_nothing(families: list[Family]) -> str:
+    if not any(family.moves for family in families):
         return "nothing is skipped: no layer is faster with it"
     return "nothing is skipped: no choice that was tried held on both halves"
 
 
-def _read_layer(kept: Any) -> LayerStatistics:
-    candidates = [
-        Candidate(
-            SpAMMConfig(**each["setting"]),
-            *(float(each[number]) for number in ("valid_ratio", "error", "output_error")),
-        )
-        for each in kept["candidates"]
-    ]
-    return LayerStatistics(float(kept["multiplications"]), tuple(candidates))
-
-
-def _read_times(kept: Any) -> LayerTimes:
-    candidates = tuple(map(float, kept["candidates"]))
-    return LayerTimes(float(kept["dense"]), float(kept["spamm"]), candidates)
-
-
-def _read_loss(kept: Any) -> Loss:
-    changed = kept["changed"]
-    return Loss(float(kept["drop"]), None if changed is None else float(changed))
+def _read_bool(kept: Any) -> bool:
+    if not isinstance(kept, bool):
+        raise TypeError
+    return kept
 
 
 def _band(ratios: list[float]) -> Band:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import nn
 
-from ..networks.config import NOTHING_SKIPPED
+from ..networks.channel_groups import Order
+from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
 from ..networks.conversion import Conversion
 from ..networks.example import Example
-from ..networks.fused import fused_of
+from ..networks.fused import ORDER, fused_of
 from ..networks.leaves import is_converted_leaf, reason_not_to_convert, reason_not_to_skip, shape_of
+from ..networks.order import images_a_block
 from ..networks.plan import DENSE, Engine
 from ..networks.report import ConvertReport
 from ..networks.request import Request
@@ -20,6 +23,8 @@ from ..nn import SpAMMConv2d
 
 SPAMM = Engine("spamm", NOTHING_SKIPPED)
 
+_MAY_SKIP = Engine("spamm", SpAMMConfig(tau=1e-30))
+
 
 class Form:
     """A model that is not converted, and the ways to convert it.
@@ -27,10 +32,16 @@ class Form:
     Attributes:
         layers: the convolutions whose engine is to be chosen, by name, in the model's order.
         reasons: why some of them cannot skip, by name.
+        order_block: so many images share a block at most, and batches are put in order of likeness
+            for it; None: batches are as they come.
+        is_reordered: whether channels are in the order of their norms.
     """
 
-    def __init__(self, model: nn.Module, example: Example) -> None:
+    def __init__(self, model: nn.Module, example: Example, reorder_by: Example | None = None) -> None:
+        """``reorder_by``: an input by which channels are put in order; None: the model's own."""
         self._model, self._example = model, example
+        self._orders: Mapping[str, Order] = {}
+        self.order_block: int | None = None
         self.layers = _layers(model)
         self.reasons = _reasons(self.layers)
         # Every convolution gets an engine here, so that none is measured; several calls of one
@@ -39,6 +50,18 @@ class Form:
         self._own = {n for n in self._calls if isinstance(model.get_submodule(n), SpAMMConv2d)}
         with self.installed({}) as report:
             self._calls = [row.name for row in report if _layer(row.name) in self._calls]
+        if reorder_by is not None:
+            self._orders = self._orders_by(reorder_by)
+
+    def with_ordered_batches(self, block: int) -> Form:
+        """The same form with batches in order of likeness."""
+        form = copy.copy(self)
+        form.order_block = block
+        return form
+
+    @property
+    def is_reordered(self) -> bool:
+        return bool(self._orders)
 
     def shape(self, layer: str) -> str:
         """A layer's shape in a few characters."""
@@ -50,17 +73,35 @@ class Form:
 
         Layers that were SpAMM layers before keep their own setting.
         """
+        before = Snapshot(self._model)
+        try:
+            request = self._request(engines, self._orders)
+            report = Conversion(self._model, request, self._example, fuse=True).run()
+            if self.order_block is not None and fused_of(self._model) is not None:
+                block = images_a_block(report) or self.order_block
+                self._model.__dict__[ORDER] = max(block, self.order_block)
+                report.order_batch = block > 1
+            yield report
+        finally:
+            before.restore()
+
+    def _request(self, engines: Mapping[str, Engine], orders: Mapping[str, Order]) -> Request:
         by_call = {
             call: engines.get(_layer(call), DENSE)
             for call in self._calls
             if _layer(call) not in self._own
         }
-        request = Request(config=None, overrides={}, named=frozenset(), engines=by_call)
+        return Request(None, {}, frozenset(), by_call, orders)
+
+    def _orders_by(self, example: Example) -> dict[str, Order]:
+        """The orders of the channels that calls compute, as if all layers skipped."""
+        request = self._request(dict.fromkeys(self.layers, _MAY_SKIP), {})
         before = Snapshot(self._model)
         try:
-            yield Conversion(self._model, request, self._example, fuse=True).run()
+            report = Conversion(self._model, request, example, fuse=True, reorder=True).run()
         finally:
             before.restore()
+        return {row.name: row.order for row in report if row.order is not None}
 
 
 def _layer(call: str) -> str:

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..networks.example import Example
 
-_FORMAT = "spamm_torch calibration 2"
+_FORMAT = "spamm_torch calibration 3"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in texts of objects, another in each process
 
 Result = TypeVar("Result")
@@ -97,7 +97,7 @@ def check_journal(journal: Any) -> None:
 
 
 def journal_settings(
-    model: nn.Module, inputs: list[Example], example: Example, device: str
+    model: nn.Module, inputs: list[Example], example: Example, device: str, reorder: bool
 ) -> dict[str, Any]:
     """What decides the results, by name: a journal of others is refused.
 
@@ -113,6 +113,7 @@ def journal_settings(
         "data": _digest(given),
         "example_input": _form(example),
         "device": device,
+        "reorder": reorder,
         "version of spamm_torch": __version__,
         "version of torch": torch.__version__,
     }

@@ -4,32 +4,40 @@ Of each layer's candidates only those on the lower convex hull of (time, squared
 of a best choice. A move takes a layer from one of these to the next. All layers' moves together,
 sorted by the squared error that they add for the time that they save, are a one-parameter family:
 after the first n of them, no other settings save as much time for the same sum of squared errors.
+
+A move from one valid ratio to the next changes a layer much. Between two of one shape of blocks any
+ratio will do, so a move is made in three parts, with time and squared error on the straight line.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from .statistics import LayerStatistics
+from .statistics import Candidate, LayerStatistics
 from .times import MUST_WIN, LayerTimes
+
+PARTS = 3  # of a move
 
 Point: TypeAlias = tuple[float, float, int]  # x, y, and a number to know it by
 
 
 @dataclass(frozen=True)
 class Move:
-    """One layer to another candidate.
+    """One layer to another valid ratio.
 
     Attributes:
-        layer: its name. candidate: the number of the candidate that it gets.
+        layer: its name.
+        candidate: what it gets. The tau is that of the candidate to which the move leads.
+        time: of the layer then, in microseconds.
         saved: microseconds. added: squared relative error of the model's output.
     """
 
     layer: str
-    candidate: int
+    candidate: Candidate
+    time: float
     saved: float
     added: float
 
@@ -47,9 +55,9 @@ def moves_of(
     return sorted(moves, key=lambda move: move.added / move.saved)  # equal ones in their order
 
 
-def chosen_after(moves: Sequence[Move]) -> dict[str, int]:
-    """The number of each layer's candidate after these moves."""
-    return {move.layer: move.candidate for move in moves}
+def chosen_after(moves: Sequence[Move]) -> dict[str, Move]:
+    """The last of these moves of each layer."""
+    return {move.layer: move for move in moves}
 
 
 def _layer_moves(name: str, layer: LayerStatistics, times: LayerTimes) -> list[Move]:
@@ -63,9 +71,37 @@ def _layer_moves(name: str, layer: LayerStatistics, times: LayerTimes) -> list[M
     ]
     hull = lower_hull([(0.0, 0.0, -1), *sorted(points)])
     return [
-        Move(name, number, saved - before[0], error - before[1])
-        for before, (saved, error, number) in itertools.pairwise(hull)
+        move
+        for before, after in itertools.pairwise(hull)
+        for move in _parts(name, layer, base, before, after)
     ]
+
+
+def _parts(
+    name: str, layer: LayerStatistics, base: float, before: Point, after: Point
+) -> Iterator[Move]:
+    """The move between two corners of a hull, in parts where ratios between are possible."""
+    last = layer.candidates[after[2]]
+    first = layer.candidates[before[2]] if before[2] >= 0 else None
+    if first is None or first.setting.pixel_block != last.setting.pixel_block:
+        first, parts = last, 1
+    else:
+        parts = PARTS
+    for part in range(1, parts + 1):
+        share = part / parts
+        saved, error = (_between(x, y, share) for x, y in zip(before[:2], after[:2], strict=True))
+        candidate = replace(
+            last,
+            valid_ratio=_between(first.valid_ratio, last.valid_ratio, share),
+            error=_between(first.error**2, last.error**2, share) ** 0.5,
+            output_error=error**0.5,
+        )
+        gained, added = ((y - x) / parts for x, y in zip(before[:2], after[:2], strict=True))
+        yield Move(name, candidate, base - saved, gained, added)
+
+
+def _between(first: float, last: float, share: float) -> float:
+    return (1 - share) * first + share * last
 
 
 def lower_hull(points: Sequence[Point]) -> list[Point]:

@@ -22,8 +22,8 @@ class CalibrationRow:
         valid_ratio: the share of block products that it computes, measured with all settings in
             place; 1 where nothing is skipped.
         error: of its output after the activation, relative, with the layers before it exact.
-        dense_us, chosen_us: measured microseconds: the faster engine that skips nothing, and what
-            was chosen.
+        dense_us, chosen_us: microseconds: the faster engine that skips nothing, measured, and what
+            was chosen, on a straight line by valid ratio through what was measured.
         reason: why nothing is skipped; "" where something is.
     """
 
@@ -51,6 +51,8 @@ class Outcome:
         evaluations: how often ``evaluate`` was called.
         before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
             converted with nothing skipped, and as chosen.
+        order_batch: whether the settings are for batches in order of likeness. reorder: whether for
+            channels in the order of their norms.
         note: why nothing is skipped or installed, where that is so.
     """
 
@@ -64,6 +66,8 @@ class Outcome:
     before_us: float
     exact_us: float
     after_us: float
+    order_batch: bool = False
+    reorder: bool = False
     note: str = ""
 
 
@@ -125,4 +129,12 @@ def _footer(outcome: Outcome) -> list[str]:
         f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
         f"with nothing skipped, {outcome.after_us:.0f} us as chosen",
     ]
-    return [*lines, outcome.note] if outcome.note else lines
+    orders = [
+        what
+        for what, is_there in (
+            ("batches in order of likeness", outcome.order_batch),
+            ("channels in the order of their norms", outcome.reorder),
+        )
+        if is_there
+    ]
+    return [*lines, *filter(None, ("; ".join(orders), outcome.note))]

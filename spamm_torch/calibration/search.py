@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +16,11 @@ from ..networks.state import in_eval_mode
 from .inputs import Half, Randomness
 
 LEAST_EVALUATIONS = 5
-_HELD_SHARE = 4  # one evaluation in so many is kept for the second half
+_HELD_SHARE = 3  # one evaluation in so many is kept for the second half
 _STEP_BACK = 0.7  # of the squared error, where the second half refuses
+_ONE_SIDED = 2  # so many steps in a row that end on the same side are too short
+_LIKELY_ERROR = 0.03  # squared, of a model's output, where some answers change; a first guess
+_BEYOND = 1.2  # steps to where the loss is expected to be the limit go further, to get past it
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,13 @@ class Loss:
     def is_within(self, max_drop: float) -> bool:
         """Whether it is allowed: changed answers bound the drop, and no luck hides them."""
         return self.drop <= max_drop and (self.changed is None or self.changed <= 2 * max_drop)
+
+    def share(self, max_drop: float) -> float:
+        """The share of what is allowed that it takes; above 1 where it is not allowed."""
+        drop, changed = max(self.drop, 0.0), self.changed or 0.0
+        if not max_drop:
+            return math.inf if drop or changed else 0.0
+        return max(drop / max_drop, changed / (2 * max_drop))
 
 
 class Evaluator:
@@ -179,63 +189,174 @@ def _count(answers: Tensor | None) -> str:
 
 # ---- The search ---------------------------------------------------------------------------------
 
-LossOf = Callable[[int, int], Loss]  # of the first n moves, on a half
+LossOf = Callable[[int, int, int], Loss]  # in a form, on a half, of the first n moves
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What the moves of one form of a model come to, after one move, after two, and so on.
+
+    Attributes:
+        errors: the sums of squared errors. saved: microseconds, less those that the form costs.
+    """
+
+    errors: Sequence[float]
+    saved: Sequence[float]
+
+    def saved_after(self, moves: int) -> float:
+        """Microseconds; without any move the model keeps the form that costs nothing."""
+        return self.saved[moves - 1] if moves else 0.0
+
+    def moves_within(self, error: float, below: int) -> int:
+        """The most moves whose error is at most this, and fewer than so many."""
+        return sum(each <= error for each in self.errors[: below - 1])
 
 
 @dataclass(frozen=True)
 class Found:
-    """Attributes: the number of moves, and what they cost on both halves; None for no moves."""
+    """What a search ended with.
+
+    Attributes:
+        moves: how many. searched, held: what they cost on both halves; None for no moves.
+        form: the number of the curve that they belong to.
+    """
 
     moves: int
     searched: Loss | None = None
     held: Loss | None = None
+    form: int = 0
 
 
-def search(errors: list[float], max_drop: float, evaluations: int, loss: LossOf) -> Found:
-    """The most moves whose loss is allowed on the first half, by bisection, held on the second.
+def search(curves: Sequence[Curve], max_drop: float, evaluations: int, loss: LossOf) -> Found:
+    """The moves that save most of those whose loss both halves allow.
 
-    Where the second half does not allow them, fewer moves are tried: those with 0.7 of the sum of
-    squared errors, and so on. What is left of its evaluations goes to numbers between the last that
-    it refused and the one that it allowed.
+    The most moves along a curve that the first half allows are found by bisection, between losses
+    that are known by a power law of the error. Another curve then has to show that it saves more:
+    its first number of moves that would is tried, and where it is allowed the search goes on there.
+    The second half only allows or refuses. Where it refuses, 0.7 of the sum of squared errors is
+    tried, and so on, and then numbers between the last that it refused and the one that it allowed.
+    Where it allows the first choice, what is left goes to more moves within the first half's limit.
 
     Args:
-        errors: the sum of squared errors after one move, after two, and so on.
+        curves: one for each form of the model, the most promising first.
         evaluations: the most calls of ``loss``.
     """
     for_second = max(1, (evaluations + 3) // _HELD_SHARE)
-    losses = {}
-    low, high = 0, len(errors) + 1
-    for _ in range(evaluations - for_second):
-        if high - low < 2:
-            break
-        middle = (low + high) // 2
-        losses[middle] = loss(0, middle)
-        if losses[middle].is_within(max_drop):
-            low = middle
+    run = _Search(max_drop, evaluations, loss)
+    halves = [_FirstHalf(run, number, curve) for number, curve in enumerate(curves)]
+    best, *others = halves
+    for other in others:
+        best.narrow(for_second + len(others))
+        first = other.first_that_saves(best.saved)
+        if first is not None and run.left > for_second and other.allows(first):
+            best = other
+    best.narrow(for_second)
+    return _held(run, best)
+
+
+class _Search:
+    """The evaluations of a search: what they give, and how many are left."""
+
+    def __init__(self, max_drop: float, evaluations: int, loss: LossOf) -> None:
+        self.max_drop, self.left = max_drop, evaluations
+        self._loss = loss
+
+    def loss(self, form: int, half: int, moves: int) -> Loss:
+        self.left -= 1
+        return self._loss(form, half, moves)
+
+
+class _FirstHalf:
+    """What the first half allows of one curve, as far as is known.
+
+    Attributes:
+        low: the most moves that it allowed.
+        high: the fewest that it did not; at first one more than there are.
+    """
+
+    def __init__(self, run: _Search, form: int, curve: Curve) -> None:
+        self.form, self.curve = form, curve
+        self.low, self.high = 0, len(curve.errors) + 1
+        self.losses: dict[int, Loss] = {}
+        self._run = run
+        self._side, self._in_a_row = True, 0  # on which side steps ended, and how many in a row
+
+    @property
+    def is_open(self) -> bool:
+        return self.high - self.low > 1
+
+    @property
+    def saved(self) -> float:
+        return self.curve.saved_after(self.low)
+
+    def first_that_saves(self, more_than: float) -> int | None:
+        """The fewest moves that save more than this; None where none do."""
+        numbers = range(1, len(self.curve.saved) + 1)
+        return next((n for n in numbers if self.curve.saved_after(n) > more_than), None)
+
+    def narrow(self, left: int) -> None:
+        """Tries numbers between the two, until there is none or so many evaluations are left."""
+        while self.is_open and self._run.left > left:
+            self.allows(self._next())
+
+    def allows(self, moves: int) -> bool:
+        """Whether the first half allows so many moves."""
+        self.losses[moves] = self._run.loss(self.form, 0, moves)
+        is_allowed = self.losses[moves].is_within(self._run.max_drop)
+        self._in_a_row = self._in_a_row + 1 if is_allowed == self._side else 1
+        self._side = is_allowed
+        if is_allowed:
+            self.low = moves
         else:
-            high = middle
-    found, moves, refused = Found(0), low, None
-    for _ in range(for_second):
-        if moves <= found.moves:
-            break
-        held = loss(1, moves)
-        if held.is_within(max_drop):
-            found = Found(moves, losses.get(moves), held)
-            if refused is None:
-                break
+            self.high = moves
+        return is_allowed
+
+    def _next(self) -> int:
+        """Where the loss is likely to reach the limit; halfway where nothing tells or it misled."""
+        halfway = (self.low + self.high) // 2
+        error = self._likely_error()
+        if error is None:
+            return halfway
+        return max(self.low + 1, self.curve.moves_within(error, self.high)) or halfway
+
+    def _likely_error(self) -> float | None:
+        """The sum of squared errors at which the loss may reach the limit, if anything tells."""
+        if not self.losses:
+            return _LIKELY_ERROR
+        known = [
+            (math.log(self.curve.errors[moves - 1]), math.log(share))
+            for moves, share in ((n, self._share(n)) for n in (self.low, self.high))
+            if 0 < share < math.inf and self.curve.errors[moves - 1] > 0
+        ]
+        if len(known) == 2 and self._in_a_row < _ONE_SIDED:
+            (least, below), (most, above) = known
+            return math.exp(least - below * (most - least) / (above - below))
+        if len(known) == 1 and (not self.low or self.high > len(self.curve.errors)):
+            ((error, share),) = known
+            beyond = self._in_a_row if share <= 0 else -self._in_a_row
+            return math.exp(error - share) * _BEYOND**beyond
+        return None
+
+    def _share(self, moves: int) -> float:
+        loss = self.losses.get(moves)
+        return math.inf if loss is None else loss.share(self._run.max_drop)
+
+
+def _held(run: _Search, first: _FirstHalf) -> Found:
+    """The most moves that the second half allows, of those that the first does."""
+    curve, found, moves, refused = first.curve, Found(0), first.low, None
+    while run.left and moves > found.moves:
+        held = run.loss(first.form, 1, moves)
+        if held.is_within(run.max_drop):
+            found = Found(moves, first.losses.get(moves), held, first.form)
         else:
             refused = moves
-        moves = _between(errors, found.moves, refused) if found.moves else _fewer(errors, moves)
+        if refused is None:
+            first.narrow(1)
+            moves = first.low
+        elif found.moves:
+            middle = (curve.errors[found.moves - 1] + curve.errors[refused - 1]) / 2
+            moves = curve.moves_within(middle, refused)
+        else:
+            moves = curve.moves_within(_STEP_BACK * curve.errors[refused - 1], refused)
     return found
-
-
-def _between(errors: list[float], least: int, most: int) -> int:
-    """The number of moves halfway between two by their squared errors, less than the second."""
-    limit = (errors[least - 1] + errors[most - 1]) / 2
-    return sum(error <= limit for error in errors[: most - 1])
-
-
-def _fewer(errors: list[float], moves: int) -> int:
-    """The number of moves with 0.7 of the squared error of so many, and at least one less."""
-    limit = _STEP_BACK * errors[moves - 1]
-    return sum(error <= limit for error in errors[: moves - 1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,10 @@ from .inputs import batch_size
 _ops = torch.ops.spamm_torch
 
 RATIOS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.34, 0.26, 0.18)
-PIXEL_BLOCKS = ((64, 1, 1), (1, 8, 8))  # by position in the picture, and image by image
+IMAGES_FIRST = (64, 1, 1)
+PIXEL_BLOCKS = (IMAGES_FIRST, (1, 8, 8))  # by position in the picture, and image by image
 
+PixelBlock: TypeAlias = tuple[int, int, int]
 OnBatch = Callable[[int, int], None]  # the number of the pass and of the batch
 
 
@@ -55,14 +57,22 @@ class LayerStatistics:
 
 
 def measure_layers(
-    model: nn.Module, form: Form, inputs: Sequence[Example], on_batch: OnBatch
+    model: nn.Module,
+    form: Form,
+    inputs: Sequence[Example],
+    on_batch: OnBatch,
+    ratios: Sequence[float] = RATIOS,
+    pixel_blocks: Sequence[PixelBlock] = PIXEL_BLOCKS,
 ) -> dict[str, LayerStatistics]:
     """The statistics of the layers of a form that are called.
 
     The model is in eval mode and without gradients. Where norm maps hold a NaN, nothing can be
     skipped by any threshold, and there is no candidate.
+
+    Args:
+        ratios, pixel_blocks: each layer is measured at these valid ratios in each of these blocks.
     """
-    pools = {name: _Pool() for name in form.layers}
+    pools = {name: _Pool(pixel_blocks if name not in form.reasons else ()) for name in form.layers}
 
     def run(pass_number: int, on_call: Callable[[str, Call], None]) -> None:
         with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, on_call):
@@ -72,7 +82,7 @@ def measure_layers(
 
     def gather(name: str, call: Call) -> None:
         if name in pools and isinstance(call, ConvCall):
-            pools[name].gather(call, name not in form.reasons)
+            pools[name].gather(call)
 
     def compare(name: str, call: Call) -> None:
         if name in pools and isinstance(call, ConvCall):
@@ -80,7 +90,7 @@ def measure_layers(
 
     run(0, gather)
     for pool in pools.values():
-        pool.find_taus()
+        pool.find_taus(ratios)
     run(1, compare)
     count = sum(batch_size((example.args, example.kwargs)) for example in inputs)
     return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
@@ -99,30 +109,31 @@ class _Trial:
 class _Pool:
     """What is gathered of one layer."""
 
+    pixel_blocks: Sequence[PixelBlock]  # none for a layer that cannot skip
     is_called: bool = False
     multiplications: int = 0
     output: Any = 0.0  # the sum of the output's squares
     weight_norms: Tensor | None = None
-    skip_norms: dict[tuple[int, int, int], list[Tensor]] = field(default_factory=dict)
+    skip_norms: dict[PixelBlock, list[Tensor]] = field(default_factory=dict)
     trials: list[_Trial] = field(default_factory=list)
 
-    def gather(self, call: ConvCall, can_skip: bool) -> None:
+    def gather(self, call: ConvCall) -> None:
         """The norm maps of a call."""
         self.is_called = True
-        for pixel_block in PIXEL_BLOCKS if can_skip else ():
+        for pixel_block in self.pixel_blocks:
             maps = call.norm_maps_in(None, pixel_block)
             self.weight_norms = maps.norm_a
             self.skip_norms.setdefault(pixel_block, []).append(maps.skip_norm_b)
 
-    def find_taus(self) -> None:
+    def find_taus(self, ratios: Sequence[float]) -> None:
         """The candidates' thresholds, from the maps of all calls."""
         norms = self.weight_norms
         for pixel_block, parts in self.skip_norms.items():
             assert norms is not None
             pooled = torch.cat(parts, -1)
-            taus = torch.stack([_ops.find_tau(norms, pooled, ratio) for ratio in RATIOS])
-            ratios = torch.stack([_ops.valid_ratio(norms, pooled, tau) for tau in taus])
-            for tau, ratio in dict(zip(taus.tolist(), ratios.tolist(), strict=True)).items():
+            taus = torch.stack([_ops.find_tau(norms, pooled, ratio) for ratio in ratios])
+            found = torch.stack([_ops.valid_ratio(norms, pooled, tau) for tau in taus])
+            for tau, ratio in dict(zip(taus.tolist(), found.tolist(), strict=True)).items():
                 if tau > 0 and ratio < 1:
                     setting = SpAMMConfig(tau=tau, pixel_block=pixel_block)
                     self.trials.append(_Trial(setting, ratio))

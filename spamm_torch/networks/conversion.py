@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ..nn import SpAMMConv2d, _SpAMM
 from .capture import Island, capture
-from .channel_groups import find_groups, put_in_order
+from .channel_groups import ChannelGroups, Order, find_groups, put_in_order
 from .channel_order import orders_by_norms
 from .config import NOTHING_SKIPPED, SpAMMConfig
 from .engines import Choice, Measurements, asked, candidates, predict
@@ -71,7 +71,7 @@ class Conversion:
             roots = [island.module for island in self._islands]
             self._calls, self._inputs = self._example.record(self._model, roots)
         plans = {island: self._sites_of(island) for island in self._islands}
-        if self._reorder:
+        if self._reorder or self._request.orders:
             self._order_channels(plans)
         self._leave_what_differs(plans)
         sites = [site for found in plans.values() for site in found]
@@ -137,13 +137,15 @@ class Conversion:
         ordered = 0
         for island, sites in plans.items():
             free = [site for site in sites if not self._is_left(site)]
-            skipping = {site.name for site in free if self._skips(site)}
             groups = find_groups(island, free)
-            orders = orders_by_norms(groups, skipping, self._inputs_of(free))
-            put_in_order(island, groups, orders)
+            put_in_order(island, groups, self._request.orders or self._orders(groups, free))
             ordered += sum(site.is_ordered for site in sites)
         count = sum(map(len, plans.values()))
         self._notes.append(f"channels in the order of their norms: {ordered} of {count} layers")
+
+    def _orders(self, groups: ChannelGroups, sites: list[Site]) -> Mapping[str, Order]:
+        skipping = {site.name for site in sites if self._skips(site)}
+        return orders_by_norms(groups, skipping, self._inputs_of(sites))
 
     def _is_left(self, site: Site) -> bool:
         """Whether the model's own forward computes the site whatever is measured."""
@@ -338,9 +340,11 @@ class Conversion:
             why = why or (None if site.node else reason_not_to_call(site.conv) or "not fused")
             reason = "; ".join(filter(None, (reason, why or "nothing to absorb")))
         absorbed = site.absorbed if is_fused else ()
-        shape = shape_of(site.conv)
+        order = site.output_order if is_fused else None
         return Row(
-            site.name, shape, action, absorbed, reason, engine.setting, choice.times, engine.band
+            *(site.name, shape_of(site.conv), action, absorbed, reason),
+            *(engine.setting, choice.times, engine.band),
+            None if order is None else tuple(order.tolist()),
         )
 
     def _nothing(self, report: ConvertReport) -> str:

@@ -32,7 +32,7 @@ def convert_(
     overrides: Mapping[str, SpAMMConfig | None] = {},
     fuse: bool = True,
     dry_run: bool = False,
-    order_batch: bool = False,
+    order_batch: bool | None = None,
     reference: Tensor | None = None,
     reorder: bool = False,
 ) -> ConvertReport:
@@ -68,7 +68,8 @@ def convert_(
         order_batch: whether the generated forward of the whole model takes its batches in order of
             likeness and gives results in theirs, as :class:`OrderedBatch` does, where a layer
             skips in blocks of more than one image. The first dimension of every tensor argument
-            must then be the batch. A settings file does not say it. Times are measured without.
+            must then be the batch. None: as a settings file says, else not. Times are measured
+            without.
         reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
             canvas or a background. A copy of the device and dtype of the model's first parameter is
             kept. Generated forwards then compute deviations from what the model makes of it, which
@@ -85,7 +86,8 @@ def convert_(
             state dict and results keep theirs. Residual adds and concatenations share orders;
             before a flatten or a mean channels are put back. What is grouped, normalised apart from
             a convolution, or read by anything else keeps the model's own order. A ``tau`` skips
-            another share of ordered channels; a settings file does not hold the order.
+            another share of ordered channels. A settings file that was saved in an order holds it,
+            and it is taken whatever ``reorder`` says.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution and linear layer.
@@ -98,7 +100,8 @@ def convert_(
             that no layer can have; a reference that is not one finite picture of floats, or comes
             without values (on the device meta, of itself or the model); with ``order_batch``, a
             model without a generated forward as a whole, and results that have not the batch as
-            first dimension; ``reorder`` with ``fuse=False`` or with a ``reference``.
+            first dimension; ``reorder``, or a settings file in an order of channels, with
+            ``fuse=False`` or with a ``reference``.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -106,14 +109,15 @@ def convert_(
     _check_model(model, "convert_")
     check_bool(fuse, "fuse")
     check_bool(dry_run, "dry_run")
-    check_bool(order_batch, "order_batch")
+    check_bool(False if order_batch is None else order_batch, "order_batch")
     check_bool(reorder, "reorder")
-    if reorder and not (fuse and reference is None):
+    request = read_request(model, config, overrides)
+    if (reorder or request.orders) and not (fuse and reference is None):
+        what = "reorder=True" if reorder else "settings in an order of channels"
         raise ValueError(
-            "reorder=True must come with fuse=True and without a reference; got "
+            f"{what} must come with fuse=True and without a reference; got "
             + ("fuse=False" if reference is None else "a reference")
         )
-    request = read_request(model, config, overrides)
     example = None if example_input is None else Example(example_input)
     picture = None if reference is None else check_reference(reference, model, example, fuse)
     before = Snapshot(model)
@@ -123,7 +127,7 @@ def convert_(
             report = Conversion(model, request, example, fuse, reorder).run()
         else:
             report = ReferenceConversion(model, request, example, picture).run()
-        if order_batch:
+        if request.order_batch if order_batch is None else order_batch:
             order_batches(model, report, example)
     except BaseException:
         before.restore()

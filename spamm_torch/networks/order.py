@@ -23,11 +23,10 @@ def order_batches(model: nn.Module, report: ConvertReport, example: Example | No
     Raises ValueError where no forward was generated for the whole model; TypeError and ValueError
     where the example's result cannot be put back into the batch's order.
     """
-    skipping = [row.setting for row in report if row.setting and not row.setting.skips_nothing]
-    if not skipping:
+    block = images_a_block(report)
+    if block is None:
         report.notes += ("batches are not ordered: no layer skips",)
         return
-    block = max(map(_images_a_block, skipping))
     if block == 1:
         report.notes += ("batches are not ordered: all blocks are of one image",)
         return
@@ -37,6 +36,7 @@ def order_batches(model: nn.Module, report: ConvertReport, example: Example | No
             f"{type(model).__name__}, which has none (OrderedBatch takes any model)"
         )
     model.__dict__[ORDER] = block
+    report.order_batch = True
     if example is not None:
         with in_eval_mode(model), torch.no_grad():
             example.call(model)
@@ -45,6 +45,12 @@ def order_batches(model: nn.Module, report: ConvertReport, example: Example | No
 def forget_order(model: nn.Module) -> None:
     """Undoes :func:`order_batches`."""
     model.__dict__.pop(ORDER, None)
+
+
+def images_a_block(report: ConvertReport) -> int | None:
+    """How many images share a block in a layer that skips, at most; None where no layer does."""
+    skipping = [row.setting for row in report if row.setting and not row.setting.skips_nothing]
+    return max(map(_images_a_block, skipping), default=None)
 
 
 def _images_a_block(setting: SpAMMConfig) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .._table import table
+from .channel_groups import Order
 from .config import SpAMMConfig
 from .leaves import Band
 
@@ -32,6 +33,8 @@ class Row:
         setting: what is skipped; None where nothing can be.
         times: measured microseconds of the candidates, by name; empty where none were measured.
         band: the lowest and highest valid ratio of a batch when the setting was calibrated.
+        order: which channel the generated forward computes first, second, ...; None for the
+            model's own order.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Row:
     setting: SpAMMConfig | None = None
     times: tuple[tuple[str, float], ...] = ()
     band: Band | None = None
+    order: Order | None = None
 
 
 class ConvertReport(tuple[Row, ...]):
@@ -51,10 +55,12 @@ class ConvertReport(tuple[Row, ...]):
         notes: what concerns the whole model: parts that could not be traced or differed, and what
             was measured.
         device: on which the model was converted; a GPU's name.
+        order_batch: whether batches are put in order of likeness.
     """
 
     notes: tuple[str, ...]
     device: str
+    order_batch: bool = False
 
     def __new__(
         cls, rows: Iterable[Row], notes: Iterable[str] = (), device: str = ""
@@ -82,6 +88,7 @@ class ConvertReport(tuple[Row, ...]):
             "format": FORMAT,
             "device": self.device,
             "versions": {"spamm_torch": __version__, "torch": torch.__version__},
+            "order_batch": self.order_batch,
             "layers": {row.name: _layer_to_dict(row) for row in self},
             "notes": list(self.notes),
         }
@@ -95,8 +102,12 @@ class ConvertReport(tuple[Row, ...]):
 
 def _layer_to_dict(row: Row) -> dict[str, Any]:
     setting = None if row.setting is None else row.setting.to_dict()
-    layer = {"shape": row.shape, "engine": row.action, "setting": setting}
-    return layer if row.band is None else {**layer, "band": list(row.band)}
+    layer: dict[str, Any] = {"shape": row.shape, "engine": row.action, "setting": setting}
+    if row.band is not None:
+        layer["band"] = list(row.band)
+    if row.order is not None:
+        layer["order"] = list(row.order)
+    return layer
 
 
 def _cells(row: Row) -> tuple[str, ...]:

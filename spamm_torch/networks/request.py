@@ -7,12 +7,13 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from .._arguments import is_number
+from .._arguments import is_integer, is_number
+from .channel_groups import Order
 from .config import NOTHING_SKIPPED, SpAMMConfig
 from .leaves import Band, shape_of
 from .plan import DENSE, LEFT, Engine
@@ -30,12 +31,16 @@ class Request:
         overrides: the settings of layers by name; None leaves a layer dense.
         named: the layers that an override names in full: their setting is taken, not chosen.
         engines: the engines of calls by name, from a settings file; they are not chosen again.
+        orders: the orders of the channels that calls compute, likewise.
+        order_batch: whether the settings file is for batches in order of likeness.
     """
 
     config: SpAMMConfig | None
     overrides: Mapping[str, SpAMMConfig | None]
     named: frozenset[str]
     engines: Mapping[str, Engine]
+    orders: Mapping[str, Order] = field(default_factory=dict)
+    order_batch: bool = False
 
     @property
     def asks_to_skip(self) -> bool:
@@ -57,9 +62,9 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.Conv2d)
     }
-    engines: Mapping[str, Engine] = {}
+    settings = _Settings({}, {}, False)
     if isinstance(config, (str, os.PathLike)):
-        config, engines = None, _read_settings(config, convolutions)
+        config, settings = None, _read_settings(config, convolutions)
     elif config is not None and not isinstance(config, SpAMMConfig):
         raise TypeError(
             "config must be a SpAMMConfig, the path of a settings file, or None; got "
@@ -68,8 +73,8 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
     by_name = _read_overrides(overrides, convolutions)
     known_as = _first_names(convolutions)
     named = frozenset(known_as[key] for key in overrides if key in known_as)
-    settings = {known_as[name]: setting for name, setting in by_name.items()}
-    return Request(config, settings, named, engines)
+    own = {known_as[name]: setting for name, setting in by_name.items()}
+    return Request(config, own, named, *settings)
 
 
 def _first_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -129,9 +134,17 @@ def _close_names(key: str, names: Mapping[str, Any]) -> str:
     return f" (close: {', '.join(close)})" if close else f" (it has {len(names)} convolutions)"
 
 
+class _Settings(NamedTuple):
+    """What a settings file holds; see :class:`Request`."""
+
+    engines: Mapping[str, Engine]
+    orders: Mapping[str, Order]
+    order_batch: bool
+
+
 def _read_settings(
-    path: str | os.PathLike[str], convolutions: Mapping[str, nn.Module]
-) -> dict[str, Engine]:
+    path: str | os.PathLike[str], convolutions: Mapping[str, nn.Conv2d]
+) -> _Settings:
     try:
         with open(path) as file:
             settings = json.load(file)
@@ -141,6 +154,8 @@ def _read_settings(
             (name, entry["shape"], entry["engine"], entry["setting"], entry.get("band"))
             for name, entry in layers.items()
         ]
+        found = {name: entry["order"] for name, entry in layers.items() if "order" in entry}
+        order_batch = settings.get("order_batch", False)
     except OSError as error:
         raise ValueError(f"config must be a settings file that can be read; got {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -170,7 +185,15 @@ def _read_settings(
             f"the settings must be those of this model; got none for {missing[0]!r} "
             f"({len(missing)} layers are missing)"
         )
-    return engines
+    if not isinstance(order_batch, bool):
+        raise ValueError(
+            f"the settings must have true or false as order_batch; got {order_batch!r}"
+        )
+    orders = {
+        name: _order(name, order, convolutions[name.partition("#")[0]])
+        for name, order in found.items()
+    }
+    return _Settings(engines, orders, order_batch)
 
 
 def _check_version(file_format: Any, version: Any) -> None:
@@ -221,3 +244,15 @@ def _band(name: str, band: Any) -> Band | None:
             f"{band!r} for {name!r}"
         )
     return band[0], band[1]
+
+
+def _order(name: str, order: Any, layer: nn.Conv2d) -> Order:
+    channels = layer.out_channels
+    is_order = isinstance(order, list) and all(map(is_integer, order))
+    if not is_order or sorted(order) != list(range(channels)):
+        got = f"{len(order)} entries" if isinstance(order, list) else repr(order)
+        raise ValueError(
+            f"the settings must have orders of a layer's channels, each of 0 to {channels - 1} "
+            f"once; got {got} for {name!r}"
+        )
+    return tuple(order)
