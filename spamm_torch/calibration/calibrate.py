@@ -61,11 +61,13 @@ def calibrate(
        them, for each shape of blocks.
     3. The lower convex hull of (time, squared error of the model's output) of each layer, and one
        list of all moves along them, by the time that they save for the squared error that they add.
+       A move from one ratio to the next is made in three parts.
     4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
        are found anew, front to back: with those layers skipping that come before.
     5. The other half must agree: a drop of at most ``max_drop``, and at most 2 * ``max_drop``
-       percent of the answers changed. Otherwise fewer moves are made; evaluations that are left
-       over go between what it refused and what it allowed.
+       percent of the answers changed. Otherwise fewer moves are made. Evaluations that are left
+       over go between what it refused and what it allowed; where it allowed the first choice, to
+       more moves within the first half's limit.
     6. The whole model's time. Where it is not less, nothing is skipped; where converting alone
        saves nothing either, the settings leave every layer as it is.
 
@@ -89,6 +91,15 @@ def calibrate(
             be those that will be served. None: the input of the first batch.
         evaluations: the most calls of ``evaluate``, each on half of the loader; at least 5. Three
             are of the model as it is, one of them to see that ``evaluate`` repeats itself.
+        order_batch: whether the settings are for batches in order of likeness, as
+            ``convert_(..., order_batch=True)`` makes them; a settings file says it. None: where
+            layers lose less in that order at half of their products (where pictures are centred
+            they do not), settings for it are measured and searched too. They are taken if they save
+            more within the same drop, what the order itself takes included. Never for models to
+            which it cannot be done: those without a generated forward as a whole, and those that
+            compute something else for a batch in another order.
+        reorder: whether channels are put in the order of their norms in the loader's first batch,
+            as ``convert_(..., reorder=True)`` does. A settings file holds the order.
         journal: a file in which finished parts are kept. After an interruption the same call goes
             on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
         progress: whether to say on standard error how far it is, and about how long it takes.
@@ -100,8 +111,9 @@ def calibrate(
 
     Raises:
         TypeError: arguments of another type, an ``evaluate`` that takes or returns something else.
-        ValueError: a model that is converted or has nothing to skip; a loader without two batches,
-            or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
+        ValueError: a model that is converted or has nothing to skip, or with ``order_batch=True``
+            one whose batches cannot be ordered; a loader without two batches, or one that is used
+            up; an ``evaluate`` that gives no finite number, or two for the same
             model; a ``max_drop`` below 0; a journal of something else.
 
     After any error the model is as it was.

@@ -37,7 +37,9 @@ class Form:
         is_reordered: whether channels are in the order of their norms.
     """
 
-    def __init__(self, model: nn.Module, example: Example, reorder_by: Example | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, example: Example, reorder_by: Example | None = None
+    ) -> None:
         """``reorder_by``: an input by which channels are put in order; None: the model's own."""
         self._model, self._example = model, example
         self._orders: Mapping[str, Order] = {}
