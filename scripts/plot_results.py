@@ -20,6 +20,7 @@ from common.console import exit_code
 from common.errors import UserError
 from common.options import make_parser
 from common.report_files import table, write_bytes
+from examples.scattered_digits import report as scattered_digits_report
 from study import calibration_report, likeness_report, low_ratios_report, pixel_blocks_report
 from study import report as study_report
 from tables import reports as tables_reports
@@ -39,6 +40,7 @@ _REPORTS = {  # the script that measured -> what reports it
     "study_likeness": likeness_report,
     "calibrate_vgg13": calibration_report,
     "study_low_ratios": low_ratios_report,
+    "scattered_digits/demo": scattered_digits_report,
 }
 
 
@@ -54,7 +56,7 @@ def redraw(path):
     try:
         data = json.loads(path.read_text())
         header = data["header"]
-        script = re.search(r"(?:scripts|examples)/(\w+)\.py", header["command"])[1]
+        script = re.search(r"(?:scripts|examples)/([\w/]+)\.py", header["command"])[1]
         markdown, picture, conclusion = _REPORTS[script].report(data, path.stem)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error

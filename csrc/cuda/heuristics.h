@@ -233,7 +233,7 @@ inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, i
 constexpr int kMostSegments = 4;
 
 // The number of segments into which Hopper's convolution of half types cuts the steps of each tile,
-// so that as many thread blocks share them: the largest power of two with which all of them run at
+// so that as many thread blocks share them: the largest power of two with which about all run at
 // once and have enough steps each to be worth the exchange of sums. Segments round differently, so
 // their number follows from the sizes of the convolution alone, not from boxes and tiles: the same
 // for the shards of a batch and with output norms or without. `pixels`: of the whole batch.

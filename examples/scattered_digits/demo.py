@@ -26,7 +26,7 @@ from common.report_files import run_header, write_results
 from common.timing import interleaved
 from examples.scattered_digits.canvases import draw_scene
 from examples.scattered_digits.network import Config, quality, train
-from examples.scattered_digits.report import page, picture
+from examples.scattered_digits.report import picture, report
 from models.data import load_digits
 from spamm_torch import convert_
 
@@ -69,10 +69,9 @@ def main(arguments=None):
     }
     data["header"]["command"] = data["header"]["command"].replace("scripts/", "examples/")
     shown = _shown(model, held_out, options, device)
-    markdown = page(data)
-    paths = write_results(
-        options.out, "scattered_digits", data=data, markdown=markdown, picture=picture(*shown)
-    )
+    files = "scattered_digits"
+    markdown, _, _ = report(data, files)
+    paths = write_results(options.out, files, data=data, markdown=markdown, picture=picture(*shown))
     console.print(markdown, markup=False, soft_wrap=True)
     for path in paths:
         console.print(f"wrote {path}")

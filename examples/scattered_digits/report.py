@@ -3,14 +3,20 @@
 import io
 
 from common.plots import panels
-from common.report_files import page as make_page
-from common.report_files import table
+from common.report_files import page, table
 
 _SPARSE = "8 digits"  # the row that the conclusion tells
 
 
-def page(data):
-    """What was measured, as Markdown."""
+def report(data, name):
+    """What was measured.
+
+    Args:
+        data: of the demo, as its JSON file has it. name: of its files.
+
+    Returns:
+        The page, no picture (its pixels are not in the data), and the conclusion.
+    """
     rows = data["rows"]
     forms = list(next(iter(rows.values()))["ms"])
     over = [form for form in ("dense", "compiled") if form in forms]
@@ -39,14 +45,14 @@ def page(data):
         "",
         *(f"- {note}" for note in data["notes"]),
         "",
-        "![A canvas, and the labels of its pixels](scattered_digits.png)",
+        f"![A canvas, and the labels of its pixels]({name}.png)",
     ]
     conclusion = (
         f"With {_SPARSE} on a canvas the reference form is {speedup(rows[_SPARSE], over[-1]):.2f} "
         f"times as fast as {over[-1]}, and {rows[_SPARSE]['changed pixels']} of "
         f"{rows[_SPARSE]['pixels']} pixels change their label."
     )
-    return make_page("Scattered digits", conclusion, data["header"], body)
+    return page("Scattered digits", conclusion, data["header"], body), None, conclusion
 
 
 def speedup(row, form):

@@ -34,7 +34,6 @@ class Form:
         reasons: why some of them cannot skip, by name.
         order_block: so many images share a block at most, and batches are put in order of likeness
             for it; None: batches are as they come.
-        is_reordered: whether channels are in the order of their norms.
     """
 
     def __init__(
@@ -61,10 +60,6 @@ class Form:
         form.order_block = block
         return form
 
-    @property
-    def is_reordered(self) -> bool:
-        return bool(self._orders)
-
     def shape(self, layer: str) -> str:
         """A layer's shape in a few characters."""
         return shape_of(self.layers[layer])
@@ -82,7 +77,7 @@ class Form:
             if self.order_block is not None and fused_of(self._model) is not None:
                 block = images_a_block(report) or self.order_block
                 self._model.__dict__[ORDER] = max(block, self.order_block)
-                report.order_batch = block > 1
+                report.order_batch = (images_a_block(report) or 1) > 1
             yield report
         finally:
             before.restore()

@@ -248,7 +248,9 @@ def search(curves: Sequence[Curve], max_drop: float, evaluations: int, loss: Los
     for other in others:
         best.narrow(for_second + len(others))
         first = other.first_that_saves(best.saved)
-        if first is not None and run.left > for_second and other.allows(first):
+        # Of a first form of which nothing could be tried, nothing is known to compare with.
+        is_known = best.losses and run.left > for_second
+        if is_known and first is not None and other.allows(first):
             best = other
     best.narrow(for_second)
     return _held(run, best)
@@ -317,7 +319,7 @@ class _FirstHalf:
         error = self._likely_error()
         if error is None:
             return halfway
-        return max(self.low + 1, self.curve.moves_within(error, self.high)) or halfway
+        return max(self.low + 1, self.curve.moves_within(error, self.high))
 
     def _likely_error(self) -> float | None:
         """The sum of squared errors at which the loss may reach the limit, if anything tells."""

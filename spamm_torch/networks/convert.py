@@ -118,6 +118,8 @@ def convert_(
             f"{what} must come with fuse=True and without a reference; got "
             + ("fuse=False" if reference is None else "a reference")
         )
+    if request.order_batch and order_batch is None and not fuse:
+        raise ValueError("settings for ordered batches must come with fuse=True; got fuse=False")
     example = None if example_input is None else Example(example_input)
     picture = None if reference is None else check_reference(reference, model, example, fuse)
     before = Snapshot(model)

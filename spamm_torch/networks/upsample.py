@@ -103,10 +103,14 @@ def _size_after(input: Tensor, size: Any, scale_factor: Any) -> tuple[int, int] 
     if (size is None) == (scale_factor is None):
         return None  # an error, for torch to tell
     given = _pair(size if scale_factor is None else scale_factor)
-    if given is None or any(type(x) not in (int, float) or x != int(x) for x in given):
+    if given is None or not all(_is_whole(x, scale_factor is not None) for x in given):
         return None
     factors = (1, 1) if scale_factor is None else tuple(input.shape[2:])
     return int(given[0]) * factors[0], int(given[1]) * factors[1]
+
+
+def _is_whole(x: Any, may_be_float: bool) -> bool:
+    return type(x) is int or (may_be_float and type(x) is float and x.is_integer())
 
 
 def _pair(value: Any) -> tuple[Any, Any] | None:

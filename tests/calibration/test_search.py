@@ -190,3 +190,18 @@ def test_a_form_that_cannot_save_more_is_not_tried():
     found = search([curve(20), curve(9)], 0.5, 9, losses)
     assert found.form == 0
     assert all(form == 0 for form, _, _ in losses.calls)
+
+
+def test_two_forms_with_few_evaluations():
+    """What nothing could be tried of is no measure for another form."""
+    curves = [Curve(errors=(1.0, 2.0, 3.0), saved=(1.0, 2.0, 3.0)) for _ in range(2)]
+    for evaluations in (2, 3, 4):
+        forms = []
+
+        def loss(form, half, moves, forms=forms):
+            forms.append(form)
+            return Loss(0.0, 0.0)
+
+        assert search(curves, 0.5, evaluations, loss).moves > 0
+        assert 0 < len(forms) <= evaluations
+        assert forms[0] == 0

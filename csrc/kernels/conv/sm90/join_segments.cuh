@@ -70,7 +70,8 @@ __device__ __forceinline__ void join_segments(const ConvParams& p, int warpgroup
   auto* const sums = reinterpret_cast<BoxSums*>(storage.stages);
   const auto place = [&](int box) { return (box >> p.log2_segments) * segments; };
 
-  wait_for_cluster();  // nobody reads stages any more
+  // Nobody reads stages any more: what was read has gone into products that were waited for.
+  wait_for_cluster();
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int box = warpgroup * 2 + i;

@@ -34,7 +34,7 @@ constexpr int16_t kNoTerms = 0x7fff;  // all terms are 0
 // The number that counts as a largest term where all terms are smaller, for a product of `margin`.
 __device__ __forceinline__ int least_term(float tau, int margin) {
   constexpr int kBeyondAll = 300;
-  return tau > 0 ? min(max(ilogbf(tau) + margin, -kBeyondAll), kBeyondAll) : -kBeyondAll;
+  return tau > 0 ? min(max(ilogbf(tau), -kBeyondAll), kBeyondAll) + margin : -kBeyondAll;
 }
 
 // The lines of one operand that a thread block works on: granules along M (or N).
