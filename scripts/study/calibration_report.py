@@ -39,7 +39,7 @@ def _markdown(data):
             ("", "validation images"),
             [
                 ("accuracy, dense", f"{data['accuracy']:.2f}%"),
-                ("change, half that was searched", f"{-found['searched_drop']:+.2f}"),
+                ("change, half that was searched", _searched(found)),
                 ("change, unseen half", f"{-found['drop']:+.2f}"),
                 ("evaluations", found["evaluations"]),
                 ("model as it was, us", f"{found['before_us']:.0f}"),
@@ -70,3 +70,8 @@ def _cells(row):
         block = " x ".join(map(str, setting["pixel_block"]))
     times = (f"{row[key]:.1f}" for key in ("dense_us", "chosen_us"))
     return row["name"], row["shape"], f"{row['valid_ratio']:.1%}", tau, block, *times, error
+
+
+def _searched(found):
+    drop = found["searched_drop"]
+    return "not tried" if drop is None else f"{-drop:+.2f}"

@@ -320,10 +320,11 @@ class _Calibration:
         note: str,
         settings: Mapping[str, Any],
     ) -> Outcome:
+        searched_drop = found.searched.drop if found.searched else None
         return Outcome(
             max_drop=max_drop,
             drop=found.held.drop if found.held else 0.0,
-            searched_drop=found.searched.drop if found.searched else 0.0,
+            searched_drop=searched_drop if found.moves else 0.0,
             changed=found.held.changed if found.held else None,
             resolution=self._evaluator.resolution(1) if found.held else None,
             valid_ratio=valid_ratio,

@@ -44,7 +44,7 @@ class Outcome:
     Attributes:
         max_drop: what was allowed, in the units of ``evaluate``.
         drop: of the score on the half of the data that the search did not see, against the model
-            as it was. searched_drop: on the other half.
+            as it was. searched_drop: on the other half; None where it was not tried there.
         changed: the percentage of answers that changed on the unseen half; None without answers.
         resolution: what one answer is worth there, in percent; None without answers.
         valid_ratio: of all convolutions that can skip, weighted by their multiplications.
@@ -58,7 +58,7 @@ class Outcome:
 
     max_drop: float
     drop: float
-    searched_drop: float
+    searched_drop: float | None
     changed: float | None
     resolution: float | None
     valid_ratio: float
@@ -121,10 +121,13 @@ def _footer(outcome: Outcome) -> list[str]:
     if outcome.resolution is not None:
         resolution = f" (one answer is {outcome.resolution:.2g}%)"
     changed = "" if outcome.changed is None else f", {outcome.changed:.2f}% of the answers changed"
+    searched = "not tried"
+    if outcome.searched_drop is not None:
+        searched = f"{outcome.searched_drop:.3g}"
     lines = [
         f"valid: {outcome.valid_ratio:.1%} of the products, weighted by multiplications",
         f"drop: {outcome.drop:.3g} of {outcome.max_drop:g} allowed on unseen data{resolution}"
-        f"{changed}; {outcome.searched_drop:.3g} where it was searched; "
+        f"{changed}; {searched} where it was searched; "
         f"{outcome.evaluations} evaluations",
         f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
         f"with nothing skipped, {outcome.after_us:.0f} us as chosen",

@@ -2,13 +2,21 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 from tiny import Agreement, dark_pictures, linear_time, tiny_network
 from torch import nn
 
-from spamm_torch import SpAMMConfig, SpAMMConv2d, calibrate, convert_, record_stats
+from spamm_torch import (
+    CalibrationReport,
+    SpAMMConfig,
+    SpAMMConv2d,
+    calibrate,
+    convert_,
+    record_stats,
+)
 from spamm_torch.calibration.statistics import RATIOS
 from spamm_torch.networks.config import NOTHING_SKIPPED
 
@@ -124,6 +132,14 @@ def test_the_table(timed):
     assert "weighted by multiplications" in valid
     assert "of 20 allowed on unseen data (one answer is 3.1%)" in drop
     assert times.startswith("whole model, measured: 110 us as it was, 100 us with nothing skipped")
+
+
+def test_a_choice_that_was_not_tried_where_it_was_searched(timed):
+    found = run()
+    outcome = replace(found.outcome, searched_drop=None)
+    assert "; not tried where it was searched; " in str(
+        CalibrationReport(found, outcome, found.settings)
+    )
 
 
 def test_progress_is_said(timed, capsys):
