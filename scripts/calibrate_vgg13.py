@@ -133,7 +133,8 @@ def _parse(arguments):
     parser.add_argument(
         "--shifted",
         action="store_true",
-        help=f"validation images are shifted at random by up to {MAX_SHIFT} pixels",
+        help=f"validation images are shifted at random by up to {MAX_SHIFT} pixels "
+        "(default: as they are)",
     )
     parser.add_argument(
         "--order-batch",
@@ -142,7 +143,9 @@ def _parse(arguments):
         help="whether batches are put in order of likeness (default: %(default)s by what it saves)",
     )
     parser.add_argument(
-        "--reorder", action="store_true", help="put channels in the order of their norms"
+        "--reorder",
+        action="store_true",
+        help="put channels in the order of their norms (default: in the model's own)",
     )
     add_output_options(parser, "calibration_vgg13")
     return parser.parse_args(arguments)

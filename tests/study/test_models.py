@@ -174,6 +174,15 @@ def test_ctrl_c_saves_the_step_at_hand(name, tmp_path, data):
     assert same_parameters(train(config, data, path, CPU, silent), whole)
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """Also where the tests run in the background, and a shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
     def interrupt(step, steps, message):
         signal.raise_signal(signal.SIGINT)

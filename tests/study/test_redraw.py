@@ -17,6 +17,7 @@ from common.plots import _spread
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
 FILES = sorted(RESULTS.glob("*.json"))
+NOT_DRAWN = {"scattered_digits"}  # the picture is of pixels, which are not in the JSON file
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -36,7 +37,8 @@ def test_every_page_is_what_its_json_file_gives(path, tmp_path):
     assert date == f"| date | {header['date']} |"
     assert command == f"| command | `{header['command']}` |"
     pictures = [file.name for file in tmp_path.glob("*.png")]
-    assert pictures == ([copy.with_suffix(".png").name] if ".png)" in page else [])
+    is_drawn = ".png)" in page and path.stem not in NOT_DRAWN
+    assert pictures == ([copy.with_suffix(".png").name] if is_drawn else [])
     for picture in pictures:
         assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
 
