@@ -762,17 +762,7 @@ def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _with_norms(_fake_conv2d(*args, **kwargs))
 
 
-def _fake_max_pool(input: Tensor, *setting: Any) -> Tensor:
-    _check_operand_dtype(input, "input")
-    torch._check(
-        input.dim() == 4,
-        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
-    )
-    return torch.nn.functional.max_pool2d(input, *setting)
-
-
-@register_fake("spamm_torch::max_pool2d")
-def _(
+def _fake_max_pool(
     input: Tensor,
     kernel_size: Any,
     stride: Any = (),
@@ -780,19 +770,21 @@ def _(
     dilation: Any = 1,
     ceil_mode: bool = False,
 ) -> Tensor:
-    return _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
+    _check_operand_dtype(input, "input")
+    torch._check(
+        input.dim() == 4,
+        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
+    )
+    setting = (kernel_size, stride, padding, dilation, ceil_mode)
+    return torch.nn.functional.max_pool2d(input, *setting)
+
+
+register_fake("spamm_torch::max_pool2d")(_fake_max_pool)
 
 
 @register_fake("spamm_torch::max_pool2d_with_norms")
-def _(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> tuple[Tensor, Tensor]:
-    return _with_norms(_fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode))
+def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    return _with_norms(_fake_max_pool(*args, **kwargs))
 
 
 @register_fake("spamm_torch::max_pool2d_deviation")
@@ -872,7 +864,9 @@ def run_layers(
             ),
         )
         if kind == MAX_POOL:
-            input = _fake_max_pool(input, *pairs(4), bool(*take(1)))
+            kernel_size, stride, padding, dilation = pairs(4)
+            ceil_mode = bool(*take(1))
+            input = _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
             yield input, None
             continue
         _check_weights(convolutions < len(weights), weights)

@@ -69,14 +69,16 @@ def test_empty(device):
     assert_is_torchs(empty, kernel_size=2)
 
 
-def test_refuses(device):
+@pytest.mark.parametrize("name", ["max_pool2d", "max_pool2d_with_norms"])
+def test_refuses(device, name):
+    op = getattr(OPS, name)
     input = torch.ones(1, 8, 4, 4, device=device)
     with pytest.raises(RuntimeError, match=r"input must be a batch \(N, C, H, W\); got shape"):
-        OPS.max_pool2d(input[0], 2)
+        op(input[0], 2)
     with pytest.raises(TypeError, match=r"input must be float16.*; got int32"):
-        OPS.max_pool2d(input.int(), 2)
-    with pytest.raises(RuntimeError, match="max_pool2d is for inference"):
-        OPS.max_pool2d(input.requires_grad_(), 2)
+        op(input.int(), 2)
+    with pytest.raises(RuntimeError, match=f"{name} is for inference"):
+        op(input.requires_grad_(), 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

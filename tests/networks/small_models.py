@@ -103,6 +103,17 @@ def is_served(model, *args, **kwargs):
     return count > 0
 
 
+class OfFunction(nn.Module):
+    """A module of a function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self._function = function
+
+    def forward(self, x):
+        return self._function(x)
+
+
 def rows(report):
     """{name: (action, absorbed)} of the convolutions."""
     return {row.name: (row.action, row.absorbed) for row in report if "x" in row.shape}

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import pictures, trained
+from small_models import OfFunction, pictures, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -98,24 +98,13 @@ def test_what_the_reader_does_not_need_is_not_computed():
 def test_pools(pool, takes_norms):
     model = network(pool if isinstance(pool, nn.Module) else nn.Identity())
     if not isinstance(pool, nn.Module):
-        model.pool = Calling(pool).eval()
+        model.pool = OfFunction(pool).eval()
     convert_(model, SKIPS)
     assert ("_spamm_torch_max_pool2d_with_norms" in code_of(model)) == takes_norms
     with torch.no_grad():
         found = model(dark_pictures())
         fused_of(model)._forward_with_norms = None
         assert torch.equal(found, model(dark_pictures()))
-
-
-class Calling(nn.Module):
-    """A module of a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self._function = function
-
-    def forward(self, x):
-        return self._function(x)
 
 
 @torch.no_grad()

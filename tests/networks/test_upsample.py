@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from small_models import is_served, trained
+from small_models import OfFunction, is_served, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,17 +16,6 @@ from spamm_torch.networks.upsample import enlarged, upsample_nearest
 def small_images_too(monkeypatch):
     """Pixels of the tests' small images are repeated as those of large ones are."""
     monkeypatch.setattr(upsample, "_LEAST_BYTES", 0)
-
-
-class Calling(nn.Module):
-    """A module that upsamples by a function."""
-
-    def __init__(self, function):
-        super().__init__()
-        self._function = function
-
-    def forward(self, x):
-        return self._function(x)
 
 
 class Level(nn.Module):
@@ -48,17 +37,17 @@ SERVED = {
     "scales": nn.Upsample(scale_factor=(2, 3)),
     "size": nn.Upsample(size=(12, 10)),
     "old name": nn.UpsamplingNearest2d(scale_factor=2),
-    "function": Calling(lambda x: F.interpolate(x, scale_factor=2.0)),
-    "size by position": Calling(lambda x: F.interpolate(x, (18, 10), mode="nearest")),
-    "of a shape": Calling(lambda x: F.interpolate(x, size=(x.shape[2] * 4, x.size(3) * 2))),
+    "function": OfFunction(lambda x: F.interpolate(x, scale_factor=2.0)),
+    "size by position": OfFunction(lambda x: F.interpolate(x, (18, 10), mode="nearest")),
+    "of a shape": OfFunction(lambda x: F.interpolate(x, size=(x.shape[2] * 4, x.size(3) * 2))),
     "not whole": nn.Upsample(scale_factor=1.5),
-    "smaller": Calling(lambda x: F.interpolate(x, size=3)),
+    "smaller": OfFunction(lambda x: F.interpolate(x, size=3)),
 }
 NOT_SERVED = {
     "bilinear": nn.Upsample(scale_factor=2, mode="bilinear"),
     "exact": nn.Upsample(scale_factor=2, mode="nearest-exact"),
     "recomputed": nn.Upsample(scale_factor=1.7, recompute_scale_factor=True),
-    "recomputed function": Calling(
+    "recomputed function": OfFunction(
         lambda x: F.interpolate(x, scale_factor=1.7, recompute_scale_factor=True)
     ),
 }

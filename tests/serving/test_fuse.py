@@ -673,16 +673,6 @@ def test_norms_that_a_pool_leaves_are_those_of_the_pass(device):
     assert torch.equal(spamm_torch.conv2d(output, weight, norm_input=norms, **setting), own)
 
 
-def test_max_pool_refuses(device):
-    input = torch.ones(1, 8, 4, 4, device=device)
-    with pytest.raises(RuntimeError, match=r"input must be a batch \(N, C, H, W\); got shape"):
-        OPS.max_pool2d_with_norms(input[0], 2)
-    with pytest.raises(TypeError, match=r"input must be float16.*; got int32"):
-        OPS.max_pool2d_with_norms(input.int(), 2)
-    with pytest.raises(RuntimeError, match="max_pool2d_with_norms is for inference"):
-        OPS.max_pool2d_with_norms(input.requires_grad_(), 2)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_max_pool_opcheck(device, dtype, pool):
