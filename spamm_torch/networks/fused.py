@@ -298,7 +298,8 @@ def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
     """(parent, name, child) of every module that the generated forward passes by."""
     island, passed = plan.island, dict(plan.island.entered)
     nodes: Iterable[fx.Node] = itertools.chain(
-        plan.pools, plan.upsamplings, *(site.nodes for site in plan.fused)
+        *(plan.pools, plan.upsamplings, plan.linear_relus, plan.linear_relus.values()),
+        *(site.nodes for site in plan.fused),
     )
     if island.reference is not None:  # what it makes of the reference was computed by all of them
         nodes = island.graph.nodes

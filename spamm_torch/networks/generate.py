@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from .dense import dense_conv2d
+from .linear import linear_relu
 from .norm_flow import NormFlow
 from .plan import Plan
 from .pool import Pooling, max_pool2d
@@ -63,6 +64,8 @@ class _Generator:
             self._replace_pool(node, pooling)
         for node, upsampling in self._plan.upsamplings.items():
             self._replace_upsampling(node, upsampling)
+        for linear, relu in self._plan.linear_relus.items():
+            self._replace_linear_relu(linear, relu)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
         for offset, node in enumerate(self._plan.island.put_back):
@@ -95,6 +98,16 @@ class _Generator:
         self._put(own, value)
         graph.erase_node(own)
 
+    def _replace_linear_relu(self, linear: fx.Node, relu: fx.Node) -> None:
+        own, behind, graph = self._copies[linear], self._copies[relu], self._graph
+        with graph.inserting_before(own):
+            layer = graph.create_node("get_attr", str(own.target))
+            value = graph.call_function(linear_relu, (own.args[0], layer))
+        self._put(behind, value)
+        self._put(own, value)
+        for node in (behind, own):
+            graph.erase_node(node)
+
     def _replace_site(self, place: int, site: Site) -> None:
         nodes = [self._copies[node] for node in site.nodes]
         graph = self._graph
@@ -118,7 +131,7 @@ class _Generator:
 
     def _put_back(self, node: fx.Node, place: int) -> None:
         """Has a node read its channels in the model's own order."""
-        own, graph = self._copies[node], self._graph
+        own, graph = self._now(node), self._graph
         value = own.all_input_nodes[0]
         with graph.inserting_before(own):
             places = graph.call_function(operator.getitem, (self._operands, place))

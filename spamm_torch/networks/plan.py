@@ -10,6 +10,7 @@ from torch import fx
 from .capture import Island
 from .config import SpAMMConfig
 from .leaves import Band
+from .linear import find_linear_relus
 from .pool import Pooling, find_pools
 from .sites import Site
 from .upsample import Upsampling, find_upsamplings
@@ -51,6 +52,11 @@ class Plan:
     def pools(self) -> dict[fx.Node, Pooling]:
         """The max pools that the generated forward computes itself."""
         return find_pools(self.island)
+
+    @property
+    def linear_relus(self) -> dict[fx.Node, fx.Node]:
+        """The linear layers that it computes with the ReLU behind them, and that ReLU."""
+        return find_linear_relus(self.island)
 
     @property
     def upsamplings(self) -> dict[fx.Node, Upsampling]:

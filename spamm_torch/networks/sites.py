@@ -195,11 +195,7 @@ class _Finder:
         return users[0] if len(users) == 1 and users[0].op != "output" else None
 
     def _module(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls with one argument and that does nothing but forward."""
-        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-            return None
-        module = self._root.get_submodule(str(node.target))
-        return module if reason_not_plain(module) is None else None
+        return plain_module(node, self._root)
 
     def _take(self, site: Site, node: fx.Node, what: str) -> None:
         site.nodes.append(node)
@@ -260,30 +256,10 @@ class _Finder:
         node = self._next(site)
         if node is None or self._is_written_between(site, node):
             return
-        activation = self._activation(node)
+        activation = activation_of(node, self._root)
         if activation is not None:
             site.activation = activation
             self._take(site, node, activation)
-
-    def _activation(self, node: fx.Node) -> str | None:
-        if node.op == "call_module":
-            module = self._module(node)
-            return None if module is None else activation_of_module(module)
-        if node.op == "call_method":
-            known = len(node.args) == 1 and not node.kwargs
-            return _METHODS.get(str(node.target)) if known else None
-        if node.op != "call_function" or node.target not in _FUNCTIONS:
-            return None
-        name = _FUNCTIONS[node.target]
-        options = dict(node.kwargs)
-        options.pop("inplace", None)
-        options.pop("input", None)
-        slope = options.pop("negative_slope", _SLOPE)
-        rest = list(node.args[1:])
-        if name == "leaky_relu" and rest:
-            slope = rest.pop(0)
-        plain = not options and all(isinstance(value, bool) for value in rest)
-        return name if plain and slope == _SLOPE else None
 
     def _is_written_between(self, site: Site, end: fx.Node) -> bool:
         """Whether anything else is changed in place while the site's nodes run.
@@ -296,6 +272,36 @@ class _Finder:
             start < self._order[node] < stop and node not in own and may_write(node, self._root)
             for node in self._order
         )
+
+
+def plain_module(node: fx.Node, root: nn.Module) -> nn.Module | None:
+    """The module that a node calls with one argument and that does nothing but forward."""
+    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+        return None
+    module = root.get_submodule(str(node.target))
+    return module if reason_not_plain(module) is None else None
+
+
+def activation_of(node: fx.Node, root: nn.Module) -> str | None:
+    """The name of the activation that a node computes, if the ops compute it."""
+    if node.op == "call_module":
+        module = plain_module(node, root)
+        return None if module is None else activation_of_module(module)
+    if node.op == "call_method":
+        known = len(node.args) == 1 and not node.kwargs
+        return _METHODS.get(str(node.target)) if known else None
+    if node.op != "call_function" or node.target not in _FUNCTIONS:
+        return None
+    name = _FUNCTIONS[node.target]
+    options = dict(node.kwargs)
+    options.pop("inplace", None)
+    options.pop("input", None)
+    slope = options.pop("negative_slope", _SLOPE)
+    rest = list(node.args[1:])
+    if name == "leaky_relu" and rest:
+        slope = rest.pop(0)
+    plain = not options and all(isinstance(value, bool) for value in rest)
+    return name if plain and slope == _SLOPE else None
 
 
 def activation_of_module(module: nn.Module) -> str | None:
