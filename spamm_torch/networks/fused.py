@@ -77,7 +77,7 @@ class Source:
         if setting is not None and weight.is_cuda:
             weight = weight.contiguous(memory_format=torch.channels_last)
         norms = None
-        if setting is not None and not setting.skips_nothing:
+        if setting is not None:  # where nothing is skipped they tell what meets padding alone
             options = setting.op_arguments()
             blocks = {name: options.get(name) for name in ("block", "pixel_block")}
             norms = _ops.conv2d_weight_norm(weight, self.conv.groups, **blocks)

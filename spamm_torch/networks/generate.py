@@ -150,8 +150,7 @@ class _Generator:
         options: dict[str, Any] = {}
         if setting is not None:
             options |= setting.op_arguments()
-            if not setting.skips_nothing:
-                options["norm_weight"] = norms
+            options["norm_weight"] = norms
             if site.name in self._flow.readers:
                 options["norm_input"] = self._norms[input]
         if site.residual is not None:

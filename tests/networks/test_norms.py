@@ -116,3 +116,22 @@ def test_small_batches_take_norms_themselves():
     model = network()
     convert_(model, SKIPS)
     assert torch.equal(model(dark_pictures(8)), few)
+
+
+def test_layers_that_skip_nothing_get_the_norms_of_their_weights(device):
+    """Kernels leave out what meets padding alone, but for infinite weights."""
+    model = trained(nn.Sequential(nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()))
+    model = model.to(device, torch.float16).to(memory_format=torch.channels_last)
+    input = pictures(70, 64, 4, torch.float16).to(device, memory_format=torch.channels_last)
+    with torch.no_grad():
+        convert_(model, SpAMMConfig(tau=0.0), overrides={"0": SpAMMConfig(tau=0.0)})
+        expected = torch.ops.spamm_torch.conv2d(
+            *(input, model[0].weight, model[0].bias, 1, 1), threshold=0.0, activation="relu"
+        )
+        weight, _, norms = fused_of(model).operands
+        assert torch.equal(norms, torch.ops.spamm_torch.conv2d_weight_norm(weight))
+        assert torch.equal(model(input), expected)
+        model[0].weight[3, 5, 0, 0] = torch.inf
+        found = model(input)
+    assert found[:, 3, 0].isnan().all()
+    assert torch.equal(found[:, 4:], expected[:, 4:])
