@@ -166,6 +166,13 @@ TORCH_LIBRARY(spamm_torch, m) {
       "residual=None, "
       "str activation=\"none\", bool weight_is_ready=False) -> (Tensor, Tensor)",
       tags);
+  // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a
+  // batch; no gradient.
+  m.def(
+      "conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? norm_weight=None, "
+      "str activation=\"none\") -> Tensor",
+      tags);
   // torch's max pooling of a batch, without indices. No gradient.
   m.def(
       "max_pool2d(Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, "

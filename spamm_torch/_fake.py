@@ -782,6 +782,36 @@ def _fake_max_pool(
 register_fake("spamm_torch::max_pool2d")(_fake_max_pool)
 
 
+@register_fake("spamm_torch::conv2d_max_pool")
+def _(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    norm_weight: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    torch._check(
+        input.dim() == 4,
+        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
+    )
+    output = _fake_conv2d(
+        *(input, weight, bias, stride, padding, dilation, groups),
+        threshold=0.0,
+        norm_weight=norm_weight,
+        activation=activation,
+    )
+    rows, columns = output.shape[2:]
+    torch._check(
+        rows > 1 and columns > 1,
+        lambda: f"the convolution's output must have at least 2 x 2 pixels; got {rows} x {columns}",
+    )
+    return _fake_max_pool(output, 2)
+
+
 @register_fake("spamm_torch::max_pool2d_with_norms")
 def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _with_norms(_fake_max_pool(*args, **kwargs))

@@ -54,6 +54,22 @@ def _conv2d_with_norms(
     return _convolution(weight, out_shape[0])
 
 
+@register_flop_formula(_ops.conv2d_max_pool)
+def _conv2d_max_pool(
+    input: _Shape,
+    weight: _Shape,
+    bias: _Shape | None = None,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    groups: int = 1,
+    **kwargs: Any,
+) -> int:
+    geometry = (stride, padding, dilation, groups)
+    output = torch.nn.functional.conv2d(_meta(input), _meta(weight), None, *geometry)
+    return _convolution(weight, output.shape)
+
+
 @register_flop_formula(_ops.chain)
 def _chain(
     input: _Shape,

@@ -18,7 +18,7 @@ from .capture import Island, capture
 from .channel_groups import ChannelGroups, Order, find_groups, put_in_order
 from .channel_order import orders_by_norms
 from .config import NOTHING_SKIPPED, SpAMMConfig
-from .engines import Choice, Measurements, asked, candidates, predict
+from .engines import Choice, Measurements, asked, candidates, predict, with_pool
 from .example import Calls, Example, copied, difference, is_rounding
 from .fused import Recipe, attach, detach
 from .leaves import (
@@ -304,11 +304,10 @@ class Conversion:
         """Every convolution that may be one as SpAMM, by its setting where it can skip."""
         engines = {}
         for site in sites:
-            found = list(
-                candidates(site.conv, self._request.setting_of(_layer(site.name))).values()
-            )
+            found = candidates(site.conv, self._request.setting_of(_layer(site.name)))
+            *_, last = found.values()
             left = reason_not_to_convert(site.conv) is not None
-            engines[site.name] = LEFT if left else found[-1]
+            engines[site.name] = LEFT if left else with_pool(last, site)
         return engines
 
     # ---- The report -----------------------------------------------------------------------------
@@ -340,6 +339,8 @@ class Conversion:
             why = why or (None if site.node else reason_not_to_call(site.conv) or "not fused")
             reason = "; ".join(filter(None, (reason, why or "nothing to absorb")))
         absorbed = site.absorbed if is_fused else ()
+        if is_fused and engine.pools:
+            absorbed += ("pool",)
         order = site.output_order if is_fused else None
         return Row(
             *(site.name, shape_of(site.conv), action, absorbed, reason),

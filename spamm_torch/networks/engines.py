@@ -1,13 +1,14 @@
 """Which engine a convolution gets: measured where an example is at hand, else from a table.
 
 Candidates are "dense", "spamm" with nothing skipped, and "spamm" with the layer's setting where
-that skips. Another engine than dense must be faster by 3%.
+that skips. Where a max pool follows that the call may compute, too, "spamm, pool" is one more, and
+the others are measured with the pool behind them. Another engine than dense must be faster by 3%.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from .config import NOTHING_SKIPPED, SpAMMConfig
 from .fused import Source
 from .leaves import reason_not_to_skip
 from .plan import DENSE, Engine
+from .pool import max_pool2d
 from .sites import Site
 from .timing import times_of
 
@@ -48,6 +50,12 @@ def candidates(conv: nn.Conv2d, setting: SpAMMConfig | None) -> dict[str, Engine
     return found
 
 
+def with_pool(engine: Engine, site: Site) -> Engine:
+    """The engine, computing the max pool behind the site, too, where it can."""
+    can_pool = site.pool is not None and engine.setting == NOTHING_SKIPPED
+    return replace(engine, pools=True) if can_pool else engine
+
+
 # ---- Measured -----------------------------------------------------------------------------------
 
 
@@ -60,12 +68,21 @@ class Measurements:
     def choose(self, site: Site, setting: SpAMMConfig | None, input: Tensor) -> Choice:
         """The fastest engine for a site, fused as it will be, on a real input."""
         engines = self._candidates(site.conv, setting)
+        for name, engine in list(engines.items()):
+            if (pooling := with_pool(engine, site)) != engine:
+                engines[f"{name}, pool"] = pooling
         if len(engines) == 1:
             return Choice(DENSE, _reason_for_dense(site.conv, setting))
         if site.input_order is not None:
             ordered = input.index_select(-3, site.input_order.to(input.device))
             input = torch.empty_like(input).copy_(ordered)  # in the input's own memory format
-        key = (site.activation, site.residual is None, *_geometry(site.conv), _layout(input))
+        key = (
+            site.activation,
+            site.residual is None,
+            site.pool is None,
+            *_geometry(site.conv),
+            _layout(input),
+        )
         key += (tuple(engines.values()), site.name if setting != NOTHING_SKIPPED else "")
         if key not in self._known:
             with torch.no_grad():
@@ -84,12 +101,18 @@ class Measurements:
         weight, bias, norms = Source.of(site, engine).operands()
         geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
         options: dict[str, Any] = {"activation": site.activation}
+        if engine.pools:
+            options["norm_weight"] = norms
+            return lambda: _ops.conv2d_max_pool(input, weight, bias, *geometry, **options)
         op = _ops.dense_conv2d
         if engine.setting is not None:
             op = _ops.conv2d
             options |= {**engine.setting.op_arguments(), "norm_weight": norms}
         if site.residual is not None:
             options["residual"] = torch.ones_like(op(input, weight, bias, *geometry, **options))
+        if site.pool is not None:
+            window = (2, 2, 0, 1, False)
+            return lambda: max_pool2d(op(input, weight, bias, *geometry, **options), *window)
         return lambda: op(input, weight, bias, *geometry, **options)
 
 

@@ -299,7 +299,7 @@ def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
     island, passed = plan.island, dict(plan.island.entered)
     nodes: Iterable[fx.Node] = itertools.chain(
         *(plan.pools, plan.upsamplings, plan.linear_relus, plan.linear_relus.values()),
-        *(site.nodes for site in plan.fused),
+        *map(plan.nodes, plan.fused),
     )
     if island.reference is not None:  # what it makes of the reference was computed by all of them
         nodes = island.graph.nodes

@@ -15,7 +15,7 @@ from .dense import dense_conv2d
 from .linear import linear_relu
 from .norm_flow import NormFlow
 from .plan import Plan
-from .pool import Pooling, max_pool2d
+from .pool import Pooling, conv2d_max_pool, max_pool2d
 from .sites import Site
 from .upsample import Upsampling, upsample_nearest
 
@@ -109,7 +109,7 @@ class _Generator:
             graph.erase_node(node)
 
     def _replace_site(self, place: int, site: Site) -> None:
-        nodes = [self._copies[node] for node in site.nodes]
+        nodes = [self._copies[node] for node in self._plan.nodes(site)]
         graph = self._graph
         with graph.inserting_before(nodes[-1]):
             weight, bias, norms = (
@@ -142,13 +142,17 @@ class _Generator:
     def _op(self, site: Site) -> Any:
         if self._plan.engines[site.name].setting is None:
             return dense_conv2d
+        if self._plan.computes_pool(site):
+            return conv2d_max_pool
         leaves_norms = site.name in self._flow.producers
         return (_ops.conv2d_with_norms if leaves_norms else _ops.conv2d).default
 
     def _options(self, site: Site, input: Any, norms: fx.Node) -> dict[str, Any]:
         setting = self._plan.engines[site.name].setting
         options: dict[str, Any] = {}
-        if setting is not None:
+        if self._plan.computes_pool(site):
+            options["norm_weight"] = norms
+        elif setting is not None:
             options |= setting.op_arguments()
             options["norm_weight"] = norms
             if site.name in self._flow.readers:

@@ -24,11 +24,13 @@ class Engine:
         kind: "spamm" (the op conv2d), "dense" (the op dense_conv2d), or "left" (as it was).
         setting: of the op conv2d; None for the others.
         band: the lowest and highest valid ratio of a batch when the setting was calibrated.
+        pools: whether its call is to compute the max pool behind the convolution, too.
     """
 
     kind: str
     setting: SpAMMConfig | None = None
     band: Band | None = None
+    pools: bool = False
 
 
 DENSE = Engine("dense")
@@ -48,10 +50,21 @@ class Plan:
         """The sites that the generated forward computes itself, in the order of its operands."""
         return [site for site in self.sites if self._pays(site)]
 
+    def nodes(self, site: Site) -> list[fx.Node]:
+        """The nodes whose work the site's call does, the convolution first."""
+        pool = site.pool if self.engines[site.name].pools else None
+        return site.nodes if pool is None else [*site.nodes, pool]
+
+    def computes_pool(self, site: Site) -> bool:
+        """Whether the site's call computes the max pool behind it."""
+        return len(self.nodes(site)) > len(site.nodes)
+
     @property
     def pools(self) -> dict[fx.Node, Pooling]:
-        """The max pools that the generated forward computes itself."""
-        return find_pools(self.island)
+        """The max pools that are calls of their own in the generated forward."""
+        absorbed = {node for site in self.sites for node in self.nodes(site)}
+        found = find_pools(self.island)
+        return {node: pooling for node, pooling in found.items() if node not in absorbed}
 
     @property
     def linear_relus(self) -> dict[fx.Node, fx.Node]:

@@ -1,10 +1,12 @@
 """Max pooling in a generated forward, by the kernel that is faster.
 
-The op ``max_pool2d`` gives torch's results bit for bit, and writes no indices.
+The op ``max_pool2d`` gives torch's results bit for bit, and writes no indices. The op
+``conv2d_max_pool`` gives those of the convolution and the pool, one after the other.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,7 +16,9 @@ from torch.nn import functional as F
 from ..chain import reason_not_plain
 from .capture import Island
 
-_max_pool2d = torch.ops.spamm_torch.max_pool2d.default
+_ops = torch.ops.spamm_torch
+_conv2d, _conv2d_max_pool = _ops.conv2d.default, _ops.conv2d_max_pool.default
+_max_pool2d = _ops.max_pool2d.default
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)  # of the op's own kernels
 _ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
@@ -25,11 +29,12 @@ Pooling: TypeAlias = tuple[Any, Any, Any, Any, bool]
 
 def find_pools(island: Island) -> dict[fx.Node, Pooling]:
     """The max pools of an island that return no indices, in the graph's order."""
-    found = {node: _pooling(island.module, node) for node in island.graph.nodes}
+    found = {node: pooling_of(node, island.module) for node in island.graph.nodes}
     return {node: pooling for node, pooling in found.items() if pooling is not None}
 
 
-def _pooling(root: nn.Module, node: fx.Node) -> Pooling | None:
+def pooling_of(node: fx.Node, root: nn.Module) -> Pooling | None:
+    """What a node pools, if it is a max pool that returns no indices."""
     if node.op == "call_module" and len(node.args) == 1 and not node.kwargs:
         pool: Any = root.get_submodule(str(node.target))
         is_pool = type(pool) is nn.MaxPool2d and not pool.return_indices
@@ -46,6 +51,43 @@ def _pooling(root: nn.Module, node: fx.Node) -> Pooling | None:
         rest = (given.get("padding", 0), given.get("dilation", 1), given.get("ceil_mode", False))
         return (kernel, kernel if stride is None else stride, *rest)
     return None
+
+
+def is_of_pairs(pooling: Pooling) -> bool:
+    """Whether windows are 2 x 2 pixels that lie side by side, and what sticks out is dropped."""
+    kernel, stride, padding, dilation, ceil_mode = pooling
+    edges = [*map(_pair, (kernel, stride, padding, dilation))]
+    return edges == [(2, 2), (2, 2), (0, 0), (1, 1)] and not ceil_mode
+
+
+def _pair(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+
+
+def conv2d_max_pool(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    *,
+    norm_weight: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """The op ``conv2d_max_pool``, or two calls where a gradient is wanted or a single image came.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W).
+        norm_weight: the weight's norms, as the op ``conv2d_weight_norm`` returns them.
+        weight, bias, stride, padding, dilation, groups, activation: as of the op ``conv2d``.
+    """
+    args = (input, weight, bias, stride, padding, dilation, groups)
+    options = {"norm_weight": norm_weight, "activation": activation}
+    if input.dim() == 4 and not (torch.is_grad_enabled() and input.requires_grad):
+        return _conv2d_max_pool(*args, **options)
+    return F.max_pool2d(_conv2d(*args, threshold=0.0, **options), 2)
 
 
 def max_pool2d(

@@ -28,7 +28,7 @@ class Row:
         action: "spamm" (a :class:`SpAMMConv2d` now; in the reference form what it was), "dense"
             (dense, with what follows computed in the same call) or "left" (as it was).
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add",
-            "relu").
+            "relu", "pool").
         reason: why this action was chosen.
         setting: what is skipped; None where nothing can be.
         times: measured microseconds of the candidates, by name; empty where none were measured.
@@ -103,6 +103,8 @@ class ConvertReport(tuple[Row, ...]):
 def _layer_to_dict(row: Row) -> dict[str, Any]:
     setting = None if row.setting is None else row.setting.to_dict()
     layer: dict[str, Any] = {"shape": row.shape, "engine": row.action, "setting": setting}
+    if "pool" in row.absorbed:
+        layer["pool"] = True
     if row.band is not None:
         layer["band"] = list(row.band)
     if row.order is not None:

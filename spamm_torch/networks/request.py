@@ -151,7 +151,10 @@ def _read_settings(
         version = settings["format"], settings["versions"]["spamm_torch"]
         layers = settings["layers"]
         entries = [
-            (name, entry["shape"], entry["engine"], entry["setting"], entry.get("band"))
+            (
+                *(name, entry["shape"], entry["engine"], entry["setting"]),
+                *(entry.get("band"), entry.get("pool", False)),
+            )
             for name, entry in layers.items()
         ]
         found = {name: entry["order"] for name, entry in layers.items() if "order" in entry}
@@ -164,7 +167,7 @@ def _read_settings(
         ) from None
     _check_version(*version)
     engines = {}
-    for name, shape, kind, setting, band in entries:
+    for name, shape, kind, setting, band, pools in entries:
         layer = convolutions.get(name.partition("#")[0])
         if layer is None:
             if kind == "left":  # linear layers are listed as well
@@ -178,7 +181,7 @@ def _read_settings(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{shape_of(layer)!r}"
             )
-        engines[name] = _engine(name, kind, setting, band)
+        engines[name] = _engine(name, kind, setting, band, pools)
     missing = [name for name in convolutions if name not in engines]
     if missing:
         raise ValueError(
@@ -213,15 +216,20 @@ def _release(version: Any) -> list[str]:
     return str(version).split(".")[:2]
 
 
-def _engine(name: str, kind: Any, setting: Any, band: Any) -> Engine:
+def _engine(name: str, kind: Any, setting: Any, band: Any, pools: Any) -> Engine:
     is_setting = isinstance(setting, dict)
     if kind not in _KINDS or (kind == "spamm") != is_setting or not (is_setting or setting is None):
         raise ValueError(
             f"the settings must have engines {', '.join(_KINDS)}, spamm with a setting; got "
             f"{kind!r} with {setting!r} for {name!r}"
         )
+    if not isinstance(pools, bool) or (pools and setting != NOTHING_SKIPPED.to_dict()):
+        raise ValueError(
+            f"the settings must have true as pool where {NOTHING_SKIPPED} alone is set, or none; "
+            f"got {pools!r} with {setting!r} for {name!r}"
+        )
     if kind == "spamm":
-        return Engine("spamm", _setting(name, setting), _band(name, band))
+        return Engine("spamm", _setting(name, setting), _band(name, band), pools)
     return DENSE if kind == "dense" else LEFT
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..chain import reason_not_plain
 from .capture import Island, is_frozen_batch_norm
+from .pool import is_of_pairs, pooling_of
 from .shapes import Shapes
 
 _MODULES: dict[type[nn.Module], str] = {
@@ -59,6 +60,8 @@ class Site:
         residual: what is added, or None. activation: "none", or as the ops name it.
         nodes: the nodes whose work the fused call does, the convolution first.
         absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
+        pool: the max pool of 2 x 2 pixels that alone reads what the site computes, where a call
+            that skips nothing may compute it, too; or None.
         output_order, input_order: of the channels that the fused call computes and reads, as
             indices of the convolution's own; None: the convolution's own order.
     """
@@ -71,6 +74,7 @@ class Site:
     activation: str = "none"
     nodes: list[fx.Node] = field(default_factory=list)
     absorbed: tuple[str, ...] = ()
+    pool: fx.Node | None = None
     output_order: Tensor | None = None
     input_order: Tensor | None = None
 
@@ -170,6 +174,7 @@ class _Finder:
 
     def __init__(self, island: Island, are_alike: Alike) -> None:
         self._root, self._are_alike = island.module, are_alike
+        self._has_reference = island.reference is not None
         self._order = {node: place for place, node in enumerate(island.graph.nodes)}
         self._taken: set[fx.Node] = set()
 
@@ -188,6 +193,17 @@ class _Finder:
         # What passes its input on is only worth taking where something behind it was taken.
         while len(site.nodes) > 1 and self._is_identity(site.last):
             self._taken.discard(site.nodes.pop())
+        if not self._has_reference:
+            site.pool = self._pool_behind(site)
+
+    def _pool_behind(self, site: Site) -> fx.Node | None:
+        if site.activation != "relu" or site.residual is not None:
+            return None  # no kernel computes these and a pool
+        node = self._next(site)
+        if node is None or self._is_written_between(site, node):
+            return None
+        pooling = pooling_of(node, self._root)
+        return node if pooling is not None and is_of_pairs(pooling) else None
 
     def _next(self, site: Site) -> fx.Node | None:
         """The only user of what the site computes so far."""

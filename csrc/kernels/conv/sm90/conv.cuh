@@ -19,6 +19,7 @@
 #include "kernels/conv/sm90/join_segments.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
 #include "kernels/conv/sm90/load.cuh"
+#include "kernels/conv/sm90/pool_windows.cuh"
 #include "kernels/conv/sm90/residual.cuh"
 #include "kernels/conv/sm90/wgmma.cuh"
 
@@ -116,6 +117,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
   Operands operands(storage, warpgroup);
   float acc[Config::kValues] = {};
+  HeldRow<Config> held;
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
   const auto notice_at = [&](const RingPosition<Config::kStages>& stage) -> Notice {
@@ -166,7 +168,9 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-      if constexpr (Config::kSegmented) {
+      if constexpr (Config::kPools) {
+        pool<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
+      } else if constexpr (Config::kSegmented) {
         join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
       } else {
         store<Config>(p, channel, boxes, storage.output[warpgroup], storage.squares[warpgroup],

@@ -86,21 +86,27 @@ __device__ __forceinline__ void add_squares(SquareSum<Element> (&sums)[2], uint3
   add_square_below(sums[1], widen(high), first + 1, count);
 }
 
-// Rounds the values of kColumns pixels x 64 channels, from kFirst on, into `pairs`, and stages them
-// in a block with a line of 64 channels for each pixel, in TMA's 128-byte swizzle.
-template <class Element, int kColumns, int kFirst, int kSize>
-__device__ __forceinline__ void stage(const float (&acc)[kSize], const ChannelBias& bias, bool relu,
-                                      OperandBlock& block, uint32_t (&pairs)[kColumns / 4]) {
-  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
-  const int line = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;
-  uint8_t* target = block.bytes + line * kLineBytes + chunk * 16;
+// Rounds the values of kPairs * 4 pixels x 64 channels, from kFirst on, into `pairs`.
+template <class Element, int kFirst, int kSize, int kPairs>
+__device__ __forceinline__ void finish_pairs(const float (&acc)[kSize], const ChannelBias& bias,
+                                             bool relu, uint32_t (&pairs)[kPairs]) {
 #pragma unroll
-  for (int i = 0; i < kColumns / 4; ++i) {
+  for (int i = 0; i < kPairs; ++i) {
     // Two neighbouring pixels of one of the thread's two channels.
     const int from = kFirst + 2 * i;
     pairs[i] = finished_pair<Element>(acc[from] + bias.values[i % 2],
                                       acc[from + 1] + bias.values[i % 2], relu);
   }
+}
+
+// Stages these pairs in a block with a line of 64 channels for each pixel, in TMA's 128-byte
+// swizzle.
+template <int kPairs>
+__device__ __forceinline__ void stage_pairs(const uint32_t (&pairs)[kPairs], OperandBlock& block) {
+  constexpr int kColumns = kPairs * 4;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+  const int line = lane / 16 * 8 + lane % 8, chunk = (2 * warp + lane / 8 % 2) ^ lane % 8;
+  uint8_t* target = block.bytes + line * kLineBytes + chunk * 16;
 #pragma unroll
   for (int column = 0; column < kColumns; column += 16) {
     auto* lines = reinterpret_cast<cute::uint128_t*>(target + column * kLineBytes);
@@ -148,7 +154,8 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   const int warpgroup = threadIdx.x / 128;
   if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
-  stage<typename Config::Element, kPairs * 4, kBox * kBlock / 2>(acc, bias, relu, staging, pairs);
+  finish_pairs<typename Config::Element, kBox * kBlock / 2>(acc, bias, relu, pairs);
+  stage_pairs(pairs, staging);
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {

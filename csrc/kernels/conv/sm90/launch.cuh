@@ -99,6 +99,19 @@ int cut_into_tiles(ConvParams& p, int multiprocessors) {
   return std::min(p.tiles, multiprocessors);
 }
 
+template <class Config>
+cudaError_t encode_output(ConvParams& p) {
+  using Element = typename Config::Element;
+  const Extent& output = p.shape.output;
+  if constexpr (Config::kPools) {
+    const Extent pooled = {output.images, output.rows / 2, output.columns / 2};
+    return encode_pixels<Element>(p.map_output, p.output, pooled, p.shape.out_channels, p.box,
+                                  {1, 1}, images_of_store<Config>(p));
+  }
+  return encode_pixels<Element>(p.map_output, p.output, output, p.shape.out_channels, p.box,
+                                {1, 1});
+}
+
 // Encodes the tensor maps of p and starts the kernel.
 template <class Config>
 cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, const void* input,
@@ -107,10 +120,7 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   using Operand = typename Config::Operand;
   if (blocks == p.tiles) p.next_tile = nullptr;
   cudaError_t error = encode_input<Config>(p, input);
-  if (error == cudaSuccess) {
-    error = encode_pixels<Element>(p.map_output, p.output, p.shape.output, p.shape.out_channels,
-                                   p.box, {1, 1});
-  }
+  if (error == cudaSuccess) error = encode_output<Config>(p);
   if (error == cudaSuccess && p.residual != nullptr) {
     error = encode_pixels<Element>(p.map_residual, p.residual, p.shape.output, p.shape.out_channels,
                                    p.box, {1, 1});
@@ -132,8 +142,10 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   }
   if (error != cudaSuccess) return error;
   if constexpr (Config::kSegmented) {
-    return launch_clusters(kernel, blocks << p.log2_segments, 1u << p.log2_segments,
-                           Config::kThreads, shared_bytes, stream, p);
+    // Pooled windows have their two tiles in one cluster.
+    const unsigned cluster = (Config::kPools ? 2u : 1u) << p.log2_segments;
+    return launch_clusters(kernel, blocks << p.log2_segments, cluster, Config::kThreads,
+                           shared_bytes, stream, p);
   }
   return launch(kernel, blocks, Config::kThreads, shared_bytes, /*overlap_previous=*/true, stream,
                 p);
@@ -154,11 +166,29 @@ cudaError_t convolve_resident(ConvParams p, const void* input, const void* weigh
                               const Launch& how) {
   constexpr int kSharedBytes = sizeof(ResidentStorage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes - 2048);  // the rest is for the norm kernel
-  const int pairs = ceil_div(p.boxes.columns, 2);
+  const int pairs = ceil_div(p.boxes.columns, 2), rows = p.boxes.rows / Config::kRowsInTurn;
   p.by_box_columns = Divisor(pairs);
-  p.tiles = p.boxes.images / 2 * p.boxes.rows * pairs;
+  p.by_box_rows = Divisor(rows);
+  p.tiles = p.boxes.images / 2 * rows * pairs;
   return start<Config>(conv_resident_sm90<Config>, kSharedBytes, p, input, weight,
                        std::min(p.tiles, how.multiprocessors), how.stream);
+}
+
+// For windows of 2 x 2 pixels that are max-pooled.
+template <class Config>
+cudaError_t convolve_and_pool_staged(ConvParams p, const void* input, const void* weight,
+                                     const Launch& how) {
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  const int rows = p.boxes.rows / 2, columns = p.boxes.columns / 2;
+  p.by_box_rows = Divisor(rows);
+  p.by_box_columns = Divisor(columns);
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  p.tiles = p.channel_tiles * p.boxes.images * rows * columns * (4 / Config::kBoxes);
+  // Clusters have a tile for each row of a window.
+  const int blocks = Config::kSegmented ? p.tiles : std::min(p.tiles, how.multiprocessors);
+  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
 }
 
 // Whether a Config agrees with its row of cuda/tiles.h.
@@ -304,6 +334,31 @@ cudaError_t convolve_deviations(ConvParams p, const void* input, const void* wei
   // Large tiles leave too few registers for the base.
   const auto instance = how.tile == TileSize::kNarrow ? deviating<Element, kTiles.narrow>()
                                                       : deviating<Element, kTiles.small>();
+  return instance(p, input, weight, how);
+}
+
+template <class Element, TileConfig kTile>
+constexpr auto pooling() {
+  using Chosen = PoolConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kTile.stages>;
+  static_assert(kHasTile<Chosen, kTile>);
+  return convolve_and_pool_staged<Chosen>;
+}
+
+// The same with ReLU and max pooling of windows of 2 x 2 pixels, with stride 2: `output` is the
+// pooled one. Half types; a pixel block is 64 images of one pixel; rows and columns of the
+// convolution's output are even; no residual, no output norms.
+template <class Element, Tiles kTiles>
+cudaError_t convolve_and_pool(ConvParams p, const void* input, const void* weight,
+                              const Launch& how) {
+  complete(p);
+  if (how.tile == TileSize::kNarrow) {
+    return takes_resident(p.shape, p.block)
+               ? convolve_resident<ResidentConfig<Element, kBlock, /*kPools=*/true>>(p, input,
+                                                                                     weight, how)
+               : pooling<Element, kTiles.narrow>()(p, input, weight, how);
+  }
+  const bool large = how.tile == TileSize::kLarge && p.log2_segments == 0;
+  const auto instance = large ? pooling<Element, kTiles.large>() : pooling<Element, kTiles.small>();
   return instance(p, input, weight, how);
 }
 

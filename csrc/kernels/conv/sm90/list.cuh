@@ -22,8 +22,28 @@ __device__ inline Box box_at(const ConvParams& p, int index) {
   return {image << p.box.images, row << p.box.rows, column << p.box.columns};
 }
 
+// The tile with a window of 2 x 2 pixels in its boxes, or with one row of it. by_box_rows and
+// by_box_columns divide by numbers of windows.
+template <class Config>
+__device__ Tile<Config> window_tile_at(const ConvParams& p, int number) {
+  constexpr int kTilesOfWindow = 4 / Config::kBoxes;
+  const int second = number % kTilesOfWindow;
+  int windows, channels, row, column, image;
+  p.by_channel_tiles(windows, channels, number / kTilesOfWindow);
+  p.by_box_columns(windows, column, windows);
+  p.by_box_rows(image, row, windows);
+  Tile<Config> tile;
+  tile.channel = channels * Config::kRows * kBlock;
+#pragma unroll
+  for (int i = 0; i < Config::kBoxes; ++i) {
+    tile.boxes[i] = {image * kBlock, row * 2 + second + i / 2, column * 2 + i % 2};
+  }
+  return tile;
+}
+
 template <class Config>
 __device__ Tile<Config> tile_at(const ConvParams& p, int number) {
+  if constexpr (Config::kPools) return window_tile_at<Config>(p, number);
   int pixels, channels;
   p.by_channel_tiles(pixels, channels, number);
   Tile<Config> tile;
@@ -170,6 +190,7 @@ using ListWriter = kernels::sm90::ListWriter<RingOf<Config>, Config::kLists>;
 // The first warp initialises the barriers in shared memory. The list warp waits for this later than
 // all others: it first locates its tile and waits for the previous kernel.
 constexpr int kOthersBarrier = 5, kListBarrier = 6;  // named barriers; warpgroups use 1 to 4
+constexpr int kFirstPairBarrier = 7, kSecondPairBarrier = 0;  // of two warpgroups
 
 template <class Config, class Shared>
 __device__ __forceinline__ void set_up_barriers(Shared& storage, int warp) {

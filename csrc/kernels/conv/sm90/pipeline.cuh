@@ -34,7 +34,8 @@ struct Config {
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
-  static constexpr bool kClaimsEarly = false, kSegmented = false;
+  static constexpr bool kClaimsEarly = false, kSegmented = false, kResident = false;
+  static constexpr bool kPools = false;
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
@@ -63,6 +64,13 @@ struct DeviationConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
   // Where many tiles have no step, claiming them would take most of the time. The threads of larger
   // tiles have no registers for it.
   static constexpr bool kClaimsEarly = kRows * kBoxes <= 4;
+};
+
+// The same for windows of 2 x 2 pixels that are max-pooled (pool_windows.cuh).
+template <class Element, int kRows, int kBoxes, int kStages>
+struct PoolConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
+  static constexpr bool kAddsResidual = false, kPools = true;
+  static constexpr bool kSegmented = kBoxes == 2;  // a tile has one row of its windows
 };
 
 // The first pixel of a box, in the output.

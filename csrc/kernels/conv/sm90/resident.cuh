@@ -12,16 +12,17 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-template <class Element, int kLastWidth>
+template <class Element, int kLastWidth, bool kPools_ = false>
 struct ResidentConfig : Config<Element, 1, 4, kLastWidth, 4> {
   static constexpr int kListCapacity = 32;  // all steps of a tile
-  static constexpr bool kAddsResidual = false;
+  static constexpr bool kAddsResidual = false, kResident = true, kPools = kPools_;
+  static constexpr int kRowsInTurn = kPools ? 2 : 1;  // tiles of a number: the rows of a window
 };
 
 // Stores only the first box, to save shared memory: thread blocks of the norm kernel have to fit
 // beside this kernel.
-template <class Element, int kLastWidth>
-struct Tile<ResidentConfig<Element, kLastWidth>> {
+template <class Element, int kLastWidth, bool kPools>
+struct Tile<ResidentConfig<Element, kLastWidth, kPools>> {
   static constexpr int channel = 0;
   Box first;
 
@@ -78,12 +79,13 @@ class ResidentOperands {
   int column_;
 };
 
+// The first of the tiles of this number.
 template <class Config>
 __device__ Tile<Config> resident_tile_at(const ConvParams& p, int number) {
   int pair, row, images;
   p.by_box_columns(number, pair, number);
   p.by_box_rows(images, row, number);
-  return {{images * 2 * kBlock, row, pair * 2}};
+  return {{images * 2 * kBlock, row * Config::kRowsInTurn, pair * 2}};
 }
 
 // The step of a lane, in the windows of both columns together. Its kernel position is that of the
@@ -154,19 +156,22 @@ __device__ void list_resident_steps(const ConvParams& p, ResidentStorage<Config>
   ListWriter<Config> writer(storage.ring);
   bool waited = false;
   for (int number = blockIdx.x; number < p.tiles; number = claim_tile(p, number, start_claim(p))) {
-    const auto tile = resident_tile_at<Config>(p, number);
-    const ResidentNorms<Config> norms(p, tile, step);
-    if (!waited) {
-      wait_for_previous_kernel();
-      wait_for_barriers();
-      tau = p.tau.value();
-      waited = true;
+    auto tile = resident_tile_at<Config>(p, number);
+#pragma unroll 1
+    for (int i = 0; i < Config::kRowsInTurn; ++i, ++tile.first.row) {
+      const ResidentNorms<Config> norms(p, tile, step);
+      if (!waited) {
+        wait_for_previous_kernel();
+        wait_for_barriers();
+        tau = p.tau.value();
+        waited = true;
+      }
+      Step of_tile = step;
+      of_tile.mask = norms.mask(p, tau);
+      writer.append(tile, of_tile);
+      writer.end_tile(tile);
+      writer.wait_for_room();
     }
-    Step of_tile = step;
-    of_tile.mask = norms.mask(p, tau);
-    writer.append(tile, of_tile);
-    writer.end_tile(tile);
-    writer.wait_for_room();
   }
   writer.end_work();
 }

@@ -1,0 +1,232 @@
+// Max pooling in the epilogue of the Hopper convolution: windows of 2 x 2 output pixels with stride
+// 2, behind ReLU, where nothing is skipped. The convolution's own output is never in memory.
+//
+// Boxes are 64 images of one pixel, so the pixels of a window are four boxes. Values are rounded
+// before they are compared, as in a pass over the stored output. Where the four boxes are:
+//   four boxes to a tile      two warpgroups have a row of the window each
+//   two boxes to a tile       the thread blocks of a cluster have a row each, with segments or
+//                             without (segments.cuh)
+//   resident.cuh              two warpgroups have a column each, and the rows follow each other
+#pragma once
+
+#include "kernels/conv/sm90/epilogue.cuh"
+#include "kernels/conv/sm90/join_segments.cuh"
+
+namespace spamm::kernels::conv::sm90 {
+
+// The larger entries of two pairs; NaN where one is NaN.
+template <class Element>
+__device__ __forceinline__ uint32_t larger_pair(uint32_t one, uint32_t other) {
+  using Pair = decltype(rounded_pair(0.f, 0.f, Element()));
+  const Pair result =
+      __hmax2_nan(reinterpret_cast<const Pair&>(one), reinterpret_cast<const Pair&>(other));
+  return reinterpret_cast<const uint32_t&>(result);
+}
+template <class Element, int kPairs>
+__device__ __forceinline__ void keep_larger(uint32_t (&kept)[kPairs],
+                                            const uint32_t (&other)[kPairs]) {
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) kept[i] = larger_pair<Element>(kept[i], other[i]);
+}
+
+// Stages the pooled values of up to kPairs * 4 images and stores those of the output map's box.
+// `staging`: neither read nor written by other threads.
+template <class Element, int kPairs>
+__device__ __forceinline__ void store_pooled(const ConvParams& p, int channel, const Box& window,
+                                             OperandBlock& staging,
+                                             const uint32_t (&pairs)[kPairs]) {
+  stage_pairs(pairs, staging);
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);
+  if (threadIdx.x % 128 == 0) {
+    cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging, channel, window.column / 2,
+                                  window.row / 2, window.image);
+    cute::tma_store_arrive();
+  }
+}
+
+// Waits for both warpgroups of a pair. Warpgroups 2 i and 2 i + 1 are one.
+__device__ __forceinline__ void sync_pair(int warpgroup) {
+  cutlass::arch::NamedBarrier::sync(256, warpgroup < 2 ? kFirstPairBarrier : kSecondPairBarrier);
+}
+
+// Gives the other warpgroup of a pair `given`, and keeps the larger of `kept` and what comes back.
+// Afterwards this warpgroup may use blocks[warpgroup ^ 1] until it gets here again.
+template <class Element, int kPairs>
+__device__ __forceinline__ void exchange(OperandBlock* blocks, int warpgroup,
+                                         const uint32_t (&given)[kPairs],
+                                         uint32_t (&kept)[kPairs]) {
+  const auto quads_of = [&](int of) {
+    return reinterpret_cast<uint4*>(blocks[of].bytes) + threadIdx.x % 128;
+  };
+  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // of the block that the other one writes
+  sync_pair(warpgroup);
+#pragma unroll
+  for (int i = 0; i < kPairs; i += 4) {
+    quads_of(warpgroup)[i / 4 * 128] = {given[i], given[i + 1], given[i + 2], given[i + 3]};
+  }
+  sync_pair(warpgroup);
+#pragma unroll
+  for (int i = 0; i < kPairs; i += 4) {
+    const uint4 quad = quads_of(warpgroup ^ 1)[i / 4 * 128];
+    kept[i] = larger_pair<Element>(kept[i], quad.x);
+    kept[i + 1] = larger_pair<Element>(kept[i + 1], quad.y);
+    kept[i + 2] = larger_pair<Element>(kept[i + 2], quad.z);
+    kept[i + 3] = larger_pair<Element>(kept[i + 3], quad.w);
+  }
+  cutlass::arch::NamedBarrier::sync(128, threadIdx.x / 128);  // all of the warpgroup have read
+}
+
+// A tile of four boxes: each warpgroup has one row of the window and stores half of the images.
+template <class Config, class Shared>
+__device__ __forceinline__ void pool_tile(const ConvParams& p, int warpgroup, int channel,
+                                          const Box* boxes, const ChannelBias& bias,
+                                          Shared& storage, const float (&acc)[Config::kValues]) {
+  using Element = typename Config::Element;
+  constexpr int kPairs = kBlock / 4;
+  uint32_t row[kPairs], right[kPairs];
+  finish_pairs<Element, 0>(acc, bias, /*relu=*/true, row);
+  finish_pairs<Element, kBlock / 2>(acc, bias, /*relu=*/true, right);
+  keep_larger<Element>(row, right);
+  const bool is_second = warpgroup % 2 != 0;
+  uint32_t kept[kPairs / 2], given[kPairs / 2];
+#pragma unroll
+  for (int i = 0; i < kPairs / 2; ++i) {
+    kept[i] = is_second ? row[kPairs / 2 + i] : row[i];
+    given[i] = is_second ? row[i] : row[kPairs / 2 + i];
+  }
+  exchange<Element>(storage.output, warpgroup, given, kept);
+  Box window = boxes[0];
+  if (is_second) window.image += kBlock / 2;
+  store_pooled<Element>(p, channel, window, storage.output[warpgroup ^ 1], kept);
+}
+
+// What a warpgroup of resident.cuh keeps of the first row of a window.
+template <class Config, bool kHolds = Config::kPools&& Config::kResident>
+struct HeldRow {};
+template <class Config>
+struct HeldRow<Config, true> {
+  uint32_t pairs[kBlock / 4];
+};
+
+// A tile of resident.cuh: each warpgroup has one column of the window, in one row of it, and stores
+// one box of images behind the second row.
+template <class Config, class Shared>
+__device__ __forceinline__ void pool_resident_tile(const ConvParams& p, int warpgroup, int channel,
+                                                   const Box* boxes, const ChannelBias& bias,
+                                                   Shared& storage, HeldRow<Config>& held,
+                                                   const float (&acc)[Config::kValues]) {
+  using Element = typename Config::Element;
+  constexpr int kPairs = kBlock / 4;
+  uint32_t first[kPairs], second[kPairs];
+  finish_pairs<Element, 0>(acc, bias, /*relu=*/true, first);
+  finish_pairs<Element, kBlock / 2>(acc, bias, /*relu=*/true, second);
+  const bool is_second = warpgroup % 2 != 0;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const uint32_t given = is_second ? first[i] : second[i];
+    first[i] = is_second ? second[i] : first[i];
+    second[i] = given;
+  }
+  exchange<Element>(storage.output, warpgroup, second, first);
+  if (boxes[0].row % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) held.pairs[i] = first[i];
+    return;
+  }
+  keep_larger<Element>(first, held.pairs);
+  store_pooled<Element>(p, channel, is_second ? boxes[1] : boxes[0], storage.output[warpgroup ^ 1],
+                        first);
+}
+
+// The sums of four boxes that a thread block finishes for one warpgroup, by sender, box and quad.
+// Each quad has four sums of each thread: of 8 images in all.
+struct WindowSums {
+  static constexpr int kOfBox = BoxSums::kOfThread / 4;
+
+  float4 quads[2 * kOfBox][128];
+};
+
+// A tile of two boxes: one row of the window. Its sums are dealt out to the thread blocks of the
+// cluster by images, and each thread block adds up its images' segments, pixel by pixel, and stores
+// their largest. The number of a thread block has its row in the highest bit, then its segment.
+template <class Config, class Shared>
+__device__ __forceinline__ void pool_in_cluster(const ConvParams& p, int warpgroup, int channel,
+                                                const Box* boxes, const ChannelBias& bias,
+                                                Shared& storage,
+                                                const float (&acc)[Config::kValues]) {
+  using Element = typename Config::Element;
+  constexpr int kOfBox = WindowSums::kOfBox, kLog2OfBox = 3;
+  static_assert(kOfBox == 1 << kLog2OfBox);
+  static_assert(sizeof(storage.stages) >= Config::kWarpgroups * sizeof(WindowSums));
+  const int log2_blocks = p.log2_segments + 1;
+  const int block = blockIdx.x & ((1 << log2_blocks) - 1);
+  // Of a box, in each thread block.
+  const int log2_quads = kLog2OfBox - log2_blocks, quads = 1 << log2_quads;
+  auto& sums = reinterpret_cast<WindowSums*>(storage.stages)[warpgroup];
+  const auto place = [&](int sender, int box, int quad) {
+    return ((sender * 2 + box) << log2_quads) + quad;
+  };
+
+  // Nobody reads stages any more: what was read has gone into products that were waited for.
+  wait_for_cluster();
+#pragma unroll
+  for (int i = 0; i < 2 * kOfBox; ++i) {
+    const int quad = i % kOfBox;
+    const float4& to = sums.quads[place(block, i / kOfBox, quad & (quads - 1))][threadIdx.x % 128];
+    store_quad(cute::set_block_rank(cute::cast_smem_ptr_to_uint(&to), quad >> log2_quads),
+               acc + i * 4);
+  }
+  share_with_cluster();
+
+  uint32_t pairs[kOfBox] = {};  // two of each quad, with at least two thread blocks
+#pragma unroll
+  for (int quad = 0; quad < kOfBox / 2; ++quad) {
+    if (quad >= quads) break;
+#pragma unroll
+    for (int pixel = 0; pixel < 4; ++pixel) {
+      float total[4] = {};
+      for (int segment = 0; segment < 1 << p.log2_segments; ++segment) {
+        const int sender = (pixel / 2 << p.log2_segments) + segment;
+        const float4& from = sums.quads[place(sender, pixel % 2, quad)][threadIdx.x % 128];
+        total[0] += from.x;
+        total[1] += from.y;
+        total[2] += from.z;
+        total[3] += from.w;
+      }
+      uint32_t of_pixel[2];
+      finish_pairs<Element, 0>(total, bias, /*relu=*/true, of_pixel);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        uint32_t& kept = pairs[quad * 2 + i];
+        kept = pixel == 0 ? of_pixel[i] : larger_pair<Element>(kept, of_pixel[i]);
+      }
+    }
+  }
+  Box window = boxes[0];
+  window.image += block * quads * 8;
+  store_pooled<Element>(p, channel, window, storage.output[warpgroup], pairs);
+}
+
+// Pools a tile, in the way of its kernel.
+template <class Config, class Shared>
+__device__ __forceinline__ void pool(const ConvParams& p, int warpgroup, int channel,
+                                     const Box* boxes, const ChannelBias& bias, Shared& storage,
+                                     HeldRow<Config>& held, const float (&acc)[Config::kValues]) {
+  if constexpr (Config::kResident) {
+    pool_resident_tile<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
+  } else if constexpr (Config::kSegmented) {
+    pool_in_cluster<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+  } else {
+    pool_tile<Config>(p, warpgroup, channel, boxes, bias, storage, acc);
+  }
+}
+
+// The images of which a warpgroup stores the pooled values at a time: the box of the output map.
+template <class Config>
+int images_of_store(const ConvParams& p) {
+  if (Config::kResident) return kBlock;
+  return kBlock / 2 >> (Config::kSegmented ? p.log2_segments : 0);
+}
+
+}  // namespace spamm::kernels::conv::sm90

@@ -1,0 +1,219 @@
+"""Max pools that a converted convolution computes in its own call, where that was measured faster.
+
+Behind a convolution with ReLU that skips nothing. Elsewhere pools stay calls of their own.
+"""
+
+import copy
+import json
+import linecache
+import pickle
+
+import pytest
+import torch
+from small_models import is_served, trained
+from torch import nn
+from torch.nn import functional as F
+
+from spamm_torch import SpAMMConfig, convert_, revert_
+from spamm_torch.networks.fused import fused_of
+
+OPS = torch.ops.spamm_torch
+
+
+class Stage(nn.Module):
+    """Convolution, batch norm, ReLU and a pool."""
+
+    def __init__(self, pool=None, relu=F.relu):
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(64, 64, 3, padding=1), nn.BatchNorm2d(64)
+        self.relu, self.pool = relu, pool or nn.MaxPool2d(2)
+
+    def forward(self, x):
+        return self.pool(self.relu(self.bn(self.conv(x))))
+
+
+def stage(device="cpu", dtype=torch.float32, **options):
+    torch.manual_seed(0)
+    model = trained(Stage(**options)).to(device, dtype)
+    return model.to(memory_format=torch.channels_last)
+
+
+def images(device="cpu", dtype=torch.float32, count=3, size=6):
+    generator = torch.Generator().manual_seed(2)
+    input = torch.randn(count, 64, size, size, generator=generator)
+    return input.to(device, dtype, memory_format=torch.channels_last)
+
+
+def calls_of_both(model):
+    """How many convolutions of the generated forward compute the pool behind them."""
+    source = linecache.getlines(fused_of(model).forward.__code__.co_filename)
+    return "".join(source).count("conv2d_max_pool(")
+
+
+@pytest.fixture
+def pooled(measured):
+    """Converts a model as if the convolution with its pool were the fastest of its engines."""
+    measured([9.0, 8.0, 1.0], [9.0, 8.0, 1.0])
+
+    def convert(model, input):
+        return convert_(model, example_input=input)
+
+    return convert
+
+
+@pytest.mark.parametrize("relu", [F.relu, nn.ReLU(inplace=True), lambda x: x.relu()])
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), lambda x: F.max_pool2d(x, (2, 2))])
+@pytest.mark.parametrize("size", [6, 7])
+def test_the_pool_is_computed_in_the_call(device, relu, pool, size, pooled):
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    model = stage(device, dtype, relu=relu, pool=pool if isinstance(pool, nn.Module) else None)
+    if not isinstance(pool, nn.Module):
+        del model.pool
+        model.pool = pool
+    input = images(device, dtype, 70, size)
+    with torch.no_grad():
+        expected = model(input)
+        (row,) = pooled(model, input)
+        assert row.action == "spamm"
+        assert row.absorbed == ("bn", "relu", "pool")
+        assert [name for name, _ in row.times] == ["dense", "spamm", "spamm, pool"]
+        assert calls_of_both(model) == 1
+        assert is_served(model, input)
+        torch.testing.assert_close(model(input), expected, rtol=4e-3, atol=4e-3)
+        torch.testing.assert_close(model(input[0]), expected[0], rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("of_layer", "of_models"),
+    [([1.0, 8.0, 9.0], [9.0, 1.0, 8.0]), ([9.0, 1.0, 8.0], [9.0, 8.0, 1.0, 8.0])],
+    ids=["dense", "spamm"],
+)
+def test_it_is_a_call_of_its_own_where_that_is_faster(of_layer, of_models, measured):
+    measured(of_layer, of_models)
+    model, input = stage(), images()
+    with torch.no_grad():
+        expected = model(input)
+        (row,) = convert_(model, example_input=input)
+        assert "pool" not in row.absorbed
+        assert calls_of_both(model) == 0
+        torch.testing.assert_close(model(input), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pool": nn.MaxPool2d(3, 2, 1)},
+        {"pool": nn.MaxPool2d(2, ceil_mode=True)},
+        {"pool": nn.MaxPool2d(2, 1)},
+        {"pool": nn.AvgPool2d(2)},
+        {"relu": F.silu},
+        {"relu": nn.Identity()},
+    ],
+    ids=str,
+)
+def test_other_pools_and_activations_stay(options, pooled):
+    model, input = stage(**options), images()
+    with torch.no_grad():
+        expected = model(input)
+        (row,) = pooled(model, input)
+        assert "pool" not in row.absorbed
+        torch.testing.assert_close(model(input), expected)
+
+
+def test_a_value_that_is_read_twice_stays(pooled):
+    class Read(Stage):
+        def forward(self, x):
+            x = self.relu(self.bn(self.conv(x)))
+            return self.pool(x), x
+
+    model, input = trained(Read()), images()
+    with torch.no_grad():
+        (row,) = pooled(model, input)
+    assert row.absorbed == ("bn", "relu")
+
+
+def test_without_an_example_nothing_is_measured_and_it_stays():
+    (row,) = convert_(stage())
+    assert "pool" not in row.absorbed
+
+
+def test_a_layer_that_skips_keeps_its_pool(pooled):
+    model, input = stage(), images()
+    convert_(model, SpAMMConfig(tau=0.5), overrides={"conv": SpAMMConfig(tau=0.5)})
+    assert calls_of_both(model) == 0
+    revert_(model)
+    (row,) = pooled(model, input)
+    assert "pool" in row.absorbed
+
+
+def test_settings_copies_and_pickles_keep_it(tmp_path, pooled):
+    model, input = stage(), images()
+    with torch.no_grad():
+        report = pooled(model, input)
+        expected = model(input)
+        report.save(tmp_path / "net.json")
+        again = stage()
+        assert convert_(again, tmp_path / "net.json")[0].absorbed == ("bn", "relu", "pool")
+        for other in (again, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert calls_of_both(other) == 1
+            assert torch.equal(other(input), expected)
+        revert_(model)
+        assert type(model) is Stage
+        torch.testing.assert_close(model(input), expected)
+
+
+def test_settings_of_a_pool_and_a_tau_are_refused(tmp_path, pooled):
+    file = tmp_path / "net.json"
+    pooled(stage(), images()).save(file)
+    settings = json.loads(file.read_text())
+    for wrong in ({"pool": "yes"}, {"pool": True, "setting": {"tau": 0.5}}):
+        layer = settings["layers"]["conv"] | wrong
+        file.write_text(json.dumps({**settings, "layers": {"conv": layer}}))
+        with pytest.raises(ValueError, match="must have true as pool where"):
+            convert_(stage(), file)
+
+
+def test_a_pool_with_a_hook_is_called(pooled):
+    model, input, seen = stage(), images(), []
+    with torch.no_grad():
+        pooled(model, input)
+        model.pool.register_forward_hook(lambda *_: seen.append("pool"))
+        model(input)
+    assert seen == ["pool"]
+
+
+def test_weights_that_change_are_noticed(pooled):
+    model, input = stage(), images()
+    with torch.no_grad():
+        pooled(model, input)
+        before = model(input)
+        model.conv.bias += 1
+        revert_(own := copy.deepcopy(model))
+        assert not torch.equal(model(input), before)
+        torch.testing.assert_close(model(input), own(input))
+
+
+def test_gradients_of_layers_before_it(pooled):
+    model, input = nn.Sequential(nn.Conv2d(8, 64, 1), stage()), torch.randn(3, 8, 6, 6)
+    for parameter in model[1].parameters():
+        parameter.requires_grad_(False)
+    pooled(model[1], images())
+    model(input).sum().backward()
+    assert model[0].weight.grad.abs().sum() > 0
+
+
+def test_compilers_see_one_call(pooled):
+    model, input = stage(), images()
+    with torch.no_grad():
+        pooled(model, input)
+        expected = model(input)
+        seen = []
+
+        def keep(graph, _):
+            seen.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+            return graph.forward
+
+        assert torch.equal(torch.compile(model, fullgraph=True, backend=keep)(input), expected)
+        assert seen == [OPS.conv2d_max_pool.default]
+        exported = torch.export.export(model, (input,), strict=True).module()
+        assert torch.equal(exported(input), expected)
