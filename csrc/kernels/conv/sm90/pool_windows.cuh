@@ -135,8 +135,9 @@ __device__ __forceinline__ void pool_resident_tile(const ConvParams& p, int warp
     return;
   }
   keep_larger<Element>(first, held.pairs);
-  store_pooled<Element>(p, channel, is_second ? boxes[1] : boxes[0], storage.output[warpgroup ^ 1],
-                        first);
+  Box window = boxes[0];
+  if (is_second) window.image = boxes[1].image;
+  store_pooled<Element>(p, channel, window, storage.output[warpgroup ^ 1], first);
 }
 
 // The sums of four boxes that a thread block finishes for one warpgroup, by sender, box and quad.
