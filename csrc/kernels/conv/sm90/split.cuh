@@ -21,7 +21,7 @@ struct SplitConfig {
   static constexpr int kStages = kStages_, kSplitParts = 2;
   static constexpr int kSets = 1;
   static constexpr int kExactDepths = 1;  // unrolled by add_exact()
-  static constexpr bool kKeepsRests = false, kByPixel = false;
+  static constexpr bool kKeepsRests = false, kByPixel = false, kPools = false;
   static constexpr bool kDeviates = false, kClaimsEarly = false, kSegmented = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
