@@ -1,7 +1,8 @@
 """Fine-tuning of a trained VGG13 with skipping on: it learns to do without what is skipped.
 
-The forward pass skips, the backward pass is that of the dense layers (spamm_torch's gradients). It
-is a training like any other: it can be stopped at any time and goes on from its checkpoint.
+The forward pass skips, the backward pass is that of the dense layers (spamm_torch's gradients). The
+network learns the labels and the dense network's answers. It is a training like any other: it can
+be stopped at any time and goes on from its checkpoint.
 """
 
 import copy
@@ -129,4 +130,4 @@ def fine_tune(config, model, digits, path, device, report):
     training, _ = digits.split(config.seed)
     pictures = to_pictures(training.images[:STATISTICS]).to(model.conv11.weight.device)
     start = with_skipping(in_order(model, pictures), config.settings)
-    return train(config, digits, path, device, report, start)
+    return train(config, digits, path, device, report, start, teacher=model.eval())

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 
 import torch
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
 from common.errors import UserError
 from models.checkpoint import load_checkpoint, save_checkpoint
@@ -91,7 +91,7 @@ def _stored_config(values, path):
     return TrainConfig(**values)
 
 
-def train(config, digits, path, device, report, start=None):
+def train(config, digits, path, device, report, start=None, teacher=None):
     """Trains until config.epochs, from the checkpoint at ``path`` where there is one.
 
     Ctrl-C ends it after the step at hand: the checkpoint is written first.
@@ -104,6 +104,7 @@ def train(config, digits, path, device, report, start=None):
         device: torch.device.
         report: called with (step, number of steps, what happened or None) after each step.
         start: the model to train; None: a fresh one.
+        teacher: a model in eval mode whose answers the model is to learn, beside the labels.
 
     Returns:
         The trained model on the device, in eval mode.
@@ -115,7 +116,7 @@ def train(config, digits, path, device, report, start=None):
     """
     training, validation = (part.to(device) for part in digits.split(config.seed))
     model = config.build() if start is None else start
-    run = _Run(config, model.to(device), training, digits.fingerprint(), path)
+    run = _Run(config, model.to(device), training, digits.fingerprint(), path, teacher)
     if run.step == run.steps:
         report(run.step, run.steps, f"already trained: {path}")
     elif run.step:
@@ -178,8 +179,9 @@ def _interrupt_noted():
 class _Run:
     """A training at some step, and the way to and from its checkpoint."""
 
-    def __init__(self, config, model, digits, fingerprint, path):
+    def __init__(self, config, model, digits, fingerprint, path, teacher):
         self._config, self._digits, self._fingerprint = config, digits, fingerprint
+        self._teacher = teacher
         self.path, self.model = path, model
         self._optimizer = torch.optim.Adam(self.model.parameters(), fused=True)
         self.epoch_steps = max(1, len(digits) // config.batch)
@@ -192,12 +194,21 @@ class _Run:
         for group in self._optimizer.param_groups:
             group["lr"] = self._config.learning_rate(self.step / self.steps)
         with torch.autocast(pictures.device.type, torch.bfloat16, _has_fast_bfloat16(pictures)):
-            loss = cross_entropy(self.model.train()(pictures), labels)
+            loss = self._loss(pictures, labels)
         self._optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self._optimizer.step()
         self.step += 1
         return loss.detach()
+
+    def _loss(self, pictures, labels):
+        answers = self.model.train()(pictures)
+        loss = cross_entropy(answers, labels)
+        if self._teacher is None:
+            return loss
+        with torch.no_grad():
+            taught = self._teacher(pictures)
+        return loss + distillation_loss(answers, taught)
 
     def save(self):
         """Writes the checkpoint; a finished training no longer needs its optimizer."""
@@ -259,6 +270,21 @@ def accuracy(model, batches):
         right += (model(inputs).argmax(1) == labels).sum()
         total += len(labels)
     return 100 * int(right) / total
+
+
+def distillation_loss(answers, taught, temperature=4):
+    """How far answers are from a teacher's: the divergence of both softened by a temperature.
+
+    Distilling the Knowledge in a Neural Network (Hinton, Vinyals, Dean 2015): how sure the teacher
+    is of the wrong answers says more than a label. Times the temperature squared, so that its
+    gradients have the size of cross entropy's.
+
+    Args:
+        answers, taught: logits (images, classes).
+        temperature: above 0.
+    """
+    own, other = (log_softmax(x.float() / temperature, 1) for x in (answers, taught))
+    return temperature**2 * kl_div(own, other, log_target=True, reduction="batchmean")
 
 
 def _has_fast_bfloat16(tensor):

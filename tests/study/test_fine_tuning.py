@@ -15,7 +15,7 @@ from common.journal import model_digest
 from models.checkpoint import load_checkpoint
 from models.data import Digits
 from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, in_order, skip_all, with_skipping
-from models.training import TrainConfig, train
+from models.training import TrainConfig, distillation_loss, train
 from models.vgg13 import VGG13
 from spamm_torch import SpAMMConv2d
 from study import fine_tuning, low_ratios_report
@@ -71,6 +71,22 @@ def test_the_loss_depends_on_what_is_skipped(tmp_path, data, start):
     dense = fine_tune(nothing, model, data, tmp_path / "dense.pt", CPU, silent)
     assert same(whole, dense)
     assert not same(half, whole)
+
+
+def test_the_dense_networks_answers_are_learnt_beside_the_labels(tmp_path, data, start):
+    model, config = start
+    begin = lambda: with_skipping(model, config.settings)  # noqa: E731
+    run = lambda name, **rest: train(config, data, tmp_path / name, CPU, silent, begin(), **rest)  # noqa: E731
+    assert not same(run("taught.pt", teacher=model), run("alone.pt"))
+
+
+def test_the_distillation_loss_is_the_divergence_of_softened_answers():
+    generator = torch.Generator().manual_seed(0)
+    answers, taught = (torch.randn(5, 10, generator=generator) * 3 for _ in range(2))
+    own, other = ((x / 2).softmax(1) for x in (answers, taught))
+    expected = 4 * (other * (other / own).log()).sum() / 5
+    torch.testing.assert_close(distillation_loss(answers, taught, temperature=2), expected)
+    assert distillation_loss(taught, taught).abs() < 1e-6
 
 
 def test_an_interrupted_one_ends_where_it_would_have(tmp_path, data, start):
