@@ -6,11 +6,12 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/numeric.cuh"
+#include "kernels/common/overlap.cuh"
 #include "kernels/likeness/params.h"
 
 namespace spamm::kernels::likeness {
 
-constexpr int kCentreThreads = 256;
+constexpr int kCentreThreads = 256, kOrderThreads = 1024;
 
 template <class T>
 __device__ double as_double(T x) {
@@ -39,6 +40,22 @@ struct Sums {
   }
 };
 
+// A pixel, or a distance in pixels. Stepping needs no division.
+struct Pixel {
+  int64_t row;
+  int column;
+
+  __device__ Pixel after(const Pixel& step, int columns) const {
+    const int64_t right = int64_t{column} + step.column;
+    const bool wraps = right >= columns;
+    return {row + step.row + wraps, static_cast<int>(wraps ? right - columns : right)};
+  }
+};
+
+__device__ inline Pixel pixel_at(const CentreParams& p, int number) {
+  return {number / p.columns, number % p.columns};
+}
+
 // An image's centre: 0 is the middle, and its sides are at -1/2 and 1/2. One without a centre, a
 // constant one or one with NaN or infinity, is centred. Weights are whole numbers, so that the sums
 // of bytes and half types are exact.
@@ -46,10 +63,11 @@ template <class T>
 __global__ void __launch_bounds__(kCentreThreads) image_centres(const CentreParams p) {
   const T* image = static_cast<const T*>(p.data) + blockIdx.x * p.image_stride;
   Sums sums;
-  for (int64_t i = threadIdx.x; i < static_cast<int64_t>(p.rows) * p.columns; i += kCentreThreads) {
-    const int row = static_cast<int>(i / p.columns), column = static_cast<int>(i % p.columns);
-    const double x = as_double(image[row * p.row_stride + column * p.column_stride]);
-    sums.add({x, x * (2.0 * row - (p.rows - 1)), x * (2.0 * column - (p.columns - 1)), x, x});
+  wait_for_previous_kernel();
+  const Pixel step = pixel_at(p, kCentreThreads);
+  for (Pixel at = pixel_at(p, threadIdx.x); at.row < p.rows; at = at.after(step, p.columns)) {
+    const double x = as_double(image[at.row * p.row_stride + at.column * p.column_stride]);
+    sums.add({x, x * (2.0 * at.row - (p.rows - 1)), x * (2.0 * at.column - (p.columns - 1)), x, x});
   }
   __shared__ Sums of_warps[kCentreThreads / 32];
   for (int distance = 16; distance > 0; distance /= 2) sums.add(sums.of_lane(distance));
@@ -66,49 +84,58 @@ __global__ void __launch_bounds__(kCentreThreads) image_centres(const CentrePara
   p.centres[p.images + blockIdx.x] = centre(sums.by_column, p.columns);
 }
 
-// The number of keys that come before the thread's own; equal ones by `before`, a number each.
-__device__ inline int rank_of(const double* keys, const int* before, int count) {
-  const double own = keys[threadIdx.x];
+// How many of `count` keys come before key `own`; equal ones by `before`, a number each. The warp
+// shares the comparisons, and all its lanes get the result.
+__device__ inline int rank_of(const double* keys, const int* before, int count, int own) {
+  const double key = keys[own];
+  const int number = before[own];
   int rank = 0;
-  for (int i = 0; i < count; ++i) {
-    rank += keys[i] < own || (keys[i] == own && before[i] < before[threadIdx.x]);
+  for (int i = threadIdx.x % 32; i < count; i += 32) {
+    rank += keys[i] < key || (keys[i] == key && before[i] < number);
   }
-  return rank;
+  return __reduce_add_sync(~0u, rank);
 }
 
-// A thread for each image. Numbers that are few are ranked faster than sorted.
-__global__ void __launch_bounds__(kMostImages) order_images(const OrderParams p) {
-  __shared__ double keys[kMostImages];
-  __shared__ int before[kMostImages];
-  const int image = threadIdx.x;
-  const bool exists = image < p.images;
-  if (exists) keys[image] = p.centres[image];
-  before[image] = image;
-  __syncthreads();
-  const int by_row = exists ? rank_of(keys, before, p.images) : 0;
-  __syncthreads();
-  if (exists) {
-    const int band = by_row * p.bands / p.images;
-    const double column = p.centres[p.images + image];
-    keys[image] = band + (band % 2 == 0 ? column : -column);  // columns are within 1/2
-    before[image] = by_row;
+// Numbers that are few are ranked faster than sorted. A warp ranks one image at a time.
+__global__ void __launch_bounds__(kOrderThreads) order_images(const OrderParams p) {
+  constexpr int kWarps = kOrderThreads / 32;
+  __shared__ double by_row[kMostImages], by_column[kMostImages];
+  __shared__ int numbers[kMostImages], rows[kMostImages];  // the images', and their ranks by row
+  const int warp = threadIdx.x / 32;
+  const bool leads = threadIdx.x % 32 == 0;
+  wait_for_previous_kernel();
+  for (int image = threadIdx.x; image < p.images; image += kOrderThreads) {
+    by_row[image] = p.centres[image];
+    numbers[image] = image;
   }
   __syncthreads();
-  if (!exists) return;
-  const int place = rank_of(keys, before, p.images);
-  p.order[place] = image;
-  p.places[image] = place;
+  for (int image = warp; image < p.images; image += kWarps) {
+    const int row = rank_of(by_row, numbers, p.images, image);
+    const int band = row * p.bands / p.images;
+    const double column = p.centres[p.images + image];
+    if (leads) {
+      by_column[image] = band + (band % 2 == 0 ? column : -column);  // columns are within 1/2
+      rows[image] = row;
+    }
+  }
+  __syncthreads();
+  for (int image = warp; image < p.images; image += kWarps) {
+    const int place = rank_of(by_column, rows, p.images, image);
+    if (leads) {
+      p.order[place] = image;
+      p.places[image] = place;
+    }
+  }
 }
 
 template <class T>
 cudaError_t launch_centres(const CentreParams& p, cudaStream_t stream) {
-  return launch(image_centres<T>, p.images, kCentreThreads, 0, /*overlap_previous=*/false, stream,
+  return launch(image_centres<T>, p.images, kCentreThreads, 0, /*overlap_previous=*/true, stream,
                 p);
 }
 
 inline cudaError_t launch_order(const OrderParams& p, cudaStream_t stream) {
-  const int threads = (p.images + 31) / 32 * 32;
-  return launch(order_images, 1, threads, 0, /*overlap_previous=*/false, stream, p);
+  return launch(order_images, 1, kOrderThreads, 0, /*overlap_previous=*/true, stream, p);
 }
 
 }  // namespace spamm::kernels::likeness
