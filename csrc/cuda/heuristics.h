@@ -229,6 +229,15 @@ inline TileSize choose_conv_tile_sm90(ConvKernel kernel, int64_t out_channels, i
   return pick_tile(kernel, pays, forced);
 }
 
+// The same where each pixel of a box is judged by itself. The list warp sets the pace there, and a
+// small tile gives it half as many boxes as a narrow one. So small tiles pay while all run at once,
+// though few output channels fill half of each.
+inline TileSize choose_by_pixel_tile(int64_t out_channels, int64_t boxes, int multiprocessors) {
+  constexpr int64_t kBoxesOfSmall = 2;
+  const bool fits = blocks_of(boxes, kBoxesOfSmall) <= multiprocessors;
+  return out_channels <= kNarrowOutput && !fits ? TileSize::kNarrow : TileSize::kSmall;
+}
+
 // Clusters of 8 never won: 16 of them do not find room on an H200 at once.
 constexpr int kMostSegments = 4;
 

@@ -512,10 +512,11 @@ def norms_of(output):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("images", [3, 64, 65, 100, 121])
+@pytest.mark.parametrize("images", [1, 3, 7, 12, 20, 64, 65, 100, 121])
+@pytest.mark.parametrize("size", [(4, 4), (11, 6)])
 @pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
-def test_a_layer_leaves_its_norms(device, dtype, images, pixel_block, precision):
-    input = uneven(images, 8, 4, 4, seed=13, dtype=dtype).to(device)
+def test_a_layer_leaves_its_norms(device, dtype, images, size, pixel_block, precision):
+    input = uneven(images, 8, *size, seed=13, dtype=dtype).to(device)
     weight = uneven(72, 8, 3, 3, seed=14, dtype=dtype).to(device)
     bias = uneven(72, seed=15, dtype=dtype).to(device)
     setting = {"padding": 1, "tau": 0.5, "relu": True, "pixel_block": pixel_block}

@@ -200,6 +200,16 @@ TEST(Heuristics, LargeConvolutionTilesOnceTheyFillTheChip) {
   EXPECT_EQ(sm80(1, 1'000'000, 64), TileSize::kSmall);  // half of a large tile would be empty
 }
 
+TEST(Heuristics, SmallTilesOfPixelsWhileAllRunAtOnce) {
+  constexpr int kMultiprocessors = 132;
+  const auto tile = [](int64_t out_channels, int64_t boxes) {
+    return choose_by_pixel_tile(out_channels, boxes, kMultiprocessors);
+  };
+  EXPECT_EQ(tile(64, 264), TileSize::kSmall);
+  EXPECT_EQ(tile(64, 265), TileSize::kNarrow);
+  EXPECT_EQ(tile(65, 1'000), TileSize::kSmall);
+}
+
 TEST(Heuristics, SegmentsWhereTilesAreFewAndStepsMany) {
   constexpr int kMultiprocessors = 132;
   const auto segments = [](int64_t out_channels, int64_t pixels, int64_t steps,

@@ -23,10 +23,11 @@ TileSize choose_tile(const Convolution& conv, const ConvParams& p, bool dense,
                      int multiprocessors) {
   const ConvKernel kernel =
       choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
-  const Extent boxes = count(p.shape.output, p.box);
-  return choose_conv_tile_sm90(kernel, p.shape.out_channels,
-                               int64_t{1} * boxes.images * boxes.rows * boxes.columns,
-                               multiprocessors, dense && p.log2_segments == 0, forced_tile());
+  const Extent grid = count(p.shape.output, p.box);
+  const int64_t boxes = int64_t{1} * grid.images * grid.rows * grid.columns;
+  if (p.by_pixel) return choose_by_pixel_tile(p.shape.out_channels, boxes, multiprocessors);
+  return choose_conv_tile_sm90(kernel, p.shape.out_channels, boxes, multiprocessors,
+                               dense && p.log2_segments == 0, forced_tile());
 }
 
 int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors) {
@@ -55,17 +56,18 @@ ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const vo
   ConvParams& p = arguments.params;
   const Tensor& output = arguments.output;
   const spamm::ConvShape& shape = conv.shape;
-  const bool by_pixel = runs_as_deviation(conv);
+  const bool deviates = runs_as_deviation(conv);
   Tensor norms;
   if (conv.wants_output_norms) {
-    const auto norms_shape = by_pixel ? pixel_norms_shape : layer_norms_shape;
+    const auto norms_shape = deviates ? pixel_norms_shape : layer_norms_shape;
     norms = at::empty(norms_shape(shape.images, shape.output, shape.out_channels),
                       output.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
-  // If a box covers the images of one output norm, the kernel computes the output norms.
-  const bool in_kernel = norms.defined() && (by_pixel || p.box.images == log2_of(kLayerNormBlock));
-  if (in_kernel) (by_pixel ? p.norm_pixels : p.norm_output) = norms.mutable_data_ptr<float>();
-  const auto launch = by_pixel ? launch_deviation_conv<Element> : launch_conv<Element>;
+  // If a box covers the images of its output norms, the kernel computes them.
+  const bool in_kernel = norms.defined() && (deviates || p.box.images == log2_of(kLayerNormBlock) ||
+                                             (p.by_pixel && takes_norms_of_pixels(p.box)));
+  if (in_kernel) (deviates ? p.norm_pixels : p.norm_output) = norms.mutable_data_ptr<float>();
+  const auto launch = deviates ? launch_deviation_conv<Element> : launch_conv<Element>;
   C10_CUDA_CHECK(launch(
       p, input, weight,
       {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = device.stream()}));

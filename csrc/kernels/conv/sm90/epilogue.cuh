@@ -164,6 +164,8 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   }
   if constexpr (Config::kDeviates)
     store_pixel_norms<typename Config::Element>(p, channel, box, staging);
+  if constexpr (Config::kByPixel)
+    store_norms_of_pixels<typename Config::Element>(p, channel, box, staging);
 }
 
 // Adds up the threads' sums of squares of kCount boxes of a warpgroup and stores the output norms.
@@ -200,7 +202,7 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
   const bool relu = activate_sums(p.activation, bias, acc);
   store_box<Config, 0>(p, channel, boxes[0], staging, bias, relu, acc, first);
   store_box<Config, 1>(p, channel, boxes[1], staging, bias, relu, acc, second);
-  if (p.norm_output == nullptr) return;
+  if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[2] = {
       sum_of_squares<Element>(first, p.shape.output.images - boxes[0].image),
       sum_of_squares<Element>(second, p.shape.output.images - boxes[1].image)};
@@ -217,7 +219,7 @@ __device__ __forceinline__ void store_one(const ConvParams& p, int channel, cons
   uint32_t pairs[kBlock / 4];
   const bool relu = activate_sums(p.activation, bias, sums);
   store_box<Config, 0>(p, channel, box, staging, bias, relu, sums, pairs);
-  if (p.norm_output == nullptr) return;
+  if (Config::kByPixel || p.norm_output == nullptr) return;
   SquareSum<Element> squares[1] = {
       sum_of_squares<Element>(pairs, p.shape.output.images - box.image)};
   store_norms<Element>(p, channel, &box, squares, shared);

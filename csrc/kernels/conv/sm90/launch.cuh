@@ -9,6 +9,7 @@
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/launch_clusters.cuh"
+#include "kernels/common/shared_memory.h"
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
@@ -134,12 +135,8 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   }
   if (error != cudaSuccess) return error;
 
-  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  // The largest possible shared memory, so that thread blocks of the norm kernel fit beside these.
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
-  }
+  // The largest shared memory also lets thread blocks of the norm kernel fit beside these.
+  error = allow_shared_memory(reinterpret_cast<const void*>(kernel), shared_bytes);
   if (error != cudaSuccess) return error;
   if constexpr (Config::kSegmented) {
     // Pooled windows have their two tiles in one cluster.

@@ -145,6 +145,10 @@ inline bool strides_fit(const Log2Block& block, Size2 stride) {
   return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
 }
 
+// Whether the kernel of boxes of several pixels of all images can compute the pixels' norms: the
+// threads that share a pixel are in one warp.
+inline bool takes_norms_of_pixels(const Log2Block& box) { return box.rows + box.columns >= 2; }
+
 constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
 
 // Whether the kernel with resident weights (resident.cuh) can compute a convolution.
@@ -192,7 +196,7 @@ struct ConvParams {
   Activation activation;
   void* output;
   // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
-  // groups). May be null.
+  // groups). May be null. Boxes have 64 images, or by_pixel and takes_norms_of_pixels().
   float* norm_output;
   int channel_tiles, tiles, steps;
   Divisor by_channel_tiles, by_box_images, by_box_rows, by_box_columns;

@@ -1,5 +1,6 @@
-// Norms of an output's pixels, for readers whose pixel blocks lie in one image: those of 64
-// channels each, computed from a box in shared memory while it is stored.
+// Norms of an output's pixels, of 64 channels each, computed from a box in shared memory while it
+// is stored: for readers whose pixel blocks lie in one image, and for those whose blocks hold one
+// pixel of all images.
 #pragma once
 
 #include "kernels/common/numeric.cuh"
@@ -63,6 +64,40 @@ __device__ __forceinline__ void store_pixel_norms(const ConvParams& p, int chann
   const int groups = (p.shape.out_channels - 1) / kBlock + 1;
   const int64_t place = (static_cast<int64_t>(image) * output.rows + row) * output.columns + column;
   p.norm_pixels[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
+}
+
+// The same for boxes of several pixels of all images, half types: a norm is that of all images of a
+// pixel. takes_norms_of_pixels() says which boxes.
+template <class Element>
+__device__ __forceinline__ void store_norms_of_pixels(const ConvParams& p, int channel,
+                                                      const Box& box, const OperandBlock& staged) {
+  if (p.norm_output == nullptr) return;
+  // Neighbouring threads share a pixel, which has 8 chunks of each image. A thread adds up four.
+  const int log2_pixels = p.box.columns + p.box.rows, log2_threads = 7 - log2_pixels;
+  const int thread = threadIdx.x % 128, pixel = thread >> log2_threads;
+  const int images = p.shape.output.images - box.image;
+  SquareSum<Element> sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int number = (thread & ((1 << log2_threads) - 1)) * 4 + i, image = number / 8;
+    const int line = image << log2_pixels | pixel, chunk = (number ^ line) % 8;
+    const uint8_t* const from = staged.bytes + line * kLineBytes + chunk * 16;
+    if (image < images) sum += squares_of<Element>(*reinterpret_cast<const uint4*>(from));
+  }
+  __syncwarp();
+  for (int distance = 1 << log2_threads >> 1; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(~0u, sum, distance);
+  }
+  const Extent& output = p.shape.output;
+  const int column = box.column + (pixel & ((1 << p.box.columns) - 1));
+  const int row = box.row + (pixel >> p.box.columns);
+  if ((thread & ((1 << log2_threads) - 1)) != 0 || images <= 0 || row >= output.rows ||
+      column >= output.columns || channel >= p.shape.out_channels) {
+    return;
+  }
+  const int groups = (p.shape.out_channels - 1) / kBlock + 1;
+  const int64_t place = static_cast<int64_t>(row) * output.columns + column;
+  p.norm_output[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
 }
 
 }  // namespace spamm::kernels::conv::sm90
