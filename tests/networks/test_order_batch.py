@@ -28,7 +28,7 @@ def batch(count=150, size=16, edge=5):
 @pytest.fixture
 def converted(measured):
     """A model of which one layer skips, as it was, converted, and converted with order_batch."""
-    measured([1.0, 2.0], [3.0, 1.0, 1.0, 1.0])
+    measured([1.0, 2.0, 3.0], [3.0, 1.0, 1.0, 1.0])
     torch.manual_seed(0)
     model, images = resnet(), batch()
     plain, ordered = copy.deepcopy(model), copy.deepcopy(model)
@@ -68,13 +68,13 @@ def test_converting_anew_forgets_the_order(converted):
 
 
 def test_where_nothing_skips_nothing_is_ordered(measured):
-    measured([1.0, 2.0], [3.0, 1.0, 1.0, 1.0])
+    measured([1.0, 2.0, 3.0], [3.0, 1.0, 1.0, 1.0])
     report = convert_(resnet(), example_input=batch(4), order_batch=True)
     assert "batches are not ordered: no layer skips" in report.notes
 
 
 def test_blocks_of_one_image_need_no_order(measured):
-    measured([1.0, 2.0], [3.0, 1.0, 1.0, 1.0])
+    measured([1.0, 2.0, 3.0], [3.0, 1.0, 1.0, 1.0])
     model, setting = resnet(), SpAMMConfig(valid_ratio=0.5, pixel_block=(1, 8, 8))
     report = convert_(model, overrides={LAYER: setting}, example_input=batch(4), order_batch=True)
     assert report.notes[-1] == "batches are not ordered: all blocks are of one image"
