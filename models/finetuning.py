@@ -37,6 +37,7 @@ class FineTuneConfig:
         trained: how these were trained; seed and batch are taken from there.
         steps: how many; None: one epoch, which is also the most.
         peak: the highest learning rate.
+        temperature: by which answers are softened to be compared with the dense network's.
     """
 
     settings: dict[str, dict[str, float]]
@@ -44,6 +45,7 @@ class FineTuneConfig:
     trained: TrainConfig = field(default_factory=TrainConfig)
     steps: int | None = None
     peak: float = PEAK_LEARNING_RATE
+    temperature: float = 4.0
 
     epochs = 1
     shifted_share = 0.0  # as the images are that the network is to serve
@@ -130,4 +132,5 @@ def fine_tune(config, model, digits, path, device, report):
     training, _ = digits.split(config.seed)
     pictures = to_pictures(training.images[:STATISTICS]).to(model.conv11.weight.device)
     start = with_skipping(in_order(model, pictures), config.settings)
-    return train(config, digits, path, device, report, start, teacher=model.eval())
+    teacher = copy.deepcopy(model).to(device).eval()
+    return train(config, digits, path, device, report, start, teacher)

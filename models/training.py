@@ -104,7 +104,8 @@ def train(config, digits, path, device, report, start=None, teacher=None):
         device: torch.device.
         report: called with (step, number of steps, what happened or None) after each step.
         start: the model to train; None: a fresh one.
-        teacher: a model in eval mode whose answers the model is to learn, beside the labels.
+        teacher: a model on the device, in eval mode, whose answers the model is to learn beside the
+            labels, both softened by the configuration's temperature.
 
     Returns:
         The trained model on the device, in eval mode.
@@ -208,7 +209,7 @@ class _Run:
             return loss
         with torch.no_grad():
             taught = self._teacher(pictures)
-        return loss + distillation_loss(answers, taught)
+        return loss + distillation_loss(answers, taught, self._config.temperature)
 
     def save(self):
         """Writes the checkpoint; a finished training no longer needs its optimizer."""
@@ -272,7 +273,7 @@ def accuracy(model, batches):
     return 100 * int(right) / total
 
 
-def distillation_loss(answers, taught, temperature=4):
+def distillation_loss(answers, taught, temperature):
     """How far answers are from a teacher's: the divergence of both softened by a temperature.
 
     Distilling the Knowledge in a Neural Network (Hinton, Vinyals, Dean 2015): how sure the teacher

@@ -78,8 +78,13 @@ class SpAMMChain(nn.Sequential):
 
 
 def passes_norms_on(images: Tensor) -> bool:
-    """Whether convolutions of such a batch compute the norms of their output without a pass."""
-    return images.shape[0] >= _LEAST_IMAGES and computes_output_norms(images.device, images.dtype)
+    """Whether all layers of such a batch compute the norms of their output without a pass."""
+    return fills_norm_block(images) and computes_output_norms(images.device, images.dtype)
+
+
+def fills_norm_block(images: Tensor) -> bool:
+    """Whether a batch has the images of a block of the norms that are passed on."""
+    return images.shape[0] >= _LEAST_IMAGES
 
 
 @functools.cache

@@ -333,13 +333,14 @@ class Conversion:
         action = engine.kind if engine.kind != "dense" or is_fused else "left"
         reason = choice.reason
         if engine != choice.engine:
-            reason += f"; the whole model is faster with {engine.kind}"
+            what = f"{engine.kind}, pool" if engine.pools else engine.kind
+            reason += f"; the whole model is faster with {what}"
         if not is_fused:
             why = self._reasons.get(site.name)
             why = why or (None if site.node else reason_not_to_call(site.conv) or "not fused")
             reason = "; ".join(filter(None, (reason, why or "nothing to absorb")))
         absorbed = site.absorbed if is_fused else ()
-        if is_fused and engine.pools:
+        if is_fused and engine.pools and site.pool is not None:
             absorbed += ("pool",)
         order = site.output_order if is_fused else None
         return Row(

@@ -18,7 +18,7 @@ from .config import NOTHING_SKIPPED, SpAMMConfig
 from .fused import Source
 from .leaves import reason_not_to_skip
 from .plan import DENSE, Engine
-from .pool import max_pool2d
+from .pool import PAIRS, max_pool2d
 from .sites import Site
 from .timing import times_of
 
@@ -111,8 +111,7 @@ class Measurements:
         if site.residual is not None:
             options["residual"] = torch.ones_like(op(input, weight, bias, *geometry, **options))
         if site.pool is not None:
-            window = (2, 2, 0, 1, False)
-            return lambda: max_pool2d(op(input, weight, bias, *geometry, **options), *window)
+            return lambda: max_pool2d(op(input, weight, bias, *geometry, **options), *PAIRS)
         return lambda: op(input, weight, bias, *geometry, **options)
 
 

@@ -114,7 +114,9 @@ class Fused:
         }
         self.reference = plan.island.reference
         self.forward: Forward
+        # Forwards in which norms travel: for batches that fill a block of images, and for others.
         self._forward_with_norms: Forward | None = None
+        self._forward_of_few: Forward | None = None
         self._generate(plan)
         self._sources = [Source.of(site, plan.engines[site.name]) for site in plan.fused]
         self._put_back = list(plan.island.put_back.values())
@@ -126,9 +128,10 @@ class Fused:
 
     def _generate(self, plan: Plan) -> None:
         self.forward = generate(plan)
-        flow = norm_flow(plan)
-        if flow.readers:
-            self._forward_with_norms = generate(plan, flow)
+        self._forward_with_norms, self._forward_of_few = (
+            generate(plan, flow) if flow.readers else None
+            for flow in (norm_flow(plan), norm_flow(plan, of_few=True))
+        )
 
     def _prepare(self) -> None:
         self._proof: Proof | None = None
@@ -140,17 +143,19 @@ class Fused:
     def run(self, args: tuple[Any, ...]) -> Any:
         """The result of the generated forward."""
         forward = self.forward
-        if self._forward_with_norms is not None and self._passes_norms_on(args):
-            forward = self._forward_with_norms
+        if self._passes_norms_on(args):
+            fills = chain.fills_norm_block(args[0])
+            forward = (self._forward_with_norms if fills else self._forward_of_few) or forward
         return forward(self.root, self.operands, *args)
 
     def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
-        """Whether layers compute the norms of their output without a pass over it."""
+        """Whether there are norms to pass on, and layers that compute them with their output."""
         return (
-            not torch.compiler.is_compiling()
+            self._forward_with_norms is not None
+            and not torch.compiler.is_compiling()
             and not torch.is_grad_enabled()
             and args[0].dim() == 4
-            and chain.passes_norms_on(args[0])
+            and chain.computes_output_norms(args[0].device, args[0].dtype)
         )
 
     # ---- Whether it may be taken ----------------------------------------------------------------

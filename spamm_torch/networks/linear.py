@@ -14,6 +14,7 @@ from .capture import Island
 from .sites import activation_of, plain_module
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+_PLAIN = (Tensor, nn.Parameter)
 
 
 def find_linear_relus(island: Island) -> dict[fx.Node, fx.Node]:
@@ -50,6 +51,8 @@ def _is_one_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         not torch.compiler.is_compiling()  # compilers choose between products themselves
         and input.is_cuda
         and bias is not None  # as it was when the forward was generated
+        and type(weight) in _PLAIN  # a quantised weight, say, computes otherwise
+        and type(bias) in _PLAIN
         and input.dim() == 2
         and input.dtype in _DTYPES
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in (input, weight, bias)))

@@ -33,13 +33,19 @@ class NormFlow:
     readers: set[str] = field(default_factory=set)
 
 
-def norm_flow(plan: Plan) -> NormFlow:
-    """The flow of norms in a plan, as if its device computed output norms."""
+def norm_flow(plan: Plan, of_few: bool = False) -> NormFlow:
+    """The flow of norms in a plan, as if its device computed output norms.
+
+    Args:
+        plan: the island, its sites and their engines.
+        of_few: for batches that do not fill a block of 64 images. Only a held tau keeps that block
+            there, and a max pool is faster without norms.
+    """
     flow = NormFlow()
-    pools = plan.pools
+    pools = {} if of_few else plan.pools
     by_last = {site.last: site for site in plan.fused}
     for site in plan.fused:
-        if not _needs_norms(plan, site):
+        if not _needs_norms(plan, site, of_few):
             continue
         value = site.nodes[0].args[0]
         if not isinstance(value, fx.Node) or _is_written(plan, value):
@@ -55,9 +61,9 @@ def norm_flow(plan: Plan) -> NormFlow:
     return flow
 
 
-def _needs_norms(plan: Plan, site: Site) -> bool:
+def _needs_norms(plan: Plan, site: Site, of_few: bool) -> bool:
     setting = plan.engines[site.name].setting
-    if setting is None or setting.skips_nothing:
+    if setting is None or setting.skips_nothing or (of_few and setting.tau is None):
         return False
     conv = site.conv
     return takes_norms(

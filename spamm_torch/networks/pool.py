@@ -27,6 +27,9 @@ _ARGUMENTS = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 Pooling: TypeAlias = tuple[Any, Any, Any, Any, bool]
 
 
+PAIRS: Pooling = (2, 2, 0, 1, False)  # windows of 2 x 2 pixels, side by side
+
+
 def find_pools(island: Island) -> dict[fx.Node, Pooling]:
     """The max pools of an island that return no indices, in the graph's order."""
     found = {node: pooling_of(node, island.module) for node in island.graph.nodes}

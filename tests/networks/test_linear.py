@@ -53,7 +53,7 @@ def calls_of_both(model):
 @pytest.mark.parametrize("relu", RELUS.values(), ids=RELUS.keys())
 @pytest.mark.parametrize("count", [1, 6])
 def test_heads_give_the_values_of_torch(device, relu, count):
-    dtype = torch.float16 if device == "cuda" else torch.float32
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
     model, input = head(relu, device, dtype), images(device, dtype, count)
     with torch.no_grad():
         expected = model(input)
@@ -119,10 +119,37 @@ def test_compilers_see_torchs_own_calls():
 
 
 @pytest.mark.cuda
+def test_weights_that_compute_otherwise_do_it_themselves():
+    """As quantised ones do: they may know linear alone."""
+
+    class Doubled(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            with torch._C.DisableTorchFunctionSubclass():
+                if function is F.linear:
+                    input, weight, bias = args
+                    return F.linear(input, 2 * weight.as_subclass(torch.Tensor), bias)
+                if function is torch._addmm_activation:
+                    raise NotImplementedError
+                return function(*args, **(kwargs or {}))
+
+    layer, input = nn.Linear(8, 4).to("cuda"), torch.randn(3, 8, device="cuda")
+    expected = F.linear(input, 2 * layer.weight, layer.bias).relu()
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Doubled), requires_grad=False)
+    assert type(layer.weight) is Doubled
+    with torch.no_grad():
+        torch.testing.assert_close(linear_relu(input, layer), expected)
+
+
+@pytest.mark.cuda
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_one_call_on_cuda(dtype):
-    layer = nn.Linear(72, 40).to("cuda", dtype)
-    input = torch.randn(9, 72, device="cuda", dtype=dtype)
+@pytest.mark.parametrize(
+    "size", [(9, 72, 40), (4, 512, 512), (128, 512, 512), (512, 4096, 1024), (64, 25088, 512)]
+)
+def test_one_call_on_cuda(dtype, size):
+    rows, in_features, out_features = size
+    layer = nn.Linear(in_features, out_features).to("cuda", dtype)
+    input = torch.randn(rows, in_features, device="cuda", dtype=dtype)
     input[3, 5] = torch.nan
     with torch.no_grad():
         with torch.profiler.profile() as profile:

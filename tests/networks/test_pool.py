@@ -22,7 +22,7 @@ def with_pool(pool):
 @pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS.keys())
 @pytest.mark.parametrize("images", [3, 40])
 def test_pools_give_the_values_of_torch(device, pool, images):
-    dtype = torch.float16 if device == "cuda" else torch.float32
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
     model = with_pool(pool).to(device, dtype).to(memory_format=torch.channels_last)
     input = torch.randn(images, 16, 11, 10, device=device).to(dtype)
     input = input.contiguous(memory_format=torch.channels_last)

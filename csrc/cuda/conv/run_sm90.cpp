@@ -64,8 +64,9 @@ ConvolutionResult finish(const Convolution& conv, Arguments& arguments, const vo
                       output.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
   // If a box covers the images of its output norms, the kernel computes them.
-  const bool in_kernel = norms.defined() && (deviates || p.box.images == log2_of(kLayerNormBlock) ||
-                                             (p.by_pixel && takes_norms_of_pixels(p.box)));
+  const bool in_kernel =
+      norms.defined() && (deviates || p.box.images == log2_of(kLayerNormBlock) ||
+                          (p.by_pixel && takes_norms_of_pixels(p.box, shape.images)));
   if (in_kernel) (deviates ? p.norm_pixels : p.norm_output) = norms.mutable_data_ptr<float>();
   const auto launch = deviates ? launch_deviation_conv<Element> : launch_conv<Element>;
   C10_CUDA_CHECK(launch(

@@ -48,8 +48,8 @@ auto launcher_of(at::ScalarType dtype) {
 std::tuple<Tensor, Tensor> likeness_order(const Tensor& images, int64_t bands) {
   constexpr int64_t kMostPixels = std::numeric_limits<int32_t>::max();
   const OnDevice device(images);
-  TORCH_CHECK(images.dim() == 4 && images.size(1) > 0,
-              "images must be a batch of shape (N, C, H, W) with C >= 1; got shape ",
+  TORCH_CHECK(images.dim() == 4 && images.size(1) > 0 && images.size(2) > 0 && images.size(3) > 0,
+              "images must be a batch of shape (N, C, H, W) with C, H, W >= 1; got shape ",
               images.sizes());
   const int64_t count = images.size(0);
   TORCH_CHECK(

@@ -145,9 +145,11 @@ inline bool strides_fit(const Log2Block& block, Size2 stride) {
   return fits(box.columns, stride.columns) && fits(box.rows, stride.rows);
 }
 
-// Whether the kernel of boxes of several pixels of all images can compute the pixels' norms: the
-// threads that share a pixel are in one warp.
-inline bool takes_norms_of_pixels(const Log2Block& box) { return box.rows + box.columns >= 2; }
+// Whether the kernel of boxes of several pixels can compute the pixels' norms: a box holds all of
+// the batch's images, and the threads that share a pixel are in one warp.
+inline bool takes_norms_of_pixels(const Log2Block& box, int64_t images) {
+  return int64_t{1} << box.images >= images && box.rows + box.columns >= 2;
+}
 
 constexpr int kResidentBlocks = 18;  // kernel positions x channel groups that fit shared memory
 
@@ -180,8 +182,8 @@ struct ConvParams {
   Extent blocks, boxes;  // in the output
   PackedWindows packed;
   int singles_row;  // the last kernel row, if it has packed rows of its own; else none
-  // A pixel block is one pixel of more images than there are, and a box is several pixels of all
-  // images. Each pixel is judged by itself. The caller then sets `box`.
+  // A pixel block is one pixel of more images than there are, and a box is several pixels of one or
+  // more images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;
   bool images_fastest;  // the order of boxes is images, columns, rows; else columns, rows, images
   int log2_block_m, log2_block_k;

@@ -66,8 +66,8 @@ __device__ __forceinline__ void store_pixel_norms(const ConvParams& p, int chann
   p.norm_pixels[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
 }
 
-// The same for boxes of several pixels of all images, half types: a norm is that of all images of a
-// pixel. takes_norms_of_pixels() says which boxes.
+// The same for boxes of several pixels that hold all images, half types: a norm is that of all
+// images of a pixel (takes_norms_of_pixels).
 template <class Element>
 __device__ __forceinline__ void store_norms_of_pixels(const ConvParams& p, int channel,
                                                       const Box& box, const OperandBlock& staged) {
