@@ -189,6 +189,11 @@ TORCH_LIBRARY(spamm_torch, m) {
       "max_pool2d_deviation(Tensor input, Tensor reference, int[2] kernel_size, int[2] stride=[], "
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
       tags);
+  // Concatenates deviations (N, C, H, W) along their channels, with norms as
+  // conv2d_deviation_with_norms returns them. A part in phases is (N, 4 C, H / 2, W / 2): the
+  // pixels that upsampling by 2 makes of one are neighbouring channels, [row][column][C]. No
+  // gradient.
+  m.def("join_deviations(Tensor[] parts, bool[] in_phases) -> (Tensor, Tensor)", tags);
   // Runs conv2d and max pooling layer after layer and passes output norms on. No gradient.
   // conv/chain.cpp documents the encoding of `layers`.
   m.def(

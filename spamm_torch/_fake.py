@@ -834,6 +834,20 @@ def _(
     return _with_pixel_norms(output)
 
 
+@register_fake("spamm_torch::join_deviations")
+def _(parts: Sequence[Tensor], in_phases: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    if not parts or len(parts) != len(in_phases):
+        raise RuntimeError("in_phases must have one entry for each of at least one part")
+    factor = 2 if in_phases[0] else 1
+    images, _, rows, columns = parts[0].shape
+    channels = sum(
+        part.shape[1] // (4 if is_in_phases else 1)
+        for part, is_in_phases in zip(parts, in_phases, strict=True)
+    )
+    output = parts[0].new_empty((images, channels, rows * factor, columns * factor))
+    return _with_pixel_norms(output.to(memory_format=torch.channels_last))
+
+
 @register_fake("spamm_torch::chain")
 def _(
     input: Tensor,

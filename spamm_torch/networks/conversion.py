@@ -157,7 +157,7 @@ class Conversion:
     def _skips(self, site: Site) -> bool:
         """Whether the site's setting may skip anything."""
         engine = self._request.engines.get(site.name)
-        setting = self._own_setting(site) or self._request.setting_of(_layer(site.name))
+        setting = self._own_setting(site) or self._request.setting_of(layer_of(site.name))
         setting = setting if engine is None else engine.setting
         may_skip = setting is not None and not setting.skips_nothing
         return may_skip and reason_not_to_skip(site.conv) is None
@@ -213,7 +213,7 @@ class Conversion:
         return None
 
     def _engine_to_compare(self, site: Site) -> Engine:
-        setting = self._own_setting(site) or self._request.setting_of(_layer(site.name))
+        setting = self._own_setting(site) or self._request.setting_of(layer_of(site.name))
         can_be_spamm = setting is not None and not setting.skips_nothing
         return Engine("spamm", NOTHING_SKIPPED) if can_be_spamm else DENSE
 
@@ -240,7 +240,7 @@ class Conversion:
         }
 
     def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
-        request, layer = self._request, _layer(site.name)
+        request, layer = self._request, layer_of(site.name)
         if (reason := reason_not_to_convert(site.conv)) is not None:
             return Choice(LEFT, reason)
         if isinstance(site.conv, SpAMMConv2d) and isinstance(site.conv.tau, Tensor):
@@ -259,7 +259,7 @@ class Conversion:
 
     def _is_asked_for(self, site: Site) -> bool:
         """Whether the engine is the user's own choice, which no measurement overrules."""
-        layer = _layer(site.name)
+        layer = layer_of(site.name)
         return isinstance(site.conv, SpAMMConv2d) or (
             layer in self._request.named and self._request.overrides[layer] is not None
         )
@@ -304,7 +304,7 @@ class Conversion:
         """Every convolution that may be one as SpAMM, by its setting where it can skip."""
         engines = {}
         for site in sites:
-            found = candidates(site.conv, self._request.setting_of(_layer(site.name)))
+            found = candidates(site.conv, self._request.setting_of(layer_of(site.name)))
             *_, last = found.values()
             left = reason_not_to_convert(site.conv) is not None
             engines[site.name] = LEFT if left else with_pool(last, site)
@@ -317,7 +317,7 @@ class Conversion:
     ) -> ConvertReport:
         by_layer: dict[str, list[Site]] = {}
         for site in sites:
-            by_layer.setdefault(_layer(site.name), []).append(site)
+            by_layer.setdefault(layer_of(site.name), []).append(site)
         rows: list[Row] = []
         for name, layer in self._layers.items():
             found = by_layer.get(name)
@@ -473,7 +473,7 @@ def _has_dtype(args: Any, dtype: torch.dtype) -> bool:
     return any(_is_floating(value) and value.dtype == dtype for value in tree_leaves(args))
 
 
-def _layer(call: str) -> str:
+def layer_of(call: str) -> str:
     """The name of the layer in a call's name."""
     return call.partition("#")[0]
 

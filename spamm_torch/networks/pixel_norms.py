@@ -1,15 +1,17 @@
 """Where norms of pixels travel in the reference form, and what layers without weights make of them.
 
 A convolution of deviations skips by the norms of its input's pixels, (images, rows, columns, blocks
-of 64 channels). The convolution or max pool before it leaves them with its output. Nearest
-upsampling repeats them, and a concatenation puts them side by side. From other layers a convolution
-takes norms itself.
+of 64 channels). The convolution, max pool or concatenation before it leaves them with its output.
+Nearest upsampling repeats them. From other layers a convolution takes norms itself.
+
+Norms may be those of columns that are together (layouts.py): of f columns' channels as one pixel's.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .._arguments import check_block
+from .layouts import Layout, find_layout
 from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
@@ -25,9 +28,23 @@ from .upsample import is_nearest
 
 _CHANNELS = 64  # that share a norm
 _ALIGNED = 8  # output channels of half types that the kernel with norms takes come in these
+_MOST_JOINED = 4  # parts that the kernel which concatenates takes
 
 
-def pixel_norm_flow(plan: Plan, shapes: Shapes) -> NormFlow:
+@dataclass
+class PixelNormFlow(NormFlow):
+    """Where norms of pixels come from and go to.
+
+    Attributes:
+        joins: the concatenations that compute the norms of what they return.
+        layouts: of the sites that are not computed as they are, by name.
+    """
+
+    joins: set[fx.Node] = field(default_factory=set)
+    layouts: dict[str, Layout] = field(default_factory=dict)
+
+
+def pixel_norm_flow(plan: Plan, shapes: Shapes) -> PixelNormFlow:
     """The flow of norms in the reference form, as if its device computed output norms.
 
     Args:
@@ -37,48 +54,77 @@ def pixel_norm_flow(plan: Plan, shapes: Shapes) -> NormFlow:
     return _Flow(plan, shapes).run()
 
 
+@dataclass(frozen=True)
+class _Found:
+    """Norms that are left: by which nodes, and of how many columns together."""
+
+    sources: tuple[fx.Node, ...]
+    columns: int = 1
+
+
 class _Flow:
     def __init__(self, plan: Plan, shapes: Shapes) -> None:
         self._plan, self._shapes = plan, shapes
+        self._root = plan.island.module
         self._by_last = {site.last: site for site in plan.fused}
         self._pools = plan.pools
+        self._layouts = find_layouts(plan, shapes)
 
-    def run(self) -> NormFlow:
-        flow = NormFlow()
+    def run(self) -> PixelNormFlow:
+        flow = PixelNormFlow(layouts=self._layouts)
         for site in self._plan.fused:
-            value = site.nodes[0].args[0]
-            sources = self._sources(value) if _skips_by_pixels(self._plan, site) else None
-            if sources is None:
+            found = self._norms_for(site) if _skips_by_pixels(self._plan, site) else None
+            if found is None:
                 continue
             flow.readers.add(site.name)
-            for source in sources:
+            for source in found.sources:
                 producer = self._by_last.get(source)
-                if producer is None:
+                if producer is not None:
+                    flow.producers.add(producer.name)
+                elif source in self._pools:
                     flow.pools.add(source)
                 else:
-                    flow.producers.add(producer.name)
+                    flow.joins.add(source)
         return flow
 
-    def _sources(self, value: Any) -> list[fx.Node] | None:
-        """The convolutions and pools that leave the norms of a value; None where one does not."""
-        root = self._plan.island.module
-        if not isinstance(value, fx.Node) or any(may_write(user, root) for user in value.users):
+    def _norms_for(self, site: Site) -> _Found | None:
+        """What leaves the norms that a site reads; None where nothing does."""
+        layout = self._layouts.get(site.name, Layout())
+        value = site.nodes[0].args[0]
+        if layout.in_phases:
+            assert isinstance(value, fx.Node)
+            value = value.args[0]
+        found = self._norms_of(value)
+        channels = site.conv.in_channels
+        if found is None or not _can_regroup(channels, found.columns, layout.columns):
+            return None
+        return found
+
+    def _norms_of(self, value: Any) -> _Found | None:
+        if not isinstance(value, fx.Node) or _is_written(value, self._root):
             return None
         if (site := self._by_last.get(value)) is not None:
-            return [value] if self._leaves_norms(site) else None
+            layout = self._layouts.get(site.name, Layout())
+            if layout.in_phases:  # the values are joined, and leave norms then
+                return _Found(())
+            return _Found((value,), layout.columns) if self._leaves_norms(site) else None
         if value in self._pools:
-            return [value] if self._is_deviation(value.args[0]) else None
-        passed = passed_on(value, root, self._shapes)
-        found = [self._sources(operand) for operand in passed or ()]
-        if not found or None in found:
-            return None
-        return [source for sources in found for source in sources or ()]
+            return _Found((value,)) if value.args[0] in self._by_last else None
+        if can_be_joined(value, self._shapes):
+            return _Found((value,))
+        if (passed := passed_on(value, self._root, self._shapes)) is not None:
+            found = self._norms_of(passed)
+            channels = self._shapes[passed][0][1]
+            if found is not None and _can_regroup(channels, found.columns, 1):
+                return _Found(found.sources)
+        return None
 
     def _leaves_norms(self, site: Site) -> bool:
         return _skips_by_pixels(self._plan, site) and site.conv.out_channels % _ALIGNED == 0
 
-    def _is_deviation(self, value: Any) -> bool:
-        return value in self._by_last
+
+def _is_written(value: fx.Node, root: nn.Module) -> bool:
+    return any(may_write(user, root) for user in value.users)
 
 
 def _skips_by_pixels(plan: Plan, site: Site) -> bool:
@@ -90,40 +136,61 @@ def _skips_by_pixels(plan: Plan, site: Site) -> bool:
     return setting.pixel_block[0] == 1 and (k == _CHANNELS or conv.in_channels <= k < _CHANNELS)
 
 
-def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> tuple[fx.Node, ...] | None:
-    """The operands whose norms :func:`norms_after` makes the node's from; None for other nodes."""
-    if is_nearest(node, root):
-        first = node.args[0]
-        if not isinstance(first, fx.Node) or {first, node} - shapes.keys():
-            return None
-        before, after = shapes[first][0], shapes[node][0]
-        is_whole = len(after) == 4 and all(
-            b % a == 0 for a, b in zip(before[2:], after[2:], strict=True)
-        )
-        return (first,) if is_whole else None
-    if (parts := concatenated_channels(node)) is not None:
-        nodes = tuple(part for part in parts if isinstance(part, fx.Node) and part in shapes)
-        return nodes if len(nodes) == len(parts) and _may_join(nodes, shapes) else None
-    return None
+def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
+    """The layouts of a plan's sites, by name, without those that are computed as they are."""
+    found = {}
+    for site in plan.fused:
+        value = site.nodes[0].args[0]
+        if not isinstance(value, fx.Node) or value not in shapes or len(shapes[value][0]) != 4:
+            continue
+        setting = plan.engines[site.name].setting
+        before = doubled_by(value, plan.island.module, shapes)
+        doubled = before is not None and site.residual is None
+        layout = find_layout(site.conv, setting, shapes[value][0][3], is_doubled=doubled)
+        if layout is not None:
+            found[site.name] = layout
+    return found
 
 
-def _may_join(parts: Sequence[fx.Node], shapes: Shapes) -> bool:
-    channels = _channels(parts, shapes)
-    return sum(channels) <= _CHANNELS or all(count % _CHANNELS == 0 for count in channels[:-1])
+def doubled_by(value: fx.Node, root: nn.Module, shapes: Shapes) -> fx.Node | None:
+    """What nearest upsampling makes a value of, if that has half its rows and columns."""
+    before = passed_on(value, root, shapes)
+    if before is None or _is_written(value, root) or _is_written(before, root):
+        return None
+    own, doubled = shapes[before][0][2:], shapes[value][0][2:]
+    return before if tuple(2 * length for length in own) == tuple(doubled) else None
 
 
-def _channels(parts: Sequence[fx.Node], shapes: Shapes) -> list[int]:
-    return [shapes[part][0][1] for part in parts]
+def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> fx.Node | None:
+    """What nearest upsampling by whole factors repeats; None for other nodes."""
+    if not is_nearest(node, root):
+        return None
+    first = node.args[0]
+    if not isinstance(first, fx.Node) or {first, node} - shapes.keys():
+        return None
+    before, after = shapes[first][0], shapes[node][0]
+    is_whole = len(after) == 4 and all(
+        b % a == 0 for a, b in zip(before[2:], after[2:], strict=True)
+    )
+    return first if is_whole else None
 
 
-def norms_after(
-    graph: fx.Graph, node: fx.Node, norms: Sequence[fx.Node], shapes: Shapes
-) -> fx.Node:
-    """Adds to a graph what makes the norms of a node from those of what it passes on."""
-    if concatenated_channels(node) is not None:
-        join = together_in_a_block if shapes[node][0][1] <= _CHANNELS else side_by_side
-        return graph.call_function(join, (list(norms),))
-    return graph.call_function(upsampled, (norms[0], list(shapes[node][0][2:])))
+def can_be_joined(node: fx.Node, shapes: Shapes) -> bool:
+    """Whether a node concatenates channels of pictures, so few that a kernel does it."""
+    parts = concatenated_channels(node)
+    return (
+        parts is not None
+        and len(parts) <= _MOST_JOINED
+        and all(isinstance(part, fx.Node) and _is_pictures(part, shapes) for part in parts)
+    )
+
+
+def _is_pictures(part: fx.Node, shapes: Shapes) -> bool:
+    shape, dtype = shapes.get(part, ((), torch.bool))
+    return len(shape) == 4 and dtype.is_floating_point and shape[1] % _ALIGNED == 0
+
+
+# ---- What is made of norms ----------------------------------------------------------------------
 
 
 def upsampled(norms: Tensor, size: Sequence[int]) -> Tensor:
@@ -131,11 +198,40 @@ def upsampled(norms: Tensor, size: Sequence[int]) -> Tensor:
     return F.interpolate(norms.permute(0, 3, 1, 2), size=tuple(size)).permute(0, 2, 3, 1)
 
 
-def side_by_side(norms: Sequence[Tensor]) -> Tensor:
-    """Norms of concatenated channels; all parts but the last fill their blocks."""
-    return torch.cat(list(norms), 3)
+def _can_regroup(channels: int, before: int, after: int) -> bool:
+    """Whether norms of ``before`` columns together tell those of ``after``."""
+    if before == after:
+        return True
+    if before * channels % _CHANNELS == 0 and after * channels % _CHANNELS == 0:
+        return True
+    if before * channels > _CHANNELS or after % before:
+        return False
+    block = min(after * channels, _CHANNELS)
+    return block % (before * channels) == 0 and after * channels % block == 0
 
 
-def together_in_a_block(norms: Sequence[Tensor]) -> Tensor:
-    """Norms of concatenated channels that share one block."""
-    return functools.reduce(torch.hypot, norms)
+def regrouped(norms: Tensor, channels: int, before: int, after: int) -> Tensor:
+    """Norms (images, rows, columns / before, blocks) as (images, rows, columns / after, blocks).
+
+    Args:
+        norms: of ``before`` columns together, of pictures with ``channels`` channels.
+    """
+    if before == after:
+        return norms
+    images, rows, width, _ = norms.shape
+    shape = (images, rows, width * before // after, -1)
+    if before * channels % _CHANNELS:  # several of them make the norm of a block
+        count = min(after * channels, _CHANNELS) // (before * channels)
+        norms = functools.reduce(torch.hypot, norms.reshape(images, rows, -1, count).unbind(3))
+    return norms.reshape(shape)
+
+
+def layouts_by_place(
+    plan: Plan, layouts: Mapping[str, Layout]
+) -> list[tuple[int, nn.Conv2d, Layout]]:
+    """The sites' places among the plan's, their convolutions and layouts."""
+    return [
+        (place, site.conv, layouts[site.name])
+        for place, site in enumerate(plan.fused)
+        if site.name in layouts
+    ]

@@ -12,37 +12,25 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .._arguments import check_tensor, dtype_name
+from ..chain import computes_output_norms
 from .capture import Island
 from .config import SpAMMConfig
-from .conversion import Conversion, Installation
+from .conversion import Conversion, Installation, layer_of
 from .engines import Choice, Measurements, candidates
 from .example import Example, describe
 from .fused import Source, fused_of
-from .plan import DENSE, LEFT, Engine
+from .layouts import Layout
+from .lossless import lossless
+from .pixel_norms import find_layouts
+from .plan import DENSE, LEFT, Engine, Plan
 from .report import ConvertReport
 from .request import Request
+from .shapes import shapes_of
 from .signature import Signature
 from .sites import Site
+from .state import in_eval_mode
 
 _ops = torch.ops.spamm_torch
-
-_PIXEL_BLOCK = (1, 8, 8)  # of one image: what is skipped for it depends on no other
-
-
-def lossless(dtype: torch.dtype) -> SpAMMConfig:
-    """The setting that skips the products whose norms multiply to exactly zero, and no others.
-
-    A product is skipped unless ``not (x < tau)``, where x is the product of norms in their type.
-    With the smallest positive number of that type as tau, x < tau holds for x = 0 alone. So a block
-    is skipped if all its deviations are zero, or if they and its weights are so small that the
-    norms' product rounds to zero: what is lost then is below what the type can hold.
-
-    Args:
-        dtype: of the model. The norms' type is float64 for float64, else float32.
-    """
-    norms = torch.float64 if dtype == torch.float64 else torch.float32
-    info = torch.finfo(norms)
-    return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=_PIXEL_BLOCK)
 
 
 def check_reference(
@@ -99,6 +87,7 @@ class ReferenceConversion(Conversion):
             request = dataclasses.replace(request, config=lossless(picture.dtype))
         self._picture, self._is_measured = picture, example is not None
         self._of_reference: dict[nn.Module, list[Tensor]] = {}  # inputs of convolutions
+        self._layouts: dict[str, Layout] = {}  # of sites that skip zeros alone, by name
         super().__init__(model, request, example or Example(_made_up(picture)), fuse=True)
         if not self._islands:
             notes = "; ".join(self._notes)
@@ -142,6 +131,16 @@ class ReferenceConversion(Conversion):
         except ValueError as error:  # it has no reference form
             return str(error)
 
+    def _leave_what_differs(self, plans: dict[Island, list[Site]]) -> None:
+        super()._leave_what_differs(plans)
+        if not computes_output_norms(self._picture.device, self._picture.dtype):
+            return
+        for island, sites in plans.items():
+            plan = Plan(island, sites, {site.name: self._engine_to_compare(site) for site in sites})
+            assert island.reference is not None
+            with in_eval_mode(self._model):
+                self._layouts |= find_layouts(plan, shapes_of(island, island.reference))
+
     def _engine_to_compare(self, site: Site) -> Engine:
         engine = super()._engine_to_compare(site)
         return engine if engine.setting is None else Engine("spamm", lossless(self._picture.dtype))
@@ -155,12 +154,17 @@ class ReferenceConversion(Conversion):
         return super()._choose(sites)
 
     def _measurements(self) -> Measurements:
-        return _DeviationMeasurements()
+        return _DeviationMeasurements(self._layouts)
 
     def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
         if site.node is None:
             return Choice(LEFT, "not in a part that was traced")
-        return super()._choice(site, measurements, input)
+        choice = super()._choice(site, measurements, input)
+        setting = self._request.setting_of(layer_of(site.name))
+        fills = site.name in self._layouts and choice.engine == DENSE and not choice.times
+        if fills and setting == lossless(self._picture.dtype):
+            return Choice(Engine("spamm", setting), "skips zeros, columns together")
+        return choice
 
     def _fastest(
         self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation
@@ -170,6 +174,10 @@ class ReferenceConversion(Conversion):
 
 class _DeviationMeasurements(Measurements):
     """Measures sites as the reference form has them; inputs are deviations."""
+
+    def __init__(self, layouts: Mapping[str, Layout]) -> None:
+        super().__init__()
+        self._layouts = layouts
 
     def _candidates(self, conv: nn.Conv2d, setting: SpAMMConfig | None) -> dict[str, Engine]:
         """Those that skip do so for any number of channels: zeros cost no accuracy."""
@@ -189,7 +197,27 @@ class _DeviationMeasurements(Measurements):
         base = torch.ones_like(sums[:1])
         if site.residual is not None:
             options["residual"] = torch.ones_like(sums)
+        layout = self._layouts.get(site.name)
+        if layout is not None and engine.setting == lossless(input.dtype):
+            return self._call_in(layout, conv, input, weight, base, options)
         return lambda: _ops.conv2d_deviation(input, weight, base, *geometry, **options)
+
+    @staticmethod
+    def _call_in(
+        layout: Layout,
+        conv: nn.Conv2d,
+        input: Tensor,
+        weight: Tensor,
+        base: Tensor,
+        options: dict[str, Any],
+    ) -> Any:
+        own_weight, own_base, norms = layout.operands(conv, weight, base)
+        own_input = layout.input(input)
+        options = {**options, **layout.options(), "norm_weight": norms}
+        if "residual" in options:
+            options["residual"] = layout.image(options["residual"])
+        geometry = layout.geometry(conv)
+        return lambda: _ops.conv2d_deviation(own_input, own_weight, own_base, *geometry, **options)
 
 
 def _is_picture(value: Any) -> bool:

@@ -24,15 +24,25 @@ from torch.nn import functional as F
 
 from .activations import activated
 from .generate import Forward, compiled
-from .norm_flow import NormFlow
+from .layouts import Layout, columns_apart, columns_together
 from .pixel_norms import (
-    norms_after,
+    PixelNormFlow,
+    layouts_by_place,
     passed_on,
     pixel_norm_flow,
+    regrouped,
+    upsampled,
 )
 from .plan import Plan
 from .shapes import Shapes
-from .sites import Site, concatenated, looks_at_shape, may_write, operands_of_add
+from .sites import (
+    Site,
+    concatenated,
+    concatenated_channels,
+    looks_at_shape,
+    may_write,
+    operands_of_add,
+)
 from .upsample import upsample_nearest
 
 _ops = torch.ops.spamm_torch
@@ -51,14 +61,17 @@ class ReferenceCode:
     Attributes:
         forward: ``forward(self, operands, *args)``, the island's forward. The operands of a site
             are weight, base and weight norms; behind those of all sites come the held references.
-        forward_with_norms: the same, with norms of pixels from layer to layer; None if no layer
-            would take them.
+        forward_with_norms: the same, with norms of pixels from layer to layer and sites in layouts
+            of their own; None if there is neither. Weight, base and weight norms of the sites in
+            ``layouts`` are the last operands.
+        layouts: place, convolution and layout of these sites.
         base: ``base(self, operands, *references)`` returns the bases of all sites, then the
             references to hold. It reads weight and bias in the place of weight and base.
     """
 
     forward: Forward
     forward_with_norms: Forward | None
+    layouts: list[tuple[int, nn.Conv2d, Layout]]
     base: Callable[..., list[Tensor]]
 
 
@@ -75,10 +88,10 @@ def generate_reference_code(plan: Plan, shapes: Shapes) -> ReferenceCode:
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
     with_norms = None
-    if flow.readers:
+    if flow.readers or flow.layouts:
         with_norms, _ = _Generator(plan, shapes, flow, places).run()
-    forward, base = _Generator(plan, shapes, NormFlow(), places).run()
-    return ReferenceCode(forward, with_norms, base)
+    forward, base = _Generator(plan, shapes, PixelNormFlow(), places).run()
+    return ReferenceCode(forward, with_norms, layouts_by_place(plan, flow.layouts), base)
 
 
 class _Generator:
@@ -89,7 +102,7 @@ class _Generator:
     """
 
     def __init__(
-        self, plan: Plan, shapes: Shapes, flow: NormFlow, places: dict[fx.Node, int]
+        self, plan: Plan, shapes: Shapes, flow: PixelNormFlow, places: dict[fx.Node, int]
     ) -> None:
         self._plan, self._shapes, self._flow, self._places = plan, shapes, flow, places
         self._root = plan.island.module
@@ -104,8 +117,20 @@ class _Generator:
         self._reference: dict[fx.Node, fx.Node] = {}  # values in the base
         self._bases: dict[int, fx.Node] = {}  # by the place of the site, not as they are computed
         self._held: dict[fx.Node, fx.Node] = {}  # references in the base
-        self._norms: dict[fx.Node, fx.Node] = {}  # in the forward, by the island's nodes
+        # In the forward, by the island's nodes: norms, and of how many columns together.
+        self._norms: dict[fx.Node, tuple[fx.Node, int]] = {}
+        self._phases: dict[fx.Node, fx.Node] = {}  # deviations in phases
         self._pools, self._upsamplings = plan.pools, plan.upsamplings
+        in_phases = [
+            site
+            for site in plan.fused
+            if site.name in flow.layouts and flow.layouts[site.name].in_phases
+        ]
+        # Upsampling that nothing reads as it is: the convolutions behind it take what is before.
+        readers = {site.nodes[0] for site in in_phases}
+        self._passed_by = {
+            node for node in map(_input_of, in_phases) if readers.issuperset(node.users)
+        }
 
     def run(self) -> tuple[Forward, Callable[..., list[Tensor]]]:
         nodes = list(self._plan.island.graph.nodes)
@@ -132,12 +157,14 @@ class _Generator:
     def _plain_of(self, node: fx.Node) -> fx.Node:
         """x = d + M."""
         if node not in self._plain:
-            both = (self._deviation[node], self._held_reference(node))
+            both = (self._deviation_of(node), self._held_reference(node))
             self._plain[node] = self._forward.call_function(operator.add, both)
         return self._plain[node]
 
     def _deviation_of(self, node: fx.Node) -> fx.Node:
         """d = x - M."""
+        if node in self._phases and node not in self._deviation:
+            self._deviation[node] = self._joined(node, [node])
         if node not in self._deviation:
             both = (self._plain[node], self._held_reference(node))
             self._deviation[node] = self._forward.call_function(operator.sub, both)
@@ -158,61 +185,109 @@ class _Generator:
         """Keeps M in the base. A copy: what runs behind may write to the original."""
         self._held[node] = self._base.call_function(torch.clone, (self._reference[node],))
 
-    def _norms_of(self, node: fx.Node) -> fx.Node:
-        """The norms of a deviation's pixels, of a value from which the flow passes them on."""
-        if node not in self._norms:
-            operands = passed_on(node, self._root, self._shapes)
-            assert operands is not None
-            norms = [self._norms_of(operand) for operand in operands]
-            self._norms[node] = norms_after(self._forward, node, norms, self._shapes)
-        return self._norms[node]
+    def _is_deviation(self, node: fx.Node) -> bool:
+        return node in self._deviation or node in self._phases
 
-    def _with_norms(self, node: fx.Node, both: fx.Node) -> fx.Node:
+    def _norms_of(self, node: fx.Node, columns: int = 1) -> fx.Node:
+        """The norms of a deviation's pixels, ``columns`` together, of a value that has them."""
+        self._deviation_of(node)  # of phases, the norms are made with it
+        if node not in self._norms:
+            operand = passed_on(node, self._root, self._shapes)
+            assert operand is not None
+            args = (self._norms_of(operand), list(self._shapes[node][0][2:]))
+            self._norms[node] = self._forward.call_function(upsampled, args), 1
+        norms, own = self._norms[node]
+        if own == columns:
+            return norms
+        channels = self._shapes[node][0][1]
+        return self._forward.call_function(regrouped, (norms, channels, own, columns))
+
+    def _with_norms(self, node: fx.Node, both: fx.Node, columns: int = 1) -> fx.Node:
         """The first result; the second is remembered as the node's norms."""
         value = self._forward.call_function(operator.getitem, (both, 0))
-        self._norms[node] = self._forward.call_function(operator.getitem, (both, 1))
+        norms = self._forward.call_function(operator.getitem, (both, 1))
+        self._norms[node] = norms, columns
         return value
+
+    def _joined(self, node: fx.Node, parts: Iterable[fx.Node]) -> fx.Node:
+        """The deviation of a node that concatenates parts, some in phases, with its norms."""
+        parts = list(parts)
+        values = [self._phases.get(part) or self._deviation_of(part) for part in parts]
+        flags = [part in self._phases for part in parts]
+        join = _ops.join_deviations.default
+        return self._with_norms(node, self._forward.call_function(join, (values, flags)))
 
     # ---- Nodes ----------------------------------------------------------------------------------
 
     def _convolve(self, place: int, site: Site) -> None:
-        conv = site.conv
-        geometry: tuple[Any, ...] = (
-            list(conv.stride),
-            list(conv.padding),
-            list(conv.dilation),
-            conv.groups,
-        )
-        weight, base, norms = (
-            self._forward.call_function(operator.getitem, (self._operands, 3 * place + offset))
-            for offset in range(3)
-        )
-        options: dict[str, Any] = {}
+        layout = self._flow.layouts.get(site.name)
+        value, norms = self._call(place, site, layout or Layout())
+        if layout is not None and layout.in_phases:
+            self._phases[site.last] = value
+        else:
+            self._deviation[site.last] = value
+            if norms is not None:
+                self._norms[site.last] = norms, 1 if layout is None else layout.columns
+        self._convolve_reference(place, site)
+
+    def _call(self, place: int, site: Site, layout: Layout) -> tuple[fx.Node, fx.Node | None]:
+        """A site's deviations, in phases or as they are, and their norms if they are wanted."""
+        weight, base, norms = self._operands_of(place, site)
         setting = self._plan.engines[site.name].setting
-        if setting is not None:
-            options |= setting.op_arguments()
+        options: dict[str, Any] = {} if setting is None else setting.op_arguments()
+        geometry = _geometry(site.conv)
+        if layout != Layout():
+            options |= layout.options()
+            geometry = layout.geometry(site.conv)
         if setting is None or setting.skips_nothing:
             self._forward.erase_node(norms)
         else:
             options["norm_weight"] = norms
+        value = self._read_by(site, layout)
         if site.name in self._flow.readers:
-            options["norm_input"] = self._norms_of(_input_of(site))
+            options["norm_input"] = self._norms_of(value, layout.columns)
         if site.residual is not None:
-            options["residual"] = self._deviation_of(site.residual)
+            options["residual"] = self._together(self._deviation_of(site.residual), layout)
         options["activation"] = site.activation
-        args = (self._deviation_of(_input_of(site)), weight, base, *geometry)
-        if site.name in self._flow.producers:
-            both = self._forward.call_function(
-                _ops.conv2d_deviation_with_norms.default, args, options
-            )
-            self._deviation[site.last] = self._with_norms(site.last, both)
-        else:
-            self._deviation[site.last] = self._forward.call_function(
-                _ops.conv2d_deviation.default, args, options
-            )
-        self._convolve_reference(place, site, geometry)
+        args = (self._together(self._deviation_of(value), layout), weight, base, *geometry)
+        if site.name not in self._flow.producers:
+            found = self._forward.call_function(_ops.conv2d_deviation.default, args, options)
+            return self._apart(found, layout), None
+        op = _ops.conv2d_deviation_with_norms.default
+        both = self._forward.call_function(op, args, options)
+        result, left = (
+            self._forward.call_function(operator.getitem, (both, place)) for place in range(2)
+        )
+        return self._apart(result, layout), left
 
-    def _convolve_reference(self, place: int, site: Site, geometry: tuple[Any, ...]) -> None:
+    def _read_by(self, site: Site, layout: Layout) -> fx.Node:
+        """What a site's call takes: for phases, what is before the upsampling."""
+        value = _input_of(site)
+        if not layout.in_phases:
+            return value
+        before = passed_on(value, self._root, self._shapes)
+        assert before is not None
+        return before
+
+    def _operands_of(self, place: int, site: Site) -> list[fx.Node]:
+        """Weight, base and weight norms."""
+        first = 3 * place
+        if site.name in self._flow.layouts:  # the last operands; how many others there are is open
+            names = [other.name for other in self._plan.fused if other.name in self._flow.layouts]
+            first = 3 * (names.index(site.name) - len(names))
+        places = range(first, first + 3)
+        return [self._forward.call_function(operator.getitem, (self._operands, p)) for p in places]
+
+    def _together(self, value: fx.Node, layout: Layout) -> fx.Node:
+        return self._with_columns(columns_together, value, layout.columns)
+
+    def _apart(self, value: fx.Node, layout: Layout) -> fx.Node:
+        return self._with_columns(columns_apart, value, layout.columns)
+
+    def _with_columns(self, change: Callable[..., Tensor], value: fx.Node, columns: int) -> fx.Node:
+        return value if columns == 1 else self._forward.call_function(change, (value, columns))
+
+    def _convolve_reference(self, place: int, site: Site) -> None:
         weight, bias = (
             self._base.call_function(operator.getitem, (self._weights, 3 * place + offset))
             for offset in range(2)
@@ -220,7 +295,7 @@ class _Generator:
         options: dict[str, Any] = {}
         if site.residual is not None:
             options["residual"] = self._reference[site.residual]
-        args = (self._reference[_input_of(site)], weight, bias, *geometry)
+        args = (self._reference[_input_of(site)], weight, bias, *_geometry(site.conv))
         base = self._base.call_function(_ops.dense_conv2d.default, args, options)
         self._bases[place] = base
         self._reference[site.last] = self._base.call_function(activated, (base, site.activation))
@@ -230,8 +305,15 @@ class _Generator:
         if node in self._flow.pools:
             self._pool(node)
             return
+        if node in self._flow.joins:
+            parts = concatenated_channels(node)
+            assert parts is not None
+            self._deviation[node] = self._joined(node, parts)
+            return
+        if node in self._passed_by:
+            return
         operands = self._operands_of_linear(node)
-        is_linear = bool(operands) and all(operand in self._deviation for operand in operands)
+        is_linear = bool(operands) and all(map(self._is_deviation, operands))
         values = self._deviation if is_linear else self._plain
         form = self._either if is_linear or looks_at_shape(node) else self._plain_of
         if node in self._upsamplings:
@@ -256,7 +338,7 @@ class _Generator:
 
     def _either(self, node: fx.Node) -> fx.Node:
         """A value in the form in which it is there; both have one shape."""
-        return self._deviation.get(node) or self._plain[node]
+        return self._deviation_of(node) if self._is_deviation(node) else self._plain[node]
 
     def _operands_of_linear(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The tensors that a linear node without weights takes; none for other nodes."""
@@ -274,6 +356,10 @@ class _Generator:
             known = node.op == "call_function" and node.target in _LINEAR_FUNCTIONS
         first = node.args[0] if node.args else None
         return (first,) if known and isinstance(first, fx.Node) else ()
+
+
+def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
+    return (list(conv.stride), list(conv.padding), list(conv.dilation), conv.groups)
 
 
 def _pair(size: Any) -> list[int]:

@@ -37,7 +37,7 @@ class ReferenceForm(Fused):
                 plan, shapes_of(island, _like(self.reference, plan.fused[0].conv.weight))
             )
         self.forward, self._base = code.forward, code.base
-        self._forward_with_norms = code.forward_with_norms
+        self._forward_with_norms, self._layouts = code.forward_with_norms, code.layouts
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
 
     def serves(self, args: tuple[Any, ...]) -> bool:
@@ -63,7 +63,18 @@ class ReferenceForm(Fused):
         bases, held = made[: len(self._sources)], made[len(self._sources) :]
         found[1::3] = bases
         self._taken = [_kind(arg) for arg in reference]
-        return [*found, *held]
+        return [*found, *held, *self._operands_of_layouts(found)]
+
+    def _operands_of_layouts(self, found: list[Tensor | None]) -> list[Tensor | None]:
+        """Those of the forward with norms, where it may be taken."""
+        own: list[Tensor | None] = []
+        for place, conv, layout in self._layouts:
+            weight, base = found[3 * place : 3 * place + 2]
+            assert weight is not None
+            assert base is not None
+            if computes_output_norms(weight.device, weight.dtype):
+                own += layout.operands(conv, weight, base)
+        return own
 
     def _owned(self) -> list[bool]:
         owned = [flag for s in self._sources for flag in (s.batch_norm is not None, True, True)]

@@ -63,39 +63,93 @@ struct PixelPoolThread {
   }
 };
 
-// The deviation of one chunk, zero where the window is.
+// The larger ones of a pixel's values and of its reference's.
 template <class Element>
-__device__ __forceinline__ Chunk<Element> pool_deviations(const DeviationPoolParams& p,
-                                                          const PixelPoolThread& thread,
-                                                          const Element* input) {
-  constexpr int kEntries = Chunk<Element>::kEntries;
-  const auto* reference = static_cast<const Element*>(p.reference) + thread.channel;
-  const auto chunk_at = [](const Element* data) {
-    return __builtin_bit_cast(Chunk<Element>, load_once(data, true));
-  };
-  AnyNonzero<Element> any;
-  if (thread.exists) {
-    for_each_pixel(p, thread.row, thread.column,
-                   [&](int64_t at) { any.add(chunk_at(input + at)); });
-  }
-  Chunk<Element> result{};
-  if (!any.found()) return result;
+struct LargestOfBoth {
+  static constexpr int kEntries = Chunk<Element>::kEntries;
   float of_both[kEntries], of_reference[kEntries];
+
+  __device__ LargestOfBoth() {
 #pragma unroll
-  for (int e = 0; e < kEntries; ++e) of_both[e] = of_reference[e] = -INFINITY;
-  for_each_pixel(p, thread.row, thread.column, [&](int64_t at) {
-    const Chunk<Element> x = chunk_at(input + at), m = chunk_at(reference + at);
+    for (int e = 0; e < kEntries; ++e) of_both[e] = of_reference[e] = -INFINITY;
+  }
+
+  __device__ __forceinline__ void add(const Chunk<Element>& x, const Chunk<Element>& m) {
 #pragma unroll
     for (int e = 0; e < kEntries; ++e) {
       of_both[e] = larger(of_both[e], widen(x.entry(e)) + widen(m.entry(e)));
       of_reference[e] = larger(of_reference[e], widen(m.entry(e)));
     }
-  });
-#pragma unroll
-  for (int e = 0; e < kEntries; ++e) {
-    result.set(e, narrow<Element>(of_both[e] - of_reference[e]));
   }
-  return result;
+
+  __device__ __forceinline__ Chunk<Element> difference() const {
+    Chunk<Element> result{};
+#pragma unroll
+    for (int e = 0; e < kEntries; ++e) {
+      result.set(e, narrow<Element>(of_both[e] - of_reference[e]));
+    }
+    return result;
+  }
+};
+
+// The deviation of one chunk for a window of 2 x 2 pixels that all exist. The loads of the input
+// are in flight together, and then those of the reference.
+template <class Element>
+__device__ __forceinline__ Chunk<Element> pool_four_deviations(const DeviationPoolParams& p,
+                                                               const Element* input,
+                                                               const Element* reference) {
+  const int64_t line = static_cast<int64_t>(p.in_size.columns) * p.channels;
+  const int64_t places[4] = {0, p.channels, line, line + p.channels};
+  uint4 words[4], of_reference[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) words[i] = load_once(input + places[i], true);
+  AnyNonzero<Element> any;
+#pragma unroll
+  for (const uint4& word : words) any.add(__builtin_bit_cast(Chunk<Element>, word));
+  if (!any.found()) return {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) of_reference[i] = load_once(reference + places[i], true);
+  LargestOfBoth<Element> largest;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    largest.add(__builtin_bit_cast(Chunk<Element>, words[i]),
+                __builtin_bit_cast(Chunk<Element>, of_reference[i]));
+  }
+  return largest.difference();
+}
+
+// Whether the windows are 2 x 2 pixels, side by side. Those of the output's pixels then exist.
+__device__ __forceinline__ bool pools_four(const DeviationPoolParams& p) {
+  const auto both_are = [](const Size2& size, int value) {
+    return size.rows == value && size.columns == value;
+  };
+  return both_are(p.kernel, 2) && both_are(p.stride, 2) && both_are(p.padding, 0) &&
+         both_are(p.dilation, 1) && 2 * p.out_size.rows <= p.in_size.rows &&
+         2 * p.out_size.columns <= p.in_size.columns;
+}
+
+// The deviation of one chunk, zero where the window is.
+template <class Element>
+__device__ __forceinline__ Chunk<Element> pool_deviations(const DeviationPoolParams& p,
+                                                          const PixelPoolThread& thread,
+                                                          const Element* input) {
+  const auto* reference = static_cast<const Element*>(p.reference) + thread.channel;
+  if (!thread.exists) return {};
+  if (pools_four(p)) {
+    const int64_t first =
+        (static_cast<int64_t>(thread.row) * 2 * p.in_size.columns + thread.column * 2) * p.channels;
+    return pool_four_deviations(p, input + first, reference + first);
+  }
+  const auto chunk_at = [](const Element* data) {
+    return __builtin_bit_cast(Chunk<Element>, load_once(data, true));
+  };
+  AnyNonzero<Element> any;
+  for_each_pixel(p, thread.row, thread.column, [&](int64_t at) { any.add(chunk_at(input + at)); });
+  if (!any.found()) return {};
+  LargestOfBoth<Element> largest;
+  for_each_pixel(p, thread.row, thread.column,
+                 [&](int64_t at) { largest.add(chunk_at(input + at), chunk_at(reference + at)); });
+  return largest.difference();
 }
 
 template <class Element, bool kOfDeviations>

@@ -1,0 +1,85 @@
+// Hopper's concatenation of deviations: turns tensors into kernel parameters.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+
+#include "conv/join_deviations.h"
+#include "cuda/conv/channels_last.h"
+#include "cuda/conv/launch_join_deviations.h"
+#include "cuda/conv/sizes_sm90.h"
+#include "cuda/device.h"
+#include "cuda/hopper.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+using namespace kernels::conv::sm90;
+
+int64_t channels_of(const std::vector<JoinedPart>& parts) {
+  int64_t sum = 0;
+  for (const JoinedPart& part : parts) sum += part.channels();
+  return sum;
+}
+
+bool supports(const std::vector<JoinedPart>& parts) {
+  const Tensor& first = parts.front().images;
+  const at::ScalarType dtype = first.scalar_type();
+  const auto [height, width] = parts.front().size();
+  const int64_t lanes = blocks_of(channels_of(parts), kLayerNormBlock) * kLayerNormBlock *
+                        first.element_size() / kAlignment;
+  const auto fits = [](const JoinedPart& part) {
+    return part.channels() > 0 && part.channels() * part.images.element_size() % kAlignment == 0;
+  };
+  return (is_half(dtype) || dtype == at::kFloat) && first.numel() > 0 &&
+         parts.size() <= kMostJoined && std::all_of(parts.begin(), parts.end(), fits) &&
+         has_hopper_kernels(check_device(first.device())) &&
+         // Numbers of lines and of a line's threads are 32 bits wide.
+         first.size(0) * height < kMost && width * lanes < kMost;
+}
+
+ConvolutionResult run(const std::vector<JoinedPart>& parts) {
+  const OnDevice device(parts.front().images);
+  const Tensor& first = parts.front().images;
+  const int64_t images = first.size(0), channels = channels_of(parts);
+  const Size2 size = parts.front().size();
+  const Tensor output = at::empty({images, channels, size.height, size.width}, first.options(),
+                                  at::MemoryFormat::ChannelsLast);
+  const Tensor norms = at::empty(pixel_norms_shape(images, size, channels),
+                                 first.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+  JoinParams p{};
+  p.output = output.mutable_data_ptr();
+  p.norms = norms.mutable_data_ptr<float>();
+  p.images = static_cast<int>(images);
+  p.channels = static_cast<int>(channels);
+  p.groups = static_cast<int>(norms.size(3));
+  p.size = size2(size);
+  std::vector<Tensor> read;  // kept until the launch
+  for (const JoinedPart& part : parts) {
+    read.push_back(readable_pixels(part.images));
+    const int before =
+        p.count == 0 ? 0 : p.parts[p.count - 1].first + p.parts[p.count - 1].channels;
+    p.parts[p.count++] = {read.back().const_data_ptr(), before, static_cast<int>(part.channels()),
+                          part.in_phases};
+  }
+  const auto launch = [&] {
+    switch (first.scalar_type()) {
+      case at::kHalf:
+        return launch_join_deviations<__half>;
+      case at::kBFloat16:
+        return launch_join_deviations<__nv_bfloat16>;
+      default:
+        return launch_join_deviations<float>;
+    }
+  }();
+  C10_CUDA_CHECK(launch(p, device.stream()));
+  return {output, norms};
+}
+
+const Backends<JoinBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+
+}  // namespace
+}  // namespace spamm::cuda

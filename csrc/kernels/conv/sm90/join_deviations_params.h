@@ -1,0 +1,29 @@
+// The parameters of the kernel that concatenates deviations along their channels.
+#pragma once
+
+#include "kernels/common/divisor.h"
+#include "kernels/common/size2.h"
+
+namespace spamm::kernels::conv::sm90 {
+
+constexpr int kMostJoined = 4;
+
+// Channels-last images, whose channels are a multiple of 16 bytes. In phases: (images, rows / 2,
+// columns / 2, 2 x 2 x channels).
+struct JoinSource {
+  const void* data;
+  int first, channels;  // of the output's channels
+  bool in_phases;
+};
+
+struct JoinParams {
+  JoinSource parts[kMostJoined];
+  int count;
+  void* output;  // channels-last
+  float* norms;  // (images, rows, columns, groups of 64 channels)
+  int images, channels, groups;
+  Size2 size;
+  Divisor by_lanes;  // threads of a pixel; set by launch_join_deviations()
+};
+
+}  // namespace spamm::kernels::conv::sm90

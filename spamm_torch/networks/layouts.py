@@ -1,0 +1,205 @@
+"""Convolutions of deviations as other convolutions, which waste less of the kernels' blocks.
+
+The kernels that skip work in blocks of 64 channels. Two layouts make such blocks of fewer channels.
+Both sum the same products, so that the results differ by rounding alone.
+
+Columns together: memory (images, rows, columns, channels) is also that of pictures with 1 / f of
+the columns and f times the channels, for which nothing is copied. A convolution there has a weight
+that holds the original one f times, shifted, and zeros elsewhere. Blocks of zeros are skipped by
+their norms.
+
+In phases: behind nearest upsampling by 2 each pixel is read several times, by weights that may as
+well be added before. What a 3 x 3 convolution makes of the upsampled picture are four convolutions
+with at most 2 x 2 weights of the picture before, one for each of the 2 x 2 pixels that come from
+one. They are one convolution with four times the output channels, and zeros in its weight (Shi et
+al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .config import SpAMMConfig
+from .lossless import lossless
+
+_ops = torch.ops.spamm_torch
+
+_BLOCK = 64  # channels
+_ALIGNED = 8  # channels of half types are read in these
+_MOST_COLUMNS = 8
+_FEW_CHANNELS = 32  # at most so many fill half a block
+
+# By the columns that are together: about square in pixels.
+_PIXEL_BLOCKS = {1: (1, 8, 8), 2: (1, 8, 8), 4: (1, 16, 4), 8: (1, 16, 4)}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a convolution is computed.
+
+    Attributes:
+        columns: neighbouring ones that are together.
+        in_phases: whether it takes what is upsampled by 2 before that, and computes phases.
+    """
+
+    columns: int = 1
+    in_phases: bool = False
+
+    def weight(self, conv: nn.Conv2d, weight: Tensor) -> Tensor:
+        """The weight in this layout, channels-last."""
+        if self.in_phases:
+            weight = _weight_in_phases(weight)
+        else:
+            weight = _weight_of_columns(weight, self.columns, conv.dilation[1])
+        return weight.contiguous(memory_format=torch.channels_last)
+
+    def image(self, image: Tensor) -> Tensor:
+        """An output (N, C, H, W) in this layout."""
+        return in_phases(image) if self.in_phases else columns_together(image, self.columns)
+
+    def input(self, image: Tensor) -> Tensor:
+        """An input (N, C, H, W) in this layout: for phases, what it was before upsampling."""
+        if not self.in_phases:
+            return columns_together(image, self.columns)
+        return image[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)
+
+    def geometry(self, conv: nn.Conv2d) -> tuple[Any, ...]:
+        """Stride, padding, dilation and groups."""
+        (rows, _), (above, beside), (down, _) = conv.stride, _padding(conv), conv.dilation
+        factor = 2 if self.in_phases else self.columns
+        along_rows = (-(-above // 2), 1) if self.in_phases else (above, down)
+        padding = [along_rows[0], -(-beside // factor)]
+        return ([rows, 1], padding, [along_rows[1], 1], 1)
+
+    def options(self) -> dict[str, Any]:
+        """The blocks, as keyword arguments of the ops."""
+        return {"pixel_block": list(_PIXEL_BLOCKS[self.columns])}
+
+    def operands(self, conv: nn.Conv2d, weight: Tensor, base: Tensor) -> list[Tensor | None]:
+        """Weight, base and weight norms of a call, from the weight and base of the original."""
+        own = self.weight(conv, weight)
+        return [own, self.image(base), _ops.conv2d_weight_norm(own, 1, **self.options())]
+
+
+def find_layout(
+    conv: nn.Conv2d, setting: SpAMMConfig | None, width: int, *, is_doubled: bool
+) -> Layout | None:
+    """The layout to compute a convolution in; None: as it is.
+
+    Another layout has other blocks. That changes nothing where products of zeros alone are skipped.
+
+    Args:
+        setting: of the convolution's engine.
+        width: columns of its input.
+        is_doubled: whether the input is nearest upsampling by 2 of what has half the rows and
+            columns.
+    """
+    if setting != lossless(conv.weight.dtype) or conv.groups > 1 or not _keeps_width(conv):
+        return None
+    if is_doubled and _can_be_in_phases(conv):
+        return Layout(in_phases=True)
+    columns = _columns_of(conv)
+    return Layout(columns) if columns > 1 and width > 0 and width % columns == 0 else None
+
+
+def _keeps_width(conv: nn.Conv2d) -> bool:
+    if isinstance(conv.padding, str) or conv.padding_mode != "zeros":
+        return False
+    reach = conv.dilation[1] * (conv.kernel_size[1] - 1)
+    return conv.stride[1] == 1 and 2 * conv.padding[1] == reach
+
+
+def _can_be_in_phases(conv: nn.Conv2d) -> bool:
+    return (
+        conv.stride[0] == 1
+        and conv.dilation == (1, 1)
+        and 2 * _padding(conv)[0] == conv.kernel_size[0] - 1
+        and conv.in_channels % _ALIGNED == 0
+        and conv.out_channels % _ALIGNED == 0
+    )
+
+
+def _columns_of(conv: nn.Conv2d) -> int:
+    """How many columns fill blocks of output channels and whole chunks of memory."""
+    read, written = conv.in_channels, conv.out_channels
+    if written > _FEW_CHANNELS and read % _ALIGNED == 0:
+        return 1
+    columns = 1
+    while columns < _MOST_COLUMNS and (
+        columns * written < _BLOCK or columns * read % _ALIGNED or columns * written % _ALIGNED
+    ):
+        columns *= 2
+    return 1 if columns * read % _ALIGNED or columns * written % _ALIGNED else columns
+
+
+def _padding(conv: nn.Conv2d) -> tuple[int, int]:
+    assert not isinstance(conv.padding, str)
+    return conv.padding[0], conv.padding[1]
+
+
+# ---- Columns together ---------------------------------------------------------------------------
+
+
+def columns_together(images: Tensor, factor: int) -> Tensor:
+    """Images (N, C, H, W) as (N, factor * C, H, W / factor): a view of channels-last memory."""
+    channels, width = images.shape[1] * factor, images.shape[3] // factor
+    return _regrouped(images, channels, width)
+
+
+def columns_apart(images: Tensor, factor: int) -> Tensor:
+    """Undoes :func:`columns_together`."""
+    return _regrouped(images, images.shape[1] // factor, images.shape[3] * factor)
+
+
+def _regrouped(images: Tensor, channels: int, width: int) -> Tensor:
+    images = images.contiguous(memory_format=torch.channels_last)
+    line, rows = channels * width, images.shape[2]
+    return images.as_strided(
+        (images.shape[0], channels, rows, width), (rows * line, 1, line, channels)
+    )
+
+
+def _weight_of_columns(weight: Tensor, factor: int, dilation: int) -> Tensor:
+    """(factor * outputs, factor * inputs, rows, columns): output column ``own`` of a group reads
+    input column own + reach of the same one, which may lie in a neighbouring group.
+    """
+    outputs, inputs, rows, columns = weight.shape
+    padding = dilation * (columns - 1) // 2
+    most = -(-padding // factor)  # groups to either side
+    made = weight.new_zeros(factor, outputs, factor, inputs, rows, 2 * most + 1)
+    for own, column in itertools.product(range(factor), range(columns)):
+        group, place = divmod(own + column * dilation - padding, factor)
+        made[own, :, place, :, :, group + most] = weight[..., column]
+    return made.flatten(0, 1).flatten(1, 2)
+
+
+# ---- Phases -------------------------------------------------------------------------------------
+
+
+def in_phases(images: Tensor) -> Tensor:
+    """Images (N, C, H, W) as (N, 4 * C, H / 2, W / 2), channels [row][column][C]; a copy."""
+    count, channels, rows, columns = images.shape
+    split = images.view(count, channels, rows // 2, 2, columns // 2, 2).permute(0, 3, 5, 1, 2, 4)
+    joined = split.reshape(count, 4 * channels, rows // 2, columns // 2)
+    return joined.contiguous(memory_format=torch.channels_last)
+
+
+def _weight_in_phases(weight: Tensor) -> Tensor:
+    """(4 * outputs, inputs, rows, columns) for the picture before upsampling by 2. The sums are
+    rounded once.
+    """
+    outputs, inputs, rows, columns = weight.shape
+    above, beside = rows // 2, columns // 2
+    most = (-(-above // 2), -(-beside // 2))
+    wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+    made = wide.new_zeros(2, 2, outputs, inputs, 2 * most[0] + 1, 2 * most[1] + 1)
+    for row, column in itertools.product(range(2), repeat=2):
+        for y, x in itertools.product(range(rows), range(columns)):
+            to_y, to_x = (row + y - above) // 2 + most[0], (column + x - beside) // 2 + most[1]
+            made[row, column, :, :, to_y, to_x] += wide[:, :, y, x]
+    return made.flatten(0, 2).to(weight.dtype)

@@ -1,0 +1,270 @@
+"""Layouts of convolutions of deviations: the same sums from blocks that are filled better."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from small_models import pictures, trained
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from models.unet import UNet
+from spamm_torch import SpAMMConfig, convert_
+from spamm_torch.networks import layouts
+from spamm_torch.networks.layouts import Layout, find_layout
+from spamm_torch.networks.lossless import lossless
+from spamm_torch.networks.pixel_norms import regrouped
+
+ZEROS = lossless(torch.float32)
+FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
+
+
+@pytest.fixture
+def computing_norms(monkeypatch):
+    """The code for devices that compute norms on the way, where it runs on the CPU, too."""
+    for module in ("reference", "reference_form"):
+        name = f"spamm_torch.networks.{module}.computes_output_norms"
+        monkeypatch.setattr(name, lambda device, dtype: True)
+
+
+# ---- Which layout -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "layout"),
+    [
+        ((32, 32), {}, Layout(2)),
+        ((64, 32), {}, Layout(2)),
+        ((16, 16), {}, Layout(4)),
+        ((1, 32), {}, Layout(8)),
+        ((3, 64), {}, Layout(8)),
+        ((32, 11), {"kernel_size": 1, "padding": 0}, Layout(8)),
+        ((64, 64), {}, None),
+        ((32, 32), {"kernel_size": 5, "padding": 4, "dilation": 2}, Layout(2)),
+        ((32, 32), {"padding": 0}, None),
+        ((32, 32), {"stride": (1, 2)}, None),
+        ((32, 32), {"stride": (2, 1)}, Layout(2)),
+        ((32, 32), {"groups": 2}, None),
+        ((32, 32), {"padding_mode": "reflect"}, None),
+        ((32, 32), {"padding": "same"}, None),
+    ],
+)
+def test_it_follows_channels_and_geometry(channels, options, layout):
+    conv = nn.Conv2d(*channels, **{"kernel_size": 3, "padding": 1, **options})
+    assert find_layout(conv, ZEROS, 64, is_doubled=False) == layout
+
+
+def test_widths_settings_and_upsampling():
+    conv = nn.Conv2d(32, 32, 3, padding=1)
+    assert find_layout(conv, ZEROS, 63, is_doubled=False) is None
+    assert find_layout(conv, SpAMMConfig(tau=1e-3), 64, is_doubled=False) is None
+    assert find_layout(conv, None, 64, is_doubled=False) is None
+    assert find_layout(conv, ZEROS, 64, is_doubled=True) == Layout(in_phases=True)
+    strided = nn.Conv2d(32, 32, 3, padding=1, stride=2)
+    assert find_layout(strided, ZEROS, 64, is_doubled=True) is None
+
+
+# ---- The same sums ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "columns"),
+    [
+        ((8, 16), {"kernel_size": 3, "padding": 1}, 2),
+        ((8, 16), {"kernel_size": 3, "padding": 1}, 4),
+        ((3, 5), {"kernel_size": (2, 7), "padding": (0, 3), "stride": (2, 1)}, 2),
+        ((3, 5), {"kernel_size": (4, 5), "padding": (1, 6), "dilation": (2, 3)}, 4),
+        ((3, 5), {"kernel_size": 1}, 8),
+    ],
+)
+def test_columns_together_give_the_sums(channels, options, columns):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(*channels, bias=False, **options).double()
+    x = torch.randn(2, channels[0], 12, 24, dtype=torch.float64)
+    layout = Layout(columns)
+    stride, padding, dilation, groups = layout.geometry(conv)
+    weight = layout.weight(conv, conv.weight.detach())
+    found = F.conv2d(layout.input(x), weight, None, stride, padding, dilation, groups)
+    expected = conv(x).detach()
+    assert found.shape == layout.image(expected).shape
+    torch.testing.assert_close(layouts.columns_apart(found, columns), expected)
+
+
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 3), (3, 7)])
+def test_phases_give_the_sums(kernel):
+    torch.manual_seed(0)
+    conv = nn.Conv2d(3, 5, kernel, padding=(kernel[0] // 2, kernel[1] // 2), bias=False).double()
+    small = torch.randn(2, 3, 6, 9, dtype=torch.float64)
+    x, layout = F.interpolate(small, scale_factor=2), Layout(in_phases=True)
+    assert torch.equal(layout.input(x), small)
+    stride, padding, dilation, groups = layout.geometry(conv)
+    weight = layout.weight(conv, conv.weight.detach())
+    found = F.conv2d(small, weight, None, stride, padding, dilation, groups)
+    torch.testing.assert_close(found, layout.image(conv(x).detach()))
+
+
+def test_weights_in_phases_have_zeros_where_nothing_is_read():
+    weight = Layout(in_phases=True).weight(nn.Conv2d(8, 64, 3, padding=1), torch.ones(64, 8, 3, 3))
+    by_phase = weight.unflatten(0, (2, 2, 64)).abs().sum((2, 3))
+    for row, column in itertools.product(range(2), repeat=2):
+        live = torch.zeros(3, 3, dtype=torch.bool)
+        live[row : row + 2, column : column + 2] = True
+        assert torch.equal(by_phase[row, column] > 0, live)
+
+
+@pytest.mark.parametrize(
+    ("channels", "before", "after"),
+    [(32, 2, 8), (32, 1, 2), (32, 1, 8), (16, 1, 4), (64, 1, 2), (8, 1, 8), (8, 2, 4), (64, 2, 1)],
+)
+def test_norms_are_regrouped(channels, before, after):
+    def norms(columns):
+        x = layouts.columns_together(images, columns)
+        return F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % 64)).unflatten(1, (-1, 64)).norm(dim=2)
+
+    torch.manual_seed(0)
+    images = torch.randn(2, channels, 3, 16)
+    found = regrouped(norms(before).movedim(1, -1), channels, before, after)
+    torch.testing.assert_close(found, norms(after).movedim(1, -1))
+
+
+# ---- In a network -------------------------------------------------------------------------------
+
+
+class Calls(TorchDispatchMode):
+    """Shapes of what the ops of deviations get, by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.name().removeprefix("spamm_torch::")
+        if name.startswith("conv2d_deviation"):
+            self.found.append((*args[0].shape[1:], args[1].shape[0]))
+        return function(*args, **(kwargs or {}))
+
+
+def canvas(count=1, size=32):
+    return torch.full((count, 1, size, size), 0.2)
+
+
+def scattered(size=32):
+    some = canvas(2, size)
+    some[:, :, 4:9, 3:8] += pictures(2, 1, 5)
+    return some
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("width", "memory_format"),
+    [(8, "last"), (16, "last"), (32, "first"), (32, "last"), (64, "last")],
+)
+def test_a_unet_gives_what_it_gave(width, memory_format, computing_norms):
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=width, depth=2)).to(memory_format=FORMATS[memory_format])
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas())
+    for x in (scattered(), canvas(2), pictures(3, 1, 32)):
+        torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_layers_are_computed_in_layouts(computing_norms):
+    torch.manual_seed(0)
+    model = trained(UNet(1, 11, width=32, depth=1))
+    convert_(model, reference=canvas())
+    with Calls() as calls:
+        model(scattered())
+    assert calls.found == [
+        (8, 32, 4, 256),  # eight columns of one channel
+        (64, 32, 16, 64),
+        (32, 16, 16, 64),
+        (64, 16, 16, 64),
+        (64, 16, 16, 128),  # before upsampling, four phases
+        (128, 32, 16, 64),  # two columns of both parts
+        (64, 32, 16, 64),
+        (256, 32, 4, 88),
+    ]
+
+
+@torch.no_grad()
+def test_zeros_stay_zeros(computing_norms):
+    model = trained(UNet(1, 4, width=32, depth=1))
+    convert_(model, reference=canvas())
+    seen = []
+
+    class Inputs(Calls):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function.name().startswith("spamm_torch::conv2d_deviation"):
+                seen.append(bool(args[0].any()))
+            return super().__torch_dispatch__(function, types, args, kwargs)
+
+    with Inputs():
+        model(canvas(2))
+    assert seen == 8 * [False]
+
+
+class Readers(nn.Module):
+    """Upsampling whose result more than one layer reads, and phases that are read as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+        self.up, self.last = nn.Upsample(scale_factor=2), nn.Conv2d(32, 8, 3, padding=1)
+
+    def forward(self, x):
+        larger = self.up(self.first(x))
+        return self.last(self.second(larger)) + F.max_pool2d(larger, 3, 1, 1)[:, :8]
+
+
+class Sums(nn.Module):
+    """Sums that convolutions absorb: beside columns together, and behind upsampling."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        y = F.relu(self.second(F.relu(self.first(x))) + x)
+        larger = F.interpolate(y, scale_factor=2)
+        return F.relu(self.third(larger) + larger)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [Readers, Sums])
+@pytest.mark.parametrize("columns", [16, 15])
+def test_other_networks_give_what_they_gave(kind, columns, computing_norms):
+    """Of 15 columns none can be together."""
+    torch.manual_seed(0)
+    model = kind().eval()
+    original = copy.deepcopy(model)
+    convert_(model, reference=torch.ones(1, 32, 12, columns))
+    x = torch.ones(3, 32, 12, columns)
+    x[:, :, 2:5, 3:6] = torch.randn(3, 32, 3, 3)
+    torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_changes_of_weights_are_followed(computing_norms):
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=32, depth=1))
+    original = copy.deepcopy(model)
+    convert_(model, reference=canvas())
+    for module in (model, original):
+        module.decoder[0][0].weight.mul_(1.5)
+        module.up[0][1].weight.mul_(0.5)
+        module.encoder[0][1].running_mean.add_(0.1)
+    torch.testing.assert_close(model(scattered()), original(scattered()), rtol=1e-4, atol=1e-4)
+
+
+def test_engines_are_measured_in_their_layouts(computing_norms, measured):
+    measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 3.0, 2.0))
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=32, depth=1))
+    original = copy.deepcopy(model)
+    report = convert_(model, example_input=scattered(), reference=canvas())
+    assert next(row for row in report if row.name == "encoder.0.0").action == "spamm"
+    with torch.no_grad():
+        torch.testing.assert_close(model(scattered()), original(scattered()), rtol=1e-4, atol=1e-4)
