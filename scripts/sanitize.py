@@ -217,7 +217,7 @@ def chains():
 
 
 def deviations():
-    """Convolutions and max pools of deviations, with the base in the kernel and behind it."""
+    """Convolutions, max pools and joins of deviations, with the base in the kernel and behind it."""
     for dtype, pixel_block in itertools.product(DTYPES[:3], ((1, 8, 8), (64, 1, 1))):
         x = torch.randn(5, 72, 9, 10, device="cuda").to(dtype, memory_format=torch.channels_last)
         weight, base = torch.randn(136, 72, 3, 3).to(x), torch.randn(1, 136, 9, 10).to(x)
@@ -231,6 +231,8 @@ def deviations():
             activation="relu",
         )
         torch.ops.spamm_torch.max_pool2d_deviation(output, base, 2)
+        twice = torch.randn(5, 24, 18, 20, device="cuda").to(dtype)
+        torch.ops.spamm_torch.join_deviations([output, twice], [True, False])
 
 
 def orders():

@@ -1,10 +1,12 @@
 """The U-Net that labels the pixels of canvases: training and quality."""
 
+import os
 import time
 from dataclasses import asdict, dataclass
 
 import torch
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
 
 from common.errors import UserError
 from examples.scattered_digits.canvases import CLASSES, draw_scene
@@ -15,6 +17,7 @@ _LEARNING_RATE = 3e-3
 _WEIGHT_OF_BACKGROUND = 0.2
 _DIGITS_A_SIDE = 40  # pixels of a canvas's side for each digit in training, at most
 _SAVE_EVERY_S = 60
+_MOST_PAINTERS = 24  # processes that draw canvases ahead of a GPU
 
 
 @dataclass(frozen=True)
@@ -51,10 +54,10 @@ def train(config, digits, path, device, report):
     content = {"config": asdict(config), "data": digits.fingerprint()}
     step = _resume(path, content, model, optimizer)
     saved = time.monotonic()
-    while step < config.steps:
+    for pictures, labels in _batches(config, digits, step, device):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(step / config.steps)
-        loss = _advance(model, optimizer, config, digits, step, device)
+        loss = _advance(model, optimizer, pictures, labels, device)
         step += 1
         is_last = step == config.steps
         if is_last or time.monotonic() - saved > _SAVE_EVERY_S:
@@ -86,18 +89,48 @@ def _learning_rate(done):
     return _LEARNING_RATE * min(done / 0.2 + 0.05, (1 - done) / 0.8 + 0.01)
 
 
-def _advance(model, optimizer, config, digits, step, device):
-    most = max(1, (config.size // _DIGITS_A_SIDE) ** 2)
-    seed = config.seed + 1_000_000 * (step + 1)
-    scene = draw_scene(digits, config.batch, config.size, (1, most), seed)
-    pictures = scene.pictures.to(device, memory_format=torch.channels_last)
+class _Canvases(Dataset):
+    """The pictures and labels of each step, from ``first`` on: the same in every process."""
+
+    def __init__(self, config, digits, first):
+        self._config, self._digits, self._first = config, digits, first
+
+    def __len__(self):
+        return self._config.steps - self._first
+
+    def __getitem__(self, place):
+        config = self._config
+        most = max(1, (config.size // _DIGITS_A_SIDE) ** 2)
+        seed = config.seed + 1_000_000 * (self._first + place + 1)
+        scene = draw_scene(self._digits, config.batch, config.size, (1, most), seed)
+        return scene.pictures, scene.labels.to(torch.uint8)  # less to hand over
+
+
+def _batches(config, digits, first, device):
+    """The batches of the steps from ``first`` on; for a GPU other processes draw them ahead."""
+    painters = 0
+    if device.type == "cuda":
+        painters = min(_MOST_PAINTERS, max(1, len(os.sched_getaffinity(0)) - 2))
+    return DataLoader(
+        _Canvases(config, digits, first),
+        batch_size=None,
+        num_workers=painters,
+        pin_memory=device.type == "cuda",
+    )
+
+
+def _advance(model, optimizer, pictures, labels, device):
+    pictures = pictures.to(device, memory_format=torch.channels_last, non_blocking=True)
+    labels = labels.to(device, non_blocking=True).long()
     weights = torch.ones(CLASSES, device=device)
     weights[0] = _WEIGHT_OF_BACKGROUND
-    loss = cross_entropy(model(pictures), scene.labels.to(device), weights)
+    with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+        predicted = model(pictures)
+    loss = cross_entropy(predicted.float(), labels, weights)
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    return loss.item()
+    return loss.detach()
 
 
 @dataclass(frozen=True)
