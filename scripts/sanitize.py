@@ -217,7 +217,7 @@ def chains():
 
 
 def deviations():
-    """Convolutions, max pools and joins of deviations, with the base in the kernel and behind it."""
+    """Convolutions, max pools and joins of deviations; the base in the kernel and behind it."""
     for dtype, pixel_block in itertools.product(DTYPES[:3], ((1, 8, 8), (64, 1, 1))):
         x = torch.randn(5, 72, 9, 10, device="cuda").to(dtype, memory_format=torch.channels_last)
         weight, base = torch.randn(136, 72, 3, 3).to(x), torch.randn(1, 136, 9, 10).to(x)
