@@ -281,9 +281,10 @@ class Conversion:
         if chosen.engines != dense.engines:
             variants["chosen"] = chosen
         # A layer alone finds its input in memory; in a small network it finds it in the L2 cache.
-        spamm = self._all_spamm(sites) | {name: chosen.engines[name] for name in asked_for}
+        plan, spamm = self._unmeasured(sites)
+        spamm |= {name: chosen.engines[name] for name in asked_for}
         if spamm not in (chosen.engines, dense.engines):
-            variants["all spamm"] = Installation(plans, sites, spamm)
+            variants[plan] = Installation(plans, sites, spamm)
         device = next(self._model.parameters()).device
 
         def run(installation: Installation) -> None:
@@ -300,15 +301,17 @@ class Conversion:
             return variants["original"]
         return variants[best]
 
-    def _all_spamm(self, sites: list[Site]) -> dict[str, Engine]:
-        """Every convolution that may be one as SpAMM, by its setting where it can skip."""
+    def _unmeasured(self, sites: list[Site]) -> tuple[str, dict[str, Engine]]:
+        """A plan that no measurement of single layers led to, and its name: every convolution that
+        may be one as SpAMM, by its setting where it can skip.
+        """
         engines = {}
         for site in sites:
             found = candidates(site.conv, self._request.setting_of(layer_of(site.name)))
             *_, last = found.values()
             left = reason_not_to_convert(site.conv) is not None
             engines[site.name] = LEFT if left else with_pool(last, site)
-        return engines
+        return "all spamm", engines
 
     # ---- The report -----------------------------------------------------------------------------
 

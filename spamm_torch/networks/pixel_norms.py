@@ -73,15 +73,17 @@ class _Flow:
     def run(self) -> PixelNormFlow:
         flow = PixelNormFlow(layouts=self._layouts)
         for site in self._plan.fused:
-            found = self._norms_for(site) if _skips_by_pixels(self._plan, site) else None
+            found, skips = self._norms_for(site), _skips_by_pixels(self._plan, site)
             if found is None:
                 continue
-            flow.readers.add(site.name)
+            if skips:
+                flow.readers.add(site.name)
             for source in found.sources:
                 producer = self._by_last.get(source)
                 if producer is not None:
-                    flow.producers.add(producer.name)
-                elif source in self._pools:
+                    if skips:
+                        flow.producers.add(producer.name)
+                elif source in self._pools:  # for any reader: torch's pool takes no deviations
                     flow.pools.add(source)
                 else:
                     flow.joins.add(source)

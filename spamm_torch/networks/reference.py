@@ -19,9 +19,8 @@ from .conversion import Conversion, Installation, layer_of
 from .engines import Choice, Measurements, candidates
 from .example import Example, describe
 from .fused import Source, fused_of
-from .layouts import Layout
 from .lossless import lossless
-from .pixel_norms import find_layouts
+from .pixel_norms import PixelNormFlow, pixel_norm_flow
 from .plan import DENSE, LEFT, Engine, Plan
 from .report import ConvertReport
 from .request import Request
@@ -87,7 +86,7 @@ class ReferenceConversion(Conversion):
             request = dataclasses.replace(request, config=lossless(picture.dtype))
         self._picture, self._is_measured = picture, example is not None
         self._of_reference: dict[nn.Module, list[Tensor]] = {}  # inputs of convolutions
-        self._layouts: dict[str, Layout] = {}  # of sites that skip zeros alone, by name
+        self._flow = PixelNormFlow()  # where all sites that may skip do
         super().__init__(model, request, example or Example(_made_up(picture)), fuse=True)
         if not self._islands:
             notes = "; ".join(self._notes)
@@ -139,7 +138,10 @@ class ReferenceConversion(Conversion):
             plan = Plan(island, sites, {site.name: self._engine_to_compare(site) for site in sites})
             assert island.reference is not None
             with in_eval_mode(self._model):
-                self._layouts |= find_layouts(plan, shapes_of(island, island.reference))
+                flow = pixel_norm_flow(plan, shapes_of(island, island.reference))
+            self._flow.layouts |= flow.layouts
+            self._flow.readers |= flow.readers
+            self._flow.producers |= flow.producers
 
     def _engine_to_compare(self, site: Site) -> Engine:
         engine = super()._engine_to_compare(site)
@@ -154,14 +156,14 @@ class ReferenceConversion(Conversion):
         return super()._choose(sites)
 
     def _measurements(self) -> Measurements:
-        return _DeviationMeasurements(self._layouts)
+        return _DeviationMeasurements(self._flow)
 
     def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
         if site.node is None:
             return Choice(LEFT, "not in a part that was traced")
         choice = super()._choice(site, measurements, input)
         setting = self._request.setting_of(layer_of(site.name))
-        fills = site.name in self._layouts and choice.engine == DENSE and not choice.times
+        fills = site.name in self._flow.layouts and choice.engine == DENSE and not choice.times
         if fills and setting == lossless(self._picture.dtype):
             return Choice(Engine("spamm", setting), "skips zeros, columns together")
         return choice
@@ -171,13 +173,24 @@ class ReferenceConversion(Conversion):
     ) -> Installation:
         return super()._fastest(plans, sites, chosen) if self._is_measured else chosen
 
+    def _unmeasured(self, sites: list[Site]) -> tuple[str, dict[str, Engine]]:
+        """The plan of a conversion without an example.
+
+        Layers measured alone do not show what they leave to others: a dense one leaves no norms.
+        """
+        measurements = self._measurements()
+        engines = {site.name: self._choice(site, measurements, None).engine for site in sites}
+        return "as without an example", engines
+
 
 class _DeviationMeasurements(Measurements):
-    """Measures sites as the reference form has them; inputs are deviations."""
+    """Measures sites as the reference form has them among others that skip: in their layouts, with
+    norms of pixels that the layer before left. Inputs are deviations.
+    """
 
-    def __init__(self, layouts: Mapping[str, Layout]) -> None:
+    def __init__(self, flow: PixelNormFlow) -> None:
         super().__init__()
-        self._layouts = layouts
+        self._flow = flow
 
     def _candidates(self, conv: nn.Conv2d, setting: SpAMMConfig | None) -> dict[str, Engine]:
         """Those that skip do so for any number of channels: zeros cost no accuracy."""
@@ -192,32 +205,27 @@ class _DeviationMeasurements(Measurements):
         options: dict[str, Any] = {"activation": site.activation}
         if engine.setting is not None:
             options |= {**engine.setting.op_arguments(), "norm_weight": norms}
-        geometry = (conv.stride, conv.padding, conv.dilation, conv.groups)
+        geometry: tuple[Any, ...] = (conv.stride, conv.padding, conv.dilation, conv.groups)
         sums = _ops.dense_conv2d(input, weight, None, *geometry)
         base = torch.ones_like(sums[:1])
         if site.residual is not None:
             options["residual"] = torch.ones_like(sums)
-        layout = self._layouts.get(site.name)
-        if layout is not None and engine.setting == lossless(input.dtype):
-            return self._call_in(layout, conv, input, weight, base, options)
-        return lambda: _ops.conv2d_deviation(input, weight, base, *geometry, **options)
-
-    @staticmethod
-    def _call_in(
-        layout: Layout,
-        conv: nn.Conv2d,
-        input: Tensor,
-        weight: Tensor,
-        base: Tensor,
-        options: dict[str, Any],
-    ) -> Any:
-        own_weight, own_base, norms = layout.operands(conv, weight, base)
-        own_input = layout.input(input)
-        options = {**options, **layout.options(), "norm_weight": norms}
-        if "residual" in options:
-            options["residual"] = layout.image(options["residual"])
-        geometry = layout.geometry(conv)
-        return lambda: _ops.conv2d_deviation(own_input, own_weight, own_base, *geometry, **options)
+        op, flow = _ops.conv2d_deviation, self._flow
+        operands: list[Tensor | None] = [weight, base]
+        if engine.setting != lossless(input.dtype):
+            return lambda: op(input, *operands, *geometry, **options)
+        if (layout := flow.layouts.get(site.name)) is not None:
+            input = layout.input(input)
+            *operands, norms = layout.operands(conv, weight, base)
+            options |= {**layout.options(), "norm_weight": norms}
+            if "residual" in options:
+                options["residual"] = layout.image(options["residual"])
+            geometry = layout.geometry(conv)
+        if site.name in flow.readers:
+            options["norm_input"] = _ops.join_deviations([input], [False])[1]
+        if site.name in flow.producers:
+            op = _ops.conv2d_deviation_with_norms
+        return lambda: op(input, *operands, *geometry, **options)
 
 
 def _is_picture(value: Any) -> bool:

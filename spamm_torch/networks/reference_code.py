@@ -88,7 +88,7 @@ def generate_reference_code(plan: Plan, shapes: Shapes) -> ReferenceCode:
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
     with_norms = None
-    if flow.readers or flow.layouts:
+    if flow.readers or flow.layouts or flow.pools or flow.joins:
         with_norms, _ = _Generator(plan, shapes, flow, places).run()
     forward, base = _Generator(plan, shapes, PixelNormFlow(), places).run()
     return ReferenceCode(forward, with_norms, layouts_by_place(plan, flow.layouts), base)

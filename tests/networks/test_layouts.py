@@ -268,3 +268,76 @@ def test_engines_are_measured_in_their_layouts(computing_norms, measured):
     assert next(row for row in report if row.name == "encoder.0.0").action == "spamm"
     with torch.no_grad():
         torch.testing.assert_close(model(scattered()), original(scattered()), rtol=1e-4, atol=1e-4)
+
+
+class Operations(TorchDispatchMode):
+    """The ops that run: names, and the shapes of images, weight and norms of what they read."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        options = kwargs or {}
+        name = function.name()
+        if name.startswith("spamm_torch::conv2d_deviation"):
+            norms = options.get("norm_input")
+            shapes = (*(tuple(x.shape) for x in args[:2]), None if norms is None else norms.shape)
+            self.found.append((name, *shapes))
+        else:
+            self.found.append((name,))
+        return function(*args, **options)
+
+    def names(self):
+        return {name for name, *_ in self.found}
+
+
+def test_layers_are_measured_in_the_calls_that_the_model_makes(computing_norms, monkeypatch):
+    measured = []
+
+    def run_each(calls, device):
+        with Operations() as operations:
+            calls[-1]()
+        measured.append(operations.found[0])
+        return [2.0] + [1.0] * (len(calls) - 1)
+
+    monkeypatch.setattr("spamm_torch.networks.engines.times_of", run_each)
+    times = "spamm_torch.networks.conversion.times_of"
+    monkeypatch.setattr(times, lambda calls, device: [3.0, 2.0, 1.0])
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=32, depth=1))
+    convert_(model, example_input=scattered(), reference=canvas())
+    with torch.no_grad(), Operations() as operations:
+        model(scattered())
+    made = [call for call in operations.found if "conv2d_deviation" in call[0]]
+    assert len(made) == 8
+    assert measured == made
+
+
+def test_the_plan_without_an_example_is_among_the_whole_models(computing_norms, measured):
+    """Layer by layer dense is faster, the whole model with all that skips is."""
+    measured(of_layers=(1.0, 2.0), of_models=(3.0, 2.0, 1.0))
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=32, depth=1))
+    predicted = convert_(copy.deepcopy(model), reference=canvas())
+    report = convert_(model, example_input=scattered(), reference=canvas())
+    assert all(row.action == "spamm" for row in predicted)
+    assert [(row.action, row.setting) for row in report] == [
+        (row.action, row.setting) for row in predicted
+    ]
+
+
+@torch.no_grad()
+def test_dense_layers_read_pools_and_joins_of_deviations(computing_norms, measured):
+    measured(of_layers=(1.0, 2.0), of_models=(3.0, 1.0, 2.0))
+    torch.manual_seed(0)
+    model = trained(UNet(1, 4, width=32, depth=1))
+    original = copy.deepcopy(model)
+    report = convert_(model, example_input=scattered(), reference=canvas())
+    assert all(row.action == "dense" for row in report)
+    with Operations() as operations:
+        found = model(scattered())
+    torch.testing.assert_close(found, original(scattered()), rtol=1e-4, atol=1e-4)
+    names = operations.names()
+    assert {"spamm_torch::max_pool2d_deviation", "spamm_torch::join_deviations"} <= names
+    assert not {"aten::max_pool2d", "aten::max_pool2d_with_indices"} & names

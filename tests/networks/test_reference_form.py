@@ -433,7 +433,7 @@ def test_a_settings_file_gives_the_same_engines(tmp_path):
 
 
 def test_engines_are_measured_and_the_fastest_form_is_kept(measured):
-    measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 3.0, 2.0))
+    measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 2.0, 3.0))
     model = unet()
     original = copy.deepcopy(model)
     report = convert_(model, example_input=scattered(3), reference=canvas())
