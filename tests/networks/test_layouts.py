@@ -341,3 +341,41 @@ def test_dense_layers_read_pools_and_joins_of_deviations(computing_norms, measur
     names = operations.names()
     assert {"spamm_torch::max_pool2d_deviation", "spamm_torch::join_deviations"} <= names
     assert not {"aten::max_pool2d", "aten::max_pool2d_with_indices"} & names
+
+
+def unet():
+    return trained(UNet(1, 4, width=32, depth=2))
+
+
+def each_run_once(monkeypatch, module, orders):
+    """Replaces measured times by those of ``orders``, one for each measurement; all calls run."""
+
+    def times_of(calls, device):
+        for call in calls:
+            call()
+        return next(orders)[: len(calls)]
+
+    monkeypatch.setattr(f"spamm_torch.networks.{module}.times_of", times_of)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", [unet, Readers, Sums])
+@pytest.mark.parametrize("first", [None, "dense", "spamm"])
+def test_any_plan_gives_what_the_model_gives(kind, first, device, computing_norms, monkeypatch):
+    """On the device's own kernels: without an example, and where every other layer is dense."""
+    orders = itertools.cycle([[1.0, 2.0], [2.0, 1.0]])
+    each_run_once(monkeypatch, "engines", itertools.islice(orders, int(first == "spamm"), None))
+    each_run_once(monkeypatch, "conversion", itertools.repeat([4.0, 3.0, 1.0, 2.0]))
+    dtype, most = (torch.half, 1e-2) if device.type == "cuda" else (torch.float32, 1e-5)
+    torch.manual_seed(0)
+    model = kind().to(device, dtype).eval().to(memory_format=torch.channels_last)
+    original = copy.deepcopy(model).double()
+    channels = 1 if kind is unet else 32
+    empty = torch.full((4, channels, 64, 64), 0.2).to(device, dtype)
+    x = empty.clone(memory_format=torch.channels_last)
+    x[:, :, 9:20, 13:33] += torch.randn(4, channels, 11, 20).to(x)
+    report = convert_(model, example_input=None if first is None else x, reference=empty[:1])
+    if first is not None:
+        assert {row.action for row in report} == {"dense", "spamm"}
+    found, expected = model(x).double(), original(x.double())
+    assert (found - expected).norm() < most * expected.norm()
