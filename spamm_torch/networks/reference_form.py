@@ -37,7 +37,9 @@ class ReferenceForm(Fused):
                 plan, shapes_of(island, _like(self.reference, plan.fused[0].conv.weight))
             )
         self.forward, self._base = code.forward, code.base
-        self._forward_with_norms, self._layouts = code.forward_with_norms, code.layouts
+        self._layouts = code.layouts
+        # Its norms are of single images: the same for batches of few.
+        self._forward_with_norms = self._forward_of_few = code.forward_with_norms
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
 
     def serves(self, args: tuple[Any, ...]) -> bool:
