@@ -166,6 +166,36 @@ inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, 
                    forced);
 }
 
+// The number of segments into which Hopper's product of float64 cuts the steps of each tile, so
+// that as many thread blocks share them. Segments round differently, so their number follows from
+// the size of the whole product alone: the same for its parts, and for a product of which only the
+// upper triangle is asked for. It is the one that an estimate of the time finds best.
+inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
+                                   std::optional<int> forced = std::nullopt) {
+  if (kernel != Kernel::kSm90F64) return 1;
+  if (large_tile_pays(kernel, size.batch, size.m, size.n, multiprocessors)) return 1;
+  if (forced) return *forced;
+  constexpr int kMostSegments = 4;
+  constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a small tile, and of a segment
+  constexpr double kTurn = 2, kJoin = 1;          // in times of a step
+  const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
+  const int64_t steps = blocks_of(size.k, kEdge), places = 2 * multiprocessors;
+  // Two tiles on a multiprocessor take twice as long as one of them alone.
+  const auto time = [&](int64_t segments) {
+    const int64_t turns = tiles * segments / places, rest = tiles * segments % places;
+    const double last = rest == 0 ? 0 : rest <= multiprocessors ? 1 : 2;
+    const double step_times = static_cast<double>(steps) / static_cast<double>(segments);
+    return (2 * static_cast<double>(turns) + last) * step_times +
+           kTurn * static_cast<double>(turns + (rest > 0)) + (segments > 1 ? kJoin : 0);
+  };
+  int best = 1;
+  for (int segments = 2; segments <= kMostSegments && segments * kLeastSteps <= steps;
+       segments *= 2) {
+    if (time(segments) < time(best)) best = segments;
+  }
+  return best;
+}
+
 // The number of tile rows that a Hopper product computes together, so that they share columns of B
 // in the L2 cache. Measured: with at most 16 tile columns, 8 rows are about one tile for each
 // multiprocessor and 6% faster. With more columns, 16 rows are up to 1% faster.

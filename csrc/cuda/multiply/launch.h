@@ -32,7 +32,6 @@ cudaError_t multiply_sm80_f64(const kernels::MultiplyParams<double>&, const kern
 #ifdef SPAMM_WITH_SM90A
 cudaError_t multiply_sm90_f16(const kernels::MultiplyParams<float>&, const kernels::Launch&);
 cudaError_t multiply_sm90_bf16(const kernels::MultiplyParams<float>&, const kernels::Launch&);
-cudaError_t multiply_sm90_f64(const kernels::MultiplyParams<double>&, const kernels::Launch&);
 cudaError_t multiply_sm90_f32x1(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
                                 const kernels::SplitSource&, int16_t*, const kernels::Launch&);
 cudaError_t multiply_sm90_f32x3(const kernels::MultiplyParams<float>&, const kernels::SplitSource&,
@@ -41,7 +40,6 @@ cudaError_t launch_split(const kernels::SplitParams*, int count, int split_parts
                          cudaStream_t);
 #else  // heuristics.h does not choose these
 constexpr Multiply<float> multiply_sm90_f16 = nullptr, multiply_sm90_bf16 = nullptr;
-constexpr Multiply<double> multiply_sm90_f64 = nullptr;
 constexpr SplitMultiply multiply_sm90_f32x1 = nullptr, multiply_sm90_f32x3 = nullptr;
 constexpr Split launch_split = nullptr;
 #endif

@@ -12,10 +12,12 @@
 #include "backend.h"
 #include "checks.h"
 #include "cuda/device.h"
+#include "cuda/forced_segments.h"
 #include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/multiply/launch.h"
+#include "cuda/multiply/segments.h"
 #include "cuda/multiply/symmetric.h"
 #include "cuda/multiply/write_result.h"
 #include "cuda/norm_map/norm_map.h"
@@ -185,6 +187,14 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
       .multiprocessors = device.multiprocessors(),
       .stream = device.stream(),
       .group_rows = group_rows(blocks_of(c.size(-1), find_tile(kernel, tile)->config.columns))};
+  std::optional<ProductSegments> segments;
+  if (kernel == Kernel::kSm90F64) {
+    const int count =
+        choose_product_segments(kernel, size, device.multiprocessors(), forced_segments());
+    // Large tiles have none; only SPAMM_TORCH_TILE takes them where small ones would have some.
+    segments.emplace(tile == TileSize::kSmall ? count : 1, batch_c.size(0), batch_c.size(1),
+                     batch_c.size(2), find_tile(kernel, tile)->config);
+  }
   // Calls start(params), where `params` has everything but the operands. Throws if start() returns
   // an error.
   const auto with_params = [&]<class Norm>(Norm, const auto& start) {
@@ -193,12 +203,14 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
     arguments.params.upper_only = wanted.symmetric;
     arguments.params.next_tile = prepared.next_tile;
     arguments.params.next_tile_is_zero = prepared.next_tile != nullptr;
-    if (claims_tiles(kernel) && prepared.next_tile == nullptr) {
+    if (segments) {
+      arguments.params.next_tile = segments->next_tile();
+    } else if (claims_tiles(kernel) && prepared.next_tile == nullptr) {
       arguments.params.next_tile = own.emplace().get();
     }
     C10_CUDA_CHECK(start(arguments.params));
   };
-  const auto run = [&]<class Norm>(Multiply<Norm> multiply) {
+  const auto run_as = [&]<class Norm>(Norm, const auto& multiply) {
     const Tensor readable_a = readable(batch_a), readable_b = readable(batch_b);
     with_params(Norm{}, [&](kernels::MultiplyParams<Norm>& p) {
       p.a = operand(readable_a, 2);
@@ -211,6 +223,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
       return multiply(p, how);
     });
   };
+  const auto run = [&]<class Norm>(Multiply<Norm> multiply) { run_as(Norm{}, multiply); };
   const auto run_split = [&](SplitMultiply multiply) {
     const SplitOperands& parts = prepared.split_parts
                                      ? *prepared.split_parts
@@ -238,7 +251,10 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
       run_split(multiply_sm90_f32x3);
       break;
     case Kernel::kSm90F64:
-      run(Multiply<double>(multiply_sm90_f64));
+      run_as(double{},
+             [&](const kernels::MultiplyParams<double>& p, const kernels::Launch& launch) {
+               return multiply_sm90_f64(p, launch, segments->params());
+             });
       break;
     case Kernel::kSm80F16:
       run(Multiply<float>(multiply_sm80_f16));

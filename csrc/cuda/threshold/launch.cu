@@ -154,12 +154,14 @@ namespace {
 // kGrid: see find_tau_for_error().
 template <bool kGrid, class Norm>
 void launch_error_search(const NormMaps<Norm>& maps, double max_error, void* workspace, Norm* tau,
-                         unsigned blocks, int threads, int64_t most_bytes, cudaStream_t stream) {
+                         unsigned blocks, int threads, int parts, int64_t most_bytes,
+                         cudaStream_t stream) {
   const auto kernel = kernels::find_tau_for_error<kGrid, Norm>;
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(most_bytes)));
   launch_search<kGrid>(kernel, blocks, threads, kernels::error_search_bytes<Norm>(threads), stream,
-                       maps, max_error, static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau);
+                       maps, max_error, parts, static_cast<kernels::ErrorSearch<Norm>*>(workspace),
+                       tau);
 }
 
 }  // namespace
@@ -167,7 +169,7 @@ void launch_error_search(const NormMaps<Norm>& maps, double max_error, void* wor
 template <class Norm>
 void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, void* workspace,
                                Norm* tau, const cudaDeviceProp& device, cudaStream_t stream) {
-  constexpr int64_t kLeastThreads = 128;
+  constexpr int64_t kWarp = 32, kLeastDepth = 8;  // of k for each thread
   // 1024 bytes suffice for the shared memory that the kernel declares statically.
   const auto room = static_cast<int64_t>(device.sharedMemPerBlockOptin) - 1024;
   int64_t most_threads = kernels::kMostSearchThreads;
@@ -175,14 +177,17 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   const int64_t most_bytes = kernels::error_search_bytes<Norm>(most_threads);
   const int64_t most_blocks =
       std::min<int64_t>(device.multiProcessorCount, kernels::kMostSearchBlocks);
-  // A thread for each block of C, in one thread block if that suffices.
+  // A thread for each block of C, in one thread block if that suffices. Where many thread blocks
+  // leave it room, several threads share a block of C.
   const int64_t places = maps.batch * maps.mb * maps.nb;
   const int64_t for_each = places <= most_threads ? places : (places - 1) / most_blocks + 1;
-  const int64_t threads = std::clamp((for_each + 31) / 32 * 32, kLeastThreads, most_threads);
-  const int64_t blocks = std::min((places - 1) / threads + 1, most_blocks);
+  const int64_t lanes = std::min((for_each + kWarp - 1) / kWarp * kWarp, most_threads);
+  const int64_t parts =
+      std::clamp<int64_t>(maps.kb / kLeastDepth, 1, places <= lanes ? 1 : most_threads / lanes);
+  const int64_t blocks = std::min((places - 1) / lanes + 1, most_blocks);
   const auto launch = [&](auto search) {
     search(maps, max_error, workspace, tau, static_cast<unsigned>(blocks),
-           static_cast<int>(threads), most_bytes, stream);
+           static_cast<int>(lanes * parts), static_cast<int>(parts), most_bytes, stream);
   };
   if (blocks == 1) {
     launch(launch_error_search<false, Norm>);

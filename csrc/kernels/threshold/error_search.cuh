@@ -2,8 +2,8 @@
 //
 // The bound grows with tau, and changes only where tau passes a product of norms. So the result is
 // the product at which the limit would be passed. The search works on keys (norm_products.cuh): a
-// sweep cuts an interval of keys into bins, and each thread adds up in which bins a block of C
-// would lose how much. The sums over the bins give the bound at the end of each bin, and the bin in
+// sweep cuts an interval of keys into bins, and threads add up in which bins a block of C would
+// lose how much. The sums over the bins give the bound at the end of each bin, and the bin in
 // which it passes the limit is the next interval. The search ends when one key is left.
 // One launch: a single thread block for small maps, else a cooperative grid.
 //
@@ -27,41 +27,57 @@ constexpr int kMostSearchBlocks = 256;
 
 using SearchKey = unsigned long long;  // a key of either type
 
-// What a sweep finds, by one thread block or by all.
-struct Sweep {
-  double squares[kLossBins];  // the square of the scaled bound at the end of each bin
-  SearchKey least, most;      // the keys in the interval
-  SearchKey next;             // the least key above it
+// The keys that a sweep meets.
+struct SearchKeys {
+  SearchKey least, most;  // in the interval
+  SearchKey next;         // the least one above it
 
-  // Takes over the keys of another part of the sweep.
-  __device__ void include(SearchKey other_least, SearchKey other_most, SearchKey other_next) {
-    least = min(least, other_least);
-    most = max(most, other_most);
-    next = min(next, other_next);
+  template <class Norm>
+  __device__ static SearchKeys none() {
+    return {Bits<Norm>::kInfinity, 0, Bits<Norm>::kInfinity};
+  }
+  __device__ void include(const SearchKeys& other) {
+    least = min(least, other.least);
+    most = max(most, other.most);
+    next = min(next, other.next);
   }
   __device__ void include_lanes() {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
-      include(__shfl_xor_sync(~0u, least, distance), __shfl_xor_sync(~0u, most, distance),
-              __shfl_xor_sync(~0u, next, distance));
+      include({__shfl_xor_sync(~0u, least, distance), __shfl_xor_sync(~0u, most, distance),
+               __shfl_xor_sync(~0u, next, distance)});
     }
   }
+};
+
+// What a sweep finds, by one warp, one thread block or all. Each lane of a warp has a bin.
+struct Sweep {
+  static_assert(kLossBins == 32);
+  double square;  // the square of the scaled bound at the end of the lane's bin
+  SearchKeys keys;
 };
 
 // What the thread blocks of a launch tell each other. Sweeps use the halves in turn.
 template <class Norm>
 struct ErrorSearch {
   SumOfSquares<Norm> norms[2][kMostSearchBlocks];  // of A and of B
-  double squares[2][kLossBins][kMostSearchBlocks];
-  SearchKey least[2][kMostSearchBlocks], most[2][kMostSearchBlocks], next[2][kMostSearchBlocks];
+  double squares[2][kMostSearchBlocks][kLossBins];
+  SearchKeys keys[2][kMostSearchBlocks];
 };
 
-// Shared memory. The bins of each thread follow it: kLossBins doubles each.
+// What the warps of a thread block tell each other.
+struct WarpSweeps {
+  double squares[kMostSearchWarps][kLossBins];
+  SearchKeys keys[kMostSearchWarps];
+};
+
+// Shared memory. The bins of each thread follow it: kLossBins doubles each. Sweeps use the halves
+// in turn, so that no warp overwrites what another still reads.
 template <class Norm>
 struct ErrorSearchShared {
   SumOfSquares<Norm> norms[2][kMostSearchWarps];
-  Sweep warps[kMostSearchWarps];
-  Sweep total;
+  WarpSweeps of_block[2], of_grid[2];
+  double below[kMostSearchThreads];  // what each thread loses below the interval
 };
 
 template <class Norm>
@@ -151,12 +167,13 @@ struct SearchLimit {
                                                             << (sizeof(Norm) == 4 ? 23 : 52);
 };
 
-// The losses of one block of C: those below the interval in `base`, the others in the thread's
-// bins.
-template <class Norm>
-__device__ void add_losses(const NormMaps<Norm>& maps, int64_t place,
+// The losses of one block of C by its products with k in [first, last): those below the interval in
+// `base`, the others in the thread's bins. kSkipNorms: B has skip norms of its own.
+template <bool kSkipNorms, class Norm>
+__device__ void add_losses(const NormMaps<Norm>& maps, int64_t place, int first, int last,
                            const SearchInterval& interval, int shift, double* bins, double& base,
-                           Sweep& keys) {
+                           SearchKeys& keys) {
+  constexpr int kAhead = kSkipNorms ? 4 : 8;  // values of k whose norms are loaded together
   // 64-bit divisions would take as long as a small sum.
   const bool is_narrow = place >> 32 == 0;
   const int64_t row =
@@ -164,20 +181,22 @@ __device__ void add_losses(const NormMaps<Norm>& maps, int64_t place,
   const int64_t batch = maps.batch == 1 ? 0 : row / maps.mb;
   const Norm* const a = maps.a + row * maps.kb;
   const int64_t in_b = batch * maps.kb * maps.nb + (place - row * maps.nb);
-  for (int first = 0; first < maps.kb; first += kBatch) {
-    Norm norm_a[kBatch], norm_b[kBatch], skip_norm_b[kBatch];
+  for (; first < last; first += kAhead) {
+    Norm norm_a[kAhead], norm_b[kAhead], skip_norms[kSkipNorms ? kAhead : 1];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int k = min(first + i, maps.kb - 1);
+    for (int i = 0; i < kAhead; ++i) {
+      const int k = min(first + i, last - 1);
+      const int64_t at = in_b + static_cast<int64_t>(k) * maps.nb;
       norm_a[i] = a[k];
-      norm_b[i] = maps.b[in_b + static_cast<int64_t>(k) * maps.nb];
-      skip_norm_b[i] = maps.skip_norm_b[in_b + static_cast<int64_t>(k) * maps.nb];
+      norm_b[i] = maps.b[at];
+      if constexpr (kSkipNorms) skip_norms[i] = maps.skip_norm_b[at];
     }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      if (first + i >= maps.kb) break;
-      const SearchKey key = min(Bits<Norm>::of_magnitude(norm_product(norm_a[i], skip_norm_b[i])),
-                                Bits<Norm>::kInfinity);
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i >= last) break;
+      const Norm skip_norm = kSkipNorms ? skip_norms[kSkipNorms ? i : 0] : norm_b[i];
+      const SearchKey key =
+          min(Bits<Norm>::of_magnitude(norm_product(norm_a[i], skip_norm)), Bits<Norm>::kInfinity);
       const double loss = __dmul_ru(norm_a[i], norm_b[i]);
       if (key < interval.low) {
         base = __dadd_ru(base, loss);
@@ -192,25 +211,113 @@ __device__ void add_losses(const NormMaps<Norm>& maps, int64_t place,
   }
 }
 
-// One sweep over all products. The result is in shared.total. `half` is the turn's half of
+// Adds the bins of all threads of a block of C to those of the first of them, and what they lose
+// below the interval to its `base`. All threads call it; `own` is the block's number.
+template <class Norm>
+__device__ void add_parts(double* all_bins, int lanes, int parts, int part, int own, double& base,
+                          ErrorSearchShared<Norm>& shared) {
+  shared.below[threadIdx.x] = base;
+  __syncthreads();
+  for (int i = part; i < kLossBins; i += parts) {
+    double* const bins = all_bins + i * blockDim.x + own;
+    double sum = bins[0];
+    for (int other = 1; other < parts; ++other) sum = __dadd_ru(sum, bins[other * lanes]);
+    bins[0] = sum;
+  }
+  if (part == 0) {
+    for (int other = 1; other < parts; ++other) {
+      base = __dadd_ru(base, shared.below[own + other * lanes]);
+    }
+  }
+  __syncthreads();
+}
+
+// The sum over the lanes of a warp of each value. Lane i gets that of value i. Each step halves the
+// number of values that a lane still sums.
+template <int kCount = 32>
+__device__ __forceinline__ double sum_for_each_lane(double (&values)[kCount]) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    constexpr int kHalf = kCount / 2;
+    const bool has_upper = (threadIdx.x & kHalf) != 0;
+    double sums[kHalf];
+#pragma unroll
+    for (int i = 0; i < kHalf; ++i) {
+      const double kept = has_upper ? values[i + kHalf] : values[i];
+      const double sent = has_upper ? values[i] : values[i + kHalf];
+      sums[i] = __dadd_ru(kept, __shfl_xor_sync(~0u, sent, kHalf));
+    }
+    return sum_for_each_lane(sums);
+  }
+}
+
+// What the warps of a thread block have found together. All warps get it.
+template <class Norm>
+__device__ Sweep combine_warps(const Sweep& own, WarpSweeps& warps) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, count = blockDim.x / 32;
+  warps.squares[warp][lane] = own.square;
+  if (lane == 0) warps.keys[warp] = own.keys;
+  __syncthreads();
+  Sweep all{0, lane < count ? warps.keys[lane] : SearchKeys::none<Norm>()};
+  for (int i = 0; i < count; ++i) all.square = __dadd_ru(all.square, warps.squares[i][lane]);
+  all.keys.include_lanes();
+  return all;
+}
+
+// What all thread blocks have found together. All warps get it. `half` is the turn's half of
 // `global`.
-template <bool kGrid, class Norm>
-__device__ void sweep(const NormMaps<Norm>& maps, const SearchInterval& interval, double scale,
-                      int half, double* all_bins, ErrorSearch<Norm>* global,
-                      ErrorSearchShared<Norm>& shared) {
-  const int64_t places = maps.batch * maps.mb * maps.nb;
-  const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  const int shift = interval.shift();
+template <class Norm>
+__device__ Sweep combine_blocks(const Sweep& own, int half, ErrorSearch<Norm>* global,
+                                ErrorSearchShared<Norm>& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  if (warp == 0) {
+    global->squares[half][blockIdx.x][lane] = own.square;
+    if (lane == 0) global->keys[half][blockIdx.x] = own.keys;
+  }
+  Meeting<true> meeting;
+  meeting.arrive();
+  meeting.wait();
+  Sweep part{0, SearchKeys::none<Norm>()};
+#pragma unroll 8
+  for (int block = warp; block < gridDim.x; block += warps) {
+    part.square = __dadd_ru(part.square, global->squares[half][block][lane]);
+  }
+  for (int block = threadIdx.x; block < gridDim.x; block += blockDim.x) {
+    part.keys.include(global->keys[half][block]);
+  }
+  part.keys.include_lanes();
+  return combine_warps<Norm>(part, shared.of_grid[half]);
+}
+
+// One sweep over all products. `parts` threads share a block of C, each with its own k; those of a
+// warp have the same. All warps of all thread blocks get the same result.
+template <bool kGrid, class Norm>
+__device__ Sweep sweep(const NormMaps<Norm>& maps, const SearchInterval& interval, double scale,
+                       int parts, int half, double* all_bins, ErrorSearch<Norm>* global,
+                       ErrorSearchShared<Norm>& shared) {
+  const int64_t places = maps.batch * maps.mb * maps.nb;
+  const int lanes = blockDim.x / parts, part = threadIdx.x / lanes;
+  const int own = threadIdx.x - part * lanes;
+  const int depth = (maps.kb - 1) / parts + 1, first = part * depth;
+  const int last = min(first + depth, maps.kb);
+  const int shift = interval.shift();
   double* const bins = all_bins + threadIdx.x;
   double squares[kLossBins] = {};
-  Sweep keys{{}, Bits<Norm>::kInfinity, 0, Bits<Norm>::kInfinity};
-  for (int64_t place = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; place < places;
-       place += threads) {
+  auto keys = SearchKeys::none<Norm>();
+  for (int64_t of_block = static_cast<int64_t>(blockIdx.x) * lanes; of_block < places;
+       of_block += static_cast<int64_t>(gridDim.x) * lanes) {
 #pragma unroll
     for (int i = 0; i < kLossBins; ++i) bins[i * blockDim.x] = 0;
     double lost = 0;
-    add_losses(maps, place, interval, shift, bins, lost, keys);
+    const int64_t place = of_block + own;
+    if (place < places && maps.skip_norm_b == maps.b) {
+      add_losses<false>(maps, place, first, last, interval, shift, bins, lost, keys);
+    } else if (place < places) {
+      add_losses<true>(maps, place, first, last, interval, shift, bins, lost, keys);
+    }
+    if (parts > 1) add_parts(all_bins, lanes, parts, part, own, lost, shared);
+    if (part > 0) continue;
 #pragma unroll
     for (int i = 0; i < kLossBins; ++i) {
       lost = __dadd_ru(lost, bins[i * blockDim.x]);
@@ -218,85 +325,22 @@ __device__ void sweep(const NormMaps<Norm>& maps, const SearchInterval& interval
       squares[i] = __fma_ru(scaled, scaled, squares[i]);
     }
   }
-
-  // Sums over the thread block: each warp adds up some of the bins.
-#pragma unroll
-  for (int i = 0; i < kLossBins; ++i) bins[i * blockDim.x] = squares[i];
   keys.include_lanes();
-  if (lane == 0) {
-    shared.warps[warp].least = keys.least;
-    shared.warps[warp].most = keys.most;
-    shared.warps[warp].next = keys.next;
-  }
-  __syncthreads();
-  const auto sum_lanes = [](double sum) {
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      sum = __dadd_ru(sum, __shfl_xor_sync(~0u, sum, distance));
-    }
-    return sum;
-  };
-  for (int i = warp; i < kLossBins; i += warps) {
-    double sum = 0;
-    for (int t = lane; t < blockDim.x; t += 32) sum = __dadd_ru(sum, all_bins[i * blockDim.x + t]);
-    sum = sum_lanes(sum);
-    if (lane != 0) continue;
-    if constexpr (kGrid) {
-      global->squares[half][i][blockIdx.x] = sum;
-    } else {
-      shared.total.squares[i] = sum;
-    }
-  }
-  if (threadIdx.x == 0) {
-    for (int w = 1; w < warps; ++w) {
-      keys.include(shared.warps[w].least, shared.warps[w].most, shared.warps[w].next);
-    }
-    if constexpr (kGrid) {
-      global->least[half][blockIdx.x] = keys.least;
-      global->most[half][blockIdx.x] = keys.most;
-      global->next[half][blockIdx.x] = keys.next;
-    } else {
-      shared.total.least = keys.least;
-      shared.total.most = keys.most;
-      shared.total.next = keys.next;
-    }
-  }
-
-  // Every thread block adds up what all have found, so that all go on alike.
+  const Sweep found =
+      combine_warps<Norm>({sum_for_each_lane(squares), keys}, shared.of_block[half]);
   if constexpr (kGrid) {
-    Meeting<true> meeting;
-    meeting.arrive();
-    meeting.wait();
-    for (int i = warp; i < kLossBins; i += warps) {
-      double sum = 0;
-      for (int t = lane; t < gridDim.x; t += 32) {
-        sum = __dadd_ru(sum, global->squares[half][i][t]);
-      }
-      sum = sum_lanes(sum);
-      if (lane == 0) shared.total.squares[i] = sum;
-    }
-    if (warp == 0) {
-      Sweep all{{}, Bits<Norm>::kInfinity, 0, Bits<Norm>::kInfinity};
-      for (int t = lane; t < gridDim.x; t += 32) {
-        all.include(global->least[half][t], global->most[half][t], global->next[half][t]);
-      }
-      all.include_lanes();
-      if (lane == 0) {
-        shared.total.least = all.least;
-        shared.total.most = all.most;
-        shared.total.next = all.next;
-      }
-    }
+    return combine_blocks(found, half, global, shared);
+  } else {
+    return found;
   }
-  __syncthreads();
 }
 
 // `bins` doubles for all threads follow ErrorSearchShared in dynamic shared memory. kGrid: the
 // launch is cooperative and has up to kMostSearchBlocks thread blocks; if not, one, and `global` is
-// unused.
+// unused. `parts`: threads for each block of C; the warps of a thread block are a multiple of it.
 template <bool kGrid, class Norm>
 __global__ void __launch_bounds__(kMostSearchThreads, 1)
-    find_tau_for_error(const __grid_constant__ NormMaps<Norm> maps, double max_error,
+    find_tau_for_error(const __grid_constant__ NormMaps<Norm> maps, double max_error, int parts,
                        ErrorSearch<Norm>* global, Norm* tau) {
   extern __shared__ __align__(16) unsigned char memory[];
   auto& shared = *reinterpret_cast<ErrorSearchShared<Norm>*>(memory);
@@ -314,21 +358,19 @@ __global__ void __launch_bounds__(kMostSearchThreads, 1)
     // At `low` the bound is within the limit. At `end` it is not, but perhaps before the first
     // sweep.
     for (int half = 0;; half ^= 1) {
-      sweep<kGrid>(maps, interval, start.scale, half, bins, global, shared);
-      const Sweep& total = shared.total;
-      int bin = 0;
-      while (bin < kLossBins && total.squares[bin] <= start.most_square) ++bin;
-      if (bin == kLossBins) {
-        found = total.next;
+      const Sweep total =
+          sweep<kGrid>(maps, interval, start.scale, parts, half, bins, global, shared);
+      const unsigned passes = ~__ballot_sync(~0u, total.square <= start.most_square);
+      if (passes == 0) {
+        found = total.keys.next;
         break;
       }
-      const int shift = interval.shift();
+      const int bin = __ffs(static_cast<int>(passes)) - 1, shift = interval.shift();
       const SearchKey low = interval.low + (SearchKey{static_cast<unsigned>(bin)} << shift);
-      interval = {max(low, total.least),
-                  min(min(low + (SearchKey{1} << shift), interval.end), total.most + 1)};
+      interval = {max(low, total.keys.least),
+                  min(min(low + (SearchKey{1} << shift), interval.end), total.keys.most + 1)};
       found = interval.low;
       if (interval.end <= interval.low + 1) break;
-      __syncthreads();  // before the next sweep writes to shared.total
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {

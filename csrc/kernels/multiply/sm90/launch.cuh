@@ -43,10 +43,11 @@ inline MatrixLayout layout(const Operand& x, int64_t extent, int64_t k, int64_t 
           x.leading, has_batch ? batch : 1,  x.batch_stride};
 }
 
-// Fills in the tiles of C. Returns the number of thread blocks to start, at most `most_blocks`.
+// Fills in the tiles of C, each with 2^log2_segments segments. Returns the number of thread blocks
+// to start, at most `most_blocks`.
 template <class Config, class Norm>
 int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, int group_rows,
-                   int most_blocks) {
+                   int most_blocks, int log2_segments = 0) {
   const auto tiles_along = [](int64_t size, int blocks) {
     return static_cast<int>((size - 1) / (blocks * kBlock) + 1);
   };
@@ -58,7 +59,9 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
     params.tile_rows = folded_rows(edge);
     params.tile_columns = folded_columns(edge);
   }
-  params.tiles = static_cast<int>(params.tile_rows * params.tile_columns * p.batch);
+  params.log2_segments = log2_segments;
+  params.tiles = static_cast<int>(params.tile_rows * params.tile_columns * p.batch)
+                 << log2_segments;
   params.group_rows = group_rows;
   params.a_has_batch = p.a.batch_stride != 0;
   params.b_has_batch = p.b.batch_stride != 0;
@@ -68,21 +71,26 @@ int cut_into_tiles(TiledProduct<Norm>& params, const MultiplyParams<Norm>& p, in
 }
 
 // A kernel instead of a memset, because a memset does not overlap the kernels before and after it.
-static __global__ void set_to_zero(int* number) {
+static __global__ void set_to_zero(int* numbers, int count) {
   let_next_kernel_start();
   wait_for_previous_kernel();
-  *number = 0;
+  for (int i = threadIdx.x; i < count; i += blockDim.x) numbers[i] = 0;
 }
 
-// Starts a kernel with the shared memory and threads of Config, after the counter is zero.
+// Starts a kernel with the shared memory and threads of Config, after the counter is zero, and with
+// it `others` numbers that follow it in memory.
 template <class Config, class Params>
-cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream) {
+cudaError_t start(void (*kernel)(Params), const Params& params, int blocks, cudaStream_t stream,
+                  int others = 0) {
   constexpr int kSharedBytes = sizeof(Storage<Config>);
   static_assert(kSharedBytes <= 227 * 1024);
   cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-  if (error == cudaSuccess && params.claims_tiles && !params.product.next_tile_is_zero) {
-    error = kernels::launch(set_to_zero, 1, 1, 0, true, stream, params.product.next_tile);
+  const bool counter = params.claims_tiles && !params.product.next_tile_is_zero;
+  if (error == cudaSuccess && (counter || others > 0)) {
+    constexpr int kMostThreads = 1024;
+    error = kernels::launch(set_to_zero, 1, std::min(1 + others, kMostThreads), 0, true, stream,
+                            params.product.next_tile, 1 + others);
   }
   if (error != cudaSuccess) return error;
   return kernels::launch(kernel, blocks, Config::kThreads, kSharedBytes, true, stream, params);

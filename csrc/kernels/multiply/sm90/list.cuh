@@ -9,6 +9,7 @@
 #include "kernels/common/triangle.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/multiply/sm90/segments.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 
@@ -47,12 +48,12 @@ class TileNorms {
  public:
   Mask<Config> inside{};  // the bits of what is asked for of C
 
-  __device__ TileNorms(const MultiplyParams<Norm>& p, Tile tile)
+  __device__ TileNorms(const MultiplyParams<Norm>& p, int batch, Tile tile)
       : log2_block_k_(p.log2_block_k),
         depth_(((p.k - 1) >> p.log2_block_k) + 1),
         b_columns_(((p.n - 1) >> p.log2_block_n) + 1) {
     const int a_rows = ((p.m - 1) >> p.log2_block_m) + 1;
-    b_ = p.norm_b + static_cast<int64_t>(tile.batch) * depth_ * b_columns_;
+    b_ = p.norm_b + static_cast<int64_t>(batch) * depth_ * b_columns_;
 #pragma unroll
     for (int column = 0; column < kColumns; ++column) {
       const int first = tile.column * kBlock + column * Config::kGranule;
@@ -62,7 +63,7 @@ class TileNorms {
     for (int row = 0; row < kRows; ++row) {
       const int first = tile.row * kBlock + row * Config::kGranule;
       const int a_row = min(first >> p.log2_block_m, a_rows - 1);
-      a_[row] = p.norm_a + (static_cast<int64_t>(tile.batch) * a_rows + a_row) * depth_;
+      a_[row] = p.norm_a + (static_cast<int64_t>(batch) * a_rows + a_row) * depth_;
     }
 #pragma unroll
     for (int i = 0; i < Config::kMaskBits; ++i) {
@@ -127,10 +128,21 @@ __device__ Tile tile_at(const TiledProduct<Norm>& p, int number) {
   const int diagonal = p.folded_edge != 0 ? first_row + p.tile_columns - p.tile_rows
                                           : first_row * p.tile_columns / p.tile_rows;
   const int turned = (column + diagonal + p.tile_columns / 2) % p.tile_columns;
-  const int batches = p.tiles / (p.tile_rows * p.tile_columns);
+  const int batches = (p.tiles >> p.log2_segments) / (p.tile_rows * p.tile_columns);
   GridPlace place{p.tile_rows - 1 - row, p.tile_columns - 1 - turned};
   if (p.folded_edge != 0) place = unfold(place, p.folded_edge);
   return {batches - 1 - batch, place.row * Config::kRows, place.column * Config::kColumns};
+}
+
+// The tile and segment with this number. The segments of a tile follow each other.
+template <class Config, class Norm>
+__device__ Tile segment_at(const TiledProduct<Norm>& p, int number) {
+  if constexpr (!Config::kSegmented) {
+    return tile_at<Config>(p, number);
+  } else {
+    const int segment = number & ((1 << p.log2_segments) - 1);
+    return with_segment(p, tile_at<Config>(p, number >> p.log2_segments), segment);
+  }
 }
 
 // Whether nothing of a tile is asked for.
@@ -147,23 +159,25 @@ __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int war
   wait_for_previous_kernel();
   constexpr int kUnroll = 2 / Config::kGranules;  // loads the norms of up to 64 steps at a time
   const int lane = threadIdx.x % 32;
-  const int steps = (p.product.k - 1) / kBlock + 1;
+  const int steps = (p.product.k - 1) / kBlock + 1, own_steps = steps_of_segment<Config>(p, steps);
   const auto tau = p.product.tau.value();
   ListWriter<typename Storage<Config>::Ring, 1> writer(storage.ring, warp);
 
   for (int number = warp == 0 ? blockIdx.x : claim_tile(p); number < p.tiles;
        number = claim_tile(p)) {
-    const Tile tile = tile_at<Config>(p, number);
+    const Tile tile = segment_at<Config>(p, number);
     if (is_below<Config>(p, tile)) continue;
-    const TileNorms<Config> norms(p.product, tile);
+    const TileNorms<Config> norms(p.product, batch_of<Config>(p, tile), tile);
 #pragma unroll 1
-    for (int first = lane; first - lane < steps; first += 32 * kUnroll) {
+    for (int first = lane; first - lane < own_steps; first += 32 * kUnroll) {
       StepNorms<Config> step_norms[kUnroll];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) step_norms[i] = norms.at(min(first + 32 * i, steps - 1));
+      for (int i = 0; i < kUnroll; ++i) {
+        step_norms[i] = norms.at(min(step_number<Config>(p, tile, first + 32 * i), steps - 1));
+      }
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
-        const int step = first + 32 * i;
+        const int step = step_number<Config>(p, tile, first + 32 * i);
         const auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
         writer.append(tile, {step, mask});
       }

@@ -4,6 +4,7 @@
 
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/multiply/sm90/segments.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 
@@ -40,7 +41,8 @@ class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
     const uint32_t needed = needed_blocks(mask);
     this->announce(Notice<Config>::of(mask, ends_tile), tile,
                    __popc(needed) * Config::kBytesPerBlock);
-    const int batch = (kIsA ? params_.a_has_batch : params_.b_has_batch) ? tile.batch : 0;
+    const int batch =
+        (kIsA ? params_.a_has_batch : params_.b_has_batch) ? batch_of<Config>(params_, tile) : 0;
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if ((needed >> i & 1) == 0) continue;

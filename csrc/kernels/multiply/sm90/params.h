@@ -11,12 +11,13 @@ namespace spamm::kernels::multiply::sm90 {
 template <class Norm>
 struct TiledProduct {
   MultiplyParams<Norm> product;
-  int tiles, tile_rows, tile_columns;  // tiles: all batches; rows and columns: one batch
+  int tiles, tile_rows, tile_columns;  // tiles: of all batches and segments; the others: of one
   // Not 0: only tiles on and above the diagonal, so many along it, are computed. Rows and columns
   // are then those of the folded grid (common/triangle.cuh).
   int folded_edge;
   bool edges_last;                // see tile_at() in list.cuh; not in a folded grid
   int group_rows;                 // tile rows of a group, see tile_at() in list.cuh
+  int log2_segments;              // of each tile (segments.cuh); 0 without kSegmented
   bool a_has_batch, b_has_batch;  // false: all batches share the operand
   bool claims_tiles;              // false: every tile has a thread block of its own
 };

@@ -32,6 +32,7 @@ struct Config {
   static constexpr int kMultiplyRegisters = 0;  // as launched
   static constexpr bool kNamesTiles = false;
   static constexpr bool kSkipsEdges = false;  // whether granules outside C are skipped
+  static constexpr bool kSegmented = false;   // whether thread blocks may share a tile's steps
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
   static constexpr int kReleases = 4 * kWarpgroups;  // of a stage: one by each multiplying warp
 
@@ -49,7 +50,8 @@ struct Config {
   static constexpr int kBlocksPerSm = kOwn == 1 ? 2 : 1;
 };
 
-// The place of a tile. Row and column count 64 x 64 blocks of C.
+// The place of a tile. Row and column count 64 x 64 blocks of C. With kSegmented, `batch` also
+// holds the segment (segments.cuh), because multiplying threads have no register to spare.
 struct Tile {
   int batch, row, column;
 };

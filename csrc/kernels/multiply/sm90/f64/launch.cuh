@@ -14,10 +14,12 @@ cudaError_t encode_doubles(CUtensorMap& map, const MatrixLayout& x) {
 
 template <class Config>
 cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& how,
-                                bool edges_last) {
+                                const SegmentMemory& segments, bool edges_last) {
   DoubleProduct params{};
+  params.segments = segments;
   const int blocks =
-      cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors * Config::kBlocksPerSm);
+      cut_into_tiles<Config>(params, p, how.group_rows, how.multiprocessors * Config::kBlocksPerSm,
+                             segments.log2_segments);
   params.edges_last = edges_last && params.folded_edge == 0;
   cudaError_t error = encode_doubles<Config::kMajorA>(params.map_a, layout(p.a, p.m, p.k, p.batch));
   if (error == cudaSuccess) {
@@ -27,7 +29,7 @@ cudaError_t multiply_doubles_in(const MultiplyParams<double>& p, const Launch& h
     error = encode_doubles<Config::kMajorB>(params.map_own_b, layout(p.own_b, p.n, p.own_rows, 1));
   }
   if (error != cudaSuccess) return error;
-  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream);
+  return start<Config>(multiply_dmma_sm90<Config>, params, blocks, how.stream, segments.pieces);
 }
 
 // Whether half or more of the last block of rows or columns lies outside C. With granules of 32, a
@@ -40,7 +42,8 @@ inline bool has_light_edges(const MultiplyParams<double>& p) {
 }
 
 template <Tiles kTiles>
-cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how) {
+cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how,
+                             const SegmentMemory& segments) {
   const bool edges_last = how.tile == TileSize::kSmall && has_light_edges(p);
   const auto run = [&]<bool kAlongA, bool kAlongB, bool kEdgeOf32, bool kLarge>(
                        std::bool_constant<kAlongA>, std::bool_constant<kAlongB>,
@@ -50,7 +53,7 @@ cudaError_t multiply_doubles(const MultiplyParams<double>& p, const Launch& how)
         DoubleConfig<major(kAlongA), major(kAlongB), kEdgeOf32 ? 32 : 64, kTile.rows / kBlock>;
     static_assert(kHasTile<Chosen, kTile> &&
                   Chosen::kBlocksPerSm == kTile.blocks_per_multiprocessor);
-    return multiply_doubles_in<Chosen>(p, how, edges_last);
+    return multiply_doubles_in<Chosen>(p, how, segments, edges_last);
   };
   return with_constants(run, p.a.k_major, p.b.k_major, edges_last || has_edge_of_32(p),
                         how.tile == TileSize::kLarge);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/common/ptx_sm80.cuh"
+#include "kernels/multiply/sm90/f64/join_segments.cuh"
 #include "kernels/multiply/sm90/multiply.cuh"
 #include "kernels/multiply/sm90/roles.cuh"
 #include "kernels/multiply/store_pair.cuh"
@@ -18,6 +19,7 @@ namespace spamm::kernels::multiply::sm90 {
 
 struct DoubleProduct : TiledProduct<double> {
   CUtensorMap map_a, map_b, map_own_b;
+  SegmentMemory segments;
 };
 
 // An operand block holds 16 of K. If K is contiguous, its 64 lines are 64 rows of A (or columns of
@@ -43,6 +45,7 @@ struct DoubleConfig : Config<double, kMajorA_, kMajorB_, kGranule_, kEdge, kEdge
   static constexpr int kOtherRegisters = kEdge == 1 ? 104 : 88;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   static constexpr bool kSkipsEdges = kEdge == 1;
+  static constexpr bool kSegmented = kEdge == 1;
 };
 
 // Fetches 32 of K, from 32 * `stage` on, into block `i` of one operand of the stage `to`.
@@ -188,19 +191,75 @@ class WarpSums {
     }
   }
 
+  // Adds the sums of a tile's other segments, if they are all done. Else keeps these for them,
+  // resets them and returns false.
+  __device__ __forceinline__ bool join(const DoubleProduct& params, Tile tile, int warp) {
+    const auto tiles_along = [](int64_t size) {
+      return static_cast<int>((size - 1) / (kBlock * kRows)) + 1;
+    };
+    const int rows = tiles_along(params.product.m), columns = tiles_along(params.product.n);
+    const int number = (batch_of<Config>(params, tile) * rows + tile.row / kRows) * columns +
+                       tile.column / kColumns;
+    constexpr int kPieces = pieces_of_tile(kRows * kBlock);
+    static_assert(kPieces == 4 * Config::kWarpgroups);
+    const int piece = number * kPieces + warp;
+    const int segments = 1 << params.log2_segments, own = segment_of(params, tile);
+    Arrivals arrivals(params.segments.arrived + piece, segments);
+    const SegmentSums<kPairs> all(params.segments.sums +
+                                  static_cast<int64_t>(piece) * segments * (kPairs * 64));
+    if (!arrivals.others_are_done(own)) {
+      bool is_filled = false;
+#pragma unroll
+      for (int i = 0; i < 2 * kPairs; ++i) is_filled |= sum(i) != 0;
+      is_filled = __any_sync(~0u, is_filled);
+      if (is_filled) {
+#pragma unroll
+        for (int i = 0; i < kPairs; ++i) all.put(own, i, {sum(2 * i), sum(2 * i + 1)});
+      }
+      if (!arrivals.arrive(own, is_filled)) {
+#pragma unroll
+        for (int i = 0; i < 2 * kPairs; ++i) sum(i) = 0;
+        return false;
+      }
+    }
+    const auto of_segment = [&](int segment, int i) {
+      return all.get(segment, i, arrivals.is_filled(segment));
+    };
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const double2 x = of_segment(own ^ 1, i);
+      sum(2 * i) += x.x, sum(2 * i + 1) += x.y;
+    }
+    if (segments == 2) return true;
+    const int others = ~own & 2;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const double2 x = of_segment(others, i), y = of_segment(others + 1, i);
+      sum(2 * i) += x.x + y.x, sum(2 * i + 1) += x.y + y.y;
+    }
+    return true;
+  }
+
   // Stores the sums and resets them.
-  __device__ __forceinline__ void store(const MultiplyParams<double>& p, Tile tile) {
+  __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch, Tile tile) {
     const int64_t row = tile.row * kBlock + row_, column = tile.column * kBlock + column_;
     const bool whole =
         (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
     if (whole && p.c_leading % 2 == 0 && p.input == nullptr) {
-      store<true>(p, tile.batch, row, column);
+      store<true>(p, batch, row, column);
     } else {
-      store<false>(p, tile.batch, row, column);
+      store<false>(p, batch, row, column);
     }
   }
 
  private:
+  static constexpr int kPairs = kRows * kColumns * kPiecesA * kPiecesB * 4;  // of sums in a lane
+
+  __device__ __forceinline__ double& sum(int i) {
+    return sums_[i / (8 * kPiecesB * kPiecesA)][i / (8 * kPiecesB) % kPiecesA][i / 8 % kPiecesB]
+                [i / 4 % 2][i % 4];
+  }
+
   // The operands of four k.
   using SliceA = double[kPiecesA][2];
   using SliceB = double[kPiecesB][2];
@@ -308,7 +367,11 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
       look_ahead();
       proceed();
     }
-    if (ends_tile) sums.store(params.product, tile);
+    if (!ends_tile) continue;
+    if constexpr (Config::kSegmented) {
+      if (params.log2_segments != 0 && !sums.join(params, tile, warp)) continue;
+    }
+    sums.store(params.product, batch_of<Config>(params, tile), tile);
   }
 }
 

@@ -1,0 +1,51 @@
+// Segments: the steps of a tile, dealt out to several thread blocks where C has too few tiles to
+// fill the chip evenly. Each computes its sums of the whole tile; f64/join_segments.cuh adds them.
+//
+// Which step belongs to which segment follows from its number alone. So whether other blocks are
+// skipped changes no bit, and neither does timing. Neighbouring steps go to different segments,
+// because in a decay matrix the valid steps of a tile are neighbours.
+#pragma once
+
+#include "kernels/multiply/sm90/params.h"
+#include "kernels/multiply/sm90/pipeline.cuh"
+
+namespace spamm::kernels::multiply::sm90 {
+
+// The place of a segment of a tile, and what it holds.
+template <class Norm>
+__device__ __forceinline__ Tile with_segment(const TiledProduct<Norm>& p, Tile tile, int segment) {
+  tile.batch = (tile.batch << p.log2_segments) + segment;
+  return tile;
+}
+template <class Norm>
+__device__ __forceinline__ int segment_of(const TiledProduct<Norm>& p, const Tile& tile) {
+  return tile.batch & ((1 << p.log2_segments) - 1);
+}
+template <class Config, class Norm>
+__device__ __forceinline__ int batch_of(const TiledProduct<Norm>& p, const Tile& tile) {
+  return Config::kSegmented ? tile.batch >> p.log2_segments : tile.batch;
+}
+
+// The number of a segment's step `index`, among all of its tile. From the number of its steps on,
+// an index gives a number past the end.
+template <class Config, class Norm>
+__device__ __forceinline__ int step_number(const TiledProduct<Norm>& p, const Tile& tile,
+                                           int index) {
+  if constexpr (Config::kSegmented) {
+    return (index << p.log2_segments) + segment_of(p, tile);
+  } else {
+    return index;
+  }
+}
+
+// How many indices a segment has. The last one may lie past the end of all `steps`.
+template <class Config, class Norm>
+__device__ __forceinline__ int steps_of_segment(const TiledProduct<Norm>& p, int steps) {
+  if constexpr (Config::kSegmented) {
+    return ((steps - 1) >> p.log2_segments) + 1;
+  } else {
+    return steps;
+  }
+}
+
+}  // namespace spamm::kernels::multiply::sm90
