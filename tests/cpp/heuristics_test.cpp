@@ -244,6 +244,30 @@ TEST(Heuristics, SegmentsAreAPowerOfTwoAndRunAtOnce) {
   }
 }
 
+TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
+  constexpr int kMultiprocessors = 132;
+  const auto segments = [](int64_t m, int64_t k, int64_t n,
+                           std::optional<int> forced = std::nullopt) {
+    return choose_product_segments(Kernel::kSm90F64, {1, 1, 1, m, n, k}, kMultiprocessors, forced);
+  };
+  EXPECT_EQ(segments(1024, 1024, 1024), 1);  // 256 tiles for 264 places
+  EXPECT_EQ(segments(1040, 1040, 1040), 4);  // 289
+  EXPECT_EQ(segments(1088, 1088, 1088), segments(1040, 1040, 1040));
+  EXPECT_EQ(segments(1536, 1536, 1536), 2);  // 576
+  EXPECT_EQ(segments(64, 4096, 64), 4);      // one
+  EXPECT_EQ(segments(64, 64 * 7, 64), 1);    // fewer than 4 steps each
+  EXPECT_EQ(segments(64, 64 * 15, 64), 2);
+  for (const int forced : {1, 2, 4}) {
+    EXPECT_EQ(segments(1024, 64, 1024, forced), forced);
+    EXPECT_EQ(segments(2048, 2048, 2048, forced), 1);  // large tiles have none
+    for (const Kernel kernel : kKernels) {
+      if (kernel == Kernel::kSm90F64) continue;
+      EXPECT_EQ(choose_product_segments(kernel, {1, 1, 1, 64, 64, 4096}, kMultiprocessors, forced),
+                1);
+    }
+  }
+}
+
 // ---- The table of tiles -------------------------------------------------------------------------
 
 template <class AnyKernel>
