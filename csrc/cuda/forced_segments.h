@@ -1,5 +1,5 @@
 // Environment variable SPAMM_TORCH_SEGMENTS: 1, 2 or 4 forces that number of segments in all
-// convolutions and products that may have segments (heuristics.h: choose_conv_segments,
+// convolutions and products that may have so many (heuristics.h: choose_conv_segments,
 // choose_product_segments). Read in each call, so that one process can compare them.
 #pragma once
 

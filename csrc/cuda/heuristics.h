@@ -166,16 +166,15 @@ inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, 
                    forced);
 }
 
-// The number of segments into which Hopper's product of float64 cuts the steps of each tile, so
-// that as many thread blocks share them. Segments round differently, so their number follows from
-// the size of the whole product alone: the same for its parts, and for a product of which only the
-// upper triangle is asked for. It is the one that an estimate of the time finds best.
+// Whether Hopper's product of float64 cuts the steps of each tile into two segments, so that two
+// thread blocks share them: 1 or 2. Segments round differently, so this follows from the size of
+// the whole product alone: the same for its parts, and for a product of which only the upper
+// triangle is asked for. It is what an estimate of the time finds best.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
                                    std::optional<int> forced = std::nullopt) {
   if (kernel != Kernel::kSm90F64) return 1;
   if (large_tile_pays(kernel, size.batch, size.m, size.n, multiprocessors)) return 1;
-  if (forced) return *forced;
-  constexpr int kMostSegments = 4;
+  if (forced) return std::min(*forced, 2);
   constexpr int64_t kEdge = 64, kLeastSteps = 4;  // of a small tile, and of a segment
   constexpr double kTurn = 2, kJoin = 1;          // in times of a step
   const int64_t tiles = size.batch * blocks_of(size.m, kEdge) * blocks_of(size.n, kEdge);
@@ -188,12 +187,7 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
     return (2 * static_cast<double>(turns) + last) * step_times +
            kTurn * static_cast<double>(turns + (rest > 0)) + (segments > 1 ? kJoin : 0);
   };
-  int best = 1;
-  for (int segments = 2; segments <= kMostSegments && segments * kLeastSteps <= steps;
-       segments *= 2) {
-    if (time(segments) < time(best)) best = segments;
-  }
-  return best;
+  return steps >= 2 * kLeastSteps && time(2) < time(1) ? 2 : 1;
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B

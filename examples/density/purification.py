@@ -216,9 +216,9 @@ def _traces(x: Tensor, norms: Tensor) -> tuple[float, float]:
     Waits for the device.
     """
     trace = x.diagonal().sum(dtype=torch.float64)
-    of_square = norms.double().square().sum()
-    trace, of_square = torch.stack((trace, of_square)).tolist()
-    return trace, of_square
+    norm = torch.linalg.vector_norm(norms, dtype=torch.float64)
+    trace, norm = torch.stack((trace, norm)).tolist()
+    return trace, norm**2
 
 
 # ---- Where it starts, where the last iterations begin, where it ends ----------------------------

@@ -1,81 +1,87 @@
-// Adds up the sums of a tile's segments (segments.cuh).
+// Adds up the sums of a tile's two segments (segments.cuh).
 //
-// Nobody waits: the thread block that is done last with a tile adds up what the others have left in
-// global memory, which is in the L2 cache. Every warp does so for its own piece of the tile. The
-// order of the additions is that of a tree, (0 + 1) + (2 + 3), whoever does them; a sum of two does
-// not depend on which is first. So the result does not depend on timing.
+// Every warp does so for its own piece of the tile. The one that is done first leaves its sums in C
+// itself, which is then in the L2 cache; the other adds them to its own, and stores C. A sum of two
+// does not depend on which is first, so the result does not depend on timing. The second waits only
+// while the first is storing.
 #pragma once
 
 #include <cstdint>
 
+#include "kernels/multiply/params.h"
 #include "kernels/multiply/sm90/f64/segments.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
 
-// The segments of one warp's piece of a tile that are done, as bits, and those of them whose sums
-// are not just zeros, in bits from kFilled on.
-class Arrivals {
+// Where the warps of two segments with the same piece of a tile meet. All lanes call everything.
+class SegmentMeeting {
  public:
-  static constexpr int kFilled = 16;
+  __device__ explicit SegmentMeeting(unsigned* state) : state_(state) {}
 
-  __device__ Arrivals(int* word, int segments) : word_(word), all_((1u << segments) - 1) {}
-
-  // Whether all segments but `own` are known to be done.
-  __device__ __forceinline__ bool others_are_done(int own) {
-    uint32_t seen = 0;
-    if (threadIdx.x % 32 == 0) {
-      asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(seen) : "l"(word_) : "memory");
-    }
-    return learn(seen, own);
+  // Whether the other has not come. Called once.
+  __device__ __forceinline__ bool is_first() const {
+    unsigned state = 0;
+    if (threadIdx.x % 32 == 0) state = atomicOr(state_, kBegun);
+    return __shfl_sync(~0u, state, 0) == 0;
   }
 
-  // Says that `own` is done. Returns whether all others were. What any lane has written before is
-  // seen by the one for whom this is true.
-  __device__ __forceinline__ bool arrive(int own, bool filled) {
-    __threadfence();
+  // Says that the sums of the first are in C, or with `filled` false that they are zeros.
+  __device__ __forceinline__ void leave(bool filled) const {
+    __threadfence();  // each lane has written some
     __syncwarp();
-    uint32_t seen = 0;
+    if (threadIdx.x % 32 == 0) atomicOr(state_, kLeft | (filled ? kFilled : 0));
+  }
+
+  // Waits until the first has left its sums. Returns whether they are in C.
+  __device__ __forceinline__ bool wait() const {
+    unsigned state = 0;
     if (threadIdx.x % 32 == 0) {
-      seen = atomicOr(reinterpret_cast<unsigned*>(word_), 1u << own | static_cast<uint32_t>(filled)
-                                                                          << (kFilled + own));
-      __threadfence();
+      do {
+        asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(state) : "l"(state_) : "memory");
+      } while ((state & kLeft) == 0);
     }
-    return learn(seen, own);
-  }
-
-  __device__ bool is_filled(int segment) const { return seen_ >> (kFilled + segment) & 1; }
-
- private:
-  __device__ __forceinline__ bool learn(uint32_t seen, int own) {
     __syncwarp();
-    seen_ = __shfl_sync(~0u, seen, 0);
-    return ((seen_ | 1u << own) & all_) == all_;
-  }
-
-  int* word_;
-  uint32_t all_, seen_ = 0;
-};
-
-// The sums of one warp's piece of a tile, of all segments, in global memory. kPairs: pairs of sums
-// in each lane.
-template <int kPairs>
-class SegmentSums {
- public:
-  __device__ explicit SegmentSums(double* sums)
-      : pairs_(reinterpret_cast<double2*>(sums) + threadIdx.x % 32) {}
-
-  __device__ __forceinline__ void put(int segment, int i, double2 pair) const {
-    __stcg(at(segment, i), pair);
-  }
-  __device__ __forceinline__ double2 get(int segment, int i, bool filled) const {
-    return filled ? __ldcg(at(segment, i)) : double2{};
+    return __shfl_sync(~0u, state, 0) & kFilled;
   }
 
  private:
-  __device__ double2* at(int segment, int i) const { return pairs_ + (segment * kPairs + i) * 32; }
+  static constexpr unsigned kBegun = 1, kLeft = 2, kFilled = 4;
 
-  double2* pairs_;
+  unsigned* state_;
 };
+
+__device__ __forceinline__ double* entry_of_c(const MultiplyParams<double>& p, int batch,
+                                              int64_t row, int64_t column) {
+  return static_cast<double*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
+}
+
+// Leaves sums in C, where take_pair() of another thread block finds them. kPairs: both columns
+// exist, and their address is aligned.
+template <bool kPairs>
+__device__ __forceinline__ void leave_pair(const MultiplyParams<double>& p, int batch, int64_t row,
+                                           int64_t column, double x, double y) {
+  double* const at = entry_of_c(p, batch, row, column);
+  if constexpr (kPairs) {
+    __stcg(reinterpret_cast<double2*>(at), double2{x, y});
+  } else if (row < p.m) {
+    if (column < p.n) __stcg(at, x);
+    if (column + 1 < p.n) __stcg(at + 1, y);
+  }
+}
+
+// Adds what leave_pair() left.
+template <bool kPairs>
+__device__ __forceinline__ void take_pair(const MultiplyParams<double>& p, int batch, int64_t row,
+                                          int64_t column, double& x, double& y) {
+  const double* const at = entry_of_c(p, batch, row, column);
+  if constexpr (kPairs) {
+    const double2 pair = __ldcg(reinterpret_cast<const double2*>(at));
+    x += pair.x, y += pair.y;
+  } else if (row < p.m) {
+    if (column < p.n) x += __ldcg(at);
+    if (column + 1 < p.n) y += __ldcg(at + 1);
+  }
+}
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -191,73 +191,49 @@ class WarpSums {
     }
   }
 
-  // Adds the sums of a tile's other segments, if they are all done. Else keeps these for them,
-  // resets them and returns false.
-  __device__ __forceinline__ bool join(const DoubleProduct& params, Tile tile, int warp) {
+  // Adds the sums of the tile's other segment, if that came first. Else leaves these for it in C,
+  // resets them and returns false. `piece` is the number of the warp's piece in the tile.
+  __device__ __forceinline__ bool join(const DoubleProduct& params, Tile tile, int piece) {
+    const MultiplyParams<double>& p = params.product;
     const auto tiles_along = [](int64_t size) {
       return static_cast<int>((size - 1) / (kBlock * kRows)) + 1;
     };
-    const int rows = tiles_along(params.product.m), columns = tiles_along(params.product.n);
-    const int number = (batch_of<Config>(params, tile) * rows + tile.row / kRows) * columns +
+    const int batch = batch_of<Config>(params, tile);
+    const int number = (batch * tiles_along(p.m) + tile.row / kRows) * tiles_along(p.n) +
                        tile.column / kColumns;
-    constexpr int kPieces = pieces_of_tile(kRows * kBlock);
-    static_assert(kPieces == 4 * Config::kWarpgroups);
-    const int piece = number * kPieces + warp;
-    const int segments = 1 << params.log2_segments, own = segment_of(params, tile);
-    Arrivals arrivals(params.segments.arrived + piece, segments);
-    const SegmentSums<kPairs> all(params.segments.sums +
-                                  static_cast<int64_t>(piece) * segments * (kPairs * 64));
-    if (!arrivals.others_are_done(own)) {
-      bool is_filled = false;
-#pragma unroll
-      for (int i = 0; i < 2 * kPairs; ++i) is_filled |= sum(i) != 0;
-      is_filled = __any_sync(~0u, is_filled);
-      if (is_filled) {
-#pragma unroll
-        for (int i = 0; i < kPairs; ++i) all.put(own, i, {sum(2 * i), sum(2 * i + 1)});
-      }
-      if (!arrivals.arrive(own, is_filled)) {
-#pragma unroll
-        for (int i = 0; i < 2 * kPairs; ++i) sum(i) = 0;
-        return false;
-      }
+    constexpr int kPiecesOfTile = pieces_of_tile(kRows * kBlock);
+    static_assert(kPiecesOfTile == 4 * Config::kWarpgroups);
+    const SegmentMeeting meeting(params.segments.meetings + number * kPiecesOfTile + piece);
+    if (!meeting.is_first()) {
+      if (meeting.wait()) exchange<Exchange::kTake>(p, batch, tile);
+      return true;
     }
-    const auto of_segment = [&](int segment, int i) {
-      return all.get(segment, i, arrivals.is_filled(segment));
-    };
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const double2 x = of_segment(own ^ 1, i);
-      sum(2 * i) += x.x, sum(2 * i + 1) += x.y;
-    }
-    if (segments == 2) return true;
-    const int others = ~own & 2;
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const double2 x = of_segment(others, i), y = of_segment(others + 1, i);
-      sum(2 * i) += x.x + y.x, sum(2 * i + 1) += x.y + y.y;
-    }
-    return true;
+    const bool is_filled = has_sums();
+    if (is_filled) exchange<Exchange::kLeave>(p, batch, tile);
+    meeting.leave(is_filled);
+    return false;
   }
 
   // Stores the sums and resets them.
   __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch, Tile tile) {
-    const int64_t row = tile.row * kBlock + row_, column = tile.column * kBlock + column_;
-    const bool whole =
-        (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
-    if (whole && p.c_leading % 2 == 0 && p.input == nullptr) {
-      store<true>(p, batch, row, column);
-    } else {
-      store<false>(p, batch, row, column);
-    }
+    exchange<Exchange::kStore>(p, batch, tile);
   }
 
  private:
-  static constexpr int kPairs = kRows * kColumns * kPiecesA * kPiecesB * 4;  // of sums in a lane
+  // What is done with the sums and C: see store_pair(), leave_pair() and take_pair(). The sums are
+  // zeros after the first two.
+  enum class Exchange { kStore, kLeave, kTake };
 
-  __device__ __forceinline__ double& sum(int i) {
-    return sums_[i / (8 * kPiecesB * kPiecesA)][i / (8 * kPiecesB) % kPiecesA][i / 8 % kPiecesB]
-                [i / 4 % 2][i % 4];
+  // Whether any sum of the warp is not zero.
+  __device__ __forceinline__ bool has_sums() const {
+    bool any = false;
+#pragma unroll
+    for (int i = 0; i < kRows * kColumns * kPiecesA * kPiecesB; ++i) {
+      const auto& sums = sums_[i / kPiecesB / kPiecesA][i / kPiecesB % kPiecesA][i % kPiecesB];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) any |= sums[j / 4][j % 4] != 0;
+    }
+    return __any_sync(~0u, any);
   }
 
   // The operands of four k.
@@ -295,11 +271,24 @@ class WarpSums {
     }
   }
 
+  template <Exchange kWhat>
+  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch, Tile tile) {
+    const int64_t row = tile.row * kBlock + row_, column = tile.column * kBlock + column_;
+    const bool whole =
+        (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
+    const bool reads_input = kWhat == Exchange::kStore && p.input != nullptr;
+    if (whole && p.c_leading % 2 == 0 && !reads_input) {
+      exchange<kWhat, true>(p, batch, row, column);
+    } else {
+      exchange<kWhat, false>(p, batch, row, column);
+    }
+  }
+
   // An instruction gives a lane columns 2t and 2t + 1 of a group of eight. These are neighbours in
   // C, unless B is K-major: then the same column of both groups are neighbours.
-  template <bool kPairs>
-  __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch, int64_t row,
-                                        int64_t column) {
+  template <Exchange kWhat, bool kPairs>
+  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch, int64_t row,
+                                           int64_t column) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr bool kAcross = Config::kMajorB == Major::K;
 #pragma unroll
@@ -315,9 +304,17 @@ class WarpSums {
         double& y = kAcross ? sums[1][2 * eight + pair] : sums[pair][2 * eight + 1];
         const int in_piece = kAcross ? LaneView<Config::kMajorB>::row(0, 2 * t + pair)
                                      : LaneView<Config::kMajorB>::row(pair, 2 * t);
-        store_pair<kPairs>(
-            p, batch, first_row + piece_a * kPieceRows + LaneView<Config::kMajorA>::row(eight, g),
-            first_column + piece_b * kPieceRows + in_piece, x, y);
+        const int64_t at_row =
+            first_row + piece_a * kPieceRows + LaneView<Config::kMajorA>::row(eight, g);
+        const int64_t at_column = first_column + piece_b * kPieceRows + in_piece;
+        if constexpr (kWhat == Exchange::kTake) {
+          take_pair<kPairs>(p, batch, at_row, at_column, x, y);
+          continue;
+        } else if constexpr (kWhat == Exchange::kLeave) {
+          leave_pair<kPairs>(p, batch, at_row, at_column, x, y);
+        } else {
+          store_pair<kPairs>(p, batch, at_row, at_column, x, y);
+        }
         x = y = 0;
       }
     }
@@ -330,10 +327,20 @@ class WarpSums {
   double sums_[kRows * kColumns][kPiecesA][kPiecesB][2][4] = {};
 };
 
+// The piece of a tile that a warp computes. Of two thread blocks on a multiprocessor, which are half
+// a grid or more apart, one deals the pieces out in the opposite order: where half of their tiles is
+// outside C, they keep different tensor cores busy.
+template <class Config>
+__device__ __forceinline__ int piece_of_warp(int warp) {
+  const bool turned = Config::kBlocksPerSm == 2 && 2 * blockIdx.x >= gridDim.x;
+  return turned ? 4 * Config::kWarpgroups - 1 - warp : warp;
+}
+
 // `warp` counts the multiplying warps.
 template <class Config>
 __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<Config>& storage) {
-  WarpSums<Config> sums(warp);
+  const int piece = piece_of_warp<Config>(warp);
+  WarpSums<Config> sums(piece);
   constexpr uint32_t kAll = WarpSums<Config>::kAll;
   RingPosition<Config::kStages> at;
   auto& ring = storage.ring;
@@ -369,7 +376,7 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
     }
     if (!ends_tile) continue;
     if constexpr (Config::kSegmented) {
-      if (params.log2_segments != 0 && !sums.join(params, tile, warp)) continue;
+      if (params.log2_segments != 0 && !sums.join(params, tile, piece)) continue;
     }
     sums.store(params.product, batch_of<Config>(params, tile), tile);
   }

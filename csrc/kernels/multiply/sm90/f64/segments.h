@@ -6,10 +6,9 @@ namespace spamm::kernels {
 // Memory of one product for the segments of its tiles. With one segment nothing of it is used. A
 // piece is what one warp computes of a tile.
 struct SegmentMemory {
-  int log2_segments;  // 0, 1 or 2
+  int log2_segments;  // 0 or 1
   int pieces;
-  double* sums;  // of each piece and segment, in the order of a warp's registers
-  int* arrived;  // for each piece: which segments are done. Follow next_tile, and begin as zeros
+  unsigned* meetings;  // one for each piece. Follow next_tile, and begin as zeros
 };
 
 // The pieces of a tile with this edge.
