@@ -31,8 +31,8 @@ class ProductSegments {
                   const kernels::TileConfig& tile) {
     const int64_t tiles = batch * blocks_of(m, tile.rows) * blocks_of(n, tile.columns);
     const int64_t pieces = segments == 1 ? 0 : tiles * kernels::pieces_of_tile(tile.rows);
-    memory_ = c10::cuda::CUDACachingAllocator::get()->allocate(
-        static_cast<size_t>(1 + pieces) * sizeof(int));
+    memory_ = c10::cuda::CUDACachingAllocator::get()->allocate(static_cast<size_t>(1 + pieces) *
+                                                               sizeof(int));
     params_ = {.log2_segments = static_cast<int>(log2_of(segments)),
                .pieces = static_cast<int>(pieces),
                .meetings = reinterpret_cast<unsigned*>(next_tile() + 1)};

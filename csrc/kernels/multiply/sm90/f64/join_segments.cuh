@@ -28,9 +28,10 @@ class SegmentMeeting {
 
   // Says that the sums of the first are in C, or with `filled` false that they are zeros.
   __device__ __forceinline__ void leave(bool filled) const {
-    __threadfence();  // each lane has written some
     __syncwarp();
-    if (threadIdx.x % 32 == 0) atomicOr(state_, kLeft | (filled ? kFilled : 0));
+    if (threadIdx.x % 32 != 0) return;
+    __threadfence();  // what all lanes have written comes before
+    atomicOr(state_, kLeft | (filled ? kFilled : 0));
   }
 
   // Waits until the first has left its sums. Returns whether they are in C.

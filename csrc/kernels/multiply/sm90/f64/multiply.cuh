@@ -199,8 +199,8 @@ class WarpSums {
       return static_cast<int>((size - 1) / (kBlock * kRows)) + 1;
     };
     const int batch = batch_of<Config>(params, tile);
-    const int number = (batch * tiles_along(p.m) + tile.row / kRows) * tiles_along(p.n) +
-                       tile.column / kColumns;
+    const int number =
+        (batch * tiles_along(p.m) + tile.row / kRows) * tiles_along(p.n) + tile.column / kColumns;
     constexpr int kPiecesOfTile = pieces_of_tile(kRows * kBlock);
     static_assert(kPiecesOfTile == 4 * Config::kWarpgroups);
     const SegmentMeeting meeting(params.segments.meetings + number * kPiecesOfTile + piece);
@@ -327,9 +327,9 @@ class WarpSums {
   double sums_[kRows * kColumns][kPiecesA][kPiecesB][2][4] = {};
 };
 
-// The piece of a tile that a warp computes. Of two thread blocks on a multiprocessor, which are half
-// a grid or more apart, one deals the pieces out in the opposite order: where half of their tiles is
-// outside C, they keep different tensor cores busy.
+// The piece of a tile that a warp computes. Of two thread blocks on a multiprocessor, which are
+// half a grid or more apart, one deals the pieces out in the opposite order: where half of their
+// tiles is outside C, they keep different tensor cores busy.
 template <class Config>
 __device__ __forceinline__ int piece_of_warp(int warp) {
   const bool turned = Config::kBlocksPerSm == 2 && 2 * blockIdx.x >= gridDim.x;
