@@ -21,6 +21,7 @@ struct SplitConfig {
   static constexpr int kStages = kStages_, kSplitParts = 2;
   static constexpr int kSets = 1;
   static constexpr int kExactDepths = 1;  // unrolled by add_exact()
+  using Later = kernels::multiply::sm90::NothingLater;
   static constexpr bool kKeepsRests = false, kByPixel = false, kPools = false;
   static constexpr bool kDeviates = false, kClaimsEarly = false, kSegmented = false;
   static constexpr int kOwn = 2, kColumns = kBoxes;
@@ -167,7 +168,7 @@ __device__ void multiply_split_stages(const ConvParams& p, int warpgroup,
   using Stage = typename Storage<Config>::Stage;
   Descriptor<Config, Stage> weight(storage.stages[0].weight[row]);
   Descriptor<Config, Stage> pixels(storage.stages[0].pixels[first_box]);
-  kernels::multiply::sm90::PromotedSums<Config> sums;
+  kernels::multiply::sm90::PromotedSums<Config> sums{kernels::multiply::sm90::NothingLater()};
   RingPosition<Config::kStages> at;
   while (true) {
     ring.full[at.slot].wait(at.phase);

@@ -3,7 +3,8 @@
 //
 // Two split parts: three products reach float32's accuracy (promoted_sums.cuh). One split part: one
 // product reaches TF32's accuracy (scaled_sums.cuh). Block products that split parts cannot
-// represent (norm_map/split.cuh) are computed from the original operands by FFMA.
+// represent (norm_map/split.cuh) are computed from the original operands: by three bfloat16 parts
+// (three_parts.cuh), or by FFMA.
 //
 // Tile, pipeline and limits are those of sm90/multiply.cuh.
 #pragma once
@@ -50,7 +51,9 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
   auto& ring = storage.ring;
   Descriptor<Config, Config::kMajorA> a(storage.stages[0].a[0][row]);
   Descriptor<Config, Config::kMajorB> b(storage.stages[0].b[0][column]);
-  SumsOf<Config> sums;
+  const typename Config::Later later(
+      storage.output.later[threadIdx.x / 32 - kernels::sm90::kFirstMultiplyWarp]);
+  SumsOf<Config> sums(later);
   const std::conditional_t<Config::kTakesTurns, Turns, NoTurns> turns(warpgroup);
   RingPosition<Config::kStages> at;
   while (true) {
@@ -79,6 +82,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     at.advance();
     a.advance(at.slot == 0);
     b.advance(at.slot == 0);
+    sums.add_later(params, ends_tile);
     if (ends_tile) {
       const Tile first{tile.batch, tile.row + row, tile.column + column};
       const bool whole = (first.row + 1) * kBlock <= p.m &&

@@ -23,6 +23,8 @@ class PromotedGranules {
   using HalfSums = float[kSets][kValues];
 
  public:
+  __device__ explicit PromotedGranules(const typename Config::Later& later) : later_(later) {}
+
   // As PromotedSums::add(), with eight bits for each block.
   template <class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
@@ -50,6 +52,11 @@ class PromotedGranules {
       add_blocks(params, bits, a, b, header_a, headers_b, terms);
       release();
     }
+  }
+
+  // As PromotedSums::add_later().
+  __device__ __forceinline__ void add_later(const SplitProduct& params, bool ends_tile) {
+    later_.multiply(operand_strides(params), ends_tile, totals_);
   }
 
   __device__ __forceinline__ float total(int i) const { return totals_.total(i); }
@@ -152,6 +159,9 @@ class PromotedGranules {
                                                     const Header& header_a,
                                                     const Header& header_b) {
     constexpr int kFirst = kGranuleColumn * kGranuleValues;
+    constexpr int kGranules = kColumn * Config::kGranules + kGranuleColumn;
+    const GranulePair<Header> pair{header_a, header_b, own_row(), kGranules, kHalf};
+    if (keep_for_later<Config, kGranules>(params, pair, later_)) return;
     float sum[1][kGranuleValues] = {};
     add_exact<Config, 0, kGranuleValues, kFirst, kHalf * Config::kGranule, Config::kGranule>(
         params, header_a, header_b, sum[0]);
@@ -159,6 +169,7 @@ class PromotedGranules {
   }
 
   Totals<kSize, Config::kKeepsRests> totals_;
+  typename Config::Later later_;
 };
 
 }  // namespace spamm::kernels::multiply::sm90

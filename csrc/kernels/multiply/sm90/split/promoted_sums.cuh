@@ -5,8 +5,9 @@
 // docs/kernels/multiply_float32.md.
 //
 // Config has kMajorA, kMajorB, kRows, kColumns and kOwn; kLastWidth, the columns of a warpgroup's
-// last block, a multiple of 8; kSets, the sets of sums of a step (1, 2 or 4); and kKeepsRests. In a
-// stage each operand has the high parts of all its blocks before the low parts.
+// last block, a multiple of 8; kSets, the sets of sums of a step (1, 2 or 4); kKeepsRests; and
+// Later (later_pairs.cuh). In a stage each operand has the high parts of all its blocks before the
+// low parts.
 #pragma once
 
 #include "kernels/common/numeric.cuh"
@@ -99,16 +100,18 @@ template <class Config, int kColumn = 0, class Params, class Terms, class Totals
 __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, uint64_t a,
                                            uint64_t b, const SplitHeader& header_a,
                                            const SplitHeader* headers_b, const Terms& terms,
-                                           Totals& totals) {
+                                           typename Config::Later& later, Totals& totals) {
   if constexpr (kColumn < Config::kOwn) {
     constexpr int kValues = values_of<Config>(kColumn);
     if (bits >> kColumn & 1) {
       const SplitHeader header_b = headers_b[kColumn];
       const auto pair = whole_blocks(header_a, header_b, kColumn);
       if (needs_exact<Config::kSplitParts>(pair, terms)) {
-        float sum[1][kValues] = {};
-        add_exact<Config, 0, kValues>(params, header_a, header_b, sum[0]);
-        promote<kValues, kColumn * kThreadValues, 0>(sum, 0, totals);
+        if (!keep_for_later<Config, kColumn>(params, pair, later)) {
+          float sum[1][kValues] = {};
+          add_exact<Config, 0, kValues>(params, header_a, header_b, sum[0]);
+          promote<kValues, kColumn * kThreadValues, 0>(sum, 0, totals);
+        }
       } else {
         StepSums<Config, kThreadValues> sums;
         multiply_split_parts<Config, kColumn * kBlock, kBlock>(a, b, sums);
@@ -116,7 +119,7 @@ __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, 
         promote<kValues, kColumn * kThreadValues, 0>(sums, pair.exponent(), totals);
       }
     }
-    add_single<Config, kColumn + 1>(params, bits, a, b, header_a, headers_b, terms, totals);
+    add_single<Config, kColumn + 1>(params, bits, a, b, header_a, headers_b, terms, later, totals);
   }
 }
 
@@ -136,6 +139,9 @@ struct PromotedSums {
   static constexpr int kColumns = (Config::kOwn - 1) * kBlock + Config::kLastWidth;
   static constexpr int kSize = kColumns * kThreadValues / kBlock;
   Totals<kSize, Config::kKeepsRests> totals;
+  typename Config::Later later;
+
+  __device__ explicit PromotedSums(const typename Config::Later& later) : later(later) {}
 
   // totals += a block of A times the blocks of B whose bits are set; at least one bit is set.
   // `terms` are the largest terms of the blocks of C. Calls begun() once the products are issued,
@@ -163,9 +169,15 @@ struct PromotedSums {
       promote_all<Config>(sums, exponents, totals);
     } else {
       begun();
-      add_single<Config>(params, bits, a, b, header_a, headers_b, terms, totals);
+      add_single<Config>(params, bits, a, b, header_a, headers_b, terms, later, totals);
       release();
     }
+  }
+
+  // Adds what has been kept for later: all at the end of a tile, else only what needs its room.
+  template <class Params>
+  __device__ __forceinline__ void add_later(const Params& params, bool ends_tile) {
+    later.multiply(operand_strides(params), ends_tile, totals);
   }
 
   __device__ __forceinline__ float total(int i) const { return totals.total(i); }

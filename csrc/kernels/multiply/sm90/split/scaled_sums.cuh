@@ -64,6 +64,8 @@ struct ScaledSums {
 
   using Terms = LargestTerms<Config>;
 
+  __device__ explicit ScaledSums(const NothingLater&) {}
+
   // values += a block of A times the blocks of B whose bits are set; at least one bit is set.
   // `terms` are the largest terms of the blocks of C. Calls begun() and release() once the stage
   // has been read.
@@ -92,6 +94,8 @@ struct ScaledSums {
     begun();
     release();
   }
+
+  __device__ __forceinline__ void add_later(const SplitProduct&, bool) {}
 
   // Sum i without its scale.
   __device__ __forceinline__ float total(int i) const {

@@ -1,5 +1,5 @@
 // A stage of the split multiply: its parameters, the bulk copies of split blocks into shared memory
-// and the FFMA products for blocks that split parts cannot represent.
+// and the exact products for granules that split parts cannot represent.
 #pragma once
 
 #include <cutlass/arch/memory.h>
@@ -8,6 +8,7 @@
 
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/multiply/sm90/split/later_pairs.cuh"
 #include "kernels/norm_map/split_params.h"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -29,7 +30,11 @@ struct SplitConfig
     Header a_header[kRows_], b_header[kColumns_];
   };
   static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(Header);
-  struct Output {};
+  using Later = std::conditional_t<kSplitParts_ == 2,
+                                   LaterPairs<kOwn_ * kBlock / kGranule_, kGranule_>, NothingLater>;
+  struct Output {
+    typename Later::Room later[kRows_ * kColumns_ / kOwn_ * 4];  // of each multiplying warp
+  };
   // For PromotedSums. The small tile has registers for more sets. It also needs them to match
   // cublasSgemm, which is more accurate for a small C because it cuts K into parts.
   static constexpr int kSets = kOwn_ == 1 ? 4 : 2;
@@ -38,13 +43,13 @@ struct SplitConfig
   static constexpr bool kNamesTiles = true;  // to find the tile's largest terms
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
-  static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 216 : 104;
-  static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 72 : 64;
+  static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 224 : 104;
+  static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 56 : 64;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   // A power of two, times tau, that counts as a term of C: see needs_exact(). Then a product of
   // granules loses less than tau / 1000, in the Frobenius norm, where skipping it may lose tau.
   static constexpr int kTermsOverTau = kSplitParts == 2 ? 2 : -13;
-  static constexpr int kExactDepths = 2;  // unrolled by add_exact()
+  static constexpr int kExactDepths = 1;  // unrolled by add_exact()
 };
 
 template <class T>
@@ -127,6 +132,55 @@ __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, con
   if (((a | b) & kSplitSpecial) != 0) return true;
   return (both(a, b) || both(b, a)) &&
          pair.exponent() + kHarmless > terms.at(pair.row, pair.column);
+}
+
+// A pair of granules in the original operands. Params have the sources a and b.
+template <class Config, class Params, class Header>
+__device__ __forceinline__ OperandPair operand_pair(const Params& params,
+                                                    const GranulePair<Header>& pair) {
+  constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
+  constexpr int kEdge = kBlock / Header::kGranules;
+  const Header &a = pair.a, &b = pair.b;
+  const int row = pair.row * kEdge, column = pair.column % Header::kGranules * kEdge;
+  const int k = pair.k * kEdge;
+  const auto inside = [](int size, int first) {
+    return static_cast<uint8_t>(min(size - first, kEdge));
+  };
+  return {a.source + row * params.a.extent_stride + k * params.a.k_stride,
+          b.source + column * params.b.extent_stride + k * params.b.k_stride,
+          inside(kAlongA ? a.lines : a.length, row), inside(kAlongB ? b.lines : b.length, column),
+          inside(kAlongA ? a.length : a.lines, k)};
+}
+
+template <class Params>
+__device__ __forceinline__ OperandStrides operand_strides(const Params& params) {
+  return {static_cast<int>(params.a.extent_stride), static_cast<int>(params.a.k_stride),
+          static_cast<int>(params.b.extent_stride), static_cast<int>(params.b.k_stride)};
+}
+
+template <class Params>
+__device__ __forceinline__ bool strides_are_short(const Params& params) {
+  constexpr int64_t kMost = 0x7fffffff / (2 * kBlock);
+  return max(max(params.a.extent_stride, params.a.k_stride),
+             max(params.b.extent_stride, params.b.k_stride)) <= kMost;
+}
+
+// Keeps a pair that needs_exact() for later, if three bfloat16 parts can represent it: they hold
+// neither infinities nor NaNs, and where sums may overflow, they could make a NaN of an infinity.
+// Otherwise returns false. kColumn counts columns of granules.
+template <class Config, int kColumn, class Params, class Header>
+__device__ __forceinline__ bool keep_for_later(const Params& params,
+                                               const GranulePair<Header>& pair,
+                                               typename Config::Later& later) {
+  if constexpr (std::is_same_v<typename Config::Later, NothingLater>) {
+    return false;
+  } else {
+    constexpr int kMostExponent = 127 - 2 * (kSplitBits + 1) - 6;  // 64 products below 2^127
+    if (((pair.kinds_a() | pair.kinds_b()) & kSplitSpecial) != 0) return false;
+    if (pair.exponent() > kMostExponent || !strides_are_short(params)) return false;
+    later.keep(kColumn, operand_pair<Config>(params, pair));
+    return true;
+  }
 }
 
 // Adds the product of two blocks of the original operands to kCount values of `sum`, from kFirst
