@@ -197,6 +197,89 @@ def test_float32_keeps_infinities_and_nan(tf32, block):
     assert torch.equal(actual.isfinite(), expected.isfinite())
 
 
+def wide_operands(m, k, n):
+    """All pairs of blocks need exact products: no k is large in A and in B, and all terms of a sum
+    are of like size, 2^-40 times the product of the largest entries of its blocks."""
+    a, b = operands(m=m, k=k, n=n)
+    a[:, ::2] *= 2.0**-40
+    b[1::2] *= 2.0**-40
+    return a, b
+
+
+# More pairs than a tile keeps for later, odd edges, one large tile and more than one.
+WIDE_SHAPES = [(7, 70, 5), (64, 64, 64), (100, 2500, 70), (300, 1030, 333), (2048, 300, 2100)]
+
+
+@pytest.mark.parametrize("shape", WIDE_SHAPES)
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "every third column", "misaligned"])
+@pytest.mark.parametrize("block", [32, 64])
+def test_float32_of_wide_blocks_is_as_accurate_as_cublas(shape, layout, block):
+    m, k, n = shape
+    a, b = (matrices.LAYOUTS[layout](x) for x in wide_operands(m, k, n))
+    ours = frobenius_error(spamm_torch.mm(a, b, tau=0.0, block=block), a, b)
+    assert ours <= max(frobenius_error(a @ b, a, b), 2e-7)
+
+
+@pytest.mark.parametrize("block", [32, 64])
+def test_float32_of_overlaps_is_as_accurate_as_cublas(block):
+    """Of functions from wide to narrow at random places: blocks span 1e-12 to 1 and far beyond."""
+    generator = torch.Generator().manual_seed(0)
+    places = 20 * torch.rand(900, 3, generator=generator).double()
+    places = places[places[:, 0].argsort()]
+    widths = 10 ** (2.5 * torch.rand(900, generator=generator).double() - 0.7)
+    mean = widths[:, None] * widths / (widths[:, None] + widths)
+    a = (4 * mean / (widths[:, None] + widths)) ** 0.75
+    a = (a * torch.exp(-mean * torch.cdist(places, places) ** 2)).float().cuda()
+    product = spamm_torch.mm(a, a, tau=0.0, block=block)
+    assert frobenius_error(product, a, a) <= max(frobenius_error(a @ a, a, a), 2e-7)
+    exact = a.double() @ a.double()  # all terms are positive: each block is right to its own size
+    for i, j in ((0, 13), (13, 0), (0, 7), (5, 12)):
+        rows, columns = (slice(64 * x, min(64 * x + 64, 900)) for x in (i, j))
+        error = (product[rows, columns].double() - exact[rows, columns]).norm()
+        assert error <= 2e-6 * exact[rows, columns].norm()
+
+
+@pytest.mark.parametrize("block", [32, 64])
+def test_float32_of_wide_blocks_keeps_infinities_and_nan(block):
+    a, b = wide_operands(m=200, k=400, n=180)
+    a[10, 101], a[70, 350], b[200, 130], b[301, 20] = torch.inf, -torch.inf, torch.nan, torch.inf
+    expected = a.double() @ b.double()
+    actual = spamm_torch.mm(a, b, tau=0.0, block=block).double()
+    assert torch.equal(actual.isnan(), expected.isnan())
+    assert torch.equal(actual.isinf(), expected.isinf())
+    finite = expected.isfinite()
+    assert torch.equal(actual[~finite].nan_to_num(), expected[~finite].nan_to_num())
+    error = (actual - expected)[finite].norm()
+    assert error <= 1e-6 * expected[finite].norm()
+
+
+@pytest.mark.parametrize("scale", [1e38, 2.0**90, 2.0**50, 2.0**-40])
+@pytest.mark.parametrize("block", [32, 64])
+def test_float32_of_wide_blocks_at_the_ends_of_the_range(scale, block):
+    """Sums that overflow are infinite, not NaN, and small ones keep their digits."""
+    a, b = wide_operands(m=130, k=200, n=140)
+    a, b = a.abs().clamp(max=3) * scale, b.abs().clamp(max=3) * min(scale, 2.0**40)
+    expected = (a.double() @ b.double()).float()
+    actual = spamm_torch.mm(a, b, tau=0.0, block=block)
+    assert torch.equal(actual.isinf(), expected.isinf())
+    assert torch.allclose(actual, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("block", [32, 64])
+def test_a_skipped_product_of_wide_blocks_leaves_no_trace(block):
+    """Nor does what shares a tile with a block, or the length of its lists of pairs."""
+    a, b = wide_operands(m=200, k=1300, n=260)
+    maps = norm_maps(a, b, block)
+    maps[0][1::2, ::3] = 0
+    zeros = a.clone()
+    mask = (maps[0] == 0).repeat_interleave(block, 0).repeat_interleave(block, 1)
+    zeros[mask[:200, :1300]] = 0
+    skipped = spamm_torch.mm(a, b, tau=1e-30, block=block, norm_a=maps[0], norm_b=maps[1])
+    assert torch.equal(skipped, spamm_torch.mm(zeros, b, tau=0.0, block=block))
+    part = spamm_torch.mm(a[64:128].clone(), b[:, 128:192].clone(), tau=0.0, block=block)
+    assert torch.equal(spamm_torch.mm(a, b, tau=0.0, block=block)[64:128, 128:192], part)
+
+
 def uneven_operands(m, k, n):
     """Blocks of which none, one or both hold entries of many magnitudes along K."""
     a, b = operands(m=m, k=k, n=n)

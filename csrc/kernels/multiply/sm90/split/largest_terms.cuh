@@ -27,9 +27,11 @@ struct LargestTermsParams {
   int margin;                     // terms below 2^margin * tau count as that
 };
 
-constexpr int kTermsEdge = 16;  // granules of C along an edge of a thread block
-constexpr int kTermsThreads = kTermsEdge * kTermsEdge;
-constexpr int16_t kNoTerms = 0x7fff;  // all terms are 0
+constexpr int kTermsEdge = 8;    // granules of C along an edge of a thread block
+constexpr int kTermsWarps = 16;  // which take the blocks along K in turns
+constexpr int kTermsThreads = 32 * kTermsWarps;
+constexpr int kOwnTerms = kTermsEdge * kTermsEdge / 32;  // granules of C of each lane, in a row
+constexpr int16_t kNoTerms = 0x7fff;                     // all terms are 0
 
 // The number that counts as a largest term where all terms are smaller, for a product of `margin`.
 __device__ __forceinline__ int least_term(float tau, int margin) {
@@ -101,16 +103,32 @@ __device__ bool any_wide(const TermsLines<kGranules>& lines, int depth) {
   return __syncthreads_or(wide);
 }
 
-// The largest terms of a tile of kTermsEdge x kTermsEdge granules of C, one in each thread.
+// What a lane needs to know about a block along K.
+template <int kGranules>
+struct TermsStep {
+  static constexpr int kWords = kSplitBlock / 8;  // of a line; each holds eight neighbouring k
+  static constexpr int kLoads = 2 * kTermsEdge * kWords / 32;
+
+  uint4 profiles[kLoads];
+  int tops[kOwnTerms][kGranules];
+  bool valid[kOwnTerms][kGranules];
+};
+
+// The profiles of a block along K: the lines of A, then those of B. The pad puts the lines into
+// different banks.
+using TermsProfiles = uint4[2 * kTermsEdge][kSplitBlock / 8 + 1];
+
+// The largest terms of a tile of kTermsEdge x kTermsEdge granules of C. Each warp finds those of
+// its blocks along K.
 template <int kGranules>
 __global__ void __launch_bounds__(kTermsThreads)
     find_largest_terms(const __grid_constant__ LargestTermsParams p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  // A uint4 holds eight neighbouring k. The pad puts the lines of B into different banks.
-  constexpr int kWords = kSplitBlock / 8, kGranuleWords = kWords / kGranules;
-  static_assert(2 * kTermsEdge * kWords == kTermsThreads);  // one load in each thread
-  constexpr int kDepth = kSplitBlock / kGranules;
-  __shared__ uint4 below[2][kTermsEdge][kWords + 1];
+  using Step = TermsStep<kGranules>;
+  constexpr int kGranuleWords = Step::kWords / kGranules, kDepth = kSplitBlock / kGranules;
+  constexpr int kOfARow = kTermsEdge / kOwnTerms;  // lanes
+  __shared__ TermsProfiles profiles[kTermsWarps];
+  __shared__ int found[kTermsWarps][kTermsEdge * kTermsEdge];
   let_next_kernel_start();
   wait_for_previous_kernel();
 
@@ -136,57 +154,80 @@ __global__ void __launch_bounds__(kTermsThreads)
   if (!any_wide(a, depth) || !any_wide(b, depth)) return;
 
   const float tau = product.tau.value();
-  const int row = threadIdx.x / kTermsEdge, column = threadIdx.x % kTermsEdge;
-  const int line = threadIdx.x / kWords, word = threadIdx.x % kWords;  // to load
-  struct Step {
-    uint4 profile;
-    int top[kGranules];
-    bool valid[kGranules];
-  };
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int row = lane / kOfARow, column = lane % kOfARow * kOwnTerms;
   const auto load = [&](int k) {
     Step step;
-    step.profile =
-        line < kTermsEdge ? a.profile(line, k, word) : b.profile(line - kTermsEdge, k, word);
+#pragma unroll
+    for (int i = 0; i < Step::kLoads; ++i) {
+      const int line = (i * 32 + lane) / Step::kWords, word = lane % Step::kWords;
+      step.profiles[i] =
+          line < kTermsEdge ? a.profile(line, k, word) : b.profile(line - kTermsEdge, k, word);
+    }
 #pragma unroll
     for (int part = 0; part < kGranules; ++part) {
       const int norm_k =
           min((k * kSplitBlock + part * kDepth) >> product.log2_block_k, norm_depth - 1);
-      step.valid[part] = is_valid(norm_product(a.norm(row, norm_k), b.norm(column, norm_k)), tau);
-      step.top[part] = a.exponent(row, k, part) + b.exponent(column, k, part) + 2 * kSplitBits;
+      const float norm_a = a.norm(row, norm_k);
+      const int top_a = a.exponent(row, k, part) + 2 * kSplitBits;
+#pragma unroll
+      for (int i = 0; i < kOwnTerms; ++i) {
+        step.valid[i][part] = is_valid(norm_product(norm_a, b.norm(column + i, norm_k)), tau);
+        step.tops[i][part] = top_a + b.exponent(column + i, k, part);
+      }
     }
     return step;
   };
   constexpr int kNone = -0x8000;
-  int largest = kNone;
-  Step next = load(0);
-  for (int k = 0; k < depth; ++k) {
-    const Step step = next;
-    if (k + 1 < depth) next = load(k + 1);
-    bool valid = false;
+  int largest[kOwnTerms];
 #pragma unroll
-    for (const bool part : step.valid) valid |= part;
-    below[line / kTermsEdge][line % kTermsEdge][word] = step.profile;
-    if (__syncthreads_or(valid)) {
+  for (int& term : largest) term = kNone;
+  TermsProfiles& below = profiles[warp];
+  for (int k = warp; k < depth; k += kTermsWarps) {
+    const Step step = load(k);
 #pragma unroll
-      for (int part = 0; part < kGranules; ++part) {
-        uint32_t least = 0xffffffff;  // of two neighbouring k each
+    for (int i = 0; i < Step::kLoads; ++i) {
+      below[(i * 32 + lane) / Step::kWords][lane % Step::kWords] = step.profiles[i];
+    }
+    __syncwarp();
 #pragma unroll
-        for (int i = part * kGranuleWords; i < (part + 1) * kGranuleWords; ++i) {
-          const uint4 x = below[0][row][i], y = below[1][column][i];
-          least = __viaddmin_u16x2(x.x, y.x, least);
-          least = __viaddmin_u16x2(x.y, y.y, least);
-          least = __viaddmin_u16x2(x.z, y.z, least);
-          least = __viaddmin_u16x2(x.w, y.w, least);
+    for (int part = 0; part < kGranules; ++part) {
+      uint32_t least[kOwnTerms];  // of two neighbouring k each
+#pragma unroll
+      for (uint32_t& pair : least) pair = 0xffffffff;
+#pragma unroll
+      for (int word = part * kGranuleWords; word < (part + 1) * kGranuleWords; ++word) {
+        const uint4 x = below[row][word];
+#pragma unroll
+        for (int i = 0; i < kOwnTerms; ++i) {
+          const uint4 y = below[kTermsEdge + column + i][word];
+          least[i] = __viaddmin_u16x2(x.x, y.x, least[i]);
+          least[i] = __viaddmin_u16x2(x.y, y.y, least[i]);
+          least[i] = __viaddmin_u16x2(x.z, y.z, least[i]);
+          least[i] = __viaddmin_u16x2(x.w, y.w, least[i]);
         }
-        const int all = min(least & 0xffff, least >> 16);
-        if (step.valid[part] && all < kNothingAtK) largest = max(largest, step.top[part] - all);
+      }
+#pragma unroll
+      for (int i = 0; i < kOwnTerms; ++i) {
+        const int all = min(least[i] & 0xffff, least[i] >> 16);
+        if (step.valid[i][part] && all < kNothingAtK) {
+          largest[i] = max(largest[i], step.tops[i][part] - all);
+        }
       }
     }
-    __syncthreads();
+    __syncwarp();
   }
-  if (first_row + row < rows && first_column + column < columns) {
-    p.terms[(batch * rows + first_row + row) * columns + first_column + column] =
-        largest == kNone ? kNoTerms : static_cast<int16_t>(max(largest, least_term(tau, p.margin)));
+#pragma unroll
+  for (int i = 0; i < kOwnTerms; ++i) found[warp][row * kTermsEdge + column + i] = largest[i];
+  __syncthreads();
+  const int own_row = first_row + threadIdx.x / kTermsEdge;
+  const int own_column = first_column + threadIdx.x % kTermsEdge;
+  if (threadIdx.x < kTermsEdge * kTermsEdge && own_row < rows && own_column < columns) {
+    int most = kNone;
+#pragma unroll
+    for (int i = 0; i < kTermsWarps; ++i) most = max(most, found[i][threadIdx.x]);
+    p.terms[(batch * rows + own_row) * columns + own_column] =
+        most == kNone ? kNoTerms : static_cast<int16_t>(max(most, least_term(tau, p.margin)));
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
