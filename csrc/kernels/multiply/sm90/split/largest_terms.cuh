@@ -27,8 +27,8 @@ struct LargestTermsParams {
   int margin;                     // terms below 2^margin * tau count as that
 };
 
-constexpr int kTermsEdge = 8;    // granules of C along an edge of a thread block
-constexpr int kTermsWarps = 16;  // which take the blocks along K in turns
+constexpr int kTermsEdge = 8;   // granules of C along an edge of a thread block
+constexpr int kTermsWarps = 8;  // which take the blocks along K in turns
 constexpr int kTermsThreads = 32 * kTermsWarps;
 constexpr int kOwnTerms = kTermsEdge * kTermsEdge / 32;  // granules of C of each lane, in a row
 constexpr int16_t kNoTerms = 0x7fff;                     // all terms are 0
@@ -95,6 +95,7 @@ class TermsLines {
 template <int kGranules>
 __device__ bool any_wide(const TermsLines<kGranules>& lines, int depth) {
   bool wide = false;
+#pragma unroll 4
   for (int i = threadIdx.x; i < kTermsEdge * depth; i += kTermsThreads) {
     const auto& header = lines.header(i / depth, i % depth);
 #pragma unroll
@@ -183,6 +184,7 @@ __global__ void __launch_bounds__(kTermsThreads)
 #pragma unroll
   for (int& term : largest) term = kNone;
   TermsProfiles& below = profiles[warp];
+#pragma unroll 1
   for (int k = warp; k < depth; k += kTermsWarps) {
     const Step step = load(k);
 #pragma unroll
