@@ -125,11 +125,18 @@ SCALINGS = {
         a * s(a, 0, 6)[:, None] * s(a, 1, 6),
         b * s(a, 1, 6)[:, None] * s(b, 1, 6),
     ),
+    "zeros along K": lambda a, b, s: (a * halves(a, 1, 1, 1e-12), b * halves(b, 0, 0, 1)),
     "entries": lambda a, b, s: (a * s(a, None, 6), b * s(b, None, 6)),
     "tiny": lambda a, b, s: (a * 1e-38, b * 1e6),
     "subnormal": lambda a, b, s: (a * 1e-41, b * 1e37),
     "huge": lambda a, b, s: (a * 1e36, b * 1e-37),
 }
+
+
+def halves(x, dim, first, second):
+    """Factors along `dim`: of each 32 neighbours, `first` for 16 and `second` for 16."""
+    k = torch.arange(x.shape[dim], device="cuda").view([-1 if i == dim else 1 for i in (0, 1)])
+    return torch.where(k % 32 < 16, first, second)
 
 
 def powers_of_ten(x, dim, most, repeats=1):

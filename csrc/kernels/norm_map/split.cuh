@@ -21,7 +21,7 @@ constexpr int kSplitLoads = kSplitChunks / kSplitThreads;
 static_assert(kSplitLoads <= kChunks && kSplitThreads % kSplitLineChunks == 0);
 
 // Exponents are multiples of kStep. A granule is wide if for some k all scaled entries are below
-// 2^kWide, and faint if for some k all are below 2^kFaint.
+// 2^kWide, and faint if for some k all are below 2^kFaint, but not all 0.
 template <int kSplitParts>
 struct SplitRule {
   static constexpr int kStep = kSplitParts == 1 ? 4 : 1;
@@ -114,26 +114,32 @@ struct SplitScale {
   int exponent, kinds;
 };
 
-// From the largest magnitudes of granule `k` along K. A warp calls it together.
+// From the largest magnitudes of granule `k` along K; of the block, `inside` k lie in the matrix. A
+// warp calls it together.
 template <int kSplitParts, int kGranules>
-__device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock], int k) {
+__device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock], int k,
+                                         int64_t inside) {
   using Rule = SplitRule<kSplitParts>;
   constexpr int kDepth = kSplitBlock / kGranules;
   uint32_t most = 0, least = ~0u;  // of the magnitudes other than 0
+  bool zeros = false;              // at some k
 #pragma unroll
   for (int i = 0; i < kDepth; i += 32) {
-    const uint32_t here = largest[k * kDepth + i + threadIdx.x % 32];
+    const int at = k * kDepth + i + threadIdx.x % 32;
+    const uint32_t here = largest[at];
+    zeros |= here == 0 && at < inside;
     most = max(most, here);
     least = min(least, here - 1);
   }
   most = __reduce_max_sync(~0u, most);
   least = __reduce_min_sync(~0u, least) + 1;
+  zeros = __any_sync(~0u, zeros);
   if (most == 0) return {false, 0, kSplitZero};
   if (most >= 0x7f800000) return {false, 0, kSplitSpecial};
   const int exponent = (exponent_of(most) - kSplitBits + Rule::kStep - 1) & -Rule::kStep;
   const int faintest = exponent_of(least) - exponent;
-  const int kinds =
-      (faintest < Rule::kWide ? kSplitWide : 0) | (faintest < Rule::kFaint ? kSplitFaint : 0);
+  const int kinds = (zeros || faintest < Rule::kWide ? kSplitWide : 0) |
+                    (faintest < Rule::kFaint ? kSplitFaint : 0);
   return {true, exponent, kinds};
 }
 
@@ -217,12 +223,14 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);
   if (!place.exists) return;
 
+  const int64_t inside = p.lines_along_k ? block.length_left : block.lines_left;
   SplitScale scales[kGranules][kGranules];  // along M (or N), and along K
 #pragma unroll
   for (int extent = 0; extent < kGranules; ++extent) {
 #pragma unroll
     for (int k = 0; k < kGranules; ++k) {
-      scales[extent][k] = split_scale<kSplitParts, kGranules>(largest[group.index][extent], k);
+      scales[extent][k] =
+          split_scale<kSplitParts, kGranules>(largest[group.index][extent], k, inside);
     }
   }
 

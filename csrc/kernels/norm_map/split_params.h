@@ -21,7 +21,7 @@ struct alignas(128) SplitBlock {
 
 // Flags of a granule, set by split.cuh.
 enum SplitKind : uint8_t {
-  kSplitWide = 1,     // magnitudes differ much along K
+  kSplitWide = 1,     // magnitudes differ much along K, or some k holds only zeros
   kSplitFaint = 2,    // they differ so much that the entries of some k lose digits
   kSplitSpecial = 4,  // has infinities or NaNs, which split parts cannot represent
   kSplitZero = 8      // holds only zeros

@@ -24,9 +24,11 @@ __device__ __forceinline__ uint32_t exact_granules(const Header& a, const Header
   // Quickly, whether any may: the flags of all granules are one word.
   const auto flags_a = reinterpret_cast<const uint32_t&>(a.flags);
   const auto flags_b = reinterpret_cast<const uint32_t&>(b.flags);
-  constexpr uint32_t kEach = 0x01010101, kWide = kSplitWide * kEach;
+  constexpr uint32_t kEach = 0x01010101, kWide = kSplitWide * kEach, kFaint = kSplitFaint * kEach;
   const bool any_special = ((flags_a | flags_b) & kSplitSpecial * kEach) != 0;
-  if (!any_special && ((flags_a & kWide) == 0 || (flags_b & kWide) == 0)) return 0;
+  const bool any_faint = ((flags_a | flags_b) & kFaint) != 0;
+  const bool may = any_faint && (flags_a & kWide) != 0 && (flags_b & kWide) != 0;
+  if (!any_special && !may) return 0;
   uint32_t exact = 0;
 #pragma unroll 1
   for (int i = 0; i < 8; ++i) {

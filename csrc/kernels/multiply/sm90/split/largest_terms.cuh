@@ -91,17 +91,29 @@ class TermsLines {
   int64_t norm_step_, norm_k_step_;
 };
 
-// Whether some granule of these lines is wide. The thread block calls it together.
+// The flags that a thread finds in its share of the granules of these lines.
 template <int kGranules>
-__device__ bool any_wide(const TermsLines<kGranules>& lines, int depth) {
-  bool wide = false;
+__device__ int find_kinds(const TermsLines<kGranules>& lines, int depth) {
+  int kinds = 0;
 #pragma unroll 4
   for (int i = threadIdx.x; i < kTermsEdge * depth; i += kTermsThreads) {
     const auto& header = lines.header(i / depth, i % depth);
 #pragma unroll
-    for (const uint8_t flags : header.flags) wide |= (flags & kSplitWide) != 0;
+    for (const uint8_t flags : header.flags) kinds |= flags;
   }
-  return __syncthreads_or(wide);
+  return kinds;
+}
+
+// Whether some product of a granule of A and one of B may ask for the largest term
+// (needs_exact()). The thread block calls it together.
+template <int kGranules>
+__device__ bool any_asks(const TermsLines<kGranules>& a, const TermsLines<kGranules>& b,
+                         int depth) {
+  const int kinds_a = find_kinds(a, depth), kinds_b = find_kinds(b, depth);
+  const auto any = [](int kinds) { return __syncthreads_or(kinds) != 0; };
+  if (!any((kinds_a | kinds_b) & kSplitFaint)) return false;
+  return (any(kinds_a & kSplitFaint) && any(kinds_b & kSplitWide)) ||
+         (any(kinds_b & kSplitFaint) && any(kinds_a & kSplitWide));
 }
 
 // What a lane needs to know about a block along K.
@@ -151,8 +163,7 @@ __global__ void __launch_bounds__(kTermsThreads)
   const TermsLines<kGranules> b(p.b, p.b_has_batch ? batch : 0, first_column,
                                 product.norm_b + batch * norm_depth * norm_columns,
                                 product.log2_block_n, norm_columns, 1, norm_columns);
-  // Where no granule of A, or none of B, is wide, nobody asks.
-  if (!any_wide(a, depth) || !any_wide(b, depth)) return;
+  if (!any_asks(a, b, depth)) return;
 
   const float tau = product.tau.value();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

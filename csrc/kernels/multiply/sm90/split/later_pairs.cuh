@@ -1,8 +1,8 @@
-// Pairs of granules that a warp multiplies when all else of a tile is done.
+// Pairs of blocks that a warp multiplies when all else of a tile is done.
 //
 // In the middle of a tile such a pair would keep the other warpgroup waiting, and the loads of one
-// pair could not hide behind the products of another. Each column of granules of a warp has a list
-// of its own. So what a granule of C adds up, and in what order, does not depend on its neighbours.
+// pair could not hide behind the products of another. Each block of C of a warp has a list of its
+// own. So what it adds up, and in what order, does not depend on its neighbours.
 #pragma once
 
 #include "kernels/common/wgmma_sm90.cuh"
@@ -12,10 +12,10 @@ namespace spamm::kernels::multiply::sm90 {
 
 using kernels::sm90::kBlock;
 
-// kColumns: columns of granules of a warpgroup. kGranule: their edge.
-template <int kColumns, int kGranule>
+// kColumns: blocks of C of a warpgroup.
+template <int kColumns>
 class LaterPairs {
-  static constexpr int kTiles = kGranule / 8, kValues = kGranule / 2;
+  static constexpr int kTiles = kBlock / 8, kValues = kBlock / 2;
 
  public:
   using Room = PairList[kColumns];  // a warp's lists, in shared memory
@@ -26,7 +26,7 @@ class LaterPairs {
     __syncwarp();
   }
 
-  // Keeps a pair whose product belongs to a column of granules.
+  // Keeps a pair whose product belongs to block `column`.
   __device__ __forceinline__ void keep(int column, const OperandPair& pair) {
     PairList& list = lists_[column];
     const int count = list.count;
@@ -39,12 +39,11 @@ class LaterPairs {
     most_ = max(most_, count + 1);
   }
 
-  // totals += the products of the lists that may have no room for the next stage, or of all.
+  // totals += the products of the full lists, or of all.
   template <class Totals>
   __device__ __forceinline__ void multiply(const OperandStrides& strides, bool all,
                                            Totals& totals) {
-    constexpr int kOfAStage = kBlock / kGranule, kMost = PairList::kCapacity - kOfAStage;
-    const int kept = all ? 0 : kMost;
+    const int kept = all ? 0 : PairList::kCapacity - 1;
     if (most_ <= kept) return;
     multiply_lists<0>(strides, kept, totals);
     __syncwarp();
@@ -62,7 +61,7 @@ class LaterPairs {
                                                  Totals& totals) {
     if constexpr (kColumn < kColumns) {
       if (lists_[kColumn].count > kept) {
-        const int row = (threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4) % kGranule;
+        const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
         add_in_three_parts<kTiles, kColumn * kValues>(strides, lists_[kColumn], row, totals);
       }
       multiply_lists<kColumn + 1>(strides, kept, totals);

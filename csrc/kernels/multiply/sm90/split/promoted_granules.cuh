@@ -23,7 +23,7 @@ class PromotedGranules {
   using HalfSums = float[kSets][kValues];
 
  public:
-  __device__ explicit PromotedGranules(const typename Config::Later& later) : later_(later) {}
+  __device__ explicit PromotedGranules(const NothingLater&) {}
 
   // As PromotedSums::add(), with eight bits for each block.
   template <class Begun, class Release>
@@ -54,10 +54,7 @@ class PromotedGranules {
     }
   }
 
-  // As PromotedSums::add_later().
-  __device__ __forceinline__ void add_later(const SplitProduct& params, bool ends_tile) {
-    later_.multiply(operand_strides(params), ends_tile, totals_);
-  }
+  __device__ __forceinline__ void add_later(const SplitProduct&, bool) {}
 
   __device__ __forceinline__ float total(int i) const { return totals_.total(i); }
 
@@ -159,9 +156,6 @@ class PromotedGranules {
                                                     const Header& header_a,
                                                     const Header& header_b) {
     constexpr int kFirst = kGranuleColumn * kGranuleValues;
-    constexpr int kGranules = kColumn * Config::kGranules + kGranuleColumn;
-    const GranulePair<Header> pair{header_a, header_b, own_row(), kGranules, kHalf};
-    if (keep_for_later<Config, kGranules>(params, pair, later_)) return;
     float sum[1][kGranuleValues] = {};
     add_exact<Config, 0, kGranuleValues, kFirst, kHalf * Config::kGranule, Config::kGranule>(
         params, header_a, header_b, sum[0]);
@@ -169,7 +163,6 @@ class PromotedGranules {
   }
 
   Totals<kSize, Config::kKeepsRests> totals_;
-  typename Config::Later later_;
 };
 
 }  // namespace spamm::kernels::multiply::sm90

@@ -107,7 +107,7 @@ __device__ __forceinline__ void add_single(const Params& params, uint32_t bits, 
       const SplitHeader header_b = headers_b[kColumn];
       const auto pair = whole_blocks(header_a, header_b, kColumn);
       if (needs_exact<Config::kSplitParts>(pair, terms)) {
-        if (!keep_for_later<Config, kColumn>(params, pair, later)) {
+        if (!keep_for_later<Config>(params, pair, later)) {
           float sum[1][kValues] = {};
           add_exact<Config, 0, kValues>(params, header_a, header_b, sum[0]);
           promote<kValues, kColumn * kThreadValues, 0>(sum, 0, totals);

@@ -30,8 +30,10 @@ struct SplitConfig
     Header a_header[kRows_], b_header[kColumns_];
   };
   static constexpr int kBytesPerBlock = sizeof(SplitBlock<kSplitParts_>) + sizeof(Header);
-  using Later = std::conditional_t<kSplitParts_ == 2,
-                                   LaterPairs<kOwn_ * kBlock / kGranule_, kGranule_>, NothingLater>;
+  // Granules of 32 multiply every pair at once. With lists, ptxas keeps the descriptors of their
+  // many kinds of products in vector registers, which costs all data 15%.
+  static constexpr bool kKeepsPairs = kSplitParts_ == 2 && kGranule_ == kBlock;
+  using Later = std::conditional_t<kKeepsPairs, LaterPairs<kOwn_>, NothingLater>;
   struct Output {
     typename Later::Room later[kRows_ * kColumns_ / kOwn_ * 4];  // of each multiplying warp
   };
@@ -43,13 +45,16 @@ struct SplitConfig
   static constexpr bool kNamesTiles = true;  // to find the tile's largest terms
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
-  static constexpr int kMultiplyRegisters = !kMovesRegisters ? 0 : kSplitParts_ == 2 ? 224 : 104;
-  static constexpr int kOtherRegisters = kSplitParts_ == 2 ? 56 : 64;
+  static constexpr int kMultiplyRegisters = !kMovesRegisters    ? 0
+                                            : kKeepsPairs       ? 224
+                                            : kSplitParts_ == 2 ? 216
+                                                                : 104;
+  static constexpr int kOtherRegisters = kKeepsPairs ? 56 : kSplitParts_ == 2 ? 72 : 64;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   // A power of two, times tau, that counts as a term of C: see needs_exact(). Then a product of
   // granules loses less than tau / 1000, in the Frobenius norm, where skipping it may lose tau.
   static constexpr int kTermsOverTau = kSplitParts == 2 ? 2 : -13;
-  static constexpr int kExactDepths = 1;  // unrolled by add_exact()
+  static constexpr int kExactDepths = kKeepsPairs ? 1 : 2;  // unrolled by add_exact()
 };
 
 template <class T>
@@ -81,6 +86,8 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
 template <class Config>
 class LargestTerms {
  public:
+  static constexpr SplitKind kBesideFaint = kSplitWide;  // what a faint granule may lose beside
+
   // `row` and `column` are the warpgroup's first block in the tile.
   __device__ LargestTerms(const SplitProduct& p, const Tile& tile, int row, int column)
       : columns_(p.b.split.extent * Config::kGranules) {
@@ -119,14 +126,15 @@ __device__ __forceinline__ GranulePair<SplitHeader> whole_blocks(const SplitHead
 
 // Whether split parts cannot represent the product of two granules (norm_map/split.cuh). For each k
 // they lose at most 2^-38 of the product of the granules' largest entries, or 2^-35 with one part.
-// That does no harm if it also lies below what rounding the largest term of C's granule loses. The
-// term is read only where the answer depends on it.
+// That does no harm if it also lies below what rounding the largest term of C's granule loses. A
+// faint granule loses digits; where the other one is wide, it may be small or 0 where the faint one
+// is large. The term is read only where the answer depends on it.
 template <int kSplitParts, class Header, class Terms>
 __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, const Terms& terms) {
   // Digits of a product of split parts: 23, or 11 of a single part. The rest is for sums of losses.
   constexpr int kHarmless = 2 * kSplitBits - (kSplitParts == 2 ? 12 : 24);
-  const auto both = [](int faint, int wide) {
-    return (faint & kSplitFaint) != 0 && (wide & kSplitWide) != 0;
+  const auto both = [](int faint, int other) {
+    return (faint & kSplitFaint) != 0 && (other & Terms::kBesideFaint) != 0;
   };
   const int a = pair.kinds_a(), b = pair.kinds_b();
   if (((a | b) & kSplitSpecial) != 0) return true;
@@ -134,22 +142,12 @@ __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, con
          pair.exponent() + kHarmless > terms.at(pair.row, pair.column);
 }
 
-// A pair of granules in the original operands. Params have the sources a and b.
-template <class Config, class Params, class Header>
-__device__ __forceinline__ OperandPair operand_pair(const Params& params,
-                                                    const GranulePair<Header>& pair) {
+// A pair of blocks in the original operands.
+template <class Config>
+__device__ __forceinline__ OperandPair operand_pair(const SplitHeader& a, const SplitHeader& b) {
   constexpr bool kAlongA = Config::kMajorA == Major::K, kAlongB = Config::kMajorB == Major::K;
-  constexpr int kEdge = kBlock / Header::kGranules;
-  const Header &a = pair.a, &b = pair.b;
-  const int row = pair.row * kEdge, column = pair.column % Header::kGranules * kEdge;
-  const int k = pair.k * kEdge;
-  const auto inside = [](int size, int first) {
-    return static_cast<uint8_t>(min(size - first, kEdge));
-  };
-  return {a.source + row * params.a.extent_stride + k * params.a.k_stride,
-          b.source + column * params.b.extent_stride + k * params.b.k_stride,
-          inside(kAlongA ? a.lines : a.length, row), inside(kAlongB ? b.lines : b.length, column),
-          inside(kAlongA ? a.length : a.lines, k)};
+  return {a.source, b.source, kAlongA ? a.lines : a.length, kAlongB ? b.lines : b.length,
+          kAlongA ? a.length : a.lines};
 }
 
 template <class Params>
@@ -167,10 +165,10 @@ __device__ __forceinline__ bool strides_are_short(const Params& params) {
 
 // Keeps a pair that needs_exact() for later, if three bfloat16 parts can represent it: they hold
 // neither infinities nor NaNs, and where sums may overflow, they could make a NaN of an infinity.
-// Otherwise returns false. kColumn counts columns of granules.
-template <class Config, int kColumn, class Params, class Header>
+// Otherwise returns false.
+template <class Config, class Params>
 __device__ __forceinline__ bool keep_for_later(const Params& params,
-                                               const GranulePair<Header>& pair,
+                                               const GranulePair<SplitHeader>& pair,
                                                typename Config::Later& later) {
   if constexpr (std::is_same_v<typename Config::Later, NothingLater>) {
     return false;
@@ -178,7 +176,7 @@ __device__ __forceinline__ bool keep_for_later(const Params& params,
     constexpr int kMostExponent = 127 - 2 * (kSplitBits + 1) - 6;  // 64 products below 2^127
     if (((pair.kinds_a() | pair.kinds_b()) & kSplitSpecial) != 0) return false;
     if (pair.exponent() > kMostExponent || !strides_are_short(params)) return false;
-    later.keep(kColumn, operand_pair<Config>(params, pair));
+    later.keep(pair.column, operand_pair<Config>(pair.a, pair.b));
     return true;
   }
 }

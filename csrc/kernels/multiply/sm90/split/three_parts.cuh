@@ -1,5 +1,5 @@
-// Products of float32 granules by three bfloat16 parts of each operand, straight from memory, for
-// granules whose entries differ too much for float16 (norm_map/split.cuh).
+// Products of float32 blocks by three bfloat16 parts of each operand, straight from memory, for
+// blocks whose entries differ too much for float16 (norm_map/split.cuh).
 //
 // bfloat16 has float32's range. x = first + second + third exactly, each part with eight digits,
 // but for third parts below 2^-133. Of the nine products of parts the three smallest are left out:
@@ -16,7 +16,7 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Two granules of the original operands, and how much of them lies inside the operands. All their
+// Two blocks of the original operands, and how much of them lies inside the operands. All their
 // entries are finite.
 struct OperandPair {
   const float *a, *b;
@@ -27,7 +27,7 @@ struct OperandStrides {
   int a, a_k, b, b_k;  // along M, along K; along N, along K; times 64 they fit into an int, too
 };
 
-// Pairs for the same granule of C.
+// Pairs for the same block of C.
 struct PairList {
   static constexpr int kCapacity = 16;
 
@@ -62,7 +62,7 @@ class SliceReader {
   static constexpr int kSlice = 16, kOwnDepths = 4;
 
  public:
-  // `row` is the lane's first row in the granule. The list is not empty.
+  // `row` is the lane's first row in the block. The list is not empty.
   __device__ __forceinline__ SliceReader(const OperandStrides& strides, const PairList& list,
                                          int row)
       : strides_(strides), list_(list), row_(row) {
