@@ -125,20 +125,21 @@ def test_weights_that_compute_otherwise_do_it_themselves():
     class Doubled(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function, types, args=(), kwargs=None):
-            with torch._C.DisableTorchFunctionSubclass():
-                if function is F.linear:
-                    input, weight, bias = args
-                    return F.linear(input, 2 * weight.as_subclass(torch.Tensor), bias)
-                if function is torch._addmm_activation:
-                    raise NotImplementedError
-                return function(*args, **(kwargs or {}))
+            if function is torch._addmm_activation:
+                raise NotImplementedError
+            if function is F.linear:
+                input, weight, bias = args
+                args = (input, 2 * weight.as_subclass(torch.Tensor), bias)
+            return super().__torch_function__(function, types, args, kwargs or {})
 
     layer, input = nn.Linear(8, 4).to("cuda"), torch.randn(3, 8, device="cuda")
-    expected = F.linear(input, 2 * layer.weight, layer.bias).relu()
-    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Doubled), requires_grad=False)
-    assert type(layer.weight) is Doubled
     with torch.no_grad():
-        torch.testing.assert_close(linear_relu(input, layer), expected)
+        expected = F.linear(input, 2 * layer.weight, layer.bias).relu()
+        weight = layer.weight.detach().as_subclass(Doubled)
+        layer.weight = nn.Parameter(weight, requires_grad=False)
+        assert isinstance(layer.weight, Doubled)
+        found = linear_relu(input, layer)
+    torch.testing.assert_close(found.as_subclass(torch.Tensor), expected)
 
 
 @pytest.mark.cuda
