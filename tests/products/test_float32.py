@@ -126,6 +126,7 @@ SCALINGS = {
         b * s(a, 1, 6)[:, None] * s(b, 1, 6),
     ),
     "zeros along K": lambda a, b, s: (a * halves(a, 1, 1, 1e-12), b * halves(b, 0, 0, 1)),
+    "tiny along K": lambda a, b, s: (a * halves(a, 1, 1, 1e-36), b * halves(b, 0, 0, 1e18)),
     "entries": lambda a, b, s: (a * s(a, None, 6), b * s(b, None, 6)),
     "tiny": lambda a, b, s: (a * 1e-38, b * 1e6),
     "subnormal": lambda a, b, s: (a * 1e-41, b * 1e37),

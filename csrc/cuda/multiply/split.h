@@ -13,6 +13,7 @@
 #include "checks.h"
 #include "cuda/multiply/launch.h"
 #include "cuda/norm_map/layout.h"
+#include "cuda/operand.h"
 
 namespace spamm::cuda {
 
@@ -30,7 +31,7 @@ class SplitTensor {
   SplitTensor(const at::Tensor& x, int64_t k_dim, int split_parts, int granules,
               const at::Tensor& norms)
       : has_batch_(x.size(0) > 1 && x.stride(0) != 0),
-        source_(has_batch_ ? x : x.narrow(0, 0, 1)),
+        source_(compact(has_batch_ ? x : x.narrow(0, 0, 1))),
         norms_(norms) {
     const int64_t extent_dim = 3 - k_dim;
     const auto blocks_along = [&](int64_t dim) {
@@ -49,7 +50,7 @@ class SplitTensor {
     params_.matrix =
         norm_map_params<float>(source_, kernels::kSplitBlock, kernels::kSplitBlock,
                                has_batch_ || !norms.defined() ? norms : norms.narrow(0, 0, 1));
-    strides_[0] = x.stride(extent_dim), strides_[1] = x.stride(k_dim);
+    strides_[0] = step(source_, extent_dim), strides_[1] = step(source_, k_dim);
   }
 
   const kernels::SplitParams& params() const { return params_; }
@@ -58,6 +59,13 @@ class SplitTensor {
   kernels::Operand operand() const { return {nullptr, has_batch_, 0, params_.lines_along_k}; }
 
  private:
+  // A copy if strides are so long that kernels would multiply in another way: bits must not depend
+  // on where in memory an operand lies.
+  static at::Tensor compact(const at::Tensor& x) {
+    const int64_t longest = std::max(step(x, 1), step(x, 2));
+    return longest <= kernels::kLongestSplitStride ? x : x.contiguous();
+  }
+
   static at::Tensor allocate(const at::Tensor& x, int64_t bytes) {
     try {
       return at::empty({bytes}, x.options().dtype(at::kByte));

@@ -139,7 +139,8 @@ __device__ inline SplitScale split_scale(const uint32_t (&largest)[kSplitBlock],
   const int exponent = (exponent_of(most) - kSplitBits + Rule::kStep - 1) & -Rule::kStep;
   const int faintest = exponent_of(least) - exponent;
   const int kinds = (zeros || faintest < Rule::kWide ? kSplitWide : 0) |
-                    (faintest < Rule::kFaint ? kSplitFaint : 0);
+                    (faintest < Rule::kFaint ? kSplitFaint : 0) |
+                    (exponent_of(least) < -110 ? kSplitTiny : 0);
   return {true, exponent, kinds};
 }
 

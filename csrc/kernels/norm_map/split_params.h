@@ -24,7 +24,8 @@ enum SplitKind : uint8_t {
   kSplitWide = 1,     // magnitudes differ much along K, or some k holds only zeros
   kSplitFaint = 2,    // they differ so much that the entries of some k lose digits
   kSplitSpecial = 4,  // has infinities or NaNs, which split parts cannot represent
-  kSplitZero = 8      // holds only zeros
+  kSplitZero = 8,     // holds only zeros
+  kSplitTiny = 16     // the largest entry of some k lies below 2^-110, and is not 0
 };
 
 // What the multiply needs to know about a block besides its split parts. A multiple of 16 bytes,
@@ -55,6 +56,9 @@ template <int kGranules>
 struct alignas(16) SplitProfile {
   uint16_t below[kGranules][kSplitBlock];  // granules along M (or N)
 };
+
+// With longer strides, in entries, distances within a block would not fit an int.
+constexpr int64_t kLongestSplitStride = 0x7fffffff / (2 * kSplitBlock);
 
 constexpr int kSplitBits = 14;  // the largest scaled entry of a granule is below 2^(kSplitBits + 1)
 constexpr uint16_t kNothingAtK = 0x4000;  // the sum of two of them still fits

@@ -158,14 +158,13 @@ __device__ __forceinline__ OperandStrides operand_strides(const Params& params) 
 
 template <class Params>
 __device__ __forceinline__ bool strides_are_short(const Params& params) {
-  constexpr int64_t kMost = 0x7fffffff / (2 * kBlock);
   return max(max(params.a.extent_stride, params.a.k_stride),
-             max(params.b.extent_stride, params.b.k_stride)) <= kMost;
+             max(params.b.extent_stride, params.b.k_stride)) <= kLongestSplitStride;
 }
 
 // Keeps a pair that needs_exact() for later, if three bfloat16 parts can represent it: they hold
-// neither infinities nor NaNs, and where sums may overflow, they could make a NaN of an infinity.
-// Otherwise returns false.
+// neither infinities nor NaNs, they end at 2^-133, and where sums may overflow, they could make a
+// NaN of an infinity. Otherwise returns false.
 template <class Config, class Params>
 __device__ __forceinline__ bool keep_for_later(const Params& params,
                                                const GranulePair<SplitHeader>& pair,
@@ -174,7 +173,7 @@ __device__ __forceinline__ bool keep_for_later(const Params& params,
     return false;
   } else {
     constexpr int kMostExponent = 127 - 2 * (kSplitBits + 1) - 6;  // 64 products below 2^127
-    if (((pair.kinds_a() | pair.kinds_b()) & kSplitSpecial) != 0) return false;
+    if (((pair.kinds_a() | pair.kinds_b()) & (kSplitSpecial | kSplitTiny)) != 0) return false;
     if (pair.exponent() > kMostExponent || !strides_are_short(params)) return false;
     later.keep(pair.column, operand_pair<Config>(pair.a, pair.b));
     return true;

@@ -1,11 +1,11 @@
 // Products of float32 blocks by three bfloat16 parts of each operand, straight from memory, for
 // blocks whose entries differ too much for float16 (norm_map/split.cuh).
 //
-// bfloat16 has float32's range. x = first + second + third exactly, each part with eight digits,
-// but for third parts below 2^-133. Of the nine products of parts the three smallest are left out:
-// each of them is below 2^-22 of the term, and of either sign. The small products come first, and
-// each 16 of K have sums of their own, because tensor cores truncate when they add
-// (promoted_sums.cuh).
+// bfloat16 has float32's range. x = first + second + third, each part with eight digits, exactly
+// but for what lies below 2^-133: at most 2^-23 of the largest entry of its k, which is 2^-110 or
+// more (kSplitTiny). Of the nine products of parts the three smallest are left out: each of them is
+// below 2^-22 of the term, and of either sign. The small products come first, and each 16 of K have
+// sums of their own, because tensor cores truncate when they add (promoted_sums.cuh).
 #pragma once
 
 #include <cuda_bf16.h>
