@@ -205,6 +205,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
     arguments.params.next_tile_is_zero = prepared.next_tile != nullptr;
     if (segments) {
       arguments.params.next_tile = segments->next_tile();
+      arguments.params.next_tile_is_zero = false;  // that holds for the counter it replaces
     } else if (claims_tiles(kernel) && prepared.next_tile == nullptr) {
       arguments.params.next_tile = own.emplace().get();
     }
