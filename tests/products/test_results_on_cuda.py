@@ -178,8 +178,10 @@ def test_edges_of_float64_products_have_the_bits_of_whole_blocks(shape, tau):
 
 # ---- The error search ---------------------------------------------------------------------------
 
-# One thread block searches, or many; with a thread for each block of C, or for several.
-SEARCHES = [(5, 7, 4), (17, 17, 17), (19, 300, 20), (70, 33, 91), (300, 40, 310), (1, 5000, 1)]
+# One thread block searches, or many; with a thread for each block of C, for several, or with
+# several for each. They share out K in parts that may be uneven, and the last one empty.
+SEARCHES = [(5, 7, 4), (17, 17, 17), (19, 300, 20), (70, 33, 91), (300, 40, 310)]
+SEARCHES += [(1, 5000, 1), (1, 97, 1), (2, 5000, 2), (12, 1001, 16), (12, 1001, 17)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -177,13 +177,12 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
   const int64_t most_bytes = kernels::error_search_bytes<Norm>(most_threads);
   const int64_t most_blocks =
       std::min<int64_t>(device.multiProcessorCount, kernels::kMostSearchBlocks);
-  // A thread for each block of C, in one thread block if that suffices. Where many thread blocks
-  // leave it room, several threads share a block of C.
+  // A thread for each block of C, in one thread block if that suffices. Where a thread block has
+  // room for more, several threads share a block of C with a long K.
   const int64_t places = maps.batch * maps.mb * maps.nb;
   const int64_t for_each = places <= most_threads ? places : (places - 1) / most_blocks + 1;
   const int64_t lanes = std::min((for_each + kWarp - 1) / kWarp * kWarp, most_threads);
-  const int64_t parts =
-      std::clamp<int64_t>(maps.kb / kLeastDepth, 1, places <= lanes ? 1 : most_threads / lanes);
+  const int64_t parts = std::clamp<int64_t>(maps.kb / kLeastDepth, 1, most_threads / lanes);
   const int64_t blocks = std::min((places - 1) / lanes + 1, most_blocks);
   const auto launch = [&](auto search) {
     search(maps, max_error, workspace, tau, static_cast<unsigned>(blocks),
