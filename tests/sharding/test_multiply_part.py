@@ -5,6 +5,7 @@ import itertools
 import matrices
 import pytest
 import torch
+from cuda_support import hopper_kernels_run
 from torch.library import opcheck
 
 import spamm_torch
@@ -65,6 +66,24 @@ def test_parts_take_the_tiles_of_the_whole(dtype, block):
     edge = 5120 // block
     by_parts(out, *arguments, block, (0, edge // 8, edge), (0, edge // 2, edge - 2, edge))
     assert torch.equal(out, whole)
+
+
+# On 132 multiprocessors: 1024^3 takes one segment, and its quarter by itself would take two. 1040^3
+# takes two, and its part of 768 x 768 by itself would take one. Segments round differently.
+@pytest.mark.cuda
+@pytest.mark.parametrize(("edge", "cut"), [(1024, 512), (1040, 768)])
+def test_parts_take_the_segments_of_the_whole(edge, cut):
+    a, b, norm_a, norm_b, tau = arguments = product("cuda", torch.float64, edge, edge, edge, 64)
+    whole = ops.multiply(*arguments, (64,) * 3)
+    out = torch.full_like(whole, float("nan"))
+    cuts = (0, cut // 64, -(-edge // 64))
+    by_parts(out, *arguments, 64, cuts, cuts)
+    assert torch.equal(out, whole)
+    if hopper_kernels_run() and torch.cuda.get_device_properties(0).multi_processor_count == 132:
+        blocks = cut // 64
+        norms = norm_a[:blocks].contiguous(), norm_b[:, :blocks].contiguous()
+        alone = ops.multiply(a[:cut], b[:, :cut], *norms, tau, (64,) * 3)
+        assert not torch.equal(alone, whole[:cut, :cut])  # or nothing was tested
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
