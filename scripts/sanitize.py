@@ -7,6 +7,7 @@ Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. It checks nothing by itse
 it only makes each kernel touch memory, ragged edges, transposed and misaligned operands included.
 """
 
+import contextlib
 import itertools
 import os
 import sys
@@ -52,6 +53,19 @@ def awkward_float32():
     a[3, 70], b[130, 100] = torch.inf, torch.nan
     for block in (32, 64):
         spamm_torch.mm(a, b, tau=0.0, block=block)
+
+
+def wide_float32():
+    """Blocks whose entries span many powers of two, more pairs of them than a list keeps."""
+    a, b = torch.randn(70, 64 * 40 + 9, device="cuda"), torch.randn(64 * 40 + 9, 133, device="cuda")
+    rows, columns = (torch.logspace(-12, 0, of, device="cuda") for of in (70, 133))
+    along_a, along_b = a.clone(), b.clone()  # no k is large in both
+    along_a[:, ::2] *= 2.0**-40
+    along_b[1::2] *= 2.0**-40
+    for block, tau in itertools.product((32, 64), (0.0, 1e-9)):
+        spamm_torch.mm(a * rows[:, None], b * columns, tau=tau, block=block)
+        spamm_torch.mm(along_a, along_b, tau=tau, block=block)
+        spamm_torch.mm(along_b.mT, along_a.mT, tau=tau, block=block)
 
 
 def symmetric_products():
@@ -160,23 +174,46 @@ def epilogues():
                 )
 
 
-def segments():
-    """Steps of a tile shared by clusters of thread blocks, which add up their sums."""
+@contextlib.contextmanager
+def forced_segments(number):
+    """Forces a number of segments for a while."""
     variable = "SPAMM_TORCH_SEGMENTS"
     before = os.environ.get(variable)
+    os.environ[variable] = str(number)
+    try:
+        yield
+    finally:
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+
+
+def convolution_segments():
+    """Steps of a tile shared by clusters of thread blocks, which add up their sums."""
     for dtype, number, images in itertools.product(DTYPES[:2], (2, 4), (5, 70)):
-        os.environ[variable] = str(number)
         x = torch.randn(images, 136, 5, 6, device="cuda").to(dtype)
         weight = torch.randn(200, 136, 3, 3, device="cuda").to(dtype)
         residual = torch.ops.spamm_torch.dense_conv2d(x, weight, padding=1)
-        for tau in (0.0, 60.0):  # of few images, pixels are judged by themselves
-            spamm_torch.conv2d(
-                x, weight, weight[:, 0, 0, 0], padding=1, tau=tau, residual=residual, relu=True
-            )
-            spamm_torch.conv2d(x, weight[:, :, :1, :1], tau=tau, return_norms=True)
-    os.environ.pop(variable)
-    if before is not None:
-        os.environ[variable] = before
+        with forced_segments(number):
+            for tau in (0.0, 60.0):  # of few images, pixels are judged by themselves
+                spamm_torch.conv2d(
+                    x, weight, weight[:, 0, 0, 0], padding=1, tau=tau, residual=residual, relu=True
+                )
+                spamm_torch.conv2d(x, weight[:, :, :1, :1], tau=tau, return_norms=True)
+
+
+def product_segments():
+    """Steps of a tile of float64 shared by two thread blocks, which meet in the result."""
+    with forced_segments(2):
+        for m, k, n in ((65, 513, 130), (201, 777, 333)):
+            for a, b in operands(m, k, n, torch.float64):
+                added = torch.randn(m, n, device="cuda", dtype=torch.float64)
+                for tau in (0.0, 64.0 * 64.0, 1e30):
+                    spamm_torch.mm(a, b, tau=tau)
+                    spamm_torch.addmm(added, a, b, tau=tau, beta=0.5, alpha=2, out=added)
+        for edge, tau in itertools.product((513, 601), (0.0, 64.0 * 64.0)):
+            a = torch.randn(edge, edge, device="cuda", dtype=torch.float64)
+            spamm_torch.mm(a, a, tau=tau, symmetric=True, return_norms=True)
 
 
 def first_layers():
@@ -256,13 +293,15 @@ def main(arguments=None):
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
         products()
         awkward_float32()
+        wide_float32()
         symmetric_products()
         batches_and_convolutions()
         many_small_float32()
         convolutions_without_im2col()
         epilogues()
         deviations()
-    segments()
+    convolution_segments()
+    product_segments()
     claimed_tiles()
     stages()
     first_layers()
