@@ -2,8 +2,8 @@
 
 Every rank holds some rows of A and some rows of B, and gets its rows of C. Norm maps travel first;
 then only those blocks of B travel that a rank's valid products need. Results have the bits of
-:func:`spamm_torch.mm` in one process, wherever the rows are cut. How to start, and what happens
-where a rank fails: docs/distributed.md.
+:func:`spamm_torch.mm` in one process, wherever the rows are cut, if the devices are of one model.
+How to start, and what happens where a rank fails: docs/distributed.md.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def mm(
 
     Returns:
         This rank's rows of C (rows of ``a``, N); for DTensors a DTensor. The same bits as in one
-        process. Gradients are dense, and cut as the operands are.
+        process, if the devices are of one model. Gradients are dense, and cut as the operands are.
 
     Raises:
         ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes, a

@@ -509,11 +509,11 @@ def mm(
 
     With ``devices``, operands on the CPU may be larger than the memory of the GPUs. The result is
     in pinned memory, and complete when the call returns. It has the bits of one GPU and contiguous
-    operands. Operands in pinned memory are read as they lie; others are copied to pinned memory on
-    the way by threads, which is slower, and those whose rows are not contiguous are copied as a
-    whole first. A ``tau`` must be on the CPU. A ``valid_ratio`` or ``max_error`` reads the operands
-    twice, unless their norm maps are given. ``return_info`` computes the norm maps on the CPU. The
-    backward pass runs on the CPU.
+    operands, if the GPUs are of one model. Operands in pinned memory are read as they lie; others
+    are copied to pinned memory on the way by threads, which is slower, and those whose rows are not
+    contiguous are copied as a whole first. A ``tau`` must be on the CPU. A ``valid_ratio`` or
+    ``max_error`` reads the operands twice, unless their norm maps are given. ``return_info``
+    computes the norm maps on the CPU. The backward pass runs on the CPU.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())

@@ -168,8 +168,9 @@ inline TileSize choose_tile(Kernel kernel, int64_t batch, int64_t m, int64_t n, 
 
 // Whether Hopper's product of float64 cuts the steps of each tile into two segments, so that two
 // thread blocks share them: 1 or 2. Segments round differently, so this follows from the size of
-// the whole product alone: the same for its parts, and for a product of which only the upper
-// triangle is asked for. It is what an estimate of the time finds best.
+// the whole product and the device's number of multiprocessors alone: the same for its parts on
+// devices of one model, and for a product of which only the upper triangle is asked for. It is what
+// an estimate of the time finds best.
 inline int choose_product_segments(Kernel kernel, const ProductSize& size, int multiprocessors,
                                    std::optional<int> forced = std::nullopt) {
   if (kernel != Kernel::kSm90F64) return 1;

@@ -6,7 +6,8 @@
 // one block is valid.
 // Registers: a stage that is valid for all blocks is multiplied in slices of four k, and the next
 // slice is loaded meanwhile, across stages too. The load and list warps give up registers for this.
-// Skipping is uniform in a warp and exact for each block product. Sums run in the order of K.
+// Skipping is uniform in a warp and exact for each block product. Sums run in the order of K within
+// each segment.
 #pragma once
 
 #include "kernels/common/ptx_sm80.cuh"
