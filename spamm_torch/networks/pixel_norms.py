@@ -146,21 +146,45 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
         if not isinstance(value, fx.Node) or value not in shapes or len(shapes[value][0]) != 4:
             continue
         setting = plan.engines[site.name].setting
-        before = doubled_by(value, plan.island.module, shapes)
-        doubled = before is not None and site.residual is None
+        doubled = site.residual is None and _reads_doubled(plan, site, shapes)
         layout = find_layout(site.conv, setting, shapes[value][0][3], is_doubled=doubled)
         if layout is not None:
             found[site.name] = layout
     return found
 
 
-def doubled_by(value: fx.Node, root: nn.Module, shapes: Shapes) -> fx.Node | None:
-    """What nearest upsampling makes a value of, if that has half its rows and columns."""
+def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
+    """Whether a site may read what is before nearest upsampling that doubles rows and columns.
+
+    It then reads that where the site runs, no longer where the upsampling stood: nothing may write
+    to it in between. Of a new tensor that shows in the graph, of what may be an alias it does not.
+    """
+    value, root = site.nodes[0].args[0], plan.island.module
+    assert isinstance(value, fx.Node)
     before = passed_on(value, root, shapes)
     if before is None or _is_written(value, root) or _is_written(before, root):
-        return None
+        return False
+    if not _is_new(before, plan, shapes) or _writes_between(value, site.nodes[0], plan):
+        return False
     own, doubled = shapes[before][0][2:], shapes[value][0][2:]
-    return before if tuple(2 * length for length in own) == tuple(doubled) else None
+    return tuple(2 * length for length in own) == tuple(doubled)
+
+
+def _is_new(value: fx.Node, plan: Plan, shapes: Shapes) -> bool:
+    """Whether a node is known to return memory of its own."""
+    is_computed = any(site.last is value for site in plan.fused)
+    return is_computed or value in plan.pools or can_be_joined(value, shapes)
+
+
+def _writes_between(first: fx.Node, last: fx.Node, plan: Plan) -> bool:
+    """Whether nodes between two may write to anything; calls of sites write to nothing."""
+    inside = {node for site in plan.fused for node in site.nodes}
+    node = first.next
+    while node is not last:
+        if node not in inside and may_write(node, plan.island.module):
+            return True
+        node = node.next
+    return False
 
 
 def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> fx.Node | None:

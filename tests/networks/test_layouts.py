@@ -246,6 +246,38 @@ def test_other_networks_give_what_they_gave(kind, columns, computing_norms):
     torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
 
 
+class Written(nn.Module):
+    """What is upsampled has another name, by which it is changed before a convolution reads on."""
+
+    def __init__(self, names_what_is_read):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+        self.same, self.names_what_is_read = nn.Dropout(), names_what_is_read
+
+    def forward(self, x):
+        y = self.first(x)
+        other = self.same(y)
+        if self.names_what_is_read:
+            y, other = other, y
+        larger = F.interpolate(y, scale_factor=2)
+        smaller = F.max_pool2d(x, 2)
+        other += x
+        return self.second(larger).mean((2, 3)) + smaller.mean((2, 3))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("names_what_is_read", [True, False])
+def test_what_is_written_under_another_name_is_read_before(names_what_is_read, computing_norms):
+    torch.manual_seed(0)
+    model = Written(names_what_is_read).eval()
+    original = copy.deepcopy(model)
+    report = convert_(model, reference=torch.ones(1, 32, 16, 16))
+    assert {row.action for row in report} == {"spamm"}
+    x = torch.ones(3, 32, 16, 16)
+    x[:, :, 2:5, 3:6] = torch.randn(3, 32, 3, 3)
+    torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_changes_of_weights_are_followed(computing_norms):
     torch.manual_seed(0)
