@@ -24,7 +24,7 @@ from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
 from .sites import Site, concatenated_channels, may_write
-from .upsample import is_nearest
+from .upsample import Upsampling, size_after
 
 _CHANNELS = 64  # that share a norm
 _ALIGNED = 8  # output channels of half types that the kernel with norms takes come in these
@@ -67,7 +67,7 @@ class _Flow:
         self._plan, self._shapes = plan, shapes
         self._root = plan.island.module
         self._by_last = {site.last: site for site in plan.fused}
-        self._pools = plan.pools
+        self._pools, self._upsamplings = plan.pools, plan.upsamplings
         self._layouts = find_layouts(plan, shapes)
 
     def run(self) -> PixelNormFlow:
@@ -114,7 +114,7 @@ class _Flow:
             return _Found((value,)) if value.args[0] in self._by_last else None
         if can_be_joined(value, self._shapes):
             return _Found((value,))
-        if (passed := passed_on(value, self._root, self._shapes)) is not None:
+        if (passed := passed_on(value, self._upsamplings, self._shapes)) is not None:
             found = self._norms_of(passed)
             channels = self._shapes[passed][0][1]
             if found is not None and _can_regroup(channels, found.columns, 1):
@@ -161,7 +161,7 @@ def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
     """
     value, root = site.nodes[0].args[0], plan.island.module
     assert isinstance(value, fx.Node)
-    before = passed_on(value, root, shapes)
+    before = passed_on(value, plan.upsamplings, shapes)
     if before is None or _is_written(value, root) or _is_written(before, root):
         return False
     if not _is_new(before, plan, shapes) or _writes_between(value, site.nodes[0], plan):
@@ -187,18 +187,26 @@ def _writes_between(first: fx.Node, last: fx.Node, plan: Plan) -> bool:
     return False
 
 
-def passed_on(node: fx.Node, root: nn.Module, shapes: Shapes) -> fx.Node | None:
-    """What nearest upsampling by whole factors repeats; None for other nodes."""
-    if not is_nearest(node, root):
+def passed_on(
+    node: fx.Node, upsamplings: Mapping[fx.Node, Upsampling], shapes: Shapes
+) -> fx.Node | None:
+    """What nearest upsampling by whole factors repeats; None for other nodes.
+
+    Lengths alone do not tell: of 12 rows, a factor of 2.05 makes 24 others than a factor of 2.
+
+    Args:
+        upsamplings: the plan's.
+    """
+    if node not in upsamplings:
         return None
     first = node.args[0]
     if not isinstance(first, fx.Node) or {first, node} - shapes.keys():
         return None
-    before, after = shapes[first][0], shapes[node][0]
-    is_whole = len(after) == 4 and all(
-        b % a == 0 for a, b in zip(before[2:], after[2:], strict=True)
-    )
-    return first if is_whole else None
+    before, after = shapes[first][0][2:], shapes[node][0][2:]
+    _, factors = upsamplings[node]
+    if len(after) != 2 or any(b % a for a, b in zip(before, after, strict=True)):
+        return None
+    return first if factors is None or size_after(before, None, factors) == after else None
 
 
 def can_be_joined(node: fx.Node, shapes: Shapes) -> bool:

@@ -192,7 +192,7 @@ class _Generator:
         """The norms of a deviation's pixels, ``columns`` together, of a value that has them."""
         self._deviation_of(node)  # of phases, the norms are made with it
         if node not in self._norms:
-            operand = passed_on(node, self._root, self._shapes)
+            operand = passed_on(node, self._upsamplings, self._shapes)
             assert operand is not None
             args = (self._norms_of(operand), list(self._shapes[node][0][2:]))
             self._norms[node] = self._forward.call_function(upsampled, args), 1
@@ -265,7 +265,7 @@ class _Generator:
         value = _input_of(site)
         if not layout.in_phases:
             return value
-        before = passed_on(value, self._root, self._shapes)
+        before = passed_on(value, self._upsamplings, self._shapes)
         assert before is not None
         return before
 

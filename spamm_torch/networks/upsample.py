@@ -72,7 +72,7 @@ def upsample_nearest(input: Tensor, size: Any, scale_factor: Any) -> Tensor:
         scale_factor: likewise, instead of a size.
     """
     if _can_be_repeated(input):
-        after = _size_after(input, size, scale_factor)
+        after = size_after(input.shape[2:], size, scale_factor)
         if after is not None and _repeats_faster(input, after):
             return enlarged(input, after)
     return F.interpolate(input, size, scale_factor)
@@ -98,14 +98,18 @@ def _repeats_faster(input: Tensor, after: tuple[int, int]) -> bool:
     return input.nbytes * (after[0] // height) * (after[1] // width) >= _LEAST_BYTES
 
 
-def _size_after(input: Tensor, size: Any, scale_factor: Any) -> tuple[int, int] | None:
-    """Rows and columns of the result for a size or whole factors; None for others."""
+def size_after(before: Sequence[int], size: Any, scale_factor: Any) -> tuple[int, int] | None:
+    """Rows and columns of the result for a size or whole factors; None for others.
+
+    Args:
+        before: rows and columns of the input.
+    """
     if (size is None) == (scale_factor is None):
         return None  # an error, for torch to tell
     given = _pair(size if scale_factor is None else scale_factor)
     if given is None or not all(_is_whole(x, scale_factor is not None) for x in given):
         return None
-    factors = (1, 1) if scale_factor is None else tuple(input.shape[2:])
+    factors = (1, 1) if scale_factor is None else tuple(before)
     return int(given[0]) * factors[0], int(given[1]) * factors[1]
 
 

@@ -278,6 +278,43 @@ def test_what_is_written_under_another_name_is_read_before(names_what_is_read, c
     torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
 
 
+class Enlarged(nn.Module):
+    """Nearest upsampling between convolutions; for which ``options`` is the question."""
+
+    def __init__(self, options):
+        super().__init__()
+        self.first, self.second = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(2))
+        self.options = options
+
+    def forward(self, x):
+        return self.second(F.interpolate(self.first(x), **self.options))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        ({"scale_factor": 2}, (32, 12, 16, 128)),
+        ({"scale_factor": (2.0, 2)}, (32, 12, 16, 128)),
+        ({"size": (24, 32)}, (32, 12, 16, 128)),
+        ({"scale_factor": 2.05}, (64, 24, 16, 64)),
+        ({"scale_factor": (2, 2.03)}, (64, 24, 16, 64)),
+    ],
+)
+def test_phases_are_of_upsampling_by_exactly_two(options, reads, computing_norms):
+    """A factor of 2.05 makes 24 x 32 of 12 x 16, too, but repeats other rows."""
+    torch.manual_seed(0)
+    model = Enlarged(options).eval()
+    original = copy.deepcopy(model)
+    convert_(model, reference=torch.ones(1, 32, 12, 16))
+    x = torch.ones(3, 32, 12, 16)
+    x[:, :, 10:, 13:] = torch.randn(3, 32, 2, 3)
+    with Calls() as calls:
+        found = model(x)
+    assert calls.found[1] == reads
+    torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_changes_of_weights_are_followed(computing_norms):
     torch.manual_seed(0)
