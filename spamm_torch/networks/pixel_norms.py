@@ -252,12 +252,12 @@ def regrouped(norms: Tensor, channels: int, before: int, after: int) -> Tensor:
     """
     if before == after:
         return norms
-    images, rows, width, _ = norms.shape
-    shape = (images, rows, width * before // after, -1)
+    images, rows, width, _ = norms.shape  # -1 would not tell a length where there are no images
     if before * channels % _CHANNELS:  # several of them make the norm of a block
         count = min(after * channels, _CHANNELS) // (before * channels)
-        norms = functools.reduce(torch.hypot, norms.reshape(images, rows, -1, count).unbind(3))
-    return norms.reshape(shape)
+        groups = norms.reshape(images, rows, width // count, count)
+        norms = functools.reduce(torch.hypot, groups.unbind(3))
+    return norms.reshape(images, rows, width * before // after, -(-after * channels // _CHANNELS))
 
 
 def layouts_by_place(

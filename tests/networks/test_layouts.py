@@ -118,13 +118,14 @@ def test_weights_in_phases_have_zeros_where_nothing_is_read():
     ("channels", "before", "after"),
     [(32, 2, 8), (32, 1, 2), (32, 1, 8), (16, 1, 4), (64, 1, 2), (8, 1, 8), (8, 2, 4), (64, 2, 1)],
 )
-def test_norms_are_regrouped(channels, before, after):
+@pytest.mark.parametrize("count", [2, 0])
+def test_norms_are_regrouped(channels, before, after, count):
     def norms(columns):
         x = layouts.columns_together(images, columns)
         return F.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % 64)).unflatten(1, (-1, 64)).norm(dim=2)
 
     torch.manual_seed(0)
-    images = torch.randn(2, channels, 3, 16)
+    images = torch.randn(count, channels, 3, 16)
     found = regrouped(norms(before).movedim(1, -1), channels, before, after)
     torch.testing.assert_close(found, norms(after).movedim(1, -1))
 
@@ -166,7 +167,7 @@ def test_a_unet_gives_what_it_gave(width, memory_format, computing_norms):
     model = trained(UNet(1, 4, width=width, depth=2)).to(memory_format=FORMATS[memory_format])
     original = copy.deepcopy(model)
     convert_(model, reference=canvas())
-    for x in (scattered(), canvas(2), pictures(3, 1, 32)):
+    for x in (scattered(), canvas(2), pictures(3, 1, 32), canvas(0)):
         torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
 
 
