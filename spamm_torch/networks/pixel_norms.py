@@ -142,6 +142,9 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
     """The layouts of a plan's sites, by name, without those that are computed as they are."""
     found = {}
     for site in plan.fused:
+        # Devices compute norms of some types; that of the island's argument decides for all sites.
+        if site.conv.weight.dtype != plan.fused[0].conv.weight.dtype:
+            continue
         value = site.nodes[0].args[0]
         if not isinstance(value, fx.Node) or value not in shapes or len(shapes[value][0]) != 4:
             continue

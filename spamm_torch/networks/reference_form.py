@@ -65,17 +65,18 @@ class ReferenceForm(Fused):
         bases, held = made[: len(self._sources)], made[len(self._sources) :]
         found[1::3] = bases
         self._taken = [_kind(arg) for arg in reference]
-        return [*found, *held, *self._operands_of_layouts(found)]
+        # All or none: they are counted from the end, whatever their types.
+        norms = computes_output_norms(reference[0].device, reference[0].dtype)
+        return [*found, *held, *(self._operands_of_layouts(found) if norms else [])]
 
     def _operands_of_layouts(self, found: list[Tensor | None]) -> list[Tensor | None]:
-        """Those of the forward with norms, where it may be taken."""
+        """Those that the forward with norms takes alone."""
         own: list[Tensor | None] = []
         for place, conv, layout in self._layouts:
             weight, base = found[3 * place : 3 * place + 2]
             assert weight is not None
             assert base is not None
-            if computes_output_norms(weight.device, weight.dtype):
-                own += layout.operands(conv, weight, base)
+            own += layout.operands(conv, weight, base)
         return own
 
     def _owned(self) -> list[bool]:

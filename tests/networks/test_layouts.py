@@ -316,6 +316,46 @@ def test_phases_are_of_upsampling_by_exactly_two(options, reads, computing_norms
     torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
 
 
+class Mixed(nn.Module):
+    """A head in single precision behind layers in half precision."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.head = (nn.Conv2d(32, 32, 3, padding=1) for _ in range(3))
+
+    def forward(self, x):
+        return self.head(F.relu(self.second(F.relu(self.first(x)))).float())
+
+    def in_half_precision(self):
+        for layer in (self.first, self.second):
+            layer.bfloat16()
+        return self
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_network_of_two_types(when, monkeypatch):
+    """Where only the half types have norms; no layout takes the operands of another."""
+    for module in ("reference", "reference_form"):
+        name = f"spamm_torch.networks.{module}.computes_output_norms"
+        monkeypatch.setattr(name, lambda device, dtype: dtype == torch.bfloat16)
+    torch.manual_seed(0)
+    model = Mixed().eval()
+    original = copy.deepcopy(model).in_half_precision()
+    x = torch.ones(3, 32, 16, 32)
+    x[:, :, 2:5, 3:6] = torch.randn(3, 32, 3, 3)
+    if when == "before":
+        model.in_half_precision()
+    convert_(model, reference=torch.ones(1, 32, 16, 32))
+    if when == "after":  # the change of memory has the operands computed anew
+        model.in_half_precision().to(memory_format=torch.channels_last)
+    with Calls() as calls:
+        found = model(x.bfloat16())
+    assert len(calls.found) == 3
+    assert calls.found[0] == (64, 16, 16, 64)
+    torch.testing.assert_close(found, original(x.bfloat16()), rtol=1e-2, atol=1e-2)
+
+
 @torch.no_grad()
 def test_changes_of_weights_are_followed(computing_norms):
     torch.manual_seed(0)
