@@ -213,12 +213,13 @@ def passed_on(
 
 
 def can_be_joined(node: fx.Node, shapes: Shapes) -> bool:
-    """Whether a node concatenates channels of pictures, so few that a kernel does it."""
+    """Whether a node concatenates channels of a few pictures of one type, as a kernel does."""
     parts = concatenated_channels(node)
     return (
         parts is not None
         and len(parts) <= _MOST_JOINED
         and all(isinstance(part, fx.Node) and _is_pictures(part, shapes) for part in parts)
+        and len({shapes[part][1] for part in parts}) == 1
     )
 
 

@@ -356,6 +356,32 @@ def test_a_network_of_two_types(when, monkeypatch):
     torch.testing.assert_close(found, original(x.bfloat16()), rtol=1e-2, atol=1e-2)
 
 
+class Promoted(nn.Module):
+    """A concatenation of two types, which torch makes one."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(8, 32, 3, padding=1)
+        self.second = nn.Conv2d(40, 32, 3, padding=1).double()
+
+    def forward(self, x):
+        return self.second(torch.cat((self.first(x), x.double()), 1))
+
+
+@torch.no_grad()
+def test_a_concatenation_of_two_types(computing_norms):
+    torch.manual_seed(0)
+    model = Promoted().eval()
+    original = copy.deepcopy(model)
+    convert_(model, reference=torch.ones(1, 8, 16, 16))
+    x = torch.ones(2, 8, 16, 16)
+    x[:, :, 2:5, 3:6] = torch.randn(2, 8, 3, 3)
+    with Calls() as calls:
+        found = model(x)
+    assert len(calls.found) == 2
+    torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
+
+
 @torch.no_grad()
 def test_changes_of_weights_are_followed(computing_norms):
     torch.manual_seed(0)
