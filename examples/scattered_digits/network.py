@@ -17,7 +17,7 @@ _LEARNING_RATE = 3e-3
 _WEIGHT_OF_BACKGROUND = 0.2
 _DIGITS_A_SIDE = 40  # pixels of a canvas's side for each digit in training, at most
 _SAVE_EVERY_S = 60
-_MOST_PAINTERS = 24  # processes that draw canvases ahead of a GPU
+_MOST_PAINTERS = 8  # processes that draw canvases ahead of a GPU, each one batch
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def train(config, digits, path, device, report):
     content = {"config": asdict(config), "data": digits.fingerprint()}
     step = _resume(path, content, model, optimizer)
     saved = time.monotonic()
-    for pictures, labels in _batches(config, digits, step, device):
+    for pictures, labels in _batches(config, digits, step, _painters(device)):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(step / config.steps)
         loss = _advance(model, optimizer, pictures, labels, device)
@@ -106,16 +106,26 @@ class _Canvases(Dataset):
         return scene.pictures, scene.labels.to(torch.uint8)  # less to hand over
 
 
-def _batches(config, digits, first, device):
-    """The batches of the steps from ``first`` on; for a GPU other processes draw them ahead."""
-    painters = 0
-    if device.type == "cuda":
-        painters = min(_MOST_PAINTERS, max(1, len(os.sched_getaffinity(0)) - 2))
+def _painters(device):
+    """How many other processes draw the canvases: for a GPU they do so ahead."""
+    if device.type != "cuda":
+        return 0
+    return min(_MOST_PAINTERS, max(1, len(os.sched_getaffinity(0)) - 2))
+
+
+def _batches(config, digits, first, painters):
+    """The batches of the steps from ``first`` on, the same for any number of painters.
+
+    Those that are ready lie in shared memory, of which there may be little.
+    """
+    canvases = _Canvases(config, digits, first)
+    painters = min(painters, len(canvases))
     return DataLoader(
-        _Canvases(config, digits, first),
+        canvases,
         batch_size=None,
         num_workers=painters,
-        pin_memory=device.type == "cuda",
+        prefetch_factor=1 if painters else None,
+        pin_memory=painters > 0 and torch.cuda.is_available(),
     )
 
 

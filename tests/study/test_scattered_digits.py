@@ -1,6 +1,7 @@
 """The demo of scattered digits: canvases, quality, and a run from training to the page."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,24 @@ def test_quality_counts_digits_and_classes(digits):
     assert worse.found == pytest.approx(3 / 4)
     assert worse.mean_iou < 1
     assert quality(torch.zeros_like(scene.labels), scene).found == 0
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # by Python 3.12, of any loader
+def test_other_processes_draw_the_same_batches(digits, first):
+    config = replace(TINY, steps=4)
+    alone, together = (list(network._batches(config, digits, first, n)) for n in (0, 2))
+    assert len(alone) == len(together) == 4 - first
+    for one, other in zip(alone, together, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+    assert not torch.equal(alone[0][0], alone[1][0])
+
+
+def test_no_process_is_started_where_no_step_is_left(digits):
+    batches = network._batches(TINY, digits, TINY.steps, 2)
+    assert batches.num_workers == 0
+    assert list(batches) == []
 
 
 def test_training_goes_on_from_its_checkpoint(digits, tmp_path, monkeypatch):
