@@ -269,7 +269,9 @@ class Conversion:
     def _fastest(
         self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation
     ) -> Installation:
-        """The fastest of the model as it was, all dense, and as chosen; measured on the example."""
+        """The fastest of the model as it was, all dense, as chosen layer by layer, and with
+        all that may skip; measured on the example.
+        """
         if self._example is None or self._request.engines or not chosen.changes_anything:
             return chosen
         example = self._example

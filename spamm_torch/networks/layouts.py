@@ -29,8 +29,8 @@ from .lossless import lossless
 
 _ops = torch.ops.spamm_torch
 
-_BLOCK = 64  # channels
-_ALIGNED = 8  # channels of half types are read in these
+BLOCK = 64  # channels that share a norm
+ALIGNED = 8  # channels of half types are read and written in these
 _MOST_COLUMNS = 8
 _FEW_CHANNELS = 32  # at most so many fill half a block
 
@@ -119,22 +119,22 @@ def _can_be_in_phases(conv: nn.Conv2d) -> bool:
         conv.stride[0] == 1
         and conv.dilation == (1, 1)
         and 2 * _padding(conv)[0] == conv.kernel_size[0] - 1
-        and conv.in_channels % _ALIGNED == 0
-        and conv.out_channels % _ALIGNED == 0
+        and conv.in_channels % ALIGNED == 0
+        and conv.out_channels % ALIGNED == 0
     )
 
 
 def _columns_of(conv: nn.Conv2d) -> int:
     """How many columns fill blocks of output channels and whole chunks of memory."""
     read, written = conv.in_channels, conv.out_channels
-    if written > _FEW_CHANNELS and read % _ALIGNED == 0:
+    if written > _FEW_CHANNELS and read % ALIGNED == 0:
         return 1
     columns = 1
     while columns < _MOST_COLUMNS and (
-        columns * written < _BLOCK or columns * read % _ALIGNED or columns * written % _ALIGNED
+        columns * written < BLOCK or columns * read % ALIGNED or columns * written % ALIGNED
     ):
         columns *= 2
-    return 1 if columns * read % _ALIGNED or columns * written % _ALIGNED else columns
+    return 1 if columns * read % ALIGNED or columns * written % ALIGNED else columns
 
 
 def _padding(conv: nn.Conv2d) -> tuple[int, int]:

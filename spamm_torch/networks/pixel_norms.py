@@ -19,15 +19,13 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .._arguments import check_block
-from .layouts import Layout, find_layout
+from .layouts import ALIGNED, BLOCK, Layout, find_layout
 from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
 from .sites import Site, concatenated_channels, may_write
 from .upsample import Upsampling, size_after
 
-_CHANNELS = 64  # that share a norm
-_ALIGNED = 8  # output channels of half types that the kernel with norms takes come in these
 _MOST_JOINED = 4  # parts that the kernel which concatenates takes
 
 
@@ -122,7 +120,7 @@ class _Flow:
         return None
 
     def _leaves_norms(self, site: Site) -> bool:
-        return _skips_by_pixels(self._plan, site) and site.conv.out_channels % _ALIGNED == 0
+        return _skips_by_pixels(self._plan, site) and site.conv.out_channels % ALIGNED == 0
 
 
 def _is_written(value: fx.Node, root: nn.Module) -> bool:
@@ -134,8 +132,8 @@ def _skips_by_pixels(plan: Plan, site: Site) -> bool:
     setting, conv = plan.engines[site.name].setting, site.conv
     if setting is None or setting.skips_nothing or conv.groups > 1 or setting.pixel_block is None:
         return False
-    k = _CHANNELS if setting.block is None else check_block(setting.block)[1]
-    return setting.pixel_block[0] == 1 and (k == _CHANNELS or conv.in_channels <= k < _CHANNELS)
+    k = BLOCK if setting.block is None else check_block(setting.block)[1]
+    return setting.pixel_block[0] == 1 and (k == BLOCK or conv.in_channels <= k < BLOCK)
 
 
 def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
@@ -225,7 +223,7 @@ def can_be_joined(node: fx.Node, shapes: Shapes) -> bool:
 
 def _is_pictures(part: fx.Node, shapes: Shapes) -> bool:
     shape, dtype = shapes.get(part, ((), torch.bool))
-    return len(shape) == 4 and dtype.is_floating_point and shape[1] % _ALIGNED == 0
+    return len(shape) == 4 and dtype.is_floating_point and shape[1] % ALIGNED == 0
 
 
 # ---- What is made of norms ----------------------------------------------------------------------
@@ -240,11 +238,11 @@ def _can_regroup(channels: int, before: int, after: int) -> bool:
     """Whether norms of ``before`` columns together tell those of ``after``."""
     if before == after:
         return True
-    if before * channels % _CHANNELS == 0 and after * channels % _CHANNELS == 0:
+    if before * channels % BLOCK == 0 and after * channels % BLOCK == 0:
         return True
-    if before * channels > _CHANNELS or after % before:
+    if before * channels > BLOCK or after % before:
         return False
-    block = min(after * channels, _CHANNELS)
+    block = min(after * channels, BLOCK)
     return block % (before * channels) == 0 and after * channels % block == 0
 
 
@@ -257,11 +255,11 @@ def regrouped(norms: Tensor, channels: int, before: int, after: int) -> Tensor:
     if before == after:
         return norms
     images, rows, width, _ = norms.shape  # -1 would not tell a length where there are no images
-    if before * channels % _CHANNELS:  # several of them make the norm of a block
-        count = min(after * channels, _CHANNELS) // (before * channels)
+    if before * channels % BLOCK:  # several of them make the norm of a block
+        count = min(after * channels, BLOCK) // (before * channels)
         groups = norms.reshape(images, rows, width // count, count)
         norms = functools.reduce(torch.hypot, groups.unbind(3))
-    return norms.reshape(images, rows, width * before // after, -(-after * channels // _CHANNELS))
+    return norms.reshape(images, rows, width * before // after, -(-after * channels // BLOCK))
 
 
 def layouts_by_place(

@@ -163,10 +163,13 @@ class ReferenceConversion(Conversion):
             return Choice(LEFT, "not in a part that was traced")
         choice = super()._choice(site, measurements, input)
         setting = self._request.setting_of(layer_of(site.name))
-        fills = site.name in self._flow.layouts and choice.engine == DENSE and not choice.times
-        if fills and setting == lossless(self._picture.dtype):
-            return Choice(Engine("spamm", setting), "skips zeros, columns together")
-        return choice
+        layout = self._flow.layouts.get(site.name)
+        if layout is None or choice.engine != DENSE or choice.times:
+            return choice
+        if setting != lossless(self._picture.dtype):
+            return choice
+        how = "in phases" if layout.in_phases else "columns together"
+        return Choice(Engine("spamm", setting), f"skips zeros, {how}")
 
     def _fastest(
         self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation

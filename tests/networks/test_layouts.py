@@ -190,6 +190,13 @@ def test_layers_are_computed_in_layouts(computing_norms):
     ]
 
 
+def test_the_report_names_the_layout(computing_norms):
+    report = convert_(trained(UNet(1, 4, width=8, depth=1)), reference=canvas())
+    reasons = {row.name: row.reason for row in report}
+    assert reasons["encoder.0.0"] == "skips zeros, columns together"
+    assert reasons["up.0.1"] == "skips zeros, in phases"
+
+
 @torch.no_grad()
 def test_zeros_stay_zeros(computing_norms):
     model = trained(UNet(1, 4, width=32, depth=1))
