@@ -30,7 +30,8 @@ def find_linear_relus(island: Island) -> dict[fx.Node, fx.Node]:
 
 def _is_linear(root: nn.Module, node: fx.Node) -> bool:
     module = plain_module(node, root)
-    return type(module) is nn.Linear and module.bias is not None
+    # Subclasses may compute otherwise.
+    return isinstance(module, nn.Linear) and type(module) is nn.Linear and module.bias is not None
 
 
 def linear_relu(input: Tensor, linear: nn.Linear) -> Tensor:
