@@ -167,13 +167,21 @@ struct SearchLimit {
                                                             << (sizeof(Norm) == 4 ? 23 : 52);
 };
 
+// Values of k whose norms are loaded together, if B has no skip norms of its own. sm_80 has too few
+// registers for eight.
+#if __CUDA_ARCH__ >= 900
+constexpr int kNormsAhead = 8;
+#else
+constexpr int kNormsAhead = 7;
+#endif
+
 // The losses of one block of C by its products with k in [first, last): those below the interval in
 // `base`, the others in the thread's bins. kSkipNorms: B has skip norms of its own.
 template <bool kSkipNorms, class Norm>
 __device__ void add_losses(const NormMaps<Norm>& maps, int64_t place, int first, int last,
                            const SearchInterval& interval, int shift, double* bins, double& base,
                            SearchKeys& keys) {
-  constexpr int kAhead = kSkipNorms ? 4 : 8;  // values of k whose norms are loaded together
+  constexpr int kAhead = kSkipNorms ? 4 : kNormsAhead;
   // 64-bit divisions would take as long as a small sum.
   const bool is_narrow = place >> 32 == 0;
   const int64_t row =
