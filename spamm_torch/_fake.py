@@ -762,6 +762,13 @@ def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _with_norms(_fake_conv2d(*args, **kwargs))
 
 
+def _check_batch(input: Tensor) -> None:
+    torch._check(
+        input.dim() == 4,
+        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
+    )
+
+
 def _fake_max_pool(
     input: Tensor,
     kernel_size: Any,
@@ -771,10 +778,7 @@ def _fake_max_pool(
     ceil_mode: bool = False,
 ) -> Tensor:
     _check_operand_dtype(input, "input")
-    torch._check(
-        input.dim() == 4,
-        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
-    )
+    _check_batch(input)
     setting = (kernel_size, stride, padding, dilation, ceil_mode)
     return torch.nn.functional.max_pool2d(input, *setting)
 
@@ -794,10 +798,7 @@ def _(
     norm_weight: Tensor | None = None,
     activation: str = "none",
 ) -> Tensor:
-    torch._check(
-        input.dim() == 4,
-        lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
-    )
+    _check_batch(input)
     output = _fake_conv2d(
         *(input, weight, bias, stride, padding, dilation, groups),
         threshold=0.0,

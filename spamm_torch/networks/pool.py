@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ..chain import reason_not_plain
 from .capture import Island
+from .upsample import pair_of
 
 _ops = torch.ops.spamm_torch
 _conv2d, _conv2d_max_pool = _ops.conv2d.default, _ops.conv2d_max_pool.default
@@ -59,12 +60,8 @@ def pooling_of(node: fx.Node, root: nn.Module) -> Pooling | None:
 def is_of_pairs(pooling: Pooling) -> bool:
     """Whether windows are 2 x 2 pixels that lie side by side, and what sticks out is dropped."""
     kernel, stride, padding, dilation, ceil_mode = pooling
-    edges = [*map(_pair, (kernel, stride, padding, dilation))]
+    edges = [*map(pair_of, (kernel, stride, padding, dilation))]
     return edges == [(2, 2), (2, 2), (0, 0), (1, 1)] and not ceil_mode
-
-
-def _pair(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
 
 
 def conv2d_max_pool(

@@ -106,7 +106,7 @@ def size_after(before: Sequence[int], size: Any, scale_factor: Any) -> tuple[int
     """
     if (size is None) == (scale_factor is None):
         return None  # an error, for torch to tell
-    given = _pair(size if scale_factor is None else scale_factor)
+    given = pair_of(size if scale_factor is None else scale_factor)
     if given is None or not all(_is_whole(x, scale_factor is not None) for x in given):
         return None
     factors = (1, 1) if scale_factor is None else tuple(before)
@@ -117,7 +117,7 @@ def _is_whole(x: Any, may_be_float: bool) -> bool:
     return type(x) is int or (may_be_float and type(x) is float and x.is_integer())
 
 
-def _pair(value: Any) -> tuple[Any, Any] | None:
+def pair_of(value: Any) -> tuple[Any, Any] | None:
     if not isinstance(value, (tuple, list)):
         return value, value
     return (value[0], value[1]) if len(value) == 2 else None
