@@ -15,7 +15,8 @@ import torch
 
 _MOST_CALLS_A_GRAPH = 10
 _GRAPH_MS = 3.0  # a graph of this length hides its launch
-_CALLS_IN_A_ROW = 50  # of eager calls
+_MOST_IN_A_ROW = 50  # eager calls
+_ROW_S = 0.05  # a row of this length hides what the clock and waiting for the device add
 _LONG_S = 0.1  # a call of this length warms up by itself
 _FLUSH_BYTES = 256 << 20  # more than any L2 cache
 
@@ -75,16 +76,17 @@ def _wall_clock(calls):
 def _eager(calls):
     """As above on CUDA, per call of several in a row, launches and device included."""
 
-    def timer_of(call):
-        def timer():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(_CALLS_IN_A_ROW):
-                call()
-            torch.cuda.synchronize()
-            return 1e3 * (time.perf_counter() - start) / _CALLS_IN_A_ROW
+    def seconds(call, count):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        torch.cuda.synchronize()
+        return time.perf_counter() - start
 
-        return timer
+    def timer_of(call):
+        count = min(_MOST_IN_A_ROW, math.ceil(_ROW_S / seconds(call, 1)))
+        return lambda: 1e3 * seconds(call, count) / count
 
     for call in calls:
         call()

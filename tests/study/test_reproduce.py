@@ -401,6 +401,16 @@ def test_a_sparse_product_that_fails_says_why(monkeypatch):
     assert absent["MKL"].startswith("wrong result: expected an error of at most 1e-05; got 0.5")
 
 
+def test_where_a_sparse_product_takes_long_the_others_are_not_tried(monkeypatch):
+    ways = dict.fromkeys(("first", "second"), spgemm._by_torch)
+    monkeypatch.setattr(spgemm, "peers", lambda device: ways)
+    monkeypatch.setattr(spgemm, "_LONGEST_MS", 0.0)
+    a = torch.eye(64)
+    calls, absent = spgemm.calls(a, a.double(), a.device)
+    assert list(calls) == ["first"]
+    assert absent["second"].startswith("not tried: a product took ")
+
+
 @pytest.fixture
 def sparse():
     """A matrix in which some rows hold nothing."""
