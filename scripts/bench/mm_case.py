@@ -6,7 +6,7 @@ from dataclasses import asdict
 import torch
 
 import spamm_torch
-from bench.mm_report import Row, StageRow
+from bench.mm_report import SEARCHED_ERROR, Row, StageRow
 from bench.operands import operands
 from common.errors import UserError
 from common.precisions import TOLERANCE, use_precision
@@ -66,6 +66,7 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_a
         "dense": lambda: torch.mm(a, b),
         "norms": norm_maps,
         "search": lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3),
+        "error search": lambda: spamm_torch.find_tau_for_error(norm_a, norm_b, SEARCHED_ERROR),
     }
     for ratio in ratios:
         tau = torch.zeros_like(norm_a[0, 0])
@@ -110,5 +111,6 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_a
         )
 
     norms = times["norms"].median
-    stage = StageRow(*case, norms, operand_ms / norms, times["search"].median)
+    searches = (times[name].median for name in ("search", "error search"))
+    stage = StageRow(*case, norms, operand_ms / norms, *searches)
     return {"rows": [asdict(row(ratio)) for ratio in ratios], "stage": asdict(stage)}
