@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
+from .containers import share_containers
 from .dense import dense_conv2d
 from .linear import linear_relu
 from .norm_flow import NormFlow
@@ -187,6 +188,7 @@ class _Generator:
 
 def compiled(graph: fx.Graph) -> Forward:
     """The function that the graph prints."""
+    share_containers(graph)
     code = graph.python_code("self")
     names: dict[str, Any] = dict(code.globals)
     source = code.src
