@@ -102,6 +102,7 @@ if TYPE_CHECKING:
         devices: Sequence[int | str | torch.device] | None
 
 
+# Called by their only overload, ``default``: to look for others takes the host two microseconds.
 _ops = torch.ops.spamm_torch
 
 
@@ -140,7 +141,7 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
     if has_torch_function_variadic(a):
         return _overridden(norm_map, (a,), locals())
     check_tensor(a, "a")
-    return _ops.norm_map(a, check_block_pair(block))
+    return _ops.norm_map.default(a, check_block_pair(block))
 
 
 def find_tau(
@@ -346,7 +347,7 @@ def _product(
     if out is not None:
         return _product_into(out, a, b, return_norms, **knobs, block=block, **options)
     op = _ops.spamm_with_norms if return_norms else _ops.spamm
-    return op(a, b, **knobs, block=block, **options)
+    return op.default(a, b, **knobs, block=block, **options)
 
 
 def _product_into(out: Tensor, a: Tensor, b: Tensor, return_norms: bool, **options: Any) -> Any:
@@ -357,7 +358,7 @@ def _product_into(out: Tensor, a: Tensor, b: Tensor, return_norms: bool, **optio
     if return_norms:
         norm_dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
         norms = target.new_empty((-(-shape[0] // m), -(-shape[1] // n)), dtype=norm_dtype)
-    _ops.spamm_into(a, b, target, **options, norms=norms)
+    _ops.spamm_into.default(a, b, target, **options, norms=norms)
     if target is not out:
         out.resize_(shape).copy_(target)
     return (out, norms) if return_norms else out
@@ -807,7 +808,7 @@ def bmm(
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
     if return_info:
         return _with_info(a, b, knobs, edges)
-    return _ops.spamm(a, b, **knobs, block=edges)
+    return _ops.spamm.default(a, b, **knobs, block=edges)
 
 
 @overload
@@ -916,7 +917,9 @@ def linear(
     if return_info:
         product, info = _with_info(rows, columns, knobs, edges, norm_b=norm_weight, input=bias)
         return product.reshape(shape), info
-    product = _ops.spamm(rows, columns, **knobs, block=edges, norm_b=norm_weight, input=bias)
+    product = _ops.spamm.default(
+        rows, columns, **knobs, block=edges, norm_b=norm_weight, input=bias
+    )
     return product.reshape(shape)
 
 
@@ -1155,7 +1158,7 @@ def conv2d(
     else:
         _check_of_devices({**more, "return_norms": return_norms or None})
         op, more = _ops.conv2d_on_devices, {"devices": as_devices(devices)}
-    result = op(
+    result = op.default(
         input,
         weight,
         bias,

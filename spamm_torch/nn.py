@@ -534,7 +534,8 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         is_resolved = isinstance(input, Tensor) and not isinstance(padding, str)
         if norm_weight is not None and is_resolved and takes_ready_weights(input):
             knobs = as_knobs(**self._knobs())
-            return _ops.conv2d(input, weight, bias, **knobs, **options, weight_is_ready=True)
+            op = _ops.conv2d.default
+            return op(input, weight, bias, **knobs, **options, weight_is_ready=True)
         return conv2d(input, weight, bias, **self._knobs(), **options)
 
 
