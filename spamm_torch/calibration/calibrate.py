@@ -10,17 +10,18 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from .._arguments import check_bool, check_integer, check_number
-from ..networks.config import SpAMMConfig
 from ..networks.conversion import _device_name
 from ..networks.example import Example
 from ..networks.leaves import Band
 from ..networks.plan import LEFT, Engine
+from ..networks.reference import check_reference
 from ..networks.state import in_eval_mode
 from .family import Family
-from .form import Form, check_model
+from .form import IMAGES_FIRST, Form, check_model
 from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, check_journal, journal_settings
 from .moves import Move
@@ -28,7 +29,6 @@ from .ordering import is_worth_a_trial, reason_not_to_order
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .progress import Progress
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
-from .statistics import IMAGES_FIRST
 from .stats import record_stats
 from .times import time_models
 
@@ -47,6 +47,7 @@ def calibrate(
     evaluations: int = 12,
     order_batch: bool | None = None,
     reorder: bool = False,
+    reference: Tensor | None = None,
     journal: str | os.PathLike[str] | None = None,
     progress: bool = True,
 ) -> CalibrationReport:
@@ -100,6 +101,11 @@ def calibrate(
             compute something else for a batch in another order.
         reorder: whether channels are put in the order of their norms in the loader's first batch,
             as ``convert_(..., reorder=True)`` does. A settings file holds the order.
+        reference: a picture (1, C, H, W), as :func:`convert_` takes it: the settings are for the
+            reference form, in which zeros are skipped anyway. They say which small deviations are
+            skipped, too, in blocks (1, 8, 8); ratios are shares of the products that are not zero.
+            All of the loader's pictures must be of its size. A settings file goes into
+            ``convert_(model, path, reference=picture)``, with a reference of this shape.
         journal: a file in which finished parts are kept. After an interruption the same call goes
             on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
         progress: whether to say on standard error how far it is, and about how long it takes.
@@ -114,14 +120,20 @@ def calibrate(
         ValueError: a model that is converted or has nothing to skip, or with ``order_batch=True``
             one whose batches cannot be ordered; a loader without two batches, or one that is used
             up; an ``evaluate`` that gives no finite number, or two for the same
-            model; a ``max_drop`` below 0; a journal of something else.
+            model; a ``max_drop`` below 0; a journal of something else; a reference as
+            :func:`convert_` refuses it, of another size than the loader's pictures, or together
+            with ``order_batch=True`` or ``reorder=True``.
 
     After any error the model is as it was.
     """
-    _check_arguments(model, max_drop, evaluations, journal)
+    _check_arguments(model, max_drop, evaluations, journal, reference is not None)
     for name, value in (("reorder", reorder), ("progress", progress)):
         check_bool(value, name)
     check_bool(False if order_batch is None else order_batch, "order_batch")
+    picture = None
+    if reference is not None:
+        _check_alone(order_batch, reorder)
+        picture, order_batch = check_reference(reference, model, None, fuse=True), False
     randomness = Randomness(next(model.parameters()).device)
     with randomness.again(), in_eval_mode(model), torch.no_grad():
         halves = halves_of(loader)
@@ -129,21 +141,25 @@ def calibrate(
         with randomness.again():
             inputs = statistics_inputs(model, halves[0], example_input)
         example = inputs[0] if example_input is None else Example(example_input)
-        form = Form(model, example, inputs[0] if reorder else None)
+        if picture is not None:
+            _check_sizes(picture, [*inputs, example])
+        form = Form(model, example, inputs[0] if reorder else None, picture)
         device = _device_name(model)
         settings = {}
         if journal is not None:
-            settings = journal_settings(model, inputs, example, device, reorder)
+            settings = journal_settings(model, inputs, example, device, reorder, picture)
         run = _Calibration(
             *(model, form, evaluator, inputs, example), Journal(journal, settings), progress
         )
         return run.run(float(max_drop), evaluations, order_batch)
 
 
-def _check_arguments(model: Any, max_drop: Any, evaluations: Any, journal: Any) -> None:
+def _check_arguments(
+    model: Any, max_drop: Any, evaluations: Any, journal: Any, has_reference: bool
+) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"calibrate expects an nn.Module; got {type(model).__name__}")
-    check_model(model)
+    check_model(model, has_reference)
     check_number(max_drop, "max_drop")
     if not 0 <= max_drop < math.inf:
         raise ValueError(
@@ -154,6 +170,25 @@ def _check_arguments(model: Any, max_drop: Any, evaluations: Any, journal: Any) 
     if evaluations < LEAST_EVALUATIONS:
         raise ValueError(f"evaluations must be at least {LEAST_EVALUATIONS}; got {evaluations}")
     check_journal(journal)
+
+
+def _check_alone(order_batch: Any, reorder: bool) -> None:
+    """Raises for orders that the reference form does not have."""
+    for name, is_asked in (("order_batch", order_batch), ("reorder", reorder)):
+        if is_asked:
+            raise ValueError(f"{name}=True must come without a reference; got a reference")
+
+
+def _check_sizes(reference: Tensor, examples: Iterable[Example]) -> None:
+    """Raises unless all inputs are pictures of the reference's size."""
+    for example in examples:
+        given = pytree.tree_leaves((example.args, example.kwargs))
+        shapes = [tuple(value.shape) for value in given if isinstance(value, Tensor)]
+        if [shape[1:] for shape in shapes] != [tuple(reference.shape[1:])]:
+            raise ValueError(
+                "reference must have the size of the loader's pictures and of example_input, "
+                f"{', '.join(map(str, shapes))}; got {tuple(reference.shape)}"
+            )
 
 
 class _Calibration:
@@ -191,9 +226,9 @@ class _Calibration:
         times = self._whole_model(family, chosen)
         note = ""
         if chosen and times[_CHOSEN] >= times[_EXACT]:
-            chosen, note = {}, "nothing is skipped: the whole model is not faster with it"
+            chosen, note = {}, f"{self._nothing}: the whole model is not faster with it"
         elif not chosen:
-            note = _reason_for_nothing(families)
+            note = f"{self._nothing}: {_reason_for_nothing(families)}"
         if not chosen:
             found, times[_CHOSEN] = Found(0), times[_EXACT]
         engines = family.engines(chosen)
@@ -208,10 +243,15 @@ class _Calibration:
             settings = converted.to_dict()
         outcome = self._outcome(max_drop, found, family.weighted(ratios), times, note, settings)
         rows = [
-            _row(name, family, engines[name].setting, chosen.get(name), ratios.get(name, 1.0))
+            _row(name, family, engines[name], chosen.get(name), ratios.get(name, 1.0))
             for name in family.times
         ]
         return CalibrationReport(rows, outcome, settings)
+
+    @property
+    def _nothing(self) -> str:
+        has_reference = self._form.exact.may_skip
+        return "nothing but zeros is skipped" if has_reference else "nothing is skipped"
 
     # ---- Measuring ------------------------------------------------------------------------------
 
@@ -299,16 +339,16 @@ class _Calibration:
     ) -> tuple[dict[str, Band], dict[str, float]]:
         """The bands of valid ratios by batch, and the ratios of all batches, with all settings."""
         by_batch: dict[str, list[float]] = {name: [] for name in chosen}
-        ratios: dict[str, float] = {}
-        if not chosen:
-            return {}, ratios
+        skipping = [name for name, engine in engines.items() if engine.may_skip]
+        if not skipping:
+            return {}, {}
         with family.form.installed(engines), record_stats(self._model) as whole:
             for example in self._inputs:
                 with record_stats(self._model) as stats:
                     example.call(self._model)
                 for name, found in by_batch.items():
                     found.append(stats[name].valid_ratio)
-        ratios = {name: whole[name].valid_ratio for name in chosen}
+        ratios = {name: whole[name].valid_ratio for name in skipping}
         return {name: _band(found) for name, found in by_batch.items()}, ratios
 
     def _outcome(
@@ -334,14 +374,16 @@ class _Calibration:
             after_us=times[_CHOSEN],
             order_batch=settings["order_batch"],
             reorder=any("order" in layer for layer in settings["layers"].values()),
+            reference=settings["reference"] is not None,
             note=note,
         )
 
 
 def _row(
-    name: str, family: Family, setting: SpAMMConfig | None, move: Move | None, ratio: float
+    name: str, family: Family, engine: Engine, move: Move | None, ratio: float
 ) -> CalibrationRow:
     times, shape = family.times[name], family.form.shape(name)
+    setting = engine.setting if engine.may_skip else None
     if move is not None:
         error = move.candidate.error
         return CalibrationRow(name, shape, setting, ratio, error, times.baseline, move.time)
@@ -349,13 +391,15 @@ def _row(
     reason = reasons.get(name, "it would cost too much error for the time")
     if name not in reasons and min(times.candidates, default=math.inf) >= times.baseline:
         reason = "not faster at any ratio"
-    return CalibrationRow(name, shape, None, 1.0, 0.0, times.baseline, times.baseline, reason)
+    if setting is not None:
+        reason = f"zeros alone; {reason}"
+    return CalibrationRow(name, shape, setting, ratio, 0.0, times.baseline, times.baseline, reason)
 
 
 def _reason_for_nothing(families: list[Family]) -> str:
     if not any(family.moves for family in families):
-        return "nothing is skipped: no layer is faster with it"
-    return "nothing is skipped: no choice that was tried held on both halves"
+        return "no layer is faster with it"
+    return "no choice that was tried held on both halves"
 
 
 def _read_bool(kept: Any) -> bool:

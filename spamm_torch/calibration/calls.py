@@ -31,6 +31,7 @@ from .._arguments import (
 from .._info import as_multiplied, conv2d_norm_maps, default_pixel_block
 from ..chain import run_by_layers
 from ..networks.fused import fused_of
+from ..networks.leaves import Band, band_of
 from ..nn import _SpAMM
 
 _ops = torch.ops.spamm_torch
@@ -101,6 +102,11 @@ class ConvCall:
         images = self.input.shape[0] if self.input.dim() == 4 else 1
         return default_pixel_block(has_tau(self.knobs), images, n)
 
+    def again(self) -> Tensor:
+        """The call itself, once more."""
+        blocks = {"block": self.block, "pixel_block": self.pixel_block}
+        return self.skipping(self.norm_weight, **_of_op(self.knobs), **blocks)
+
     def dense(self) -> Tensor:
         """The result with nothing skipped, by torch's convolution."""
         return _ops.dense_conv2d(
@@ -118,6 +124,38 @@ class ConvCall:
             residual=self.residual,
             activation=self.activation,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class DeviationCall(ConvCall):
+    """A call of the op ``conv2d_deviation``, of the reference form.
+
+    Attributes:
+        base: as of the op. norm_input: norms that the layer before left, in blocks of one image.
+        leaves_norms: whether the call leaves norms of its output, too.
+    """
+
+    base: Tensor | None = None
+    norm_input: Tensor | None = None
+    leaves_norms: bool = False
+
+    def dense(self) -> Tensor:
+        return _ops.conv2d_deviation(*self._operands, **self._epilogue)
+
+    def skipping(self, norm_weight: Tensor | None = None, **setting: Any) -> Tensor:
+        options = {**setting, **self._epilogue, "norm_weight": norm_weight}
+        options["norm_input"] = self.norm_input
+        if self.leaves_norms:
+            return _ops.conv2d_deviation_with_norms(*self._operands, **options)[0]
+        return _ops.conv2d_deviation(*self._operands, **options)
+
+    @property
+    def _operands(self) -> tuple[Any, ...]:
+        return self.input, self.weight, self.base, *self.geometry
+
+    @property
+    def _epilogue(self) -> dict[str, Any]:
+        return {"residual": self.residual, "activation": self.activation}
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +263,17 @@ def spamm_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
+def bands_of(model: nn.Module) -> dict[str, Band | None]:
+    """The valid ratios that the layers of a model had when they were calibrated, by name."""
+    by_layer: dict[nn.Module, Band | None] = {}
+    for module in model.modules():
+        fused = fused_of(module)
+        if fused is not None:
+            by_layer |= fused.bands()
+    layers = spamm_layers(model)
+    return {name: band_of(layer) or by_layer.get(layer) for name, layer in layers.items()}
+
+
 def _fused_weights(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor | None]]:
     for module in model.modules():
         fused = fused_of(module)
@@ -242,12 +291,18 @@ def _weights(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
             yield weight, names[module]
 
 
+def _of_op(knobs: Knobs) -> dict[str, Any]:
+    """Knobs without those that are None: not every op takes a tensor as tau."""
+    return {name: value for name, value in knobs.items() if value is not None}
+
+
 # ---- Reading calls ------------------------------------------------------------------------------
 
 _GEOMETRY = ("stride", "padding", "dilation", "groups")
 _CONVOLUTION = ("input", "weight", "bias", *_GEOMETRY)
 _DEVIATION = ("input", "weight", "base", *_GEOMETRY)  # of the reference form
 _LINEAR = ("input", "weight", "bias")
+_TAKEN_AS_THEY_ARE = ("block", "pixel_block", "norm_weight", "residual")
 _KNOBS = ("threshold", "valid_ratio", "max_error")  # without one the op skips nothing
 _CONVOLUTIONS = (
     functional.conv2d,
@@ -255,10 +310,8 @@ _CONVOLUTIONS = (
     *(_ops.conv2d_with_norms, _ops.conv2d_with_norms.default),
 )
 
-_DEVIATIONS = (
-    *(_ops.conv2d_deviation, _ops.conv2d_deviation.default),
-    *(_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_with_norms.default),
-)
+_WITH_NORMS = (_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_with_norms.default)
+_DEVIATIONS = (_ops.conv2d_deviation, _ops.conv2d_deviation.default, *_WITH_NORMS)
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
@@ -266,10 +319,18 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     if func is functional.linear:
         return _linear_call({**dict(zip(_LINEAR, args, strict=False)), **kwargs})
     if func in _CONVOLUTIONS:
-        return _conv_call({**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs})
+        given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
+        return ConvCall(**_conv_arguments(given))
     if func in _DEVIATIONS:
         given = {**dict(zip(_DEVIATION, args, strict=False)), **kwargs}
-        return _conv_call(given) if any(given.get(knob) is not None for knob in _KNOBS) else None
+        if all(given.get(knob) is None for knob in _KNOBS):
+            return None
+        return DeviationCall(
+            **_conv_arguments(given),
+            base=given["base"],
+            norm_input=given.get("norm_input"),
+            leaves_norms=func in _WITH_NORMS,
+        )
     return None
 
 
@@ -281,7 +342,8 @@ def _linear_call(given: dict[str, Any]) -> LinearCall | None:
     return LinearCall(given["input"], given["weight"], knobs, block, given.get("norm_weight"))
 
 
-def _conv_call(given: dict[str, Any]) -> ConvCall:
+def _conv_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The attributes of a :class:`ConvCall`."""
     input, padding, dilation = given["input"], given.get("padding", 0), given.get("dilation", 1)
     stride, weight = functional._both(given.get("stride", 1)), given["weight"]
     dilation = functional._both(dilation)
@@ -289,15 +351,12 @@ def _conv_call(given: dict[str, Any]) -> ConvCall:
         input, padding = functional._explicit_padding(input, weight, stride, padding, dilation)
     if given.get("threshold") is not None:
         given = {**given, "tau": given["threshold"]}
-    return ConvCall(
-        input,
-        weight,
-        given.get("bias"),
-        (stride, functional._both(padding), dilation, given.get("groups", 1)),
-        as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error"))),
-        given.get("block"),
-        given.get("pixel_block"),
-        given.get("norm_weight"),
-        given.get("residual"),
-        as_activation(given.get("activation"), given.get("relu", False)),
-    )
+    return {
+        "input": input,
+        "weight": weight,
+        "bias": given.get("bias"),
+        "geometry": (stride, functional._both(padding), dilation, given.get("groups", 1)),
+        "knobs": as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error"))),
+        "activation": as_activation(given.get("activation"), given.get("relu", False)),
+        **{name: given.get(name) for name in _TAKEN_AS_THEY_ARE},
+    }

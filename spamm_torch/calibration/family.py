@@ -12,7 +12,7 @@ from torch import nn
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 from ..networks.leaves import Band
-from ..networks.plan import Engine
+from ..networks.plan import DENSE, Engine
 from .form import Form
 from .journal import Journal
 from .moves import Move, chosen_after, moves_of
@@ -118,19 +118,26 @@ class Family:
 
     def engines(self, chosen: Chosen, bands: Mapping[str, Band] = {}) -> dict[str, Engine]:
         """The engine of each layer with these moves, exact where there is none."""
-        engines = {name: times.exact_engine for name, times in self.times.items()}
+        engines = self._exact_engines()
         for name, setting in self._settings(chosen).items():
             engines[name] = Engine("spamm", setting, bands.get(name))
         return engines
+
+    def _exact_engines(self) -> dict[str, Engine]:
+        """The faster engine without a loss, of each layer."""
+        return {
+            name: self.form.exact if times.is_spamm_faster else DENSE
+            for name, times in self.times.items()
+        }
 
     def _settings(self, chosen: Chosen) -> dict[str, SpAMMConfig]:
         """What each layer skips with these moves: their shares, by thresholds of their own."""
         if not chosen:
             return {}
         wanted = {name: move.candidate for name, move in chosen.items()}
-        exact = {name: times.exact_engine for name, times in self.times.items()}
 
         def measure() -> Any:
+            exact = self._exact_engines()
             found = thresholds_for(self._model, self.form, self._inputs, exact, wanted)
             return {name: asdict(setting) for name, setting in found.items()}
 
@@ -148,14 +155,26 @@ class Family:
         )
         return "; ".join(shares) + self._of_form
 
+    def exact_ratio(self, layer: str) -> float:
+        """The valid ratio of a layer whose engine loses nothing."""
+        is_spamm = layer in self.times and self.times[layer].is_spamm_faster
+        return self.statistics[layer].exact_ratio if is_spamm else 1.0
+
     def weighted(self, ratios: Mapping[str, float]) -> float:
-        """The mean valid ratio by multiplications, over the layers that can skip."""
+        """The mean valid ratio by multiplications, over the layers that can skip.
+
+        Args:
+            ratios: of layers by name; the others lose nothing.
+        """
         weights = {
             name: layer.multiplications
             for name, layer in self.statistics.items()
             if name not in self.form.reasons
         }
-        valid = sum(weight * ratios.get(name, 1.0) for name, weight in weights.items())
+        valid = sum(
+            weight * (ratios[name] if name in ratios else self.exact_ratio(name))
+            for name, weight in weights.items()
+        )
         return valid / sum(weights.values()) if weights else 1.0
 
 
@@ -167,7 +186,8 @@ def _read_layer(kept: Any) -> LayerStatistics:
         )
         for each in kept["candidates"]
     ]
-    return LayerStatistics(float(kept["multiplications"]), tuple(candidates))
+    multiplications, exact_ratio = (float(kept[n]) for n in ("multiplications", "exact_ratio"))
+    return LayerStatistics(multiplications, tuple(candidates), exact_ratio)
 
 
 def _read_times(kept: Any) -> LayerTimes:

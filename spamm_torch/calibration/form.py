@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from typing import TypeAlias
 
-from torch import nn
+from torch import Tensor, nn
 
 from ..networks.channel_groups import Order
 from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
@@ -14,16 +16,24 @@ from ..networks.conversion import Conversion
 from ..networks.example import Example
 from ..networks.fused import ORDER, fused_of
 from ..networks.leaves import is_converted_leaf, reason_not_to_convert, reason_not_to_skip, shape_of
+from ..networks.lossless import lossless
 from ..networks.order import images_a_block
 from ..networks.plan import DENSE, Engine
+from ..networks.reference import ReferenceConversion
 from ..networks.report import ConvertReport
 from ..networks.request import Request
 from ..networks.state import Snapshot
 from ..nn import SpAMMConv2d
 
+PixelBlock: TypeAlias = tuple[int, int, int]
+
 SPAMM = Engine("spamm", NOTHING_SKIPPED)
 
-_MAY_SKIP = Engine("spamm", SpAMMConfig(tau=1e-30))
+IMAGES_FIRST = (64, 1, 1)
+PIXEL_BLOCKS = (IMAGES_FIRST, (1, 8, 8))  # by position in the picture, and image by image
+
+_NEARLY_ZERO = 1e-30  # a product of norms below the rounding of any sum that counts
+_MAY_SKIP = Engine("spamm", SpAMMConfig(tau=_NEARLY_ZERO))
 
 
 class Form:
@@ -34,17 +44,34 @@ class Form:
         reasons: why some of them cannot skip, by name.
         order_block: so many images share a block at most, and batches are put in order of likeness
             for it; None: batches are as they come.
+        exact: the engine that computes a layer by the op ``conv2d`` without a loss. In the
+            reference form it skips zeros.
+        observed: the engine with which a layer is looked at: as it will be when it skips, but
+            without a loss.
+        pixel_blocks: those in which layers may skip.
     """
 
     def __init__(
-        self, model: nn.Module, example: Example, reorder_by: Example | None = None
+        self,
+        model: nn.Module,
+        example: Example,
+        reorder_by: Example | None = None,
+        picture: Tensor | None = None,
     ) -> None:
-        """``reorder_by``: an input by which channels are put in order; None: the model's own."""
-        self._model, self._example = model, example
+        """``reorder_by``: an input by which channels are put in order; None: the model's own.
+        ``picture``: the reference of the reference form, as the model takes it; None: no such form.
+        """
+        self._model, self._example, self._picture = model, example, picture
         self._orders: Mapping[str, Order] = {}
         self.order_block: int | None = None
         self.layers = _layers(model)
-        self.reasons = _reasons(self.layers)
+        self.exact = self.observed = SPAMM
+        self.pixel_blocks: tuple[PixelBlock, ...] = PIXEL_BLOCKS
+        self.reasons: Mapping[str, str] = {}
+        if picture is None:
+            self.reasons = _reasons(self.layers)
+        else:  # what is nearly zero does not ask for channels that fill a block
+            self._take_blocks_of(lossless(picture.dtype))
         # Every convolution gets an engine here, so that none is measured; several calls of one
         # layer have names of their own, which the first conversion tells.
         self._calls = [n for n, module in model.named_modules() if isinstance(module, nn.Conv2d)]
@@ -60,6 +87,13 @@ class Form:
         form.order_block = block
         return form
 
+    def _take_blocks_of(self, setting: SpAMMConfig) -> None:
+        """Skips zeros by this setting, and more in its blocks."""
+        assert setting.pixel_block is not None
+        self.exact, self.pixel_blocks = Engine("spamm", setting), (setting.pixel_block,)
+        # Any other tau: layers that skip zeros alone may be computed in other blocks.
+        self.observed = Engine("spamm", replace(setting, tau=_NEARLY_ZERO))
+
     def shape(self, layer: str) -> str:
         """A layer's shape in a few characters."""
         return shape_of(self.layers[layer])
@@ -73,7 +107,7 @@ class Form:
         before = Snapshot(self._model)
         try:
             request = self._request(engines, self._orders)
-            report = Conversion(self._model, request, self._example, fuse=True).run()
+            report = self._conversion(request).run()
             if self.order_block is not None and fused_of(self._model) is not None:
                 block = images_a_block(report) or self.order_block
                 self._model.__dict__[ORDER] = max(block, self.order_block)
@@ -81,6 +115,11 @@ class Form:
             yield report
         finally:
             before.restore()
+
+    def _conversion(self, request: Request) -> Conversion:
+        if self._picture is None:
+            return Conversion(self._model, request, self._example, fuse=True)
+        return ReferenceConversion(self._model, request, self._example, self._picture)
 
     def _request(self, engines: Mapping[str, Engine], orders: Mapping[str, Order]) -> Request:
         by_call = {
@@ -105,7 +144,7 @@ def _layer(call: str) -> str:
     return call.partition("#")[0]
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, has_reference: bool) -> None:
     """Raises ValueError unless a model is not converted and has a convolution that can skip."""
     for name, module in model.named_modules():
         if fused_of(module) is not None or is_converted_leaf(module):
@@ -114,7 +153,7 @@ def check_model(model: nn.Module) -> None:
                 f"{name or type(model).__name__} is (call revert_ first)"
             )
     layers = _layers(model)
-    if len(_reasons(layers)) == len(layers):
+    if len(layers) == (0 if has_reference else len(_reasons(layers))):
         raise ValueError(
             "calibrate expects a model with convolutions that can skip; got "
             f"{type(model).__name__}, which has none ({len(layers)} others)"

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from ..networks.example import Example
 
-_FORMAT = "spamm_torch calibration 3"
+_FORMAT = "spamm_torch calibration 4"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in texts of objects, another in each process
 
 Result = TypeVar("Result")
@@ -97,12 +97,18 @@ def check_journal(journal: Any) -> None:
 
 
 def journal_settings(
-    model: nn.Module, inputs: list[Example], example: Example, device: str, reorder: bool
+    model: nn.Module,
+    inputs: list[Example],
+    example: Example,
+    device: str,
+    reorder: bool,
+    reference: Tensor | None,
 ) -> dict[str, Any]:
     """What decides the results, by name: a journal of others is refused.
 
     Args:
         inputs: those of the statistics. example: what is timed; its values do not matter.
+        reference: the picture of the reference form; None: no such form.
     """
     from .. import __version__
 
@@ -114,6 +120,7 @@ def journal_settings(
         "example_input": _form(example),
         "device": device,
         "reorder": reorder,
+        "reference": None if reference is None else _digest([reference]),
         "version of spamm_torch": __version__,
         "version of torch": torch.__version__,
     }

@@ -10,8 +10,8 @@ from torch.utils import _pytree as pytree
 
 from ..networks.example import Example, difference
 from ..networks.fused import fused_of
-from .form import SPAMM, Form
-from .statistics import IMAGES_FIRST, LayerStatistics, OnBatch, measure_layers
+from .form import IMAGES_FIRST, SPAMM, Form
+from .statistics import LayerStatistics, OnBatch, measure_layers
 
 _AT = 0.5  # the valid ratio at which the errors are compared
 _MUST_GAIN = 0.95  # of the squared error as batches come: in order it must be less

@@ -18,13 +18,13 @@ class CalibrationRow:
 
     Attributes:
         name: fully qualified. shape: as in "64 > 128, 3x3".
-        setting: what it skips; None where nothing is.
+        setting: what it skips; None where nothing is. In the reference form also what skips zeros.
         valid_ratio: the share of block products that it computes, measured with all settings in
             place; 1 where nothing is skipped.
         error: of its output after the activation, relative, with the layers before it exact.
         dense_us, chosen_us: microseconds: the faster engine that skips nothing, measured, and what
             was chosen, on a straight line by valid ratio through what was measured.
-        reason: why nothing is skipped; "" where something is.
+        reason: why nothing is skipped, or zeros alone; "" where something is.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Outcome:
         before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
             converted with nothing skipped, and as chosen.
         order_batch: whether the settings are for batches in order of likeness. reorder: whether for
-            channels in the order of their norms.
+            channels in the order of their norms. reference: whether for the reference form.
         note: why nothing is skipped or installed, where that is so.
     """
 
@@ -68,6 +68,7 @@ class Outcome:
     after_us: float
     order_batch: bool = False
     reorder: bool = False
+    reference: bool = False
     note: str = ""
 
 
@@ -124,19 +125,21 @@ def _footer(outcome: Outcome) -> list[str]:
     searched = "not tried"
     if outcome.searched_drop is not None:
         searched = f"{outcome.searched_drop:.3g}"
+    exact = "zeros alone skipped" if outcome.reference else "nothing skipped"
     lines = [
         f"valid: {outcome.valid_ratio:.1%} of the products, weighted by multiplications",
         f"drop: {outcome.drop:.3g} of {outcome.max_drop:g} allowed on unseen data{resolution}"
         f"{changed}; {searched} where it was searched; "
         f"{outcome.evaluations} evaluations",
         f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
-        f"with nothing skipped, {outcome.after_us:.0f} us as chosen",
+        f"with {exact}, {outcome.after_us:.0f} us as chosen",
     ]
     orders = [
         what
         for what, is_there in (
             ("batches in order of likeness", outcome.order_batch),
             ("channels in the order of their norms", outcome.reorder),
+            ("deviations from a reference picture", outcome.reference),
         )
         if is_there
     ]

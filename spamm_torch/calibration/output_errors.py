@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 
 from ..networks.example import Example
 from ..networks.plan import Engine
-from .form import SPAMM, Form
+from .form import Form
 from .inputs import batch_size
 from .statistics import Candidate, LayerStatistics
 
-PROBES = (0.5, 0.26)  # valid ratios: about where settings are looked for, and well below
+# Shares of what is computed without a loss: about where settings are looked for, and well below.
+PROBES = (0.5, 0.26)
 _INPUTS = 128
 
 OnLayer = Callable[[str], None]
@@ -44,7 +45,7 @@ def with_output_errors(
     inputs = list(_first(inputs))
 
     def outputs(engines: Mapping[str, Engine]) -> list[Any]:
-        with form.installed({**dict.fromkeys(form.layers, SPAMM), **engines}):
+        with form.installed({**dict.fromkeys(form.layers, form.observed), **engines}):
             return [pytree.tree_leaves(example.call(model)) for example in inputs]
 
     exact = outputs({})
@@ -52,7 +53,7 @@ def with_output_errors(
     for name, layer in statistics.items():
         on_layer(name)
         points = []
-        for candidate in _probes(layer.candidates):
+        for candidate in _probes(layer):
             skipping = outputs({name: Engine("spamm", candidate.setting)})
             points.append((candidate.error, _relative_error(skipping, exact)))
         law = _power_law(points)
@@ -69,12 +70,13 @@ def _first(inputs: Sequence[Example]) -> Iterator[Example]:
         count += batch_size((example.args, example.kwargs))
 
 
-def _probes(candidates: Sequence[Candidate]) -> list[Candidate]:
+def _probes(layer: LayerStatistics) -> list[Candidate]:
     """At most two candidates that lose something, and not the same."""
     found: list[Candidate] = []
-    for ratio in PROBES:
+    for share in PROBES:
+        ratio = share * layer.exact_ratio
         errors = {candidate.error for candidate in found}
-        rest = [each for each in candidates if each.error > 0 and each.error not in errors]
+        rest = [each for each in layer.candidates if each.error > 0 and each.error not in errors]
         if rest:
             found.append(min(rest, key=lambda each: abs(each.valid_ratio - ratio)))
     return found

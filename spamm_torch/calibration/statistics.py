@@ -1,16 +1,16 @@
 """What skipping does to each layer: thresholds, relative errors and times, without labels.
 
 Two passes over some 512 inputs with nothing skipped. The first pools each layer's norm maps and
-finds the thresholds of eight valid ratios in two shapes of pixel blocks. The second computes the
+finds the thresholds of eight valid ratios in each shape of pixel blocks. The second computes the
 layer's output with each of them beside the exact one. Each layer's error is its own: the layers
-before it skip nothing.
+before it skip nothing. In the reference form ratios are shares of the products that are not zero.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,13 @@ from torch import Tensor, nn
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 from .calls import Call, ConvCall, watch
-from .form import SPAMM, Form
+from .form import Form, PixelBlock
 from .inputs import batch_size
 
 _ops = torch.ops.spamm_torch
 
 RATIOS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.34, 0.26, 0.18)
-IMAGES_FIRST = (64, 1, 1)
-PIXEL_BLOCKS = (IMAGES_FIRST, (1, 8, 8))  # by position in the picture, and image by image
 
-PixelBlock: TypeAlias = tuple[int, int, int]
 OnBatch = Callable[[int, int], None]  # the number of the pass and of the batch
 
 
@@ -50,10 +47,16 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Attributes: the multiplications for one input, and the settings that it may get."""
+    """What is known of a layer.
+
+    Attributes:
+        multiplications: for one input. candidates: the settings that it may get.
+        exact_ratio: the share of block products that are not skipped without a loss.
+    """
 
     multiplications: float
     candidates: tuple[Candidate, ...]
+    exact_ratio: float = 1.0
 
 
 def measure_layers(
@@ -62,7 +65,7 @@ def measure_layers(
     inputs: Sequence[Example],
     on_batch: OnBatch,
     ratios: Sequence[float] = RATIOS,
-    pixel_blocks: Sequence[PixelBlock] = PIXEL_BLOCKS,
+    pixel_blocks: Sequence[PixelBlock] | None = None,
 ) -> dict[str, LayerStatistics]:
     """The statistics of the layers of a form that are called.
 
@@ -70,12 +73,15 @@ def measure_layers(
     skipped by any threshold, and there is no candidate.
 
     Args:
-        ratios, pixel_blocks: each layer is measured at these valid ratios in each of these blocks.
+        ratios: each layer is measured at these valid ratios.
+        pixel_blocks: in each of these; None: of the form.
     """
-    pools = {name: _Pool(pixel_blocks if name not in form.reasons else ()) for name in form.layers}
+    blocks = form.pixel_blocks if pixel_blocks is None else pixel_blocks
+    pools = {name: _Pool(blocks if name not in form.reasons else ()) for name in form.layers}
+    exact = form.exact.setting
 
     def run(pass_number: int, on_call: Callable[[str, Call], None]) -> None:
-        with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, on_call):
+        with form.installed(dict.fromkeys(form.layers, form.observed)), watch(model, on_call):
             for number, example in enumerate(inputs):
                 on_batch(pass_number, number)
                 example.call(model)
@@ -90,7 +96,7 @@ def measure_layers(
 
     run(0, gather)
     for pool in pools.values():
-        pool.find_taus(ratios)
+        pool.find_taus(ratios, exact)
     run(1, compare)
     count = sum(batch_size((example.args, example.kwargs)) for example in inputs)
     return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
@@ -114,6 +120,7 @@ class _Pool:
     multiplications: int = 0
     output: Any = 0.0  # the sum of the output's squares
     weight_norms: Tensor | None = None
+    exact_ratio: float = 1.0
     skip_norms: dict[PixelBlock, list[Tensor]] = field(default_factory=dict)
     trials: list[_Trial] = field(default_factory=list)
 
@@ -125,16 +132,21 @@ class _Pool:
             self.weight_norms = maps.norm_a
             self.skip_norms.setdefault(pixel_block, []).append(maps.skip_norm_b)
 
-    def find_taus(self, ratios: Sequence[float]) -> None:
-        """The candidates' thresholds, from the maps of all calls."""
+    def find_taus(self, ratios: Sequence[float], exact: SpAMMConfig | None) -> None:
+        """The candidates' thresholds, from the maps of all calls; ``exact`` loses nothing."""
+        assert exact is not None
         norms = self.weight_norms
         for pixel_block, parts in self.skip_norms.items():
             assert norms is not None
             pooled = torch.cat(parts, -1)
-            taus = torch.stack([_ops.find_tau(norms, pooled, ratio) for ratio in ratios])
+            most = _ops.valid_ratio(norms, pooled, norms.new_tensor(exact.tau)).item()
+            self.exact_ratio = most
+            if not most:  # no product to skip
+                continue
+            taus = torch.stack([_ops.find_tau(norms, pooled, most * ratio) for ratio in ratios])
             found = torch.stack([_ops.valid_ratio(norms, pooled, tau) for tau in taus])
             for tau, ratio in dict(zip(taus.tolist(), found.tolist(), strict=True)).items():
-                if tau > 0 and ratio < 1:
+                if tau > 0 and ratio < most:
                     setting = SpAMMConfig(tau=tau, pixel_block=pixel_block)
                     self.trials.append(_Trial(setting, ratio))
         self.skip_norms.clear()
@@ -157,7 +169,8 @@ class _Pool:
             if error < torch.inf:
                 root = error**0.5
                 candidates.append(Candidate(trial.setting, trial.valid_ratio, root, root))
-        return LayerStatistics(self.multiplications / inputs, tuple(candidates))
+        multiplications = self.multiplications / inputs
+        return LayerStatistics(multiplications, tuple(candidates), self.exact_ratio)
 
 
 def _square(values: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import nn
 
 from .._info import SkipInfo, skip_info
 from .._table import table
-from ..networks.leaves import Band, band_of
-from .calls import Call, Watch, spamm_layers, watch
+from ..networks.leaves import Band
+from .calls import Call, Watch, bands_of, spamm_layers, watch
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ModelStats(Mapping[str, LayerStats]):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._bands = {name: band_of(layer) for name, layer in spamm_layers(model).items()}
+        self._bands = bands_of(model)
         self._infos: dict[str, list[tuple[int, SkipInfo]]] = {name: [] for name in self._bands}
         self._read: dict[str, LayerStats] = {}
         self._watch: Watch | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,15 @@ def thresholds_for(
         wanted: of the others; their valid ratios and pixel blocks are kept, their taus are not.
     """
 
+    least = form.exact.setting
+    assert least is not None
+
+    def held(candidate: Candidate, tau: Tensor) -> SpAMMConfig:
+        number = tau.item()
+        if not 0 < number < math.inf:  # where norms are none, there is nothing to skip by
+            number = 0.0
+        return replace(candidate.setting, tau=max(number, least.tau or 0.0))
+
     def run(settings: Mapping[str, SpAMMConfig], on_call: OnCall) -> None:
         engines = {name: Engine("spamm", setting) for name, setting in settings.items()}
         with form.installed({**exact, **engines}), watch(model, on_call):
@@ -66,9 +76,9 @@ def thresholds_for(
 
     run({name: _searching(candidate) for name, candidate in wanted.items()}, search)
     means = {name: torch.stack(taus).mean() for name, taus in own.items()}
-    run({name: _held(wanted[name], tau) for name, tau in means.items()}, gather)
+    run({name: held(wanted[name], tau) for name, tau in means.items()}, gather)
     return {
-        name: _held(
+        name: held(
             candidate,
             _ops.find_tau(
                 weight_norms[name], torch.cat(skip_norms[name], -1), candidate.valid_ratio
@@ -81,10 +91,3 @@ def thresholds_for(
 def _searching(candidate: Candidate) -> SpAMMConfig:
     block = candidate.setting.pixel_block
     return SpAMMConfig(valid_ratio=candidate.valid_ratio, pixel_block=block)
-
-
-def _held(candidate: Candidate, tau: Tensor) -> SpAMMConfig:
-    number = tau.item()
-    if not 0 < number < math.inf:  # where norms are none, there is nothing to skip by
-        number = 0.0
-    return SpAMMConfig(tau=number, pixel_block=candidate.setting.pixel_block)

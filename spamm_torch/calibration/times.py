@@ -10,12 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
+from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from ..networks.plan import DENSE, Engine
 from ..networks.timing import times_of
 from .calls import Call, ConvCall, watch
-from .form import SPAMM, Form
+from .form import Form
 from .statistics import LayerStatistics
 
 _ops = torch.ops.spamm_torch
@@ -44,7 +43,9 @@ def measure(calls: Mapping[Trial, Callable[[], Any]], device: torch.device) -> d
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Microseconds of a layer by its engines that skip nothing, and by each of its candidates."""
+    """Microseconds of a layer by its engines without a loss, dense and of the op ``conv2d``, and
+    by each of its candidates.
+    """
 
     dense: float
     spamm: float
@@ -52,13 +53,12 @@ class LayerTimes:
 
     @property
     def baseline(self) -> float:
-        """The time of the faster engine that skips nothing."""
-        return self.spamm if self.exact_engine == SPAMM else self.dense
+        """The time of the faster engine without a loss."""
+        return self.spamm if self.is_spamm_faster else self.dense
 
     @property
-    def exact_engine(self) -> Engine:
-        """The faster engine that skips nothing."""
-        return SPAMM if self.spamm * MUST_WIN < self.dense else DENSE
+    def is_spamm_faster(self) -> bool:
+        return self.spamm * MUST_WIN < self.dense
 
     def __add__(self, other: LayerTimes) -> LayerTimes:
         candidates = map(sum, zip(self.candidates, other.candidates, strict=True))
@@ -106,24 +106,44 @@ def time_layers(
     def time(name: str, call: Call) -> None:
         if name in statistics and isinstance(call, ConvCall):
             on_layer(name)
-            found = _layer_times(name, call, statistics[name])
+            found = _layer_times(name, call, form.exact.setting, statistics[name])
             times[name] = times[name] + found if name in times else found
 
-    with form.installed(dict.fromkeys(form.layers, SPAMM)), watch(model, time):
+    with form.installed(dict.fromkeys(form.layers, form.observed)), watch(model, time):
         example.call(model)
-    return times
+    if form.exact == form.observed:
+        return times
+    return _with_exact_calls(model, form, example, times)
 
 
-def _layer_times(name: str, call: ConvCall, statistics: LayerStatistics) -> LayerTimes:
+def _layer_times(
+    name: str, call: ConvCall, exact: SpAMMConfig | None, statistics: LayerStatistics
+) -> LayerTimes:
     calls: dict[Trial, Callable[[], Any]] = {
         Trial(name, "dense"): call.dense,
-        Trial(name, "spamm", NOTHING_SKIPPED): lambda: call.skipping(threshold=0.0),
+        Trial(name, "spamm", exact): call.again,
     }
     for candidate in statistics.candidates:
         trial = Trial(name, "spamm", candidate.setting, candidate.valid_ratio)
         calls[trial] = _skipping(call, candidate.setting)
     dense, spamm, *others = measure(calls, call.input.device).values()
     return LayerTimes(dense, spamm, tuple(others))
+
+
+def _with_exact_calls(
+    model: nn.Module, form: Form, example: Example, times: Mapping[str, LayerTimes]
+) -> dict[str, LayerTimes]:
+    """The times with those of calls as the form's exact engine makes them, in their own layouts."""
+    exact = dict.fromkeys(times, 0.0)
+
+    def time(name: str, call: Call) -> None:
+        if name in exact and isinstance(call, ConvCall):
+            trial = Trial(name, "spamm", form.exact.setting)
+            exact[name] += measure({trial: call.again}, call.input.device)[trial]
+
+    with form.installed(dict.fromkeys(form.layers, form.exact)), watch(model, time):
+        example.call(model)
+    return {name: replace(found, spamm=exact[name]) for name, found in times.items()}
 
 
 def _skipping(call: ConvCall, setting: SpAMMConfig) -> Callable[[], Any]:

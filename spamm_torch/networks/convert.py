@@ -18,7 +18,7 @@ from .leaves import is_converted_leaf, revert_leaf
 from .order import forget_order, order_batches
 from .reference import ReferenceConversion, check_reference
 from .report import ConvertReport
-from .request import read_request
+from .request import check_like_settings, read_request
 from .state import Snapshot
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -98,10 +98,11 @@ def convert_(
         ValueError: an override that names no convolution, a settings file of another model or none
             at all, an example that the model cannot take, a model without ``nn.Conv2d``, settings
             that no layer can have; a reference that is not one finite picture of floats, or comes
-            without values (on the device meta, of itself or the model); with ``order_batch``, a
-            model without a generated forward as a whole, and results that have not the batch as
-            first dimension; ``reorder``, or a settings file in an order of channels, with
-            ``fuse=False`` or with a ``reference``.
+            without values (on the device meta, of itself or the model); a settings file that was
+            made with a reference, without one of its shape here, and the other way round; with
+            ``order_batch``, a model without a generated forward as a whole, and results that have
+            not the batch as first dimension; ``reorder``, or a settings file in an order of
+            channels, with ``fuse=False`` or with a ``reference``.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -122,6 +123,7 @@ def convert_(
         raise ValueError("settings for ordered batches must come with fuse=True; got fuse=False")
     example = None if example_input is None else Example(example_input)
     picture = None if reference is None else check_reference(reference, model, example, fuse)
+    check_like_settings(request, picture)
     before = Snapshot(model)
     try:
         revert_(model)

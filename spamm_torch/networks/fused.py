@@ -27,6 +27,7 @@ from ..ordered_batch import in_order
 from .channel_groups import Order
 from .fold import folded
 from .generate import Forward, generate
+from .leaves import Band
 from .norm_flow import norm_flow
 from .plan import Engine, Plan
 from .proof import Proof
@@ -221,6 +222,10 @@ class Fused:
         weights = [*self.operands[::3], *(None for _ in self._sources)]
         both = zip(self._sources, weights, strict=False)
         return [(source.conv, weight) for source, weight in both if source.engine.kind == "spamm"]
+
+    def bands(self) -> dict[nn.Module, Band | None]:
+        """The valid ratios that convolutions had when they were calibrated."""
+        return {source.conv: source.engine.band for source in self._sources}
 
     # ---- Operands -------------------------------------------------------------------------------
 

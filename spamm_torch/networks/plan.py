@@ -32,6 +32,11 @@ class Engine:
     band: Band | None = None
     pools: bool = False
 
+    @property
+    def may_skip(self) -> bool:
+        """Whether its setting skips anything, zeros too."""
+        return self.setting is not None and not self.setting.skips_nothing
+
 
 DENSE = Engine("dense")
 LEFT = Engine("left")

@@ -101,6 +101,7 @@ class ReferenceConversion(Conversion):
         fused = filter(None, map(fused_of, self._model.modules()))
         if any(found.reference is not None for found in fused):
             report.notes += ("generated forwards compute deviations from the reference picture",)
+        report.reference = tuple(self._picture.shape)
         return report
 
     def _capture(self) -> list[Island]:
@@ -165,6 +166,8 @@ class ReferenceConversion(Conversion):
         setting = self._request.setting_of(layer_of(site.name))
         layout = self._flow.layouts.get(site.name)
         if layout is None or choice.engine != DENSE or choice.times:
+            return choice
+        if site.name in self._request.engines:
             return choice
         if setting != lossless(self._picture.dtype):
             return choice

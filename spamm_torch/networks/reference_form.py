@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..chain import computes_output_norms
 from .fused import Fused
@@ -37,7 +37,7 @@ class ReferenceForm(Fused):
                 plan, shapes_of(island, _like(self.reference, plan.fused[0].conv.weight))
             )
         self.forward, self._base = code.forward, code.base
-        self._layouts = code.layouts
+        self._layouts, self._first_in_layouts = code.layouts, 0
         # Its norms are of single images: the same for batches of few.
         self._forward_with_norms = self._forward_of_few = code.forward_with_norms
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
@@ -45,6 +45,12 @@ class ReferenceForm(Fused):
     def serves(self, args: tuple[Any, ...]) -> bool:
         """As of a generated forward, for arguments that are like the reference but in number."""
         return super().serves(args) and list(map(_kind, args)) == self._taken
+
+    def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
+        """As of a generated forward, with the weights in layouts of their own."""
+        weights = self.operands[self._first_in_layouts :: 3]  # none where no norms are passed on
+        in_layouts = zip(self._layouts, weights, strict=False)
+        return [*super().spamm_weights(), *((conv, weight) for (_, conv, _), weight in in_layouts)]
 
     def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
         return not torch.compiler.is_compiling() and computes_output_norms(
@@ -67,6 +73,7 @@ class ReferenceForm(Fused):
         self._taken = [_kind(arg) for arg in reference]
         # All or none: they are counted from the end, whatever their types.
         norms = computes_output_norms(reference[0].device, reference[0].dtype)
+        self._first_in_layouts = len(found) + len(held)
         return [*found, *held, *(self._operands_of_layouts(found) if norms else [])]
 
     def _operands_of_layouts(self, found: list[Tensor | None]) -> list[Tensor | None]:

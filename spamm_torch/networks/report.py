@@ -56,11 +56,13 @@ class ConvertReport(tuple[Row, ...]):
             was measured.
         device: on which the model was converted; a GPU's name.
         order_batch: whether batches are put in order of likeness.
+        reference: the shape of the picture of the reference form; None: no such form.
     """
 
     notes: tuple[str, ...]
     device: str
     order_batch: bool = False
+    reference: tuple[int, ...] | None = None
 
     def __new__(
         cls, rows: Iterable[Row], notes: Iterable[str] = (), device: str = ""
@@ -89,6 +91,7 @@ class ConvertReport(tuple[Row, ...]):
             "device": self.device,
             "versions": {"spamm_torch": __version__, "torch": torch.__version__},
             "order_batch": self.order_batch,
+            "reference": self.reference,
             "layers": {row.name: _layer_to_dict(row) for row in self},
             "notes": list(self.notes),
         }

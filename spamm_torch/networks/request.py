@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from .._arguments import is_integer, is_number
 from .channel_groups import Order
@@ -33,6 +33,7 @@ class Request:
         engines: the engines of calls by name, from a settings file; they are not chosen again.
         orders: the orders of the channels that calls compute, likewise.
         order_batch: whether the settings file is for batches in order of likeness.
+        reference: the shape of the reference for which the settings file is; None: for none.
     """
 
     config: SpAMMConfig | None
@@ -41,6 +42,7 @@ class Request:
     engines: Mapping[str, Engine]
     orders: Mapping[str, Order] = field(default_factory=dict)
     order_batch: bool = False
+    reference: tuple[int, ...] | None = None
 
     @property
     def asks_to_skip(self) -> bool:
@@ -62,7 +64,7 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.Conv2d)
     }
-    settings = _Settings({}, {}, False)
+    settings = _Settings({}, {}, False, None)
     if isinstance(config, (str, os.PathLike)):
         config, settings = None, _read_settings(config, convolutions)
     elif config is not None and not isinstance(config, SpAMMConfig):
@@ -75,6 +77,17 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
     named = frozenset(known_as[key] for key in overrides if key in known_as)
     own = {known_as[name]: setting for name, setting in by_name.items()}
     return Request(config, own, named, *settings)
+
+
+def check_like_settings(request: Request, reference: Tensor | None) -> None:
+    """Raises ValueError where a settings file is for another reference form, or for none."""
+    shape = None if reference is None else tuple(reference.shape)
+    if request.engines and shape != request.reference:
+        expected, got = (
+            "no reference" if form is None else f"a reference of shape {form}"
+            for form in (request.reference, shape)
+        )
+        raise ValueError(f"the settings must come with {expected}, as they were made; got {got}")
 
 
 def _first_names(modules: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -140,6 +153,7 @@ class _Settings(NamedTuple):
     engines: Mapping[str, Engine]
     orders: Mapping[str, Order]
     order_batch: bool
+    reference: tuple[int, ...] | None
 
 
 def _read_settings(
@@ -159,6 +173,7 @@ def _read_settings(
         ]
         found = {name: entry["order"] for name, entry in layers.items() if "order" in entry}
         order_batch = settings.get("order_batch", False)
+        reference = settings.get("reference")
     except OSError as error:
         raise ValueError(f"config must be a settings file that can be read; got {error}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -196,7 +211,7 @@ def _read_settings(
         name: _order(name, order, convolutions[name.partition("#")[0]])
         for name, order in found.items()
     }
-    return _Settings(engines, orders, order_batch)
+    return _Settings(engines, orders, order_batch, _reference(reference))
 
 
 def _check_version(file_format: Any, version: Any) -> None:
@@ -252,6 +267,14 @@ def _band(name: str, band: Any) -> Band | None:
             f"{band!r} for {name!r}"
         )
     return band[0], band[1]
+
+
+def _reference(shape: Any) -> tuple[int, ...] | None:
+    if shape is None:
+        return None
+    if not isinstance(shape, list) or not all(map(is_integer, shape)):
+        raise ValueError(f"the settings must have a shape or null as reference; got {shape!r}")
+    return tuple(shape)
 
 
 def _order(name: str, order: Any, layer: nn.Conv2d) -> Order:

@@ -6,8 +6,8 @@ from tiny import dark_pictures, tiny_network
 from torch import nn
 
 from spamm_torch import SpAMMConv2d, record_stats
-from spamm_torch.calibration.form import Form
-from spamm_torch.calibration.statistics import PIXEL_BLOCKS, RATIOS, measure_layers
+from spamm_torch.calibration.form import PIXEL_BLOCKS, Form
+from spamm_torch.calibration.statistics import RATIOS, measure_layers
 from spamm_torch.networks.example import Example
 
 

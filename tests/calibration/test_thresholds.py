@@ -5,8 +5,8 @@ import torch
 from tiny import dark_pictures, tiny_network
 
 from spamm_torch import record_stats
-from spamm_torch.calibration.form import SPAMM, Form
-from spamm_torch.calibration.statistics import PIXEL_BLOCKS, measure_layers
+from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form
+from spamm_torch.calibration.statistics import measure_layers
 from spamm_torch.calibration.thresholds import thresholds_for
 from spamm_torch.networks.example import Example
 from spamm_torch.networks.plan import Engine
