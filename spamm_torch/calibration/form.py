@@ -63,6 +63,7 @@ class Form:
         """
         self._model, self._example, self._picture = model, example, picture
         self._orders: Mapping[str, Order] = {}
+        self._conversion: Conversion | None = None  # found once, whatever engines there are
         self.order_block: int | None = None
         self.layers = _layers(model)
         self.exact = self.observed = SPAMM
@@ -79,7 +80,7 @@ class Form:
         with self.installed({}) as report:
             self._calls = [row.name for row in report if _layer(row.name) in self._calls]
         if reorder_by is not None:
-            self._orders = self._orders_by(reorder_by)
+            self._orders, self._conversion = self._orders_by(reorder_by), None
 
     def with_ordered_batches(self, block: int) -> Form:
         """The same form with batches in order of likeness."""
@@ -107,7 +108,7 @@ class Form:
         before = Snapshot(self._model)
         try:
             request = self._request(engines, self._orders)
-            report = self._conversion(request).run()
+            report = self._convert(request)
             if self.order_block is not None and fused_of(self._model) is not None:
                 block = images_a_block(report) or self.order_block
                 self._model.__dict__[ORDER] = max(block, self.order_block)
@@ -116,10 +117,18 @@ class Form:
         finally:
             before.restore()
 
-    def _conversion(self, request: Request) -> Conversion:
+    def _convert(self, request: Request) -> ConvertReport:
+        if self._conversion is not None:
+            return self._conversion.run_again(request)
+        conversion: Conversion
         if self._picture is None:
-            return Conversion(self._model, request, self._example, fuse=True)
-        return ReferenceConversion(self._model, request, self._example, self._picture)
+            conversion = Conversion(self._model, request, self._example, fuse=True)
+        else:
+            conversion = ReferenceConversion(self._model, request, self._example, self._picture)
+        report = conversion.run()
+        if request.engines:  # the first one tells which calls there are
+            self._conversion = conversion
+        return report
 
     def _request(self, engines: Mapping[str, Engine], orders: Mapping[str, Order]) -> Request:
         by_call = {

@@ -64,9 +64,27 @@ class Conversion:
         self._islands = self._capture() if fuse else []
         self._calls: Mapping[nn.Module, Calls] = {}
         self._inputs: Mapping[nn.Module, list[Tensor]] = {}
+        self._plans: dict[Island, list[Site]] = {}
+        self._sites: list[Site] = []
 
     def run(self) -> ConvertReport:
         """Converts the model and says what was done to it."""
+        self._prepare()
+        return self._install()
+
+    def run_again(self, request: Request) -> ConvertReport:
+        """The same for a model as it was then, with the engines of another request. Parts are not
+        compared again, and nothing is measured.
+
+        Args:
+            request: with engines for all calls, and otherwise as it was.
+        """
+        self._request = request
+        self._calls, self._inputs = {}, {}
+        return self._install()
+
+    def _prepare(self) -> None:
+        """Finds what can be converted, whichever engines it gets."""
         if self._example is not None:
             roots = [island.module for island in self._islands]
             self._calls, self._inputs = self._example.record(self._model, roots)
@@ -76,6 +94,10 @@ class Conversion:
         self._leave_what_differs(plans)
         sites = [site for found in plans.values() for site in found]
         sites += self._lone_sites({id(site.conv) for site in sites})
+        self._plans, self._sites = plans, sites
+
+    def _install(self) -> ConvertReport:
+        plans, sites = self._plans, self._sites
         choices = self._choose(sites)
         engines = {name: choice.engine for name, choice in choices.items()}
         installation = Installation(plans, sites, engines)

@@ -98,6 +98,11 @@ class ReferenceConversion(Conversion):
     def run(self) -> ConvertReport:
         """Converts the model and says what was done to it."""
         report = super().run()
+        self._of_reference = {}
+        return report
+
+    def _install(self) -> ConvertReport:
+        report = super()._install()
         fused = filter(None, map(fused_of, self._model.modules()))
         if any(found.reference is not None for found in fused):
             report.notes += ("generated forwards compute deviations from the reference picture",)
