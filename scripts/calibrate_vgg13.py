@@ -6,6 +6,8 @@ NAME.json. If it is interrupted, the same command goes on from there. inspect_mo
 the settings skip. With --shifted digits are not centred: there batches in order of likeness pay.
 """
 
+import copy
+import functools
 import sys
 from dataclasses import asdict
 
@@ -13,6 +15,7 @@ import torch
 
 import common  # noqa: F401  before the library, which it finds
 import spamm_torch
+from common.compiled import compiled
 from common.console import exit_code, make_console
 from common.errors import UserError, first_line
 from common.machine import describe_machine
@@ -24,6 +27,7 @@ from common.options import (
 )
 from common.precisions import use_precision
 from common.report_files import run_header, write_results
+from common.timing import interleaved
 from models.data import MAX_SHIFT, draw_shifts
 from models.training import validation_pictures
 from study import calibration_report
@@ -32,6 +36,7 @@ from study.training_options import add_training_options, describe_training, prep
 _PRECISIONS = ("float32", "float16", "bfloat16")
 _ORDERS = {"chosen": None, "always": True, "never": False}
 _SHIFT_SEED = 1
+_ROUNDS = 20  # of times beside torch.compile
 _points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
 
 
@@ -74,8 +79,9 @@ def main(arguments=None):
         "model": describe_training(config),
         "inference": f"{options.dtype}, batch {batch}",
     }
-    written = _write(options, header, model, batches, report)
     report.save(path)
+    times = _times(options, model, batches[0][0], path, console)
+    written = _write(options, header, model, batches, report, times)
     journal.unlink()
     console.print(str(report), soft_wrap=True)
     console.print(f"settings: {path}")
@@ -83,7 +89,22 @@ def main(arguments=None):
         console.print(f"wrote {name}")
 
 
-def _write(options, header, model, batches, report):
+@torch.no_grad()
+def _times(options, model, pictures, settings, console):
+    """Milliseconds of a batch as it is served, beside torch.compile; empty without that."""
+    peer = None if options.no_compile else compiled(model, pictures, console)
+    if peer is None:
+        return {}
+    served = {"converted": copy.deepcopy(model), "calibrated": copy.deepcopy(model)}
+    spamm_torch.convert_(served["converted"], example_input=pictures)
+    spamm_torch.convert_(served["calibrated"], settings)
+    forms = {"dense": model, "compiled": peer, **served}
+    calls = {name: functools.partial(form, pictures) for name, form in forms.items()}
+    times = interleaved(calls, pictures.device, _ROUNDS)
+    return {name: timing.median for name, timing in times.items()}
+
+
+def _write(options, header, model, batches, report, times):
     """Writes what was found as a page and as JSON; the paths of these."""
     with torch.no_grad():
         accuracy = score_and_answers(model, batches)[0]
@@ -92,6 +113,7 @@ def _write(options, header, model, batches, report):
         "accuracy": accuracy,
         "outcome": asdict(report.outcome),
         "rows": [asdict(row) for row in report],
+        "ms": times,
     }
     markdown, _, _ = calibration_report.report(data, options.name)
     return write_results(options.out, options.name, data=data, markdown=markdown)
@@ -147,6 +169,7 @@ def _parse(arguments):
         action="store_true",
         help="put channels in the order of their norms (default: in the model's own)",
     )
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     add_output_options(parser, "calibration_vgg13")
     return parser.parse_args(arguments)
 

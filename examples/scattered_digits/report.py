@@ -20,17 +20,11 @@ def report(data, name):
     rows = data["rows"]
     forms = list(next(iter(rows.values()))["ms"])
     over = [form for form in ("dense", "compiled") if form in forms]
-    speedups = [f"speedup over {form}" for form in over]
-    head = ("on the canvas", *(f"{form}, ms" for form in forms), *speedups, "pixels changed")
-    lines = [
-        (
-            name,
-            *(f"{row['ms'][form]:.3g}" for form in forms),
-            *(f"{speedup(row, form):.2f}x" for form in over),
-            f"{row['changed pixels']} of {row['pixels']}",
-        )
-        for name, row in rows.items()
-    ]
+    head = ["on the canvas", *(f"{form}, ms" for form in forms)]
+    head += [*(f"speedup over {form}" for form in over), "pixels changed"]
+    if "calibrated" in forms:
+        head += [*(f"calibrated over {form}" for form in over), "pixels changed, calibrated"]
+    lines = [_cells(name, row, forms, over) for name, row in rows.items()]
     qualities = [
         (name, f"{found['mean_iou']:.3f}", f"{100 * found['found']:.1f}%")
         for name, found in data["quality"].items()
@@ -38,6 +32,7 @@ def report(data, name):
     body = [
         "Speedup: of the reference form. Pixels changed: whose label differs from dense's; in "
         "half types that is rounding of both.",
+        *_on_calibration(data),
         "",
         *table(head, lines),
         "",
@@ -55,9 +50,32 @@ def report(data, name):
     return page("Scattered digits", conclusion, data["header"], body), None, conclusion
 
 
-def speedup(row, form):
-    """How many times as fast as another form the reference form is."""
-    return row["ms"][form] / row["ms"]["reference form"]
+def _cells(name, row, forms, over):
+    cells = [name, *(f"{row['ms'][form]:.3g}" for form in forms)]
+    cells += [f"{speedup(row, form):.2f}x" for form in over]
+    cells.append(f"{row['changed pixels']} of {row['pixels']}")
+    if "calibrated" in forms:
+        cells += [f"{speedup(row, form, 'calibrated'):.2f}x" for form in over]
+        cells.append(f"{row['changed by calibration']} of {row['pixels']}")
+    return cells
+
+
+def _on_calibration(data):
+    """Lines on it; records of earlier versions have none."""
+    if "calibration" not in data:
+        return []
+    found = data["calibration"]
+    return [
+        "Calibrated: small deviations are skipped, too, for at most "
+        f"{found['max_drop']:g} points of mean IoU. Of the products {found['valid_ratio']:.1%} are "
+        f"left, weighted by multiplications, and {found['drop']:.2f} points were lost where it was "
+        "not searched.",
+    ]
+
+
+def speedup(row, over, form="reference form"):
+    """How many times as fast as another form one is."""
+    return row["ms"][over] / row["ms"][form]
 
 
 def picture(canvas, labels):

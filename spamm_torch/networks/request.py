@@ -46,9 +46,11 @@ class Request:
 
     @property
     def asks_to_skip(self) -> bool:
-        """Whether any setting was given: then it is an error if nothing comes of it."""
+        """Whether any setting was given: then it is an error if nothing comes of it. A settings
+        file may well say that every layer is left.
+        """
         settings = (self.config, *self.overrides.values())
-        return any(setting is not None for setting in settings)
+        return not self.engines and any(setting is not None for setting in settings)
 
     def setting_of(self, layer: str) -> SpAMMConfig | None:
         """What a layer skips at most; None where it is to stay dense."""

@@ -1,5 +1,6 @@
 """calibrate_vgg13.py and inspect_model.py: a small real run, and what they refuse."""
 
+import copy
 import json
 
 import pytest
@@ -38,8 +39,17 @@ def arguments(tmp_path):
     return [str(argument) for argument in given]
 
 
-def test_settings_are_found_and_drawn(arguments, tmp_path, in_proportion, capsys):
+def test_settings_are_found_and_drawn(arguments, tmp_path, in_proportion, capsys, monkeypatch):
+    peers = []
+
+    def peer(model, *_):
+        peers.append(copy.deepcopy(model))
+        return peers[-1]
+
+    monkeypatch.setattr(calibrate_vgg13, "compiled", peer)
+    monkeypatch.setattr(calibrate_vgg13, "_ROUNDS", 1)
     calibrate_vgg13.main([*arguments, "--max-drop", "60"])
+    assert len(peers) == 1
     results = tmp_path / "results"
     settings = json.loads((results / "calibrated_cpu.json").read_text())
     assert settings["calibration"]["max_drop"] == 60
@@ -50,7 +60,10 @@ def test_settings_are_found_and_drawn(arguments, tmp_path, in_proportion, capsys
     assert "of 60 allowed on unseen data" in capsys.readouterr().out
 
     page = (results / "calibration_vgg13.md").read_text()
-    outcome = json.loads((results / "calibration_vgg13.json").read_text())["outcome"]
+    data = json.loads((results / "calibration_vgg13.json").read_text())
+    outcome, times = data["outcome"], data["ms"]
+    over = times["compiled"] / times["calibrated"]
+    assert f"{over:.2f}x as fast as torch.compile" in page
     assert outcome == settings["calibration"]
     assert f"{outcome['valid_ratio']:.1%} of the products valid" in page
     plot_results.redraw(results / "calibration_vgg13.json")

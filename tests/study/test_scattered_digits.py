@@ -112,11 +112,17 @@ def test_the_demo_writes_a_page_its_data_and_a_picture(tmp_path, monkeypatch, ca
     demo.main([*arguments, "--size", "64", "--repeats", "1", "--no-compile"])
     data = json.loads((tmp_path / "out/scattered_digits.json").read_text())
     assert next(iter(data["rows"])) == "4 digits"
-    assert set(data["rows"]["8 digits"]["ms"]) == {"dense", "converted", "reference form"}
+    forms = {"dense", "converted", "reference form", "calibrated"}
+    assert set(data["rows"]["8 digits"]["ms"]) == forms
+    assert set(data["quality"]) == forms - {"converted"}
+    assert data["calibration"]["drop"] <= 0.5
+    settings = json.loads((tmp_path / "out/scattered_digits_calibrated_cpu.json").read_text())
+    assert settings["reference"] == [1, 1, 64, 64]
     assert all(row["largest difference"] < 1e-4 for row in data["rows"].values())
     page = (tmp_path / "out/scattered_digits.md").read_text()
     assert page in capsys.readouterr().out
     assert "16 digits, textured" in page
+    assert "for at most 0.5 points of mean IoU" in page
     assert (tmp_path / "out/scattered_digits.png").read_bytes().startswith(b"\x89PNG")
 
 
