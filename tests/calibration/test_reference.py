@@ -1,0 +1,268 @@
+"""calibrate with a reference picture: thresholds for small deviations, on top of zeros."""
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from models.unet import UNet
+from spamm_torch import calibrate, convert_, record_stats
+from spamm_torch.calibration.form import Form
+from spamm_torch.calibration.statistics import RATIOS, measure_layers
+from spamm_torch.networks.example import Example
+from spamm_torch.networks.lossless import lossless
+
+SIZE = 32
+BLOCK = (1, 8, 8)
+ZEROS = lossless(torch.float32)
+
+
+def empty(size=SIZE, channels=1):
+    return torch.full((1, channels, size, size), 0.5)
+
+
+def spots(count=2, seed=0):
+    """Pictures that differ from the empty one in a few pixels somewhere."""
+    generator = torch.Generator().manual_seed(seed)
+    pictures = empty().repeat(count, 1, 1, 1)
+    corners = torch.randint(0, SIZE - 5, (count, 2), generator=generator)
+    for picture, (top, left) in zip(pictures, corners.tolist(), strict=True):
+        picture[0, top : top + 5, left : left + 5] += torch.rand(5, 5, generator=generator)
+    return pictures
+
+
+def network():
+    torch.manual_seed(0)
+    model = UNet(1, 4, width=16, depth=1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return model.eval()
+
+
+class Distance:
+    """An ``evaluate``: how far outputs are from those of the first evaluation, in percent."""
+
+    def __init__(self):
+        self.known, self.calls = {}, 0
+
+    def __call__(self, model, half):
+        self.calls += 1
+        lost = kept = 0.0
+        for pictures, _ in half:
+            found = model(pictures)
+            exact = self.known.setdefault(float(pictures.double().sum()), found)
+            lost, kept = lost + (found - exact).norm() ** 2, kept + exact.norm() ** 2
+        return 100 * (1 - (lost / kept).sqrt().item())
+
+
+def batches():
+    return [(spots(seed=seed), None) for seed in range(4)]
+
+
+def run(model=None, max_drop=2.0, loader=None, evaluate=None, **options):
+    model = network() if model is None else model
+    loader = batches() if loader is None else loader
+    options = {"progress": False, "reference": empty(), **options}
+    return calibrate(model, loader, evaluate or Distance(), max_drop, **options)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A report, with its model, batches, evaluate and journal."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr("spamm_torch.calibration.times.measure", in_proportion)
+    model, loader, evaluate = network(), batches(), Distance()
+    journal = tmp_path_factory.mktemp("reference") / "journal.json"
+    yield run(model, 2.0, loader, evaluate, journal=journal), model, loader, evaluate, journal
+    patch.undo()
+
+
+def in_proportion(calls, _):
+    return {t: 110.0 if t.what == "as it was" else 100.0 * t.valid_ratio for t in calls}
+
+
+# ---- What is chosen -----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
+    report, model, loader, evaluate, _ = made
+    outcome = report.outcome
+    assert outcome.reference
+    assert not outcome.order_batch
+    assert 0 < outcome.drop <= 2
+    assert outcome.evaluations == evaluate.calls <= 12
+    assert "deviations from a reference picture" in str(report)
+    assert "zeros alone skipped" in str(report)
+    skipping = [row for row in report if row.setting is not None and row.setting != ZEROS]
+    assert skipping
+    assert {row.setting.pixel_block for row in skipping} == {BLOCK}
+
+    path = tmp_path / "net.json"
+    report.save(path)
+    served = copy.deepcopy(model)
+    rows = {row.name: row for row in convert_(served, path, reference=empty())}
+    assert all(rows[row.name].setting == row.setting for row in skipping)
+    assert evaluate(model, loader[1::2]) - evaluate(served, loader[1::2]) == outcome.drop
+    with record_stats(served) as stats:
+        for pictures, _ in loader[::2]:
+            served(pictures)
+    for row in skipping:
+        assert stats[row.name].valid_ratio == pytest.approx(row.valid_ratio)
+        low, high = stats[row.name].band
+        assert low < row.valid_ratio < high
+    assert stats.drifted == []
+    assert type(served.bottom[0]) is nn.Conv2d
+    copied = copy.deepcopy(served)
+    with record_stats(copied) as again:
+        copied(torch.rand(2, 1, SIZE, SIZE))  # nothing of it is like the reference
+    assert again.drifted
+
+
+@torch.no_grad()
+def test_ratios_are_shares_of_what_is_not_zero():
+    model, pictures = network(), spots(4)
+    form = Form(model, Example(pictures), None, empty())
+    found = measure_layers(model, form, [Example(pictures)], lambda *_: None)
+    convert_(model, reference=empty())
+    with record_stats(model) as stats:
+        model(pictures)
+    for name, layer in found.items():
+        if name in stats:  # without an example few channels stay dense
+            assert layer.exact_ratio == pytest.approx(stats[name].valid_ratio)
+        ratios = [candidate.valid_ratio for candidate in layer.candidates]
+        assert ratios
+        assert ratios == sorted(ratios, reverse=True)
+        for ratio in ratios:
+            share = min(RATIOS, key=lambda share: abs(share * layer.exact_ratio - ratio))
+            assert ratio == pytest.approx(share * layer.exact_ratio, abs=0.01)
+        assert all(0 < candidate.error < 1 for candidate in layer.candidates)
+
+
+def test_zeros_alone_are_skipped_where_nothing_may_be_lost(monkeypatch, tmp_path):
+    def time(trial):
+        return 110.0 if trial.what in ("as it was", "dense") else 100 * trial.valid_ratio
+
+    measure = "spamm_torch.calibration.times.measure"
+    monkeypatch.setattr(measure, lambda calls, _: {t: time(t) for t in calls})
+    report = run(max_drop=0.0)
+    assert report.outcome.note.startswith("nothing but zeros is skipped")
+    assert report.outcome.drop == 0
+    assert {row.setting for row in report} == {ZEROS}
+    assert all(row.reason.startswith("zeros alone; ") for row in report)
+    assert report.outcome.valid_ratio < 0.7
+    report.save(tmp_path / "net.json")
+    converted = convert_(network(), tmp_path / "net.json", reference=empty())
+    assert {row.setting for row in converted} == {ZEROS}
+
+
+def test_nothing_is_installed_where_nothing_is_saved(monkeypatch, tmp_path):
+    measure = "spamm_torch.calibration.times.measure"
+    monkeypatch.setattr(measure, lambda calls, _: dict.fromkeys(calls, 100.0))
+    report = run()
+    assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
+    report.save(tmp_path / "net.json")
+    model = network()
+    assert {row.action for row in convert_(model, tmp_path / "net.json", reference=empty())} == {
+        "left"
+    }
+    assert type(model) is UNet
+
+
+def test_it_goes_on_where_it_was_stopped(made, monkeypatch):
+    report, model, loader, evaluate, journal = made
+    monkeypatch.setattr(
+        "spamm_torch.calibration.statistics.measure_layers", lambda *_: pytest.fail("again")
+    )
+    measure = "spamm_torch.calibration.times.measure"
+    monkeypatch.setattr(measure, lambda *_: pytest.fail("again"))
+    again = run(model, 2.0, loader, evaluate, journal=journal)
+    assert str(again) == str(report)
+    assert again.settings["layers"] == report.settings["layers"]
+
+
+@pytest.mark.parametrize("reference", [None, empty() + 0.1])
+def test_journals_of_another_reference_are_refused(made, reference):
+    _, model, loader, evaluate, journal = made
+    with pytest.raises(ValueError, match="journal must be of the same reference; got"):
+        run(model, 2.0, loader, evaluate, journal=journal, reference=reference)
+
+
+# ---- Settings files -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reference", "got"),
+    [
+        (None, "no reference"),
+        (empty(64), r"a reference of shape \(1, 1, 64, 64\)"),
+        (empty(channels=3), r"a reference of shape \(1, 3, 32, 32\)"),
+    ],
+)
+def test_settings_come_with_a_reference_like_their_own(made, tmp_path, reference, got):
+    path = tmp_path / "net.json"
+    made[0].save(path)
+    model = network()
+    line = rf"come with a reference of shape \(1, 1, 32, 32\), as they were made; got {got}$"
+    with pytest.raises(ValueError, match=line) as error:
+        convert_(model, path, reference=reference)
+    assert "\n" not in str(error.value)
+    assert type(model) is UNet
+
+
+def test_settings_without_a_reference_come_without_one(tmp_path):
+    path = tmp_path / "net.json"
+    convert_(network()).save(path)
+    with pytest.raises(ValueError, match=r"come with no reference, .*; got a reference of shape"):
+        convert_(network(), path, reference=empty())
+    damaged = json.loads(path.read_text()) | {"reference": "a picture"}
+    path.write_text(json.dumps(damaged))
+    with pytest.raises(ValueError, match="a shape or null as reference; got 'a picture'"):
+        convert_(network(), path)
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+BAD = {
+    "no tensor": ({"reference": 3}, TypeError, "reference must be a tensor; got int"),
+    "two pictures": ({"reference": spots(2)}, ValueError, "reference must be one picture"),
+    "another size": (
+        {"reference": empty(64)},
+        ValueError,
+        r"the loader's pictures and of example_input, \(2, 1, 32, 32\); got \(1, 1, 64, 64\)",
+    ),
+    "an example of another size": (
+        {"example_input": torch.ones(1, 1, 64, 64)},
+        ValueError,
+        r"example_input, \(1, 1, 64, 64\); got \(1, 1, 32, 32\)",
+    ),
+    "ordered batches": (
+        {"order_batch": True},
+        ValueError,
+        "order_batch=True must come without a reference; got a reference",
+    ),
+    "ordered channels": (
+        {"reorder": True},
+        ValueError,
+        "reorder=True must come without a reference; got a reference",
+    ),
+    "no convolution": (
+        {"model": nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 2))},
+        ValueError,
+        "convolutions that can skip; got Sequential, which has none",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case):
+    given, kind, line = BAD[case]
+    given = {"model": network(), **given}
+    before = type(given["model"])
+    with pytest.raises(kind, match=line) as error:
+        run(**given)
+    assert "\n" not in str(error.value)
+    assert type(given["model"]) is before
