@@ -79,6 +79,7 @@ def measure_layers(
     blocks = form.pixel_blocks if pixel_blocks is None else pixel_blocks
     pools = {name: _Pool(blocks if name not in form.reasons else ()) for name in form.layers}
     exact = form.exact.setting
+    assert exact is not None
 
     def run(pass_number: int, on_call: Callable[[str, Call], None]) -> None:
         with form.installed(dict.fromkeys(form.layers, form.observed)), watch(model, on_call):
@@ -92,7 +93,7 @@ def measure_layers(
 
     def compare(name: str, call: Call) -> None:
         if name in pools and isinstance(call, ConvCall):
-            pools[name].compare(call)
+            pools[name].compare(call, exact)
 
     run(0, gather)
     for pool in pools.values():
@@ -132,9 +133,8 @@ class _Pool:
             self.weight_norms = maps.norm_a
             self.skip_norms.setdefault(pixel_block, []).append(maps.skip_norm_b)
 
-    def find_taus(self, ratios: Sequence[float], exact: SpAMMConfig | None) -> None:
+    def find_taus(self, ratios: Sequence[float], exact: SpAMMConfig) -> None:
         """The candidates' thresholds, from the maps of all calls; ``exact`` loses nothing."""
-        assert exact is not None
         norms = self.weight_norms
         for pixel_block, parts in self.skip_norms.items():
             assert norms is not None
@@ -151,9 +151,9 @@ class _Pool:
                     self.trials.append(_Trial(setting, ratio))
         self.skip_norms.clear()
 
-    def compare(self, call: ConvCall) -> None:
-        """The error of each candidate in a call."""
-        exact = call.skipping(threshold=0.0)
+    def compare(self, call: ConvCall, setting: SpAMMConfig) -> None:
+        """The error of each candidate in a call, against the setting that loses nothing."""
+        exact = call.skipping(**setting.op_arguments())
         self.multiplications += exact.numel() * call.weight[0].numel()
         self.output = self.output + _square(exact)
         for trial in self.trials:
