@@ -102,26 +102,30 @@ def time_layers(
     Layers that are called several times: of all calls together.
     """
     times: dict[str, LayerTimes] = {}
+    shapes: dict[str, torch.Size] = {}  # of weights
+    exact = form.exact.setting
+    assert exact is not None
 
     def time(name: str, call: Call) -> None:
         if name in statistics and isinstance(call, ConvCall):
             on_layer(name)
-            found = _layer_times(name, call, form.exact.setting, statistics[name])
+            shapes[name] = call.weight.shape
+            found = _layer_times(name, call, exact, statistics[name])
             times[name] = times[name] + found if name in times else found
 
     with form.installed(dict.fromkeys(form.layers, form.observed)), watch(model, time):
         example.call(model)
     if form.exact == form.observed:
         return times
-    return _with_exact_calls(model, form, example, times)
+    return _with_layouts(model, form, example, times, shapes)
 
 
 def _layer_times(
-    name: str, call: ConvCall, exact: SpAMMConfig | None, statistics: LayerStatistics
+    name: str, call: ConvCall, exact: SpAMMConfig, statistics: LayerStatistics
 ) -> LayerTimes:
     calls: dict[Trial, Callable[[], Any]] = {
         Trial(name, "dense"): call.dense,
-        Trial(name, "spamm", exact): call.again,
+        Trial(name, "spamm", exact): _skipping(call, exact),
     }
     for candidate in statistics.candidates:
         trial = Trial(name, "spamm", candidate.setting, candidate.valid_ratio)
@@ -130,20 +134,31 @@ def _layer_times(
     return LayerTimes(dense, spamm, tuple(others))
 
 
-def _with_exact_calls(
-    model: nn.Module, form: Form, example: Example, times: Mapping[str, LayerTimes]
+def _with_layouts(
+    model: nn.Module,
+    form: Form,
+    example: Example,
+    times: Mapping[str, LayerTimes],
+    shapes: Mapping[str, torch.Size],
 ) -> dict[str, LayerTimes]:
-    """The times with those of calls as the form's exact engine makes them, in their own layouts."""
-    exact = dict.fromkeys(times, 0.0)
+    """The times with those of layers that the form's exact engine computes in another layout.
+
+    Such a layer has another weight there; ``shapes`` are those of the weights that were timed.
+    """
+    in_layouts: dict[str, float] = {}
 
     def time(name: str, call: Call) -> None:
-        if name in exact and isinstance(call, ConvCall):
+        if name in times and isinstance(call, ConvCall) and call.weight.shape != shapes[name]:
             trial = Trial(name, "spamm", form.exact.setting)
-            exact[name] += measure({trial: call.again}, call.input.device)[trial]
+            found = measure({trial: call.again}, call.input.device)[trial]
+            in_layouts[name] = in_layouts.get(name, 0.0) + found
 
     with form.installed(dict.fromkeys(form.layers, form.exact)), watch(model, time):
         example.call(model)
-    return {name: replace(found, spamm=exact[name]) for name, found in times.items()}
+    return {
+        name: replace(found, spamm=in_layouts.get(name, found.spamm))
+        for name, found in times.items()
+    }
 
 
 def _skipping(call: ConvCall, setting: SpAMMConfig) -> Callable[[], Any]:
