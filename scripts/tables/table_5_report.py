@@ -66,7 +66,8 @@ def beside(data):
         head = ("layers", "type", "asked", "dense", "paper's layout: change", "by position: change")
         rows = [line for group in shifted for line in _shifted_lines(group)]
         lines += ["", *_SHIFTED.splitlines(), "", *table(head, rows, left=(0, 1))]
-    networks = [found for found in data["cells"] if found["place"]["kind"] == "network"]
+    of_kind = [found for found in data["cells"] if found["place"]["kind"] == "network"]
+    networks = [found for found in of_kind if not found["absent"]]
     if networks:
         head = ("network", "type", "ms", "over the network as it is", "over torch.compile's best")
         rows = [line for found in networks for line in _network_lines(found)]
