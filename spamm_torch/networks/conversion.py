@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -64,6 +65,7 @@ class Conversion:
         self._islands = self._capture() if fuse else []
         self._calls: Mapping[nn.Module, Calls] = {}
         self._inputs: Mapping[nn.Module, list[Tensor]] = {}
+        self._choices: Mapping[str, Choice] = {}
         self._plans: dict[Island, list[Site]] = {}
         self._sites: list[Site] = []
 
@@ -98,7 +100,7 @@ class Conversion:
 
     def _install(self) -> ConvertReport:
         plans, sites = self._plans, self._sites
-        choices = self._choose(sites)
+        choices = self._choices = self._choose(sites)
         engines = {name: choice.engine for name, choice in choices.items()}
         installation = Installation(plans, sites, engines)
         fastest = self._fastest(plans, sites, installation)
@@ -327,14 +329,18 @@ class Conversion:
 
     def _unmeasured(self, sites: list[Site]) -> tuple[str, dict[str, Engine]]:
         """A plan that no measurement of single layers led to, and its name: every convolution that
-        may be one as SpAMM, by its setting where it can skip.
+        may be one as SpAMM, by its setting where it can skip; with the pool behind it, unless that
+        was measured slower.
         """
         engines = {}
         for site in sites:
             found = candidates(site.conv, self._request.setting_of(layer_of(site.name)))
-            *_, last = found.values()
+            *_, (name, last) = found.items()
+            times = dict(self._choices[site.name].times)
+            if times.get(f"{name}, pool", 0.0) <= times.get(name, math.inf):
+                last = with_pool(last, site)
             left = reason_not_to_convert(site.conv) is not None
-            engines[site.name] = LEFT if left else with_pool(last, site)
+            engines[site.name] = LEFT if left else last
         return "all spamm", engines
 
     # ---- The report -----------------------------------------------------------------------------
