@@ -33,11 +33,11 @@ class _Containers:
     def attribute(self, path: str) -> fx.Node:
         """The module or tensor at a path such as ``features.0.weight``."""
         container, _, name = path.rpartition(".")
+        own = "at_" + path.replace(".", "_")  # no name of the code around it, such as self
         if not container:
-            return self._graph.create_node("get_attr", name)
+            return self._graph.create_node("get_attr", name, name=own)
         arguments = (self._container(container), name)
-        name = path.replace(".", "_")
-        return self._graph.create_node("call_function", getattr, arguments, name=name)
+        return self._graph.create_node("call_function", getattr, arguments, name=own)
 
     def _container(self, path: str) -> fx.Node:
         if path not in self._found:

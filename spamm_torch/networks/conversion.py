@@ -214,9 +214,12 @@ class Conversion:
         engines = {site.name: self._engine_to_compare(site) for site in sites}
         with in_eval_mode(self._model), torch.no_grad():
             plan = Plan(island, sites, engines)
+            try:
+                fused = fused_for(plan)
+            except SyntaxError as error:  # an attribute is called as a keyword is
+                return f"no code can be generated ({_first_line(error)})"
             if not plan.fused:
                 return None
-            fused = fused_for(plan)
             calls = list(self._plain_calls(island))
             if self._example is None:
                 calls = _made_up_calls(island)
@@ -229,8 +232,7 @@ class Conversion:
                 try:
                     found = fused.run(copied(args))
                 except Exception as error:  # any fault of the generated code
-                    line = str(error).strip().partition("\n")[0]
-                    return f"it cannot run ({type(error).__name__}: {line})"
+                    return f"it cannot run ({_first_line(error)})"
                 problem = difference(expected, found)
                 if problem is not None and not _is_rounding(island, args, expected, found):
                     return problem
@@ -485,6 +487,11 @@ def fuse_again(
     for plan in plans:
         if plan.fused:
             attach(fused_for(plan))
+
+
+def _first_line(error: Exception) -> str:
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}"
 
 
 def _is_rounding(island: Island, args: Any, expected: Any, found: Any) -> bool:

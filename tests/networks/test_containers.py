@@ -19,12 +19,13 @@ class Block(nn.Module):
         self.stem, self.container = nn.Sequential(nn.Conv2d(3, 32, 3), nn.ReLU()), container
         layers = {key: nn.Conv2d(32, 32, 1) for key in keys}
         setattr(self, container, nn.ModuleDict({"inner": nn.ModuleDict(layers)}))
+        self.last = nn.Sequential(nn.Conv2d(32, 32, 1))
 
     def forward(self, x):
         x = self.stem(x)
         for layer in getattr(self, self.container)["inner"].values():
             x = nn.functional.gelu(layer(x))
-        return x
+        return self.last(x)
 
 
 def converted(model):
