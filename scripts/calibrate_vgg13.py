@@ -169,7 +169,11 @@ def _parse(arguments):
         action="store_true",
         help="put channels in the order of their norms (default: in the model's own)",
     )
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument(
+        "--no-compile",
+        action="store_true",
+        help="leave torch.compile out (default: it is measured)",
+    )
     add_output_options(parser, "calibration_vgg13")
     return parser.parse_args(arguments)
 
