@@ -143,18 +143,25 @@ def _with_layouts(
 ) -> dict[str, LayerTimes]:
     """The times with those of layers that the form's exact engine computes in another layout.
 
-    Such a layer has another weight there; ``shapes`` are those of the weights that were timed.
+    Such a layer has another weight there; ``shapes`` are those of the weights that were timed. All
+    of its calls are timed anew, also those without a layout.
     """
     in_layouts: dict[str, float] = {}
 
-    def time(name: str, call: Call) -> None:
+    def find(name: str, call: Call) -> None:
         if name in times and isinstance(call, ConvCall) and call.weight.shape != shapes[name]:
+            in_layouts[name] = 0.0
+
+    def time(name: str, call: Call) -> None:
+        if name in in_layouts and isinstance(call, ConvCall):
             trial = Trial(name, "spamm", form.exact.setting)
             found = measure({trial: call.again}, call.input.device)[trial]
-            in_layouts[name] = in_layouts.get(name, 0.0) + found
+            in_layouts[name] += found
 
-    with form.installed(dict.fromkeys(form.layers, form.exact)), watch(model, time):
-        example.call(model)
+    with form.installed(dict.fromkeys(form.layers, form.exact)):
+        for on_call in (find, time):
+            with watch(model, on_call):
+                example.call(model)
     return {
         name: replace(found, spamm=in_layouts.get(name, found.spamm))
         for name, found in times.items()

@@ -1,10 +1,15 @@
 """Times of layers on lines by valid ratio."""
 
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from spamm_torch import SpAMMConfig
+from spamm_torch.calibration.calls import ConvCall
 from spamm_torch.calibration.statistics import Candidate, LayerStatistics
-from spamm_torch.calibration.times import LayerTimes, smoothed
+from spamm_torch.calibration.times import LayerTimes, _with_layouts, smoothed
 
 
 def statistics_of(*ratios_of_blocks):
@@ -39,3 +44,36 @@ def test_noise_is_taken_from_times():
 def test_times_without_a_line_stay(ratios):
     times = LayerTimes(9.0, 9.0, tuple(range(len(ratios))))
     assert smoothed(times, statistics_of(ratios)) == times
+
+
+def test_all_calls_of_a_layer_with_a_layout_are_timed(monkeypatch):
+    """One call of "twice" has a layout, and so another weight; "once" has none."""
+    own, other = torch.ones(4, 4, 3, 3), torch.ones(4, 16, 2, 2)
+    calls = [("twice", own), ("once", own), ("twice", other)]
+    geometry = ((1, 1), (1, 1), (1, 1), 1)
+    timed = []
+
+    @contextmanager
+    def watch(_, on_call):
+        def forward(_):
+            for name, weight in calls:
+                image = torch.ones(1, weight.shape[1], 8, 8)
+                on_call(name, ConvCall(image, weight, None, geometry, None))
+
+        example.call = forward
+        yield
+
+    def measure(trials, _):
+        timed.extend(trial.layer for trial in trials)
+        return dict.fromkeys(trials, 5.0)
+
+    monkeypatch.setattr("spamm_torch.calibration.times.watch", watch)
+    monkeypatch.setattr("spamm_torch.calibration.times.measure", measure)
+    exact = SimpleNamespace(setting=SpAMMConfig(tau=1.0))
+    form = SimpleNamespace(layers=("once", "twice"), exact=exact, installed=lambda _: nullcontext())
+    example = SimpleNamespace()
+    before = {"once": LayerTimes(9.0, 8.0), "twice": LayerTimes(18.0, 16.0)}
+    shapes = dict.fromkeys(before, own.shape)
+    found = _with_layouts(None, form, example, before, shapes)
+    assert found == {"once": LayerTimes(9.0, 8.0), "twice": LayerTimes(18.0, 10.0)}
+    assert timed == ["twice", "twice"]
