@@ -62,7 +62,8 @@ def convert_(
             table choose engines.
         overrides: settings of layers by fully qualified name or ``"re:..."``, a regular expression
             for whole names. None leaves a layer dense. A setting under a full name is taken as it
-            is; a pattern's is weighed as ``config`` is. Later keys win.
+            is; a pattern's is weighed as ``config`` is. Later keys win. None come with a settings
+            file, which names each layer's engine.
         fuse: whether anything but the convolutions' classes may change.
         dry_run: do all of it, report, and leave the model as it is.
         order_batch: whether the generated forward of the whole model takes its batches in order of
@@ -95,14 +96,15 @@ def convert_(
     Raises:
         TypeError: what is no module, or an argument of another type; a reference that is no dense
             tensor.
-        ValueError: an override that names no convolution, a settings file of another model or none
-            at all, an example that the model cannot take, a model without ``nn.Conv2d``, settings
-            that no layer can have; a reference that is not one finite picture of floats, or comes
-            without values (on the device meta, of itself or the model); a settings file that was
-            made with a reference, without one of its shape here, and the other way round; with
-            ``order_batch``, a model without a generated forward as a whole, and results that have
-            not the batch as first dimension; ``reorder``, or a settings file in an order of
-            channels, with ``fuse=False`` or with a ``reference``.
+        ValueError: an override that names no convolution or comes with a settings file, a settings
+            file of another model, of another format or none at all, an example that the model
+            cannot take, a model without ``nn.Conv2d``, settings that no layer can have; a reference
+            that is not one finite picture of floats, or comes without values (on the device meta,
+            of itself or the model); a settings file that was made with a reference, without one of
+            its shape here, and the other way round; with ``order_batch``, a model without a
+            generated forward as a whole, and results that have not the batch as first dimension;
+            ``reorder``, or a settings file in an order of channels, with ``fuse=False`` or with a
+            ``reference``.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.

@@ -15,7 +15,7 @@ from .channel_groups import Order
 from .config import SpAMMConfig
 from .leaves import Band
 
-FORMAT = 1  # of settings files
+FORMAT = 2  # of settings files
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,11 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
     }
     settings = _Settings({}, {}, False, None)
     if isinstance(config, (str, os.PathLike)):
+        if overrides:
+            raise ValueError(
+                "overrides must not come with a settings file, which names each layer's engine; "
+                f"got both ({os.fspath(config)!r})"
+            )
         config, settings = None, _read_settings(config, convolutions)
     elif config is not None and not isinstance(config, SpAMMConfig):
         raise TypeError(
@@ -221,7 +226,9 @@ def _check_version(file_format: Any, version: Any) -> None:
     from .. import __version__
 
     if file_format != FORMAT:
-        raise ValueError(f"the settings must be of format {FORMAT}; got {file_format!r}")
+        raise ValueError(
+            f"the settings must be of format {FORMAT}; got format {file_format!r} (make them anew)"
+        )
     if _release(version) != _release(__version__):
         raise ValueError(
             f"the settings must be of spamm_torch {'.'.join(_release(__version__))}; got those of "

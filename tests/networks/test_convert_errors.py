@@ -174,11 +174,19 @@ def reversed_band(content):
         (no_dict, "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
         (no_number, "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
         (reversed_band, "bands of two valid ratios, 0 <= low <= high <= 1; got [0.5, 0.2] for 'la"),
+        (lambda content: content.update(format=1), "must be of format 2; got format 1 (make them"),
+        (lambda content: content.update(format=3), "must be of format 2; got format 3 (make them"),
         (lambda content: content.clear(), "config must be a settings file as a report saves it"),
     ],
 )
 def test_settings_of_another_model(tmp_path, change, message):
     refused(resnet(), ValueError, message, settings(tmp_path, change))
+
+
+def test_settings_come_without_overrides(tmp_path):
+    message = "overrides must not come with a settings file, which names each layer's engine; got"
+    path = settings(tmp_path, lambda _: None)
+    refused(resnet(), ValueError, message, path, overrides={"conv1": None})
 
 
 def test_settings_that_cannot_be_read(tmp_path):
