@@ -104,8 +104,8 @@ def calibrate(
         reference: a picture (1, C, H, W), as :func:`convert_` takes it: the settings are for the
             reference form, in which zeros are skipped anyway. They say which small deviations are
             skipped, too, in blocks (1, 8, 8); ratios are shares of the products that are not zero.
-            All of the loader's pictures must be of its size. A settings file goes into
-            ``convert_(model, path, reference=picture)``, with a reference of this shape.
+            All pictures that the model is called with must be of its size. A settings file goes
+            into ``convert_(model, path, reference=picture)``, with a reference of this shape.
         journal: a file in which finished parts are kept. After an interruption the same call goes
             on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
         progress: whether to say on standard error how far it is, and about how long it takes.
@@ -122,7 +122,9 @@ def calibrate(
             up; an ``evaluate`` that gives no finite number, or two for the same
             model; a ``max_drop`` below 0; a journal of something else; a reference as
             :func:`convert_` refuses it, of another size than the loader's pictures, or together
-            with ``order_batch=True`` or ``reorder=True``.
+            with ``order_batch=True`` or ``reorder=True``; with a reference, an ``evaluate`` that
+            calls the model with pictures of another size or type, in training mode, under autocast
+            or with hooks on its layers: the reference form does not serve such calls.
 
     After any error the model is as it was.
     """
@@ -226,9 +228,9 @@ class _Calibration:
         times = self._whole_model(family, chosen)
         note = ""
         if chosen and times[_CHOSEN] >= times[_EXACT]:
-            chosen, note = {}, f"{self._nothing}: the whole model is not faster with it"
+            chosen, note = {}, "the whole model is not faster with it"
         elif not chosen:
-            note = f"{self._nothing}: {_reason_for_nothing(families)}"
+            note = _reason_for_nothing(families)
         if not chosen:
             found, times[_CHOSEN] = Found(0), times[_EXACT]
         engines = family.engines(chosen)
@@ -236,6 +238,8 @@ class _Calibration:
             engines = dict.fromkeys(self._form.layers, LEFT)
             times[_CHOSEN] = times[_AS_IT_WAS]
             note += "; nothing is installed: the model as it was is as fast"
+        if note:
+            note = f"{_nothing(engines)}: {note}"
         bands, ratios = self._ratios(family, engines, chosen)
         if chosen:
             engines = family.engines(chosen, bands)
@@ -247,11 +251,6 @@ class _Calibration:
             for name in family.times
         ]
         return CalibrationReport(rows, outcome, settings)
-
-    @property
-    def _nothing(self) -> str:
-        has_reference = self._form.exact.may_skip
-        return "nothing but zeros is skipped" if has_reference else "nothing is skipped"
 
     # ---- Measuring ------------------------------------------------------------------------------
 
@@ -341,14 +340,15 @@ class _Calibration:
         by_batch: dict[str, list[float]] = {name: [] for name in chosen}
         skipping = [name for name, engine in engines.items() if engine.may_skip]
         if not skipping:
-            return {}, {}
+            return {}, dict.fromkeys(engines, 1.0)
         with family.form.installed(engines), record_stats(self._model) as whole:
             for example in self._inputs:
                 with record_stats(self._model) as stats:
                     example.call(self._model)
                 for name, found in by_batch.items():
                     found.append(stats[name].valid_ratio)
-        ratios = {name: whole[name].valid_ratio for name in skipping}
+        ratios = dict.fromkeys(engines, 1.0)
+        ratios |= {name: whole[name].valid_ratio for name in skipping}
         return {name: _band(found) for name, found in by_batch.items()}, ratios
 
     def _outcome(
@@ -394,6 +394,12 @@ def _row(
     if setting is not None:
         reason = f"zeros alone; {reason}"
     return CalibrationRow(name, shape, setting, ratio, 0.0, times.baseline, times.baseline, reason)
+
+
+def _nothing(engines: Mapping[str, Engine]) -> str:
+    """What these engines skip where no move was made."""
+    skips_zeros = any(engine.may_skip for engine in engines.values())
+    return "nothing but zeros is skipped" if skips_zeros else "nothing is skipped"
 
 
 def _reason_for_nothing(families: list[Family]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from ..networks.report import ConvertReport
 from ..networks.request import Request
 from ..networks.state import Snapshot
 from ..nn import SpAMMConv2d
+from .served_calls import other_calls_refused
 
 PixelBlock: TypeAlias = tuple[int, int, int]
 
@@ -71,7 +72,7 @@ class Form:
         self.reasons: Mapping[str, str] = {}
         if picture is None:
             self.reasons = _reasons(self.layers)
-        else:  # what is nearly zero does not ask for channels that fill a block
+        else:  # Layers of few channels may skip, too: zeros cost no accuracy.
             self._take_blocks_of(lossless(picture.dtype))
         # Every convolution gets an engine here, so that none is measured; several calls of one
         # layer have names of their own, which the first conversion tells.
@@ -92,7 +93,7 @@ class Form:
         """Skips zeros by this setting, and more in its blocks."""
         assert setting.pixel_block is not None
         self.exact, self.pixel_blocks = Engine("spamm", setting), (setting.pixel_block,)
-        # Any other tau: layers that skip zeros alone may be computed in other blocks.
+        # Its tau is not that of zeros alone, since such layers get another layout and other blocks.
         self.observed = Engine("spamm", replace(setting, tau=_NEARLY_ZERO))
 
     def shape(self, layer: str) -> str:
@@ -113,7 +114,8 @@ class Form:
                 block = images_a_block(report) or self.order_block
                 self._model.__dict__[ORDER] = max(block, self.order_block)
                 report.order_batch = (images_a_block(report) or 1) > 1
-            yield report
+            with nullcontext() if self._picture is None else other_calls_refused(self._model):
+                yield report
         finally:
             before.restore()
 

@@ -22,8 +22,9 @@ class CalibrationRow:
         valid_ratio: the share of block products that it computes, measured with all settings in
             place; 1 where nothing is skipped.
         error: of its output after the activation, relative, with the layers before it exact.
-        dense_us, chosen_us: microseconds: the faster engine that skips nothing, measured, and what
-            was chosen, on a straight line by valid ratio through what was measured.
+        dense_us, chosen_us: microseconds: the faster engine that loses nothing, measured, and what
+            was chosen, on a straight line by valid ratio through what was measured. The former is
+            dense, or skips zeros in the reference form.
         reason: why nothing is skipped, or zeros alone; "" where something is.
     """
 
@@ -50,7 +51,7 @@ class Outcome:
         valid_ratio: of all convolutions that can skip, weighted by their multiplications.
         evaluations: how often ``evaluate`` was called.
         before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
-            converted with nothing skipped, and as chosen.
+            converted with nothing lost, and as chosen.
         order_batch: whether the settings are for batches in order of likeness. reorder: whether for
             channels in the order of their norms. reference: whether for the reference form.
         note: why nothing is skipped or installed, where that is so.
@@ -125,14 +126,14 @@ def _footer(outcome: Outcome) -> list[str]:
     searched = "not tried"
     if outcome.searched_drop is not None:
         searched = f"{outcome.searched_drop:.3g}"
-    exact = "zeros alone skipped" if outcome.reference else "nothing skipped"
+    exact = "converted without a loss" if outcome.reference else "with nothing skipped"
     lines = [
         f"valid: {outcome.valid_ratio:.1%} of the products, weighted by multiplications",
         f"drop: {outcome.drop:.3g} of {outcome.max_drop:g} allowed on unseen data{resolution}"
         f"{changed}; {searched} where it was searched; "
         f"{outcome.evaluations} evaluations",
         f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
-        f"with {exact}, {outcome.after_us:.0f} us as chosen",
+        f"{exact}, {outcome.after_us:.0f} us as chosen",
     ]
     orders = [
         what

@@ -11,7 +11,7 @@ import copy
 import functools
 import itertools
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -101,7 +101,10 @@ class Fused:
             unpickling.
         reference: the arguments from which the reference form computes deviations; None elsewhere.
         forward: the generated function. operands: its second argument.
+        on_other_call: called with the arguments before the module's own forward runs instead.
     """
+
+    on_other_call: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
 
     def __init__(self, root: nn.Module, plan: Plan) -> None:
         self.root = root
@@ -444,6 +447,8 @@ def fused_class(original: Any) -> Any:
                 if block is not None and traced[0].dim() == 4:
                     return in_order(lambda *ordered: fused.run(ordered), block, *traced)
                 return fused.run(traced)
+        if fused is not None and fused.on_other_call is not None:
+            fused.on_other_call(args, kwargs)
         return original.forward(self, *args, **kwargs)
 
     attributes = {

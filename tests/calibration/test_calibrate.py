@@ -297,7 +297,7 @@ def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
     def measured_again(*_):
         raise AssertionError
 
-    monkeypatch.setattr("spamm_torch.calibration.statistics.measure_layers", measured_again)
+    monkeypatch.setattr("spamm_torch.calibration.family.measure_layers", measured_again)
     timed(lambda trial: measured_again() if trial.layer else linear_time(trial))
     agreement.calls, stop_at = 0, None
     found = run(model, 20.0, loader, evaluate, journal=journal)

@@ -96,7 +96,7 @@ def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
     assert 0 < outcome.drop <= 2
     assert outcome.evaluations == evaluate.calls <= 12
     assert "deviations from a reference picture" in str(report)
-    assert "zeros alone skipped" in str(report)
+    assert "us converted without a loss" in str(report)
     skipping = [row for row in report if row.setting is not None and row.setting != ZEROS]
     assert skipping
     assert {row.setting.pixel_block for row in skipping} == {BLOCK}
@@ -163,7 +163,10 @@ def test_nothing_is_installed_where_nothing_is_saved(monkeypatch, tmp_path):
     measure = "spamm_torch.calibration.times.measure"
     monkeypatch.setattr(measure, lambda calls, _: dict.fromkeys(calls, 100.0))
     report = run()
+    assert report.outcome.note.startswith("nothing is skipped: ")
     assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
+    assert report.outcome.valid_ratio == 1
+    assert "zeros" not in str(report)
     report.save(tmp_path / "net.json")
     model = network()
     assert {row.action for row in convert_(model, tmp_path / "net.json", reference=empty())} == {
@@ -172,10 +175,39 @@ def test_nothing_is_installed_where_nothing_is_saved(monkeypatch, tmp_path):
     assert type(model) is UNet
 
 
+def test_nothing_is_installed_where_zeros_pay_in_layers_alone(monkeypatch):
+    times = {"as it was": 10.0, "dense": 100.0, "spamm": 50.0}
+    measure = "spamm_torch.calibration.times.measure"
+    monkeypatch.setattr(measure, lambda calls, _: {t: times.get(t.what, 60.0) for t in calls})
+    report = run(max_drop=0.0)
+    assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
+    assert report.outcome.valid_ratio == 1
+    assert {(row.setting, row.valid_ratio) for row in report} == {(None, 1.0)}
+    assert {layer["engine"] for layer in report.settings["layers"].values()} == {"left"}
+    assert "zeros" not in str(report)
+
+
+@pytest.mark.cuda
+@torch.no_grad()
+def test_each_layer_that_skips_on_a_gpu_is_recorded(monkeypatch, tmp_path):
+    measure = "spamm_torch.calibration.times.measure"
+    monkeypatch.setattr(measure, in_proportion)
+    model = network().to("cuda", torch.float16)
+    loader = [(pictures.to("cuda", torch.float16), None) for pictures, _ in batches()]
+    report = run(model, 5.0, loader)
+    report.save(tmp_path / "net.json")
+    convert_(model, tmp_path / "net.json", reference=empty())
+    with record_stats(model) as stats:
+        model(loader[0][0])
+    skipping = {row.name for row in report if row.setting is not None}
+    assert skipping
+    assert skipping <= set(stats)
+
+
 def test_it_goes_on_where_it_was_stopped(made, monkeypatch):
     report, model, loader, evaluate, journal = made
     monkeypatch.setattr(
-        "spamm_torch.calibration.statistics.measure_layers", lambda *_: pytest.fail("again")
+        "spamm_torch.calibration.family.measure_layers", lambda *_: pytest.fail("again")
     )
     measure = "spamm_torch.calibration.times.measure"
     monkeypatch.setattr(measure, lambda *_: pytest.fail("again"))
@@ -222,6 +254,85 @@ def test_settings_without_a_reference_come_without_one(tmp_path):
     path.write_text(json.dumps(damaged))
     with pytest.raises(ValueError, match="a shape or null as reference; got 'a picture'"):
         convert_(network(), path)
+
+
+# ---- An evaluate that the form does not serve ---------------------------------------------------
+
+
+class UnderAutocast(Distance):
+    def __call__(self, model, half):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().__call__(model, half)
+
+
+class WithPaddedPictures(Distance):
+    def __call__(self, model, half):
+        return super().__call__(model, [(nn.functional.pad(x, (0, 8, 0, 8)), y) for x, y in half])
+
+
+class WithAHook(Distance):
+    def __call__(self, model, half):
+        hook = model.bottom[0].register_forward_hook(lambda *_: None)
+        try:
+            return super().__call__(model, half)
+        finally:
+            hook.remove()
+
+
+class FailsLate(Distance):
+    def __call__(self, model, half):
+        score = super().__call__(model, half)
+        if self.calls == 4:
+            assert type(model) is not UNet  # while settings are installed
+            raise RuntimeError("no memory")
+        return score
+
+
+def state_of(model):
+    attributes = {name: (type(x), dict(x.__dict__)) for name, x in model.named_modules()}
+    return attributes, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def assert_unchanged(model, before):
+    attributes, tensors = state_of(model)
+    assert attributes == before[0]
+    assert all(torch.equal(value, before[1][name]) for name, value in tensors.items())
+
+
+UNSERVED = {
+    "autocast": (UnderAutocast, None, r"\(2, 1, 32, 32\) and float32 under autocast$"),
+    "padding": (WithPaddedPictures, None, r"\(2, 1, 40, 40\) and float32$"),
+    "a hook": (WithAHook, None, r"\(2, 1, 32, 32\) and float32$"),
+    "a second half of another size": (Distance, 64, r"\(2, 1, 64, 64\) and float32$"),
+}
+
+
+@pytest.mark.parametrize("case", UNSERVED)
+def test_calls_that_the_form_does_not_serve_are_refused(monkeypatch, case):
+    """They would take the dense forward, and any setting would seem to cost nothing."""
+    monkeypatch.setattr("spamm_torch.calibration.times.measure", in_proportion)
+    kind, size, got = UNSERVED[case]
+    loader = batches()
+    if size is not None:
+        odd = [(nn.functional.pad(x, (0, size - SIZE) * 2), y) for x, y in loader]
+        loader = [odd[number] if number % 2 else batch for number, batch in enumerate(loader)]
+    model = network()
+    before = state_of(model)
+    line = "^evaluate must call the model with pictures of the reference's size and type, .*; got a"
+    with pytest.raises(ValueError, match=f"{line} tensor of shape {got}") as error:
+        run(model, loader=loader, evaluate=kind())
+    assert "\n" not in str(error.value)
+    assert_unchanged(model, before)
+
+
+def test_an_evaluate_that_fails_late_leaves_the_model_as_it_was(monkeypatch):
+    monkeypatch.setattr("spamm_torch.calibration.times.measure", in_proportion)
+    model, evaluate = network(), FailsLate()
+    before = state_of(model)
+    with pytest.raises(RuntimeError, match="no memory"):
+        run(model, evaluate=evaluate)
+    assert evaluate.calls == 4
+    assert_unchanged(model, before)
 
 
 # ---- Bad input ----------------------------------------------------------------------------------
