@@ -29,8 +29,9 @@ def other_calls_refused(model: nn.Module) -> Iterator[None]:
     def refuse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if is_inside:
             raise ValueError(
-                "evaluate must call the model with pictures of the reference's size and type, in "
-                f"eval mode, without autocast and hooks; got {_describe_call(args, kwargs)}"
+                "with a reference the model must be called, in evaluate too, with pictures of its "
+                "size and type, in eval mode, without autocast and without hooks on layers; got "
+                f"{_describe_call(args, kwargs)}{_circumstance(model)}"
             )
 
     for module in model.modules():
@@ -46,5 +47,18 @@ def other_calls_refused(model: nn.Module) -> Iterator[None]:
 def _describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     values = pytree.tree_leaves((args, dict(kwargs)))
     tensors = [describe(value) for value in values if isinstance(value, Tensor)]
-    what = ", ".join(tensors) or "no tensor"
-    return f"{what} under autocast" if torch._C._is_any_autocast_enabled() else what
+    return ", ".join(tensors) or "no tensor"
+
+
+def _circumstance(model: nn.Module) -> str:
+    """What beside the arguments keeps a call from being served, where that is seen."""
+    if torch._C._is_any_autocast_enabled():
+        return " under autocast"
+    if any(module.training for module in model.modules()):
+        return " in training mode"
+    hooked = [
+        name
+        for name, module in model.named_modules()
+        if name and (module._forward_hooks or module._forward_pre_hooks)
+    ]
+    return f" with a hook on {hooked[0]}" if hooked else ""

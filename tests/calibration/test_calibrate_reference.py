@@ -279,6 +279,15 @@ class WithAHook(Distance):
             hook.remove()
 
 
+class InTrainingMode(Distance):
+    def __call__(self, model, half):
+        model.bottom.train(type(model) is not UNet)  # while it is converted
+        try:
+            return super().__call__(model, half)
+        finally:
+            model.eval()
+
+
 class FailsLate(Distance):
     def __call__(self, model, half):
         score = super().__call__(model, half)
@@ -302,7 +311,8 @@ def assert_unchanged(model, before):
 UNSERVED = {
     "autocast": (UnderAutocast, None, r"\(2, 1, 32, 32\) and float32 under autocast$"),
     "padding": (WithPaddedPictures, None, r"\(2, 1, 40, 40\) and float32$"),
-    "a hook": (WithAHook, None, r"\(2, 1, 32, 32\) and float32$"),
+    "a hook": (WithAHook, None, r"\(2, 1, 32, 32\) and float32 with a hook on bottom.0$"),
+    "training mode": (InTrainingMode, None, r"\(2, 1, 32, 32\) and float32 in training mode$"),
     "a second half of another size": (Distance, 64, r"\(2, 1, 64, 64\) and float32$"),
 }
 
@@ -318,7 +328,7 @@ def test_calls_that_the_form_does_not_serve_are_refused(monkeypatch, case):
         loader = [odd[number] if number % 2 else batch for number, batch in enumerate(loader)]
     model = network()
     before = state_of(model)
-    line = "^evaluate must call the model with pictures of the reference's size and type, .*; got a"
+    line = "^with a reference the model must be called, in evaluate too, with pictures .*; got a"
     with pytest.raises(ValueError, match=f"{line} tensor of shape {got}") as error:
         run(model, loader=loader, evaluate=kind())
     assert "\n" not in str(error.value)
