@@ -22,6 +22,7 @@ from .config import NOTHING_SKIPPED, SpAMMConfig
 from .engines import Choice, Measurements, asked, candidates, predict, with_pool
 from .example import Calls, Example, copied, difference, is_rounding
 from .fused import Recipe, attach, detach
+from .generate import generate
 from .leaves import (
     Band,
     convert_leaf,
@@ -215,11 +216,12 @@ class Conversion:
         with in_eval_mode(self._model), torch.no_grad():
             plan = Plan(island, sites, engines)
             try:
-                fused = fused_for(plan)
+                generate(plan)
             except SyntaxError as error:  # an attribute is called as a keyword is
                 return f"no code can be generated ({_first_line(error)})"
             if not plan.fused:
                 return None
+            fused = fused_for(plan)
             calls = list(self._plain_calls(island))
             if self._example is None:
                 calls = _made_up_calls(island)
