@@ -6,5 +6,10 @@ class UserError(Exception):
 
 
 def first_line(error):
-    """What an exception says, cut to one line; the name of its type where it says nothing."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What an exception says, cut to one line; the name of its type where it says nothing.
+
+    A line that ends in a colon only announces the next one, as in ``backend='inductor' raised:``.
+    """
+    first, *more = (str(error).strip() or type(error).__name__).splitlines()
+    said = next((line.strip() for line in more if line.strip()), "")
+    return f"{first} {said}" if first.endswith(":") and said else first
