@@ -254,7 +254,8 @@ def test_bands_of_another_kind_are_refused(tmp_path, band):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 2}, "of format 1; got 2"),
+        ({"format": 1}, r"of format 2; got format 1 \(make them anew\)"),
+        ({"format": 3}, "of format 2; got format 3"),
         ({"versions": {"spamm_torch": "9.1.0"}}, "got those of '9.1.0'"),
         ({"versions": {}}, "a settings file as a report saves it"),
     ],
