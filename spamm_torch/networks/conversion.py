@@ -216,12 +216,12 @@ class Conversion:
         with in_eval_mode(self._model), torch.no_grad():
             plan = Plan(island, sites, engines)
             try:
-                generate(plan)
+                if not plan.fused:
+                    generate(plan)  # as other engines may need it
+                    return None
+                fused = fused_for(plan)
             except SyntaxError as error:  # an attribute is called as a keyword is
                 return f"no code can be generated ({_first_line(error)})"
-            if not plan.fused:
-                return None
-            fused = fused_for(plan)
             calls = list(self._plain_calls(island))
             if self._example is None:
                 calls = _made_up_calls(island)
