@@ -6,8 +6,8 @@ is, compiled, converted by convert_, in the reference form, convert_ with an emp
 reference, and calibrated, where that form skips small deviations, too. The reference form changes
 no result beyond rounding; calibration may cost half a point of the mean IoU. Without options: a
 small network (16 to 128 channels) on a CPU, about ten minutes on two cores; 32 to 512 channels on a
-GPU, measured in float16 and CUDA graphs. The results are scattered_digits.md, .json and .png, and
-the settings of the calibration.
+GPU, measured in float16 and CUDA graphs. The results are NAME.md, .json and .png, and the settings
+of the calibration.
 """
 
 import copy
@@ -24,7 +24,7 @@ from common.console import Steps, exit_code, make_console
 from common.errors import UserError, first_line
 from common.files import require_writable
 from common.machine import describe_machine
-from common.options import choose_device, make_parser, number, positive_integer
+from common.options import choose_device, file_name, make_parser, number, positive_integer
 from common.report_files import run_header, write_results
 from common.timing import interleaved
 from examples.scattered_digits.canvases import Scene, draw_scene
@@ -78,7 +78,7 @@ def main(arguments=None):
     }
     data["header"]["command"] = data["header"]["command"].replace("scripts/", "examples/")
     shown = _shown(model, held_out, options, device)
-    files = "scattered_digits"
+    files = options.name
     markdown, _, _ = report(data, files)
     paths = write_results(options.out, files, data=data, markdown=markdown, picture=picture(*shown))
     console.print(markdown, markup=False, soft_wrap=True)
@@ -92,6 +92,12 @@ def _parse(arguments):
     parser.add_argument("--root", help="folder that holds MNIST/raw (default: the embedded t10k)")
     parser.add_argument("--checkpoint", type=Path, help="(default: in the folder of the results)")
     parser.add_argument("--out", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--name",
+        type=file_name,
+        default="scattered_digits",
+        help="what the files of the results are called (default: %(default)s)",
+    )
     parser.add_argument("--steps", type=positive_integer, help="of training (default: 600 or 3000)")
     parser.add_argument(
         "--max-drop",
