@@ -69,8 +69,10 @@ def calibrate(
        percent of the answers changed. Otherwise fewer moves are made. Evaluations that are left
        over go between what it refused and what it allowed; where it allowed the first choice, to
        more moves within the first half's limit.
-    6. The whole model's time. Where it is not less, nothing is skipped; where converting alone
-       saves nothing either, the settings leave every layer as it is.
+    6. The whole model's time, with the layers that lose nothing each by its faster engine, and all
+       by :func:`conv2d`, max pools in the call; the faster counts. Where skipping does not make it
+       less, nothing is skipped; where converting alone saves nothing either, the settings leave
+       every layer as it is.
 
     Source: layer errors and times on a convex hull are the allocation of rate-distortion theory
     (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988), as for
@@ -225,15 +227,15 @@ class _Calibration:
         found = self._search(families, max_drop, evaluations)
         family = families[found.form]
         chosen = family.chosen_after(found.moves)
-        times = self._whole_model(family, chosen)
+        times, base = self._whole_model(family, chosen)
         note = ""
         if chosen and times[_CHOSEN] >= times[_EXACT]:
             chosen, note = {}, "the whole model is not faster with it"
         elif not chosen:
             note = _reason_for_nothing(families)
         if not chosen:
-            found, times[_CHOSEN] = Found(0), times[_EXACT]
-        engines = family.engines(chosen)
+            found, times[_CHOSEN], base[_CHOSEN] = Found(0), times[_EXACT], base[_EXACT]
+        engines = family.engines(chosen, base=base[_CHOSEN])
         if not chosen and times[_EXACT] >= times[_AS_IT_WAS]:
             engines = dict.fromkeys(self._form.layers, LEFT)
             times[_CHOSEN] = times[_AS_IT_WAS]
@@ -242,7 +244,7 @@ class _Calibration:
             note = f"{_nothing(engines)}: {note}"
         bands, ratios = self._ratios(family, engines, chosen)
         if chosen:
-            engines = family.engines(chosen, bands)
+            engines = family.engines(chosen, bands, base[_CHOSEN])
         with family.form.installed(engines) as converted:
             settings = converted.to_dict()
         outcome = self._outcome(max_drop, found, family.weighted(ratios), times, note, settings)
@@ -314,22 +316,34 @@ class _Calibration:
         )
         return times["in order"] - times["as they come"]
 
-    def _whole_model(self, family: Family, chosen: Mapping[str, Move]) -> dict[str, float]:
+    def _whole_model(
+        self, family: Family, chosen: Mapping[str, Move]
+    ) -> tuple[dict[str, float], dict[str, str]]:
+        """The least times of the whole model, and the bases of layers that lose nothing with which
+        they were found.
+        """
         self._progress.at("times of the whole model", 0, 1, each=True)
-        exact = functools.partial(self._form.installed, family.engines({}))
         forms: dict[str, tuple[Callable[[], AbstractContextManager[Any]], float]] = {
-            _AS_IT_WAS: (nullcontext, 1.0),
-            _EXACT: (exact, 1.0),
+            _AS_IT_WAS: (nullcontext, 1.0)
         }
-        if chosen:
-            ratio = family.weighted({n: move.candidate.valid_ratio for n, move in chosen.items()})
-            installed = functools.partial(family.form.installed, family.engines(chosen))
-            forms[_CHOSEN] = (installed, ratio)
-        return self._journal.measured(
+        weighted = family.weighted({n: move.candidate.valid_ratio for n, move in chosen.items()})
+        kinds = {_EXACT: (self._form, {}, 1.0), _CHOSEN: (family.form, chosen, weighted)}
+        if not chosen:
+            del kinds[_CHOSEN]
+        for kind, (form, moves, ratio) in kinds.items():
+            for base in family.bases:
+                engines = family.engines(moves, base=base)
+                forms[f"{kind}, {base}"] = functools.partial(form.installed, engines), ratio
+        found = self._journal.measured(
             f"whole model, {family.key(chosen)}",
             lambda: time_models(self._model, forms, self._example),
             lambda kept: {name: float(kept[name]) for name in forms},
         )
+        times, best = {_AS_IT_WAS: found[_AS_IT_WAS]}, {}
+        for kind in kinds:
+            best[kind] = min(family.bases, key=lambda base: found[f"{kind}, {base}"])
+            times[kind] = found[f"{kind}, {best[kind]}"]
+        return times, best
 
     # ---- What came of it ------------------------------------------------------------------------
 

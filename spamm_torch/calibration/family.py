@@ -116,12 +116,23 @@ class Family:
             _read_loss,
         )
 
-    def engines(self, chosen: Chosen, bands: Mapping[str, Band] = {}) -> dict[str, Engine]:
-        """The engine of each layer with these moves, exact where there is none."""
-        engines = self._exact_engines()
+    def engines(
+        self, chosen: Chosen, bands: Mapping[str, Band] = {}, base: str | None = None
+    ) -> dict[str, Engine]:
+        """The engine of each layer with these moves, exact where there is none.
+
+        Args:
+            base: one of ``bases``, for the layers that lose nothing; None: the first.
+        """
+        engines = dict(self.bases[base] if base else self._exact_engines())
         for name, setting in self._settings(chosen).items():
             engines[name] = Engine("spamm", setting, bands.get(name))
         return engines
+
+    @property
+    def bases(self) -> dict[str, Mapping[str, Engine]]:
+        """The engines of layers that lose nothing, in each way that may be the fastest, by name."""
+        return self.form.bases(self._exact_engines())
 
     def _exact_engines(self) -> dict[str, Engine]:
         """The faster engine without a loss, of each layer."""

@@ -29,6 +29,7 @@ from .served_calls import other_calls_refused
 PixelBlock: TypeAlias = tuple[int, int, int]
 
 SPAMM = Engine("spamm", NOTHING_SKIPPED)
+_WITH_POOL = replace(SPAMM, pools=True)  # where a max pool follows that the call can compute, too
 
 IMAGES_FIRST = (64, 1, 1)
 PIXEL_BLOCKS = (IMAGES_FIRST, (1, 8, 8))  # by position in the picture, and image by image
@@ -99,6 +100,18 @@ class Form:
     def shape(self, layer: str) -> str:
         """A layer's shape in a few characters."""
         return shape_of(self.layers[layer])
+
+    def bases(self, fastest: Mapping[str, Engine]) -> dict[str, Mapping[str, Engine]]:
+        """The engines of layers that lose nothing, in each way that may be the fastest, by name.
+
+        Args:
+            fastest: the faster engine of each layer alone, which finds its input in memory. In a
+                small network it finds it in the L2 cache, and a max pool can be part of the call.
+        """
+        found: dict[str, Mapping[str, Engine]] = {"each by its fastest": fastest}
+        if self._picture is None:
+            found["all by conv2d"] = dict.fromkeys(fastest, _WITH_POOL)
+        return found
 
     @contextmanager
     def installed(self, engines: Mapping[str, Engine]) -> Iterator[ConvertReport]:

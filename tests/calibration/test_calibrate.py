@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import OrderedDict
 from dataclasses import replace
 
 import pytest
@@ -217,7 +218,7 @@ def is_as_it_was(report, tmp_path):
 
 
 def test_nothing_is_skipped_where_layers_are_not_faster(timed, tmp_path):
-    timed(lambda trial: 90.0 if trial.what in ("dense", "nothing skipped") else 100.0)
+    timed(lambda trial: 90.0 if trial.what.startswith(("dense", "nothing skipped")) else 100.0)
     report = run()
     assert all(row.setting is None for row in report)
     assert {row.reason for row in report[1:]} == {"not faster at any ratio"}
@@ -228,11 +229,53 @@ def test_nothing_is_skipped_where_layers_are_not_faster(timed, tmp_path):
 
 
 def test_nothing_is_skipped_where_the_whole_model_is_not_faster(timed, tmp_path):
-    timed(lambda trial: 100.0 if trial.what == "as chosen" else linear_time(trial))
+    timed(lambda trial: 100.0 if trial.what.startswith("as chosen") else linear_time(trial))
     report = run()
     assert all(row.setting is None for row in report)
     assert "the whole model is not faster" in str(report)
     assert not is_as_it_was(report, tmp_path)
+
+
+def pooled_network():
+    """The tiny network with a max pool behind the first convolution that may skip."""
+    model = tiny_network()
+    layers = dict(model.named_children())
+    pooled = {"relu_b": nn.Sequential(layers["relu_b"], nn.MaxPool2d(2))}
+    return nn.Sequential(OrderedDict(layers | pooled)).eval()
+
+
+def installed(report, path):
+    """The pooled network with a report's settings, and their rows of layers that may skip."""
+    report.save(path)
+    model = pooled_network()
+    rows = {row.name: row for row in convert_(model, path)}
+    return model, rows["conv_b"], rows["conv_c"]
+
+
+@torch.no_grad()
+def test_pools_are_in_the_call_where_the_whole_model_is_faster_so(timed, tmp_path):
+    timed(lambda trial: 30.0 if "nothing skipped, all" in trial.what else linear_time(trial))
+    report = run(pooled_network())
+    assert report.outcome.exact_us == report.outcome.after_us == 30
+    assert report.outcome.note == "nothing is skipped: the whole model is not faster with it"
+    model, pooling, last = installed(report, tmp_path / "net.json")
+    assert pooling.absorbed == ("relu", "pool")
+    assert pooling.setting == last.setting == NOTHING_SKIPPED
+    pictures = dark_pictures()
+    torch.testing.assert_close(model(pictures), pooled_network()(pictures))
+
+
+def test_what_does_not_skip_pools_in_the_call_beside_what_does(timed, tmp_path):
+    def of_the_last(trial):
+        if trial.layer != "conv_c" and trial.layer:
+            return 100.0
+        return linear_time(trial) - 30 * (trial.what == "as chosen, all by conv2d")
+
+    timed(of_the_last)
+    report = run(pooled_network())
+    _, pooling, last = installed(report, tmp_path / "net.json")
+    assert pooling.absorbed == ("relu", "pool")
+    assert last.setting.tau > 0
 
 
 def test_nothing_is_installed_where_nothing_is_saved(timed, tmp_path):

@@ -22,14 +22,15 @@ def with_pool(pool):
 @pytest.mark.parametrize("pool", POOLS.values(), ids=POOLS.keys())
 @pytest.mark.parametrize("images", [3, 40])
 def test_pools_give_the_values_of_torch(device, pool, images):
-    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    dtype, most = (torch.float16, 5e-3) if device.type == "cuda" else (torch.float32, 1e-5)
     model = with_pool(pool).to(device, dtype).to(memory_format=torch.channels_last)
+    torch.manual_seed(0)
     input = torch.randn(images, 16, 11, 10, device=device).to(dtype)
     input = input.contiguous(memory_format=torch.channels_last)
     with torch.no_grad():
         convert_(model)
         assert is_served(model, input)
-        torch.testing.assert_close(model(input), pool(model[:2](input)), rtol=2e-3, atol=2e-3)
+        torch.testing.assert_close(model(input), pool(model[:2](input)), rtol=most, atol=most)
 
 
 def test_a_pool_with_a_hook_is_called():
