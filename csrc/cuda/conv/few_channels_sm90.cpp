@@ -33,8 +33,7 @@ int entries_together(const Tensor& input) {
 
 bool supports(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
-  return !has_packed_windows(shape) && shape.in_channels > 0 &&
-         shape.in_channels * conv.input.element_size() < kAlignment &&
+  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
          is_half(conv.input.scalar_type()) && skips_nothing(knob) && shape.groups == 1 &&
          shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
