@@ -226,6 +226,11 @@ def first_layers():
         spamm_torch.conv2d(x[:5], weight, bias, tau=0.0, padding=2, activation="silu")
         aligned = torch.randn(5, 3, 9, 16, device="cuda").to(dtype)
         spamm_torch.conv2d(aligned, weight, bias, tau=0.0, padding=1, stride=2)
+        # Several tiles for each thread block, and more of K than registers hold at once.
+        many = torch.randn(300, 3, 17, 40, device="cuda").to(dtype)
+        wide = torch.randn(72, 3, 7, 7).to(x)
+        spamm_torch.conv2d(many, wide, bias, tau=0.0, padding=3, stride=2, relu=True)
+        spamm_torch.conv2d(many[:2], torch.randn(8, 3, 9, 9).to(x), tau=0.0, stride=3)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 2)
         torch.ops.spamm_torch.max_pool2d_with_norms(output, 3, 2, 1)
         torch.ops.spamm_torch.max_pool2d(output, 2)

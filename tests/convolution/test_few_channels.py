@@ -16,6 +16,15 @@ CASES = [
     (70, 3, 64, (15, 19), (7, 7), {"padding": 3, "stride": 2}),
     (33, 5, 16, (12, 11), (5, 4), {"padding": (4, 1), "stride": (1, 3), "dilation": (2, 1)}),
     (3, 2, 24, (7, 30), (2, 9), {"stride": (3, 1)}),
+    # Tiles of several rows; rows that start at multiples of 16, 4 and 2 bytes.
+    (2, 3, 64, (40, 224), (7, 7), {"padding": 3, "stride": 2}),
+    (3, 1, 64, (64, 70), (3, 3), {"padding": 1}),
+    (2, 3, 32, (33, 227), (3, 3), {"padding": 1, "stride": 2}),
+    # Several tiles in a row of the output, and in each of many thread blocks.
+    (5, 1, 8, (170, 700), (3, 3), {"padding": 1}),
+    # More of K than registers hold at once.
+    (2, 3, 72, (63, 79), (9, 9), {"padding": 2, "stride": 4}),
+    (17, 4, 96, (16, 24), (8, 8), {"stride": 8}),
 ]
 CHANNELS_LAST = {"memory_format": torch.channels_last}
 
@@ -90,14 +99,49 @@ def test_infinities_and_nan_stay_in_their_windows(device, dtype):
 
 
 @pytest.mark.cuda
-def test_each_image_by_itself():
-    """Bit for bit, whatever the batch."""
+@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
+def test_each_image_by_itself(case):
+    """Bit for bit, whatever the batch and with norms or without."""
     device = torch.device("cuda")
-    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
-    whole = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
-    for images in (slice(0, 1), slice(60, 127)):
+    input, weight, bias, geometry = operands(device, torch.float16, case)
+    whole, _ = spamm_torch.conv2d(input, weight, bias, tau=0.0, return_norms=True, **geometry)
+    for images in (slice(0, 1), slice(20, 69), slice(64, None)):
         part = spamm_torch.conv2d(input[images], weight, bias, tau=0.0, **geometry)
         assert torch.equal(part, whole[images])
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("norms", [False, True])
+def test_with_a_residual(device, case, norms):
+    input, weight, bias, geometry = operands(device, torch.float16, case)
+    expected = expected_of(input, weight, bias, geometry)
+    residual = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
+    residual = residual.to(device, torch.float16).to(**CHANNELS_LAST)
+    actual = spamm_torch.conv2d(
+        input,
+        weight,
+        bias,
+        tau=0.0,
+        residual=residual,
+        activation="silu",
+        return_norms=norms,
+        **geometry,
+    )
+    expected = torch.nn.functional.silu(expected + residual.double())
+    actual = actual[0] if norms else actual
+    eps = torch.finfo(torch.float16).eps
+    torch.testing.assert_close(actual.double(), expected, rtol=4 * eps, atol=4 * eps)
+
+
+@pytest.mark.cuda
+def test_an_input_at_an_odd_address():
+    device = torch.device("cuda")
+    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
+    buffer = input.new_empty(input.numel() + 1)
+    shifted = buffer[1:].view(input.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+    shifted.copy_(input)
+    expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    assert torch.equal(spamm_torch.conv2d(shifted, weight, bias, tau=0.0, **geometry), expected)
 
 
 def test_unaligned_bias(device):

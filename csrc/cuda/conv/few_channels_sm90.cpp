@@ -3,14 +3,15 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <algorithm>
-#include <bit>
 
 #include "conv/backend.h"
+#include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
+#include "kernels/conv/sm90/few_channels_plan.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -18,11 +19,21 @@ namespace {
 
 using at::Tensor;
 using namespace kernels::conv::sm90;
+using kernels::conv::sm90::ConvShape;
+
+// The entries that are copied at a time. Rows of the input start at multiples of as many.
+int entries_together(const Tensor& input) {
+  const auto address = reinterpret_cast<uintptr_t>(input.const_data_ptr());
+  const int64_t row_bytes = input.size(3) * input.size(1) * input.element_size();
+  const auto starts_at_multiples_of = [&](int bytes) {
+    return address % bytes == 0 && row_bytes % bytes == 0;
+  };
+  return starts_at_multiples_of(16) ? 8 : starts_at_multiples_of(4) ? 2 : 1;
+}
 
 bool supports(const Convolution& conv, const Knob& knob) {
   const spamm::ConvShape& shape = conv.shape;
-  return !has_packed_windows(shape) && shape.in_channels > 0 &&
-         shape.in_channels * conv.input.element_size() < kAlignment &&
+  return shape.in_channels > 0 && shape.in_channels * conv.input.element_size() < kAlignment &&
          is_half(conv.input.scalar_type()) && skips_nothing(knob) && shape.groups == 1 &&
          shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
          shape.dilation.width == 1 && has_hopper_kernels(check_device(conv.input.device())) &&
@@ -33,20 +44,17 @@ bool supports(const Convolution& conv, const Knob& knob) {
                    shape.dilation.height * shape.kernel.height}) < kMost / 64 &&
          shape.out_channels < (1 << 20) &&
          shape.images * shape.output.height * shape.output.width < kMost &&
-         FewChannelsLayout(kernel_shape(shape, shape.in_channels)).entries() *
-                 conv.input.element_size() <=
-             kFewChannelsSharedBytes;
+         plan_few_channels(kernel_shape(shape, shape.in_channels), /*along_images=*/false,
+                           /*multiprocessors=*/1);
 }
 
-bool fuses_epilogue(const Convolution& conv) { return !conv.residual; }
+bool fuses_epilogue(const Convolution&) { return true; }
 
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
-
-// The images of a thread block. Their output norm needs all 64; else as many as fit, so that rows
-// make up for missing images.
-int log2_images(const Convolution& conv) {
-  const int64_t images = conv.wants_output_norms ? kFewChannelsLines : conv.shape.images;
-  return std::bit_width(static_cast<uint64_t>(std::min<int64_t>(images, kFewChannelsLines))) - 1;
+// Output norms are computed on the way if a tile's patch along images fits. Fewer images than a
+// strip has leave most of its products empty; then a norm pass is faster.
+bool computes_norms(const Convolution& conv, const ConvShape& shape) {
+  return conv.wants_output_norms && conv.whole_images >= kStripPixels &&
+         plan_few_channels(shape, /*along_images=*/true, /*multiprocessors=*/1);
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob&) {
@@ -57,12 +65,12 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   const Tensor output =
       at::empty({shape.images, shape.out_channels, shape.output.height, shape.output.width},
                 input.options(), at::MemoryFormat::ChannelsLast);
-  Tensor bias, norms;
-  if (conv.bias) {
-    bias = conv.bias->contiguous();
-    if (!is_aligned(bias.const_data_ptr())) bias = bias.clone();
-  }
-  if (conv.wants_output_norms) {
+  Tensor bias, residual, norms;
+  if (conv.bias) bias = conv.bias->contiguous();
+  if (conv.residual) residual = readable_pixels(*conv.residual);
+  const ConvShape sizes = kernel_shape(shape, shape.in_channels);
+  const bool along_images = computes_norms(conv, sizes);
+  if (along_images) {
     norms = at::empty(layer_norms_shape(shape.images, shape.output, shape.out_channels),
                       input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
   }
@@ -70,14 +78,13 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
       .input = input.const_data_ptr(),
       .weight = weight.const_data_ptr(),
       .bias = conv.bias ? bias.const_data_ptr() : nullptr,
+      .residual = conv.residual ? residual.const_data_ptr() : nullptr,
       .output = output.mutable_data_ptr(),
-      .norms = conv.wants_output_norms ? norms.mutable_data_ptr<float>() : nullptr,
-      .shape = kernel_shape(shape, shape.in_channels),
+      .norms = along_images ? norms.mutable_data_ptr<float>() : nullptr,
+      .shape = sizes,
       .activation = conv.activation,
-      .log2_images = log2_images(conv),
-      .rows_are_aligned =
-          is_aligned(input.const_data_ptr()) &&
-          shape.input.width * shape.in_channels * input.element_size() % kAlignment == 0,
+      .together = entries_together(input),
+      .plan = *plan_few_channels(sizes, along_images, device.multiprocessors()),
   };
   const auto launch = input.scalar_type() == at::kHalf ? launch_few_channels<__half>
                                                        : launch_few_channels<__nv_bfloat16>;

@@ -8,7 +8,6 @@
 
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/few_channels_params.h"
-#include "kernels/conv/sm90/pack_rows_params.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
@@ -27,9 +26,6 @@ cudaError_t launch_deviation_pool(const kernels::conv::sm90::DeviationPoolParams
 template <class Element>
 cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
                                 int multiprocessors, cudaStream_t stream);
-
-cudaError_t launch_pack_rows(const kernels::conv::sm90::PackRowsParams& params,
-                             cudaStream_t stream);
 
 cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& params,
                                cudaStream_t stream);

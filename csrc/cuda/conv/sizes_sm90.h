@@ -6,7 +6,6 @@
 
 #include "block.h"
 #include "conv/backend.h"
-#include "kernels/conv/sm90/pack_rows_params.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
@@ -34,16 +33,6 @@ inline int log2_group(const Block& block) { return std::max(log2_of(block.k), 6)
 // Whether the kernels support a block's m and k: 64 or 128, or 32 if one block holds all channels.
 inline bool supports_channels(const Block& block, int64_t out_channels, int64_t in_channels) {
   return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
-}
-
-// Whether packed windows (pack_rows_params.h) can stand for the input, and pay: few_channels.cuh is
-// faster for narrow kernels.
-inline bool has_packed_windows(const spamm::ConvShape& shape) {
-  using namespace kernels::conv::sm90;
-  const Size2 &kernel = shape.kernel, &stride = shape.stride;
-  return shape.groups == 1 && shape.in_channels <= kPackedChannels && kernel.width > 4 &&
-         kernel.width <= kPackedColumns && kernel.height > 2 && stride.height % 2 == 0 &&
-         stride.width % 2 == 0 && shape.dilation.height == 1 && shape.dilation.width == 1;
 }
 
 // Whether the Hopper kernels run on the input's device and support the convolution's sizes, and

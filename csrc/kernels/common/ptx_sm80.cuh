@@ -21,6 +21,20 @@ __device__ inline void copy_async(void* to_shared, const void* from_global, int 
       : "memory");
 }
 
+// The same for a word of 4 bytes.
+__device__ inline void copy_word_async(void* to_shared, const void* from_global, int bytes) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to_shared)),
+               "l"(from_global), "r"(bytes)
+               : "memory");
+}
+
+// A word of shared memory.
+__device__ inline uint32_t load_shared(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
 // Makes a group of the copies that this thread has started since its last group.
 __device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

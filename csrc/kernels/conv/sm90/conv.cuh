@@ -189,7 +189,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
 template <class Config>
 __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   if (warp != 1 || threadIdx.x % 32 != 0) return;
-  cute::prefetch_tma_descriptor(&p.map_input[0]);
+  cute::prefetch_tma_descriptor(&p.map_input);
   if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
   cute::prefetch_tma_descriptor(&p.map_weight);
   cute::prefetch_tma_descriptor(&p.map_output);

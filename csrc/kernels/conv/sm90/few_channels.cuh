@@ -1,39 +1,27 @@
 // The convolution of few input channels, such as a network's first layer. Half types, float32 sums,
-// nothing skipped. It writes more than it reads, so each thread writes 16 bytes at a time, and the
-// output norms are computed on the way.
+// nothing skipped. What it writes bounds it: the input of a tile is read once for all windows that
+// share it, and while the products of the tile before run.
 //
-// A thread block computes 64 output channels of 8 neighbouring columns of 64 lines, from a copy of
-// their windows in shared memory. A line is an output row of an image: those of 64 images, or
-// neighbouring rows of fewer. A warp has one column: in its products lines are rows and output
-// channels are columns, permuted so that a thread gets 8 neighbouring channels of a line. K runs
-// along a kernel row (kernel column, channel), 16 entries at a time. Same bits every time.
+// A warpgroup multiplies 64 pixels with 64 output channels at a time. The pixels' windows go from
+// shared memory into registers, a word at a time, as the first operand of wgmma; the weights rest
+// in shared memory. The windows of one product all begin at even entries of memory, or all at odd
+// ones. A thread gets 2 x 8 neighbouring channels of two pixels, 16 bytes each, and stores them as
+// they are. A pixel has the same bits whatever it shares a product with.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/common/launch.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/common/ptx_sm80.cuh"
+#include "kernels/common/shared_memory.h"
+#include "kernels/common/wgmma_registers_sm90.cuh"
 #include "kernels/conv/sm90/epilogue.cuh"
-#include "kernels/conv/sm90/few_channels_params.h"
+#include "kernels/conv/sm90/few_channels_patch.cuh"
+#include "kernels/conv/sm90/few_channels_plan.h"
+#include "kernels/conv/sm90/few_channels_weights.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
 namespace spamm::kernels::conv::sm90 {
-
-// The output channel (0 to 63) of column `column` of product `product` (0 to 7).
-__device__ inline int channel_of_column(int product, int column) {
-  return product / 4 * 32 + column / 2 * 8 + product % 4 * 2 + column % 2;
-}
-
-template <class Element>
-__device__ __forceinline__ void multiply_16x8(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
-  if constexpr (std::is_same_v<Element, __half>) {
-    mma_f16(d, a[0], a[1], a[2], a[3], b.x, b.y);
-  } else {
-    mma_bf16(d, a[0], a[1], a[2], a[3], b.x, b.y);
-  }
-}
 
 // Adds the squares of two stored values.
 template <class Element>
@@ -44,295 +32,304 @@ __device__ __forceinline__ void add_squares(SquareSum<Element>& sum, uint32_t pa
   sum = fma(high, high, fma(low, low, sum));
 }
 
-template <class Element>
+// A warp's 16 pixels, of which lane l has numbers l / 4 and l / 4 + 8.
+struct Strip {
+  uint32_t window;  // where the window of the lane's first pixel begins in shared memory
+  int64_t output;   // where that pixel begins in the output
+  int left;         // how many pixels exist from that one on
+};
+
+template <class Element, int kSteps>
 class FewChannels {
  public:
   __device__ FewChannels(const FewChannelsParams& p, uint8_t* shared)
       : p_(p),
-        layout_(p.shape),
-        weights_(reinterpret_cast<uint2*>(shared)),
-        pixels_(reinterpret_cast<uint16_t*>(shared) + layout_.weights),
-        first_channel_(blockIdx.y * 64) {}
+        weights_(reinterpret_cast<OperandBlock*>(shared)),
+        bias_(reinterpret_cast<float*>(weights_ + p.plan.window.parities * p.plan.weight_blocks())),
+        places_(reinterpret_cast<PairPlace*>(bias_ + 64)),
+        patches_(
+            reinterpret_cast<uint16_t*>(places_ + p.plan.window.parities * p.plan.all_steps() * 8)),
+        warpgroup_(__shfl_sync(~0u, threadIdx.x / 128, 0)),
+        parity_(p.plan.window.parities == 2 ? warpgroup_ : 0),
+        first_channel_(blockIdx.y * 64) {
+    const FewChannelsPlan& plan = p.plan;
+    column_bytes_ = 2 * p.shape.stride.columns * p.shape.channels;
+    pixel_bytes_ = plan.along_images ? 2 * plan.image : plan.window.parities * column_bytes_;
+    pixel_output_ =
+        static_cast<int64_t>(p.shape.out_channels) *
+        (plan.along_images ? p.shape.output.rows * p.shape.output.columns : plan.window.parities);
+  }
 
-  // Copies the weights into shared memory. They serve all tiles. The caller synchronises.
-  __device__ void stage_weights() {
-    // Three at a time: all loads of a 3 x 3 kernel are then in flight together.
-    constexpr int kUnroll = 3;
-    const int count = layout_.weights / 4;
-    for (int first = threadIdx.x; first < count; first += kUnroll * kFewChannelsThreads) {
-      uint2 entries[kUnroll];
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        entries[i] = weights_of(min(first + i * kFewChannelsThreads, count - 1));
+  // Computes the tiles of the thread block. While it multiplies one, it fetches the next.
+  __device__ void run() {
+    int number = blockIdx.x, buffer = 0;
+    for (int next = blockIdx.x;; next += gridDim.x, buffer ^= 1) {
+      if (next < p_.tiles) copy_patch(p_, FewChannelsTile(p_, next), patch(buffer));
+      commit_copies();
+      if (next == blockIdx.x) {
+        stage_weights(p_, first_channel_, weights_);
+        stage_places(p_, places_);
+        stage_bias();
+        cutlass::arch::fence_view_async_shared();  // wgmma reads the weights
+      } else {
+        multiply_tile(FewChannelsTile(p_, number), shared_address(patch(buffer ^ 1)));
       }
+      if (next >= p_.tiles) return;
+      number = next;
+      wait_copies<0>();
+      __syncthreads();  // this patch is complete, and all have read the one before
+    }
+  }
+
+ private:
+  static constexpr int kTogether = kSteps % 5 == 0 ? 5 : kSteps;  // steps in one group of products
+  static constexpr uint32_t kBlockUnits = sizeof(OperandBlock) / kernels::sm90::kDescriptorUnit;
+  static constexpr uint32_t kStepUnits = 32 / kernels::sm90::kDescriptorUnit;
+
+  __device__ uint16_t* patch(int buffer) const { return patches_ + buffer * p_.plan.patch(); }
+
+  __device__ void stage_bias() const {
+    if (threadIdx.x >= 64) return;
+    const int channel = first_channel_ + threadIdx.x;
+    const bool exists = p_.bias != nullptr && channel < p_.shape.out_channels;
+    bias_[threadIdx.x] = exists ? widen(static_cast<const Element*>(p_.bias)[channel]) : 0;
+  }
+
+  // The places of the thread's pairs in the steps of a pass.
+  __device__ void load_places(int pass) {
+    const auto* from =
+        places_ + (parity_ * p_.plan.all_steps() + pass * kSteps) * 8 + threadIdx.x % 4 * 2;
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        if (first + i * kFewChannelsThreads < count) {
-          weights_[first + i * kFewChannelsThreads] = entries[i];
+    for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) of_steps_[step][i] = from[step * 8 + i];
+    }
+  }
+
+  // `patch`: its address in shared memory.
+  __device__ void multiply_tile(const FewChannelsTile& tile, uint32_t patch) {
+    const FewChannelsPlan& plan = p_.plan;
+    const Extent& output = p_.shape.output;
+    // The first pixel of the lane, if it were in the tile's first strip.
+    const int lane_pixel = threadIdx.x % 32 / 4;
+    const int64_t line = static_cast<int64_t>(tile.image) * output.rows + tile.row;
+    Strip origin = {
+        patch + 2 * (tile.skew - plan.window.lead(parity_)) + lane_pixel * pixel_bytes_,
+        (line * output.columns + tile.column) * p_.shape.out_channels + lane_pixel * pixel_output_,
+        -lane_pixel};
+    // Else the compiler computes it again for every strip.
+    asm volatile("" : "+r"(origin.window), "+l"(origin.output));
+    // Along images both warpgroups compute all images, in columns of their own; and where columns
+    // have parities all strips, in one parity each.
+    const bool all = plan.along_images || plan.window.parities == 2;
+    const int images = min(kImageTile, output.images - tile.image);
+    const int strips = plan.along_images
+                           ? (images + kStripPixels - 1) / kStripPixels * kStripsOfProduct
+                           : plan.rows * plan.strips;
+    if (plan.passes == 1) load_places(0);
+    SquareSum<Element> squares = 0;
+    for (int first = all ? 0 : warpgroup_ * kStripsOfProduct; first < strips;
+         first += (all ? 1 : kFewChannelsWarpgroups) * kStripsOfProduct) {
+      const Strip strip = plan.along_images
+                              ? strip_of_images(tile, origin, first / kStripsOfProduct)
+                              : strip_of_columns(tile, origin, first + threadIdx.x / 32 % 4);
+      float acc[kernels::sm90::kThreadValues];
+      multiply(strip.window, acc);
+      store(strip, acc, squares);
+    }
+    if (p_.norms != nullptr) store_norm(tile, squares);
+  }
+
+  // The column of a tile along images that the warp computes.
+  __device__ int column_of_warp() const { return threadIdx.x / 32 % 4 * 2 + warpgroup_; }
+
+  // The strip of 16 images of the warp's column.
+  __device__ Strip strip_of_images(const FewChannelsTile& tile, const Strip& origin,
+                                   int number) const {
+    const int column = column_of_warp(), image = number * kStripPixels;
+    const bool exists = tile.column + column < p_.shape.output.columns;
+    return {origin.window + image * pixel_bytes_ + column * column_bytes_,
+            origin.output + image * pixel_output_ + column * p_.shape.out_channels,
+            origin.left + (exists ? p_.shape.output.images - tile.image - image : 0)};
+  }
+
+  // Strip `number` of a tile along columns.
+  __device__ Strip strip_of_columns(const FewChannelsTile& tile, const Strip& origin,
+                                    int number) const {
+    const FewChannelsPlan& plan = p_.plan;
+    const Extent& output = p_.shape.output;
+    int row, strip;
+    p_.by_strips(row, strip, number);
+    const int parities = plan.window.parities, column = strip * kStripPixels * parities + parity_;
+    const int columns = output.columns - tile.column - column;
+    const bool exists = row < plan.rows && tile.row + row < output.rows;
+    row = min(row, plan.rows - 1);  // what does not exist is multiplied nevertheless
+    return {
+        origin.window + row * plan.output_step * plan.line * 2 + column * column_bytes_,
+        origin.output + static_cast<int64_t>(row * output.columns + column) * p_.shape.out_channels,
+        origin.left + (exists ? (columns + parities - 1) >> (parities - 1) : 0)};
+  }
+
+  // acc = the windows at `window` times the weights.
+  __device__ __forceinline__ void multiply(uint32_t window, float (&acc)[32]) {
+    namespace wgmma = kernels::sm90;
+    uint64_t weights =
+        wgmma::descriptor<wgmma::Major::K>(weights_[parity_ * p_.plan.weight_blocks()]);
+    __syncwarp();  // lanes may have parted ways where pixels do not exist
+#pragma unroll 1
+    for (int pass = 0; pass < p_.plan.passes; ++pass) {
+      if (p_.plan.passes > 1) load_places(pass);
+      uint32_t a[kSteps][4];
+#pragma unroll
+      for (int first = 0; first < kSteps; first += kTogether) {
+#pragma unroll
+        for (int step = first; step < first + kTogether; ++step) gather(window, step, a[step]);
+        cute::warpgroup_arrive();
+#pragma unroll
+        for (int step = first; step < first + kTogether; ++step) {
+          const bool starts = step == 0 && pass == 0;
+          wgmma::multiply_registers<Element>(
+              a[step], wgmma::advance(weights, step / 4 * kBlockUnits + step % 4 * kStepUnits), acc,
+              starts ? wgmma::ScaleOut::Zero : wgmma::ScaleOut::One);
+        }
+        cute::warpgroup_commit_batch();
+      }
+      weights = wgmma::advance(weights, kSteps / 4 * kBlockUnits);
+      cute::warpgroup_wait<0>();
+      wgmma::keep_operands(a);
+    }
+  }
+
+  // The thread's entries of both pixels in a step.
+  __device__ __forceinline__ void gather(uint32_t window, int step, uint32_t (&a)[4]) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const PairPlace place = of_steps_[step][i];
+      const uint32_t from = window + place.distance();
+      a[2 * i] = place.masked(load_shared(from));
+      a[2 * i + 1] = place.masked(load_shared(from + 8 * pixel_bytes_));
+    }
+  }
+
+  // Stores the thread's 16 channels of both pixels. Adds up their squares if norms are wanted.
+  __device__ __forceinline__ void store(const Strip& strip, const float (&acc)[32],
+                                        SquareSum<Element>& squares) const {
+    const bool relu = p_.activation == Activation::kRelu;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int of_group = half * 32 + threadIdx.x % 4 * 8, channel = first_channel_ + of_group;
+      float bias[8];
+#pragma unroll
+      for (int j = 0; j < 8; ++j) bias[j] = bias_[of_group + j];
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const bool exists = 8 * i < strip.left && channel < p_.shape.out_channels;
+        const int64_t at = strip.output + 8 * i * pixel_output_ + channel;
+        float values[8];
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          values[j] = acc[(half * 4 + j / 2) * 4 + 2 * i + j % 2] + bias[j];
+        if (p_.residual != nullptr) add_residual(at, exists, values);
+        if (!relu) activate(p_.activation, values);
+        uint32_t pairs[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          pairs[j] = finished_pair<Element>(values[2 * j], values[2 * j + 1], relu);
+        }
+        if (p_.norms != nullptr) {
+#pragma unroll
+          for (int j = 0; j < 4; ++j) add_squares<Element>(squares, exists ? pairs[j] : 0);
+        }
+        if (exists) {
+          *reinterpret_cast<uint4*>(static_cast<Element*>(p_.output) + at) = {pairs[0], pairs[1],
+                                                                              pairs[2], pairs[3]};
         }
       }
     }
   }
 
-  // Copies the pixels of a tile into shared memory. The caller synchronises.
-  __device__ void stage_pixels(int tile) {
-    const int strips = (p_.shape.output.columns - 1) / kFewChannelsColumns + 1;
-    const int lines = tile / strips;
-    first_column_ = (tile - lines * strips) * kFewChannelsColumns;
-    const int rows = kFewChannelsLines >> p_.log2_images;
-    const int row_blocks = (p_.shape.output.rows - 1) / rows + 1;
-    image_block_ = lines / row_blocks;
-    first_row_ = (lines - image_block_ * row_blocks) * rows;
-    const int entry =
-        (first_column_ * p_.shape.stride.columns - p_.shape.padding.columns) * p_.shape.channels;
-    skew_ = p_.rows_are_aligned ? entry & 7 : 0;
-    first_entry_ = entry - skew_;
-    p_.rows_are_aligned ? stage_chunks() : stage_entries();
+  __device__ __forceinline__ void add_residual(int64_t at, bool exists, float (&values)[8]) const {
+    const auto* from = static_cast<const Element*>(p_.residual) + at;
+    const auto chunk = __builtin_bit_cast(Chunk<Element>, load_once(from, exists));
+#pragma unroll
+    for (int j = 0; j < 8; ++j) values[j] += widen(chunk.entry(j));
   }
 
-  // Computes and stores the warp's column of the tile.
-  __device__ void run() const {
-    const int warp = threadIdx.x / 32;
-    const int column = first_column_ + warp;
-    if (column >= p_.shape.output.columns) return;
-    uint4 bias[2] = {};
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (p_.bias == nullptr || channel(half) >= p_.shape.out_channels) continue;
-      bias[half] =
-          *reinterpret_cast<const uint4*>(static_cast<const Element*>(p_.bias) + channel(half));
-    }
-    SquareSum<Element> squares = 0;
-    for (int first = 0; first < kFewChannelsLines; first += 32) {
-      float acc[2][8][4] = {};
-      multiply(warp, first, acc);
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        store(column, first + i * 8 + threadIdx.x % 32 / 4, acc[i / 2], i % 2, bias, squares);
-      }
-    }
-    if (p_.norms == nullptr) return;
+  // Stores the output norm of the warp's pixel, over the images of a tile.
+  __device__ void store_norm(const FewChannelsTile& tile, SquareSum<Element> squares) const {
 #pragma unroll
     for (int distance = 16; distance > 0; distance /= 2) {
       squares += __shfl_xor_sync(~0u, squares, distance);
     }
-    if (threadIdx.x % 32 != 0) return;
     const Extent& output = p_.shape.output;
+    const int column = tile.column + column_of_warp();
+    if (threadIdx.x % 32 != 0 || column >= output.columns) return;
     const int groups = (p_.shape.out_channels - 1) / 64 + 1;
-    const int64_t line = static_cast<int64_t>(image_block_) * output.rows + first_row_;
+    const int64_t line = static_cast<int64_t>(tile.image / kImageTile) * output.rows + tile.row;
     p_.norms[(line * output.columns + column) * groups + blockIdx.y] =
         static_cast<float>(sqrt(squares));
   }
 
- private:
-  // The first of the thread's 8 output channels in the lower (0) or upper (1) 32 of 64.
-  __device__ int channel(int half) const {
-    return first_channel_ + half * 32 + threadIdx.x % 4 * 8;
-  }
-
-  __device__ int image_of(int line) const {
-    return (image_block_ << p_.log2_images) + (line & ((1 << p_.log2_images) - 1));
-  }
-  __device__ int row_of(int line) const { return first_row_ + (line >> p_.log2_images); }
-
-  // The entries of the input row that an output line meets at kernel row y; null for padding.
-  __device__ const uint16_t* input_row(int line, int y) const {
-    const ConvShape& shape = p_.shape;
-    const int image = image_of(line);
-    const int row = row_of(line) * shape.stride.rows - shape.padding.rows + y * shape.dilation.rows;
-    if (image >= shape.input.images || static_cast<unsigned>(row) >= shape.input.rows) {
-      return nullptr;
-    }
-    return static_cast<const uint16_t*>(p_.input) +
-           (static_cast<int64_t>(image) * shape.input.rows + row) * shape.input.columns *
-               shape.channels;
-  }
-
-  // Copies the pixels chunk by chunk, half a warp for each input row. A chunk lies inside of its
-  // row or outside.
-  __device__ void stage_chunks() {
-    constexpr int kLanes = 16;
-    const int length = p_.shape.input.columns * p_.shape.channels;
-    const int rows = kFewChannelsLines * p_.shape.kernel.rows;
-#pragma unroll 2
-    for (int i = threadIdx.x / kLanes; i < rows; i += kFewChannelsThreads / kLanes) {
-      const int y = i / kFewChannelsLines, line = i % kFewChannelsLines;
-      const uint16_t* from = input_row(line, y);
-      uint16_t* to = pixels_ + line * layout_.lines + y * layout_.line;
-      for (int x = threadIdx.x % kLanes * 8; x < layout_.line; x += kLanes * 8) {
-        const int at = first_entry_ + x;
-        const bool exists = from != nullptr && static_cast<unsigned>(at) < length;
-        copy_async(to + x, exists ? static_cast<const void*>(from + at) : p_.input,
-                   exists ? 16 : 0);
-      }
-    }
-    commit_copies();
-    wait_copies<0>();
-  }
-
-  // Copies the pixels entry by entry. Each warp has every eighth line, with loads of three kernel
-  // rows of four lines in flight.
-  __device__ void stage_entries() {
-    constexpr int kWarps = kFewChannelsThreads / 32, kTogether = 4, kRows = 3;
-    const ConvShape& shape = p_.shape;
-    const int length = shape.input.columns * shape.channels;
-#pragma unroll 1
-    for (int line = threadIdx.x / 32; line < kFewChannelsLines; line += kTogether * kWarps) {
-#pragma unroll 1
-      for (int first_y = 0; first_y < shape.kernel.rows; first_y += kRows) {
-        const uint16_t* from[kRows][kTogether];
-#pragma unroll
-        for (int y = 0; y < kRows; ++y) {
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            const bool exists = first_y + y < shape.kernel.rows;
-            from[y][i] = exists ? input_row(line + i * kWarps, first_y + y) : nullptr;
-          }
-        }
-#pragma unroll 1
-        for (int x = threadIdx.x % 32; x < layout_.line; x += 32) {
-          const int at = first_entry_ + x;
-          uint16_t entries[kRows][kTogether];
-#pragma unroll
-          for (int y = 0; y < kRows; ++y) {
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-              const bool exists = from[y][i] != nullptr && static_cast<unsigned>(at) < length;
-              entries[y][i] = exists ? from[y][i][at] : 0;
-            }
-          }
-          auto* to = pixels_ + line * layout_.lines + first_y * layout_.line + x;
-#pragma unroll
-          for (int y = 0; y < kRows; ++y) {
-            if (first_y + y >= shape.kernel.rows) continue;
-#pragma unroll
-            for (int i = 0; i < kTogether; ++i) {
-              to[i * kWarps * layout_.lines + y * layout_.line] = entries[y][i];
-            }
-          }
-        }
-      }
-    }
-  }
-
-  // The weights of lane i % 32 for product i / 32 % 8 in step i / 256, with zeros beyond the window
-  // and beyond the output channels.
-  __device__ uint2 weights_of(int i) const {
-    const int lane = i % 32, product = i / 32 % 8, step = i / 256;
-    const int row = step / layout_.chunks, first = (step - row * layout_.chunks) * 16;
-    const int channel = first_channel_ + channel_of_column(product, lane / 4);
-    const bool exists = channel < p_.shape.out_channels;
-    const auto* line =
-        static_cast<const uint16_t*>(p_.weight) +
-        (static_cast<int64_t>(channel) * p_.shape.kernel.rows + row) * layout_.window;
-    const auto entry = [&](int k) -> uint32_t {
-      return exists && k < layout_.window ? line[k] : 0;
-    };
-    const auto pair = [&](int k) { return entry(k) | entry(k + 1) << 16; };
-    const int k = first + lane % 4 * 2;
-    return {pair(k), pair(k + 8)};
-  }
-
-  // acc += the weights times the warp's column of lines `first` to `first` + 31.
-  __device__ void multiply(int warp, int first, float (&acc)[2][8][4]) const {
-    const ConvShape& shape = p_.shape;
-    const int lane = threadIdx.x % 32;
-    const uint16_t* pixel = pixels_ + (first + lane / 4) * layout_.lines + skew_ +
-                            warp * shape.stride.columns * shape.channels + lane % 4 * 2;
-    const uint2* weights = weights_ + lane;
-    for (int y = 0; y < shape.kernel.rows; ++y, pixel += layout_.line) {
-      for (int k = 0; k < layout_.chunks * 16; k += 16, weights += 256) {
-        const int left = layout_.window - k - lane % 4 * 2;
-        uint32_t a[2][4];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {  // bits of i: 16 lines, 8 of K, 8 lines
-          const uint16_t* from = pixel + k + (i / 4 * 2 + i % 2) * 8 * layout_.lines;
-          const int at = i % 4 / 2 * 8;
-          // Beyond the window lies another pixel, which may be infinite: it must not be multiplied.
-          const uint32_t low = at < left ? from[at] : 0, high = at + 1 < left ? from[at + 1] : 0;
-          a[i / 4][i % 4] = low | high << 16;
-        }
-#pragma unroll
-        for (int product = 0; product < 8; ++product) {
-          const uint2 b = weights[product * 32];
-          multiply_16x8<Element>(acc[0][product], a[0], b);
-          multiply_16x8<Element>(acc[1][product], a[1], b);
-        }
-      }
-    }
-  }
-
-  // Stores the thread's 16 channels of a line and adds their squares.
-  __device__ void store(int column, int line, const float (&acc)[8][4], int i,
-                        const uint4 (&bias)[2], SquareSum<Element>& squares) const {
-    const Extent& output = p_.shape.output;
-    const int image = image_of(line), row = row_of(line);
-    if (image >= output.images || row >= output.rows) return;
-    auto* pixel = static_cast<Element*>(p_.output) +
-                  ((static_cast<int64_t>(image) * output.rows + row) * output.columns + column) *
-                      p_.shape.out_channels;
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if (channel(half) >= p_.shape.out_channels) continue;
-      const auto biases = __builtin_bit_cast(Chunk<Element>, bias[half]);
-      float values[8];
-#pragma unroll
-      for (int j = 0; j < 8; ++j) {
-        values[j] = acc[half * 4 + j / 2][2 * i + j % 2] + widen(biases.entry(j));
-      }
-      const bool relu = p_.activation == Activation::kRelu;
-      if (!relu) activate(p_.activation, values);
-      uint32_t pairs[4];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        pairs[j] = finished_pair<Element>(values[2 * j], values[2 * j + 1], relu);
-        add_squares<Element>(squares, pairs[j]);
-      }
-      *reinterpret_cast<uint4*>(pixel + channel(half)) = {pairs[0], pairs[1], pairs[2], pairs[3]};
-    }
-  }
-
   const FewChannelsParams& p_;
-  FewChannelsLayout layout_;
-  uint2* weights_;
-  uint16_t* pixels_;
-  int first_column_, first_row_, image_block_, first_channel_;
-  int first_entry_;  // of a row, where the copy begins
-  int skew_;         // entries of the copy before the first that is used
+  OperandBlock* weights_;
+  float* bias_;
+  PairPlace* places_;  // of all steps
+  uint16_t* patches_;
+  int warpgroup_, parity_, first_channel_;
+  int column_bytes_;      // from column to column in shared memory
+  int pixel_bytes_;       // from pixel to pixel of a strip there
+  int64_t pixel_output_;  // and in the output
+  PairPlace of_steps_[kSteps][2];
 };
 
-template <class Element>
+template <class Element, int kSteps>
 __global__ void __launch_bounds__(kFewChannelsThreads, 2)
     conv_few_channels(const __grid_constant__ FewChannelsParams p) {
-  extern __shared__ __align__(16) uint8_t few_channels_shared[];
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t few_channels_shared[];
   let_next_kernel_start();
-  FewChannels<Element> work(p, few_channels_shared);
+  FewChannels<Element, kSteps> work(p, few_channels_shared);
   wait_for_previous_kernel();
-  work.stage_weights();
-  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    work.stage_pixels(tile);
-    __syncthreads();
-    work.run();
-    __syncthreads();  // before the next tile's pixels
-  }
+  work.run();
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
+#endif
 }
 
+template <class Element, int kSteps>
+cudaError_t start_few_channels(const FewChannelsParams& p, int blocks, cudaStream_t stream) {
+  const auto kernel = conv_few_channels<Element, kSteps>;
+  const cudaError_t error =
+      allow_shared_memory(reinterpret_cast<const void*>(kernel), kFewChannelsSharedBytes);
+  if (error != cudaSuccess) return error;
+  const dim3 grid(blocks, ceil_div(p.shape.out_channels, 64));
+  return launch(kernel, grid, kFewChannelsThreads, few_channels_shared_bytes(p.plan),
+                /*overlap_previous=*/true, stream, p);
+}
+
+// The caller sets all of `p` but what the launch sets.
 template <class Element>
 cudaError_t launch_few_channels(FewChannelsParams p, int multiprocessors, cudaStream_t stream) {
-  const auto kernel = conv_few_channels<Element>;
-  const Extent& output = p.shape.output;
-  const int shared_bytes = FewChannelsLayout(p.shape).entries() * sizeof(Element);
-  p.tiles = ceil_div(output.images, 1 << p.log2_images) *
-            ceil_div(output.rows, kFewChannelsLines >> p.log2_images) *
-            ceil_div(output.columns, kFewChannelsColumns);
-  const int channel_blocks = ceil_div(p.shape.out_channels, 64);
-  const dim3 grid(std::min(p.tiles, ceil_div(2 * multiprocessors, channel_blocks)), channel_blocks);
-  // The same value for every shape, because other host threads may launch the kernel meanwhile.
-  const cudaError_t error = cudaFuncSetAttribute(
-      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFewChannelsSharedBytes);
-  if (error != cudaSuccess) return error;
-  return launch(kernel, grid, kFewChannelsThreads, shared_bytes, /*overlap_previous=*/true, stream,
-                p);
+  const ConvShape& shape = p.shape;
+  p.tiles = few_channels_tiles(shape, p.plan);
+  p.by_column_tiles = Divisor(few_channels_column_tiles(shape, p.plan));
+  p.by_row_tiles = Divisor(ceil_div(shape.output.rows, p.plan.rows));
+  p.by_strips = Divisor(p.plan.strips);
+  p.by_patch_rows = Divisor(p.plan.patch_rows);
+  p.by_copies = Divisor(p.plan.line / p.together);
+  const int blocks = std::min(p.tiles, few_channels_grid(shape, p.plan, multiprocessors));
+  switch (p.plan.steps) {
+    case 2:
+      return start_few_channels<Element, 2>(p, blocks, stream);
+    case 3:
+      return start_few_channels<Element, 3>(p, blocks, stream);
+    case 5:
+      return start_few_channels<Element, 5>(p, blocks, stream);
+    case 8:
+      return start_few_channels<Element, 8>(p, blocks, stream);
+    default:
+      return start_few_channels<Element, 10>(p, blocks, stream);
+  }
 }
 
 }  // namespace spamm::kernels::conv::sm90

@@ -1,49 +1,63 @@
-// The parameters of the convolution of few input channels.
+// The parameters of the convolution of few input channels, and how it cuts its work.
 #pragma once
 
+#include <cstdint>
+
+#include "kernels/common/divisor.h"
 #include "kernels/conv/sm90/params.h"
 
 namespace spamm::kernels::conv::sm90 {
 
-// Contiguous channels-last tensors, dilation 1 along the columns, a multiple of 8 output channels.
-// The output starts at a multiple of 16 bytes.
-struct FewChannelsParams {
-  const void *input, *weight, *bias;  // bias may be null
-  void* output;
-  float* norms;  // output norms, like ConvParams::norm_output; may be null
-  ConvShape shape;
-  Activation activation;
-  // A thread block has 64 lines: 2^log2_images images of 64 >> log2_images neighbouring output
-  // rows. Output norms need 64 images.
-  int log2_images;
-  // Rows of the input start at multiples of 16 bytes.
-  bool rows_are_aligned;
-  int tiles = 0;  // set by the launch
+constexpr int kFewChannelsThreads = 256, kFewChannelsWarpgroups = 2;
+constexpr int kFewChannelsSharedBytes = 225 * 1024;    // of a multiprocessor
+constexpr int kStripPixels = 16;                       // rows of a warp's products
+constexpr int kStripsOfProduct = 4;                    // a warpgroup's: one for each of its warps
+constexpr int kImageTileColumns = 8, kImageTile = 64;  // of a tile along images
+
+// K runs along a window: kernel row, kernel column, channel. Its entries are read in words of two,
+// so a kernel row begins at an even entry of memory and has an even number of entries, in which
+// those before and behind the window count as zero. A step is 16 entries.
+struct FewChannelsWindow {
+  int entries;   // of a kernel row
+  int parities;  // 2 if the windows of neighbouring columns begin at even and odd entries in turn
+  int first;     // the parity of column 0
+  int pairs;     // of entries of a kernel row, with zeros
+
+  __host__ __device__ int lead(int parity) const { return first ^ parity; }  // zeros in front
 };
 
-constexpr int kFewChannelsThreads = 256, kFewChannelsColumns = 8, kFewChannelsLines = 64;
-constexpr int kFewChannelsSharedBytes = 112 * 1024;  // at most, for two thread blocks on an SM
+// A strip is 16 pixels whose windows are the rows of a warp's products: neighbouring columns of the
+// same parity, or images of one pixel. A tile is some output rows of neighbouring strips, or 64
+// images of 8 columns of a row. Its patch is the input that it reads, in shared memory.
+struct FewChannelsPlan {
+  FewChannelsWindow window;
+  bool along_images;
+  int steps, passes;         // steps whose operands are in registers at a time, and how often
+  int rows, strips;          // of a tile; along images one each
+  int columns, images;       // of a tile
+  int patch_rows, row_step;  // and input rows from one of them to the next
+  int output_step;           // patch rows between output rows
+  int kernel_step;           // and between kernel rows
+  int line, image;           // distances between rows and between images, in entries
 
-// The shared memory of a thread block, in entries: first the weights in the order in which the
-// instructions use them, then for each line of the output the input lines that it reads. An input
-// line is copied in chunks, so that up to 7 entries lie before the first one that is used.
-struct FewChannelsLayout {
-  int window;           // entries of a kernel row
-  int chunks;           // instructions for a kernel row, 16 entries each
-  int line, lines;      // distances between input lines, and between those of two output lines
-  int weights, pixels;  // total sizes
+  __host__ __device__ int all_steps() const { return steps * passes; }
+  __host__ __device__ int weight_blocks() const { return (all_steps() + 3) / 4; }  // of a parity
+  __host__ __device__ int patch() const { return images * image; }
+};
 
-  __host__ __device__ explicit FewChannelsLayout(const ConvShape& shape) {
-    window = shape.kernel.columns * shape.channels;
-    chunks = (window + 15) / 16;
-    const int used = (kFewChannelsColumns - 1) * shape.stride.columns * shape.channels + window;
-    line = (used + 7 + 7) / 8 * 8;
-    // An odd multiple of 8, so that eight output lines lie in different banks.
-    lines = (shape.kernel.rows * line + 7) / 16 * 16 + 8;
-    weights = shape.kernel.rows * chunks * 16 * 64;
-    pixels = kFewChannelsLines * lines;
-  }
-  __host__ __device__ int entries() const { return weights + pixels; }
+// Contiguous channels-last tensors, dilation 1 along the columns, a multiple of 8 output channels.
+// Output and residual start at multiples of 16 bytes.
+struct FewChannelsParams {
+  const void *input, *weight, *bias, *residual;  // bias and residual may be null
+  void* output;
+  float* norms;  // output norms, like ConvParams::norm_output; may be null. They need along_images
+  ConvShape shape;
+  Activation activation;
+  int together;  // entries of the input that are copied at a time: 8, 2 or 1
+  FewChannelsPlan plan;
+  // Set by the launch.
+  int tiles = 0;
+  Divisor by_column_tiles{}, by_row_tiles{}, by_strips{}, by_patch_rows{}, by_copies{};
 };
 
 }  // namespace spamm::kernels::conv::sm90

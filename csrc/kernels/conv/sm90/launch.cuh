@@ -13,7 +13,6 @@
 #include "kernels/common/tensor_map_sm90.h"
 #include "kernels/common/tile.h"
 #include "kernels/conv/sm90/conv.cuh"
-#include "kernels/conv/sm90/pack_rows_params.h"
 #include "kernels/conv/sm90/resident.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -41,38 +40,11 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
       {1, every_of_box(box.columns, step.columns), every_of_box(box.rows, step.rows), 1});
 }
 
-// Encodes a map of packed windows of `entries` entries each, whose distances are those of p.packed
-// divided by `shrink`. What a line of 64 entries has beyond a window is 0.
-template <class Element>
-cudaError_t encode_windows(CUtensorMap& map, const void* data, const ConvParams& p, int entries,
-                           int64_t shrink) {
-  const Extent& input = p.shape.input;
-  const int step = p.shape.stride.rows;
-  return kernels::sm90::encode_tensor_map<Element, 4>(
-      map, data,
-      {static_cast<uint64_t>(entries), static_cast<uint64_t>(input.columns),
-       static_cast<uint64_t>(input.rows), static_cast<uint64_t>(input.images)},
-      {static_cast<uint64_t>(p.packed.column / shrink),
-       static_cast<uint64_t>(p.packed.row / shrink),
-       static_cast<uint64_t>(p.packed.image / shrink)},
-      {kLineBytes / sizeof(Element), 1u << p.box.columns, edge_of_box(p.box.rows, step),
-       1u << p.box.images},
-      {1, 1, every_of_box(p.box.rows, step), 1});
-}
-
 // Encodes the maps of the input.
 template <class Config>
 cudaError_t encode_input(ConvParams& p, const void* input) {
   using Operand = typename Config::Operand;
-  if (p.packed.kernel_columns > 0) {
-    const int columns = p.packed.kernel_columns;
-    const cudaError_t error =
-        encode_windows<Operand>(p.map_input[0], input, p, columns * kPackedPair, 1);
-    if (error != cudaSuccess || p.packed.singles == nullptr) return error;
-    return encode_windows<Operand>(p.map_input[1], p.packed.singles, p, columns * kPackedChannels,
-                                   2);
-  }
-  const cudaError_t error = encode_pixels<Operand>(p.map_input[0], input, p.shape.input,
+  const cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input,
                                                    p.shape.channels, p.box, p.shape.stride);
   if (error != cudaSuccess || !Config::is_narrow(1)) return error;
   return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
@@ -250,7 +222,6 @@ constexpr auto deviating() {
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   if (!p.by_pixel) p.box = box_of(p.block);
-  p.singles_row = p.packed.singles == nullptr ? -1 : p.shape.kernel.rows - 1;
   p.blocks = count(p.shape.output, p.block);
   p.boxes = count(p.shape.output, p.box);
   const int norm_group = 1 << std::max(p.log2_block_k, 6);
@@ -271,7 +242,7 @@ template <class Launch>
 cudaError_t with_last_width(const ConvParams& p, const Launch& launch) {
   const bool one_pixel = p.box.images == 6;
   const int last = p.shape.output.images - kBlock;
-  const bool narrow = p.images_fastest && one_pixel && p.packed.kernel_columns == 0;
+  const bool narrow = p.images_fastest && one_pixel;
   switch (narrow ? ceil_div(last, 8) * 8 : kBlock) {
     case 8:
       return launch(std::integral_constant<int, 8>{});

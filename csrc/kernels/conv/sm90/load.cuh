@@ -14,7 +14,7 @@ constexpr auto kCacheHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVIC
 // The map that loads box `i` of a tile.
 template <class Config>
 __device__ __forceinline__ const CUtensorMap& map_of_box(const ConvParams& p, int i) {
-  return Config::is_narrow(i) ? p.map_last : p.map_input[0];
+  return Config::is_narrow(i) ? p.map_last : p.map_input;
 }
 // The bytes of all boxes whose bit is set.
 template <class Config, int kBoxes = Config::kBoxes>
@@ -94,21 +94,14 @@ class Loader : public StageWriter<Config, kWeights> {
     } else {
       const int row = step.kernel_row * p_.shape.dilation.rows - p_.shape.padding.rows;
       const int column = step.kernel_column * p_.shape.dilation.columns - p_.shape.padding.columns;
-      const auto load_boxes = [&](const auto& map_of) {
 #pragma unroll
-        for (int i = 0; i < Config::kBoxes; ++i) {
-          if ((needed >> i & 1) == 0) continue;
-          const Box& box = tile.boxes[i];
-          cute::SM90_TMA_LOAD_4D::copy(map_of(i), barrier, kCacheHint, &stage.pixels[i], channel,
-                                       box.column * p_.shape.stride.columns + column,
-                                       box.row * p_.shape.stride.rows + row, box.image);
-        }
-      };
-      // Two loops, so that the address of a map is a constant in each.
-      if (step.kernel_row == p_.singles_row) {
-        load_boxes([&](int) { return &p_.map_input[1]; });
-      } else {
-        load_boxes([&](int i) { return &map_of_box<Config>(p_, i); });
+      for (int i = 0; i < Config::kBoxes; ++i) {
+        if ((needed >> i & 1) == 0) continue;
+        const Box& box = tile.boxes[i];
+        cute::SM90_TMA_LOAD_4D::copy(&map_of_box<Config>(p_, i), barrier, kCacheHint,
+                                     &stage.pixels[i], channel,
+                                     box.column * p_.shape.stride.columns + column,
+                                     box.row * p_.shape.stride.rows + row, box.image);
       }
     }
     at_.advance();

@@ -164,24 +164,13 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
 
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
-// Input whose channels are windows that overlap (pack_rows_params.h). Distances are in bytes.
-struct PackedWindows {
-  const void* singles;         // the rows of the last kernel row; null if it has none of its own
-  int kernel_columns;          // of the window; 0: the input is not packed
-  int64_t column, row, image;  // from window to window of the pairs; half as far in the singles
-};
-
 struct ConvParams {
-  // Of the input. The second one serves the kernel row `singles_row` of packed windows.
-  CUtensorMap map_input[2];
-  CUtensorMap map_weight, map_output;
+  CUtensorMap map_input, map_weight, map_output;
   CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
   CUtensorMap map_residual;
   ConvShape shape;
   Log2Block block, box;
   Extent blocks, boxes;  // in the output
-  PackedWindows packed;
-  int singles_row;  // the last kernel row, if it has packed rows of its own; else none
   // A pixel block is one pixel of more images than there are, and a box is several pixels of one or
   // more images. Each pixel is judged by itself. The caller then sets `box`.
   bool by_pixel;

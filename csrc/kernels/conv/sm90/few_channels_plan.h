@@ -1,0 +1,129 @@
+// How the convolution of few input channels cuts its work: plain functions of numbers.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+
+#include "kernels/conv/sm90/few_channels_params.h"
+
+namespace spamm::kernels::conv::sm90 {
+
+inline FewChannelsWindow few_channels_window(const ConvShape& shape) {
+  const int entries = shape.kernel.columns * shape.channels;
+  const int parities = shape.stride.columns * shape.channels % 2 + 1;
+  const int first = shape.padding.columns * shape.channels % 2;
+  const int most_leading = parities == 2 ? 1 : first;
+  return {entries, parities, first, ceil_div(most_leading + entries, 2)};
+}
+
+// The steps of the kernels there are. Several passes have a multiple of 4, whole blocks of weights.
+constexpr int kFewChannelsSteps[] = {2, 3, 5, 8, 10}, kStepsOfSeveralPasses = 8;
+
+inline void set_steps(FewChannelsPlan& plan, int kernel_rows) {
+  const int steps = ceil_div(plan.window.pairs * kernel_rows, 8);
+  const auto* enough = std::ranges::find_if(kFewChannelsSteps, [&](int n) { return n >= steps; });
+  plan.steps = enough == std::end(kFewChannelsSteps) ? kStepsOfSeveralPasses : *enough;
+  plan.passes = ceil_div(steps, plan.steps);
+}
+
+// Weights, places of pairs, biases and two patches.
+inline int few_channels_shared_bytes(const FewChannelsPlan& plan) {
+  constexpr int kBlockBytes = 64 * 128, kStepBytes = 8 * 4, kBiasBytes = 64 * 4;
+  const int of_parity = plan.weight_blocks() * kBlockBytes + plan.all_steps() * kStepBytes;
+  return plan.window.parities * of_parity + kBiasBytes + 2 * plan.patch() * 2;
+}
+
+// Thread blocks that a multiprocessor runs at once, at most two; 0: the plan does not fit.
+inline int few_channels_blocks(const FewChannelsPlan& plan) {
+  constexpr int kReserved = 1024;
+  constexpr int kMostDistance = (1 << 16) / 2;  // in entries; see PairPlace
+  if (plan.image > kMostDistance) return 0;
+  return std::min(kFewChannelsSharedBytes / (few_channels_shared_bytes(plan) + kReserved), 2);
+}
+
+// A tile of so many rows and strips.
+inline FewChannelsPlan cut_few_channels(const ConvShape& shape, bool along_images, int rows,
+                                        int strips) {
+  FewChannelsPlan plan{};
+  plan.window = few_channels_window(shape);
+  set_steps(plan, shape.kernel.rows);
+  plan.along_images = along_images;
+  plan.rows = rows;
+  plan.strips = strips;
+  plan.columns = along_images ? kImageTileColumns : strips * kStripPixels * plan.window.parities;
+  plan.images = along_images ? kImageTile : 1;
+  plan.output_step = shape.stride.rows;
+  if (rows == 1) {
+    plan.patch_rows = shape.kernel.rows;
+    plan.row_step = shape.dilation.rows;
+    plan.kernel_step = 1;
+  } else {
+    plan.patch_rows =
+        (rows - 1) * shape.stride.rows + (shape.kernel.rows - 1) * shape.dilation.rows + 1;
+    plan.row_step = 1;
+    plan.kernel_step = shape.dilation.rows;
+  }
+  // Up to 7 entries lie before the first window, because a row is copied in chunks; and up to 2
+  // behind the last one.
+  const int used = (plan.columns - 1) * shape.stride.columns * shape.channels + plan.window.entries;
+  plan.line = ceil_div(used + 7 + 2, 8) * 8;
+  // Cut off where it cannot fit, so that no product overflows.
+  constexpr int64_t kTooLarge = 1 << 20;
+  plan.image = static_cast<int>(std::min(int64_t{plan.patch_rows} * plan.line, kTooLarge));
+  // An odd multiple of 16 bytes, so that eight images lie in different banks.
+  if (along_images && plan.image % 16 == 0) plan.image += 8;
+  return plan;
+}
+
+inline int few_channels_column_tiles(const ConvShape& shape, const FewChannelsPlan& plan) {
+  return ceil_div(shape.output.columns, plan.columns);
+}
+inline int few_channels_tiles(const ConvShape& shape, const FewChannelsPlan& plan) {
+  return ceil_div(shape.output.images, plan.images) * ceil_div(shape.output.rows, plan.rows) *
+         few_channels_column_tiles(shape, plan);
+}
+
+// Thread blocks that run at once for 64 output channels.
+inline int few_channels_grid(const ConvShape& shape, const FewChannelsPlan& plan,
+                             int multiprocessors) {
+  return ceil_div(few_channels_blocks(plan) * multiprocessors, ceil_div(shape.out_channels, 64));
+}
+
+// How long the thread block with the most tiles takes. A unit is half a product with its epilogue.
+inline int few_channels_cost(const ConvShape& shape, const FewChannelsPlan& plan,
+                             int multiprocessors) {
+  const int products = ceil_div(plan.rows * plan.strips, kStripsOfProduct);
+  const int of_warpgroup =
+      plan.window.parities == 2 ? products : ceil_div(products, kFewChannelsWarpgroups);
+  const int blocks = few_channels_grid(shape, plan, multiprocessors);
+  return ceil_div(few_channels_tiles(shape, plan), blocks) * (2 * of_warpgroup + 1);
+}
+
+// The plan for a shape; none if not even the smallest tile fits, which does not depend on the
+// number of images or multiprocessors. Output norms need tiles along images.
+inline std::optional<FewChannelsPlan> plan_few_channels(const ConvShape& shape, bool along_images,
+                                                        int multiprocessors) {
+  constexpr int kMostStrips = 16, kMostOfTile = 32;
+  const int parities = few_channels_window(shape).parities;
+  const int of_row = ceil_div(shape.output.columns, kStripPixels * parities);
+  int strips = along_images ? 1 : ceil_div(of_row, ceil_div(of_row, kMostStrips));
+  FewChannelsPlan best = cut_few_channels(shape, along_images, 1, strips);
+  while (strips > 1 && few_channels_blocks(best) < 2) {
+    strips = ceil_div(strips, 2);
+    best = cut_few_channels(shape, along_images, 1, strips);
+  }
+  if (few_channels_blocks(best) == 0) return std::nullopt;
+  if (along_images) return best;
+  for (const int rows : {2, 4, 8, 16}) {
+    if (rows * strips > kMostOfTile || rows > shape.output.rows) break;
+    const FewChannelsPlan plan = cut_few_channels(shape, false, rows, strips);
+    if (few_channels_blocks(plan) == 2 && few_channels_cost(shape, plan, multiprocessors) <=
+                                              few_channels_cost(shape, best, multiprocessors)) {
+      best = plan;
+    }
+  }
+  return best;
+}
+
+}  // namespace spamm::kernels::conv::sm90

@@ -1,0 +1,96 @@
+// The weights of the convolution of few input channels, in shared memory: operand blocks with an
+// output channel in each line, for each parity of columns; and where a product finds its pixels.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/common/wgmma_sm90.cuh"
+#include "kernels/conv/sm90/few_channels_params.h"
+
+namespace spamm::kernels::conv::sm90 {
+
+// The output channel (0 to 63) of column `column` of a product. A thread of the result has 8
+// neighbouring channels in the lower 32 and 8 in the upper 32.
+__device__ inline int channel_of_column(int column) {
+  return column / 32 * 32 + column % 8 / 2 * 8 + column / 8 % 4 * 2 + column % 2;
+}
+
+// Whether entry `entry` of a kernel row, counted from its even beginning, is one of the window.
+__device__ inline bool is_in_window(const FewChannelsWindow& window, int parity, int entry) {
+  return static_cast<unsigned>(entry - window.lead(parity)) < window.entries;
+}
+
+// Copies the weights of 64 output channels from `first_channel` on, 8 entries of K at a time, with
+// zeros where there is no window and no channel. The thread block calls it together.
+__device__ inline void stage_weights(const FewChannelsParams& p, int first_channel,
+                                     kernels::sm90::OperandBlock* blocks) {
+  constexpr int kChunk = 8, kChunksOfLine = 8;
+  const FewChannelsWindow& window = p.plan.window;
+  const int chunks = p.plan.all_steps() * 2, kernel_rows = p.shape.kernel.rows;
+#pragma unroll 2
+  for (int i = threadIdx.x; i < window.parities * 64 * chunks; i += kFewChannelsThreads) {
+    const int line = i / chunks, chunk = i - line * chunks;
+    const int parity = line / 64, column = line % 64;
+    const int channel = first_channel + channel_of_column(column);
+    int row = chunk * (kChunk / 2) / window.pairs;
+    int entry = (chunk * (kChunk / 2) - row * window.pairs) * 2;
+    const auto* from = static_cast<const uint16_t*>(p.weight) +
+                       static_cast<int64_t>(channel) * kernel_rows * window.entries -
+                       window.lead(parity);
+    uint32_t words[kChunk / 2];
+#pragma unroll
+    for (uint32_t& word : words) {
+      const bool exists = channel < p.shape.out_channels && row < kernel_rows;
+      const auto* pair = from + row * window.entries + entry;
+      const uint32_t low = exists && is_in_window(window, parity, entry) ? pair[0] : 0;
+      const uint32_t high = exists && is_in_window(window, parity, entry + 1) ? pair[1] : 0;
+      word = low | high << 16;
+      entry += 2;
+      if (entry == 2 * window.pairs) {
+        entry = 0;
+        ++row;
+      }
+    }
+    auto& block = blocks[parity * p.plan.weight_blocks() + chunk / kChunksOfLine];
+    const int swizzled = chunk % kChunksOfLine ^ column % 8;
+    *reinterpret_cast<uint4*>(block.bytes + column * kernels::sm90::kLineBytes + swizzled * 16) = {
+        words[0], words[1], words[2], words[3]};
+  }
+}
+
+// Where a pair of entries is: the distance from the window's beginning in bytes, and below it which
+// of its bytes count, as a selector of bytes of (pair, 0). What does not count is part of another
+// pixel, which may be infinite: a weight of zero does not help against that.
+struct PairPlace {
+  uint32_t bits;
+
+  __device__ uint32_t distance() const { return bits >> 16; }
+  // Not __byte_perm, which clears bits of the selector that the instruction does not look at.
+  __device__ uint32_t masked(uint32_t pair) const {
+    uint32_t word;
+    asm("prmt.b32 %0, %1, 0, %2;" : "=r"(word) : "r"(pair), "r"(bits));
+    return word;
+  }
+};
+
+__device__ inline PairPlace pair_place(const FewChannelsParams& p, int parity, int number) {
+  const FewChannelsWindow& window = p.plan.window;
+  const int row = number / window.pairs, pair = number - row * window.pairs;
+  if (row >= p.shape.kernel.rows) return {0x4444};
+  const uint32_t low = is_in_window(window, parity, 2 * pair) ? 0x10 : 0x44;
+  const uint32_t high = is_in_window(window, parity, 2 * pair + 1) ? 0x32 : 0x44;
+  const uint32_t distance = (row * p.plan.kernel_step * p.plan.line + 2 * pair) * 2;
+  return {distance << 16 | high << 8 | low};
+}
+
+// Fills the table of places: for each parity, step and thread of four the thread's two pairs.
+__device__ inline void stage_places(const FewChannelsParams& p, PairPlace* places) {
+  const int count = p.plan.all_steps() * 8;
+  for (int i = threadIdx.x; i < p.plan.window.parities * count; i += kFewChannelsThreads) {
+    const int parity = i / count, place = i - parity * count;
+    const int pair_of_step = place % 8 / 2 + place % 2 * 4;
+    places[i] = pair_place(p, parity, place / 8 * 8 + pair_of_step);
+  }
+}
+
+}  // namespace spamm::kernels::conv::sm90
