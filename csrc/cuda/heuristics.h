@@ -321,8 +321,7 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
       const double loads = loaded * kLine / kLoaded;
       const double step = std::max(products, loads) + kOverlap * std::min(products, loads);
       const double width = tile.channels == 64 ? columns / 2 : columns;  // of a warpgroup
-      const double time =
-          waves * (static_cast<double>(steps) * step + kEnd + kEndOfPixel * width);
+      const double time = waves * (static_cast<double>(steps) * step + kEnd + kEndOfPixel * width);
       if (time < least) {
         least = time;
         best = {tile, shares_pixels};
@@ -332,8 +331,8 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
   return best;
 }
 
-// Whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes cuts the
-// steps of few tiles into segments, or leaves out much: `padding` is the share of products that
+// Whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes cuts
+// the steps of few tiles into segments, or leaves out much: `padding` is the share of products that
 // meet nothing but padding, and is zero where they are not left out. Like the number of segments
 // this follows from the sizes of the whole batch, because both kernels may round differently.
 inline bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, double padding,

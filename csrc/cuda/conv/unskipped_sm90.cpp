@@ -15,6 +15,7 @@
 #include "cuda/device.h"
 #include "cuda/forced_segments.h"
 #include "cuda/forced_tile.h"
+#include "cuda/forced_unskipped.h"
 #include "cuda/heuristics.h"
 #include "stage_range.h"
 #include "threshold.h"
@@ -51,7 +52,7 @@ double share_inside(int64_t kernel, int64_t stride, int64_t padding, int64_t dil
 double padding_left_out(const Convolution& conv) {
   const spamm::ConvShape& shape = conv.shape;
   if (!conv.norm_weight || shape.images % 64 != 0) return 0;
-  const auto along = [&](int64_t Size2::* d) {
+  const auto along = [&](int64_t Size2::*d) {
     return share_inside(shape.kernel.*d, shape.stride.*d, shape.padding.*d, shape.dilation.*d,
                         shape.input.*d, shape.output.*d);
   };
@@ -59,11 +60,11 @@ double padding_left_out(const Convolution& conv) {
 }
 
 bool pays(const Convolution& conv) {
+  if (const auto forced = forced_unskipped()) return forced->runs;
   const spamm::ConvShape& shape = conv.shape;
-  return unskipped_conv_pays(shape.out_channels, output_pixels(shape), steps_of(shape),
-                             padding_left_out(conv),
-                             check_device(conv.input.device()).multiProcessorCount,
-                             forced_segments());
+  return unskipped_conv_pays(
+      shape.out_channels, output_pixels(shape), steps_of(shape), padding_left_out(conv),
+      check_device(conv.input.device()).multiProcessorCount, forced_segments());
 }
 
 bool supports(const Convolution& conv, const Knob& knob) {
@@ -88,12 +89,15 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   ConvParams& p = arguments.params;
   // A copy of the weight is made in this call and so is not complete before it.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
+  const auto forced = forced_unskipped();
   const auto [tile, shares_pixels] =
-      choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
-                            steps_of(conv.shape), device.multiprocessors());
+      forced && forced->choice
+          ? *forced->choice
+          : choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
+                                  steps_of(conv.shape), device.multiprocessors());
   p.shares_pixels = shares_pixels;
-  const auto launch = input.scalar_type() == at::kHalf ? launch_unskipped<__half>
-                                                       : launch_unskipped<__nv_bfloat16>;
+  const auto launch =
+      input.scalar_type() == at::kHalf ? launch_unskipped<__half> : launch_unskipped<__nv_bfloat16>;
   C10_CUDA_CHECK(launch(p, input.const_data_ptr(), weight.const_data_ptr(), tile,
                         device.multiprocessors(), device.stream()));
   return {arguments.output, Tensor()};

@@ -14,8 +14,8 @@
 
 namespace spamm::kernels::sm90 {
 
-// One of the driver's tensor map encoders, or null if the driver has none. Looked up at run time, so
-// that the library does not link libcuda.
+// One of the driver's tensor map encoders, or null if the driver has none. Looked up at run time,
+// so that the library does not link libcuda.
 template <class Encoder>
 Encoder find_encoder(const char* name) {
   void* function = nullptr;

@@ -85,8 +85,7 @@ cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& s
   return kernels::sm90::encode_tensor_map<Element, 3>(
       map, data,
       {static_cast<uint64_t>(shape.channels), positions, static_cast<uint64_t>(shape.out_channels)},
-      {line, line * positions},
-      {kLineBytes / sizeof(Element), 1, out_channels}, {1, 1, 1});
+      {line, line * positions}, {kLineBytes / sizeof(Element), 1, out_channels}, {1, 1, 1});
 }
 
 // Fills in the tiles of the output. Returns the number of thread blocks to start.

@@ -60,9 +60,8 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
     return encode_lines<Element>(map, data, shape.out_channels, pixels, Config::kStored);
   };
   cudaError_t error =
-      p.in_order
-          ? encode_lines<Element>(p.map_input[0], input, shape.channels, pixels, kHalfPixels)
-          : encode_windows_of_pixels<Element>(p.map_input[0], input, shape, kHalfPixels);
+      p.in_order ? encode_lines<Element>(p.map_input[0], input, shape.channels, pixels, kHalfPixels)
+                 : encode_windows_of_pixels<Element>(p.map_input[0], input, shape, kHalfPixels);
   if (error == cudaSuccess) error = encode_result(p.map_output, p.output);
   if (error == cudaSuccess && p.residual != nullptr) {
     error = encode_result(p.map_residual, p.residual);

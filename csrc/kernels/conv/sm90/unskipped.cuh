@@ -45,7 +45,7 @@ struct UnskippedConfig {
   static constexpr int kWarpgroups = 2, kThreads = 128 * (1 + kWarpgroups), kListWarps = 0;
   static constexpr int kWidth = kPixels * kRows / kWarpgroups;  // pixels of a warpgroup
   static constexpr int kValues = kWidth / 2;                    // sums in each thread
-  static constexpr int kStored = kWidth / (kWidth < 160 ? 2 : 4);  // pixels of a store
+  static constexpr int kStored = kWidth / (kWidth < 160 || kWidth % 32 != 0 ? 2 : 4);  // in a store
   static constexpr int kStagings = 2;  // one is filled while the other is stored
   static constexpr int kMultiplyRegisters = 232, kOtherRegisters = 40;
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
@@ -141,9 +141,7 @@ class UnskippedLoader {
   }
 
  private:
-  __device__ uint64_t* barrier() {
-    return reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]);
-  }
+  __device__ uint64_t* barrier() { return reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]); }
 
   __device__ void announce(uint32_t bytes) {
     storage_.empty[at_.slot].wait(at_.phase ^ 1);
@@ -327,8 +325,8 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
       }
     }
     const bool relu = activate_sums(p.activation, bias, acc);
-    store_portions<Config>(p, tile.channel + channel, tile.pixel + pixel,
-                           storage.output[warpgroup], bias, relu, acc);
+    store_portions<Config>(p, tile.channel + channel, tile.pixel + pixel, storage.output[warpgroup],
+                           bias, relu, acc);
   });
   if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
   wait_for_cluster();  // the other thread block may still release stages here
