@@ -61,6 +61,7 @@ double padding_left_out(const Convolution& conv) {
 
 bool pays(const Convolution& conv) {
   if (const auto forced = forced_unskipped()) return forced->runs;
+  if (forced_tile()) return false;  // a tile of the kernel of boxes
   const spamm::ConvShape& shape = conv.shape;
   return unskipped_conv_pays(
       shape.out_channels, output_pixels(shape), steps_of(shape), padding_left_out(conv),
@@ -73,7 +74,7 @@ bool supports(const Convolution& conv, const Knob& knob) {
     return channels * conv.input.element_size() % kAlignment == 0;
   };
   return is_half(conv.input.scalar_type()) && skips_nothing(knob) && !conv.is_deviation &&
-         !conv.base && !conv.wants_output_norms && !forced_tile() && aligned(shape.in_channels) &&
+         !conv.base && !conv.wants_output_norms && aligned(shape.in_channels) &&
          aligned(shape.out_channels) && sizes_fit_hopper(conv) &&
          takes_unskipped(kernel_shape(shape, shape.in_channels)) && pays(conv);
 }
