@@ -175,11 +175,10 @@ def epilogues():
 
 
 @contextlib.contextmanager
-def forced_segments(number):
-    """Forces a number of segments for a while."""
-    variable = "SPAMM_TORCH_SEGMENTS"
+def forced(variable, value):
+    """Sets an environment variable for a while."""
     before = os.environ.get(variable)
-    os.environ[variable] = str(number)
+    os.environ[variable] = str(value)
     try:
         yield
     finally:
@@ -194,7 +193,7 @@ def convolution_segments():
         x = torch.randn(images, 136, 5, 6, device="cuda").to(dtype)
         weight = torch.randn(200, 136, 3, 3, device="cuda").to(dtype)
         residual = torch.ops.spamm_torch.dense_conv2d(x, weight, padding=1)
-        with forced_segments(number):
+        with forced("SPAMM_TORCH_SEGMENTS", number):
             for tau in (0.0, 60.0):  # of few images, pixels are judged by themselves
                 spamm_torch.conv2d(
                     x, weight, weight[:, 0, 0, 0], padding=1, tau=tau, residual=residual, relu=True
@@ -202,9 +201,26 @@ def convolution_segments():
                 spamm_torch.conv2d(x, weight[:, :, :1, :1], tau=tau, return_norms=True)
 
 
+def nothing_skipped():
+    """Runs of pixels in clusters that share weights or pixels, past every edge of a tile."""
+    geometries = ((3, 1, 1), (1, 1, 0), (3, 2, 1))  # kernel, stride, padding
+    tiles = ("128x96w", "128x192p", "128x256w", "64x384w", "64x256p")
+    for dtype, (kernel, stride, padding) in itertools.product(DTYPES[:2], geometries):
+        x = torch.randn(7, 72, 15, 14, device="cuda").to(dtype)
+        weight = torch.randn(200, 72, kernel, kernel, device="cuda").to(dtype)
+        setting = {"stride": stride, "padding": padding}
+        residual = torch.ops.spamm_torch.dense_conv2d(x, weight, **setting)
+        for tile in tiles:
+            with forced("SPAMM_TORCH_UNSKIPPED", tile):
+                for addend in (None, residual):
+                    spamm_torch.conv2d(
+                        x, weight, weight[:, 0, 0, 0], tau=0.0, residual=addend, **setting
+                    )
+
+
 def product_segments():
     """Steps of a tile of float64 shared by two thread blocks, which meet in the result."""
-    with forced_segments(2):
+    with forced("SPAMM_TORCH_SEGMENTS", 2):
         for m, k, n in ((65, 513, 130), (201, 777, 333)):
             for a, b in operands(m, k, n, torch.float64):
                 added = torch.randn(m, n, device="cuda", dtype=torch.float64)
@@ -306,6 +322,7 @@ def main(arguments=None):
         epilogues()
         deviations()
     convolution_segments()
+    nothing_skipped()
     product_segments()
     claimed_tiles()
     stages()

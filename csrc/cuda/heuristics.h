@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "block.h"
@@ -284,6 +285,63 @@ inline int choose_conv_segments(int64_t out_channels, int64_t pixels, int64_t st
     segments *= 2;
   }
   return segments;
+}
+
+// A tile of Hopper's convolution where nothing is skipped, and what its clusters of two thread
+// blocks share: the pixels of two channel tiles, or else the weights of two pixel tiles.
+struct UnskippedChoice {
+  UnskippedTile tile;
+  bool shares_pixels;
+};
+
+// The one with the least time by a model of waves: every cluster computes as many pairs of tiles,
+// and a step takes as long as its products or its loads. No choice changes a bit of the result.
+// `steps`: 64 deep. `pixels`: of the output.
+inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixels, int64_t steps,
+                                             int multiprocessors) {
+  constexpr double kProducts = 2048 / 64;  // channels x pixels of a step in a cycle
+  constexpr double kLoaded = 39;           // bytes a cycle from the L2 cache, of 128 x 128 products
+  constexpr double kLine = 128;            // bytes of a step's channel or pixel
+  constexpr double kOverlap = 0.1;         // the part of the shorter one that is not hidden
+  // The end of a tile, in cycles: latencies, and what a warpgroup does for each pixel.
+  constexpr double kEnd = 600, kEndOfPixel = 6;
+  UnskippedChoice best{};
+  double least = std::numeric_limits<double>::infinity();
+  for (const UnskippedTile& tile : kUnskippedTiles) {
+    const auto channels = static_cast<double>(tile.channels);
+    const auto columns = static_cast<double>(tile.pixels);
+    const int64_t channel_tiles = blocks_of(out_channels, tile.channels);
+    const int64_t pixel_tiles = blocks_of(pixels, tile.pixels);
+    for (const bool shares_pixels : {false, true}) {
+      const int64_t pairs = shares_pixels ? blocks_of(channel_tiles, 2) * pixel_tiles
+                                          : channel_tiles * blocks_of(pixel_tiles, 2);
+      const auto waves = static_cast<double>(blocks_of(pairs, std::max(multiprocessors / 2, 1)));
+      const double products = channels * columns / kProducts;
+      const double loaded = shares_pixels ? channels + columns / 2 : channels / 2 + columns;
+      const double loads = loaded * kLine / kLoaded;
+      const double step = std::max(products, loads) + kOverlap * std::min(products, loads);
+      const double width = tile.channels == 64 ? columns / 2 : columns;  // of a warpgroup
+      const double time = waves * (static_cast<double>(steps) * step + kEnd + kEndOfPixel * width);
+      if (time < least) {
+        least = time;
+        best = {tile, shares_pixels};
+      }
+    }
+  }
+  return best;
+}
+
+// Whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes cuts
+// the steps of few tiles into segments, or leaves out much: `padding` is the share of products that
+// meet nothing but padding, and is zero where they are not left out. Like the number of segments
+// this follows from the sizes of the whole batch, because both kernels may round differently.
+inline bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, double padding,
+                                int multiprocessors, std::optional<int> forced = std::nullopt) {
+  constexpr double kMostPadding = 0.2;
+  constexpr int64_t kLeastPixels = 96;  // for each multiprocessor and 64 channels
+  return choose_conv_segments(out_channels, pixels, steps, multiprocessors, forced) == 1 &&
+         pixels * blocks_of(out_channels, 64) >= kLeastPixels * multiprocessors &&
+         padding <= kMostPadding;
 }
 
 // Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch

@@ -11,6 +11,7 @@ namespace spamm::cuda {
 
 using kernels::TileConfig;
 using kernels::TileSize;
+using kernels::UnskippedTile;
 
 enum class Kernel {
   kSm90F16,
@@ -99,6 +100,11 @@ constexpr TileRow<ConvKernel> kConvTiles[] = {
     {ConvKernel::kSm80F64, TileSize::kSmall, {64, 64, 32, 32, 4, 3}, 0},
     {ConvKernel::kSm80F64, TileSize::kLarge, {128, 64, 32, 32, 4, 2}, 1},
 };
+
+// The tiles of Hopper's convolution of half types where nothing is skipped.
+constexpr UnskippedTile kUnskippedTiles[] = {
+    {128, 96},  {128, 112}, {128, 128}, {128, 144}, {128, 160}, {128, 176}, {128, 192},
+    {128, 208}, {128, 224}, {128, 256}, {64, 256},  {64, 320},  {64, 384}};
 
 constexpr std::span<const TileRow<Kernel>> table_of(Kernel) { return kTiles; }
 constexpr std::span<const TileRow<ConvKernel>> table_of(ConvKernel) { return kConvTiles; }

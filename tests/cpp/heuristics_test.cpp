@@ -246,6 +246,41 @@ TEST(Heuristics, SegmentsAreAPowerOfTwoAndRunAtOnce) {
   }
 }
 
+TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
+  constexpr int kMultiprocessors = 132;
+  const auto choose = [](int64_t out_channels, int64_t pixels, int64_t steps) {
+    return choose_unskipped_tile(out_channels, pixels, steps, kMultiprocessors);
+  };
+  // ResNet-50 at batch 64: one wave of 66 clusters.
+  EXPECT_EQ(choose(256, 64 * 14 * 14, 36).tile, (UnskippedTile{128, 192}));
+  EXPECT_TRUE(choose(256, 64 * 14 * 14, 36).shares_pixels);
+  EXPECT_EQ(choose(512, 64 * 7 * 7, 72).tile, (UnskippedTile{128, 96}));
+  // One channel tile: two pixel tiles share its weights.
+  EXPECT_FALSE(choose(128, 64 * 28 * 28, 18).shares_pixels);
+  EXPECT_EQ(choose(64, 64 * 56 * 56, 9).tile.channels, 64);
+  for (const int multiprocessors : {1, 2, 114, 132}) {
+    for (const int64_t pixels : {1, 1000, 1 << 30}) {
+      const auto [tile, shares] = choose_unskipped_tile(8, pixels, 1, multiprocessors);
+      EXPECT_TRUE(std::ranges::find(kUnskippedTiles, tile) != std::end(kUnskippedTiles));
+    }
+  }
+}
+
+TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {
+  constexpr int kMultiprocessors = 132;
+  const auto pays = [](int64_t out_channels, int64_t pixels, int64_t steps, double padding = 0,
+                       std::optional<int> forced = std::nullopt) {
+    return unskipped_conv_pays(out_channels, pixels, steps, padding, kMultiprocessors, forced);
+  };
+  EXPECT_TRUE(pays(256, 64 * 14 * 14, 36));
+  EXPECT_TRUE(pays(256, 64 * 14 * 14, 36, 0.19));
+  EXPECT_FALSE(pays(512, 128 * 16, 72));       // two segments
+  EXPECT_FALSE(pays(512, 1 << 20, 72, 0.31));  // 3 x 3 on 4 x 4, which leaves out the padding
+  EXPECT_FALSE(pays(512, 1 << 20, 72, 0, 2));  // forced segments
+  EXPECT_FALSE(pays(1024, 14 * 14, 4));        // one image
+  EXPECT_TRUE(pays(64, 64 * 56 * 56, 9));
+}
+
 TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {
   constexpr int kMultiprocessors = 132;
   const auto segments = [](int64_t m, int64_t k, int64_t n,

@@ -7,14 +7,6 @@ namespace {
 
 constexpr int64_t kPixels = 64;  // of a box
 
-// Whether every output pixel reads the input pixel of the same number, and no other.
-bool reads_pixels_in_order(const spamm::ConvShape& shape) {
-  const auto is = [](const Size2& size, int64_t value) {
-    return size.height == value && size.width == value;
-  };
-  return is(shape.kernel, 1) && is(shape.stride, 1) && is(shape.padding, 0);
-}
-
 // The box of which the fewest cover the output. Among equal ones, that with the most images: where
 // a box is one pixel of several images, steps in the padding are not multiplied.
 Box best_box(const spamm::ConvShape& shape) {
@@ -41,7 +33,9 @@ Convolution in_dense_mode(Convolution conv) {
   spamm::ConvShape& shape = conv.shape;
   // Output norms are those of 64 images, so a box of these computes them on the way.
   const bool keeps_images = conv.wants_output_norms && shape.images >= kLayerNormBlock;
-  if (reads_pixels_in_order(shape) && !keeps_images) {
+  const bool in_order =
+      kernels::conv::sm90::reads_pixels_in_order(kernel_shape(shape, shape.in_channels));
+  if (in_order && !keeps_images) {
     const int64_t pixels = shape.images * shape.input.height * shape.input.width;
     shape.images = 1;
     shape.input = shape.output = {1, pixels};

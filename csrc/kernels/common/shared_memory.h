@@ -10,6 +10,8 @@
 
 namespace spamm::kernels {
 
+constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block on Hopper
+
 // Allows `kernel` this many bytes of dynamic shared memory on the current device, and prefers the
 // largest possible shared memory of a multiprocessor, so that thread blocks of other kernels fit
 // beside it. Asked of the driver once for each kernel and device, because that takes a microsecond.

@@ -14,15 +14,16 @@
 
 namespace spamm::kernels::sm90 {
 
-// The driver's tensor map encoder, or null if the driver has none. Looked up at run time, so that
-// the library does not link libcuda.
-inline auto find_tensor_map_encoder() {
+// One of the driver's tensor map encoders, or null if the driver has none. Looked up at run time,
+// so that the library does not link libcuda.
+template <class Encoder>
+Encoder find_encoder(const char* name) {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  const cudaError_t error = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function,
-                                                             12000, cudaEnableDefault, &found);
+  const cudaError_t error =
+      cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &found);
   const bool usable = error == cudaSuccess && found == cudaDriverEntryPointSuccess;
-  return usable ? reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(function) : nullptr;
+  return usable ? reinterpret_cast<Encoder>(function) : nullptr;
 }
 
 // TMA rounds entries of type Tf32 to nearest as it loads them.
@@ -44,12 +45,36 @@ cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
                               const std::array<uint64_t, kDims - 1>& strides,
                               const std::array<uint32_t, kDims>& box,
                               const std::array<uint32_t, kDims>& every) {
-  static const auto encoder = find_tensor_map_encoder();
+  static const auto encoder =
+      find_encoder<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
   const CUresult result = encoder(
       &map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(), strides.data(),
       box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Maps channels-last images for loads of consecutive output pixels of a convolution (im2col). Sizes
+// and strides are those of channels, columns, rows and images. A load brings 128 bytes of channels
+// of `pixels` output pixels, `every` columns and rows apart, in 128-byte swizzle. Its coordinates
+// are those of the first pixel's window, its offsets those of the kernel position. `first` and
+// `past` say how far windows start from the image's first and last pixel, as (columns, rows).
+template <class Element>
+cudaError_t encode_im2col_map(CUtensorMap& map, const void* data,
+                              const std::array<uint64_t, 4>& sizes,
+                              const std::array<uint64_t, 3>& strides,
+                              const std::array<int, 2>& first, const std::array<int, 2>& past,
+                              uint32_t pixels, const std::array<uint32_t, 2>& every) {
+  static const auto encoder =
+      find_encoder<decltype(&cuTensorMapEncodeIm2col)>("cuTensorMapEncodeIm2col");
+  if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
+  const uint32_t element_strides[4] = {1, every[0], every[1], 1};
+  const CUresult result =
+      encoder(&map, map_type<Element>(), 4, const_cast<void*>(data), sizes.data(), strides.data(),
+              first.data(), past.data(), 128 / sizeof(Element), pixels, element_strides,
+              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 

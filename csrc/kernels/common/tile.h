@@ -17,6 +17,13 @@ struct TileConfig {
   int blocks_per_multiprocessor;
 };
 
+// A tile of the convolution that skips nothing (conv/sm90/unskipped.cuh).
+struct UnskippedTile {
+  int channels, pixels;
+
+  bool operator==(const UnskippedTile&) const = default;
+};
+
 // The tiles of one kernel. A size that the kernel does not have is all zero.
 struct Tiles {
   TileConfig small, large, narrow;

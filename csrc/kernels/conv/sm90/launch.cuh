@@ -17,8 +17,6 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block
-
 // The edge of a TMA box that loads 2^log2 entries, `step` apart, and its element stride.
 inline uint32_t edge_of_box(int log2, int step) { return ((1 << log2) - 1) * step + 1; }
 inline uint32_t every_of_box(int log2, int step) { return log2 == 0 ? 1 : step; }
@@ -52,14 +50,14 @@ cudaError_t encode_input(ConvParams& p, const void* input) {
 }
 
 template <class Element>
-cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& shape, int rows) {
+cudaError_t encode_weight(CUtensorMap& map, const void* data, const ConvShape& shape,
+                          uint32_t out_channels) {
   const uint64_t line = shape.channels * sizeof(Element);
   const auto positions = static_cast<uint64_t>(shape.kernel.rows) * shape.kernel.columns;
   return kernels::sm90::encode_tensor_map<Element, 3>(
       map, data,
       {static_cast<uint64_t>(shape.channels), positions, static_cast<uint64_t>(shape.out_channels)},
-      {line, line * positions},
-      {kLineBytes / sizeof(Element), 1, static_cast<uint32_t>(rows) * kBlock}, {1, 1, 1});
+      {line, line * positions}, {kLineBytes / sizeof(Element), 1, out_channels}, {1, 1, 1});
 }
 
 // Fills in the tiles of the output. Returns the number of thread blocks to start.
@@ -103,7 +101,7 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
     error = encode_pixels<Element>(p.map_base, p.base, image, p.shape.out_channels, p.box, {1, 1});
   }
   if (error == cudaSuccess) {
-    error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows);
+    error = encode_weight<Operand>(p.map_weight, weight, p.shape, Config::kRows * kBlock);
   }
   if (error != cudaSuccess) return error;
 

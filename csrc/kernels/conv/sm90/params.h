@@ -203,6 +203,30 @@ struct ConvParams {
   Activation base_activation;
   float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
   int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
+  // Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `in_order`: output
+  // pixels read the input pixels of the same numbers. `shares_pixels`: clusters have two channel
+  // tiles of one pixel tile, else two pixel tiles of one channel tile. `tiles` counts such pairs,
+  // and `by_channel_tiles` divides by what a pixel tile has of them.
+  bool in_order, shares_pixels;
 };
+
+// Whether every output pixel reads the input pixel of the same number, and no other.
+inline bool reads_pixels_in_order(const ConvShape& shape) {
+  const auto is = [](Size2 size, int value) { return size.rows == value && size.columns == value; };
+  return is(shape.kernel, 1) && is(shape.stride, 1) && is(shape.padding, 0);
+}
+
+// Whether the kernel where nothing is skipped (unskipped.cuh) can compute a convolution: TMA's
+// im2col mode allows strides up to 8, offsets within a window below 256 and windows that start and
+// end at most 128 pixels outside.
+inline bool takes_unskipped(const ConvShape& shape) {
+  const auto fits = [](int kernel, int stride, int padding, int dilation) {
+    const int64_t reach = int64_t{kernel - 1} * dilation;
+    return stride <= 8 && reach < 256 && padding <= 127 && reach - padding <= 128;
+  };
+  return fits(shape.kernel.rows, shape.stride.rows, shape.padding.rows, shape.dilation.rows) &&
+         fits(shape.kernel.columns, shape.stride.columns, shape.padding.columns,
+              shape.dilation.columns);
+}
 
 }  // namespace spamm::kernels::conv::sm90

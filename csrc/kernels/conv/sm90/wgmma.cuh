@@ -1,5 +1,5 @@
-// Atoms of all widths that are multiples of 8, for batches that fill a box only in part. Both
-// operands are contiguous along the channels.
+// Atoms of all widths up to 128 that are multiples of 8, for batches that fill a box only in part,
+// and of the widths of tiles without boxes. Both operands are contiguous along the channels.
 #pragma once
 
 #include <cute/arch/mma_sm90_gmma.hpp>
@@ -32,6 +32,13 @@ SPAMM_CONV_ATOMS(96)
 SPAMM_CONV_ATOMS(104)
 SPAMM_CONV_ATOMS(112)
 SPAMM_CONV_ATOMS(120)
+SPAMM_CONV_ATOMS(144)
+SPAMM_CONV_ATOMS(160)
+SPAMM_CONV_ATOMS(176)
+SPAMM_CONV_ATOMS(192)
+SPAMM_CONV_ATOMS(208)
+SPAMM_CONV_ATOMS(224)
+SPAMM_CONV_ATOMS(256)
 #undef SPAMM_CONV_ATOMS
 
 #define SPAMM_TF32_ATOM(kN)                                             \

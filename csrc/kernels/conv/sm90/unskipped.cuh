@@ -1,0 +1,374 @@
+// clang-format off
+// Hopper's convolution of half types where nothing is skipped: no lists, no norms, no boxes. A tile
+// is kRows x 64 output channels x kPixels consecutive output pixels of all images, so pictures of
+// any size fill it. TMA's im2col mode finds the pixels that they read at a kernel position.
+// Persistent clusters of two thread blocks share the weights of one channel tile or the pixels of
+// one pixel tile: each loads half of them into both. Roles:
+//   load threads  fetch weights and pixels of each step, then the residual, into the ring
+//   warpgroups    multiply, two products in flight; add the residual; TMA stores the result
+// Sums are added in the order of conv.cuh's, whatever the tile. Limits: takes_unskipped().
+// clang-format on
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+#include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "kernels/common/overlap.cuh"
+#include "kernels/common/shared_memory.h"
+#include "kernels/conv/sm90/epilogue.cuh"
+#include "kernels/conv/sm90/join_segments.cuh"
+#include "kernels/conv/sm90/residual.cuh"
+#include "kernels/conv/sm90/wgmma.cuh"
+
+namespace spamm::kernels::conv::sm90 {
+
+constexpr int kCluster = 2;
+
+// kCount lines of 64 channels, in TMA's 128-byte swizzle.
+template <int kCount>
+struct alignas(1024) Lines {
+  static_assert(kCount % 8 == 0);
+  uint8_t bytes[kCount * kLineBytes];
+
+  // The lines from `first` on, a multiple of 8.
+  __device__ OperandBlock& from(int first) {
+    return *reinterpret_cast<OperandBlock*>(bytes + first * kLineBytes);
+  }
+};
+
+// Two warpgroups have 64 channels each of all pixels (kRows = 2), or half of the pixels each.
+template <class Element_, int kRows_, int kPixels_>
+struct UnskippedConfig {
+  using Element = Element_;
+  static constexpr int kRows = kRows_, kPixels = kPixels_;
+  static constexpr int kWarpgroups = 2, kThreads = 128 * (1 + kWarpgroups), kListWarps = 0;
+  static constexpr int kWidth = kPixels * kRows / kWarpgroups;  // pixels of a warpgroup
+  static constexpr int kValues = kWidth / 2;                    // sums in each thread
+  static constexpr int kStored = kWidth / (kWidth < 160 || kWidth % 32 != 0 ? 2 : 4);  // in a store
+  static constexpr int kStagings = 2;  // one is filled while the other is stored
+  static constexpr int kMultiplyRegisters = 232, kOtherRegisters = 40;
+  static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
+
+  static constexpr int kStageBytes = (kRows * kBlock + kPixels) * kLineBytes;
+  static constexpr int kStages =
+      (kMostSharedBytes - 1024 - kWarpgroups * kStagings * kStored * kLineBytes) / kStageBytes;
+  static_assert(kStages >= 3 && kStored % 8 == 0 && kWidth / kStored % kStagings == 0);
+};
+
+template <class Config>
+struct UnskippedStorage {
+  struct Stage {
+    Lines<Config::kRows * kBlock> weight;
+    Lines<Config::kPixels> pixels;
+  };
+
+  Stage stages[Config::kStages];
+  Lines<Config::kStored> output[Config::kWarpgroups][Config::kStagings];
+  Barrier full[Config::kStages], empty[Config::kStages];
+
+  // Two threads fill a stage. All multiplying warps of the cluster empty it.
+  __device__ void initialize() {
+    for (int i = 0; i < Config::kStages; ++i) {
+      full[i].init(2);
+      empty[i].init(kCluster * 4 * Config::kWarpgroups);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+};
+
+// The first output channel and pixel of a tile. Pixels are numbered through all images.
+struct UnskippedTileStart {
+  int channel, pixel;
+};
+
+// Calls work(start) for each of the thread block's tiles. Those of a cluster are neighbours.
+template <class Config, class Work>
+__device__ __forceinline__ void for_each_tile(const ConvParams& p, const Work& work) {
+  const int rank = blockIdx.x % kCluster;
+  for (int pair = blockIdx.x / kCluster; pair < p.tiles; pair += gridDim.x / kCluster) {
+    int pixels, channels;
+    p.by_channel_tiles(pixels, channels, pair);
+    (p.shares_pixels ? channels : pixels) *= kCluster;
+    (p.shares_pixels ? channels : pixels) += rank;
+    work(UnskippedTileStart{channels * Config::kRows * kBlock, pixels * Config::kPixels});
+  }
+}
+
+// Where the window of an output pixel starts in the input.
+struct Window {
+  int image, row, column;
+
+  Window() = default;
+  __device__ Window(const ConvParams& p, int pixel) {
+    int line;
+    p.by_box_columns(line, column, pixel);
+    p.by_box_rows(image, row, line);
+    row = row * p.shape.stride.rows - p.shape.padding.rows;
+    column = column * p.shape.stride.columns - p.shape.padding.columns;
+  }
+};
+
+// The thread that loads the weights (kWeights), or the pixels and the residual.
+template <class Config, bool kWeights>
+class UnskippedLoader {
+  static constexpr int kHalfRows = Config::kRows * kBlock / 2, kHalfPixels = Config::kPixels / 2;
+
+ public:
+  __device__ UnskippedLoader(const ConvParams& p, UnskippedStorage<Config>& storage)
+      : p_(p), storage_(storage) {}
+
+  __device__ void run() {
+    if (!kWeights || !p_.weight_is_ready) wait_for_previous_kernel();
+    for_each_tile<Config>(p_, [&](const UnskippedTileStart& tile) {
+      if constexpr (!kWeights) {
+        if (!p_.in_order) {
+          windows_[0] = Window(p_, tile.pixel);
+          windows_[1] = Window(p_, tile.pixel + kHalfPixels);
+        }
+      }
+      int position = 0;
+      for (int row = 0; row < p_.shape.kernel.rows; ++row) {
+        for (int column = 0; column < p_.shape.kernel.columns; ++column, ++position) {
+          for (int group = 0; group < p_.box_groups; ++group) {
+            load_step(tile, row, column, position, group * kBlock);
+          }
+        }
+      }
+      if (p_.residual == nullptr) return;
+      for (int row = 0; row < Config::kRows; ++row) load_residual(tile, row * kBlock);
+    });
+  }
+
+ private:
+  __device__ uint64_t* barrier() { return reinterpret_cast<uint64_t*>(&storage_.full[at_.slot]); }
+
+  __device__ void announce(uint32_t bytes) {
+    storage_.empty[at_.slot].wait(at_.phase ^ 1);
+    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
+  }
+
+  // Calls load(half) for the halves of an operand that this thread block loads. Where the cluster
+  // shares the operand, the other half comes from the other thread block.
+  template <class Load>
+  __device__ static void for_each_half(bool shared, const Load& load) {
+    if (shared) {
+      load(blockIdx.x % kCluster);
+    } else {
+      load(0);
+      load(1);
+    }
+  }
+
+  __device__ void load_step(const UnskippedTileStart& tile, int row, int column, int position,
+                            int channel) {
+    auto& stage = storage_.stages[at_.slot];
+    if constexpr (kWeights) {
+      announce(sizeof(stage.weight));
+      const bool shared = !p_.shares_pixels;
+      for_each_half(shared, [&](int half) {
+        auto* to = &stage.weight.from(half * kHalfRows);
+        const int first = tile.channel + half * kHalfRows;
+        if (shared) {
+          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&p_.map_weight, barrier(), kBoth, kCacheHint, to,
+                                                 channel, position, first);
+        } else {
+          cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier(), kCacheHint, to, channel, position,
+                                       first);
+        }
+      });
+    } else {
+      announce(sizeof(stage.pixels));
+      for_each_half(p_.shares_pixels, [&](int half) {
+        auto* to = &stage.pixels.from(half * kHalfPixels);
+        if (p_.in_order) {
+          load_in_order(to, channel, tile.pixel + half * kHalfPixels);
+        } else {
+          load_windows(to, channel, half == 0 ? windows_[0] : windows_[1],
+                       row * p_.shape.dilation.rows, column * p_.shape.dilation.columns);
+        }
+      });
+    }
+    at_.advance();
+  }
+
+  __device__ void load_in_order(void* to, int channel, int pixel) {
+    if (p_.shares_pixels) {
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input[0], barrier(), kBoth, kCacheHint, to,
+                                             channel, pixel);
+    } else {
+      cute::SM90_TMA_LOAD_2D::copy(&p_.map_input[0], barrier(), kCacheHint, to, channel, pixel);
+    }
+  }
+
+  __device__ void load_windows(void* to, int channel, const Window& window, int row, int column) {
+    const auto down = static_cast<uint16_t>(row), right = static_cast<uint16_t>(column);
+    if (p_.shares_pixels) {
+      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input[0], barrier(), kBoth, to, channel,
+                                                    window.column, window.row, window.image, right,
+                                                    down);
+    } else {
+      cute::SM90_TMA_LOAD_IM2COL_4D::copy(&p_.map_input[0], barrier(), to, channel, window.column,
+                                          window.row, window.image, right, down);
+    }
+  }
+
+  // A stage with 64 channels of the residual in place of the pixels, from `channel` of the tile on.
+  __device__ void load_residual(const UnskippedTileStart& tile, int channel) {
+    auto& pixels = storage_.stages[at_.slot].pixels;
+    announce(kWeights ? 0 : sizeof(pixels));
+    if constexpr (!kWeights) {
+#pragma unroll
+      for (int first = 0; first < Config::kPixels; first += Config::kStored) {
+        cute::SM90_TMA_LOAD_2D::copy(&p_.map_residual, barrier(), kCacheHint, &pixels.from(first),
+                                     tile.channel + channel, tile.pixel + first);
+      }
+    }
+    at_.advance();
+  }
+
+  static constexpr uint16_t kBoth = (1 << kCluster) - 1;
+
+  const ConvParams& p_;
+  UnskippedStorage<Config>& storage_;
+  RingPosition<Config::kStages> at_;
+  Window windows_[2];
+};
+
+// Returns a stage to the load threads of both thread blocks: either may write it in both.
+__device__ __forceinline__ void release_to_cluster(const Barrier& empty) {
+  __syncwarp();
+  const int lane = threadIdx.x % 32;
+  if (lane < kCluster) empty.arrive(lane);
+  __syncwarp();
+}
+
+// Stores the pixels from kFirst on of a warpgroup's sums, in portions of kStored.
+template <class Config, int kFirst = 0>
+__device__ __forceinline__ void store_portions(
+    const ConvParams& p, int channel, int pixel,
+    Lines<Config::kStored> (&stagings)[Config::kStagings], const ChannelBias& bias, bool relu,
+    const float (&acc)[Config::kValues]) {
+  if constexpr (kFirst < Config::kWidth) {
+    const bool leads = threadIdx.x % 128 == 0;
+    const int warpgroup = threadIdx.x / 128;
+    auto& staging = stagings[kFirst / Config::kStored % Config::kStagings];
+    uint32_t pairs[Config::kStored / 4];
+    finish_pairs<typename Config::Element, kFirst / 2>(acc, bias, relu, pairs);
+    // Until the last store from here has read shared memory.
+    if (leads) cute::tma_store_wait<Config::kStagings - 1>();
+    cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    stage_pairs(pairs, staging.from(0));
+    cute::tma_store_fence();
+    cutlass::arch::NamedBarrier::sync(128, warpgroup);
+    if (leads) {
+      cute::SM90_TMA_STORE_2D::copy(&p.map_output, &staging, channel, pixel + kFirst);
+      cute::tma_store_arrive();
+    }
+    __syncwarp();
+    store_portions<Config, kFirst + Config::kStored>(p, channel, pixel, stagings, bias, relu, acc);
+  }
+}
+
+// `warpgroup` counts the multiplying warpgroups.
+template <class Config>
+__device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warpgroup,
+                                                   UnskippedStorage<Config>& storage) {
+  using Element = typename Config::Element;
+  using kernels::sm90::Major;
+  using kernels::sm90::ScaleOut;
+  using Stage = typename UnskippedStorage<Config>::Stage;
+  using Descriptor = kernels::sm90::StagedDescriptor<Major::K, Stage, Config::kStages>;
+  // The warpgroup's part of a tile.
+  const int channel = Config::kRows == 2 ? warpgroup * kBlock : 0;
+  const int pixel = Config::kRows == 2 ? 0 : warpgroup * Config::kWidth;
+  Stage& first = storage.stages[0];
+  Descriptor weight(first.weight.from(channel)), pixels(first.pixels.from(pixel));
+  RingPosition<Config::kStages> at;
+  const auto advance = [&] {
+    at.advance();
+    weight.advance(at.slot == 0);
+    pixels.advance(at.slot == 0);
+  };
+  const int steps = p.steps;
+  for_each_tile<Config>(p, [&](const UnskippedTileStart& tile) {
+    float acc[Config::kValues];
+    ChannelBias bias;
+    int before = 0;  // the slot of the step before
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      storage.full[at.slot].wait(at.phase);
+      cute::warpgroup_arrive();
+      kernels::sm90::multiply_columns<Element, Major::K, Major::K, 0, Config::kWidth, 0, kBlock>(
+          *weight, *pixels, acc, step == 0 ? ScaleOut::Zero : ScaleOut::One);
+      cute::warpgroup_commit_batch();
+      if (step == 0) {  // the kernel ahead has ended, and the products hide the wait
+        bias.load(p, tile.channel + channel, static_cast<const Element*>(p.bias));
+      }
+      cute::warpgroup_wait<1>();
+      if (step > 0) release_to_cluster(storage.empty[before]);
+      before = at.slot;
+      advance();
+    }
+    cute::warpgroup_wait<0>();
+    release_to_cluster(storage.empty[before]);
+    if (p.residual != nullptr) {
+#pragma unroll
+      for (int row = 0; row < Config::kRows; ++row) {
+        storage.full[at.slot].wait(at.phase);
+        if (Config::kRows == 1 || row == warpgroup) {
+          change_box<Element, Config::kWidth, 0>(storage.stages[at.slot].pixels.from(pixel), acc,
+                                                 [](float& sum, float x) { sum += x; });
+        }
+        release_to_cluster(storage.empty[at.slot]);
+        advance();
+      }
+    }
+    const bool relu = activate_sums(p.activation, bias, acc);
+    store_portions<Config>(p, tile.channel + channel, tile.pixel + pixel, storage.output[warpgroup],
+                           bias, relu, acc);
+  });
+  if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
+  wait_for_cluster();  // the other thread block may still release stages here
+}
+
+template <class Config>
+struct UnskippedRoles {
+  const ConvParams& p;
+  UnskippedStorage<Config>& storage;
+
+  // Both thread blocks' barriers are initialised before either is used.
+  __device__ __forceinline__ void set_up(int warp) const {
+    if (warp == 0 && threadIdx.x == 0) {
+      cute::prefetch_tma_descriptor(&p.map_input[0]);
+      cute::prefetch_tma_descriptor(&p.map_weight);
+      cute::prefetch_tma_descriptor(&p.map_output);
+      storage.initialize();
+    }
+    share_with_cluster();
+  }
+  __device__ __forceinline__ void load_a() const {
+    UnskippedLoader<Config, true>(p, storage).run();
+  }
+  __device__ __forceinline__ void load_b() const {
+    UnskippedLoader<Config, false>(p, storage).run();
+  }
+  __device__ __forceinline__ void list(int) const {}
+  __device__ __forceinline__ void multiply(int warp) const {
+    multiply_unskipped<Config>(p, kernels::sm90::multiplying_warpgroup(warp), storage);
+  }
+};
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    conv_unskipped_sm90(const __grid_constant__ ConvParams p) {
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+  extern __shared__ __align__(1024) uint8_t shared[];
+  auto& storage = *reinterpret_cast<UnskippedStorage<Config>*>(shared);
+  kernels::sm90::run_roles<Config>(UnskippedRoles<Config>{p, storage});
+#else
+  __trap();  // compiled for another target: fail, do not leave the output unwritten
+#endif
+}
+
+}  // namespace spamm::kernels::conv::sm90
