@@ -142,6 +142,11 @@ def _padding(conv: nn.Conv2d) -> tuple[int, int]:
     return conv.padding[0], conv.padding[1]
 
 
+def one_for_each(image: Tensor, images: Tensor) -> Tensor:
+    """One image as one for each of a batch, all in the same memory."""
+    return image.expand(images.shape[0], -1, -1, -1)
+
+
 # ---- Columns together ---------------------------------------------------------------------------
 
 

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from .._arguments import check_block
 from .layouts import ALIGNED, BLOCK, Layout, find_layout
+from .lossless import lossless
 from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
@@ -36,10 +37,13 @@ class PixelNormFlow(NormFlow):
     Attributes:
         joins: the concatenations that compute the norms of what they return.
         layouts: of the sites that are not computed as they are, by name.
+        plain: the sites that return values, not deviations, by name: nothing but the output of the
+            island reads them. What the reference makes of them is a residual of the same call.
     """
 
     joins: set[fx.Node] = field(default_factory=set)
     layouts: dict[str, Layout] = field(default_factory=dict)
+    plain: set[str] = field(default_factory=set)
 
 
 def pixel_norm_flow(plan: Plan, shapes: Shapes) -> PixelNormFlow:
@@ -71,6 +75,8 @@ class _Flow:
     def run(self) -> PixelNormFlow:
         flow = PixelNormFlow(layouts=self._layouts)
         for site in self._plan.fused:
+            if self._returns_values(site):
+                flow.plain.add(site.name)
             found, skips = self._norms_for(site), _skips_by_pixels(self._plan, site)
             if found is None:
                 continue
@@ -118,6 +124,14 @@ class _Flow:
             if found is not None and _can_regroup(channels, found.columns, 1):
                 return _Found(found.sources)
         return None
+
+    def _returns_values(self, site: Site) -> bool:
+        """Whether a site is read as it is alone, and its base is what the reference makes of it."""
+        skips_zeros = self._plan.engines[site.name].setting == lossless(site.conv.weight.dtype)
+        is_sum = site.activation == "none" and site.residual is None
+        is_read_as_it_is = all(user.op == "output" for user in site.last.users)
+        layout = self._layouts.get(site.name, Layout())
+        return skips_zeros and is_sum and is_read_as_it_is and not layout.in_phases
 
     def _leaves_norms(self, site: Site) -> bool:
         return _skips_by_pixels(self._plan, site) and site.conv.out_channels % ALIGNED == 0

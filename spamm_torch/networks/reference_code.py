@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from .activations import activated
 from .generate import Forward, compiled
-from .layouts import Layout, columns_apart, columns_together
+from .layouts import Layout, columns_apart, columns_together, one_for_each
 from .pixel_norms import (
     PixelNormFlow,
     layouts_by_place,
@@ -88,7 +88,7 @@ def generate_reference_code(plan: Plan, shapes: Shapes) -> ReferenceCode:
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
     with_norms = None
-    if flow.readers or flow.layouts or flow.pools or flow.joins:
+    if flow.readers or flow.layouts or flow.pools or flow.joins or flow.plain:
         with_norms, _ = _Generator(plan, shapes, flow, places).run()
     forward, base = _Generator(plan, shapes, PixelNormFlow(), places).run()
     return ReferenceCode(forward, with_norms, layouts_by_place(plan, flow.layouts), base)
@@ -222,7 +222,9 @@ class _Generator:
     def _convolve(self, place: int, site: Site) -> None:
         layout = self._flow.layouts.get(site.name)
         value, norms = self._call(place, site, layout or Layout())
-        if layout is not None and layout.in_phases:
+        if site.name in self._flow.plain:
+            self._plain[site.last] = value
+        elif layout is not None and layout.in_phases:
             self._phases[site.last] = value
         else:
             self._deviation[site.last] = value
@@ -249,7 +251,10 @@ class _Generator:
         if site.residual is not None:
             options["residual"] = self._together(self._deviation_of(site.residual), layout)
         options["activation"] = site.activation
-        args = (self._together(self._deviation_of(value), layout), weight, base, *geometry)
+        images = self._together(self._deviation_of(value), layout)
+        args = (images, weight, base, *geometry)
+        if site.name in self._flow.plain:  # the sum of both is x
+            options["residual"] = self._forward.call_function(one_for_each, (base, images))
         if site.name not in self._flow.producers:
             found = self._forward.call_function(_ops.conv2d_deviation.default, args, options)
             return self._apart(found, layout), None

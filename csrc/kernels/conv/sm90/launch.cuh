@@ -25,10 +25,10 @@ inline uint32_t edge_of_box(int log2, int step) { return ((1 << log2) - 1) * ste
 inline uint32_t every_of_box(int log2, int step) { return log2 == 0 ? 1 : step; }
 
 // Encodes a map of channels-last images. A box has 128 bytes of channels and `box` pixels, which
-// are `step` apart. `box_images`, if not 0, replaces the box's number of images.
+// are `step` apart. `box_images` and `box_rows`, if not 0, replace its number of images and rows.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
-                          const Log2Block& box, Size2 step, int box_images = 0) {
+                          const Log2Block& box, Size2 step, int box_images = 0, int box_rows = 0) {
   const uint64_t line = channels * sizeof(Element);
   return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
@@ -36,7 +36,7 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
       {line, line * extent.columns, line * extent.columns * extent.rows},
       {kLineBytes / sizeof(Element), edge_of_box(box.columns, step.columns),
-       edge_of_box(box.rows, step.rows),
+       box_rows > 0 ? static_cast<uint32_t>(box_rows) : edge_of_box(box.rows, step.rows),
        static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
       {1, every_of_box(box.columns, step.columns), every_of_box(box.rows, step.rows), 1});
 }
@@ -72,8 +72,11 @@ cudaError_t encode_input(ConvParams& p, const void* input) {
     return encode_windows<Operand>(p.map_input[1], p.packed.singles, p, columns * kPackedChannels,
                                    2);
   }
-  const cudaError_t error = encode_pixels<Operand>(p.map_input[0], input, p.shape.input,
-                                                   p.shape.channels, p.box, p.shape.stride);
+  const Log2Block& box = p.box;
+  const cudaError_t error =
+      encode_pixels<Operand>(p.map_input[0], input, p.shape.input, p.shape.channels, box,
+                             p.shape.stride, 1 << box.images,
+                             Config::kStrips ? Strip::kPixelRows : 0);
   if (error != cudaSuccess || !Config::is_narrow(1)) return error;
   return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
                                 p.shape.stride, Config::kLastWidth);
@@ -123,8 +126,10 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   cudaError_t error = encode_input<Config>(p, input);
   if (error == cudaSuccess) error = encode_output<Config>(p);
   if (error == cudaSuccess && p.residual != nullptr) {
-    error = encode_pixels<Element>(p.map_residual, p.residual, p.shape.output, p.shape.out_channels,
-                                   p.box, {1, 1});
+    Extent extent = p.shape.output;
+    if (p.residual_is_shared) extent.images = 1;
+    error = encode_pixels<Element>(p.map_residual, p.residual, extent, p.shape.out_channels, p.box,
+                                   {1, 1});
   }
   if (error == cudaSuccess && p.base != nullptr) {
     const Extent image = {1, p.shape.output.rows, p.shape.output.columns};
@@ -156,6 +161,23 @@ cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
   int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
   if (Config::kSegmented) blocks = p.tiles;  // clusters, with a tile each
   return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
+}
+
+// For pairs of boxes, one above the other, that share strips.
+template <class Config>
+cudaError_t convolve_strips(ConvParams p, const void* input, const void* weight,
+                            const Launch& how) {
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  const int rows = ceil_div(p.boxes.rows, 2);
+  p.images_fastest = false;
+  p.by_box_rows = Divisor(rows);
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  p.tiles = p.channel_tiles *
+            ceil_div(p.boxes.images * rows * p.boxes.columns, Config::kBoxes / 2);
+  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight,
+                       std::min(p.tiles, how.multiprocessors), how.stream);
 }
 
 template <class Config>
@@ -247,6 +269,14 @@ constexpr auto deviating() {
   return convolve_staged<Chosen>;
 }
 
+// The same by strips. A stage has three kernel rows, so fewer of them hold as much.
+template <class Element, TileConfig kTile>
+constexpr auto by_strips() {
+  constexpr int kStages = 3;
+  return convolve_strips<
+      StripConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kStages>>;
+}
+
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   if (!p.by_pixel) p.box = box_of(p.block);
@@ -322,12 +352,19 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
   });
 }
 
-// The same for deviations from a reference: the caller also sets base, base_activation and
-// norm_pixels. A pixel block lies in one image.
+// The same for deviations from a reference: the caller also sets base, base_activation, norm_pixels
+// and by_strips. A pixel block lies in one image.
 template <class Element, Tiles kTiles>
 cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
                                 const Launch& how) {
   complete(p);
+  if constexpr (sizeof(Element) == 2) {
+    if (p.by_strips) {
+      const auto instance = how.tile == TileSize::kNarrow ? by_strips<Element, kTiles.narrow>()
+                                                          : by_strips<Element, kTiles.small>();
+      return instance(p, input, weight, how);
+    }
+  }
   // Large tiles leave too few registers for the base.
   const auto instance = how.tile == TileSize::kNarrow ? deviating<Element, kTiles.narrow>()
                                                       : deviating<Element, kTiles.small>();

@@ -162,6 +162,16 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
          shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
 }
 
+// Whether the kernel that works by strips (pipeline.cuh) can compute a convolution of deviations of
+// a half type that skips zeros alone.
+inline bool takes_strips(const ConvShape& shape, const Log2Block& block, int log2_block_k) {
+  const auto are = [](const Size2& size, int value) {
+    return size.rows == value && size.columns == value;
+  };
+  return are(shape.kernel, 3) && are(shape.stride, 1) && are(shape.dilation, 1) &&
+         block.images == 0 && block.rows == 3 && block.columns == 3 && log2_block_k <= 6;
+}
+
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
 // Input whose channels are windows that overlap (pack_rows_params.h). Distances are in bytes.
@@ -195,6 +205,7 @@ struct ConvParams {
   Tau<float> tau;
   const void* bias;      // may be null
   const void* residual;  // like the output; may be null
+  bool residual_is_shared;  // it is one image, for all; boxes then have one image
   Activation activation;
   void* output;
   // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
@@ -213,6 +224,7 @@ struct ConvParams {
   const void* base;
   Activation base_activation;
   float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
+  bool by_strips;      // takes_strips(); norm_input is then that of single pixels
   int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
 };
 
