@@ -72,11 +72,18 @@ cudaError_t encode_input(ConvParams& p, const void* input) {
     return encode_windows<Operand>(p.map_input[1], p.packed.singles, p, columns * kPackedChannels,
                                    2);
   }
-  const Log2Block& box = p.box;
-  const cudaError_t error =
-      encode_pixels<Operand>(p.map_input[0], input, p.shape.input, p.shape.channels, box,
-                             p.shape.stride, 1 << box.images,
-                             Config::kStrips ? Strip::kPixelRows : 0);
+  if constexpr (Config::kStrips) {
+    const auto encode = [&](CUtensorMap& map, const void* data, int channels) {
+      return encode_pixels<Operand>(map, data, p.shape.input, channels, p.box, {1, 1},
+                                    /*box_images=*/1, Strip::kPixelRows);
+    };
+    const cudaError_t error =
+        encode(p.map_input[0], input, p.shape.channels - p.second.channels);
+    if (error != cudaSuccess || p.second.data == nullptr) return error;
+    return encode(p.map_input[1], p.second.data, p.second.channels);
+  }
+  const cudaError_t error = encode_pixels<Operand>(p.map_input[0], input, p.shape.input,
+                                                   p.shape.channels, p.box, p.shape.stride);
   if (error != cudaSuccess || !Config::is_narrow(1)) return error;
   return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
                                 p.shape.stride, Config::kLastWidth);
@@ -111,6 +118,9 @@ cudaError_t encode_output(ConvParams& p) {
     const Extent pooled = {output.images, output.rows / 2, output.columns / 2};
     return encode_pixels<Element>(p.map_output, p.output, pooled, p.shape.out_channels, p.box,
                                   {1, 1}, images_of_store<Config>(p));
+  }
+  if constexpr (Config::kStrips) {
+    if (p.phase_channels > 0) return encode_phases<Element>(p);
   }
   return encode_pixels<Element>(p.map_output, p.output, output, p.shape.out_channels, p.box,
                                 {1, 1});
@@ -353,7 +363,7 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
 }
 
 // The same for deviations from a reference: the caller also sets base, base_activation, norm_pixels
-// and by_strips. A pixel block lies in one image.
+// and by_strips, with it second and phase_channels. A pixel block lies in one image.
 template <class Element, Tiles kTiles>
 cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
                                 const Launch& how) {

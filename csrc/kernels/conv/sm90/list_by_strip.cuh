@@ -52,6 +52,13 @@ class TileNorms<StripConfig<Element, kRows, kBoxes, kStages>> {
   };
   __device__ __forceinline__ Row load(const ConvParams& p, int group, bool exists) const {
     Row found;
+    const float* from = p.norm_input.norms;
+    int groups = p.norm_groups - (p.second.channels + kBlock - 1) / kBlock;
+    if (group >= groups) {
+      from = p.second.norms;
+      group -= groups;
+      groups = p.norm_groups - groups;
+    }
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
 #pragma unroll
@@ -59,7 +66,7 @@ class TileNorms<StripConfig<Element, kRows, kBoxes, kStages>> {
         const int column = columns_[i] + x;
         const bool inside = exists && static_cast<unsigned>(column) < p.shape.input.columns;
         const auto pixel = static_cast<int64_t>(rows_[i]) + column;
-        found.norms[i][x] = inside ? p.norm_input.norms[pixel * p.norm_groups + group] : 0;
+        found.norms[i][x] = inside ? from[pixel * groups + group] : 0;
       }
     }
     return found;

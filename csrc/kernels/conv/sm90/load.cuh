@@ -152,14 +152,21 @@ class Loader : public StageWriter<Config, kWeights> {
             row * p_.shape.kernel.columns + step.kernel_column, tile.channel);
       }
     } else {
+      const auto load = [&](const CUtensorMap& map, int own_channel) {
 #pragma unroll
-      for (int i = 0; i < Config::kBoxes / 2; ++i) {
-        if ((needed >> 2 * i & 3) == 0) continue;
-        const Box& box = tile.boxes[2 * i];
-        cute::SM90_TMA_LOAD_4D::copy(&p_.map_input[0], barrier, kCacheHint, &stage.strips[i],
-                                     channel,
-                                     box.column + step.kernel_column - p_.shape.padding.columns,
-                                     box.row - p_.shape.padding.rows, box.image);
+        for (int i = 0; i < Config::kBoxes / 2; ++i) {
+          if ((needed >> 2 * i & 3) == 0) continue;
+          const Box& box = tile.boxes[2 * i];
+          cute::SM90_TMA_LOAD_4D::copy(&map, barrier, kCacheHint, &stage.strips[i], own_channel,
+                                       box.column + step.kernel_column - p_.shape.padding.columns,
+                                       box.row - p_.shape.padding.rows, box.image);
+        }
+      };
+      const int of_first = p_.shape.channels - p_.second.channels;
+      if (channel < of_first) {
+        load(p_.map_input[0], channel);
+      } else {
+        load(p_.map_input[1], channel - of_first);
       }
     }
     at_.advance();

@@ -172,6 +172,14 @@ inline bool takes_strips(const ConvShape& shape, const Log2Block& block, int log
          block.images == 0 && block.rows == 3 && block.columns == 3 && log2_block_k <= 6;
 }
 
+// The second of two parts of an input along its channels: an image like the first, and the norms of
+// its pixels. The channels of the first fill groups of 64.
+struct SecondPart {
+  const void* data;  // null: the input is in one part
+  int channels;
+  const float* norms;
+};
+
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
 // Input whose channels are windows that overlap (pack_rows_params.h). Distances are in bytes.
@@ -225,6 +233,11 @@ struct ConvParams {
   Activation base_activation;
   float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
   bool by_strips;      // takes_strips(); norm_input is then that of single pixels
+  SecondPart second;   // by strips
+  // An output in phases that is put in its places: the channels of a pixel, 32 or a multiple of 64;
+  // 0: the output is as it is. map_output is then that of the first phase (phases.cuh).
+  int phase_channels;
+  CUtensorMap map_phases[3];
   int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
 };
 
