@@ -141,6 +141,16 @@ TORCH_LIBRARY(spamm_torch, m) {
         returned;
     m.def(schema.c_str(), tags);
   }
+  // conv2d_deviation_with_norms of the concatenation of parts along their channels, channels-last.
+  // norm_parts: norms of the pixels of each part, or none. in_phases: the output's channels are
+  // [row][column][C] of 2 x 2 pixels, and the result is (N, C, 2 H, 2 W); with C = 32 its norms are
+  // those of two neighbouring columns together, (N, 2 H, W, 1). No gradient.
+  m.def(
+      "conv2d_deviation_parts(Tensor[] parts, Tensor weight, Tensor base, int[2] stride=1, "
+      "int[2] padding=0, int[2] dilation=1, *, float threshold, int[3]? block=None, "
+      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor[] norm_parts, "
+      "str activation=\"none\", bool in_phases=False) -> (Tensor, Tensor)",
+      tags);
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
   // images. The results are those of the whole batch, bit for bit, if the devices are alike.
@@ -190,10 +200,8 @@ TORCH_LIBRARY(spamm_torch, m) {
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
       tags);
   // Concatenates deviations (N, C, H, W) along their channels, with norms as
-  // conv2d_deviation_with_norms returns them. A part in phases is (N, 4 C, H / 2, W / 2): the
-  // pixels that upsampling by 2 makes of one are neighbouring channels, [row][column][C]. No
-  // gradient.
-  m.def("join_deviations(Tensor[] parts, bool[] in_phases) -> (Tensor, Tensor)", tags);
+  // conv2d_deviation_with_norms returns them. No gradient.
+  m.def("join_deviations(Tensor[] parts) -> (Tensor, Tensor)", tags);
   // Runs conv2d and max pooling layer after layer and passes output norms on. No gradient.
   // conv/chain.cpp documents the encoding of `layers`.
   m.def(

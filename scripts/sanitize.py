@@ -289,8 +289,28 @@ def deviations():
             activation="relu",
         )
         torch.ops.spamm_torch.max_pool2d_deviation(output, base, 2)
-        twice = torch.randn(5, 24, 18, 20, device="cuda").to(dtype)
-        torch.ops.spamm_torch.join_deviations([output, twice], [True, False])
+        torch.ops.spamm_torch.join_deviations([output, x])
+        for pictures in (x, torch.zeros_like(x)):
+            strips(pictures)
+
+
+def strips(x):
+    """Convolutions by strips: of one part and of two, as they are and in phases."""
+    second, options = torch.randn(5, 24, 9, 10).to(x), {"threshold": 2.0**-149, "activation": "relu"}
+    parts = [torch.cat((x, x[:, :56]), 1), second]
+    for own, outer, in_phases in itertools.product((parts[:1], parts), (40, 128, 256), (False, True)):
+        weight = torch.randn(outer, sum(part.shape[1] for part in own), 3, 3).to(x)
+        norms = [torch.ops.spamm_torch.join_deviations([part])[1] for part in own]
+        torch.ops.spamm_torch.conv2d_deviation_parts(
+            own,
+            weight,
+            torch.randn(1, outer, 9, 10).to(x),
+            padding=1,
+            norm_parts=norms,
+            pixel_block=(1, 8, 8),
+            in_phases=in_phases,
+            **options,
+        )
 
 
 def orders():

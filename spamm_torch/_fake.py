@@ -665,6 +665,49 @@ def _(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     return _with_pixel_norms(_fake_deviation(*args, **kwargs))
 
 
+@register_fake("spamm_torch::conv2d_deviation_parts")
+def _(
+    parts: Sequence[Tensor],
+    weight: Tensor,
+    base: Tensor,
+    stride: Sequence[int] = (1, 1),
+    padding: Sequence[int] = (0, 0),
+    dilation: Sequence[int] = (1, 1),
+    *,
+    threshold: float,
+    block: Sequence[int] | None = None,
+    pixel_block: Sequence[int] | None = None,
+    norm_weight: Tensor | None = None,
+    norm_parts: Sequence[Tensor],
+    activation: str = "none",
+    in_phases: bool = False,
+) -> tuple[Tensor, Tensor]:
+    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
+    torch._check(
+        len(norm_parts) in (0, len(parts)),
+        lambda: f"norm_parts must have one tensor for each of the {len(parts)} parts, or none",
+    )
+    for part, norms in zip(parts, norm_parts, strict=False):
+        _check_shape(norms, _pixel_norms_shape(part), "norm_parts")
+    output = _fake_deviation(
+        *(torch.cat(list(parts), 1), weight, base, stride, padding, dilation, 1, threshold),
+        block=block,
+        pixel_block=pixel_block,
+        norm_weight=norm_weight,
+        activation=activation,
+    )
+    images, channels, rows, columns = output.shape
+    if not in_phases:
+        return _with_pixel_norms(output.to(memory_format=torch.channels_last))
+    placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
+    together = 2 if channels // 4 == 32 else 1
+    norms = (images, 2 * rows, 2 * columns // together, -(-channels // 4 * together // 64))
+    return (
+        placed.to(memory_format=torch.channels_last),
+        placed.new_empty(norms, dtype=_norm_dtype(placed)),
+    )
+
+
 def _pixel_norms_shape(x: Tensor) -> tuple[int, ...]:
     """Norms of an image's pixels: one for each 64 channels."""
     return (x.shape[0], *x.shape[2:], -(-x.shape[1] // 64))
@@ -836,16 +879,9 @@ def _(
 
 
 @register_fake("spamm_torch::join_deviations")
-def _(parts: Sequence[Tensor], in_phases: Sequence[bool]) -> tuple[Tensor, Tensor]:
-    if not parts or len(parts) != len(in_phases):
-        raise RuntimeError("in_phases must have one entry for each of at least one part")
-    factor = 2 if in_phases[0] else 1
-    images, _, rows, columns = parts[0].shape
-    channels = sum(
-        part.shape[1] // (4 if is_in_phases else 1)
-        for part, is_in_phases in zip(parts, in_phases, strict=True)
-    )
-    output = parts[0].new_empty((images, channels, rows * factor, columns * factor))
+def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
+    output = torch.cat(list(parts), 1)
     return _with_pixel_norms(output.to(memory_format=torch.channels_last))
 
 

@@ -54,6 +54,17 @@ def _conv2d_with_norms(
     return _convolution(weight, out_shape[0])
 
 
+@register_flop_formula(_ops.conv2d_deviation_parts)
+def _conv2d_deviation_parts(
+    parts: Sequence[_Shape],
+    weight: _Shape,
+    *args: Any,
+    out_shape: Sequence[_Shape],
+    **kwargs: Any,
+) -> int:
+    return _convolution(weight, out_shape[0])
+
+
 @register_flop_formula(_ops.conv2d_max_pool)
 def _conv2d_max_pool(
     input: _Shape,

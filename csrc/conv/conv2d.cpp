@@ -266,6 +266,16 @@ Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms
   return conv;
 }
 
+void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape) {
+  check_same_device(base, input, "base", "input");
+  TORCH_CHECK_TYPE(base.scalar_type() == input.scalar_type(), "base must have the input's dtype ",
+                   dtype_of(input), "; got ", dtype_of(base));
+  auto expected = shape.output_sizes();
+  expected[0] = 1;
+  TORCH_CHECK(base.sizes() == expected, "base must have the shape of one image's output, ",
+              IntArrayRef(expected), "; got ", base.sizes());
+}
+
 ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms) {
   auto [output, norms] = convolve(check_conv2d(arguments, wants_output_norms), arguments.knob);
   return {arguments.input.dim() == 4 ? output : output.squeeze(0), norms};
@@ -297,16 +307,6 @@ auto conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
   } else {
     return output;
   }
-}
-
-void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape) {
-  check_same_device(base, input, "base", "input");
-  TORCH_CHECK_TYPE(base.scalar_type() == input.scalar_type(), "base must have the input's dtype ",
-                   dtype_of(input), "; got ", dtype_of(base));
-  auto expected = shape.output_sizes();
-  expected[0] = 1;
-  TORCH_CHECK(base.sizes() == expected, "base must have the shape of one image's output, ",
-              IntArrayRef(expected), "; got ", base.sizes());
 }
 
 // conv2d_deviation and conv2d_deviation_with_norms, which take the same arguments. Batches alone: a

@@ -1,5 +1,5 @@
-// Concatenation of deviations along their channels, of which some may be in phases. Some devices
-// have a kernel for it. Otherwise it is torch's concatenation, followed by a norm pass.
+// Concatenation of deviations along their channels. Some devices have a kernel for it. Otherwise it
+// is torch's concatenation, followed by a norm pass.
 #include "conv/join_deviations.h"
 
 #include <ATen/Functions.h>
@@ -8,54 +8,35 @@
 #include "checks.h"
 
 namespace spamm {
-namespace {
 
 using at::Tensor;
 
-std::vector<JoinedPart> check_parts(at::TensorList parts, const c10::List<bool>& in_phases) {
+void check_parts(at::TensorList parts) {
   TORCH_CHECK(!parts.empty(), "parts must have at least one tensor; got none");
-  TORCH_CHECK(in_phases.size() == parts.size(), "in_phases must have one entry for each of the ",
-              parts.size(), " parts; got ", in_phases.size());
-  std::vector<JoinedPart> joined;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Tensor& x = parts[i];
+  const Tensor& first = parts[0];
+  for (const Tensor& x : parts) {
     check_operand_dtype(x.scalar_type(), "parts");
-    check_same_device(x, parts[0], "all parts", "the first one");
-    TORCH_CHECK_TYPE(x.scalar_type() == parts[0].scalar_type(), "parts must have one dtype; got ",
-                     dtype_of(parts[0]), " and ", dtype_of(x));
+    check_same_device(x, first, "all parts", "the first one");
+    TORCH_CHECK_TYPE(x.scalar_type() == first.scalar_type(), "parts must have one dtype; got ",
+                     dtype_of(first), " and ", dtype_of(x));
     TORCH_CHECK(x.dim() == 4, "parts must be batches (N, C, H, W); got shape ", x.sizes());
-    TORCH_CHECK(!in_phases[i] || x.size(1) % 4 == 0,
-                "parts in phases must have a multiple of 4 channels; got shape ", x.sizes());
-    joined.push_back({x, in_phases[i]});
-    const auto [height, width] = joined[0].size();
-    const auto [own_height, own_width] = joined.back().size();
-    TORCH_CHECK(x.size(0) == parts[0].size(0) && own_height == height && own_width == width,
-                "parts must be pictures of one size, ", parts[0].size(0), " of ", height, " x ",
-                width, "; got ", x.size(0), " of ", own_height, " x ", own_width);
+    TORCH_CHECK(x.size(0) == first.size(0) && x.size(2) == first.size(2) &&
+                    x.size(3) == first.size(3),
+                "parts must be pictures of one size, ", first.size(0), " of ", first.size(2), " x ",
+                first.size(3), "; got ", x.size(0), " of ", x.size(2), " x ", x.size(3));
   }
-  return joined;
 }
 
-// Images at twice the rows and columns.
-Tensor without_phases(const JoinedPart& part) {
-  const Tensor& x = part.images;
-  if (!part.in_phases) return x;
-  const auto [height, width] = part.size();
-  return x.view({x.size(0), 2, 2, part.channels(), x.size(2), x.size(3)})
-      .permute({0, 3, 4, 1, 5, 2})
-      .reshape({x.size(0), part.channels(), height, width});
-}
+namespace {
 
-std::tuple<Tensor, Tensor> join_deviations(at::TensorList parts, const c10::List<bool>& in_phases) {
-  const std::vector<JoinedPart> joined = check_parts(parts, in_phases);
-  const auto* backend = Backends<JoinBackend>::find(parts[0].device().type(), joined);
+std::tuple<Tensor, Tensor> join_deviations(at::TensorList parts) {
+  check_parts(parts);
+  const auto* backend = Backends<JoinBackend>::find(parts[0].device().type(), parts);
   if (backend != nullptr) {
-    const ConvolutionResult result = backend->run(joined);
+    const ConvolutionResult result = backend->run(parts);
     return {result.output, result.norms};
   }
-  std::vector<Tensor> plain;
-  for (const JoinedPart& part : joined) plain.push_back(without_phases(part));
-  const Tensor output = at::cat(plain, 1).contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor output = at::cat(parts, 1).contiguous(at::MemoryFormat::ChannelsLast);
   return {output, pixel_norms(output)};
 }
 

@@ -29,6 +29,9 @@ struct ConvArguments {
 
 Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms);
 
+// The base of deviations must be one image of the convolution's output.
+void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape);
+
 // The norm maps with which convolve() would search a threshold. The output must not be empty.
 ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob);
 

@@ -346,9 +346,10 @@ inline bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t st
 
 // Whether the thread blocks of Hopper's convolution claim their tiles from a counter. The launch
 // that computes norms also sets the counter to zero. If all norms are precomputed, the counter
-// costs a launch of its own, which pays only for large tiles.
-inline bool claims_conv_tiles(TileSize tile, bool computes_norms) {
-  return computes_norms || tile == TileSize::kLarge;
+// costs a launch of its own, which pays only for large tiles, and for tiles of which many have no
+// step at all (`differ`).
+inline bool claims_conv_tiles(TileSize tile, bool computes_norms, bool differ = false) {
+  return computes_norms || differ || tile == TileSize::kLarge;
 }
 
 // Whether Hopper's convolution of float32 at full accuracy pays. Split parts are stored in blocks

@@ -45,17 +45,22 @@ class Layout:
     Attributes:
         columns: neighbouring ones that are together.
         in_phases: whether it takes what is upsampled by 2 before that, and computes phases.
+        parts: the channels of the parts that it takes, each with its columns together; empty where
+            the input is one.
     """
 
     columns: int = 1
     in_phases: bool = False
+    parts: tuple[int, ...] = ()
 
     def weight(self, conv: nn.Conv2d, weight: Tensor) -> Tensor:
         """The weight in this layout, channels-last."""
         if self.in_phases:
             weight = _weight_in_phases(weight)
         else:
-            weight = _weight_of_columns(weight, self.columns, conv.dilation[1])
+            of_parts = weight.split(list(self.parts), 1) if self.parts else (weight,)
+            made = [_weight_of_columns(part, self.columns, conv.dilation[1]) for part in of_parts]
+            weight = torch.cat(made, 1)
         return weight.contiguous(memory_format=torch.channels_last)
 
     def image(self, image: Tensor) -> Tensor:
@@ -140,6 +145,16 @@ def _columns_of(conv: nn.Conv2d) -> int:
 def _padding(conv: nn.Conv2d) -> tuple[int, int]:
     assert not isinstance(conv.padding, str)
     return conv.padding[0], conv.padding[1]
+
+
+def columns_of_phases(channels: int) -> int:
+    """Of how many columns together the norms are that a convolution in phases leaves."""
+    return 2 if 2 * channels == BLOCK else 1
+
+
+def one_for_each(image: Tensor, images: Tensor) -> Tensor:
+    """One image as one for each of a batch, all in the same memory."""
+    return image.expand(images.shape[0], -1, -1, -1)
 
 
 # ---- Columns together ---------------------------------------------------------------------------

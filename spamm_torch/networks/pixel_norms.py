@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .._arguments import check_block
-from .layouts import ALIGNED, BLOCK, Layout, find_layout
+from .layouts import ALIGNED, BLOCK, Layout, columns_of_phases, find_layout
+from .lossless import lossless
 from .norm_flow import NormFlow
 from .plan import Plan
 from .shapes import Shapes
@@ -35,11 +36,17 @@ class PixelNormFlow(NormFlow):
 
     Attributes:
         joins: the concatenations that compute the norms of what they return.
+        parts: of the sites that read the parts of a concatenation, by name: those parts, and how
+            many channels each has.
         layouts: of the sites that are not computed as they are, by name.
+        plain: the sites that return values, not deviations, by name: nothing but the output of the
+            island reads them. What the reference makes of them is a residual of the same call.
     """
 
     joins: set[fx.Node] = field(default_factory=set)
+    parts: dict[str, dict[fx.Node, int]] = field(default_factory=dict)
     layouts: dict[str, Layout] = field(default_factory=dict)
+    plain: set[str] = field(default_factory=set)
 
 
 def pixel_norm_flow(plan: Plan, shapes: Shapes) -> PixelNormFlow:
@@ -71,21 +78,81 @@ class _Flow:
     def run(self) -> PixelNormFlow:
         flow = PixelNormFlow(layouts=self._layouts)
         for site in self._plan.fused:
+            if self._returns_values(site):
+                flow.plain.add(site.name)
+            parts = self._parts_for(site)
+            if parts:
+                self._read_parts(site, parts, flow)
+                continue
             found, skips = self._norms_for(site), _skips_by_pixels(self._plan, site)
             if found is None:
                 continue
             if skips:
                 flow.readers.add(site.name)
-            for source in found.sources:
-                producer = self._by_last.get(source)
-                if producer is not None:
-                    if skips:
-                        flow.producers.add(producer.name)
-                elif source in self._pools:  # for any reader: torch's pool takes no deviations
-                    flow.pools.add(source)
-                else:
-                    flow.joins.add(source)
+            self._take(found, skips, flow)
         return flow
+
+    def _take(self, found: _Found, skips: bool, flow: PixelNormFlow) -> None:
+        """Has the sources of norms leave them."""
+        for source in found.sources:
+            producer = self._by_last.get(source)
+            if producer is not None:
+                if skips:
+                    flow.producers.add(producer.name)
+            elif source in self._pools:  # for any reader: torch's pool takes no deviations
+                flow.pools.add(source)
+            else:
+                flow.joins.add(source)
+
+    def _read_parts(self, site: Site, parts: dict[fx.Node, _Found], flow: PixelNormFlow) -> None:
+        flow.parts[site.name] = {part: self._shapes[part][0][1] for part in parts}
+        layout = self._layouts.get(site.name)
+        if layout is not None:
+            channels = tuple(flow.parts[site.name].values())
+            flow.layouts[site.name] = replace(layout, parts=channels)
+        for found in parts.values():
+            self._take(found, True, flow)
+
+    def _parts_for(self, site: Site) -> dict[fx.Node, _Found]:
+        """What a site may read in place of its input, which concatenates it, and the norms.
+
+        None where the kernel that reads parts does not compute the site. As behind upsampling,
+        nothing may write to the parts before the site runs.
+        """
+        value = site.nodes[0].args[0]
+        layout = self._layouts.get(site.name, Layout())
+        if not isinstance(value, fx.Node) or not self._computes_strips(site, layout):
+            return {}
+        parts = concatenated_channels(value) if can_be_joined(value, self._shapes) else None
+        if parts is None or len(set(parts)) != 2 or len(parts) != 2:
+            return {}
+        if _is_written(value, self._root) or _writes_between(value, site.nodes[0], self._plan):
+            return {}
+        found: dict[fx.Node, _Found] = {}
+        for part in parts:
+            if not isinstance(part, fx.Node) or not _is_new(part, self._plan, self._shapes):
+                return {}
+            norms, channels = self._norms_of(part), self._shapes[part][0][1]
+            if norms is None or not _can_regroup(channels, norms.columns, layout.columns):
+                return {}
+            found[part] = norms
+        first = self._shapes[parts[0]][0][1]
+        return found if layout.columns * first % BLOCK == 0 else {}
+
+    def _computes_strips(self, site: Site, layout: Layout) -> bool:
+        """Whether the kernels that read parts compute a site."""
+        conv = site.conv
+        skips_zeros = self._plan.engines[site.name].setting == lossless(conv.weight.dtype)
+        is_plain = (conv.kernel_size, conv.stride, conv.dilation) == ((3, 3), (1, 1), (1, 1))
+        has_padding = conv.padding_mode == "zeros" and not isinstance(conv.padding, str)
+        is_square = layout.options()["pixel_block"] == [1, 8, 8] and not layout.in_phases
+        is_aligned = conv.out_channels % ALIGNED == 0
+        return (
+            (skips_zeros and is_plain and has_padding and is_square and is_aligned)
+            and conv.groups == 1
+            and site.residual is None
+            and not self._returns_values(site)
+        )
 
     def _norms_for(self, site: Site) -> _Found | None:
         """What leaves the norms that a site reads; None where nothing does."""
@@ -105,8 +172,8 @@ class _Flow:
             return None
         if (site := self._by_last.get(value)) is not None:
             layout = self._layouts.get(site.name, Layout())
-            if layout.in_phases:  # the values are joined, and leave norms then
-                return _Found(())
+            if layout.in_phases:  # it leaves norms in any case
+                return _Found((), columns_of_phases(site.conv.out_channels))
             return _Found((value,), layout.columns) if self._leaves_norms(site) else None
         if value in self._pools:
             return _Found((value,)) if value.args[0] in self._by_last else None
@@ -118,6 +185,14 @@ class _Flow:
             if found is not None and _can_regroup(channels, found.columns, 1):
                 return _Found(found.sources)
         return None
+
+    def _returns_values(self, site: Site) -> bool:
+        """Whether a site is read as it is alone, and its base is what the reference makes of it."""
+        skips_zeros = self._plan.engines[site.name].setting == lossless(site.conv.weight.dtype)
+        is_sum = site.activation == "none" and site.residual is None
+        is_read_as_it_is = all(user.op == "output" for user in site.last.users)
+        layout = self._layouts.get(site.name, Layout())
+        return skips_zeros and is_sum and is_read_as_it_is and not layout.in_phases
 
     def _leaves_norms(self, site: Site) -> bool:
         return _skips_by_pixels(self._plan, site) and site.conv.out_channels % ALIGNED == 0

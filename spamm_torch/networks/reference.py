@@ -19,6 +19,7 @@ from .conversion import Conversion, Installation, layer_of
 from .engines import Choice, Measurements, candidates
 from .example import Example, describe
 from .fused import Source, fused_of
+from .layouts import Layout, one_for_each
 from .lossless import lossless
 from .pixel_norms import PixelNormFlow, pixel_norm_flow
 from .plan import DENSE, LEFT, Engine, Plan
@@ -146,6 +147,8 @@ class ReferenceConversion(Conversion):
             with in_eval_mode(self._model):
                 flow = pixel_norm_flow(plan, shapes_of(island, island.reference))
             self._flow.layouts |= flow.layouts
+            self._flow.parts |= flow.parts
+            self._flow.plain |= flow.plain
             self._flow.readers |= flow.readers
             self._flow.producers |= flow.producers
 
@@ -225,18 +228,43 @@ class _DeviationMeasurements(Measurements):
         operands: list[Tensor | None] = [weight, base]
         if engine.setting != lossless(input.dtype):
             return lambda: op(input, *operands, *geometry, **options)
-        if (layout := flow.layouts.get(site.name)) is not None:
-            input = layout.input(input)
+        layout = flow.layouts.get(site.name)
+        if layout is not None:
             *operands, norms = layout.operands(conv, weight, base)
             options |= {**layout.options(), "norm_weight": norms}
             if "residual" in options:
                 options["residual"] = layout.image(options["residual"])
             geometry = layout.geometry(conv)
+        if site.name in flow.parts or (layout is not None and layout.in_phases):
+            return self._call_of_parts(site, input, operands, geometry, options)
+        if layout is not None:
+            input = layout.input(input)
+        if site.name in flow.plain:
+            assert operands[1] is not None
+            options["residual"] = one_for_each(operands[1], input)
         if site.name in flow.readers:
-            options["norm_input"] = _ops.join_deviations([input], [False])[1]
+            options["norm_input"] = _ops.join_deviations([input])[1]
         if site.name in flow.producers:
             op = _ops.conv2d_deviation_with_norms
         return lambda: op(input, *operands, *geometry, **options)
+
+
+    def _call_of_parts(
+        self,
+        site: Site,
+        input: Tensor,
+        operands: list[Tensor | None],
+        geometry: tuple[Any, ...],
+        options: dict[str, Any],
+    ) -> Any:
+        """A call that reads parts, or puts phases in their places."""
+        flow, layout = self._flow, self._flow.layouts.get(site.name, Layout())
+        channels = flow.parts[site.name].values() if site.name in flow.parts else (input.shape[1],)
+        parts = [layout.input(part) for part in input.split(list(channels), 1)]
+        has_norms = site.name in flow.parts or site.name in flow.readers
+        options["norm_parts"] = [_ops.join_deviations([x])[1] for x in parts if has_norms]
+        options["in_phases"] = layout.in_phases
+        return lambda: _ops.conv2d_deviation_parts(parts, *operands, *geometry[:3], **options)
 
 
 def _is_picture(value: Any) -> bool:

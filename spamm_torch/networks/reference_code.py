@@ -24,7 +24,13 @@ from torch.nn import functional as F
 
 from .activations import activated
 from .generate import Forward, compiled
-from .layouts import Layout, columns_apart, columns_together
+from .layouts import (
+    Layout,
+    columns_apart,
+    columns_of_phases,
+    columns_together,
+    one_for_each,
+)
 from .pixel_norms import (
     PixelNormFlow,
     layouts_by_place,
@@ -88,7 +94,7 @@ def generate_reference_code(plan: Plan, shapes: Shapes) -> ReferenceCode:
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
     with_norms = None
-    if flow.readers or flow.layouts or flow.pools or flow.joins:
+    if flow.readers or flow.layouts or flow.pools or flow.joins or flow.plain:
         with_norms, _ = _Generator(plan, shapes, flow, places).run()
     forward, base = _Generator(plan, shapes, PixelNormFlow(), places).run()
     return ReferenceCode(forward, with_norms, layouts_by_place(plan, flow.layouts), base)
@@ -119,17 +125,18 @@ class _Generator:
         self._held: dict[fx.Node, fx.Node] = {}  # references in the base
         # In the forward, by the island's nodes: norms, and of how many columns together.
         self._norms: dict[fx.Node, tuple[fx.Node, int]] = {}
-        self._phases: dict[fx.Node, fx.Node] = {}  # deviations in phases
         self._pools, self._upsamplings = plan.pools, plan.upsamplings
         in_phases = [
             site
             for site in plan.fused
             if site.name in flow.layouts and flow.layouts[site.name].in_phases
         ]
-        # Upsampling that nothing reads as it is: the convolutions behind it take what is before.
-        readers = {site.nodes[0] for site in in_phases}
+        # Upsampling and concatenations that nothing reads as they are: the convolutions behind
+        # take what is before.
+        passing = [*in_phases, *(site for site in plan.fused if site.name in flow.parts)]
+        readers = {site.nodes[0] for site in passing}
         self._passed_by = {
-            node for node in map(_input_of, in_phases) if readers.issuperset(node.users)
+            node for node in map(_input_of, passing) if readers.issuperset(node.users)
         }
 
     def run(self) -> tuple[Forward, Callable[..., list[Tensor]]]:
@@ -163,8 +170,6 @@ class _Generator:
 
     def _deviation_of(self, node: fx.Node) -> fx.Node:
         """d = x - M."""
-        if node in self._phases and node not in self._deviation:
-            self._deviation[node] = self._joined(node, [node])
         if node not in self._deviation:
             both = (self._plain[node], self._held_reference(node))
             self._deviation[node] = self._forward.call_function(operator.sub, both)
@@ -185,12 +190,8 @@ class _Generator:
         """Keeps M in the base. A copy: what runs behind may write to the original."""
         self._held[node] = self._base.call_function(torch.clone, (self._reference[node],))
 
-    def _is_deviation(self, node: fx.Node) -> bool:
-        return node in self._deviation or node in self._phases
-
     def _norms_of(self, node: fx.Node, columns: int = 1) -> fx.Node:
         """The norms of a deviation's pixels, ``columns`` together, of a value that has them."""
-        self._deviation_of(node)  # of phases, the norms are made with it
         if node not in self._norms:
             operand = passed_on(node, self._upsamplings, self._shapes)
             assert operand is not None
@@ -210,28 +211,55 @@ class _Generator:
         return value
 
     def _joined(self, node: fx.Node, parts: Iterable[fx.Node]) -> fx.Node:
-        """The deviation of a node that concatenates parts, some in phases, with its norms."""
-        parts = list(parts)
-        values = [self._phases.get(part) or self._deviation_of(part) for part in parts]
-        flags = [part in self._phases for part in parts]
+        """The deviation of a node that concatenates parts, with its norms."""
+        values = [self._deviation_of(part) for part in parts]
         join = _ops.join_deviations.default
-        return self._with_norms(node, self._forward.call_function(join, (values, flags)))
+        return self._with_norms(node, self._forward.call_function(join, (values,)))
 
     # ---- Nodes ----------------------------------------------------------------------------------
 
     def _convolve(self, place: int, site: Site) -> None:
         layout = self._flow.layouts.get(site.name)
-        value, norms = self._call(place, site, layout or Layout())
-        if layout is not None and layout.in_phases:
-            self._phases[site.last] = value
+        reads_parts = site.name in self._flow.parts or (layout is not None and layout.in_phases)
+        call = self._call_of_parts if reads_parts else self._call
+        value, norms = call(place, site, layout or Layout())
+        if site.name in self._flow.plain:
+            self._plain[site.last] = value
         else:
             self._deviation[site.last] = value
             if norms is not None:
-                self._norms[site.last] = norms, 1 if layout is None else layout.columns
+                columns = 1 if layout is None else layout.columns
+                if layout is not None and layout.in_phases:
+                    columns = columns_of_phases(site.conv.out_channels)
+                self._norms[site.last] = norms, columns
         self._convolve_reference(place, site)
 
+    def _call_of_parts(self, place: int, site: Site, layout: Layout) -> tuple[fx.Node, fx.Node]:
+        """The same where the call reads parts, or puts phases in their places."""
+        weight, base, norms = self._operands_of(place, site)
+        setting = self._plan.engines[site.name].setting
+        assert setting is not None
+        reads_parts = site.name in self._flow.parts
+        has_norms = reads_parts or site.name in self._flow.readers
+        nodes = list(self._flow.parts[site.name] if reads_parts else [self._read_by(site, layout)])
+        options = {**setting.op_arguments(), **layout.options(), "norm_weight": norms}
+        options["activation"] = site.activation
+        options["in_phases"] = layout.in_phases
+        parts = [self._together(self._deviation_of(node), layout) for node in nodes]
+        options["norm_parts"] = [
+            self._norms_of(node, layout.columns) for node in nodes if has_norms
+        ]
+        geometry = _geometry(site.conv) if layout == Layout() else layout.geometry(site.conv)
+        both = self._forward.call_function(
+            _ops.conv2d_deviation_parts.default, (parts, weight, base, *geometry[:3]), options
+        )
+        result, left = (
+            self._forward.call_function(operator.getitem, (both, place)) for place in range(2)
+        )
+        return self._apart(result, layout), left
+
     def _call(self, place: int, site: Site, layout: Layout) -> tuple[fx.Node, fx.Node | None]:
-        """A site's deviations, in phases or as they are, and their norms if they are wanted."""
+        """A site's deviations, and their norms if they are wanted."""
         weight, base, norms = self._operands_of(place, site)
         setting = self._plan.engines[site.name].setting
         options: dict[str, Any] = {} if setting is None else setting.op_arguments()
@@ -243,13 +271,16 @@ class _Generator:
             self._forward.erase_node(norms)
         else:
             options["norm_weight"] = norms
-        value = self._read_by(site, layout)
+        value = _input_of(site)
         if site.name in self._flow.readers:
             options["norm_input"] = self._norms_of(value, layout.columns)
         if site.residual is not None:
             options["residual"] = self._together(self._deviation_of(site.residual), layout)
         options["activation"] = site.activation
-        args = (self._together(self._deviation_of(value), layout), weight, base, *geometry)
+        images = self._together(self._deviation_of(value), layout)
+        args = (images, weight, base, *geometry)
+        if site.name in self._flow.plain:  # the sum of both is x
+            options["residual"] = self._forward.call_function(one_for_each, (base, images))
         if site.name not in self._flow.producers:
             found = self._forward.call_function(_ops.conv2d_deviation.default, args, options)
             return self._apart(found, layout), None
@@ -313,7 +344,7 @@ class _Generator:
         if node in self._passed_by:
             return
         operands = self._operands_of_linear(node)
-        is_linear = bool(operands) and all(map(self._is_deviation, operands))
+        is_linear = bool(operands) and self._deviation.keys() >= set(operands)
         values = self._deviation if is_linear else self._plain
         form = self._either if is_linear or looks_at_shape(node) else self._plain_of
         if node in self._upsamplings:
@@ -338,7 +369,7 @@ class _Generator:
 
     def _either(self, node: fx.Node) -> fx.Node:
         """A value in the form in which it is there; both have one shape."""
-        return self._deviation_of(node) if self._is_deviation(node) else self._plain[node]
+        return self._deviation_of(node) if node in self._deviation else self._plain[node]
 
     def _operands_of_linear(self, node: fx.Node) -> tuple[fx.Node, ...]:
         """The tensors that a linear node without weights takes; none for other nodes."""

@@ -258,6 +258,45 @@ def test_half_types_read_no_base_where_nothing_is_valid(device, dtype):
     assert found.isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("channels", [(72, 40), (200, 136), (8, 264), (712, 64)])
+@pytest.mark.parametrize("size", [8, 9, 17, 35])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+def test_half_types_by_strips(device, dtype, channels, size, padding):
+    """Zeros in some channels, and weights of zero, in blocks of 64 by turns."""
+    input, weight, _, _ = operands(device, channels, 3, size, dtype=dtype)
+    input[1, : channels[0] // 2, :, 2:] = 1
+    weight[64:128, :, 1], weight[:64, 64:128, :, 2] = 0, 0
+    sums = F.conv2d(input.double(), weight.double(), None, 1, padding)
+    base = torch.randn(sums[:1].shape, generator=torch.Generator().manual_seed(1)).to(input)
+    found, norms = OPS.conv2d_deviation_with_norms(
+        input, weight, base, 1, [padding, padding], activation="relu", **ENGINES["zeros"]
+    )
+    wanted = F.relu(sums + base.double()) - F.relu(base.double())
+    digits = 2.0**-10 if dtype == torch.float16 else 2.0**-7
+    on_other_devices = 0 if is_fused(device) else 4 * digits * base.abs().max()
+    error = (found.double() - wanted).abs()
+    assert (error <= digits * wanted.abs() + 1e-3 + on_other_devices).all()
+    assert not found[2, :, 7 + padding :].any()
+    torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("pixel_block", [(1, 8, 8), (1, 16, 4), (64, 1, 1)])
+@pytest.mark.parametrize("activation", ["none", "relu"])
+def test_one_residual_for_all_images(device, dtype, pixel_block, activation):
+    input, weight, base, residual = operands(device, (40, 88), 5, 21, dtype=dtype)
+    residual = residual[:1].contiguous(memory_format=torch.channels_last).expand(5, -1, -1, -1)
+    options = {"threshold": 2.0**-149, "pixel_block": pixel_block, "activation": activation}
+    given = (input, weight, base, 1, 1)
+    found = OPS.conv2d_deviation(*given, residual=residual, **options)
+    copies = residual.contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, OPS.conv2d_deviation(*given, residual=copies, **options))
+    plain = {"tau": 2.0**-149, "pixel_block": pixel_block}
+    of_one = spamm_torch.conv2d(input, weight, padding=1, residual=residual, **plain)
+    assert torch.equal(of_one, spamm_torch.conv2d(input, weight, padding=1, residual=copies, **plain))
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_float32_rounded_to_tf32(activation, monkeypatch):

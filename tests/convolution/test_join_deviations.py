@@ -1,4 +1,4 @@
-"""The op join_deviations: a concatenation whose parts may be in phases, with norms of pixels."""
+"""The op join_deviations: a concatenation with norms of pixels."""
 
 import pytest
 import torch
@@ -18,12 +18,6 @@ def pictures(channels, device, dtype, *, seed, rows=6, columns=10, images=3):
     return made.to(device, dtype)
 
 
-def phases_of(images):
-    """By definition: channel c of row y and column x is pixel (2 i + y, 2 j + x) of channel c."""
-    corners = [images[:, :, y::2, x::2] for y in range(2) for x in range(2)]
-    return torch.cat(corners, 1)
-
-
 def norms_of_pixels(images):
     blocks = F.pad(images.double(), (0, 0, 0, 0, 0, -images.shape[1] % 64)).unflatten(1, (-1, 64))
     return blocks.norm(dim=2).movedim(1, -1)
@@ -36,22 +30,16 @@ def norms_of_pixels(images):
 )
 def test_parts_lie_side_by_side(device, dtype, of_parts, channels):
     images = [pictures(count, device, dtype, seed=count + i) for i, count in enumerate(channels)]
-    for first in (0, 1):
-        flags = [(i + first) % 2 == 1 for i in range(len(images))]
-        parts = [
-            (phases_of(image) if flag else image).contiguous(memory_format=FORMATS[of_parts])
-            for image, flag in zip(images, flags, strict=True)
-        ]
-        found, norms = JOIN(parts, flags)
-        assert torch.equal(found, torch.cat(images, 1))
-        assert found.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
+    found, norms = JOIN([image.contiguous(memory_format=FORMATS[of_parts]) for image in images])
+    assert torch.equal(found, torch.cat(images, 1))
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
 
 
 def test_many_rows(device):
     """More than a kernel has thread blocks for."""
     images = torch.arange(900 * 8 * 300, device=device).reshape(900, 8, 300, 1) % 100 - 50.0
-    found, norms = JOIN([images], [False])
+    found, norms = JOIN([images])
     assert torch.equal(found, images)
     torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
 
@@ -60,38 +48,36 @@ def test_many_rows(device):
 def test_values_that_are_not_finite(device, value):
     images = pictures(32, device, torch.float32, seed=0)
     images[1, 3, 2, 4] = value
-    _, norms = JOIN([images], [False])
+    _, norms = JOIN([images])
     expected = norms_of_pixels(images).float()
     assert torch.equal(norms.isfinite(), expected.isfinite())
 
 
 @pytest.mark.parametrize(
-    ("parts", "flags", "line"),
+    ("parts", "line"),
     [
-        ([], [], "parts must have at least one tensor; got none"),
-        ([(2, 8, 4, 4)], [True, False], "one entry for each of the 1 parts; got 2"),
-        ([(2, 8, 4)], [False], r"parts must be batches \(N, C, H, W\); got shape"),
-        ([(2, 6, 4, 4)], [True], "parts in phases must have a multiple of 4 channels"),
-        ([(2, 8, 4, 4), (2, 8, 4, 4)], [False, True], "2 of 4 x 4; got 2 of 8 x 8"),
-        ([(2, 8, 4, 4), (3, 8, 4, 4)], [False, False], "2 of 4 x 4; got 3 of 4 x 4"),
+        ([], "parts must have at least one tensor; got none"),
+        ([(2, 8, 4)], r"parts must be batches \(N, C, H, W\); got shape"),
+        ([(2, 8, 4, 4), (2, 8, 8, 8)], "2 of 4 x 4; got 2 of 8 x 8"),
+        ([(2, 8, 4, 4), (3, 8, 4, 4)], "2 of 4 x 4; got 3 of 4 x 4"),
     ],
 )
-def test_bad_arguments(parts, flags, line):
+def test_bad_arguments(parts, line):
     with pytest.raises(RuntimeError, match=line):
-        JOIN([torch.zeros(shape) for shape in parts], flags)
+        JOIN([torch.zeros(shape) for shape in parts])
 
 
 def test_bad_types():
     for other in (torch.zeros(1, 8, 4, 4).half(), torch.zeros(1, 8, 4, 4).int()):
         with pytest.raises(TypeError, match="parts must"):
-            JOIN([torch.zeros(1, 8, 4, 4), other], [False, False])
+            JOIN([torch.zeros(1, 8, 4, 4), other])
 
 
 def test_the_op_is_registered_as_torch_wants_it(device):
     images = pictures(8, device, torch.float32, seed=0)
-    opcheck(JOIN.default, ([images, phases_of(images)], [False, True]))
+    opcheck(JOIN.default, ([images, images],))
 
 
 def test_a_gradient_is_refused():
     with pytest.raises(RuntimeError, match="join_deviations is for inference"):
-        JOIN([torch.zeros(1, 8, 4, 4, requires_grad=True)], [False])
+        JOIN([torch.zeros(1, 8, 4, 4, requires_grad=True)])

@@ -133,6 +133,11 @@ def test_norms_are_regrouped(channels, before, after, count):
 # ---- In a network -------------------------------------------------------------------------------
 
 
+def parts_of(input):
+    """What an op of deviations reads: one tensor, or several."""
+    return input if isinstance(input, (list, tuple)) else [input]
+
+
 class Calls(TorchDispatchMode):
     """Shapes of what the ops of deviations get, by name."""
 
@@ -143,7 +148,9 @@ class Calls(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.name().removeprefix("spamm_torch::")
         if name.startswith("conv2d_deviation"):
-            self.found.append((*args[0].shape[1:], args[1].shape[0]))
+            parts = parts_of(args[0])
+            channels = sum(part.shape[1] for part in parts)
+            self.found.append((channels, *parts[0].shape[2:], args[1].shape[0]))
         return function(*args, **(kwargs or {}))
 
 
@@ -206,7 +213,7 @@ def test_zeros_stay_zeros(computing_norms):
     class Inputs(Calls):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             if function.name().startswith("spamm_torch::conv2d_deviation"):
-                seen.append(bool(args[0].any()))
+                seen.append(any(bool(part.any()) for part in parts_of(args[0])))
             return super().__torch_dispatch__(function, types, args, kwargs)
 
     with Inputs():
@@ -424,9 +431,9 @@ class Operations(TorchDispatchMode):
         options = kwargs or {}
         name = function.name()
         if name.startswith("spamm_torch::conv2d_deviation"):
-            norms = options.get("norm_input")
-            shapes = (*(tuple(x.shape) for x in args[:2]), None if norms is None else norms.shape)
-            self.found.append((name, *shapes))
+            norms = options.get("norm_parts", [options.get("norm_input")])
+            read = [None if x is None else tuple(x.shape) for x in (*parts_of(args[0]), *norms)]
+            self.found.append((name, read, tuple(args[1].shape), "residual" in options))
         else:
             self.found.append((name,))
         return function(*args, **options)

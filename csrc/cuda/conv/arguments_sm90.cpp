@@ -26,6 +26,14 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
   return threshold_from_knob(norm_weight, map, knob, scale(map, 0));
 }
 
+// The residual, as one image if all images have the same memory, and boxes lie in one image.
+Tensor once_if_shared(const Convolution& conv) {
+  const Tensor& residual = *conv.residual;
+  const bool is_shared = residual.stride(0) == 0 && residual.size(0) == conv.shape.images &&
+                         conv.blocks.edge[0] == 1;
+  return is_shared ? residual.narrow(0, 0, 1) : residual;
+}
+
 }  // namespace
 
 bool sizes_fit_hopper(const Convolution& conv) {
@@ -58,7 +66,7 @@ Arguments::Arguments(const Convolution& conv, const at::TensorOptions& options, 
     : conv_(conv),
       output_options_(options),
       bias_(conv.bias ? conv.bias->contiguous() : Tensor()),
-      residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()),
+      residual_(conv.residual ? readable_pixels(once_if_shared(conv)) : Tensor()),
       base_(conv.base ? readable_pixels(*conv.base) : Tensor()) {
   params.shape = kernel_shape(conv.shape, channels);
   params.block = log2_block(conv.blocks.edge);
@@ -66,6 +74,7 @@ Arguments::Arguments(const Convolution& conv, const at::TensorOptions& options, 
   params.log2_block_k = log2_of(conv.block.k);
   params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
   params.residual = conv.residual ? residual_.const_data_ptr() : nullptr;
+  params.residual_is_shared = conv.residual && residual_.size(0) < conv.residual->size(0);
   if (conv.base) {
     params.base = base_.const_data_ptr();
     params.base_activation = conv.activation;
@@ -78,7 +87,8 @@ void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t strea
   params.norm_weight = norms.weight.const_data_ptr<float>();
   params.norm_input = {norms.pixels.const_data_ptr<float>(), true};
   params.next_tile = norms.next_tile;
-  if (takes_block_norms(conv_, knob.tau.has_value())) {
+  params.by_strips = runs_by_strips(conv_, knob);
+  if (takes_block_norms(conv_, knob)) {
     norm_blocks_ = im2col_block_norms(conv_, params, norms, stream);
     params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
   }

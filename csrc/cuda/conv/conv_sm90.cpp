@@ -41,7 +41,7 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
   if (dense) {
     arguments.set_dense(knob);
   } else {
-    norms = conv_norms<Element>(conv, input, weight, tile, knob.tau.has_value(), stream);
+    norms = conv_norms<Element>(conv, input, weight, tile, knob, stream);
     arguments.set(norms, knob, stream);
   }
   arguments.set_output(conv.output_sizes());
@@ -63,8 +63,8 @@ ConvNormMaps find_norm_maps(const Convolution& conv) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
   const Arguments arguments(conv, input.options(), input.size(1));
-  const ConvNorms norms = conv_norms<Element>(conv, input, weight, TileSize::kSmall,
-                                              /*has_tau=*/false, device.stream());
+  const ConvNorms norms =
+      conv_norms<Element>(conv, input, weight, TileSize::kSmall, /*knob=*/{}, device.stream());
   return conv_norm_maps(conv, arguments.params, norms, device.stream());
 }
 

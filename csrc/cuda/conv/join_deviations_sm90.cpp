@@ -5,6 +5,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <vector>
 
 #include "conv/join_deviations.h"
 #include "cuda/conv/channels_last.h"
@@ -19,33 +20,32 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-int64_t channels_of(const std::vector<JoinedPart>& parts) {
+int64_t channels_of(at::TensorList parts) {
   int64_t sum = 0;
-  for (const JoinedPart& part : parts) sum += part.channels();
+  for (const Tensor& part : parts) sum += part.size(1);
   return sum;
 }
 
-bool supports(const std::vector<JoinedPart>& parts) {
-  const Tensor& first = parts.front().images;
+bool supports(at::TensorList parts) {
+  const Tensor& first = parts[0];
   const at::ScalarType dtype = first.scalar_type();
-  const auto [height, width] = parts.front().size();
   const int64_t lanes = blocks_of(channels_of(parts), kLayerNormBlock) * kLayerNormBlock *
                         first.element_size() / kAlignment;
-  const auto fits = [](const JoinedPart& part) {
-    return part.channels() > 0 && part.channels() * part.images.element_size() % kAlignment == 0;
+  const auto fits = [](const Tensor& part) {
+    return part.size(1) > 0 && part.size(1) * part.element_size() % kAlignment == 0;
   };
   return (is_half(dtype) || dtype == at::kFloat) && first.numel() > 0 &&
          parts.size() <= kMostJoined && std::all_of(parts.begin(), parts.end(), fits) &&
          has_hopper_kernels(check_device(first.device())) &&
          // Numbers of lines and of a line's threads are 32 bits wide.
-         first.size(0) * height < kMost && width * lanes < kMost;
+         first.size(0) * first.size(2) < kMost && first.size(3) * lanes < kMost;
 }
 
-ConvolutionResult run(const std::vector<JoinedPart>& parts) {
-  const OnDevice device(parts.front().images);
-  const Tensor& first = parts.front().images;
+ConvolutionResult run(at::TensorList parts) {
+  const Tensor& first = parts[0];
+  const OnDevice device(first);
   const int64_t images = first.size(0), channels = channels_of(parts);
-  const Size2 size = parts.front().size();
+  const Size2 size = {first.size(2), first.size(3)};
   const Tensor output = at::empty({images, channels, size.height, size.width}, first.options(),
                                   at::MemoryFormat::ChannelsLast);
   const Tensor norms = at::empty(pixel_norms_shape(images, size, channels),
@@ -58,12 +58,11 @@ ConvolutionResult run(const std::vector<JoinedPart>& parts) {
   p.groups = static_cast<int>(norms.size(3));
   p.size = size2(size);
   std::vector<Tensor> read;  // kept until the launch
-  for (const JoinedPart& part : parts) {
-    read.push_back(readable_pixels(part.images));
+  for (const Tensor& part : parts) {
+    read.push_back(readable_pixels(part));
     const int before =
         p.count == 0 ? 0 : p.parts[p.count - 1].first + p.parts[p.count - 1].channels;
-    p.parts[p.count++] = {read.back().const_data_ptr(), before, static_cast<int>(part.channels()),
-                          part.in_phases};
+    p.parts[p.count++] = {read.back().const_data_ptr(), before, static_cast<int>(part.size(1))};
   }
   const auto launch = [&] {
     switch (first.scalar_type()) {

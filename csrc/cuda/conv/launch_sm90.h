@@ -27,6 +27,9 @@ template <class Element>
 cudaError_t launch_few_channels(const kernels::conv::sm90::FewChannelsParams& params,
                                 int multiprocessors, cudaStream_t stream);
 
+// Sets a tile counter to zero.
+cudaError_t launch_clear_counter(int* counter, cudaStream_t stream);
+
 cudaError_t launch_block_norms(const kernels::conv::sm90::BlockNormsParams& params,
                                cudaStream_t stream);
 

@@ -5,15 +5,18 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <array>
+#include <limits>
 
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "spamm/spamm.h"
 #include "stage_range.h"
+#include "threshold.h"
 
 namespace spamm::cuda {
 
@@ -41,19 +44,29 @@ bool has_input_norms(const Convolution& conv) {
   return conv.norm_input && blocks_fit && log2_group(conv.block) == log2_of(kLayerNormBlock);
 }
 
-bool takes_block_norms(const Convolution& conv, bool has_tau) {
-  return !has_tau || conv.blocks.edge[1] * conv.blocks.edge[2] > 1;
+bool runs_by_strips(const Convolution& conv, const Knob& knob) {
+  if (!knob.tau || !knob.tau->is_cpu() || !is_half(conv.input.scalar_type())) return false;
+  const auto tau = static_cast<float>(host_scalar(*knob.tau));
+  // No other product of norms than zero is less than the smallest positive number.
+  return tau > 0 && tau <= std::numeric_limits<float>::denorm_min() && runs_as_deviation(conv) &&
+         takes_strips(kernel_shape(conv.shape, conv.shape.in_channels),
+                      log2_block(conv.blocks.edge), log2_of(conv.block.k));
+}
+
+bool takes_block_norms(const Convolution& conv, const Knob& knob) {
+  return !knob.tau ||
+         (conv.blocks.edge[1] * conv.blocks.edge[2] > 1 && !runs_by_strips(conv, knob));
 }
 
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor& weight,
-                     TileSize tile, bool has_tau, cudaStream_t stream) {
+                     TileSize tile, const Knob& knob, cudaStream_t stream) {
   const auto options = input.options().dtype(at::kFloat);
   const bool input_precomputed = has_input_norms(conv);
   const bool computes_norms = !input_precomputed || !conv.norm_weight;
   // The last norm kernel before the convolution sets the counter to zero.
-  const bool zeroed_later = takes_block_norms(conv, has_tau);
-  if (!claims_conv_tiles(tile, computes_norms || zeroed_later)) {
+  const bool zeroed_later = takes_block_norms(conv, knob);
+  if (!claims_conv_tiles(tile, computes_norms || zeroed_later, runs_by_strips(conv, knob))) {
     return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
   }
   const StageRange stage(kNormMapStage);
@@ -80,7 +93,7 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
   if (computes_norms) {
     C10_CUDA_CHECK(launch_pixel_norms<Element>(p, stream));
   } else if (!zeroed_later) {
-    C10_CUDA_CHECK(cudaMemsetAsync(norms.next_tile, 0, sizeof(int), stream));
+    C10_CUDA_CHECK(launch_clear_counter(norms.next_tile, stream));
   }
   return norms;
 }
@@ -128,7 +141,7 @@ void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream
 
 #define SPAMM_CONV_NORMS(Element)                                                          \
   template ConvNorms conv_norms<Element>(const Convolution&, const Tensor&, const Tensor&, \
-                                         TileSize, bool, cudaStream_t);                    \
+                                         TileSize, const Knob&, cudaStream_t);             \
   template void output_norms<Element>(const Tensor&, const Tensor&, cudaStream_t);
 SPAMM_CONV_NORMS(__half)
 SPAMM_CONV_NORMS(__nv_bfloat16)

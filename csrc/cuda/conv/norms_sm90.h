@@ -20,17 +20,21 @@ struct ConvNorms {
 
 // Computes the norms that are not precomputed. One launch computes them all and sets the counter to
 // zero, which im2col_block_norms() does if it follows (takes_block_norms()). `input` and `weight`
-// are results of readable_pixels(), with elements of type Element.
+// are results of readable_pixels(), with elements of type Element. No knob: for norm maps alone.
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const at::Tensor& input, const at::Tensor& weight,
-                     TileSize tile, bool has_tau, cudaStream_t stream);
+                     TileSize tile, const Knob& knob, cudaStream_t stream);
 
 // Whether there are precomputed norms of the input, in the blocks that this convolution needs.
 bool has_input_norms(const Convolution& conv);
 
+// Whether the kernel works by strips (kernels/conv/sm90/list_by_strip.cuh): deviations of half types
+// with a tau on the host that skips products of zeros alone.
+bool runs_by_strips(const Convolution& conv, const Knob& knob);
+
 // Whether the convolution needs norms of im2col blocks: for a search, and for pixel blocks of
-// several rows or columns, whose norms are not those of single pixels.
-bool takes_block_norms(const Convolution& conv, bool has_tau);
+// several rows or columns, whose norms are not those of single pixels. By strips those do.
+bool takes_block_norms(const Convolution& conv, const Knob& knob);
 
 // A channels-last tensor as a batch of matrices (images x channels), one for each pixel.
 at::Tensor by_pixel(const at::Tensor& x);

@@ -18,6 +18,7 @@
 #include "kernels/conv/sm90/epilogue_f32.cuh"
 #include "kernels/conv/sm90/join_segments.cuh"
 #include "kernels/conv/sm90/list_by_pixel.cuh"
+#include "kernels/conv/sm90/list_by_strip.cuh"
 #include "kernels/conv/sm90/load.cuh"
 #include "kernels/conv/sm90/pool_windows.cuh"
 #include "kernels/conv/sm90/residual.cuh"
@@ -88,6 +89,55 @@ __device__ __forceinline__ void multiply_mixed_step(uint32_t bits, const uint64_
   if (bits & 2) multiply_mixed_box<Config, 1>(valid[1], log2_pixels, weight, pixels, acc);
 }
 
+// acc += 64 output channels times two boxes in all kernel rows of a strip. `bits` has those of
+// multiply_step() for each kernel row. Calls look_ahead() while products run.
+template <class Config, class LookAhead>
+__device__ __forceinline__ void multiply_strip(uint32_t bits, uint64_t weight, uint64_t pixels,
+                                               float (&acc)[Config::kValues],
+                                               const LookAhead& look_ahead) {
+  using Operand = typename Config::Operand;
+  using kernels::sm90::kDescriptorUnit;
+  constexpr auto kK = kernels::sm90::Major::K;
+  constexpr int kDepth = kLineBytes / sizeof(Operand);
+  constexpr uint32_t kNextWeight = Config::kRows * sizeof(OperandBlock) / kDescriptorUnit;
+  constexpr uint32_t kNextPixels = Strip::kRowBytes / kDescriptorUnit;
+  constexpr uint32_t kAll = (1u << 2 * Config::kKernelRows) - 1;
+  if (bits == kAll) {  // one wait for all kernel rows
+    float wide[Config::kValues];
+    kernels::sm90::hand_over<Config::kValues>(acc, wide);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int row = 0; row < Config::kKernelRows; ++row) {
+      kernels::sm90::multiply_columns<Operand, kK, kK, 0, 2 * kBlock, 0, kDepth>(
+          kernels::sm90::advance(weight, row * kNextWeight),
+          kernels::sm90::advance(pixels, row * kNextPixels), wide);
+    }
+    cute::warpgroup_commit_batch();
+    look_ahead();
+    cute::warpgroup_wait<0>();
+    kernels::sm90::hand_over<Config::kValues>(wide, acc);
+    return;
+  }
+#pragma unroll 1
+  for (; bits != 0; bits >>= 2) {
+    if ((bits & 3) != 0) multiply_step<Config>(bits & 3, weight, pixels, acc, [] {});
+    weight = kernels::sm90::advance(weight, kNextWeight);
+    pixels = kernels::sm90::advance(pixels, kNextPixels);
+  }
+  look_ahead();
+}
+
+// The bits of a warpgroup's two boxes, of each kernel row of the step.
+template <class Config>
+__device__ __forceinline__ uint32_t bits_of(const Notice& notice, int warpgroup) {
+  uint32_t bits = notice.mask(warpgroup);
+#pragma unroll
+  for (int row = 1; row < Config::kKernelRows; ++row) {
+    bits |= notice.mask(row * Config::kWarpgroups + warpgroup) << 2 * row;
+  }
+  return bits;
+}
+
 // Follows a warpgroup's operand from stage to stage.
 template <class Config, class Stage>
 using Descriptor = kernels::sm90::StagedDescriptor<kernels::sm90::Major::K, Stage, Config::kStages>;
@@ -97,8 +147,8 @@ template <class Config>
 class StagedOperands {
  public:
   __device__ StagedOperands(Storage<Config>& storage, int warpgroup)
-      : weight_(storage.stages[0].weight[warpgroup * 2 / Config::kBoxes]),
-        pixels_(storage.stages[0].pixels[warpgroup * 2 % Config::kBoxes]) {}
+      : weight_(storage.stages[0].weight_of(warpgroup * 2 / Config::kBoxes)),
+        pixels_(storage.stages[0].box(warpgroup * 2 % Config::kBoxes)) {}
 
   __device__ uint64_t weight(Notice) const { return *weight_; }
   __device__ uint64_t pixels() const { return *pixels_; }
@@ -126,7 +176,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   };
   Notice notice = notice_at(at);
   while (!notice.ends_work()) {
-    const uint32_t bits = notice.mask(warpgroup);
+    const uint32_t bits = bits_of<Config>(notice, warpgroup);
     const bool ends_tile = notice.ends_tile();
     RingPosition<Config::kStages> next = at;
     next.advance();
@@ -136,7 +186,11 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     };
     // Most stages take the first way. Tests before it cost each of them.
     if (bits != 0 && !(Config::kByPixel && notice.is_mixed())) {
-      multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      if constexpr (Config::kStrips) {
+        multiply_strip<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      } else {
+        multiply_step<Config>(bits, operands.weight(notice), operands.pixels(), acc, look_ahead);
+      }
     } else {
       if constexpr (Config::kByPixel) {
         const uint64_t* valid = &ring.notices[at.slot].pixels[warpgroup * 2];
@@ -145,7 +199,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
       }
       if constexpr (Config::kAddsResidual || Config::kDeviates) {
         const uint32_t brought = notice.brought_mask(warpgroup);
-        const OperandBlock* blocks = &storage.stages[at.slot].pixels[first_box];
+        const OperandBlock* blocks = &storage.stages[at.slot].box(first_box);
         if (!is_base<Config>(notice)) {
           if constexpr (Config::kAddsResidual) add_residual<Config>(brought, blocks, acc);
         } else if constexpr (Config::kDeviates) {
@@ -189,7 +243,7 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
 template <class Config>
 __device__ __forceinline__ void prefetch_maps(const ConvParams& p, int warp) {
   if (warp != 1 || threadIdx.x % 32 != 0) return;
-  cute::prefetch_tma_descriptor(&p.map_input);
+  cute::prefetch_tma_descriptor(&p.map_input[0]);
   if (Config::is_narrow(1)) cute::prefetch_tma_descriptor(&p.map_last);
   cute::prefetch_tma_descriptor(&p.map_weight);
   cute::prefetch_tma_descriptor(&p.map_output);

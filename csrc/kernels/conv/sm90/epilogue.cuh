@@ -8,6 +8,7 @@
 
 #include "kernels/common/activation.cuh"
 #include "kernels/common/numeric.cuh"
+#include "kernels/conv/sm90/phases.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
 #include "kernels/conv/sm90/pixel_norms.cuh"
 
@@ -159,7 +160,10 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   cute::tma_store_fence();
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
-    cute::SM90_TMA_STORE_4D::copy(&p.map_output, &staging, channel, box.column, box.row, box.image);
+    int first = channel;
+    const CUtensorMap* const map =
+        Config::kStrips ? map_of_phase(p, first) : &p.map_output;
+    cute::SM90_TMA_STORE_4D::copy(map, &staging, first, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }
   if constexpr (Config::kDeviates)

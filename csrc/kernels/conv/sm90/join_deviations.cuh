@@ -1,6 +1,5 @@
 // Concatenates deviations along their channels and takes the norms of the pixels on the way: a
-// thread copies one chunk of channels of a few rows, and its neighbours the next chunks. Parts in
-// phases are put in their places, so that upsampling costs no pass of its own.
+// thread copies one chunk of channels of a few rows, and its neighbours the next chunks.
 #pragma once
 
 #include <algorithm>
@@ -29,13 +28,8 @@ __device__ __forceinline__ JoinSource part_with(const JoinParams& p, int channel
 // Where a part has an output's pixel and channel, in entries.
 __device__ __forceinline__ int64_t place_in(const JoinSource& part, const JoinParams& p, int line,
                                             int column, int channel) {
-  const int own = channel - part.first;
-  if (!part.in_phases) {
-    return (static_cast<int64_t>(line) * p.size.columns + column) * part.channels + own;
-  }
-  // An image has an even number of rows, so lines of all images halve like rows.
-  const int64_t pixel = static_cast<int64_t>(line / 2) * (p.size.columns / 2) + column / 2;
-  return (pixel * 4 + line % 2 * 2 + column % 2) * part.channels + own;
+  return (static_cast<int64_t>(line) * p.size.columns + column) * part.channels + channel -
+         part.first;
 }
 
 // The norm of 64 channels, of which neighbouring lanes hold a chunk each. All of them get it.

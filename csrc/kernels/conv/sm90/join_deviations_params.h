@@ -8,12 +8,10 @@ namespace spamm::kernels::conv::sm90 {
 
 constexpr int kMostJoined = 4;
 
-// Channels-last images, whose channels are a multiple of 16 bytes. In phases: (images, rows / 2,
-// columns / 2, 2 x 2 x channels).
+// Channels-last images, whose channels are a multiple of 16 bytes.
 struct JoinSource {
   const void* data;
   int first, channels;  // of the output's channels
-  bool in_phases;
 };
 
 struct JoinParams {

@@ -22,10 +22,10 @@ inline uint32_t edge_of_box(int log2, int step) { return ((1 << log2) - 1) * ste
 inline uint32_t every_of_box(int log2, int step) { return log2 == 0 ? 1 : step; }
 
 // Encodes a map of channels-last images. A box has 128 bytes of channels and `box` pixels, which
-// are `step` apart. `box_images`, if not 0, replaces the box's number of images.
+// are `step` apart. `box_images` and `box_rows`, if not 0, replace its number of images and rows.
 template <class Element>
 cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& extent, int channels,
-                          const Log2Block& box, Size2 step, int box_images = 0) {
+                          const Log2Block& box, Size2 step, int box_images = 0, int box_rows = 0) {
   const uint64_t line = channels * sizeof(Element);
   return kernels::sm90::encode_tensor_map<Element, 4>(
       map, data,
@@ -33,7 +33,7 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
        static_cast<uint64_t>(extent.rows), static_cast<uint64_t>(extent.images)},
       {line, line * extent.columns, line * extent.columns * extent.rows},
       {kLineBytes / sizeof(Element), edge_of_box(box.columns, step.columns),
-       edge_of_box(box.rows, step.rows),
+       box_rows > 0 ? static_cast<uint32_t>(box_rows) : edge_of_box(box.rows, step.rows),
        static_cast<uint32_t>(box_images > 0 ? box_images : 1 << box.images)},
       {1, every_of_box(box.columns, step.columns), every_of_box(box.rows, step.rows), 1});
 }
@@ -42,7 +42,17 @@ cudaError_t encode_pixels(CUtensorMap& map, const void* data, const Extent& exte
 template <class Config>
 cudaError_t encode_input(ConvParams& p, const void* input) {
   using Operand = typename Config::Operand;
-  const cudaError_t error = encode_pixels<Operand>(p.map_input, input, p.shape.input,
+  if constexpr (Config::kStrips) {
+    const auto encode = [&](CUtensorMap& map, const void* data, int channels) {
+      return encode_pixels<Operand>(map, data, p.shape.input, channels, p.box, {1, 1},
+                                    /*box_images=*/1, Strip::kPixelRows);
+    };
+    const cudaError_t error =
+        encode(p.map_input[0], input, p.shape.channels - p.second.channels);
+    if (error != cudaSuccess || p.second.data == nullptr) return error;
+    return encode(p.map_input[1], p.second.data, p.second.channels);
+  }
+  const cudaError_t error = encode_pixels<Operand>(p.map_input[0], input, p.shape.input,
                                                    p.shape.channels, p.box, p.shape.stride);
   if (error != cudaSuccess || !Config::is_narrow(1)) return error;
   return encode_pixels<Operand>(p.map_last, input, p.shape.input, p.shape.channels, p.box,
@@ -79,6 +89,9 @@ cudaError_t encode_output(ConvParams& p) {
     return encode_pixels<Element>(p.map_output, p.output, pooled, p.shape.out_channels, p.box,
                                   {1, 1}, images_of_store<Config>(p));
   }
+  if constexpr (Config::kStrips) {
+    if (p.phase_channels > 0) return encode_phases<Element>(p);
+  }
   return encode_pixels<Element>(p.map_output, p.output, output, p.shape.out_channels, p.box,
                                 {1, 1});
 }
@@ -93,8 +106,10 @@ cudaError_t start(void (*kernel)(ConvParams), int shared_bytes, ConvParams p, co
   cudaError_t error = encode_input<Config>(p, input);
   if (error == cudaSuccess) error = encode_output<Config>(p);
   if (error == cudaSuccess && p.residual != nullptr) {
-    error = encode_pixels<Element>(p.map_residual, p.residual, p.shape.output, p.shape.out_channels,
-                                   p.box, {1, 1});
+    Extent extent = p.shape.output;
+    if (p.residual_is_shared) extent.images = 1;
+    error = encode_pixels<Element>(p.map_residual, p.residual, extent, p.shape.out_channels, p.box,
+                                   {1, 1});
   }
   if (error == cudaSuccess && p.base != nullptr) {
     const Extent image = {1, p.shape.output.rows, p.shape.output.columns};
@@ -126,6 +141,23 @@ cudaError_t convolve_staged(ConvParams p, const void* input, const void* weight,
   int blocks = cut_into_tiles<Config>(p, how.multiprocessors);
   if (Config::kSegmented) blocks = p.tiles;  // clusters, with a tile each
   return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight, blocks, how.stream);
+}
+
+// For pairs of boxes, one above the other, that share strips.
+template <class Config>
+cudaError_t convolve_strips(ConvParams p, const void* input, const void* weight,
+                            const Launch& how) {
+  constexpr int kSharedBytes = sizeof(Storage<Config>);
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  const int rows = ceil_div(p.boxes.rows, 2);
+  p.images_fastest = false;
+  p.by_box_rows = Divisor(rows);
+  p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
+  p.by_channel_tiles = Divisor(p.channel_tiles);
+  p.tiles = p.channel_tiles *
+            ceil_div(p.boxes.images * rows * p.boxes.columns, Config::kBoxes / 2);
+  return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight,
+                       std::min(p.tiles, how.multiprocessors), how.stream);
 }
 
 template <class Config>
@@ -217,6 +249,14 @@ constexpr auto deviating() {
   return convolve_staged<Chosen>;
 }
 
+// The same by strips. A stage has three kernel rows, so fewer of them hold as much.
+template <class Element, TileConfig kTile>
+constexpr auto by_strips() {
+  constexpr int kStages = 3;
+  return convolve_strips<
+      StripConfig<Element, kTile.rows / kBlock, kTile.columns / kBlock, kStages>>;
+}
+
 // Fills in what follows from shape, block and log2_block_k.
 inline void complete(ConvParams& p) {
   if (!p.by_pixel) p.box = box_of(p.block);
@@ -291,12 +331,19 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
   });
 }
 
-// The same for deviations from a reference: the caller also sets base, base_activation and
-// norm_pixels. A pixel block lies in one image.
+// The same for deviations from a reference: the caller also sets base, base_activation, norm_pixels
+// and by_strips, with it second and phase_channels. A pixel block lies in one image.
 template <class Element, Tiles kTiles>
 cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
                                 const Launch& how) {
   complete(p);
+  if constexpr (sizeof(Element) == 2) {
+    if (p.by_strips) {
+      const auto instance = how.tile == TileSize::kNarrow ? by_strips<Element, kTiles.narrow>()
+                                                          : by_strips<Element, kTiles.small>();
+      return instance(p, input, weight, how);
+    }
+  }
   // Large tiles leave too few registers for the base.
   const auto instance = how.tile == TileSize::kNarrow ? deviating<Element, kTiles.narrow>()
                                                       : deviating<Element, kTiles.small>();

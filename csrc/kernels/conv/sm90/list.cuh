@@ -41,9 +41,27 @@ __device__ Tile<Config> window_tile_at(const ConvParams& p, int number) {
   return tile;
 }
 
+// The tile with pairs of boxes, one above the other. by_box_rows divides by the number of pairs.
+template <class Config>
+__device__ Tile<Config> strip_tile_at(const ConvParams& p, int number) {
+  int pairs, channels;
+  p.by_channel_tiles(pairs, channels, number);
+  Tile<Config> tile;
+  tile.channel = channels * Config::kRows * kBlock;
+#pragma unroll
+  for (int i = 0; i < Config::kBoxes; i += 2) {
+    Box box = box_at(p, pairs * (Config::kBoxes / 2) + i / 2);
+    box.row *= 2;
+    tile.boxes[i] = box;
+    tile.boxes[i + 1] = {box.image, box.row + (1 << p.box.rows), box.column};
+  }
+  return tile;
+}
+
 template <class Config>
 __device__ Tile<Config> tile_at(const ConvParams& p, int number) {
   if constexpr (Config::kPools) return window_tile_at<Config>(p, number);
+  if constexpr (Config::kStrips) return strip_tile_at<Config>(p, number);
   int pixels, channels;
   p.by_channel_tiles(pixels, channels, number);
   Tile<Config> tile;

@@ -162,10 +162,29 @@ inline bool takes_resident(const ConvShape& shape, const Log2Block& block) {
          shape.kernel.rows * shape.kernel.columns * groups <= kResidentBlocks;
 }
 
+// Whether the kernel that works by strips (pipeline.cuh) can compute a convolution of deviations of
+// a half type that skips zeros alone.
+inline bool takes_strips(const ConvShape& shape, const Log2Block& block, int log2_block_k) {
+  const auto are = [](const Size2& size, int value) {
+    return size.rows == value && size.columns == value;
+  };
+  return are(shape.kernel, 3) && are(shape.stride, 1) && are(shape.dilation, 1) &&
+         block.images == 0 && block.rows == 3 && block.columns == 3 && log2_block_k <= 6;
+}
+
+// The second of two parts of an input along its channels: an image like the first, and the norms of
+// its pixels. The channels of the first fill groups of 64.
+struct SecondPart {
+  const void* data;  // null: the input is in one part
+  int channels;
+  const float* norms;
+};
+
 constexpr int kLog2MostSegments = 2;  // measured: 8 were never faster
 
 struct ConvParams {
-  CUtensorMap map_input, map_weight, map_output;
+  CUtensorMap map_input[2];  // of the input, or of its parts
+  CUtensorMap map_weight, map_output;
   CUtensorMap map_last;  // of the input, for the last box of images if it is only partly filled
   CUtensorMap map_residual;
   ConvShape shape;
@@ -184,6 +203,7 @@ struct ConvParams {
   Tau<float> tau;
   const void* bias;      // may be null
   const void* residual;  // like the output; may be null
+  bool residual_is_shared;  // it is one image, for all; boxes then have one image
   Activation activation;
   void* output;
   // Output norms, for pixel blocks of 64 images at one pixel: (image blocks, rows, columns, channel
@@ -202,6 +222,12 @@ struct ConvParams {
   const void* base;
   Activation base_activation;
   float* norm_pixels;  // output norms (images, rows, columns, channel groups); may be null
+  bool by_strips;      // takes_strips(); norm_input is then that of single pixels
+  SecondPart second;   // by strips
+  // An output in phases that is put in its places: the channels of a pixel, 32 or a multiple of 64;
+  // 0: the output is as it is. map_output is then that of the first phase (phases.cuh).
+  int phase_channels;
+  CUtensorMap map_phases[3];
   int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
   // Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `in_order`: output
   // pixels read the input pixels of the same numbers. `shares_pixels`: clusters have two channel

@@ -35,7 +35,8 @@ struct Config {
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
   static constexpr bool kClaimsEarly = false, kSegmented = false, kResident = false;
-  static constexpr bool kPools = false;
+  static constexpr bool kPools = false, kStrips = false;
+  static constexpr int kKernelRows = 1;  // of a step
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
@@ -66,6 +67,15 @@ struct DeviationConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
   static constexpr bool kClaimsEarly = kRows * kBoxes <= 4;
 };
 
+// The same by strips (list_by_strip.cuh): a step is one kernel column, in all of three kernel rows,
+// and the boxes of a warpgroup lie one above the other.
+template <class Element, int kRows, int kBoxes, int kStages>
+struct StripConfig : DeviationConfig<Element, kRows, kBoxes, kStages> {
+  static_assert(kRows * kBoxes == 4);  // a mask has a bit for each output block and kernel row
+  static constexpr bool kStrips = true;
+  static constexpr int kKernelRows = 3;
+};
+
 // The same for windows of 2 x 2 pixels that are max-pooled (pool_windows.cuh).
 template <class Element, int kRows, int kBoxes, int kStages>
 struct PoolConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
@@ -87,7 +97,8 @@ struct Tile {
 };
 
 // One kernel position and channel group. `mask` has bit row * kBoxes + box for each output block
-// for which the step is valid. One more step for each row of a tile brings the residual, and one
+// for which the step is valid; by strips a kernel row's bits follow those of the row above, and the
+// kernel position is the column. One more step for each row of a tile brings the residual, and one
 // the base; its group is the row.
 struct alignas(8) Step {                                         // one word of shared memory
   static constexpr uint16_t kResidual = 0xffff, kBase = 0xfffe;  // in place of a kernel position
@@ -115,7 +126,7 @@ struct StepByPixel : Step {
 // stage that brings the residual or the base has its step's mask in place of that number, so that a
 // stage with products to compute needs no further test. The base also has its part of 64 channels.
 struct Notice {
-  static constexpr int kWeightShift = 8, kPartShift = 16;
+  static constexpr int kWeightShift = 12, kPartShift = 20;
   static constexpr uint32_t kIsBase = 1u << 28, kIsMixed = 1u << 29;
   static constexpr uint32_t kEndsTile = 1u << 30, kEndsWork = 1u << 31;
 
@@ -169,12 +180,38 @@ struct BoxSquares {
 template <class Config>
 using StagedBox = std::conditional_t<Config::kParts == 1, OperandBlock, OperandBlock[2]>;
 
+template <class Config>
+struct BoxStage {
+  OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
+
+  __device__ OperandBlock& weight_of(int row) { return weight[row]; }
+  __device__ OperandBlock& box(int i) { return pixels[i]; }
+};
+
+// What two boxes of 8 x 8 pixels, one above the other, read at one kernel column in three kernel
+// rows: 18 rows of 8 pixels. A row of pixels is 8 lines, as many as the swizzle repeats after. So
+// kernel row r of both boxes is a row of operand blocks that starts r pixel rows further on.
+struct alignas(1024) Strip {
+  static constexpr int kPixelRows = 18, kColumns = 8, kRowBytes = kColumns * kLineBytes;
+
+  OperandBlock boxes[2];
+  uint8_t below[2 * kRowBytes];
+};
+static_assert(sizeof(Strip) == Strip::kPixelRows * Strip::kRowBytes);
+
+template <class Config>
+struct StripStage {
+  OperandBlock weight[Config::kKernelRows][Config::kRows];
+  Strip strips[Config::kBoxes / 2];
+
+  __device__ OperandBlock& weight_of(int row) { return weight[0][row]; }
+  __device__ OperandBlock& box(int i) { return strips[i / 2].boxes[i % 2]; }
+};
+
 // The stages and the staging blocks.
 template <class Config>
 struct Blocks {
-  struct Stage {
-    OperandBlock weight[Config::kRows], pixels[Config::kBoxes];
-  };
+  using Stage = std::conditional_t<Config::kStrips, StripStage<Config>, BoxStage<Config>>;
   Stage stages[Config::kStages];
   StagedBox<Config> output[Config::kWarpgroups];
 };

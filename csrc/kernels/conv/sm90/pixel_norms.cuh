@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/common/numeric.cuh"
+#include "kernels/conv/sm90/phases.cuh"
 #include "kernels/conv/sm90/pipeline.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -61,9 +62,7 @@ __device__ __forceinline__ void store_pixel_norms(const ConvParams& p, int chann
       channel >= p.shape.out_channels) {
     return;
   }
-  const int groups = (p.shape.out_channels - 1) / kBlock + 1;
-  const int64_t place = (static_cast<int64_t>(image) * output.rows + row) * output.columns + column;
-  p.norm_pixels[place * groups + channel / kBlock] = static_cast<float>(sqrt(sum));
+  p.norm_pixels[place_of_norm(p, image, row, column, channel)] = static_cast<float>(sqrt(sum));
 }
 
 // The same for boxes of several pixels that hold all images, half types: a norm is that of all

@@ -1,0 +1,179 @@
+"""The op conv2d_deviation_parts: deviations of several parts, results in phases in their places."""
+
+import pytest
+import torch
+from torch.library import opcheck
+from torch.nn import functional as F
+
+import spamm_torch  # noqa: F401  loads the ops
+
+OPS = torch.ops.spamm_torch
+PARTS = OPS.conv2d_deviation_parts
+ZEROS = {"threshold": 2.0**-149, "pixel_block": (1, 8, 8), "activation": "relu"}
+FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
+
+
+def norms_of_pixels(images):
+    """One for each 64 channels, in float64."""
+    padded = F.pad(images.double(), (0, 0, 0, 0, 0, -images.shape[1] % 64))
+    return padded.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
+
+
+def together(images, columns):
+    """Neighbouring columns as channels of one pixel."""
+    return images.unflatten(3, (-1, columns)).permute(0, 4, 1, 2, 3).flatten(1, 2)
+
+
+def placed(images):
+    """By definition: channel c of phase (y, x) is pixel (2 i + y, 2 j + x) of channel c."""
+    return F.pixel_shuffle(images.unflatten(1, (4, -1)).transpose(1, 2).flatten(1, 2), 2)
+
+
+def operands(device, channels=(64, 40), outputs=64, size=(20, 27), dtype=torch.float32, images=3):
+    """Parts that are zero but in places of their own, a weight, and a base."""
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape):
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+    parts = [random(images, count, *size) for count in channels]
+    for i, part in enumerate(parts):
+        part[:, :, 5 + 3 * i :], part[:, :, :, : 2 * i] = 0, 0
+        part[:, :, :, 6 + 4 * i :] = 0
+    parts[0][-1, :, -1, -1] = 1
+    return parts, random(outputs, sum(channels), 3, 3) / 20, random(1, outputs, *size) * 3
+
+
+def expected(parts, weight, base, in_phases=False):
+    """In float64."""
+    sums = F.conv2d(torch.cat(parts, 1).double(), weight.double(), None, 1, 1)
+    found = F.relu(sums + base.double()) - F.relu(base.double())
+    return placed(found) if in_phases else found
+
+
+def norms_of(parts):
+    return [norms_of_pixels(part).to(torch.float32) for part in parts]
+
+
+def check(found, norms, wanted, in_phases):
+    digits = 1e-5 if found.dtype == torch.float32 else 4 * torch.finfo(found.dtype).eps
+    torch.testing.assert_close(found.double(), wanted, rtol=digits, atol=5 * digits)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+
+    columns = 2 if in_phases and found.shape[1] == 32 else 1
+    pixels = norms_of_pixels(together(found, columns))
+    torch.testing.assert_close(norms.double(), pixels, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("channels", [(64, 40), (128, 64), (40,), (96, 8), (64, 64, 8)], ids=str)
+@pytest.mark.parametrize("outputs", [32, 64, 136])
+@pytest.mark.parametrize("size", [(20, 27), (7, 9), (33, 8)])
+def test_parts_are_read_side_by_side(device, dtype, channels, outputs, size):
+    given = operands(device, channels, outputs, size, dtype)
+    parts, weight, base = given
+    found, norms = PARTS(parts, weight, base, 1, 1, norm_parts=norms_of(parts), **ZEROS)
+    check(found, norms, expected(*given), in_phases=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("channels", [(64, 40), (72,)], ids=str)
+@pytest.mark.parametrize("outputs", [32, 128, 256, 768])
+@pytest.mark.parametrize("size", [(20, 27), (7, 9), (40, 8)])
+def test_phases_are_put_in_their_places(device, dtype, channels, outputs, size):
+    given = operands(device, channels, outputs, size, dtype)
+    parts, weight, base = given
+    options = {"norm_parts": norms_of(parts), "in_phases": True, **ZEROS}
+    found, norms = PARTS(parts, weight, base, 1, 1, **options)
+    check(found, norms, expected(*given, in_phases=True), in_phases=True)
+
+
+@pytest.mark.parametrize("in_phases", [False, True])
+@pytest.mark.parametrize("of_parts", FORMATS)
+def test_norms_that_are_not_given(device, in_phases, of_parts):
+    given = operands(device, (64, 40), 128, dtype=torch.float16)
+    parts, weight, base = given
+    for some in (parts, [torch.cat(parts, 1)]):
+        some = [part.contiguous(memory_format=FORMATS[of_parts]) for part in some]
+        found, norms = PARTS(
+            some, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS
+        )
+        check(found, norms, expected(*given, in_phases=in_phases), in_phases)
+
+
+def test_where_all_parts_are_zero_nothing_is_read(device):
+    parts, weight, base = operands(device, (64, 64), 64, (40, 40), torch.float16)
+    parts[0][-1, :, -1, -1] = 0
+    base.fill_(float("nan"))
+    found, norms = PARTS(parts, weight, base, 1, 1, norm_parts=norms_of(parts), **ZEROS)
+    assert found[:, :, :5, :5].isnan().all()
+    if device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9:
+        assert not found[:, :, 16:].any()
+        assert not found[:, :, :, 24:].any()
+        assert not norms[:, 16:].any()
+
+
+def test_one_pixel_is_found_wherever_it_is(device):
+    """A weight of ones shows which pixels a sum has seen, at every border of tiles and strips."""
+    size, channels = (35, 26), (64, 8)
+    weight = torch.ones(64, sum(channels), 3, 3, dtype=torch.float16, device=device)
+    base = torch.full((1, 64, *size), 100.0, dtype=torch.float16, device=device)
+    places = [(y, x) for y in (0, 1, 6, 7, 8, 9, 15, 16, 17, 18, 31, 34) for x in (0, 7, 8, 9, 25)]
+    for part in range(2):
+        parts = [torch.zeros(len(places), c, *size).to(weight) for c in channels]
+        for image, (y, x) in enumerate(places):
+            parts[part][image, -1, y, x] = 1
+        found, _ = PARTS(parts, weight, base, 1, 1, norm_parts=norms_of(parts), **ZEROS)
+        assert torch.equal(found.double(), expected(parts, weight, base))
+
+
+@pytest.mark.parametrize("shape", [(0, 64, 8, 8), (2, 64, 0, 8)])
+@pytest.mark.parametrize("in_phases", [False, True])
+def test_empty_pictures(device, shape, in_phases):
+    parts = [torch.zeros(shape, device=device)] * 2
+    weight = torch.ones(128, 128, 3, 3, device=device)
+    base = torch.ones(1, 128, *shape[2:], device=device)
+    found, norms = PARTS(
+        parts, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS
+    )
+    sizes = (32, 2 * shape[2], 2 * shape[3]) if in_phases else (128, *shape[2:])
+    assert found.shape == (shape[0], *sizes)
+    assert norms.numel() == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"parts": []}, "parts must have at least one tensor; got none"),
+        ({"parts": [torch.zeros(3, 104, 20)]}, r"parts must be batches \(N, C, H, W\)"),
+        ({"parts": [torch.zeros(3, 64, 20, 27)]}, "input must have 104 channels"),
+        ({"norm_parts": [torch.zeros(3, 20, 27, 1)]}, "one tensor for each of the 2 parts"),
+        ({"norm_parts": [torch.zeros(3, 20, 27, 2)] * 2}, "norm_parts must have shape"),
+        ({"base": torch.zeros(1, 64, 20, 20)}, "base must have the shape of one image's output"),
+        ({"activation": "gelu"}, "activation must be one of"),
+    ],
+)
+def test_bad_arguments(changes, line):
+    parts, weight, base = operands("cpu")
+    given = {"parts": parts, "weight": weight, "base": base, "padding": [1, 1], "norm_parts": []}
+    with pytest.raises((RuntimeError, ValueError, TypeError), match=line):
+        PARTS(**{**given, **ZEROS, **changes})
+
+
+def test_phases_are_four():
+    parts, weight, base = operands("cpu", outputs=66)
+    with pytest.raises(RuntimeError, match="must have a multiple of 4 channels; got 66"):
+        PARTS(parts, weight, base, 1, 1, norm_parts=[], in_phases=True, **ZEROS)
+
+
+@pytest.mark.parametrize("in_phases", [False, True])
+def test_the_op_is_registered_as_torch_wants_it(device, in_phases):
+    parts, weight, base = operands(device, outputs=128, images=1, size=(8, 8))
+    options = {"norm_parts": norms_of(parts), "in_phases": in_phases, **ZEROS}
+    opcheck(PARTS.default, (parts, weight, base, 1, 1), options)
+
+
+def test_a_gradient_is_refused():
+    parts, weight, base = operands("cpu")
+    with pytest.raises(RuntimeError, match="conv2d_deviation_parts is for inference"):
+        PARTS(parts, weight.requires_grad_(), base, 1, 1, norm_parts=[], **ZEROS)
