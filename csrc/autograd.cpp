@@ -307,6 +307,17 @@ void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   op.callBoxed(stack);
 }
 
+// The copy's gradient is torch's, of both modes.
+std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, int64_t bands) {
+  const bool is_dual = images._fw_grad(/*level=*/0).defined();
+  if (is_dual || (at::GradMode::is_enabled() && images.requires_grad())) {
+    const auto [order, places] = ops::likeness_order(images, bands);
+    return {images.index_select(0, order), order, places};
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return ops::order_images(images, bands);
+}
+
 bool needs_grad(const c10::IValue& argument) {
   if (argument.isTensor()) return needs_grad(argument.toTensor());
   if (!argument.isList()) return false;
@@ -375,6 +386,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("dense_conv2d", &dense_conv2d_autograd);
   m.impl("conv2d_shards", &conv2d_shards_autograd);
   m.impl("spamm_shards", &spamm_shards_autograd);
+  m.impl("order_images", &order_images_autograd);
   for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
                            "conv2d_deviation_parts", "conv2d_max_pool", "max_pool2d",
                            "max_pool2d_with_norms", "max_pool2d_deviation", "join_deviations",

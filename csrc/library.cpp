@@ -216,6 +216,8 @@ TORCH_LIBRARY(spamm_torch, m) {
   // On CUDA, for at most 1024 images: likeness_order() of the Python package in bands that are
   // given, and the place of each image in that order.
   m.def("likeness_order(Tensor images, int bands) -> (Tensor, Tensor)");
+  // The same, with the images in that order first. Gradients pass through these.
+  m.def("order_images(Tensor images, int bands) -> (Tensor, Tensor, Tensor)");
 
   // Whether convolutions on this device compute output norms without a norm pass.
   m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");

@@ -28,6 +28,16 @@ inline std::tuple<Tensor, Tensor> norm_maps(const Tensor& a, const Tensor& b, In
   return op.call(a, b, block);
 }
 
+inline std::tuple<Tensor, Tensor> likeness_order(const Tensor& images, int64_t bands) {
+  static const auto op = find<decltype(ops::likeness_order)>("spamm_torch::likeness_order");
+  return op.call(images, bands);
+}
+
+inline std::tuple<Tensor, Tensor, Tensor> order_images(const Tensor& images, int64_t bands) {
+  static const auto op = find<decltype(ops::order_images)>("spamm_torch::order_images");
+  return op.call(images, bands);
+}
+
 inline Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                     std::optional<double> threshold, std::optional<double> valid_ratio,
                     std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,

@@ -316,7 +316,9 @@ def strips(x):
 def orders():
     """Orders of images, of few and of many."""
     for dtype, count in itertools.product(DTYPES, (1, 33, 1024)):
-        spamm_torch.likeness_order(torch.rand(count, 1, 7, 9, device="cuda").to(dtype), 16)
+        images = torch.rand(count, 1, 7, 9, device="cuda").to(dtype)
+        spamm_torch.likeness_order(images, 16)
+        torch.ops.spamm_torch.order_images(images, 1)
 
 
 def extremes():

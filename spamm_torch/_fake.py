@@ -1000,6 +1000,12 @@ def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor]:
     return order, torch.empty_like(order)
 
 
+@register_fake("spamm_torch::order_images")
+def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor, Tensor]:
+    order = images.new_empty(images.shape[:1], dtype=torch.int64)
+    return torch.empty_like(images), order, torch.empty_like(order)
+
+
 @register_fake("spamm_torch::conv2d_weight_norm")
 def _(
     weight: Tensor,

@@ -18,7 +18,7 @@ _TYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 
-_MOST_AT_ONCE = 1024  # images that the op likeness_order takes
+_MOST_AT_ONCE = 1024  # images that the ops likeness_order and order_images take
 
 
 def likeness_order(images: Tensor, block: int = 64) -> Tensor:
@@ -31,7 +31,7 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
     centres keep the order of the batch. docs/experiments/likeness.md compares this with other
     orders.
 
-    Nothing waits for the device. On CUDA two kernels order up to 1024 images. Else the first
+    Nothing waits for the device. On CUDA one kernel orders up to 1024 images. Else the first
     channel is read four times, for its minimum, its maximum and two sums; three sorts of N numbers
     follow.
 
@@ -53,16 +53,29 @@ def likeness_order(images: Tensor, block: int = 64) -> Tensor:
 
 def order_and_places(images: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """:func:`likeness_order`, and the place of each image in it."""
-    check_images(images)
-    check_images_a_block(block)
+    bands = _bands(images, block)
     with torch.no_grad():
-        count = images.shape[0]
-        bands = max(1, round((count / block) ** 0.5))  # not math.sqrt: the batch may be symbolic
         if _has_kernel(images):
             return torch.ops.spamm_torch.likeness_order(images, bands)
         rows, columns = _centres(images)
         order = _to_and_fro(rows, columns, bands)
         return order, order.argsort()
+
+
+def order_images(images: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The images in order, then :func:`order_and_places`. Gradients pass through the images."""
+    bands = _bands(images, block)
+    if _has_kernel(images):
+        return torch.ops.spamm_torch.order_images(images, bands)
+    order, places = order_and_places(images, block)
+    return images[order], order, places
+
+
+def _bands(images: Tensor, block: int) -> int:
+    """How many bands of rows a batch has. Checks the arguments."""
+    check_images(images)
+    check_images_a_block(block)
+    return max(1, round((images.shape[0] / block) ** 0.5))  # not math.sqrt: it may be symbolic
 
 
 def _has_kernel(images: Tensor) -> bool:

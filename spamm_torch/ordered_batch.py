@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from .likeness import check_images_a_block, order_and_places
+from .likeness import check_images_a_block, order_images
 
 
 class OrderedBatch(nn.Module):
@@ -73,9 +73,9 @@ def in_order(
 
     Arguments, results and errors as of :class:`OrderedBatch`.
     """
-    order, places = order_and_places(images, block)
+    ordered, order, places = order_images(images, block)
     args, kwargs = tree_map(lambda value: _argument(value, order), (args, kwargs))
-    result = function(images[order], *args, **kwargs)
+    result = function(ordered, *args, **kwargs)
     return tree_map(lambda value: _result(value, places), result)
 
 

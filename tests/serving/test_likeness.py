@@ -10,7 +10,7 @@ from torch.library import opcheck
 from torch.utils.data import DataLoader, TensorDataset
 
 from spamm_torch import LikenessBatchSampler, OrderedBatch, SpAMMConv2d, likeness_order
-from spamm_torch.likeness import order_and_places
+from spamm_torch.likeness import order_and_places, order_images
 
 
 def squares(count, size=16, edge=4, seed=0):
@@ -124,10 +124,40 @@ def test_places_undo_the_order(count, device):
     assert torch.equal(places[order], numbers)
 
 
+def layouts(images):
+    """The same images as they lie in memory, dense and otherwise, and an odd number of bytes."""
+    last = images.contiguous(memory_format=torch.channels_last)
+    apart = images.new_zeros(2 * len(images), *images.shape[1:])
+    apart[::2] = images
+    turned = images.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)  # images lie innermost
+    return images, last, apart[::2], turned, images[:, :2, 1:], images[:, :1, :3, :5].contiguous()
+
+
+@pytest.mark.parametrize("count", [0, 1, 40, 333, 1024, 1025])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float16, torch.float32], ids=str)
+def test_images_are_copied_in_their_order(count, dtype, device):
+    for images in layouts((100 * squares(count)).to(device, dtype)):
+        for block in (8, 256):
+            ordered, order, places = order_images(images, block)
+            assert torch.equal(order, likeness_order(images, block))
+            assert torch.equal(ordered, images[order])
+            assert torch.equal(ordered[places], images)
+
+
+def test_a_long_image_is_copied_as_a_whole(device):
+    images = torch.rand(9, 5, 97, 83, generator=torch.Generator().manual_seed(2)).to(device)
+    for x in (images, images.half().contiguous(memory_format=torch.channels_last)):
+        ordered, order, _ = order_images(x, 1)
+        assert torch.equal(ordered, x[order])
+        assert ordered.stride() == x.stride()
+
+
 @pytest.mark.cuda
-def test_the_op_is_registered_as_torch_wants_it():
-    images = squares(40).cuda()
-    opcheck(torch.ops.spamm_torch.likeness_order.default, (images, 2))
+@pytest.mark.parametrize("op", ["likeness_order", "order_images"])
+def test_the_op_is_registered_as_torch_wants_it(op):
+    op, images = getattr(torch.ops.spamm_torch, op), squares(40).cuda()
+    for layout in layouts(images):
+        opcheck(op.default, (layout, 2))
     for bad, bands, line in (
         (images[0], 2, "must be a batch"),
         (images.new_zeros(1025, 1, 2, 2), 2, "at most 1024"),
@@ -135,7 +165,39 @@ def test_the_op_is_registered_as_torch_wants_it():
         (images + 0j, 1, "images must be of bool"),
     ):
         with pytest.raises((RuntimeError, TypeError, ValueError), match=line):
-            torch.ops.spamm_torch.likeness_order(bad, bands)
+            op(bad, bands)
+
+
+@pytest.mark.cuda
+def test_gradients_pass_through_images_in_order():
+    images = squares(40).cuda().requires_grad_()
+    opcheck(torch.ops.spamm_torch.order_images.default, (images, 2))
+    ordered, order, places = torch.ops.spamm_torch.order_images(images, 2)
+    factor = torch.rand_like(ordered)
+    (ordered * factor).sum().backward()
+    assert torch.equal(images.grad, factor[places])
+    assert not order.requires_grad
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(images.detach(), factor)
+        ordered, order, _ = torch.ops.spamm_torch.order_images(dual, 2)
+        tangent = torch.autograd.forward_ad.unpack_dual(ordered).tangent
+        assert torch.equal(tangent, factor[order])
+
+
+@pytest.mark.cuda
+def test_two_streams_order_at_the_same_time():
+    batches = [squares(count, seed=count).cuda() for count in (128, 640)]
+    expected = [order_images(images, 64) for images in batches]
+    streams = [torch.cuda.Stream() for _ in batches]
+    torch.cuda.synchronize()
+    found = [[], []]
+    for _ in range(20):
+        for images, stream, results in zip(batches, streams, found, strict=True):
+            with torch.cuda.stream(stream):
+                results.append(order_images(images, 64))
+    torch.cuda.synchronize()
+    for results, right in zip(found, expected, strict=True):
+        assert all(torch.equal(x, y) for one in results for x, y in zip(one, right, strict=True))
 
 
 @pytest.mark.cuda
@@ -150,9 +212,12 @@ def test_the_order_waits_for_nothing_and_can_be_captured():
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         order = likeness_order(images)
-    images.copy_(squares(640, seed=1))
-    graph.replay()
-    assert torch.equal(order, likeness_order(images))
+        ordered = order_images(images, 64)[0]
+    for seed in (1, 2):
+        images.copy_(squares(640, seed=seed))
+        graph.replay()
+        assert torch.equal(order, likeness_order(images))
+        assert torch.equal(ordered, images[order])
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ namespace {
 PixelNormsJob weight_job(const Tensor& weight, const Block& block, const Tensor& norms) {
   return pixel_norms_job(weight.const_data_ptr(), weight.size(0), weight.size(2) * weight.size(3),
                          weight.size(1), log2_of(block.m), log2_group(block),
-                         norms.mutable_data_ptr<float>());
+                         norms.mutable_data_ptr<float>(), /*entry_bytes=*/2, /*sliced=*/true);
 }
 
 std::array<int64_t, 3> weight_norms_shape(const Tensor& weight, const Block& block) {

@@ -1,5 +1,5 @@
-// Launches of the kernels that order images. The stream is the current stream. The result is the
-// launch's error code.
+// Launches the kernel that orders images, on the current device. The stream is the current stream.
+// The result is the launch's error code.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,9 +9,7 @@
 namespace spamm::cuda {
 
 template <class T>
-cudaError_t launch_image_centres(const kernels::likeness::CentreParams& params,
-                                 cudaStream_t stream);
-
-cudaError_t launch_image_order(const kernels::likeness::OrderParams& params, cudaStream_t stream);
+cudaError_t launch_image_order(const kernels::likeness::OrderParams& params, int multiprocessors,
+                               cudaStream_t stream);
 
 }  // namespace spamm::cuda

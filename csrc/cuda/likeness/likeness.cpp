@@ -1,6 +1,7 @@
-// The op likeness_order: two launches, nothing waits for the device.
+// The ops likeness_order and order_images: one launch, nothing waits for the device.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/index_select.h>
 #include <c10/cuda/CUDAException.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -21,67 +22,110 @@ using namespace kernels::likeness;
 auto launcher_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool:
-      return launch_image_centres<bool>;
+      return launch_image_order<bool>;
     case at::kByte:
-      return launch_image_centres<uint8_t>;
+      return launch_image_order<uint8_t>;
     case at::kChar:
-      return launch_image_centres<int8_t>;
+      return launch_image_order<int8_t>;
     case at::kShort:
-      return launch_image_centres<int16_t>;
+      return launch_image_order<int16_t>;
     case at::kInt:
-      return launch_image_centres<int32_t>;
+      return launch_image_order<int32_t>;
     case at::kLong:
-      return launch_image_centres<int64_t>;
+      return launch_image_order<int64_t>;
     case at::kHalf:
-      return launch_image_centres<__half>;
+      return launch_image_order<__half>;
     case at::kBFloat16:
-      return launch_image_centres<__nv_bfloat16>;
+      return launch_image_order<__nv_bfloat16>;
     case at::kFloat:
-      return launch_image_centres<float>;
+      return launch_image_order<float>;
     case at::kDouble:
-      return launch_image_centres<double>;
+      return launch_image_order<double>;
     default:
       TORCH_CHECK_TYPE(false, "images must be of bool, bytes, integers or floats; got ", dtype);
   }
 }
 
-std::tuple<Tensor, Tensor> likeness_order(const Tensor& images, int64_t bands) {
+constexpr int64_t kMostImages = 1024;
+
+void check(const Tensor& images, int64_t bands) {
   constexpr int64_t kMostPixels = std::numeric_limits<int32_t>::max();
-  const OnDevice device(images);
   TORCH_CHECK(images.dim() == 4 && images.size(1) > 0 && images.size(2) > 0 && images.size(3) > 0,
               "images must be a batch of shape (N, C, H, W) with C, H, W >= 1; got shape ",
               images.sizes());
-  const int64_t count = images.size(0);
-  TORCH_CHECK(
-      count <= kMostImages && images.size(2) <= kMostPixels && images.size(3) <= kMostPixels,
-      "images must be at most ", kMostImages, " of sides below 2^31; got shape ", images.sizes());
+  TORCH_CHECK(images.size(0) <= kMostImages && images.size(2) <= kMostPixels &&
+                  images.size(3) <= kMostPixels,
+              "images must be at most ", kMostImages, " of sides below 2^31; got shape ",
+              images.sizes());
   TORCH_CHECK_VALUE(bands >= 1 && bands <= kMostImages, "bands must be from 1 to ", kMostImages,
                     "; got ", bands);
-  const auto launch_centres = launcher_of(images.scalar_type());
+}
+
+struct Order {
+  Tensor order, places;
+};
+
+// Copies the images into `ordered`, if that is defined: both have the same strides, and no gaps
+// between or within images.
+Order find_order(const Tensor& images, int64_t bands, const Tensor& ordered) {
+  constexpr uintptr_t kChunk = 16;
+  const OnDevice device(images);
+  check(images, bands);
+  const auto launch = launcher_of(images.scalar_type());
+  const int64_t count = images.size(0);
   const Tensor order = at::empty({count}, images.options().dtype(at::kLong));
   const Tensor places = at::empty_like(order);
   if (count == 0) return {order, places};
-  const Tensor centres = at::empty({2, count}, images.options().dtype(at::kDouble));
-  C10_CUDA_CHECK(launch_centres({.data = images.const_data_ptr(),
-                                 .image_stride = images.stride(0),
-                                 .row_stride = images.stride(2),
-                                 .column_stride = images.stride(3),
-                                 .rows = static_cast<int>(images.size(2)),
-                                 .columns = static_cast<int>(images.size(3)),
-                                 .centres = centres.mutable_data_ptr<double>(),
-                                 .images = static_cast<int>(count)},
-                                device.stream()));
-  C10_CUDA_CHECK(launch_image_order({.centres = centres.const_data_ptr<double>(),
-                                     .images = static_cast<int>(count),
-                                     .bands = static_cast<int>(bands),
-                                     .order = order.mutable_data_ptr<int64_t>(),
-                                     .places = places.mutable_data_ptr<int64_t>()},
-                                    device.stream()));
+  const Tensor numbers = at::empty({kNumbersAnImage, count}, images.options().dtype(at::kDouble));
+  OrderParams p = {.data = images.const_data_ptr(),
+                   .image_stride = images.stride(0),
+                   .row_stride = images.stride(2),
+                   .column_stride = images.stride(3),
+                   .rows = static_cast<int>(images.size(2)),
+                   .columns = static_cast<int>(images.size(3)),
+                   .images = static_cast<int>(count),
+                   .bands = static_cast<int>(bands),
+                   .numbers = numbers.mutable_data_ptr<double>(),
+                   .order = order.mutable_data_ptr<int64_t>(),
+                   .places = places.mutable_data_ptr<int64_t>(),
+                   .ordered = nullptr};
+  if (ordered.defined()) {
+    p.ordered = ordered.mutable_data_ptr();
+    p.image_bytes = images.numel() / count * images.element_size();
+    const auto addresses =
+        reinterpret_cast<uintptr_t>(p.data) | reinterpret_cast<uintptr_t>(p.ordered);
+    p.whole_chunks = (addresses | static_cast<uintptr_t>(p.image_bytes)) % kChunk == 0;
+  }
+  C10_CUDA_CHECK(launch(p, device.multiprocessors(), device.stream()));
   return {order, places};
+}
+
+std::tuple<Tensor, Tensor> likeness_order(const Tensor& images, int64_t bands) {
+  const auto [order, places] = find_order(images, bands, Tensor());
+  return {order, places};
+}
+
+// Whether each image is one piece of memory, and the next one follows it.
+bool are_pieces(const Tensor& images) {
+  return images.is_non_overlapping_and_dense() &&
+         (images.size(0) <= 1 || images.stride(0) == images.numel() / images.size(0));
+}
+
+std::tuple<Tensor, Tensor, Tensor> order_images(const Tensor& images, int64_t bands) {
+  check(images, bands);
+  const OnDevice device(images);
+  Tensor ordered = at::empty_like(images);
+  const bool copies = are_pieces(images) && ordered.strides() == images.strides();
+  const auto [order, places] = find_order(images, bands, copies ? ordered : Tensor());
+  if (!copies) at::index_select_out(ordered, images, 0, order);
+  return {ordered, order, places};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("likeness_order", &likeness_order); }
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  m.impl("likeness_order", &likeness_order);
+  m.impl("order_images", &order_images);
+}
 
 }  // namespace spamm::cuda

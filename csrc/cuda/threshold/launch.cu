@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 #include "cuda/threshold/launch.h"
 #include "cuda/threshold/staircase_grid.cuh"
@@ -26,28 +25,6 @@ constexpr int kThreads = kernels::kProductThreads;
 template <class Norm>
 unsigned grid_of(const NormMaps<Norm>& maps) {
   return static_cast<unsigned>(kernels::patches(maps));
-}
-
-// Launches a search, which may overlap the previous kernel of the stream. kGrid: its thread blocks
-// meet (meeting.cuh), so all of them have to run at the same time.
-template <bool kGrid, class... Params>
-void launch_search(void (*kernel)(Params...), unsigned blocks, int threads, size_t shared_bytes,
-                   cudaStream_t stream, const std::type_identity_t<Params>&... params) {
-  bool overlaps = false;
-  C10_CUDA_CHECK(kernels::find_waits(reinterpret_cast<const void*>(kernel), overlaps));
-  cudaLaunchAttribute attributes[2]{};
-  attributes[0].id = cudaLaunchAttributeCooperative;
-  attributes[0].val.cooperative = kGrid;
-  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[1].val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = overlaps ? 2 : 1;
-  C10_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, params...));
 }
 
 }  // namespace
@@ -97,9 +74,10 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
 
   const auto rank = static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
   const double share = std::min(1.0, static_cast<double>(rank) / products);
-  launch_search<kGrid>(kernel, blocks, kernels::kSelectThreads<Norm>, bytes, stream, maps,
-                       static_cast<kernels::Selection<Norm, Count>*>(workspace), rank, target,
-                       sample_ranks<Norm>(share), kept, tau);
+  C10_CUDA_CHECK(kernels::launch_meeting(kernel, blocks, kernels::kSelectThreads<Norm>, bytes,
+                                         kGrid, stream, maps,
+                                         static_cast<kernels::Selection<Norm, Count>*>(workspace),
+                                         rank, target, sample_ranks<Norm>(share), kept, tau));
 }
 
 }  // namespace
@@ -159,9 +137,9 @@ void launch_error_search(const NormMaps<Norm>& maps, double max_error, void* wor
   const auto kernel = kernels::find_tau_for_error<kGrid, Norm>;
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(most_bytes)));
-  launch_search<kGrid>(kernel, blocks, threads, kernels::error_search_bytes<Norm>(threads), stream,
-                       maps, max_error, parts, static_cast<kernels::ErrorSearch<Norm>*>(workspace),
-                       tau);
+  C10_CUDA_CHECK(kernels::launch_meeting(
+      kernel, blocks, threads, kernels::error_search_bytes<Norm>(threads), kGrid, stream, maps,
+      max_error, parts, static_cast<kernels::ErrorSearch<Norm>*>(workspace), tau));
 }
 
 }  // namespace

@@ -1,27 +1,24 @@
-// The parameters of the kernels that order images by their centres of mass.
+// The parameters of the kernel that orders images by their centres of mass.
 #pragma once
 
 #include <cstdint>
 
 namespace spamm::kernels::likeness {
 
-constexpr int kMostImages = 1024;  // that one thread block orders
-
-// The first channel of images; strides in entries.
-struct CentreParams {
-  const void* data;
-  int64_t image_stride, row_stride, column_stride;
-  int rows, columns;
-  double* centres;  // rows, then columns, of all images
-  int images;
-};
-
 // docs/experiments/likeness.md: by rows into bands, in these by columns, every other band
 // backwards.
 struct OrderParams {
-  const double* centres;
+  const void* data;                                 // the first channel of images
+  int64_t image_stride, row_stride, column_stride;  // in entries
+  int rows, columns;
   int images, bands;
-  int64_t *order, *places;  // image at a place, and place of an image
+  double* numbers;            // workspace: kNumbersAnImage of each image
+  int64_t *order, *places;    // image at a place, and place of an image
+  void* ordered;              // the images in order, as dense as `data`; null: not wanted
+  int64_t image_bytes = 0;    // of an image, all of it
+  bool whole_chunks = false;  // whether addresses and image_bytes are multiples of 16 bytes
 };
+
+constexpr int kNumbersAnImage = 3;
 
 }  // namespace spamm::kernels::likeness

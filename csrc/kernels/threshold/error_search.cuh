@@ -13,8 +13,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/common/meeting.cuh"
 #include "kernels/common/overlap.cuh"
-#include "kernels/threshold/meeting.cuh"
 #include "kernels/threshold/norm_products.cuh"
 #include "kernels/threshold/sum_of_squares.cuh"
 #include "norm_slack.h"

@@ -10,9 +10,9 @@
 
 #include <cstdint>
 
+#include "kernels/common/meeting.cuh"
 #include "kernels/common/overlap.cuh"
 #include "kernels/threshold/count_bins.cuh"
-#include "kernels/threshold/meeting.cuh"
 
 namespace spamm::kernels {
 

@@ -18,9 +18,8 @@ namespace spamm::kernels::conv::sm90 {
 
 // As in the norm pass, except that the lanes that have neighbouring norms there share one norm
 // here.
-constexpr int kLog2PoolSlices = log2_slices(6), kLog2PoolLanes = 3;
-constexpr int kPoolParts = 1 << log2_norms(kLog2PoolSlices, kLog2PoolLanes);
-constexpr int kImagesAPart = (64 >> kLog2PoolSlices) / kPoolParts;
+constexpr int kLog2PoolLanes = 3, kPoolParts = 1 << log2_norms(/*log2_held=*/-1, kLog2PoolLanes);
+constexpr int kImagesAPart = (64 >> kLog2Slices) / kPoolParts;
 static_assert(kPoolParts << kLog2PoolLanes == 32, "a warp is a slice");
 
 // The norm, pixel, channels and images of a thread.
@@ -45,7 +44,7 @@ struct PoolThread {
 
   // The thread's own image `u`, in the order of the norm pass.
   __device__ __forceinline__ int image(int u) const {
-    return first_image + (part * kImagesAPart + u << kLog2PoolSlices) + slice;
+    return first_image + (part * kImagesAPart + u << kLog2Slices) + slice;
   }
 };
 
@@ -117,17 +116,19 @@ __device__ __forceinline__ float norm_of_pooled(const Chunk<Element> (&best)[kIm
     own += __shfl_xor_sync(~0u, own, bit << kLog2PoolLanes);
   }
   __shared__ float shared[kNormThreads / 8];
-  const float sum = combine_norm<kLog2PoolSlices, kLog2PoolLanes>(
-      own, shared, [](float x, float y) { return x + y; });
+  const float sum =
+      combine_slices<kLog2PoolLanes>(own, shared, [](float x, float y) { return x + y; });
   if constexpr (!std::is_same_v<Element, __half>) {
     AnyNonzero<Element> any;
 #pragma unroll
     for (const auto& chunk : best) any.add(chunk);
     if (__syncthreads_or(any.found() && !is_safe(sum))) {  // rare: entries are scaled
-      return norm_of_chunks<Element, kLog2PoolSlices, kLog2PoolLanes>([&](const auto& visit) {
+      const auto visit_own = [&](const auto& visit) {
 #pragma unroll
         for (int i = 0; i < kPoolParts * kImagesAPart; ++i) visit(of_number(best, i));
-      });
+      };
+      return norm_of_chunks<Element>(
+          SlicedChunks<kLog2PoolLanes, decltype(visit_own)>{visit_own, shared});
     }
   }
   return sqrtf(sum);

@@ -5,6 +5,7 @@
 #include <cuda.h>
 #include <cuda_runtime.h>
 
+#include <bit>
 #include <cstdint>
 
 #include "activation.h"
@@ -57,26 +58,38 @@ struct PixelNormsJob {
   int log2_group;   // of a group of channels: 6 or 7
   float* norms;     // (blocks of images, pixels, groups of channels)
   // Set by pixel_norms_job().
+  int log2_held = -1;
   int groups = 0, line_blocks = 0, thread_blocks = 0;
   Divisor by_groups{}, by_line_blocks{};
 };
 
-// How threads share a norm: 2^log2_slices slices have the images in turn, and 2^log2_lanes
-// neighbouring threads have the channels. A thread block computes 2^log2_norms norms.
-__host__ __device__ constexpr int log2_slices(int log2_images) {
-  return log2_images < 3 ? log2_images : 3;
-}
-__host__ __device__ constexpr int log2_norms(int log2_slices, int log2_lanes) {
-  return kLog2NormThreads - log2_slices - log2_lanes;
+// How threads share a norm. 2^log2_lanes neighbouring ones have the channels. Beside these,
+// 2^kLog2Slices slices have the images of a block in turn. Where a block has no more images than
+// that, all but a few of the slices would be idle in a small batch, so there one thread holds all
+// images, up to 2^log2_held of them (-1: slices), and adds them up in the order of the slices: the
+// bits are the same. It takes several norms in turn, so that enough loads are in flight.
+constexpr int kLog2Slices = 3;
+constexpr int log2_turns(int log2_held) { return log2_held < 2 ? 2 - log2_held : 0; }
+
+// Norms of a thread block.
+__host__ __device__ constexpr int log2_norms(int log2_held, int log2_lanes) {
+  return kLog2NormThreads - log2_lanes + (log2_held < 0 ? -kLog2Slices : log2_turns(log2_held));
 }
 
+inline int log2_held(int images, int log2_images) {
+  const int most = images >> log2_images > 0 ? 1 << log2_images : images;
+  if (most > 1 << kLog2Slices) return -1;
+  return static_cast<int>(std::bit_width(static_cast<unsigned>(most - 1)));
+}
+
+// `sliced`: in slices, however few images there are.
 inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, int channels,
                                      int log2_images, int log2_group, float* norms,
-                                     int entry_bytes = 2) {
+                                     int entry_bytes = 2, bool sliced = false) {
   PixelNormsJob job{data, images, pixels, channels, log2_images, log2_group, norms};
+  if (!sliced) job.log2_held = log2_held(images, log2_images);
   job.groups = ((channels - 1) >> log2_group) + 1;
-  const int log2_of_block =
-      log2_norms(log2_slices(log2_images), log2_group - (entry_bytes == 4 ? 2 : 3));
+  const int log2_of_block = log2_norms(job.log2_held, log2_group - (entry_bytes == 4 ? 2 : 3));
   job.line_blocks = ((pixels * job.groups - 1) >> log2_of_block) + 1;
   job.thread_blocks = job.line_blocks * (((images - 1) >> log2_images) + 1);
   job.by_groups = Divisor(job.groups);
@@ -85,7 +98,7 @@ inline PixelNormsJob pixel_norms_job(const void* data, int images, int pixels, i
 }
 
 struct PixelNormsParams {
-  PixelNormsJob jobs[2];  // for the input and for the weight; all zero if not wanted
+  PixelNormsJob jobs[2];  // for the input and, in slices, for the weight; empty if not wanted
   int* zeroed;            // the kernel sets it to 0; may be null
 };
 
