@@ -309,6 +309,7 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
                                              int multiprocessors) {
   constexpr double kProducts = 2048 / 64;  // channels x pixels of a step in a cycle
   constexpr double kLoaded = 39;           // bytes a cycle from the L2 cache, of 128 x 128 products
+  constexpr double kReceived = 56;         // bytes a cycle with those that another one loads
   constexpr double kLine = 128;            // bytes of a step's channel or pixel
   constexpr double kOverlap = 0.1;         // the part of the shorter one that is not hidden
   // The end of a tile, in cycles: latencies, and what a warpgroup does for each pixel.
@@ -325,8 +326,8 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
       const auto channels = static_cast<double>(tile.channels);
       const auto columns = static_cast<double>(tile.pixels);
       const double products = channels * columns / kProducts;
-      const double loads =
-          (channels / (weights ? 2 : 1) + columns / (is_pixels ? 2 : 1)) * kLine / kLoaded;
+      const double loaded = channels / (weights ? 2 : 1) + columns / (is_pixels ? 2 : 1);
+      const double loads = std::max(loaded / kLoaded, (channels + columns) / kReceived) * kLine;
       const double step = std::max(products, loads) + kOverlap * std::min(products, loads);
       const double width = tile.channels == 64 ? columns / 2 : columns;  // of a warpgroup
       const double time = waves * (static_cast<double>(steps) * step + kEnd + kEndOfPixel * width);
