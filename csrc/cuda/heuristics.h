@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "block.h"
 #include "cuda/tiles.h"
@@ -287,44 +288,52 @@ inline int choose_conv_segments(int64_t out_channels, int64_t pixels, int64_t st
   return segments;
 }
 
-// A tile of Hopper's convolution where nothing is skipped, and what its clusters of two thread
-// blocks share: the pixels of two channel tiles, or else the weights of two pixel tiles.
+// A tile of Hopper's convolution where nothing is skipped, and what its clusters share: the weights
+// of two pixel tiles, the pixels of two channel tiles, or both.
 struct UnskippedChoice {
   UnskippedTile tile;
-  bool shares_pixels;
+  bool shares_weights, shares_pixels;
+
+  // The most of its clusters that run at once. Those of four do not find room on all of an H200's
+  // multiprocessors; 28 of 33 do, at least.
+  int clusters(int multiprocessors) const {
+    return std::max(
+        shares_weights && shares_pixels ? multiprocessors * 7 / 33 : multiprocessors / 2, 1);
+  }
 };
 
-// The one with the least time by a model of waves: every cluster computes as many pairs of tiles,
+// The one with the least time by a model of waves: every cluster computes as many groups of tiles,
 // and a step takes as long as its products or its loads. No choice changes a bit of the result.
 // `steps`: 64 deep. `pixels`: of the output.
 inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixels, int64_t steps,
                                              int multiprocessors) {
   constexpr double kProducts = 2048 / 64;  // channels x pixels of a step in a cycle
   constexpr double kLoaded = 39;           // bytes a cycle from the L2 cache, of 128 x 128 products
+  constexpr double kReceived = 56;         // bytes a cycle with those that another one loads
   constexpr double kLine = 128;            // bytes of a step's channel or pixel
   constexpr double kOverlap = 0.1;         // the part of the shorter one that is not hidden
   // The end of a tile, in cycles: latencies, and what a warpgroup does for each pixel.
   constexpr double kEnd = 600, kEndOfPixel = 6;
+  constexpr std::pair<bool, bool> kShared[] = {{true, false}, {false, true}, {true, true}};
   UnskippedChoice best{};
   double least = std::numeric_limits<double>::infinity();
   for (const UnskippedTile& tile : kUnskippedTiles) {
-    const auto channels = static_cast<double>(tile.channels);
-    const auto columns = static_cast<double>(tile.pixels);
-    const int64_t channel_tiles = blocks_of(out_channels, tile.channels);
-    const int64_t pixel_tiles = blocks_of(pixels, tile.pixels);
-    for (const bool shares_pixels : {false, true}) {
-      const int64_t pairs = shares_pixels ? blocks_of(channel_tiles, 2) * pixel_tiles
-                                          : channel_tiles * blocks_of(pixel_tiles, 2);
-      const auto waves = static_cast<double>(blocks_of(pairs, std::max(multiprocessors / 2, 1)));
+    for (const auto& [weights, is_pixels] : kShared) {
+      const UnskippedChoice choice = {tile, weights, is_pixels};
+      const int64_t groups = blocks_of(out_channels, tile.channels * (is_pixels ? 2 : 1)) *
+                             blocks_of(pixels, tile.pixels * (weights ? 2 : 1));
+      const auto waves = static_cast<double>(blocks_of(groups, choice.clusters(multiprocessors)));
+      const auto channels = static_cast<double>(tile.channels);
+      const auto columns = static_cast<double>(tile.pixels);
       const double products = channels * columns / kProducts;
-      const double loaded = shares_pixels ? channels + columns / 2 : channels / 2 + columns;
-      const double loads = loaded * kLine / kLoaded;
+      const double loaded = channels / (weights ? 2 : 1) + columns / (is_pixels ? 2 : 1);
+      const double loads = std::max(loaded / kLoaded, (channels + columns) / kReceived) * kLine;
       const double step = std::max(products, loads) + kOverlap * std::min(products, loads);
       const double width = tile.channels == 64 ? columns / 2 : columns;  // of a warpgroup
       const double time = waves * (static_cast<double>(steps) * step + kEnd + kEndOfPixel * width);
       if (time < least) {
         least = time;
-        best = {tile, shares_pixels};
+        best = choice;
       }
     }
   }

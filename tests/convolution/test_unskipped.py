@@ -18,8 +18,8 @@ pytestmark = pytest.mark.cuda
 DTYPES = [torch.float16, torch.bfloat16]
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}  # relative to the largest result
 _WIDE = [f"128x{pixels}" for pixels in (*range(96, 225, 16), 256)]
-_SIZES = [*_WIDE, "64x256", "64x320", "64x384"]
-TILES = ["".join(pair) for pair in itertools.product(_SIZES, "wp")]
+_SIZES = [*_WIDE, "64x192", "64x256", "64x320", "64x384"]
+TILES = ["".join(pair) for pair in itertools.product(_SIZES, ["w", "p", "wp"])]
 # images, channels, out_channels, height and width; then kernel, stride, padding, dilation, all as
 # (rows, columns)
 ONE = ((1, 1), (1, 1), (0, 0), (1, 1))

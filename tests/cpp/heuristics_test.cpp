@@ -254,14 +254,19 @@ TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   // ResNet-50 at batch 64: one wave of 66 clusters.
   EXPECT_EQ(choose(256, 64 * 14 * 14, 36).tile, (UnskippedTile{128, 192}));
   EXPECT_TRUE(choose(256, 64 * 14 * 14, 36).shares_pixels);
-  EXPECT_EQ(choose(512, 64 * 7 * 7, 72).tile, (UnskippedTile{128, 96}));
+  // Clusters of four, which share both operands, do not fill the chip.
+  EXPECT_EQ(choose(512, 64 * 7 * 7, 72).tile, (UnskippedTile{128, 112}));
+  EXPECT_TRUE(choose(512, 64 * 7 * 7, 72).shares_weights);
+  EXPECT_TRUE(choose(512, 64 * 7 * 7, 72).shares_pixels);
   // One channel tile: two pixel tiles share its weights.
   EXPECT_FALSE(choose(128, 64 * 28 * 28, 18).shares_pixels);
   EXPECT_EQ(choose(64, 64 * 56 * 56, 9).tile.channels, 64);
   for (const int multiprocessors : {1, 2, 114, 132}) {
     for (const int64_t pixels : {1, 1000, 1 << 30}) {
-      const auto [tile, shares] = choose_unskipped_tile(8, pixels, 1, multiprocessors);
-      EXPECT_TRUE(std::ranges::find(kUnskippedTiles, tile) != std::end(kUnskippedTiles));
+      const UnskippedChoice found = choose_unskipped_tile(8, pixels, 1, multiprocessors);
+      EXPECT_TRUE(std::ranges::find(kUnskippedTiles, found.tile) != std::end(kUnskippedTiles));
+      EXPECT_TRUE(found.shares_weights || found.shares_pixels);
+      EXPECT_GE(found.clusters(multiprocessors), 1);
     }
   }
 }

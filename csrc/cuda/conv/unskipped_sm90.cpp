@@ -91,16 +91,17 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   // A copy of the weight is made in this call and so is not complete before it.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
   const auto forced = forced_unskipped();
-  const auto [tile, shares_pixels] =
+  const UnskippedChoice choice =
       forced && forced->choice
           ? *forced->choice
           : choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
                                   steps_of(conv.shape), device.multiprocessors());
-  p.shares_pixels = shares_pixels;
+  p.shares_weights = choice.shares_weights;
+  p.shares_pixels = choice.shares_pixels;
   const auto launch =
       input.scalar_type() == at::kHalf ? launch_unskipped<__half> : launch_unskipped<__nv_bfloat16>;
-  C10_CUDA_CHECK(launch(p, input.const_data_ptr(), weight.const_data_ptr(), tile,
-                        device.multiprocessors(), device.stream()));
+  C10_CUDA_CHECK(launch(p, input.const_data_ptr(), weight.const_data_ptr(), choice.tile,
+                        choice.clusters(device.multiprocessors()), device.stream()));
   return {arguments.output, Tensor()};
 }
 

@@ -37,8 +37,8 @@ cudaError_t encode_windows_of_pixels(CUtensorMap& map, const void* data, const C
 }
 
 template <class Config>
-cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weight,
-                               int multiprocessors, cudaStream_t stream) {
+cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weight, int clusters,
+                               cudaStream_t stream) {
   using Element = typename Config::Element;
   constexpr int kSharedBytes = sizeof(UnskippedStorage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes);
@@ -49,11 +49,10 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
   p.by_box_rows = Divisor(shape.output.rows);
   p.by_box_columns = Divisor(shape.output.columns);
   p.in_order = reads_pixels_in_order(shape);
-  const int channel_tiles = ceil_div(shape.out_channels, Config::kRows * kBlock);
-  const int pixel_tiles = ceil_div(pixels, Config::kPixels);
-  p.channel_tiles = p.shares_pixels ? ceil_div(channel_tiles, kCluster) : channel_tiles;
+  const int channels = Config::kRows * kBlock * (p.shares_pixels ? 2 : 1);
+  p.channel_tiles = ceil_div(shape.out_channels, channels);
   p.by_channel_tiles = Divisor(p.channel_tiles);
-  p.tiles = p.channel_tiles * (p.shares_pixels ? pixel_tiles : ceil_div(pixel_tiles, kCluster));
+  p.tiles = p.channel_tiles * ceil_div(pixels, Config::kPixels * (p.shares_weights ? 2 : 1));
 
   constexpr uint32_t kHalfPixels = Config::kPixels / 2, kHalfChannels = Config::kRows * kBlock / 2;
   const auto encode_result = [&](CUtensorMap& map, const void* data) {
@@ -74,24 +73,24 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
   const auto kernel = conv_unskipped_sm90<Config>;
   error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int clusters = std::min(p.tiles, multiprocessors / kCluster);
-  return launch_clusters(kernel, clusters * kCluster, kCluster, Config::kThreads, kSharedBytes,
-                         stream, p);
+  const int cluster = p.cluster_blocks();
+  return launch_clusters(kernel, std::min(p.tiles, clusters) * cluster, cluster, Config::kThreads,
+                         kSharedBytes, stream, p);
 }
 
 // Calls the instance of `tile`, one of kTiles.
 template <class Element, const auto& kTiles, size_t kNumber = 0>
 cudaError_t convolve_unskipped(const UnskippedTile& tile, const ConvParams& p, const void* input,
-                               const void* weight, int multiprocessors, cudaStream_t stream) {
+                               const void* weight, int clusters, cudaStream_t stream) {
   if constexpr (kNumber == std::size(kTiles)) {
     return cudaErrorInvalidValue;
   } else {
     constexpr UnskippedTile kTile = kTiles[kNumber];
     if (tile == kTile) {
       using Chosen = UnskippedConfig<Element, kTile.channels / kBlock, kTile.pixels>;
-      return convolve_unskipped<Chosen>(p, input, weight, multiprocessors, stream);
+      return convolve_unskipped<Chosen>(p, input, weight, clusters, stream);
     }
-    return convolve_unskipped<Element, kTiles, kNumber + 1>(tile, p, input, weight, multiprocessors,
+    return convolve_unskipped<Element, kTiles, kNumber + 1>(tile, p, input, weight, clusters,
                                                             stream);
   }
 }

@@ -2,8 +2,8 @@
 // Hopper's convolution of half types where nothing is skipped: no lists, no norms, no boxes. A tile
 // is kRows x 64 output channels x kPixels consecutive output pixels of all images, so pictures of
 // any size fill it. TMA's im2col mode finds the pixels that they read at a kernel position.
-// Persistent clusters of two thread blocks share the weights of one channel tile or the pixels of
-// one pixel tile: each loads half of them into both. Roles:
+// In persistent clusters, two thread blocks share the weights of one channel tile, or the pixels of
+// one pixel tile, or four do both: each of two loads half into both. Roles:
 //   load threads  fetch weights and pixels of each step, then the residual, into the ring
 //   warpgroups    multiply, two products in flight; add the residual; TMA stores the result
 // Sums are added in the order of conv.cuh's, whatever the tile. Limits: takes_unskipped().
@@ -23,7 +23,21 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-constexpr int kCluster = 2;
+// The thread block's place in its cluster. Those that share pixels are neighbours.
+struct ClusterPlace {
+  int rank, channel, pixel;  // the last two: which of two tiles it has, along each
+
+  __device__ explicit ClusterPlace(const ConvParams& p)
+      : rank(blockIdx.x % p.cluster_blocks()),
+        channel(p.shares_pixels ? rank % 2 : 0),
+        pixel(p.shares_weights ? rank / (p.shares_pixels ? 2 : 1) : 0) {}
+
+  // Those with which it shares.
+  __device__ int pixel_partner() const { return rank ^ 1; }
+  __device__ int weight_partner(const ConvParams& p) const {
+    return rank ^ (p.shares_pixels ? 2 : 1);
+  }
+};
 
 // kCount lines of 64 channels, in TMA's 128-byte swizzle.
 template <int kCount>
@@ -67,33 +81,52 @@ struct UnskippedStorage {
   Lines<Config::kStored> output[Config::kWarpgroups][Config::kStagings];
   Barrier full[Config::kStages], empty[Config::kStages];
 
-  // Two threads fill a stage. All multiplying warps of the cluster empty it.
-  __device__ void initialize() {
-    for (int i = 0; i < Config::kStages; ++i) {
-      full[i].init(2);
-      empty[i].init(kCluster * 4 * Config::kWarpgroups);
-    }
+  // A stage is filled by its thread block's weights and by the pixels of all thread blocks of the
+  // cluster, and emptied by all their multiplying warps. So no thread block gets a whole stage
+  // ahead of another, even where each brings its own residual.
+  __device__ void initialize(const ConvParams& p) {
+    p.cluster_blocks() == 4 ? initialize<4>() : initialize<2>();
     cutlass::arch::fence_barrier_init();
   }
-};
 
-// The first output channel and pixel of a tile. Pixels are numbered through all images.
-struct UnskippedTileStart {
-  int channel, pixel;
-};
-
-// Calls work(start) for each of the thread block's tiles. Those of a cluster are neighbours.
-template <class Config, class Work>
-__device__ __forceinline__ void for_each_tile(const ConvParams& p, const Work& work) {
-  const int rank = blockIdx.x % kCluster;
-  for (int pair = blockIdx.x / kCluster; pair < p.tiles; pair += gridDim.x / kCluster) {
-    int pixels, channels;
-    p.by_channel_tiles(pixels, channels, pair);
-    (p.shares_pixels ? channels : pixels) *= kCluster;
-    (p.shares_pixels ? channels : pixels) += rank;
-    work(UnskippedTileStart{channels * Config::kRows * kBlock, pixels * Config::kPixels});
+  template <int kBlocks>
+  __device__ void initialize() {
+    for (int i = 0; i < Config::kStages; ++i) {
+      full[i].init(1 + kBlocks);
+      empty[i].init(kBlocks * 4 * Config::kWarpgroups);
+    }
   }
-}
+};
+
+// Walks through the thread block's tiles. Those of a cluster are neighbours.
+template <class Config>
+class TileWalk {
+ public:
+  int channel, pixel;  // the tile's first; pixels are numbered through all images
+
+  __device__ __forceinline__ TileWalk(const ConvParams& p, const ClusterPlace& place)
+      : p_(p), place_(place), number_(blockIdx.x / p.cluster_blocks()) {
+    locate();
+  }
+
+  __device__ __forceinline__ bool has_tile() const { return number_ < p_.tiles; }
+  __device__ __forceinline__ void advance() {
+    number_ += gridDim.x / p_.cluster_blocks();
+    locate();
+  }
+
+ private:
+  __device__ __forceinline__ void locate() {
+    int pixels, channels;
+    p_.by_channel_tiles(pixels, channels, number_);
+    channel = (channels * (p_.shares_pixels ? 2 : 1) + place_.channel) * Config::kRows * kBlock;
+    pixel = (pixels * (p_.shares_weights ? 2 : 1) + place_.pixel) * Config::kPixels;
+  }
+
+  const ConvParams& p_;
+  const ClusterPlace& place_;
+  int number_;
+};
 
 // Where the window of an output pixel starts in the input.
 struct Window {
@@ -116,14 +149,17 @@ class UnskippedLoader {
 
  public:
   __device__ UnskippedLoader(const ConvParams& p, UnskippedStorage<Config>& storage)
-      : p_(p), storage_(storage) {}
+      : p_(p), storage_(storage), place_(p) {
+    const int partner = kWeights ? place_.weight_partner(p) : place_.pixel_partner();
+    both_ = static_cast<uint16_t>(1 << place_.rank | 1 << partner);
+  }
 
   __device__ void run() {
     if (!kWeights || !p_.weight_is_ready) wait_for_previous_kernel();
-    for_each_tile<Config>(p_, [&](const UnskippedTileStart& tile) {
+    for (TileWalk<Config> tile(p_, place_); tile.has_tile(); tile.advance()) {
       if constexpr (!kWeights) {
         if (!p_.in_order) {
-          windows_[0] = Window(p_, tile.pixel);
+          windows_[0] = Window(p_, tile.pixel + (is_shared() ? place_.channel : 0) * kHalfPixels);
           windows_[1] = Window(p_, tile.pixel + kHalfPixels);
         }
       }
@@ -135,9 +171,14 @@ class UnskippedLoader {
           }
         }
       }
-      if (p_.residual == nullptr) return;
+      if (p_.residual == nullptr) continue;
       for (int row = 0; row < Config::kRows; ++row) load_residual(tile, row * kBlock);
-    });
+    }
+    // The thread block stays until all others have released its stages for the last time.
+    for (int i = 0; i < Config::kStages; ++i) {
+      storage_.empty[at_.slot].wait(at_.phase ^ 1);
+      at_.advance();
+    }
   }
 
  private:
@@ -145,32 +186,37 @@ class UnskippedLoader {
 
   __device__ void announce(uint32_t bytes) {
     storage_.empty[at_.slot].wait(at_.phase ^ 1);
-    storage_.full[at_.slot].arrive_and_expect_tx(bytes);
-  }
-
-  // Calls load(half) for the halves of an operand that this thread block loads. Where the cluster
-  // shares the operand, the other half comes from the other thread block.
-  template <class Load>
-  __device__ static void for_each_half(bool shared, const Load& load) {
-    if (shared) {
-      load(blockIdx.x % kCluster);
-    } else {
-      load(0);
-      load(1);
+    Barrier& full = storage_.full[at_.slot];
+    full.arrive_and_expect_tx(bytes);
+    if constexpr (!kWeights) {
+      for (int i = 1; i < p_.cluster_blocks(); ++i) full.arrive(place_.rank ^ i);
     }
   }
 
-  __device__ void load_step(const UnskippedTileStart& tile, int row, int column, int position,
+  __device__ bool is_shared() const { return kWeights ? p_.shares_weights : p_.shares_pixels; }
+
+  // Calls load(half, number) for the halves of the operand that this thread block loads. Where it
+  // shares the operand, that is a single one: the other comes from the other thread block.
+  template <class Load>
+  __device__ void for_each_half(const Load& load) const {
+    if (is_shared()) {
+      load(kWeights ? place_.pixel : place_.channel, 0);
+    } else {
+      load(0, 0);
+      load(1, 1);
+    }
+  }
+
+  __device__ void load_step(const TileWalk<Config>& tile, int row, int column, int position,
                             int channel) {
     auto& stage = storage_.stages[at_.slot];
     if constexpr (kWeights) {
       announce(sizeof(stage.weight));
-      const bool shared = !p_.shares_pixels;
-      for_each_half(shared, [&](int half) {
+      for_each_half([&](int half, int) {
         auto* to = &stage.weight.from(half * kHalfRows);
         const int first = tile.channel + half * kHalfRows;
-        if (shared) {
-          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&p_.map_weight, barrier(), kBoth, kCacheHint, to,
+        if (is_shared()) {
+          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&p_.map_weight, barrier(), both_, kCacheHint, to,
                                                  channel, position, first);
         } else {
           cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier(), kCacheHint, to, channel, position,
@@ -179,13 +225,13 @@ class UnskippedLoader {
       });
     } else {
       announce(sizeof(stage.pixels));
-      for_each_half(p_.shares_pixels, [&](int half) {
+      for_each_half([&](int half, int number) {
         auto* to = &stage.pixels.from(half * kHalfPixels);
         if (p_.in_order) {
           load_in_order(to, channel, tile.pixel + half * kHalfPixels);
         } else {
-          load_windows(to, channel, half == 0 ? windows_[0] : windows_[1],
-                       row * p_.shape.dilation.rows, column * p_.shape.dilation.columns);
+          load_windows(to, channel, windows_[number], row * p_.shape.dilation.rows,
+                       column * p_.shape.dilation.columns);
         }
       });
     }
@@ -193,8 +239,8 @@ class UnskippedLoader {
   }
 
   __device__ void load_in_order(void* to, int channel, int pixel) {
-    if (p_.shares_pixels) {
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input[0], barrier(), kBoth, kCacheHint, to,
+    if (is_shared()) {
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input[0], barrier(), both_, kCacheHint, to,
                                              channel, pixel);
     } else {
       cute::SM90_TMA_LOAD_2D::copy(&p_.map_input[0], barrier(), kCacheHint, to, channel, pixel);
@@ -203,8 +249,8 @@ class UnskippedLoader {
 
   __device__ void load_windows(void* to, int channel, const Window& window, int row, int column) {
     const auto down = static_cast<uint16_t>(row), right = static_cast<uint16_t>(column);
-    if (p_.shares_pixels) {
-      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input[0], barrier(), kBoth, to, channel,
+    if (is_shared()) {
+      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input[0], barrier(), both_, to, channel,
                                                     window.column, window.row, window.image, right,
                                                     down);
     } else {
@@ -214,7 +260,7 @@ class UnskippedLoader {
   }
 
   // A stage with 64 channels of the residual in place of the pixels, from `channel` of the tile on.
-  __device__ void load_residual(const UnskippedTileStart& tile, int channel) {
+  __device__ void load_residual(const TileWalk<Config>& tile, int channel) {
     auto& pixels = storage_.stages[at_.slot].pixels;
     announce(kWeights ? 0 : sizeof(pixels));
     if constexpr (!kWeights) {
@@ -227,19 +273,19 @@ class UnskippedLoader {
     at_.advance();
   }
 
-  static constexpr uint16_t kBoth = (1 << kCluster) - 1;
-
   const ConvParams& p_;
   UnskippedStorage<Config>& storage_;
   RingPosition<Config::kStages> at_;
-  Window windows_[2];
+  ClusterPlace place_;
+  uint16_t both_;      // a bit for each thread block that shares the operand
+  Window windows_[2];  // of the halves that this thread block loads
 };
 
-// Returns a stage to the load threads of both thread blocks: either may write it in both.
-__device__ __forceinline__ void release_to_cluster(const Barrier& empty) {
+// Returns a stage to the load threads of all `blocks` thread blocks of the cluster.
+__device__ __forceinline__ void release_to_cluster(const Barrier& empty, int blocks) {
   __syncwarp();
   const int lane = threadIdx.x % 32;
-  if (lane < kCluster) empty.arrive(lane);
+  empty.arrive(lane, lane < blocks);
   __syncwarp();
 }
 
@@ -291,7 +337,9 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
     pixels.advance(at.slot == 0);
   };
   const int steps = p.steps;
-  for_each_tile<Config>(p, [&](const UnskippedTileStart& tile) {
+  const ClusterPlace place(p);
+  const int blocks = p.cluster_blocks();
+  for (TileWalk<Config> tile(p, place); tile.has_tile(); tile.advance()) {
     float acc[Config::kValues];
     ChannelBias bias;
     int before = 0;  // the slot of the step before
@@ -306,12 +354,12 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
         bias.load(p, tile.channel + channel, static_cast<const Element*>(p.bias));
       }
       cute::warpgroup_wait<1>();
-      if (step > 0) release_to_cluster(storage.empty[before]);
+      if (step > 0) release_to_cluster(storage.empty[before], blocks);
       before = at.slot;
       advance();
     }
     cute::warpgroup_wait<0>();
-    release_to_cluster(storage.empty[before]);
+    release_to_cluster(storage.empty[before], blocks);
     if (p.residual != nullptr) {
 #pragma unroll
       for (int row = 0; row < Config::kRows; ++row) {
@@ -320,16 +368,15 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
           change_box<Element, Config::kWidth, 0>(storage.stages[at.slot].pixels.from(pixel), acc,
                                                  [](float& sum, float x) { sum += x; });
         }
-        release_to_cluster(storage.empty[at.slot]);
+        release_to_cluster(storage.empty[at.slot], blocks);
         advance();
       }
     }
     const bool relu = activate_sums(p.activation, bias, acc);
     store_portions<Config>(p, tile.channel + channel, tile.pixel + pixel, storage.output[warpgroup],
                            bias, relu, acc);
-  });
+  }
   if (threadIdx.x % 128 == 0) cute::tma_store_wait<0>();  // stores still read shared memory
-  wait_for_cluster();  // the other thread block may still release stages here
 }
 
 template <class Config>
@@ -337,15 +384,15 @@ struct UnskippedRoles {
   const ConvParams& p;
   UnskippedStorage<Config>& storage;
 
-  // Both thread blocks' barriers are initialised before either is used.
+  // The barriers of all thread blocks are initialised before any is used.
   __device__ __forceinline__ void set_up(int warp) const {
     if (warp == 0 && threadIdx.x == 0) {
       cute::prefetch_tma_descriptor(&p.map_input[0]);
       cute::prefetch_tma_descriptor(&p.map_weight);
       cute::prefetch_tma_descriptor(&p.map_output);
-      storage.initialize();
+      storage.initialize(p);
     }
-    share_with_cluster();
+    wait_for_cluster();  // what is initialised is fenced
   }
   __device__ __forceinline__ void load_a() const {
     UnskippedLoader<Config, true>(p, storage).run();
