@@ -3,38 +3,23 @@
 
 #include <cuda_runtime.h>
 
-#include <map>
-#include <mutex>
-#include <shared_mutex>
 #include <type_traits>
-#include <utility>
+
+#include "kernels/common/per_kernel.h"
 
 namespace spamm::kernels {
 
 // Sets `waits` to whether the current device runs code of `kernel` that contains the waits of
 // overlap.cuh. The compute capability does not answer this: a chip above 9.0 may run PTX of
-// compute_80, in which the waits are empty. The answer is cached for each kernel and device.
+// compute_80, in which the waits are empty.
 inline cudaError_t find_waits(const void* kernel, bool& waits) {
-  static std::shared_mutex mutex;
-  static std::map<std::pair<const void*, int>, bool> known;
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  const std::pair key(kernel, device);
-  {
-    const std::shared_lock reading(mutex);
-    if (const auto found = known.find(key); found != known.end()) {
-      waits = found->second;
-      return cudaSuccess;
-    }
-  }
-  cudaFuncAttributes code{};
-  if (const cudaError_t error = cudaFuncGetAttributes(&code, kernel); error != cudaSuccess) {
+  static PerKernel<bool> known;
+  return known.find(kernel, waits, [&](bool& found) {
+    cudaFuncAttributes code{};
+    const cudaError_t error = cudaFuncGetAttributes(&code, kernel);
+    found = code.ptxVersion >= 90;
     return error;
-  }
-  waits = code.ptxVersion >= 90;
-  const std::unique_lock writing(mutex);
-  known.emplace(key, waits);
-  return cudaSuccess;
+  });
 }
 
 // Launches on `stream`. With `overlap_previous` the kernel may start before the previous kernel of

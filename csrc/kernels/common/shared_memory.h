@@ -3,10 +3,7 @@
 
 #include <cuda_runtime.h>
 
-#include <mutex>
-#include <set>
-#include <shared_mutex>
-#include <utility>
+#include "kernels/common/per_kernel.h"
 
 namespace spamm::kernels {
 
@@ -14,27 +11,18 @@ constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block on Hopper
 
 // Allows `kernel` this many bytes of dynamic shared memory on the current device, and prefers the
 // largest possible shared memory of a multiprocessor, so that thread blocks of other kernels fit
-// beside it. Asked of the driver once for each kernel and device, because that takes a microsecond.
+// beside it. A kernel's calls ask for the same number.
 inline cudaError_t allow_shared_memory(const void* kernel, int bytes) {
-  static std::shared_mutex mutex;
-  static std::set<std::pair<const void*, int>> allowed;
-  int device = 0;
-  if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return error;
-  const std::pair key(kernel, device);
-  {
-    const std::shared_lock reading(mutex);
-    if (allowed.contains(key)) return cudaSuccess;
-  }
-  cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error == cudaSuccess) {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                 cudaSharedmemCarveoutMaxShared);
-  }
-  if (error != cudaSuccess) return error;
-  const std::unique_lock writing(mutex);
-  allowed.insert(key);
-  return cudaSuccess;
+  static PerKernel<int> known;
+  int allowed = 0;
+  return known.find(kernel, allowed, [&](int& most) {
+    most = bytes;
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (error != cudaSuccess) return error;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                cudaSharedmemCarveoutMaxShared);
+  });
 }
 
 }  // namespace spamm::kernels
