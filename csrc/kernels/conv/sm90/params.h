@@ -104,6 +104,9 @@ struct DeviationPoolParams {
   const void* reference;  // one image; null if plain
   void* output;
   float* norms;  // unused if plain, like `groups`
+  // Norms of the input, of 2^log2_norm_columns columns together; null: not given.
+  const float* norm_input;
+  int log2_norm_columns, norm_groups;
   int images, channels, groups;
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
