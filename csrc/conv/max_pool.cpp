@@ -63,10 +63,10 @@ void check_norm_input(const Tensor& norms, const Tensor& input) {
   const int64_t width = input.size(3);
   const bool divides = norms.dim() == 4 && norms.size(2) > 0 && width % norms.size(2) == 0;
   const int64_t together = divides ? width / norms.size(2) : 1;
-  check_precomputed_norm_map(norms,
-                             pixel_norms_shape(input.size(0), {input.size(2), width / together},
-                                               input.size(1) * together),
-                             input, input.sizes(), "norm_input");
+  check_precomputed_norm_map(
+      norms,
+      pixel_norms_shape(input.size(0), {input.size(2), width / together}, input.size(1) * together),
+      input, input.sizes(), "norm_input");
 }
 
 std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tensor& reference,

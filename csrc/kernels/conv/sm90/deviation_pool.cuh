@@ -137,8 +137,8 @@ __device__ __forceinline__ bool norms_are_zero(const DeviationPoolParams& p,
   for (int i = 0; i < 4; ++i) {
     const int row = 2 * thread.row + i / 2, column = 2 * thread.column + i % 2;
     const int64_t line = static_cast<int64_t>(thread.image) * p.in_size.rows + row;
-    const int64_t place = line * (p.in_size.columns >> p.log2_norm_columns) +
-                          (column >> p.log2_norm_columns);
+    const int64_t place =
+        line * (p.in_size.columns >> p.log2_norm_columns) + (column >> p.log2_norm_columns);
     const int among = column & ((1 << p.log2_norm_columns) - 1);
     norms[i] = p.norm_input[place * p.norm_groups + (among * p.channels + thread.channel) / 64];
   }

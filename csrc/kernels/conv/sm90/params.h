@@ -214,8 +214,8 @@ struct ConvParams {
   bool weight_is_ready;  // see overlap.cuh
   InputNorms norm_input;
   Tau<float> tau;
-  const void* bias;      // may be null
-  const void* residual;  // like the output; may be null
+  const void* bias;         // may be null
+  const void* residual;     // like the output; may be null
   bool residual_is_shared;  // it is one image, for all; boxes then have one image
   Activation activation;
   void* output;
@@ -241,7 +241,7 @@ struct ConvParams {
   // 0: the output is as it is. map_output is then that of the first phase (phases.cuh).
   int phase_channels;
   CUtensorMap map_phases[3];
-  int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
+  int log2_segments;  // of a tile's steps (segments.cuh); 0: the kernel has no segments
 };
 
 }  // namespace spamm::kernels::conv::sm90
