@@ -194,10 +194,13 @@ TORCH_LIBRARY(spamm_torch, m) {
       "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
       tags);
   // The same for deviations from a reference, one image: the max pooling of input + reference less
-  // that of the reference, with norms as conv2d_deviation_with_norms returns them. No gradient.
+  // that of the reference, with norms as conv2d_deviation_with_norms returns them. norm_input:
+  // norms of the input's pixels, or of f neighbouring columns together, (N, H, W / f, blocks of 64
+  // of f C channels); windows that are zero need not be read then. No gradient.
   m.def(
       "max_pool2d_deviation(Tensor input, Tensor reference, int[2] kernel_size, int[2] stride=[], "
-      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
+      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False, *, Tensor? norm_input=None) -> "
+      "(Tensor, Tensor)",
       tags);
   // Concatenates deviations (N, C, H, W) along their channels, with norms as
   // conv2d_deviation_with_norms returns them. No gradient.

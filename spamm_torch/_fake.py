@@ -870,8 +870,12 @@ def _(
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
+    norm_input: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     output = _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
+    if norm_input is not None:
+        _check_dtype(norm_input, _norm_dtype(input), "norm_input")
+        _check_device(norm_input, input.device, "norm_input")
     _check_device(reference, input.device, "reference")
     _check_dtype(reference, input.dtype, "reference")
     _check_shape(reference, (1, *input.shape[1:]), "reference")

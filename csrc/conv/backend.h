@@ -115,11 +115,11 @@ struct MaxPool {
 };
 
 // The pooling of deviations: max(input + reference) - max(reference), with pixel_norms(). The
-// reference is one image.
+// reference is one image. norm_input: pixel_norms() of the input, or of some columns together.
 struct DeviationPoolBackend {
   bool (*supports)(const at::Tensor& input, const at::Tensor& reference, const MaxPool& pool);
   ConvolutionResult (*run)(const at::Tensor& input, const at::Tensor& reference,
-                           const MaxPool& pool);
+                           const std::optional<at::Tensor>& norm_input, const MaxPool& pool);
 };
 
 // The result's norms are defined if they are wanted.

@@ -56,8 +56,7 @@ ConvolutionResult joined_and_placed(Convolution conv, const Knob& knob,
   }
   const ConvolutionResult result = convolve(conv, knob);
   if (!given.in_phases) return result;
-  const Tensor placed =
-      without_phases(result.output).contiguous(at::MemoryFormat::ChannelsLast);
+  const Tensor placed = without_phases(result.output).contiguous(at::MemoryFormat::ChannelsLast);
   return {placed, norms_of_columns(placed, columns_of_norms(placed.size(1)))};
 }
 
@@ -85,9 +84,9 @@ std::tuple<Tensor, Tensor> conv2d_deviation_parts(
   conv.is_deviation = true;
   if (conv.activation != Activation::kNone) conv.base = base;  // else the base cancels
   const bool is_empty = c10::multiply_integers(conv.output_sizes()) == 0;
-  const auto* backend = is_empty ? nullptr
-                                 : Backends<DeviationPartsBackend>::find(
-                                       all.device().type(), conv, knob, given);
+  const auto* backend =
+      is_empty ? nullptr
+               : Backends<DeviationPartsBackend>::find(all.device().type(), conv, knob, given);
   const ConvolutionResult result =
       backend ? backend->run(conv, knob, given) : joined_and_placed(conv, knob, given);
   return {result.output, result.norms};

@@ -20,10 +20,10 @@ void check_parts(at::TensorList parts) {
     TORCH_CHECK_TYPE(x.scalar_type() == first.scalar_type(), "parts must have one dtype; got ",
                      dtype_of(first), " and ", dtype_of(x));
     TORCH_CHECK(x.dim() == 4, "parts must be batches (N, C, H, W); got shape ", x.sizes());
-    TORCH_CHECK(x.size(0) == first.size(0) && x.size(2) == first.size(2) &&
-                    x.size(3) == first.size(3),
-                "parts must be pictures of one size, ", first.size(0), " of ", first.size(2), " x ",
-                first.size(3), "; got ", x.size(0), " of ", x.size(2), " x ", x.size(3));
+    TORCH_CHECK(
+        x.size(0) == first.size(0) && x.size(2) == first.size(2) && x.size(3) == first.size(3),
+        "parts must be pictures of one size, ", first.size(0), " of ", first.size(2), " x ",
+        first.size(3), "; got ", x.size(0), " of ", x.size(2), " x ", x.size(3));
   }
 }
 

@@ -58,10 +58,22 @@ std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRe
   return {output, norms};
 }
 
+// Norms of the pixels of an input, or of neighbouring columns together.
+void check_norm_input(const Tensor& norms, const Tensor& input) {
+  const int64_t width = input.size(3);
+  const bool divides = norms.dim() == 4 && norms.size(2) > 0 && width % norms.size(2) == 0;
+  const int64_t together = divides ? width / norms.size(2) : 1;
+  check_precomputed_norm_map(
+      norms,
+      pixel_norms_shape(input.size(0), {input.size(2), width / together}, input.size(1) * together),
+      input, input.sizes(), "norm_input");
+}
+
 std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tensor& reference,
                                                 IntArrayRef kernel_size, IntArrayRef stride,
                                                 IntArrayRef padding, IntArrayRef dilation,
-                                                bool ceil_mode) {
+                                                bool ceil_mode,
+                                                const std::optional<Tensor>& norm_input) {
   const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
   check_same_device(reference, input, "reference", "input");
   TORCH_CHECK_TYPE(reference.scalar_type() == input.scalar_type(),
@@ -70,10 +82,11 @@ std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tenso
   const std::array<int64_t, 4> expected = {1, input.size(1), input.size(2), input.size(3)};
   TORCH_CHECK(reference.sizes() == expected, "reference must have the shape of one image, ",
               IntArrayRef(expected), "; got ", reference.sizes());
+  if (norm_input) check_norm_input(*norm_input, input);
   const auto* backend =
       Backends<DeviationPoolBackend>::find(input.device().type(), input, reference, pool);
   if (backend != nullptr) {
-    const ConvolutionResult result = backend->run(input, reference, pool);
+    const ConvolutionResult result = backend->run(input, reference, norm_input, pool);
     return {result.output, result.norms};
   }
   const auto pooled = [&](const Tensor& x) {

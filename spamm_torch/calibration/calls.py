@@ -312,6 +312,7 @@ _CONVOLUTIONS = (
 
 _WITH_NORMS = (_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_with_norms.default)
 _DEVIATIONS = (_ops.conv2d_deviation, _ops.conv2d_deviation.default, *_WITH_NORMS)
+_OF_PARTS = (_ops.conv2d_deviation_parts, _ops.conv2d_deviation_parts.default)
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
@@ -321,6 +322,8 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
     if func in _CONVOLUTIONS:
         given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
         return ConvCall(**_conv_arguments(given))
+    if func in _OF_PARTS:
+        return _call_of_parts(args, kwargs)
     if func in _DEVIATIONS:
         given = {**dict(zip(_DEVIATION, args, strict=False)), **kwargs}
         if all(given.get(knob) is None for knob in _KNOBS):
@@ -332,6 +335,13 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
             leaves_norms=func in _WITH_NORMS,
         )
     return None
+
+
+def _call_of_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DeviationCall:
+    """A call that reads parts, as that of their concatenation; phases stay where they are."""
+    given = {**dict(zip(("parts", *_DEVIATION[1:]), args, strict=False)), **kwargs}
+    given["input"] = torch.cat(given["parts"], 1)
+    return DeviationCall(**_conv_arguments(given), base=given["base"], leaves_norms=True)
 
 
 def _linear_call(given: dict[str, Any]) -> LinearCall | None:

@@ -364,6 +364,7 @@ class _Generator:
                 *(self._deviation_of(operand), self._held_reference(operand)),
                 *(_pair(kernel), _pair(stride), _pair(padding), _pair(dilation), ceil_mode),
             ),
+            {"norm_input": self._norms[operand][0]} if operand in self._norms else {},
         )
         self._deviation[node] = self._with_norms(node, both)
 

@@ -365,6 +365,25 @@ def test_a_max_pool_of_deviations(device, dtype, pool, of_input):
         assert not found[:, :, 6:].any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize(("channels", "together"), [(72, 1), (32, 2), (16, 4), (32, 4), (8, 3)])
+def test_norms_of_the_input_change_no_bit_of_a_pool(device, dtype, pool, channels, together):
+    input, _, _, _ = operands(device, (channels, 8), 3, 24, dtype=dtype)
+    input = input.contiguous(memory_format=torch.channels_last)
+    input[1, -1, 17, 13] = float("nan")
+    reference = operands(device, (8, channels), 1, 24, dtype=dtype)[2]
+    columns = input.unflatten(3, (-1, together)).permute(0, 4, 1, 2, 3).flatten(1, 2)
+    norms = norms_of_pixels(columns).float()
+    given = (input, reference, *_pairs(pool))
+    for found, wanted in zip(
+        OPS.max_pool2d_deviation(*given, norm_input=norms),
+        OPS.max_pool2d_deviation(*given),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+
+
 def _pairs(pool):
     kernel, stride, padding, dilation, ceil_mode = pool
     stride = [stride, stride] if stride else [kernel, kernel]
@@ -392,6 +411,8 @@ def test_a_max_pool_keeps_nan(device, dtype):
             "reference must have the input's dtype",
         ),
         ({"input": torch.zeros(8, 12, 12)}, "input must be a batch"),
+        ({"norm_input": torch.zeros(2, 12, 5, 1)}, "norm_input must have shape"),
+        ({"norm_input": torch.zeros(2, 12, 6, 1).double()}, "norm_input must be float32"),
     ],
 )
 def test_a_max_pool_with_bad_arguments(changes, line):

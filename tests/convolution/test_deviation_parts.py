@@ -127,9 +127,9 @@ def test_one_pixel_is_found_wherever_it_is(device):
         assert torch.equal(found.double(), expected(parts, weight, base))
 
 
-@pytest.mark.parametrize("shape", [(0, 64, 8, 8), (2, 64, 0, 8)])
 @pytest.mark.parametrize("in_phases", [False, True])
-def test_empty_pictures(device, shape, in_phases):
+def test_no_pictures(device, in_phases):
+    shape = (0, 64, 8, 8)
     parts = [torch.zeros(shape, device=device)] * 2
     weight = torch.ones(128, 128, 3, 3, device=device)
     base = torch.ones(1, 128, *shape[2:], device=device)

@@ -237,7 +237,11 @@ def test_zeros_reach_as_far_as_no_pixel_changed():
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("width", "read"), [(32, [32, 64, 64, 2 * 64, 2 * 32]), (64, [64, 128, 128, 128, 64])]
+    ("width", "read"),
+    [
+        (32, [2 * 32, 32, 64, 64, 2 * 32, 2 * 32, 2 * 32]),
+        (64, [64, 64, 128, 128, 64, 64, 64]),
+    ],
 )
 def test_norms_travel_from_layer_to_layer(width, read, monkeypatch):
     """On a device that computes them on the way, each is that of the deviation it stands for."""
@@ -251,19 +255,26 @@ def test_norms_travel_from_layer_to_layer(width, read, monkeypatch):
 
     class Checking(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            if (norms := (kwargs or {}).get("norm_input")) is not None:
-                by_block = F.pad(args[0], (0, 0, 0, 0, 0, -args[0].shape[1] % 64))
+            options = kwargs or {}
+            images = args[0] if isinstance(args[0], (list, tuple)) else args[:1]
+            given = options.get("norm_parts", [options.get("norm_input")])
+            for image, norms in zip(images, given, strict=False):
+                if norms is None:
+                    continue
+                columns = image.shape[3] // norms.shape[2]
+                image = image.unflatten(3, (-1, columns)).permute(0, 4, 1, 2, 3).flatten(1, 2)
+                by_block = F.pad(image, (0, 0, 0, 0, 0, -image.shape[1] % 64))
                 by_block = by_block.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
                 torch.testing.assert_close(norms, by_block, rtol=1e-4, atol=0)
-                checked.append(args[0].shape[1])
-            return function(*args, **(kwargs or {}))
+                checked.append(image.shape[1])
+            return function(*args, **options)
 
     for x in (scattered(level=0.2), pictures(3, 1, 32)):
         with Checking():
             found = model(x)
         torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
-    # All but the first two convolutions, whose norms nothing left, and the head, which is dense.
-    # Of 32 channels two columns are together.
+    # All but the first two convolutions, whose norms nothing left, and the head, which is dense; of
+    # the pool, and of both parts of the concatenation. Of 32 channels two columns are together.
     assert checked == 2 * read
 
 

@@ -29,8 +29,8 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
 // The residual, as one image if all images have the same memory, and boxes lie in one image.
 Tensor once_if_shared(const Convolution& conv) {
   const Tensor& residual = *conv.residual;
-  const bool is_shared = residual.stride(0) == 0 && residual.size(0) == conv.shape.images &&
-                         conv.blocks.edge[0] == 1;
+  const bool is_shared =
+      residual.stride(0) == 0 && residual.size(0) == conv.shape.images && conv.blocks.edge[0] == 1;
   return is_shared ? residual.narrow(0, 0, 1) : residual;
 }
 

@@ -21,8 +21,7 @@ bool phases_fit(const Convolution& conv) {
   const int64_t channels = conv.shape.out_channels / 4;
   const spamm::ConvShape& shape = conv.shape;
   return (2 * channels == kGroup || channels % kGroup == 0) &&
-         4 * shape.images * shape.output.height * shape.output.width *
-                 blocks_of(channels, kGroup) <
+         4 * shape.images * shape.output.height * shape.output.width * blocks_of(channels, kGroup) <
              kMost;
 }
 
@@ -35,8 +34,7 @@ bool supports(const Convolution& conv, const Knob& knob, const DeviationParts& g
       parts.size() == 1 || (parts.size() == 2 && parts[0].size(1) % kGroup == 0 &&
                             is_aligned(parts[1].size(1)) && !given.norms.empty());
   return parts_fit && is_aligned(parts[0].size(1)) && is_aligned(conv.shape.out_channels) &&
-         runs_by_strips(conv, knob) && fits_hopper(conv) &&
-         (!given.in_phases || phases_fit(conv));
+         runs_by_strips(conv, knob) && fits_hopper(conv) && (!given.in_phases || phases_fit(conv));
 }
 
 template <class Element>

@@ -5,6 +5,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <bit>
+
+#include "block.h"
 #include "conv/backend.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
@@ -33,7 +36,8 @@ bool fits(const Tensor& input, const MaxPool& pool, int64_t pixel_chunks) {
 }
 
 // For a plain pooling `reference` is undefined; the result then has no norms.
-ConvolutionResult pooled(const Tensor& input, const Tensor& reference, const MaxPool& pool) {
+ConvolutionResult pooled(const Tensor& input, const Tensor& reference,
+                         const std::optional<Tensor>& norm_input, const MaxPool& pool) {
   const OnDevice device(input);
   const int64_t images = input.size(0), channels = input.size(1);
   const Tensor read = readable_pixels(input);
@@ -44,6 +48,9 @@ ConvolutionResult pooled(const Tensor& input, const Tensor& reference, const Max
       .reference = nullptr,
       .output = output.mutable_data_ptr(),
       .norms = nullptr,
+      .norm_input = nullptr,
+      .log2_norm_columns = 0,
+      .norm_groups = 0,
       .images = static_cast<int>(images),
       .channels = static_cast<int>(channels),
       .groups = 0,
@@ -53,7 +60,7 @@ ConvolutionResult pooled(const Tensor& input, const Tensor& reference, const Max
       .stride = size2(pool.stride),
       .padding = size2(pool.padding),
       .dilation = size2(pool.dilation)};
-  Tensor of_reference, norms;
+  Tensor of_reference, of_input, norms;
   if (reference.defined()) {
     of_reference = readable_pixels(reference);
     norms = at::empty(pixel_norms_shape(images, pool.output, channels),
@@ -61,6 +68,13 @@ ConvolutionResult pooled(const Tensor& input, const Tensor& reference, const Max
     p.reference = of_reference.const_data_ptr();
     p.norms = norms.mutable_data_ptr<float>();
     p.groups = static_cast<int>(norms.size(3));
+    const int64_t together = norm_input ? input.size(3) / norm_input->size(2) : 0;
+    if (std::has_single_bit(static_cast<uint64_t>(together))) {
+      of_input = norm_input->contiguous();
+      p.norm_input = of_input.const_data_ptr<float>();
+      p.log2_norm_columns = log2_of(together);
+      p.norm_groups = static_cast<int>(of_input.size(3));
+    }
   }
   const auto launch = [&] {
     switch (input.scalar_type()) {
@@ -89,7 +103,7 @@ bool supports_plain(const Tensor& input, const MaxPool& pool, bool wants_output_
 }
 
 ConvolutionResult run_plain(const Tensor& input, const MaxPool& pool) {
-  return pooled(input, /*reference=*/{}, pool);
+  return pooled(input, /*reference=*/{}, /*norm_input=*/std::nullopt, pool);
 }
 
 const Backends<DeviationPoolBackend> of_deviations(at::kCUDA, Rank::kHopper,

@@ -28,8 +28,8 @@ ConvNorms conv_norms(const Convolution& conv, const at::Tensor& input, const at:
 // Whether there are precomputed norms of the input, in the blocks that this convolution needs.
 bool has_input_norms(const Convolution& conv);
 
-// Whether the kernel works by strips (kernels/conv/sm90/list_by_strip.cuh): deviations of half types
-// with a tau on the host that skips products of zeros alone.
+// Whether the kernel works by strips (kernels/conv/sm90/list_by_strip.cuh): deviations of half
+// types with a tau on the host that skips products of zeros alone.
 bool runs_by_strips(const Convolution& conv, const Knob& knob);
 
 // Whether the convolution needs norms of im2col blocks: for a search, and for pixel blocks of

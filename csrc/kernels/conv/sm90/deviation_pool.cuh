@@ -4,7 +4,7 @@
 // Without a reference it is torch's max pooling. With one it is that of deviations from it,
 // max(input + reference) - max(reference), with the norms of the output's pixels. Where the whole
 // window of the input is zero, so is the result, and the reference is not read. Lanes that share a
-// norm are neighbours.
+// norm are neighbours. With norms of the input, windows of 2 x 2 pixels that are zero are not read.
 #pragma once
 
 #include <cstdint>
@@ -128,6 +128,23 @@ __device__ __forceinline__ bool pools_four(const DeviationPoolParams& p) {
          2 * p.out_size.columns <= p.in_size.columns;
 }
 
+// Whether the norms tell that a window of 2 x 2 pixels that all exist is zero.
+__device__ __forceinline__ bool norms_are_zero(const DeviationPoolParams& p,
+                                               const PixelPoolThread& thread) {
+  if (p.norm_input == nullptr) return false;
+  float norms[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = 2 * thread.row + i / 2, column = 2 * thread.column + i % 2;
+    const int64_t line = static_cast<int64_t>(thread.image) * p.in_size.rows + row;
+    const int64_t place =
+        line * (p.in_size.columns >> p.log2_norm_columns) + (column >> p.log2_norm_columns);
+    const int among = column & ((1 << p.log2_norm_columns) - 1);
+    norms[i] = p.norm_input[place * p.norm_groups + (among * p.channels + thread.channel) / 64];
+  }
+  return norms[0] == 0 && norms[1] == 0 && norms[2] == 0 && norms[3] == 0;
+}
+
 // The deviation of one chunk, zero where the window is.
 template <class Element>
 __device__ __forceinline__ Chunk<Element> pool_deviations(const DeviationPoolParams& p,
@@ -136,6 +153,7 @@ __device__ __forceinline__ Chunk<Element> pool_deviations(const DeviationPoolPar
   const auto* reference = static_cast<const Element*>(p.reference) + thread.channel;
   if (!thread.exists) return {};
   if (pools_four(p)) {
+    if (norms_are_zero(p, thread)) return {};
     const int64_t first =
         (static_cast<int64_t>(thread.row) * 2 * p.in_size.columns + thread.column * 2) * p.channels;
     return pool_four_deviations(p, input + first, reference + first);

@@ -161,8 +161,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
     int first = channel;
-    const CUtensorMap* const map =
-        Config::kStrips ? map_of_phase(p, first) : &p.map_output;
+    const CUtensorMap* const map = Config::kStrips ? map_of_phase(p, first) : &p.map_output;
     cute::SM90_TMA_STORE_4D::copy(map, &staging, first, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }

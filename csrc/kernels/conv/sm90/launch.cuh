@@ -47,8 +47,7 @@ cudaError_t encode_input(ConvParams& p, const void* input) {
       return encode_pixels<Operand>(map, data, p.shape.input, channels, p.box, {1, 1},
                                     /*box_images=*/1, Strip::kPixelRows);
     };
-    const cudaError_t error =
-        encode(p.map_input[0], input, p.shape.channels - p.second.channels);
+    const cudaError_t error = encode(p.map_input[0], input, p.shape.channels - p.second.channels);
     if (error != cudaSuccess || p.second.data == nullptr) return error;
     return encode(p.map_input[1], p.second.data, p.second.channels);
   }
@@ -154,8 +153,7 @@ cudaError_t convolve_strips(ConvParams p, const void* input, const void* weight,
   p.by_box_rows = Divisor(rows);
   p.channel_tiles = ceil_div(p.shape.out_channels, Config::kRows * kBlock);
   p.by_channel_tiles = Divisor(p.channel_tiles);
-  p.tiles = p.channel_tiles *
-            ceil_div(p.boxes.images * rows * p.boxes.columns, Config::kBoxes / 2);
+  p.tiles = p.channel_tiles * ceil_div(p.boxes.images * rows * p.boxes.columns, Config::kBoxes / 2);
   return start<Config>(conv_sm90<Config>, kSharedBytes, p, input, weight,
                        std::min(p.tiles, how.multiprocessors), how.stream);
 }

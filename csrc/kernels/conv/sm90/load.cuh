@@ -140,9 +140,9 @@ class Loader : public StageWriter<Config, kWeights> {
 #pragma unroll
       for (int row = 0; row < Config::kKernelRows; ++row) {
         if (!is_needed(row)) continue;
-        cute::SM90_TMA_LOAD_3D::copy(
-            &p_.map_weight, barrier, kCacheHint, &stage.weight[row], channel,
-            row * p_.shape.kernel.columns + step.kernel_column, tile.channel);
+        cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier, kCacheHint, &stage.weight[row],
+                                     channel, row * p_.shape.kernel.columns + step.kernel_column,
+                                     tile.channel);
       }
     } else {
       const auto load = [&](const CUtensorMap& map, int own_channel) {

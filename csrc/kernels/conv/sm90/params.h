@@ -117,6 +117,9 @@ struct DeviationPoolParams {
   const void* reference;  // one image; null if plain
   void* output;
   float* norms;  // unused if plain, like `groups`
+  // Norms of the input, of 2^log2_norm_columns columns together; null: not given.
+  const float* norm_input;
+  int log2_norm_columns, norm_groups;
   int images, channels, groups;
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
@@ -214,8 +217,8 @@ struct ConvParams {
   bool weight_is_ready;  // see overlap.cuh
   InputNorms norm_input;
   Tau<float> tau;
-  const void* bias;      // may be null
-  const void* residual;  // like the output; may be null
+  const void* bias;         // may be null
+  const void* residual;     // like the output; may be null
   bool residual_is_shared;  // it is one image, for all; boxes then have one image
   Activation activation;
   void* output;

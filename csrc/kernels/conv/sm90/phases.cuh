@@ -1,7 +1,7 @@
-// The output of a convolution in phases, put in its places: channels [row][column][C] of a pixel are
-// those of 2 x 2 pixels. 64 channels of the convolution are channels of one such pixel, or, with C =
-// 32, all of two neighbouring columns. Each phase of so many is an image of its own, whose pixels lie
-// apart in memory.
+// The output of a convolution in phases, put in its places: channels [row][column][C] of a pixel
+// are those of 2 x 2 pixels. 64 channels of the convolution are channels of one such pixel, or,
+// with C = 32, all of two neighbouring columns. Each phase of so many is an image of its own, whose
+// pixels lie apart in memory.
 #pragma once
 
 #include <cuda.h>
@@ -33,8 +33,8 @@ __device__ __forceinline__ const CUtensorMap* map_of_phase(const ConvParams& p, 
   return phase == 0 ? &p.map_output : &p.map_phases[phase - 1];
 }
 
-// The place of a pixel's norm of 64 channels, from `channel` on, in (images, rows, columns, groups).
-// In phases of 32 channels a norm is that of two neighbouring columns.
+// The place of a pixel's norm of 64 channels, from `channel` on, in (images, rows, columns,
+// groups). In phases of 32 channels a norm is that of two neighbouring columns.
 __device__ __forceinline__ int64_t place_of_norm(const ConvParams& p, int image, int row,
                                                  int column, int channel) {
   constexpr int kBlock = kernels::sm90::kBlock;

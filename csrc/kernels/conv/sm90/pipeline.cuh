@@ -36,7 +36,7 @@ struct Config {
   static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
   static constexpr bool kClaimsEarly = false, kSegmented = false, kResident = false;
   static constexpr bool kPools = false, kStrips = false;
-  static constexpr int kKernelRows = 1;  // of a step
+  static constexpr int kKernelRows = 1;                      // of a step
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
   // Whether box `i` of a tile has only kLastWidth pixels.
