@@ -28,6 +28,27 @@ __device__ inline void copy_word_async(void* to_shared, const void* from_global,
                : "memory");
 }
 
+// Loads 2 bytes, or 0 if they do not exist. Volatile, so that the compiler issues several such
+// loads before it uses the first. Not ld.global.nc: see overlap.cuh.
+__device__ inline uint32_t load_two_bytes(const uint16_t* from, bool exists) {
+  uint32_t entry = 0;
+  asm volatile(
+      "{\n.reg .pred exists;\nsetp.ne.b32 exists, %2, 0;\n"
+      "@exists ld.global.u16 %0, [%1];\n}"
+      : "+r"(entry)
+      : "l"(from), "r"(static_cast<int>(exists)));
+  return entry;
+}
+
+// Stores 16 bytes if `exists`. In one piece: the compiler may split an assignment into words.
+__device__ inline void store_chunk(void* to, const uint32_t (&words)[4], bool exists) {
+  asm volatile(
+      "{\n.reg .pred exists;\nsetp.ne.b32 exists, %5, 0;\n"
+      "@exists st.global.v4.u32 [%4], {%0, %1, %2, %3};\n}" ::"r"(words[0]),
+      "r"(words[1]), "r"(words[2]), "r"(words[3]), "l"(to), "r"(static_cast<int>(exists))
+      : "memory");
+}
+
 // A word of shared memory.
 __device__ inline uint32_t load_shared(uint32_t address) {
   uint32_t word;

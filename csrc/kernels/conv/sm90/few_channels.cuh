@@ -67,9 +67,10 @@ class FewChannels {
       if (next < p_.tiles) copy_patch(p_, FewChannelsTile(p_, next), patch(buffer));
       commit_copies();
       if (next == blockIdx.x) {
+        const Element bias = load_bias();  // on its way with the weights
         stage_weights(p_, first_channel_, weights_);
         stage_places(p_, places_);
-        stage_bias();
+        if (threadIdx.x < 64) bias_[threadIdx.x] = widen(bias);
         cutlass::arch::fence_view_async_shared();  // wgmma reads the weights
       } else {
         multiply_tile(FewChannelsTile(p_, number), shared_address(patch(buffer ^ 1)));
@@ -88,11 +89,13 @@ class FewChannels {
 
   __device__ uint16_t* patch(int buffer) const { return patches_ + buffer * p_.plan.patch(); }
 
-  __device__ void stage_bias() const {
-    if (threadIdx.x >= 64) return;
+  // The bias of a channel for each of the first 64 threads.
+  __device__ Element load_bias() const {
     const int channel = first_channel_ + threadIdx.x;
-    const bool exists = p_.bias != nullptr && channel < p_.shape.out_channels;
-    bias_[threadIdx.x] = exists ? widen(static_cast<const Element*>(p_.bias)[channel]) : 0;
+    const bool exists = p_.bias != nullptr && threadIdx.x < 64 && channel < p_.shape.out_channels;
+    const auto* biases = static_cast<const uint16_t*>(p_.bias);
+    return __builtin_bit_cast(Element,
+                              static_cast<uint16_t>(load_two_bytes(biases + channel, exists)));
   }
 
   // The places of the thread's pairs in the steps of a pass.
@@ -217,6 +220,7 @@ class FewChannels {
     const bool relu = p_.activation == Activation::kRelu;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
+      if (first_channel_ + half * 32 >= p_.shape.out_channels) break;  // for all threads alike
       const int of_group = half * 32 + threadIdx.x % 4 * 8, channel = first_channel_ + of_group;
       float bias[8];
 #pragma unroll
@@ -240,10 +244,7 @@ class FewChannels {
 #pragma unroll
           for (int j = 0; j < 4; ++j) add_squares<Element>(squares, exists ? pairs[j] : 0);
         }
-        if (exists) {
-          *reinterpret_cast<uint4*>(static_cast<Element*>(p_.output) + at) = {pairs[0], pairs[1],
-                                                                              pairs[2], pairs[3]};
-        }
+        store_chunk(static_cast<Element*>(p_.output) + at, pairs, exists);
       }
     }
   }
@@ -316,7 +317,6 @@ cudaError_t launch_few_channels(FewChannelsParams p, int multiprocessors, cudaSt
   p.by_row_tiles = Divisor(ceil_div(shape.output.rows, p.plan.rows));
   p.by_strips = Divisor(p.plan.strips);
   p.by_patch_rows = Divisor(p.plan.patch_rows);
-  p.by_copies = Divisor(p.plan.line / p.together);
   const int blocks = std::min(p.tiles, few_channels_grid(shape, p.plan, multiprocessors));
   switch (p.plan.steps) {
     case 2:

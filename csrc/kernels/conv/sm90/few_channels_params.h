@@ -39,6 +39,7 @@ struct FewChannelsPlan {
   int output_step;           // patch rows between output rows
   int kernel_step;           // and between kernel rows
   int line, image;           // distances between rows and between images, in entries
+  int log2_row_threads;      // that copy a row
 
   __host__ __device__ int all_steps() const { return steps * passes; }
   __host__ __device__ int weight_blocks() const { return (all_steps() + 3) / 4; }  // of a parity
@@ -57,7 +58,7 @@ struct FewChannelsParams {
   FewChannelsPlan plan;
   // Set by the launch.
   int tiles = 0;
-  Divisor by_column_tiles{}, by_row_tiles{}, by_strips{}, by_patch_rows{}, by_copies{};
+  Divisor by_column_tiles{}, by_row_tiles{}, by_strips{}, by_patch_rows{};
 };
 
 }  // namespace spamm::kernels::conv::sm90

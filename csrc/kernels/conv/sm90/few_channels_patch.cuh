@@ -28,60 +28,64 @@ struct FewChannelsTile {
   }
 };
 
-// Entry `at` of patch row `row` in the input; null if it lies in the padding or does not exist.
-__device__ inline const uint16_t* patch_source(const FewChannelsParams& p,
-                                               const FewChannelsTile& tile, int row, int at) {
-  int image = 0;
-  if (p.plan.along_images) p.by_patch_rows(image, row, row);
-  image += tile.image;
-  const Extent& input = p.shape.input;
-  const int y = tile.row * p.shape.stride.rows - p.shape.padding.rows + row * p.plan.row_step;
-  const int length = input.columns * p.shape.channels, entry = tile.first_entry + at;
-  const bool exists = image < input.images && static_cast<unsigned>(y) < input.rows &&
-                      static_cast<unsigned>(entry) < length;
-  if (!exists) return nullptr;
-  return static_cast<const uint16_t*>(p.input) +
-         (static_cast<int64_t>(image) * input.rows + y) * length + entry;
-}
+// A row of a patch and where it comes from.
+struct PatchRow {
+  const uint16_t* from;  // where the patch begins in the input row, which may be before it
+  int first;             // entries of the input row before that
+  int length;            // of the input row; 0 if it lies in the padding or does not exist
+  uint16_t* to;
 
-__device__ inline int patch_target(const FewChannelsParams& p, int row, int at) {
-  int image = 0;
-  if (p.plan.along_images) p.by_patch_rows(image, row, row);
-  return image * p.plan.image + row * p.plan.line + at;
-}
+  __device__ PatchRow(const FewChannelsParams& p, const FewChannelsTile& tile, uint16_t* patch,
+                      int row) {
+    int image = 0;
+    if (p.plan.along_images) p.by_patch_rows(image, row, row);
+    const Extent& input = p.shape.input;
+    const int y = tile.row * p.shape.stride.rows - p.shape.padding.rows + row * p.plan.row_step;
+    const bool exists = tile.image + image < input.images && static_cast<unsigned>(y) < input.rows;
+    const int entries = input.columns * p.shape.channels;
+    const int64_t line = static_cast<int64_t>(tile.image + image) * input.rows + y;
+    first = tile.first_entry;
+    from = static_cast<const uint16_t*>(p.input) + line * entries + first;
+    length = exists ? entries : 0;
+    to = patch + image * p.plan.image + row * p.plan.line;
+  }
 
-// Starts the copy, kTogether entries at a time, which lie inside of their row or outside. With
-// single entries the copy is over when it returns. The thread block calls it together.
+  __device__ bool has(int entry) const { return static_cast<unsigned>(first + entry) < length; }
+};
+
+// Starts the copy of a patch, kTogether entries at a time, which lie inside of their row or
+// outside. With single entries it is over when this returns. The thread block calls it together;
+// some threads share a row.
 template <int kTogether>
 __device__ void copy_patch(const FewChannelsParams& p, const FewChannelsTile& tile,
                            uint16_t* patch) {
-  constexpr int kUnroll = kTogether == 1 ? 8 : 2;
-  const int count = p.plan.images * p.plan.patch_rows * p.by_copies.divisor;
-  for (int first = threadIdx.x; first < count; first += kUnroll * kFewChannelsThreads) {
-    const uint16_t* from[kUnroll];
-    int to[kUnroll];
-#pragma unroll
-    for (int i = 0; i < kUnroll; ++i) {
-      int row, number;
-      p.by_copies(row, number, min(first + i * kFewChannelsThreads, count - 1));
-      from[i] = patch_source(p, tile, row, number * kTogether);
-      to[i] = patch_target(p, row, number * kTogether);
-    }
+  const int log2 = p.plan.log2_row_threads, step = kTogether << log2;
+  const int rows = p.plan.images * p.plan.patch_rows, line = p.plan.line;
+  for (int number = threadIdx.x >> log2; number < rows; number += kFewChannelsThreads >> log2) {
+    const PatchRow row(p, tile, patch, number);
+    const int first = (threadIdx.x & ((1 << log2) - 1)) * kTogether;
     if constexpr (kTogether == 1) {
-      uint16_t entries[kUnroll];
+      constexpr int kUnroll = 8;
+      for (int at = first; at < line; at += kUnroll * step) {
+        uint32_t entries[kUnroll];
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) entries[i] = from[i] == nullptr ? 0 : *from[i];
+        for (int i = 0; i < kUnroll; ++i) {
+          const int entry = at + i * step;
+          entries[i] = load_two_bytes(row.from + entry, entry < line && row.has(entry));
+        }
 #pragma unroll
-      for (int i = 0; i < kUnroll; ++i) patch[to[i]] = entries[i];
+        for (int i = 0; i < kUnroll; ++i) {
+          if (at + i * step < line) row.to[at + i * step] = static_cast<uint16_t>(entries[i]);
+        }
+      }
     } else {
-#pragma unroll
-      for (int i = 0; i < kUnroll; ++i) {
-        const bool exists = from[i] != nullptr;
-        const void* source = exists ? from[i] : p.input;
+      for (int at = first; at < line; at += step) {
+        const bool exists = row.has(at);
+        const void* from = exists ? row.from + at : p.input;
         if constexpr (kTogether == 8) {
-          copy_async(patch + to[i], source, exists ? 16 : 0);
+          copy_async(row.to + at, from, exists ? 16 : 0);
         } else {
-          copy_word_async(patch + to[i], source, exists ? 4 : 0);
+          copy_word_async(row.to + at, from, exists ? 4 : 0);
         }
       }
     }

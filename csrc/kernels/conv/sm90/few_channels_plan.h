@@ -2,6 +2,8 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
 #include <iterator>
 #include <optional>
 
@@ -73,6 +75,9 @@ inline FewChannelsPlan cut_few_channels(const ConvShape& shape, bool along_image
   plan.image = static_cast<int>(std::min(int64_t{plan.patch_rows} * plan.line, kTooLarge));
   // An odd multiple of 16 bytes, so that eight images lie in different banks.
   if (along_images && plan.image % 16 == 0) plan.image += 8;
+  // A warp for a row, or less where a row has fewer chunks of 8 entries.
+  const auto chunks = static_cast<uint32_t>(plan.line / 8);
+  plan.log2_row_threads = std::min<int>(std::bit_width(chunks - 1), 5);
   return plan;
 }
 

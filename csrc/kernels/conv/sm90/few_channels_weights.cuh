@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/common/ptx_sm80.cuh"
 #include "kernels/common/wgmma_sm90.cuh"
 #include "kernels/conv/sm90/few_channels_params.h"
 
@@ -20,41 +21,66 @@ __device__ inline bool is_in_window(const FewChannelsWindow& window, int parity,
   return static_cast<unsigned>(entry - window.lead(parity)) < window.entries;
 }
 
-// Copies the weights of 64 output channels from `first_channel` on, 8 entries of K at a time, with
-// zeros where there is no window and no channel. The thread block calls it together.
-__device__ inline void stage_weights(const FewChannelsParams& p, int first_channel,
-                                     kernels::sm90::OperandBlock* blocks) {
-  constexpr int kChunk = 8, kChunksOfLine = 8;
-  const FewChannelsWindow& window = p.plan.window;
-  const int chunks = p.plan.all_steps() * 2, kernel_rows = p.shape.kernel.rows;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < window.parities * 64 * chunks; i += kFewChannelsThreads) {
-    const int line = i / chunks, chunk = i - line * chunks;
-    const int parity = line / 64, column = line % 64;
+// Eight entries of K of an output channel, where the operand block has them together.
+struct WeightChunk {
+  kernels::sm90::OperandBlock* block;
+  int column, chunk;
+  uint32_t entries[8];
+
+  // Starts to load chunk `number`, with zeros where there is no window and no channel.
+  __device__ void load(const FewChannelsParams& p, int first_channel, int number,
+                       kernels::sm90::OperandBlock* blocks) {
+    constexpr int kPairs = 4, kChunksOfLine = 8;
+    const FewChannelsWindow& window = p.plan.window;
+    const int chunks = p.plan.all_steps() * 2, kernel_rows = p.shape.kernel.rows;
+    const int line = number / chunks, parity = line / 64;
+    const int of_line = number - line * chunks;
+    column = line % 64;
+    chunk = of_line % kChunksOfLine;
+    block = blocks + parity * p.plan.weight_blocks() + of_line / kChunksOfLine;
     const int channel = first_channel + channel_of_column(column);
-    int row = chunk * (kChunk / 2) / window.pairs;
-    int entry = (chunk * (kChunk / 2) - row * window.pairs) * 2;
+    int row = of_line * kPairs / window.pairs;
+    int entry = (of_line * kPairs - row * window.pairs) * 2;
     const auto* from = static_cast<const uint16_t*>(p.weight) +
                        static_cast<int64_t>(channel) * kernel_rows * window.entries -
                        window.lead(parity);
-    uint32_t words[kChunk / 2];
 #pragma unroll
-    for (uint32_t& word : words) {
+    for (int i = 0; i < 2 * kPairs; i += 2) {
       const bool exists = channel < p.shape.out_channels && row < kernel_rows;
       const auto* pair = from + row * window.entries + entry;
-      const uint32_t low = exists && is_in_window(window, parity, entry) ? pair[0] : 0;
-      const uint32_t high = exists && is_in_window(window, parity, entry + 1) ? pair[1] : 0;
-      word = low | high << 16;
+      entries[i] = load_two_bytes(pair, exists && is_in_window(window, parity, entry));
+      entries[i + 1] = load_two_bytes(pair + 1, exists && is_in_window(window, parity, entry + 1));
       entry += 2;
       if (entry == 2 * window.pairs) {
         entry = 0;
         ++row;
       }
     }
-    auto& block = blocks[parity * p.plan.weight_blocks() + chunk / kChunksOfLine];
-    const int swizzled = chunk % kChunksOfLine ^ column % 8;
-    *reinterpret_cast<uint4*>(block.bytes + column * kernels::sm90::kLineBytes + swizzled * 16) = {
-        words[0], words[1], words[2], words[3]};
+  }
+
+  __device__ void store() const {
+    uint8_t* line = block->bytes + column * kernels::sm90::kLineBytes;
+    *reinterpret_cast<uint4*>(line + (chunk ^ column % 8) * 16) = {
+        entries[0] | entries[1] << 16, entries[2] | entries[3] << 16, entries[4] | entries[5] << 16,
+        entries[6] | entries[7] << 16};
+  }
+};
+
+// Copies the weights of 64 output channels from `first_channel` on. The thread block calls it
+// together.
+__device__ inline void stage_weights(const FewChannelsParams& p, int first_channel,
+                                     kernels::sm90::OperandBlock* blocks) {
+  constexpr int kAtOnce = 3;  // 24 loads in flight
+  const int count = p.plan.window.parities * 64 * p.plan.all_steps() * 2;
+#pragma unroll 1
+  for (int first = threadIdx.x; first < count; first += kAtOnce * kFewChannelsThreads) {
+    WeightChunk chunks[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      chunks[i].load(p, first_channel, min(first + i * kFewChannelsThreads, count - 1), blocks);
+    }
+#pragma unroll
+    for (const WeightChunk& chunk : chunks) chunk.store();
   }
 }
 
