@@ -314,9 +314,9 @@ def strips(x):
 
 
 def orders():
-    """Orders of images, of few and of many."""
-    for dtype, count in itertools.product(DTYPES, (1, 33, 1024)):
-        images = torch.rand(count, 1, 7, 9, device="cuda").to(dtype)
+    """Orders of images, of few and of many; copies by entries and by 16 bytes."""
+    for dtype, count, size in itertools.product(DTYPES, (1, 33, 1024), ((7, 9), (8, 8))):
+        images = torch.rand(count, 1, *size, device="cuda").to(dtype)
         spamm_torch.likeness_order(images, 16)
         torch.ops.spamm_torch.order_images(images, 1)
 

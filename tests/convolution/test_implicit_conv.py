@@ -10,6 +10,7 @@ import functools
 import math
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -622,3 +623,28 @@ def test_another_thread_may_change_the_tf32_setting(monkeypatch):
         thread.join()
         sys.setswitchinterval(before)
     assert (torch.stack(errors) < 1e-2 * exact.norm()).all()
+
+
+@pytest.mark.cuda
+def test_the_same_memory_holds_tensors_of_other_shapes():
+    """What a thread keeps of a call's tensors is right for those of the next, and of its own."""
+    weights = [torch.randn(64, channels, 3, 3, device="cuda").half() for channels in (64, 128)]
+    shapes = [(2, 64, 8, 12), (2, 64, 12, 8), (1, 128, 8, 12), (4, 64, 6, 8), (1, 64, 16, 12)]
+
+    def compute(seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        memory = torch.randn(2 * 64 * 96, device="cuda", generator=generator).half() / 32
+        errors = []
+        with torch.cuda.stream(torch.cuda.Stream()):
+            torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+            for images, channels, rows, columns in shapes * 3:
+                input = memory.view(images, rows, columns, channels).permute(0, 3, 1, 2)
+                weight = weights[channels // 64 - 1]
+                for tau in (0.0, 1e-30):
+                    got = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
+                    expected = F.conv2d(input.double(), weight.double(), padding=1)
+                    errors.append((got - expected).abs().max() / expected.abs().max())
+            return max(errors).item()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert all(error < 2e-3 for error in pool.map(compute, range(3)))

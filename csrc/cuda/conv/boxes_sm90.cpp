@@ -21,7 +21,7 @@ Box best_box(const spamm::ConvShape& shape) {
     for (int rows = 0; rows + images <= log2_pixels; ++rows) {
       const Log2Block box = {images, rows, log2_pixels - images - rows};
       if (!strides_fit(box, stride)) continue;
-      const Extent boxes = count(grid, box);  // shifts: dividing took half a microsecond
+      const Extent boxes = count(grid, box);  // by shifts
       const int64_t number = int64_t{1} * boxes.images * boxes.rows * boxes.columns;
       if (fewest < 0 || number < fewest) {
         fewest = number;
