@@ -161,7 +161,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
     int first = channel;
-    const CUtensorMap* const map = Config::kStrips ? map_of_phase(p, first) : &p.map_output;
+    const CUtensorMap* const map = Config::kDeviates ? map_of_phase(p, first) : &p.map_output;
     cute::SM90_TMA_STORE_4D::copy(map, &staging, first, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }
@@ -178,7 +178,7 @@ __device__ __forceinline__ void store_zeros(const ConvParams& p, int channel, co
                                             const OperandBlock& zeros) {
   if (threadIdx.x % 128 == 0) {
     int first = channel;
-    const CUtensorMap* const map = Config::kStrips ? map_of_phase(p, first) : &p.map_output;
+    const CUtensorMap* const map = Config::kDeviates ? map_of_phase(p, first) : &p.map_output;
     cute::SM90_TMA_STORE_4D::copy(map, &zeros, first, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }
