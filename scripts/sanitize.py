@@ -296,9 +296,10 @@ def deviations():
 
 def strips(x):
     """Convolutions by strips: of one part and of two, as they are and in phases."""
-    second, options = torch.randn(5, 24, 9, 10).to(x), {"threshold": 2.0**-149, "activation": "relu"}
-    parts = [torch.cat((x, x[:, :56]), 1), second]
-    for own, outer, in_phases in itertools.product((parts[:1], parts), (40, 128, 256), (False, True)):
+    options = {"threshold": 2.0**-149, "activation": "relu"}
+    parts = [torch.cat((x, x[:, :56]), 1), torch.randn(5, 24, 9, 10).to(x)]
+    cases = itertools.product((parts[:1], parts), (40, 128, 256), (False, True))
+    for own, outer, in_phases in cases:
         weight = torch.randn(outer, sum(part.shape[1] for part in own), 3, 3).to(x)
         norms = [torch.ops.spamm_torch.join_deviations([part])[1] for part in own]
         torch.ops.spamm_torch.conv2d_deviation_parts(

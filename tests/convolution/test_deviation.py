@@ -292,9 +292,9 @@ def test_one_residual_for_all_images(device, dtype, pixel_block, activation):
     found = OPS.conv2d_deviation(*given, residual=residual, **options)
     copies = residual.contiguous(memory_format=torch.channels_last)
     assert torch.equal(found, OPS.conv2d_deviation(*given, residual=copies, **options))
-    plain = {"tau": 2.0**-149, "pixel_block": pixel_block}
-    of_one = spamm_torch.conv2d(input, weight, padding=1, residual=residual, **plain)
-    assert torch.equal(of_one, spamm_torch.conv2d(input, weight, padding=1, residual=copies, **plain))
+    plain = {"padding": 1, "tau": 2.0**-149, "pixel_block": pixel_block}
+    of_one = spamm_torch.conv2d(input, weight, residual=residual, **plain)
+    assert torch.equal(of_one, spamm_torch.conv2d(input, weight, residual=copies, **plain))
 
 
 @pytest.mark.cuda

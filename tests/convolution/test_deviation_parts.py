@@ -88,6 +88,22 @@ def test_phases_are_put_in_their_places(device, dtype, channels, outputs, size):
     check(found, norms, expected(*given, in_phases=True), in_phases=True)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("kernel", [1, 3, 5])
+@pytest.mark.parametrize("setting", [{"threshold": 1e-30}, {"pixel_block": (1, 16, 4)}])
+@pytest.mark.parametrize("outputs", [128, 256, 64])
+def test_phases_of_other_kernels(device, dtype, kernel, setting, outputs):
+    parts, _, base = operands(device, (72,), outputs, (20, 27), dtype)
+    weight = torch.randn(outputs, 72, kernel, kernel, generator=torch.Generator().manual_seed(1))
+    weight = (weight / 20).to(parts[0])
+    options = {"norm_parts": norms_of(parts), "in_phases": True, **ZEROS, **setting}
+    padding = [kernel // 2, kernel // 2]
+    found, norms = PARTS(parts, weight, base, 1, padding, **options)
+    sums = F.conv2d(parts[0].double(), weight.double(), None, 1, padding)
+    wanted = placed(F.relu(sums + base.double()) - F.relu(base.double()))
+    check(found, norms, wanted, in_phases=True)
+
+
 @pytest.mark.parametrize("in_phases", [False, True])
 @pytest.mark.parametrize("of_parts", FORMATS)
 def test_norms_that_are_not_given(device, in_phases, of_parts):

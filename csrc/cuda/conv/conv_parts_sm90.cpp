@@ -1,5 +1,5 @@
-// Hopper's convolution of deviations of two parts, and of an output in phases: turns tensors into
-// kernel parameters. Both are for the kernels by strips.
+// Hopper's convolution of deviations of two parts, by strips, and of an output in phases: turns
+// tensors into kernel parameters.
 #include "conv/deviation_parts.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/channels_last.h"
@@ -25,16 +25,21 @@ bool phases_fit(const Convolution& conv) {
              kMost;
 }
 
-bool supports(const Convolution& conv, const Knob& knob, const DeviationParts& given) {
-  const auto is_aligned = [](int64_t channels) {
-    return channels > 0 && channels * 2 % kAlignment == 0;
+bool parts_fit(const Convolution& conv, const Knob& knob, const DeviationParts& given) {
+  const auto is_aligned = [](const Tensor& x) {
+    return x.size(1) > 0 && x.size(1) * x.element_size() % kAlignment == 0;
   };
   const auto& parts = given.parts;
-  const bool parts_fit =
-      parts.size() == 1 || (parts.size() == 2 && parts[0].size(1) % kGroup == 0 &&
-                            is_aligned(parts[1].size(1)) && !given.norms.empty());
-  return parts_fit && is_aligned(parts[0].size(1)) && is_aligned(conv.shape.out_channels) &&
-         runs_by_strips(conv, knob) && fits_hopper(conv) && (!given.in_phases || phases_fit(conv));
+  if (parts.size() == 1) return strides_fit(log2_block(conv.blocks.edge), size2(conv.shape.stride));
+  return parts.size() == 2 && parts[0].size(1) % kGroup == 0 && is_aligned(parts[0]) &&
+         is_aligned(parts[1]) && !given.norms.empty() && runs_by_strips(conv, knob);
+}
+
+bool supports(const Convolution& conv, const Knob& knob, const DeviationParts& given) {
+  return is_half(conv.input.scalar_type()) &&
+         conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         runs_as_deviation(conv) && parts_fit(conv, knob, given) && fits_hopper(conv) &&
+         (!given.in_phases || phases_fit(conv));
 }
 
 template <class Element>
@@ -42,7 +47,8 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob, const Devi
   const OnDevice device(conv.input);
   const cudaStream_t stream = device.stream();
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  Arguments arguments(conv, input.options(), conv.shape.in_channels);
+  const int64_t channels = given.parts.size() == 1 ? input.size(1) : conv.shape.in_channels;
+  Arguments arguments(conv, input.options(), channels);
   ConvParams& p = arguments.params;
   p.box = box_of(p.block);
   const TileSize tile = choose_tile(conv, p, /*dense=*/false, device.multiprocessors());

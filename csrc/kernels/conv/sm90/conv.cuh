@@ -161,13 +161,27 @@ class StagedOperands {
   Descriptor<Config, typename Storage<Config>::Stage> weight_, pixels_;
 };
 
+// Fills the block that boxes of zeros are stored from. All multiplying warpgroups call it.
+template <class Config, class Shared>
+__device__ __forceinline__ void clear_zeros(Shared& storage) {
+  constexpr int kThreads = 128 * Config::kWarpgroups;
+  auto* const words = reinterpret_cast<uint4*>(storage.zeros.bytes);
+  for (int i = threadIdx.x % kThreads; i < sizeof(OperandBlock) / sizeof(uint4); i += kThreads) {
+    words[i] = {};
+  }
+  cute::tma_store_fence();
+  cutlass::arch::NamedBarrier::sync(kThreads, kFirstPairBarrier);
+}
+
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config, class Operands, class Shared>
 __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& storage) {
   const int row = warpgroup * 2 / Config::kBoxes, first_box = warpgroup * 2 % Config::kBoxes;
   Operands operands(storage, warpgroup);
   float acc[Config::kValues] = {};
+  uint32_t computed = 0;  // bits of the boxes that got sums in this tile
   HeldRow<Config> held;
+  if constexpr (Config::kStoresZeros) clear_zeros<Config>(storage);
   auto& ring = storage.ring;
   RingPosition<Config::kStages> at;
   const auto notice_at = [&](const RingPosition<Config::kStages>& stage) -> Notice {
@@ -178,6 +192,11 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
   while (!notice.ends_work()) {
     const uint32_t bits = bits_of<Config>(notice, warpgroup);
     const bool ends_tile = notice.ends_tile();
+    if constexpr (Config::kStoresZeros) {
+#pragma unroll
+      for (int row = 0; row < Config::kKernelRows; ++row) computed |= bits >> 2 * row & 3;
+      computed |= notice.brought_mask(warpgroup);
+    }
     RingPosition<Config::kStages> next = at;
     next.advance();
     Notice next_notice{};
@@ -222,7 +241,11 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     if (ends_tile) {
       ChannelBias bias;
       bias.load(p, channel, static_cast<const typename Config::Element*>(p.bias));
-      if constexpr (Config::kPools) {
+      if constexpr (Config::kStoresZeros) {
+        store_deviations<Config>(p, channel, boxes, computed, storage.zeros,
+                                 storage.output[warpgroup], acc);
+        computed = 0;
+      } else if constexpr (Config::kPools) {
         pool<Config>(p, warpgroup, channel, boxes, bias, storage, held, acc);
       } else if constexpr (Config::kSegmented) {
         join_segments<Config>(p, warpgroup, channel, boxes, bias, storage, acc);

@@ -161,7 +161,7 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
   cutlass::arch::NamedBarrier::sync(128, warpgroup);
   if (leads) {
     int first = channel;
-    const CUtensorMap* const map = Config::kStrips ? map_of_phase(p, first) : &p.map_output;
+    const CUtensorMap* const map = Config::kDeviates ? map_of_phase(p, first) : &p.map_output;
     cute::SM90_TMA_STORE_4D::copy(map, &staging, first, box.column, box.row, box.image);
     cute::tma_store_arrive();
   }
@@ -169,6 +169,20 @@ __device__ __forceinline__ void store_box(const ConvParams& p, int channel, cons
     store_pixel_norms<typename Config::Element>(p, channel, box, staging);
   if constexpr (Config::kByPixel)
     store_norms_of_pixels<typename Config::Element>(p, channel, box, staging);
+}
+
+// Stores a box of zeros of deviations, with the norms of its pixels. Nothing is staged, so nothing
+// waits for the store before.
+template <class Config>
+__device__ __forceinline__ void store_zeros(const ConvParams& p, int channel, const Box& box,
+                                            const OperandBlock& zeros) {
+  if (threadIdx.x % 128 == 0) {
+    int first = channel;
+    const CUtensorMap* const map = Config::kDeviates ? map_of_phase(p, first) : &p.map_output;
+    cute::SM90_TMA_STORE_4D::copy(map, &zeros, first, box.column, box.row, box.image);
+    cute::tma_store_arrive();
+  }
+  store_norms_of_zeros(p, channel, box);
 }
 
 // Adds up the threads' sums of squares of kCount boxes of a warpgroup and stores the output norms.
@@ -212,7 +226,27 @@ __device__ __forceinline__ void store(const ConvParams& p, int channel, const Bo
   store_norms<Element>(p, channel, boxes, squares, shared);
 }
 
-// The same for a single box.
+// Stores a warpgroup's boxes of deviations. Those whose bits are not set in `computed` are zero.
+template <class Config>
+__device__ __forceinline__ void store_deviations(const ConvParams& p, int channel, const Box* boxes,
+                                                 uint32_t computed, const OperandBlock& zeros,
+                                                 OperandBlock& staging,
+                                                 const float (&acc)[Config::kValues]) {
+  const ChannelBias none;
+  uint32_t pairs[kBlock / 4];
+  if (computed & 1) {
+    store_box<Config, 0>(p, channel, boxes[0], staging, none, /*relu=*/false, acc, pairs);
+  } else {
+    store_zeros<Config>(p, channel, boxes[0], zeros);
+  }
+  if (computed & 2) {
+    store_box<Config, 1>(p, channel, boxes[1], staging, none, /*relu=*/false, acc, pairs);
+  } else {
+    store_zeros<Config>(p, channel, boxes[1], zeros);
+  }
+}
+
+// store() for a single box.
 template <class Config>
 __device__ __forceinline__ void store_one(const ConvParams& p, int channel, const Box& box,
                                           OperandBlock& staging,

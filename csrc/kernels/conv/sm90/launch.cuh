@@ -88,7 +88,7 @@ cudaError_t encode_output(ConvParams& p) {
     return encode_pixels<Element>(p.map_output, p.output, pooled, p.shape.out_channels, p.box,
                                   {1, 1}, images_of_store<Config>(p));
   }
-  if constexpr (Config::kStrips) {
+  if constexpr (Config::kStoresZeros) {
     if (p.phase_channels > 0) return encode_phases<Element>(p);
   }
   return encode_pixels<Element>(p.map_output, p.output, output, p.shape.out_channels, p.box,
@@ -330,7 +330,7 @@ cudaError_t convolve(ConvParams p, const void* input, const void* weight, const 
 }
 
 // The same for deviations from a reference: the caller also sets base, base_activation, norm_pixels
-// and by_strips, with it second and phase_channels. A pixel block lies in one image.
+// and by_strips, with it second, and of half types phase_channels. A pixel block lies in one image.
 template <class Element, Tiles kTiles>
 cudaError_t convolve_deviations(ConvParams p, const void* input, const void* weight,
                                 const Launch& how) {

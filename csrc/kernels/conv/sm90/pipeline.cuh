@@ -35,7 +35,7 @@ struct Config {
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
   static constexpr bool kAddsResidual = kParts == 1, kByPixel = false, kDeviates = false;
   static constexpr bool kClaimsEarly = false, kSegmented = false, kResident = false;
-  static constexpr bool kPools = false, kStrips = false;
+  static constexpr bool kPools = false, kStrips = false, kStoresZeros = false;
   static constexpr int kKernelRows = 1;                      // of a step
   static constexpr int kValues = (kBlock + kLastWidth) / 2;  // sums in each thread
 
@@ -62,6 +62,8 @@ struct ConfigByPixel : Config<Element, kRows, kBoxes, kBlock, kStages> {
 template <class Element, int kRows, int kBoxes, int kStages>
 struct DeviationConfig : Config<Element, kRows, kBoxes, kBlock, kStages> {
   static constexpr bool kDeviates = true;
+  // Boxes without a product and a residual are zero, and stored without being staged.
+  static constexpr bool kStoresZeros = sizeof(Element) == 2;
   // Where many tiles have no step, claiming them would take most of the time. The threads of larger
   // tiles have no registers for it.
   static constexpr bool kClaimsEarly = kRows * kBoxes <= 4;
@@ -227,8 +229,16 @@ template <class Config>
 using RingOf = kernels::sm90::Ring<Tile<Config>, StepOf<Config>, NoticeOf<Config>, Config::kStages,
                                    Config::kLists, Config::kListCapacity>;
 
+// What boxes without a product are stored from (epilogue.cuh).
+template <bool kIsThere>
+struct ZeroBlock {
+  OperandBlock zeros;
+};
+template <>
+struct ZeroBlock<false> {};
+
 template <class Config>
-struct Storage : Blocks<Config> {
+struct Storage : Blocks<Config>, ZeroBlock<Config::kStoresZeros> {
   using Ring = RingOf<Config>;
 
   BoxSquares<typename Config::Element> squares[Config::kWarpgroups];

@@ -37,6 +37,27 @@ __device__ __forceinline__ const uint8_t* block_of_half(const OperandBlock (&blo
   return blocks[half].bytes;
 }
 
+// Stores the norm of a pixel of a box, if it exists.
+__device__ __forceinline__ void store_pixel_norm(const ConvParams& p, int channel, const Box& box,
+                                                 int pixel, float norm) {
+  const Extent& output = p.shape.output;
+  const int column = box.column + (pixel & ((1 << p.box.columns) - 1));
+  const int row = box.row + (pixel >> p.box.columns & ((1 << p.box.rows) - 1));
+  const int image = box.image + (pixel >> (p.box.columns + p.box.rows));
+  if (image >= output.images || row >= output.rows || column >= output.columns ||
+      channel >= p.shape.out_channels) {
+    return;
+  }
+  p.norm_pixels[place_of_norm(p, image, row, column, channel)] = norm;
+}
+
+// Stores those of a box of zeros.
+__device__ __forceinline__ void store_norms_of_zeros(const ConvParams& p, int channel,
+                                                     const Box& box) {
+  const int pixel = threadIdx.x % 128;
+  if (p.norm_pixels != nullptr && pixel < kBlock) store_pixel_norm(p, channel, box, pixel, 0);
+}
+
 // Stores the norms of a warpgroup's box of 64 pixels x 64 channels, which is staged in TMA's
 // 128-byte swizzle. The caller has synchronised behind the staging, and does so before the next.
 template <class Element, class Staged>
@@ -54,15 +75,7 @@ __device__ __forceinline__ void store_pixel_norms(const ConvParams& p, int chann
     sum += squares_of<Element>(*reinterpret_cast<const uint4*>(line + chunk * 16));
   }
   sum += __shfl_xor_sync(~0u, sum, 1);
-  const Extent& output = p.shape.output;
-  const int column = box.column + (pixel & ((1 << p.box.columns) - 1));
-  const int row = box.row + (pixel >> p.box.columns & ((1 << p.box.rows) - 1));
-  const int image = box.image + (pixel >> (p.box.columns + p.box.rows));
-  if (half != 0 || image >= output.images || row >= output.rows || column >= output.columns ||
-      channel >= p.shape.out_channels) {
-    return;
-  }
-  p.norm_pixels[place_of_norm(p, image, row, column, channel)] = static_cast<float>(sqrt(sum));
+  if (half == 0) store_pixel_norm(p, channel, box, pixel, static_cast<float>(sqrt(sum)));
 }
 
 // The same for boxes of several pixels that hold all images, half types: a norm is that of all
