@@ -387,10 +387,10 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("conv2d_shards", &conv2d_shards_autograd);
   m.impl("spamm_shards", &spamm_shards_autograd);
   m.impl("order_images", &order_images_autograd);
-  for (const char* name : {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
-                           "conv2d_deviation_parts", "conv2d_max_pool", "max_pool2d",
-                           "max_pool2d_with_norms", "max_pool2d_deviation", "join_deviations",
-                           "chain", "multiply_part"}) {
+  for (const char* name :
+       {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
+        "conv2d_deviation_parts", "conv2d_max_pool", "max_pool2d", "max_pool2d_with_norms",
+        "max_pool2d_deviation", "join_deviations", "chain", "multiply_part"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name : {"multiply_into", "spamm_into"}) {
