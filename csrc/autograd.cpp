@@ -382,11 +382,11 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   m.impl("spamm", &spamm_autograd);
   m.impl("spamm_with_norms", &spamm_with_norms_autograd);
   m.impl("multiply", &multiply_autograd);
+  m.impl("order_images", &order_images_autograd);
   m.impl("conv2d", &conv2d_autograd);
   m.impl("dense_conv2d", &dense_conv2d_autograd);
   m.impl("conv2d_shards", &conv2d_shards_autograd);
   m.impl("spamm_shards", &spamm_shards_autograd);
-  m.impl("order_images", &order_images_autograd);
   for (const char* name :
        {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
         "conv2d_deviation_parts", "conv2d_max_pool", "max_pool2d", "max_pool2d_with_norms",

@@ -96,23 +96,21 @@ struct SlicedChunks {
   __device__ __forceinline__ bool any(bool x) const { return __syncthreads_or(x); }
 };
 
-// The same where a thread holds the chunks of all images, each a slice by itself.
+// The same where a thread holds the chunks of all images, each a slice by itself. Those that do not
+// exist are zero.
 template <class Element, int kLog2Lanes, int kImages>
 struct HeldChunks {
   const uint4 (&words)[kImages];
-  int images;  // that exist: the same in all threads
 
   template <class OfSlice, class Combine>
   __device__ __forceinline__ float combined(const OfSlice& of_slice, const Combine& combine) const {
     float x = 0;
 #pragma unroll
     for (int i = 0; i < kImages; ++i) {
-      if (i < images) {
-        const auto chunk = __builtin_bit_cast(Chunk<Element>, words[i]);
-        const float y =
-            combine_lanes<kLog2Lanes>(of_slice([&](const auto& visit) { visit(chunk); }), combine);
-        x = i == 0 ? y : combine(x, y);
-      }
+      const auto chunk = __builtin_bit_cast(Chunk<Element>, words[i]);
+      const float y =
+          combine_lanes<kLog2Lanes>(of_slice([&](const auto& visit) { visit(chunk); }), combine);
+      x = i == 0 ? y : combine(x, y);
     }
     return x;
   }
@@ -265,7 +263,7 @@ __device__ __forceinline__ void held_norms(const PixelNormsJob& job, int number,
 #pragma unroll
   for (int turn = 0; turn < kTurns; ++turn) {
     const float norm =
-        norm_of_chunks<Element>(HeldChunks<Element, kLog2Lanes, kImages>{words[turn], images});
+        norm_of_chunks<Element>(HeldChunks<Element, kLog2Lanes, kImages>{words[turn]});
     const int number_in_images = own_norm + turn * kNormsATurn;
     if (lane == 0 && number_in_images < norms) stored[number_in_images] = norm;
   }
