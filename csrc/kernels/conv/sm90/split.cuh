@@ -24,7 +24,8 @@ struct SplitConfig {
   using Later = kernels::multiply::sm90::NothingLater;
   static constexpr bool kKeepsRests = false, kByPixel = false, kPools = false;
   static constexpr bool kDeviates = false, kClaimsEarly = false, kSegmented = false;
-  static constexpr bool kStoresZeros = false;
+  static constexpr bool kStrips = false, kStoresZeros = false;
+  static constexpr int kKernelRows = 1;  // of a step
   static constexpr int kOwn = 2, kColumns = kBoxes;
   static constexpr int kWarpgroups = kRows * kBoxes / kOwn;
   static constexpr int kThreads = 128 * (1 + kWarpgroups);
