@@ -33,7 +33,7 @@ __device__ __forceinline__ void add_squares(SquareSum<Element>& sum, uint32_t pa
 }
 
 // A warp's 16 pixels, of which lane l has numbers l / 4 and l / 4 + 8.
-struct Strip {
+struct PixelStrip {
   uint32_t window;  // where the window of the lane's first pixel begins in shared memory
   int64_t output;   // where that pixel begins in the output
   int left;         // how many pixels exist from that one on
@@ -116,7 +116,7 @@ class FewChannels {
     // The first pixel of the lane, if it were in the tile's first strip.
     const int lane_pixel = threadIdx.x % 32 / 4;
     const int64_t line = static_cast<int64_t>(tile.image) * output.rows + tile.row;
-    Strip origin = {
+    PixelStrip origin = {
         patch + 2 * (tile.skew - plan.window.lead(parity_)) + lane_pixel * pixel_bytes_,
         (line * output.columns + tile.column) * p_.shape.out_channels + lane_pixel * pixel_output_,
         -lane_pixel};
@@ -133,9 +133,9 @@ class FewChannels {
     SquareSum<Element> squares = 0;
     for (int first = all ? 0 : warpgroup_ * kStripsOfProduct; first < strips;
          first += (all ? 1 : kFewChannelsWarpgroups) * kStripsOfProduct) {
-      const Strip strip = plan.along_images
-                              ? strip_of_images(tile, origin, first / kStripsOfProduct)
-                              : strip_of_columns(tile, origin, first + threadIdx.x / 32 % 4);
+      const PixelStrip strip = plan.along_images
+                                   ? strip_of_images(tile, origin, first / kStripsOfProduct)
+                                   : strip_of_columns(tile, origin, first + threadIdx.x / 32 % 4);
       float acc[kernels::sm90::kThreadValues];
       multiply(strip.window, acc);
       store(strip, acc, squares);
@@ -147,8 +147,8 @@ class FewChannels {
   __device__ int column_of_warp() const { return threadIdx.x / 32 % 4 * 2 + warpgroup_; }
 
   // The strip of 16 images of the warp's column.
-  __device__ Strip strip_of_images(const FewChannelsTile& tile, const Strip& origin,
-                                   int number) const {
+  __device__ PixelStrip strip_of_images(const FewChannelsTile& tile, const PixelStrip& origin,
+                                        int number) const {
     const int column = column_of_warp(), image = number * kStripPixels;
     const bool exists = tile.column + column < p_.shape.output.columns;
     return {origin.window + image * pixel_bytes_ + column * column_bytes_,
@@ -156,9 +156,9 @@ class FewChannels {
             origin.left + (exists ? p_.shape.output.images - tile.image - image : 0)};
   }
 
-  // Strip `number` of a tile along columns.
-  __device__ Strip strip_of_columns(const FewChannelsTile& tile, const Strip& origin,
-                                    int number) const {
+  // PixelStrip `number` of a tile along columns.
+  __device__ PixelStrip strip_of_columns(const FewChannelsTile& tile, const PixelStrip& origin,
+                                         int number) const {
     const FewChannelsPlan& plan = p_.plan;
     const Extent& output = p_.shape.output;
     int row, strip;
@@ -215,7 +215,7 @@ class FewChannels {
   }
 
   // Stores the thread's 16 channels of both pixels. Adds up their squares if norms are wanted.
-  __device__ __forceinline__ void store(const Strip& strip, const float (&acc)[32],
+  __device__ __forceinline__ void store(const PixelStrip& strip, const float (&acc)[32],
                                         SquareSum<Element>& squares) const {
     const bool relu = p_.activation == Activation::kRelu;
 #pragma unroll
