@@ -340,10 +340,9 @@ inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixel
   return best;
 }
 
-// Whether that kernel pays, where nothing is skipped. It does but where the kernel of boxes cuts
-// the steps of few tiles into segments, or leaves out much: `padding` is the share of products that
-// meet nothing but padding, and is zero where they are not left out. Like the number of segments
-// this follows from the sizes of the whole batch, because both kernels may round differently.
+// Whether that kernel pays, where nothing is skipped. It does but where there is little to do, and
+// where the kernel of boxes cuts the steps of few tiles into segments, or leaves out much: `padding`
+// is the share of products that meet nothing but padding, and is zero where they are not left out.
 inline bool unskipped_conv_pays(int64_t out_channels, int64_t pixels, int64_t steps, double padding,
                                 int multiprocessors, std::optional<int> forced = std::nullopt) {
   constexpr double kMostPadding = 0.2;

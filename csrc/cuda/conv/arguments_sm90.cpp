@@ -43,7 +43,7 @@ bool sizes_fit_hopper(const Convolution& conv) {
   const int64_t in_pixels = shape.input.height * shape.input.width;
   const int64_t out_pixels = shape.images * shape.output.height * shape.output.width;
   const auto window = shape.window();
-  return shape.groups == 1 && shape.in_channels > 0 &&
+  return shape.groups == 1 && shape.in_channels > 0 && in_pixels > 0 &&
          std::max(shape.kernel.height, shape.kernel.width) < 256 &&
          std::max(shape.in_channels, shape.out_channels) < (1 << 20) &&
          // Coordinates and numbers of pixels and norms are 32 bits wide.

@@ -156,7 +156,7 @@ class FewChannels {
             origin.left + (exists ? p_.shape.output.images - tile.image - image : 0)};
   }
 
-  // PixelStrip `number` of a tile along columns.
+  // Strip `number` of a tile along columns.
   __device__ PixelStrip strip_of_columns(const FewChannelsTile& tile, const PixelStrip& origin,
                                          int number) const {
     const FewChannelsPlan& plan = p_.plan;

@@ -96,13 +96,13 @@ inline int few_channels_grid(const ConvShape& shape, const FewChannelsPlan& plan
 }
 
 // How long the thread block with the most tiles takes. A unit is half a product with its epilogue.
-inline int few_channels_cost(const ConvShape& shape, const FewChannelsPlan& plan,
+inline int64_t few_channels_cost(const ConvShape& shape, const FewChannelsPlan& plan,
                              int multiprocessors) {
   const int products = ceil_div(plan.rows * plan.strips, kStripsOfProduct);
   const int of_warpgroup =
       plan.window.parities == 2 ? products : ceil_div(products, kFewChannelsWarpgroups);
   const int blocks = few_channels_grid(shape, plan, multiprocessors);
-  return ceil_div(few_channels_tiles(shape, plan), blocks) * (2 * of_warpgroup + 1);
+  return int64_t{ceil_div(few_channels_tiles(shape, plan), blocks)} * (2 * of_warpgroup + 1);
 }
 
 // The plan for a shape; none if not even the smallest tile fits, which does not depend on the

@@ -18,6 +18,7 @@
 #include "kernels/common/shared_memory.h"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/join_segments.cuh"
+#include "kernels/conv/sm90/load.cuh"
 #include "kernels/conv/sm90/residual.cuh"
 #include "kernels/conv/sm90/wgmma.cuh"
 
