@@ -701,10 +701,11 @@ def _(
         return _with_pixel_norms(output.to(memory_format=torch.channels_last))
     placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
     together = 2 if channels // 4 == 32 else 1
-    norms = (images, 2 * rows, 2 * columns // together, -(-channels // 4 * together // 64))
+    blocks = -(-channels // 4 * together // 64)
+    of_norms = (images, 2 * rows, 2 * columns // together, blocks)
     return (
         placed.to(memory_format=torch.channels_last),
-        placed.new_empty(norms, dtype=_norm_dtype(placed)),
+        placed.new_empty(of_norms, dtype=_norm_dtype(placed)),
     )
 
 

@@ -248,7 +248,6 @@ class _DeviationMeasurements(Measurements):
             op = _ops.conv2d_deviation_with_norms
         return lambda: op(input, *operands, *geometry, **options)
 
-
     def _call_of_parts(
         self,
         site: Site,

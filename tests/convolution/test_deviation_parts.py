@@ -111,9 +111,7 @@ def test_norms_that_are_not_given(device, in_phases, of_parts):
     parts, weight, base = given
     for some in (parts, [torch.cat(parts, 1)]):
         some = [part.contiguous(memory_format=FORMATS[of_parts]) for part in some]
-        found, norms = PARTS(
-            some, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS
-        )
+        found, norms = PARTS(some, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS)
         check(found, norms, expected(*given, in_phases=in_phases), in_phases)
 
 
@@ -149,9 +147,7 @@ def test_no_pictures(device, in_phases):
     parts = [torch.zeros(shape, device=device)] * 2
     weight = torch.ones(128, 128, 3, 3, device=device)
     base = torch.ones(1, 128, *shape[2:], device=device)
-    found, norms = PARTS(
-        parts, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS
-    )
+    found, norms = PARTS(parts, weight, base, 1, 1, norm_parts=[], in_phases=in_phases, **ZEROS)
     sizes = (32, 2 * shape[2], 2 * shape[3]) if in_phases else (128, *shape[2:])
     assert found.shape == (shape[0], *sizes)
     assert norms.numel() == 0
