@@ -26,11 +26,12 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
   return threshold_from_knob(norm_weight, map, knob, scale(map, 0));
 }
 
-// The residual, as one image if all images have the same memory, and boxes lie in one image.
+// The residual, as one image if all images have the same memory, and boxes lie in one image, as
+// those of deviations do.
 Tensor once_if_shared(const Convolution& conv) {
   const Tensor& residual = *conv.residual;
-  const bool is_shared =
-      residual.stride(0) == 0 && residual.size(0) == conv.shape.images && conv.blocks.edge[0] == 1;
+  const bool is_shared = conv.is_deviation && conv.blocks.edge[0] == 1 && residual.stride(0) == 0 &&
+                         residual.size(0) == conv.shape.images;
   return is_shared ? residual.narrow(0, 0, 1) : residual;
 }
 

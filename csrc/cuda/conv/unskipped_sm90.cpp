@@ -85,9 +85,7 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   const StageRange stage(kMultiplyStage);
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
-  Convolution whole = conv;  // a tile has pixels of several images: a residual for all is copied
-  whole.blocks.edge[0] = kLayerNormBlock;
-  Arguments arguments(whole, input.options(), input.size(1));
+  Arguments arguments(conv, input.options(), input.size(1));
   arguments.set_output(conv.output_sizes());
   ConvParams& p = arguments.params;
   // A copy of the weight is made in this call and so is not complete before it.
