@@ -50,11 +50,13 @@ bool supports(const Convolution& conv, const Knob& knob) {
 
 bool fuses_epilogue(const Convolution&) { return true; }
 
-// Output norms are computed on the way if a tile's patch along images fits. Fewer images than a
-// strip has leave most of its products empty; then a norm pass is faster.
+// Output norms are computed on the way if two thread blocks of a multiprocessor have room for their
+// tiles' patches along images: one alone hides nothing, and a norm pass is faster. So it is where
+// there are fewer images than a strip has, which leave most of its products empty.
 bool computes_norms(const Convolution& conv, const ConvShape& shape) {
-  return conv.wants_output_norms && conv.whole_images >= kStripPixels &&
-         plan_few_channels(shape, /*along_images=*/true, /*multiprocessors=*/1);
+  if (!conv.wants_output_norms || conv.whole_images < kStripPixels) return false;
+  const auto plan = plan_few_channels(shape, /*along_images=*/true, /*multiprocessors=*/1);
+  return plan && few_channels_blocks(*plan) == 2;
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob&) {

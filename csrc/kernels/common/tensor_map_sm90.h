@@ -10,7 +10,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/common/tensor_map_cache.h"
 #include "kernels/common/tf32.h"
 
 namespace spamm::kernels::sm90 {
@@ -39,8 +38,7 @@ constexpr CUtensorMapDataType map_type() {
 
 // Maps a tensor of kDims dimensions. The first is contiguous; `strides` are those of the others, in
 // bytes. A box is at most 128 bytes long in the first dimension and is swizzled in 128 bytes.
-// `every` are element strides: every = 2 along a dimension loads each second entry. The thread
-// keeps the map.
+// `every` are element strides: every = 2 along a dimension loads each second entry.
 template <class Element, int kDims>
 cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
                               const std::array<uint64_t, kDims>& sizes,
@@ -50,20 +48,11 @@ cudaError_t encode_tensor_map(CUtensorMap& map, const void* data,
   static const auto encoder =
       find_encoder<decltype(&cuTensorMapEncodeTiled)>("cuTensorMapEncodeTiled");
   if (encoder == nullptr) return cudaErrorCallRequiresNewerDriver;
-  const TensorMapKey key =
-      tensor_map_key<kDims>(map_type<Element>(), data, sizes, strides, box, every);
-  KeptTensorMap& kept = kept_tensor_map(key);
-  if (kept.key != key) {
-    const CUresult result =
-        encoder(&kept.map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(),
-                strides.data(), box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    kept.key = result == CUDA_SUCCESS ? key : TensorMapKey{};
-    if (result != CUDA_SUCCESS) return cudaErrorInvalidValue;
-  }
-  map = kept.map;
-  return cudaSuccess;
+  const CUresult result = encoder(
+      &map, map_type<Element>(), kDims, const_cast<void*>(data), sizes.data(), strides.data(),
+      box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 // Maps channels-last images for loads of consecutive output pixels of a convolution (im2col). Sizes

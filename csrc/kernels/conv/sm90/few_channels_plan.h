@@ -97,7 +97,7 @@ inline int few_channels_grid(const ConvShape& shape, const FewChannelsPlan& plan
 
 // How long the thread block with the most tiles takes. A unit is half a product with its epilogue.
 inline int64_t few_channels_cost(const ConvShape& shape, const FewChannelsPlan& plan,
-                             int multiprocessors) {
+                                 int multiprocessors) {
   const int products = ceil_div(plan.rows * plan.strips, kStripsOfProduct);
   const int of_warpgroup =
       plan.window.parities == 2 ? products : ceil_div(products, kFewChannelsWarpgroups);
