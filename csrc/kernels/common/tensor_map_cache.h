@@ -11,7 +11,7 @@
 namespace spamm::kernels::sm90 {
 
 // All arguments of an encoding. Nothing else goes into a map, so one that is kept stays right
-// whatever becomes of the memory, and on every device.
+// whatever becomes of the memory: an address belongs to one device at a time.
 using TensorMapKey = std::array<uint64_t, 13>;
 
 template <int kDims>
