@@ -23,6 +23,12 @@ struct Autocast {
 
   static OptTensor cast(const OptTensor& t) { return t ? OptTensor(cast(*t)) : t; }
 
+  static std::vector<Tensor> cast(at::TensorList tensors) {
+    std::vector<Tensor> result;
+    for (const Tensor& t : tensors) result.push_back(cast(t));
+    return result;
+  }
+
   static Tensor spamm(const Tensor& a, const Tensor& b, const OptTensor& tau,
                       std::optional<double> threshold, std::optional<double> valid_ratio,
                       std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
@@ -101,6 +107,18 @@ struct Autocast {
                                             cast(residual), activation);
   }
 
+  static std::tuple<Tensor, Tensor> conv2d_deviation_parts(
+      at::TensorList parts, const Tensor& weight, const Tensor& base, IntArrayRef stride,
+      IntArrayRef padding, IntArrayRef dilation, double threshold, at::OptionalIntArrayRef block,
+      at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, at::TensorList norm_parts,
+      std::string_view activation, bool in_phases) {
+    c10::impl::ExcludeDispatchKeyGuard below(
+        at::autocast::get_autocast_dispatch_key_from_device_type(device));
+    return ops::conv2d_deviation_parts(cast(parts), cast(weight), cast(base), stride, padding,
+                                       dilation, threshold, block, pixel_block, norm_weight,
+                                       norm_parts, activation, in_phases);
+  }
+
   static std::tuple<Tensor, Tensor> conv2d_with_norms(
       const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
       IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
@@ -116,12 +134,6 @@ struct Autocast {
                                   groups, tau, threshold, valid_ratio, max_error, block,
                                   pixel_block, norm_weight, norm_input, cast(residual), activation,
                                   weight_is_ready && cast_weight.is_same(weight));
-  }
-
-  static std::vector<Tensor> cast(at::TensorList tensors) {
-    std::vector<Tensor> result;
-    for (const Tensor& t : tensors) result.push_back(cast(t));
-    return result;
   }
 
   static std::vector<Tensor> conv2d_shards(
@@ -159,6 +171,7 @@ struct Autocast {
     m.impl("dense_conv2d", &dense_conv2d);
     m.impl("conv2d_deviation", &conv2d_deviation);
     m.impl("conv2d_deviation_with_norms", &conv2d_deviation_with_norms);
+    m.impl("conv2d_deviation_parts", &conv2d_deviation_parts);
     m.impl("conv2d_shards", &conv2d_shards);
     m.impl("conv2d_on_devices", &conv2d_on_devices);
     m.impl("conv2d_with_norms", &conv2d_with_norms);

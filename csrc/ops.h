@@ -129,6 +129,17 @@ inline std::tuple<Tensor, Tensor> conv2d_deviation_with_norms(
                  max_error, block, pixel_block, norm_weight, norm_input, residual, activation);
 }
 
+inline std::tuple<Tensor, Tensor> conv2d_deviation_parts(
+    at::TensorList parts, const Tensor& weight, const Tensor& base, IntArrayRef stride,
+    IntArrayRef padding, IntArrayRef dilation, double threshold, OptionalIntArrayRef block,
+    OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, at::TensorList norm_parts,
+    std::string_view activation, bool in_phases) {
+  static const auto op =
+      find<decltype(ops::conv2d_deviation_parts)>("spamm_torch::conv2d_deviation_parts");
+  return op.call(parts, weight, base, stride, padding, dilation, threshold, block, pixel_block,
+                 norm_weight, norm_parts, activation, in_phases);
+}
+
 inline std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
                                          at::TensorList bias, IntArrayRef stride,
                                          IntArrayRef padding, IntArrayRef dilation, int64_t groups,

@@ -651,9 +651,7 @@ def _fake_deviation(
     _check_device(base, input.device, "base")
     _check_shape(base, (1, *output.shape[1:]), "base")
     if norm_input is not None:
-        _check_dtype(norm_input, _norm_dtype(input), "norm_input")
-        _check_shape(norm_input, _pixel_norms_shape(input), "norm_input")
-        _check_device(norm_input, input.device, "norm_input")
+        _check_pixel_norms(norm_input, input, "norm_input")
     return output
 
 
@@ -682,13 +680,16 @@ def _(
     activation: str = "none",
     in_phases: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
+    _check_parts(parts)
     torch._check(
         len(norm_parts) in (0, len(parts)),
-        lambda: f"norm_parts must have one tensor for each of the {len(parts)} parts, or none",
+        lambda: (
+            f"norm_parts must have one tensor for each of the {len(parts)} parts, or none; "
+            f"got {len(norm_parts)}"
+        ),
     )
     for part, norms in zip(parts, norm_parts, strict=False):
-        _check_shape(norms, _pixel_norms_shape(part), "norm_parts")
+        _check_pixel_norms(norms, part, "norm_parts")
     output = _fake_deviation(
         *(torch.cat(list(parts), 1), weight, base, stride, padding, dilation, 1, threshold),
         block=block,
@@ -697,21 +698,63 @@ def _(
         activation=activation,
     )
     images, channels, rows, columns = output.shape
+    torch._check(
+        not in_phases or channels % 4 == 0,
+        lambda: f"an output in phases must have a multiple of 4 channels; got {channels}",
+    )
     if not in_phases:
         return _with_pixel_norms(output.to(memory_format=torch.channels_last))
     placed = output.new_empty((images, channels // 4, 2 * rows, 2 * columns))
-    together = 2 if channels // 4 == 32 else 1
-    blocks = -(-channels // 4 * together // 64)
-    of_norms = (images, 2 * rows, 2 * columns // together, blocks)
+    of_norms = _pixel_norms_shape(placed, 2 if channels // 4 == 32 else 1)
     return (
         placed.to(memory_format=torch.channels_last),
         placed.new_empty(of_norms, dtype=_norm_dtype(placed)),
     )
 
 
-def _pixel_norms_shape(x: Tensor) -> tuple[int, ...]:
-    """Norms of an image's pixels: one for each 64 channels."""
-    return (x.shape[0], *x.shape[2:], -(-x.shape[1] // 64))
+def _check_parts(parts: Sequence[Tensor]) -> None:
+    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
+    first = parts[0]
+    for x in parts:
+        _check_operand_dtype(x, "parts")
+        torch._check(
+            x.device == first.device,
+            lambda x=x: (
+                "all parts and the first one must be on the same device; "
+                f"got {x.device} and {first.device}"
+            ),
+        )
+        torch._check_type(
+            x.dtype == first.dtype,
+            lambda x=x: (
+                f"parts must have one dtype; got {dtype_name(first.dtype)} and "
+                f"{dtype_name(x.dtype)}"
+            ),
+        )
+        torch._check(
+            x.dim() == 4,
+            lambda x=x: f"parts must be batches (N, C, H, W); got shape {tuple(x.shape)}",
+        )
+        torch._check(
+            (x.shape[0], *x.shape[2:]) == (first.shape[0], *first.shape[2:]),
+            lambda x=x: f"parts must be pictures of one size, {_size(first)}; got {_size(x)}",
+        )
+
+
+def _size(images: Tensor) -> str:
+    return "{} of {} x {}".format(images.shape[0], *images.shape[2:])
+
+
+def _check_pixel_norms(norms: Tensor, x: Tensor, name: str, together: int = 1) -> None:
+    _check_dtype(norms, _norm_dtype(x), name)
+    _check_shape(norms, _pixel_norms_shape(x, together), name)
+    _check_device(norms, x.device, name)
+
+
+def _pixel_norms_shape(x: Tensor, together: int = 1) -> tuple[int, ...]:
+    """Norms of images' pixels, or of neighbouring columns together: one for each 64 channels."""
+    images, channels, rows, columns = x.shape
+    return (images, rows, columns // together, _blocks(channels * together, 64))
 
 
 def _with_pixel_norms(output: Tensor) -> tuple[Tensor, Tensor]:
@@ -874,18 +917,19 @@ def _(
     norm_input: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     output = _fake_max_pool(input, kernel_size, stride, padding, dilation, ceil_mode)
-    if norm_input is not None:
-        _check_dtype(norm_input, _norm_dtype(input), "norm_input")
-        _check_device(norm_input, input.device, "norm_input")
     _check_device(reference, input.device, "reference")
     _check_dtype(reference, input.dtype, "reference")
     _check_shape(reference, (1, *input.shape[1:]), "reference")
+    if norm_input is not None:
+        columns, given = input.shape[3], norm_input.shape[2] if norm_input.dim() == 4 else 0
+        together = columns // given if given > 0 and columns % given == 0 else 1
+        _check_pixel_norms(norm_input, input, "norm_input", together)
     return _with_pixel_norms(output)
 
 
 @register_fake("spamm_torch::join_deviations")
 def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    torch._check(len(parts) > 0, lambda: "parts must have at least one tensor; got none")
+    _check_parts(parts)
     output = torch.cat(list(parts), 1)
     return _with_pixel_norms(output.to(memory_format=torch.channels_last))
 

@@ -34,6 +34,7 @@ DeviationParts checked(at::TensorList parts, at::TensorList norm_parts, bool in_
 // One value in the place of all entries: for what looks at sizes alone.
 Tensor shape_of_all(const DeviationParts& given) {
   const Tensor& first = given.parts[0];
+  if (given.parts.size() == 1) return first;
   int64_t channels = 0;
   for (const Tensor& part : given.parts) channels += part.size(1);
   return at::empty({1}, first.options())

@@ -179,6 +179,24 @@ class LinearCall:
         return NormMaps(norm_a, norm_b, norm_b)
 
 
+@dataclass(frozen=True, eq=False)
+class _PartsCall:
+    """A call of the op ``conv2d_deviation_parts``: its arguments by name."""
+
+    given: Mapping[str, Any]
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.given["weight"]
+        return weight
+
+    def joined(self) -> DeviationCall:
+        """The call of the parts' concatenation. Phases stay where they are."""
+        parts = self.given["parts"]
+        given = {**self.given, "input": parts[0] if len(parts) == 1 else torch.cat(parts, 1)}
+        return DeviationCall(**_conv_arguments(given), base=given["base"], leaves_norms=True)
+
+
 Call: TypeAlias = ConvCall | LinearCall
 
 
@@ -241,7 +259,7 @@ class Watch(TorchFunctionMode):
                 self.unknown += 1
             else:
                 with torch.no_grad():
-                    self._on_call(layer, call)
+                    self._on_call(layer, call.joined() if isinstance(call, _PartsCall) else call)
         return result
 
     def _layer_of(self, weight: Tensor) -> str | None:
@@ -301,6 +319,7 @@ def _of_op(knobs: Knobs) -> dict[str, Any]:
 _GEOMETRY = ("stride", "padding", "dilation", "groups")
 _CONVOLUTION = ("input", "weight", "bias", *_GEOMETRY)
 _DEVIATION = ("input", "weight", "base", *_GEOMETRY)  # of the reference form
+_PARTS = ("parts", *_DEVIATION[1:-1])  # without groups
 _LINEAR = ("input", "weight", "bias")
 _TAKEN_AS_THEY_ARE = ("block", "pixel_block", "norm_weight", "residual")
 _KNOBS = ("threshold", "valid_ratio", "max_error")  # without one the op skips nothing
@@ -315,7 +334,7 @@ _DEVIATIONS = (_ops.conv2d_deviation, _ops.conv2d_deviation.default, *_WITH_NORM
 _OF_PARTS = (_ops.conv2d_deviation_parts, _ops.conv2d_deviation_parts.default)
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | _PartsCall | None:
     """What a function is called with, if it is one of ours."""
     if func is functional.linear:
         return _linear_call({**dict(zip(_LINEAR, args, strict=False)), **kwargs})
@@ -323,7 +342,7 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
         given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
         return ConvCall(**_conv_arguments(given))
     if func in _OF_PARTS:
-        return _call_of_parts(args, kwargs)
+        return _PartsCall({**dict(zip(_PARTS, args, strict=False)), **kwargs})
     if func in _DEVIATIONS:
         given = {**dict(zip(_DEVIATION, args, strict=False)), **kwargs}
         if all(given.get(knob) is None for knob in _KNOBS):
@@ -335,13 +354,6 @@ def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call |
             leaves_norms=func in _WITH_NORMS,
         )
     return None
-
-
-def _call_of_parts(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> DeviationCall:
-    """A call that reads parts, as that of their concatenation; phases stay where they are."""
-    given = {**dict(zip(("parts", *_DEVIATION[1:]), args, strict=False)), **kwargs}
-    given["input"] = torch.cat(given["parts"], 1)
-    return DeviationCall(**_conv_arguments(given), base=given["base"], leaves_norms=True)
 
 
 def _linear_call(given: dict[str, Any]) -> LinearCall | None:

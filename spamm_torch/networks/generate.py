@@ -28,8 +28,8 @@ Forward: TypeAlias = Callable[..., Any]
 # time in each call.
 _NAMES = (
     *("conv2d", "conv2d_with_norms", "dense_conv2d", "conv2d_deviation"),
-    *("conv2d_deviation_with_norms", "max_pool2d_with_norms", "max_pool2d_deviation"),
-    "join_deviations",
+    *("conv2d_deviation_with_norms", "conv2d_deviation_parts", "max_pool2d_with_norms"),
+    *("max_pool2d_deviation", "join_deviations"),
 )
 
 _counter = itertools.count(1)  # of generated functions, each in a file of its own for tracebacks

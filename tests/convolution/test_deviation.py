@@ -193,6 +193,19 @@ def test_weights_that_are_not_finite_are_never_skipped(device, value, pixel_bloc
     assert skipping.isnan().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("engine", ["zeros", "small", "images"])
+@pytest.mark.parametrize("value", [float("inf"), -float("inf"), float("nan")])
+def test_pixels_that_are_not_finite_meet_weights_of_zero(device, dtype, engine, value):
+    input, weight, base, _ = operands(device, (136, 136), 3, 40, dtype=dtype)
+    weight[:64, :64, 0, 1] = 0
+    input[1, 7, 17, 23] = input[2, 70, 30, 9] = value
+    found = OPS.conv2d_deviation(input, weight, base, 1, 1, **ENGINES[engine])
+    wanted = F.conv2d(input.double(), weight.double(), None, 1, 1).isnan()
+    assert wanted[1, :64, 18, 23].all()  # where the pixel meets the zeros
+    assert torch.equal(found.isnan(), wanted)
+
+
 def test_a_threshold_that_rounds_to_zero_skips_nothing(device):
     input, weight, base, _ = operands(device)
     weight[0, 0] = float("inf")
@@ -402,23 +415,23 @@ def test_a_max_pool_keeps_nan(device, dtype):
     assert torch.equal(norms.isnan(), places.any(1)[..., None])
 
 
+@pytest.mark.parametrize("place", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"reference": torch.zeros(2, 8, 12, 12)}, "reference must have the shape of one image"),
-        (
-            {"reference": torch.zeros(1, 8, 12, 12).double()},
-            "reference must have the input's dtype",
-        ),
+        ({"reference": torch.zeros(2, 8, 12, 12)}, "reference must have (the )?shape"),
+        ({"reference": torch.zeros(1, 8, 12, 12).double()}, "reference must .*float32; got"),
         ({"input": torch.zeros(8, 12, 12)}, "input must be a batch"),
         ({"norm_input": torch.zeros(2, 12, 5, 1)}, "norm_input must have shape"),
+        ({"norm_input": torch.zeros(2, 12, 6, 2)}, "norm_input must have shape"),
+        ({"norm_input": torch.zeros(2, 12, 12)}, "norm_input must have shape"),
         ({"norm_input": torch.zeros(2, 12, 6, 1).double()}, "norm_input must be float32"),
     ],
 )
-def test_a_max_pool_with_bad_arguments(changes, line):
-    given = {"input": torch.zeros(2, 8, 12, 12), "reference": torch.zeros(1, 8, 12, 12)}
+def test_a_max_pool_with_bad_arguments(changes, line, place):
+    given = {"input": torch.zeros(2, 8, 12, 12), "reference": torch.zeros(1, 8, 12, 12), **changes}
     with pytest.raises((RuntimeError, TypeError), match=line):
-        OPS.max_pool2d_deviation(**{**given, **changes}, kernel_size=[2, 2])
+        OPS.max_pool2d_deviation(**{name: x.to(place) for name, x in given.items()}, kernel_size=2)
 
 
 def test_autocast_casts_all_operands(device):

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.library import opcheck
 from torch.nn import functional as F
+from torch.utils._pytree import tree_map_only
 
 import spamm_torch  # noqa: F401  loads the ops
 
@@ -115,6 +116,35 @@ def test_norms_that_are_not_given(device, in_phases, of_parts):
         check(found, norms, expected(*given, in_phases=in_phases), in_phases)
 
 
+@pytest.mark.parametrize("in_phases", [False, True])
+@pytest.mark.parametrize("moved", [0, 1])
+def test_a_part_whose_memory_begins_anywhere(device, in_phases, moved):
+    """Two bytes behind a multiple of 16."""
+    given = operands(device, (64, 40), 128, dtype=torch.float16)
+    parts, weight, base = given
+    parts = [part.contiguous(memory_format=torch.channels_last) for part in parts]
+    memory = torch.full((parts[moved].numel() + 1,), float("nan")).to(base)
+    shifted = memory.as_strided(parts[moved].shape, parts[moved].stride(), 1)
+    parts[moved] = shifted.copy_(parts[moved])
+    assert shifted.data_ptr() % 16 == 2
+    options = {"norm_parts": norms_of(parts), "in_phases": in_phases, **ZEROS}
+    found, norms = PARTS(parts, weight, base, 1, 1, **options)
+    check(found, norms, expected(*given, in_phases=in_phases), in_phases)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+@pytest.mark.parametrize("part", [0, 1])
+def test_pixels_that_are_not_finite_meet_weights_of_zero(device, value, part):
+    parts, weight, base = operands(device, (64, 64), 128, (40, 40), torch.float16)
+    weight[:64, :, 0, 1] = 0
+    parts[part][1, 7, 17, 23] = value
+    options = {"norm_parts": norms_of(parts), **ZEROS, "activation": "none"}
+    found, _ = PARTS(parts, weight, base, 1, 1, **options)
+    wanted = F.conv2d(torch.cat(parts, 1).double(), weight.double(), None, 1, 1).isnan()
+    assert wanted[1, :64, 18, 23].all()
+    assert torch.equal(found.isnan(), wanted)
+
+
 def test_where_all_parts_are_zero_nothing_is_read(device):
     parts, weight, base = operands(device, (64, 64), 64, (40, 40), torch.float16)
     parts[0][-1, :, -1, -1] = 0
@@ -153,27 +183,50 @@ def test_no_pictures(device, in_phases):
     assert norms.numel() == 0
 
 
+def on(device, arguments):
+    return tree_map_only(torch.Tensor, lambda x: x.to(device), arguments)
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
         ({"parts": []}, "parts must have at least one tensor; got none"),
         ({"parts": [torch.zeros(3, 104, 20)]}, r"parts must be batches \(N, C, H, W\)"),
         ({"parts": [torch.zeros(3, 64, 20, 27)]}, "input must have 104 channels"),
+        (
+            {"parts": [torch.zeros(3, 64, 20, 27), torch.zeros(3, 40, 20, 27).double()]},
+            "parts must have one dtype; got float32 and float64",
+        ),
+        (
+            {"parts": [torch.zeros(3, 64, 20, 27), torch.zeros(3, 40, 20, 26)]},
+            "parts must be pictures of one size, 3 of 20 x 27; got 3 of 20 x 26",
+        ),
         ({"norm_parts": [torch.zeros(3, 20, 27, 1)]}, "one tensor for each of the 2 parts"),
         ({"norm_parts": [torch.zeros(3, 20, 27, 2)] * 2}, "norm_parts must have shape"),
-        ({"base": torch.zeros(1, 64, 20, 20)}, "base must have the shape of one image's output"),
+        ({"norm_parts": [torch.zeros(3, 20, 27, 1).half()] * 2}, "norm_parts must be float32"),
+        ({"base": torch.zeros(1, 64, 20, 20)}, "base must have (the )?shape"),
         ({"activation": "gelu"}, "activation must be one of"),
     ],
 )
-def test_bad_arguments(changes, line):
+def test_bad_arguments(changes, line, place):
     parts, weight, base = operands("cpu")
     given = {"parts": parts, "weight": weight, "base": base, "padding": [1, 1], "norm_parts": []}
     with pytest.raises((RuntimeError, ValueError, TypeError), match=line):
-        PARTS(**{**given, **ZEROS, **changes})
+        PARTS(**on(place, {**given, **ZEROS, **changes}))
 
 
-def test_phases_are_four():
-    parts, weight, base = operands("cpu", outputs=66)
+@pytest.mark.parametrize("place", [0, 1])
+def test_all_parts_lie_on_one_device(place):
+    parts, weight, base = operands("cpu")
+    parts[place] = parts[place].to("meta")
+    with pytest.raises(RuntimeError, match="parts and .* must be on the same device; got"):
+        PARTS(parts, weight, base, 1, 1, norm_parts=[], **ZEROS)
+
+
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_phases_are_four(place):
+    parts, weight, base = on(place, operands("cpu", outputs=66))
     with pytest.raises(RuntimeError, match="must have a multiple of 4 channels; got 66"):
         PARTS(parts, weight, base, 1, 1, norm_parts=[], in_phases=True, **ZEROS)
 
@@ -183,6 +236,19 @@ def test_the_op_is_registered_as_torch_wants_it(device, in_phases):
     parts, weight, base = operands(device, outputs=128, images=1, size=(8, 8))
     options = {"norm_parts": norms_of(parts), "in_phases": in_phases, **ZEROS}
     opcheck(PARTS.default, (parts, weight, base, 1, 1), options)
+
+
+@pytest.mark.parametrize("in_phases", [False, True])
+def test_autocast_casts_all_operands(device, in_phases):
+    parts, weight, base = operands(device, outputs=128)
+    options = {"norm_parts": norms_of(parts), "in_phases": in_phases, **ZEROS}
+    with torch.autocast(device.type, torch.bfloat16):
+        found, _ = PARTS(parts, weight, base, 1, 1, **options)
+    low = [x.bfloat16() for x in (*parts, weight, base)]
+    *parts, weight, base = low
+    wanted, _ = PARTS(parts, weight, base, 1, 1, **{**options, "norm_parts": norms_of(parts)})
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, wanted)
 
 
 def test_a_gradient_is_refused():

@@ -53,6 +53,7 @@ def test_values_that_are_not_finite(device, value):
     assert torch.equal(norms.isfinite(), expected.isfinite())
 
 
+@pytest.mark.parametrize("place", ["cpu", "meta"])
 @pytest.mark.parametrize(
     ("parts", "line"),
     [
@@ -62,15 +63,17 @@ def test_values_that_are_not_finite(device, value):
         ([(2, 8, 4, 4), (3, 8, 4, 4)], "2 of 4 x 4; got 3 of 4 x 4"),
     ],
 )
-def test_bad_arguments(parts, line):
+def test_bad_arguments(parts, line, place):
     with pytest.raises(RuntimeError, match=line):
-        JOIN([torch.zeros(shape) for shape in parts])
+        JOIN([torch.zeros(shape, device=place) for shape in parts])
 
 
-def test_bad_types():
-    for other in (torch.zeros(1, 8, 4, 4).half(), torch.zeros(1, 8, 4, 4).int()):
+@pytest.mark.parametrize("place", ["cpu", "meta"])
+def test_bad_types(place):
+    zeros = torch.zeros(1, 8, 4, 4, device=place)
+    for other in (zeros.half(), zeros.int()):
         with pytest.raises(TypeError, match="parts must"):
-            JOIN([torch.zeros(1, 8, 4, 4), other])
+            JOIN([zeros, other])
 
 
 def test_the_op_is_registered_as_torch_wants_it(device):

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import linecache
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_
 from spamm_torch.networks import layouts
+from spamm_torch.networks.fused import fused_of
 from spamm_torch.networks.layouts import Layout, find_layout
 from spamm_torch.networks.lossless import lossless
 from spamm_torch.networks.pixel_norms import regrouped
@@ -195,6 +197,16 @@ def test_layers_are_computed_in_layouts(computing_norms):
         (64, 32, 16, 64),
         (256, 32, 4, 88),
     ]
+
+
+def test_generated_code_looks_no_op_up(computing_norms):
+    """Looking one up in torch.ops takes time in each call."""
+    model = trained(UNet(1, 4, width=32, depth=1))
+    convert_(model, reference=canvas())
+    forward = fused_of(model)._forward_with_norms
+    source = "".join(linecache.getlines(forward.__code__.co_filename))
+    assert "_spamm_torch_conv2d_deviation_parts(" in source
+    assert "torch.ops.spamm_torch." not in source
 
 
 def test_the_report_names_the_layout(computing_norms):

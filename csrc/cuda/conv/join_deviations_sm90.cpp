@@ -37,8 +37,9 @@ bool supports(at::TensorList parts) {
   return (is_half(dtype) || dtype == at::kFloat) && first.numel() > 0 &&
          parts.size() <= kMostJoined && std::all_of(parts.begin(), parts.end(), fits) &&
          has_hopper_kernels(check_device(first.device())) &&
-         // Numbers of lines and of a line's threads are 32 bits wide.
-         first.size(0) * first.size(2) < kMost && first.size(3) * lanes < kMost;
+         // Numbers of lines and of a line's threads are 32 bits wide, and so are those of the lines
+         // behind the last, which lie up to 2^18 further on.
+         first.size(0) * first.size(2) < kMost - (1 << 18) && first.size(3) * lanes < kMost;
 }
 
 ConvolutionResult run(at::TensorList parts) {

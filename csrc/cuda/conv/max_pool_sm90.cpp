@@ -37,7 +37,8 @@ ConvolutionResult run(const Tensor& input, const MaxPool& pool) {
   const MaxPoolParams p = {
       .job = pixel_norms_job(output.const_data_ptr(), images,
                              pool.output.height * pool.output.width, channels, /*log2_images=*/6,
-                             /*log2_group=*/6, norms.mutable_data_ptr<float>()),
+                             /*log2_group=*/6, norms.mutable_data_ptr<float>(),
+                             /*entry_bytes=*/2, /*sliced=*/true),
       .input = input.const_data_ptr(),
       .output = output.mutable_data_ptr(),
       .in_size = {static_cast<int>(input.size(2)), static_cast<int>(input.size(3))},

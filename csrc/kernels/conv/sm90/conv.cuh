@@ -2,12 +2,14 @@
 // Convolution for Hopper (sm_90a), channels last: half types, and float32 with TF32's precision.
 // Weight matrix times im2col matrix, float32 sums. A step is one kernel position and one channel
 // group: its part of the im2col matrix is a shifted box of the input, one TMA load, 0 for padding.
+// By strips (list_by_strip.cuh) a step is one kernel column in three kernel rows, of one group.
 // Tile: kRows x 64 output channels of kBoxes boxes. Thread blocks are persistent, or segments.cuh.
 // Roles:  list warp   claims tiles, lists valid steps: one bit for every output block (list.cuh)
 //         load warps  fetch weights and pixels that some bit needs into the ring (load.cuh)
 //         warpgroups  multiply 64 channels of two boxes each; TMA stores the result (epilogue.cuh)
-// Skipping and the order of sums are those of multiply/sm90/multiply.cuh. Limits: ConvShape; counts
-// below 2^31; block edges of 64 or 128, or 32 for a single block. Design: docs/kernels/conv.md.
+// Skipping and the order of sums are those of multiply/sm90/multiply.cuh. By strips sums go by
+// channel group, then kernel column, then kernel row. Limits: ConvShape; counts below 2^31; block
+// edges of 64 or 128, or 32 for a single block. Design: docs/kernels/conv.md.
 // clang-format on
 #pragma once
 
@@ -194,7 +196,9 @@ __device__ void multiply_stages(const ConvParams& p, int warpgroup, Shared& stor
     const bool ends_tile = notice.ends_tile();
     if constexpr (Config::kStoresZeros) {
 #pragma unroll
-      for (int row = 0; row < Config::kKernelRows; ++row) computed |= bits >> 2 * row & 3;
+      for (int kernel_row = 0; kernel_row < Config::kKernelRows; ++kernel_row) {
+        computed |= bits >> 2 * kernel_row & 3;
+      }
       computed |= notice.brought_mask(warpgroup);
     }
     RingPosition<Config::kStages> next = at;

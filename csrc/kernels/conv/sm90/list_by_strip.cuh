@@ -73,18 +73,22 @@ class TileNorms<StripConfig<Element, kRows, kBoxes, kStages>> {
   }
 
   // Bit r of live.rows[i]: whether what row r of strip i has at a kernel column is not all zero.
+  // live.odd: whether NaN or infinity is among the strips' norms.
   struct LiveRows {
     uint32_t rows[kStrips];
+    bool odd;
   };
   // All lanes call it together; each gets that of its own kernel column.
   __device__ __forceinline__ LiveRows live_rows(const Row& found, int kernel_column) const {
     LiveRows live;
+    bool odd = false;
 #pragma unroll
     for (int i = 0; i < kStrips; ++i) {
       uint32_t nonzero = 0;
 #pragma unroll
       for (int x = 0; x < kColumns; ++x) {
         nonzero |= static_cast<uint32_t>(found.norms[i][x] != 0) << x;  // NaN is not zero
+        odd |= !(found.norms[i][x] < INFINITY);
       }
 #pragma unroll
       for (int column = 0; column < kKernelColumns; ++column) {
@@ -93,6 +97,7 @@ class TileNorms<StripConfig<Element, kRows, kBoxes, kStages>> {
         if (column == kernel_column) live.rows[i] = rows;
       }
     }
+    live.odd = __any_sync(~0u, odd);
     return live;
   }
 
@@ -115,6 +120,9 @@ class TileNorms<StripConfig<Element, kRows, kBoxes, kStages>> {
   }
 
   __device__ uint32_t mask(const Weights& weights, const LiveRows& live, float tau) const {
+    // Any norm that is not zero will do for a tau that skips zeros alone. But a weight of zeros may
+    // be skipped for finite pixels only: as elsewhere, NaN keeps the product.
+    const float norm_of_seen = live.odd ? NAN : 1.0f;
     uint32_t bits = 0;
 #pragma unroll
     for (int kernel_row = 0; kernel_row < Config::kKernelRows; ++kernel_row) {
@@ -124,9 +132,8 @@ class TileNorms<StripConfig<Element, kRows, kBoxes, kStages>> {
         const uint32_t seen = live.rows[box / 2] >> (kernel_row + box % 2 * 8) & 0xff;
 #pragma unroll
         for (int row = 0; row < kRows; ++row) {
-          // Any norm that is not zero will do for a tau that skips zeros alone.
           const bool needed =
-              is_valid_im2col(weights.norms[kernel_row][row], seen != 0 ? 1.0f : 0.0f, tau);
+              is_valid_im2col(weights.norms[kernel_row][row], seen != 0 ? norm_of_seen : 0.0f, tau);
           of_kernel_row |= static_cast<uint32_t>(needed) << (row * kBoxes + box);
         }
       }
