@@ -340,7 +340,11 @@ def test_norms_of_the_output(device, dtype, engine):
         given = (input, weight, base, 1, 1)
         options = {"activation": activation, "residual": residual, **ENGINES[engine]}
         found, norms = OPS.conv2d_deviation_with_norms(*given, **options)
-        assert torch.equal(found, OPS.conv2d_deviation(*given, **options))
+        without = OPS.conv2d_deviation(*given, **options)
+        if activation == "none" and dtype == torch.float16:  # by strips, and by boxes: other sums
+            torch.testing.assert_close(found, without, rtol=2e-3, atol=1e-3)
+        else:
+            assert torch.equal(found, without)
         assert norms.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
         torch.testing.assert_close(norms.double(), norms_of_pixels(found), rtol=1e-5, atol=0)
 

@@ -243,7 +243,10 @@ def test_norms_of_few_images_are_those_among_zeros(images, dtype, monkeypatch):
             batch = batch.contiguous(memory_format=torch.channels_last)
             output, of_pixels = spamm_torch.conv2d(batch, identity, tau=0.0, return_norms=True)
             norms.append(of_pixels)
-        assert torch.equal(norms[0], norms[1])
+        if dtype == torch.float32:
+            torch.testing.assert_close(norms[0], norms[1], rtol=2**-21, atol=0)
+        else:
+            assert torch.equal(norms[0], norms[1])
         groups = [output[:, first : first + 64] for first in range(0, channels, 64)]
         expected = torch.stack([x.double().norm(dim=(0, 1)) for x in groups], dim=-1)
         torch.testing.assert_close(norms[0][0].double(), expected, rtol=2**-19, atol=0)
