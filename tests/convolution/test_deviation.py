@@ -341,8 +341,8 @@ def test_norms_of_the_output(device, dtype, engine):
         options = {"activation": activation, "residual": residual, **ENGINES[engine]}
         found, norms = OPS.conv2d_deviation_with_norms(*given, **options)
         without = OPS.conv2d_deviation(*given, **options)
-        if activation == "none" and dtype == torch.float16:  # by strips, and by boxes: other sums
-            torch.testing.assert_close(found, without, rtol=2e-3, atol=1e-3)
+        if activation == "none" and dtype.itemsize == 2:  # by strips, and by boxes: other sums
+            torch.testing.assert_close(found, without, rtol=2e-2, atol=1e-2)
         else:
             assert torch.equal(found, without)
         assert norms.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
