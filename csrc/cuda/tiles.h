@@ -102,9 +102,9 @@ constexpr TileRow<ConvKernel> kConvTiles[] = {
 };
 
 // The tiles of Hopper's convolution of half types where nothing is skipped.
-constexpr UnskippedTile kUnskippedTiles[] = {
-    {128, 96},  {128, 112}, {128, 128}, {128, 144}, {128, 160}, {128, 176}, {128, 192},
-    {128, 208}, {128, 224}, {128, 256}, {64, 192},  {64, 256},  {64, 320},  {64, 384}};
+constexpr UnskippedTile kUnskippedTiles[] = {{128, 96},  {128, 128}, {128, 160}, {128, 192},
+                                             {128, 208}, {128, 256}, {64, 192},  {64, 256},
+                                             {64, 320},  {64, 384}};
 
 constexpr std::span<const TileRow<Kernel>> table_of(Kernel) { return kTiles; }
 constexpr std::span<const TileRow<ConvKernel>> table_of(ConvKernel) { return kConvTiles; }

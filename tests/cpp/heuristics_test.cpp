@@ -253,20 +253,18 @@ TEST(Heuristics, TilesOfConsecutivePixelsFillWaves) {
   };
   // ResNet-50 at batch 64: one wave of 66 clusters.
   EXPECT_EQ(choose(256, 64 * 14 * 14, 36).tile, (UnskippedTile{128, 192}));
-  EXPECT_TRUE(choose(256, 64 * 14 * 14, 36).shares_pixels);
-  // Clusters of four, which share both operands, do not fill the chip.
-  EXPECT_EQ(choose(512, 64 * 7 * 7, 72).tile, (UnskippedTile{128, 112}));
-  EXPECT_TRUE(choose(512, 64 * 7 * 7, 72).shares_weights);
-  EXPECT_TRUE(choose(512, 64 * 7 * 7, 72).shares_pixels);
+  EXPECT_FALSE(choose(256, 64 * 14 * 14, 36).shares_weights);
+  // Four channel tiles of 33 pixel tiles.
+  EXPECT_EQ(choose(512, 64 * 7 * 7, 72).tile, (UnskippedTile{128, 96}));
+  EXPECT_FALSE(choose(512, 64 * 7 * 7, 72).shares_weights);
   // One channel tile: two pixel tiles share its weights.
-  EXPECT_FALSE(choose(128, 64 * 28 * 28, 18).shares_pixels);
+  EXPECT_EQ(choose(128, 64 * 28 * 28, 18).tile, (UnskippedTile{128, 128}));
+  EXPECT_TRUE(choose(128, 64 * 28 * 28, 18).shares_weights);
   EXPECT_EQ(choose(64, 64 * 56 * 56, 9).tile.channels, 64);
   for (const int multiprocessors : {1, 2, 114, 132}) {
     for (const int64_t pixels : {1, 1000, 1 << 30}) {
-      const UnskippedChoice found = choose_unskipped_tile(8, pixels, 1, multiprocessors);
-      EXPECT_TRUE(std::ranges::find(kUnskippedTiles, found.tile) != std::end(kUnskippedTiles));
-      EXPECT_TRUE(found.shares_weights || found.shares_pixels);
-      EXPECT_GE(found.clusters(multiprocessors), 1);
+      const UnskippedTile found = choose_unskipped_tile(8, pixels, 1, multiprocessors).tile;
+      EXPECT_TRUE(std::ranges::find(kUnskippedTiles, found) != std::end(kUnskippedTiles));
     }
   }
 }
@@ -275,15 +273,23 @@ TEST(Heuristics, ConsecutivePixelsPayWithoutSegments) {
   constexpr int kMultiprocessors = 132;
   const auto pays = [](int64_t out_channels, int64_t pixels, int64_t steps, double padding = 0,
                        std::optional<int> forced = std::nullopt) {
-    return unskipped_conv_pays(out_channels, pixels, steps, padding, kMultiprocessors, forced);
+    return unskipped_conv_pays(out_channels, pixels, steps, kMultiprocessors, forced,
+                               [&] { return padding; });
   };
   EXPECT_TRUE(pays(256, 64 * 14 * 14, 36));
   EXPECT_TRUE(pays(256, 64 * 14 * 14, 36, 0.19));
   EXPECT_FALSE(pays(512, 128 * 16, 72));       // two segments
   EXPECT_FALSE(pays(512, 1 << 20, 72, 0.31));  // 3 x 3 on 4 x 4, which leaves out the padding
   EXPECT_FALSE(pays(512, 1 << 20, 72, 0, 2));  // forced segments
-  EXPECT_FALSE(pays(1024, 14 * 14, 4));        // one image
+  EXPECT_TRUE(pays(1024, 14 * 14, 4));         // one image
   EXPECT_TRUE(pays(64, 64 * 56 * 56, 9));
+}
+
+// Shared memory, which the model of time counts too.
+TEST(Heuristics, StagesOfConsecutivePixels) {
+  EXPECT_EQ((UnskippedTile{128, 96}.stages()), 7);
+  EXPECT_EQ((UnskippedTile{128, 192}.stages()), 5);
+  EXPECT_EQ((UnskippedTile{64, 384}.stages()), 3);
 }
 
 TEST(Heuristics, SegmentsOfProductsWhereTilesFillTheChipUnevenly) {

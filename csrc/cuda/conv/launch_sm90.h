@@ -39,12 +39,11 @@ cudaError_t launch_conv(const kernels::conv::sm90::ConvParams& params, const voi
                         const void* weight, const kernels::Launch& how);
 
 // Where nothing is skipped (kernels/conv/sm90/unskipped.cuh). `tile` is one of kUnskippedTiles. The
-// caller sets shape, bias, residual, activation, output, weight_is_ready and what clusters share.
-// `clusters`: the most that run at once.
+// caller sets shape, bias, residual, activation, output, weight_is_ready and shares_weights.
 template <class Element>
 cudaError_t launch_unskipped(const kernels::conv::sm90::ConvParams& params, const void* input,
-                             const void* weight, const kernels::UnskippedTile& tile, int clusters,
-                             cudaStream_t stream);
+                             const void* weight, const kernels::UnskippedTile& tile,
+                             int multiprocessors, cudaStream_t stream);
 
 // The same for deviations from a reference, in pixel blocks of one image.
 template <class Element>

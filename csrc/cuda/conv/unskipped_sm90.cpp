@@ -63,9 +63,9 @@ bool pays(const Convolution& conv) {
   if (const auto forced = forced_unskipped()) return forced->runs;
   if (forced_tile()) return false;  // a tile of the kernel of boxes
   const spamm::ConvShape& shape = conv.shape;
-  return unskipped_conv_pays(
-      shape.out_channels, output_pixels(shape), steps_of(shape), padding_left_out(conv),
-      check_device(conv.input.device()).multiProcessorCount, forced_segments());
+  return unskipped_conv_pays(shape.out_channels, output_pixels(shape), steps_of(shape),
+                             check_device(conv.input.device()).multiProcessorCount,
+                             forced_segments(), [&] { return padding_left_out(conv); });
 }
 
 bool supports(const Convolution& conv, const Knob& knob) {
@@ -97,11 +97,10 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
           : choose_unskipped_tile(conv.shape.out_channels, output_pixels(conv.shape),
                                   steps_of(conv.shape), device.multiprocessors());
   p.shares_weights = choice.shares_weights;
-  p.shares_pixels = choice.shares_pixels;
   const auto launch =
       input.scalar_type() == at::kHalf ? launch_unskipped<__half> : launch_unskipped<__nv_bfloat16>;
   C10_CUDA_CHECK(launch(p, input.const_data_ptr(), weight.const_data_ptr(), choice.tile,
-                        choice.clusters(device.multiprocessors()), device.stream()));
+                        device.multiprocessors(), device.stream()));
   return {arguments.output, Tensor()};
 }
 

@@ -4,10 +4,9 @@
 #include <cuda_runtime.h>
 
 #include "kernels/common/per_kernel.h"
+#include "kernels/common/tile.h"  // kMostSharedBytes
 
 namespace spamm::kernels {
-
-constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block on Hopper
 
 // Allows `kernel` this many bytes of dynamic shared memory on the current device, and prefers the
 // largest possible shared memory of a multiprocessor, so that thread blocks of other kernels fit

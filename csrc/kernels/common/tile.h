@@ -5,6 +5,8 @@ struct CUstream_st;  // so that tests of the tiles need no CUDA toolkit
 
 namespace spamm::kernels {
 
+constexpr int kMostSharedBytes = 227 * 1024;  // of a thread block on Hopper
+
 // Large tiles read each operand less often. Small tiles spread a small result over more
 // multiprocessors. Narrow tiles serve convolutions with few output channels.
 enum class TileSize { kSmall, kLarge, kNarrow };
@@ -17,9 +19,23 @@ struct TileConfig {
   int blocks_per_multiprocessor;
 };
 
-// A tile of the convolution that skips nothing (conv/sm90/unskipped.cuh).
+// A tile of the convolution that skips nothing (conv/sm90/unskipped.cuh). Two warpgroups have 64
+// channels each of all pixels, or half of the pixels each.
 struct UnskippedTile {
+  static constexpr int kWarpgroups = 2;
+  static constexpr int kStagings = 2;  // of a warpgroup: one is filled while the other is stored
   int channels, pixels;
+
+  // Pixels of a warpgroup, and those that it stores at a time.
+  constexpr int width() const { return channels == 64 ? pixels / kWarpgroups : pixels; }
+  constexpr int stored() const { return width() / (width() < 160 || width() % 32 != 0 ? 2 : 4); }
+
+  // Stages of 64 channels of the input that fit shared memory.
+  constexpr int stages() const {
+    constexpr int kLineBytes = 128, kBarriers = 1024;
+    const int staged = kWarpgroups * kStagings * stored() * kLineBytes;
+    return (kMostSharedBytes - kBarriers - staged) / ((channels + pixels) * kLineBytes);
+  }
 
   bool operator==(const UnskippedTile&) const = default;
 };

@@ -8,10 +8,10 @@ namespace spamm::cuda {
 template <>
 cudaError_t launch_unskipped<__half>(const kernels::conv::sm90::ConvParams& params,
                                      const void* input, const void* weight,
-                                     const kernels::UnskippedTile& tile, int clusters,
+                                     const kernels::UnskippedTile& tile, int multiprocessors,
                                      cudaStream_t stream) {
-  return kernels::conv::sm90::convolve_unskipped<__half, kUnskippedTiles>(tile, params, input,
-                                                                          weight, clusters, stream);
+  return kernels::conv::sm90::convolve_unskipped<__half, kUnskippedTiles>(
+      tile, params, input, weight, multiprocessors, stream);
 }
 
 }  // namespace spamm::cuda

@@ -37,8 +37,8 @@ cudaError_t encode_windows_of_pixels(CUtensorMap& map, const void* data, const C
 }
 
 template <class Config>
-cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weight, int clusters,
-                               cudaStream_t stream) {
+cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weight,
+                               int multiprocessors, cudaStream_t stream) {
   using Element = typename Config::Element;
   constexpr int kSharedBytes = sizeof(UnskippedStorage<Config>);
   static_assert(kSharedBytes <= kMostSharedBytes);
@@ -49,7 +49,7 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
   p.by_box_rows = Divisor(shape.output.rows);
   p.by_box_columns = Divisor(shape.output.columns);
   p.in_order = reads_pixels_in_order(shape);
-  const int channels = Config::kRows * kBlock * (p.shares_pixels ? 2 : 1);
+  const int channels = Config::kRows * kBlock * (p.shares_weights ? 1 : 2);
   p.channel_tiles = ceil_div(shape.out_channels, channels);
   p.by_channel_tiles = Divisor(p.channel_tiles);
   p.tiles = p.channel_tiles * ceil_div(pixels, Config::kPixels * (p.shares_weights ? 2 : 1));
@@ -73,24 +73,25 @@ cudaError_t convolve_unskipped(ConvParams p, const void* input, const void* weig
   const auto kernel = conv_unskipped_sm90<Config>;
   error = allow_shared_memory(reinterpret_cast<const void*>(kernel), kSharedBytes);
   if (error != cudaSuccess) return error;
-  const int cluster = p.cluster_blocks();
-  return launch_clusters(kernel, std::min(p.tiles, clusters) * cluster, cluster, Config::kThreads,
+  constexpr int kCluster = 2;
+  const int clusters = std::max(multiprocessors / kCluster, 1);
+  return launch_clusters(kernel, std::min(p.tiles, clusters) * kCluster, kCluster, Config::kThreads,
                          kSharedBytes, stream, p);
 }
 
 // Calls the instance of `tile`, one of kTiles.
 template <class Element, const auto& kTiles, size_t kNumber = 0>
 cudaError_t convolve_unskipped(const UnskippedTile& tile, const ConvParams& p, const void* input,
-                               const void* weight, int clusters, cudaStream_t stream) {
+                               const void* weight, int multiprocessors, cudaStream_t stream) {
   if constexpr (kNumber == std::size(kTiles)) {
     return cudaErrorInvalidValue;
   } else {
     constexpr UnskippedTile kTile = kTiles[kNumber];
     if (tile == kTile) {
       using Chosen = UnskippedConfig<Element, kTile.channels / kBlock, kTile.pixels>;
-      return convolve_unskipped<Chosen>(p, input, weight, clusters, stream);
+      return convolve_unskipped<Chosen>(p, input, weight, multiprocessors, stream);
     }
-    return convolve_unskipped<Element, kTiles, kNumber + 1>(tile, p, input, weight, clusters,
+    return convolve_unskipped<Element, kTiles, kNumber + 1>(tile, p, input, weight, multiprocessors,
                                                             stream);
   }
 }

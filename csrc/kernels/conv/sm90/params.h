@@ -246,15 +246,10 @@ struct ConvParams {
   CUtensorMap map_phases[3];
   int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
   // Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `in_order`: output
-  // pixels read the input pixels of the same numbers. `shares_weights`: clusters have two pixel
-  // tiles of each of their channel tiles; `shares_pixels`: two channel tiles of each pixel tile.
-  // `tiles` counts what clusters compute at a time, and `channel_tiles` what lies along the
-  // channels of it.
-  bool in_order, shares_weights, shares_pixels;
-
-  __host__ __device__ int cluster_blocks() const {
-    return (shares_weights ? 2 : 1) * (shares_pixels ? 2 : 1);
-  }
+  // pixels read the input pixels of the same numbers. `shares_weights`: a cluster has two pixel
+  // tiles of one channel tile; else two channel tiles of one pixel tile. `tiles` counts what
+  // clusters compute at a time, and `channel_tiles` what lies along the channels of it.
+  bool in_order, shares_weights;
 };
 
 // Whether every output pixel reads the input pixel of the same number, and no other.

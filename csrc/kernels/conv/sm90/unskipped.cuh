@@ -2,8 +2,8 @@
 // Hopper's convolution of half types where nothing is skipped: no lists, no norms, no boxes. A tile
 // is kRows x 64 output channels x kPixels consecutive output pixels of all images, so pictures of
 // any size fill it. TMA's im2col mode finds the pixels that they read at a kernel position.
-// In persistent clusters, two thread blocks share the weights of one channel tile, or the pixels of
-// one pixel tile, or four do both: each of two loads half into both. Roles:
+// The two thread blocks of a persistent cluster share the weights of one channel tile, or the
+// pixels of one pixel tile: each loads half into both. Roles:
 //   load threads  fetch weights and pixels of each step, then the residual, into the ring
 //   warpgroups    multiply, two products in flight; add the residual; TMA stores the result
 // Sums are added in the order of conv.cuh's, whatever the tile. Limits: takes_unskipped().
@@ -15,7 +15,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "kernels/common/overlap.cuh"
-#include "kernels/common/shared_memory.h"
+#include "kernels/common/tile.h"
 #include "kernels/conv/sm90/epilogue.cuh"
 #include "kernels/conv/sm90/join_segments.cuh"
 #include "kernels/conv/sm90/load.cuh"
@@ -24,20 +24,14 @@
 
 namespace spamm::kernels::conv::sm90 {
 
-// The thread block's place in its cluster. Those that share pixels are neighbours.
+// The thread block's place in its cluster of two.
 struct ClusterPlace {
   int rank, channel, pixel;  // the last two: which of two tiles it has, along each
 
   __device__ explicit ClusterPlace(const ConvParams& p)
-      : rank(blockIdx.x % p.cluster_blocks()),
-        channel(p.shares_pixels ? rank % 2 : 0),
-        pixel(p.shares_weights ? rank / (p.shares_pixels ? 2 : 1) : 0) {}
-
-  // Those with which it shares.
-  __device__ int pixel_partner() const { return rank ^ 1; }
-  __device__ int weight_partner(const ConvParams& p) const {
-    return rank ^ (p.shares_pixels ? 2 : 1);
-  }
+      : rank(blockIdx.x % 2),
+        channel(p.shares_weights ? 0 : rank),
+        pixel(p.shares_weights ? rank : 0) {}
 };
 
 // kCount lines of 64 channels, in TMA's 128-byte swizzle.
@@ -57,17 +51,17 @@ template <class Element_, int kRows_, int kPixels_>
 struct UnskippedConfig {
   using Element = Element_;
   static constexpr int kRows = kRows_, kPixels = kPixels_;
-  static constexpr int kWarpgroups = 2, kThreads = 128 * (1 + kWarpgroups), kListWarps = 0;
-  static constexpr int kWidth = kPixels * kRows / kWarpgroups;  // pixels of a warpgroup
-  static constexpr int kValues = kWidth / 2;                    // sums in each thread
-  static constexpr int kStored = kWidth / (kWidth < 160 || kWidth % 32 != 0 ? 2 : 4);  // in a store
-  static constexpr int kStagings = 2;  // one is filled while the other is stored
+  static constexpr int kWarpgroups = UnskippedTile::kWarpgroups;
+  static constexpr int kThreads = 128 * (1 + kWarpgroups), kListWarps = 0;
+  static constexpr UnskippedTile kTile = {kRows * kBlock, kPixels};
+  static constexpr int kWidth = kTile.width();    // pixels of a warpgroup
+  static constexpr int kValues = kWidth / 2;      // sums in each thread
+  static constexpr int kStored = kTile.stored();  // in a store
+  static constexpr int kStagings = UnskippedTile::kStagings;
   static constexpr int kMultiplyRegisters = 232, kOtherRegisters = 40;
   static constexpr auto kNextKernel = kernels::sm90::NextKernel::kAtOnce;
 
-  static constexpr int kStageBytes = (kRows * kBlock + kPixels) * kLineBytes;
-  static constexpr int kStages =
-      (kMostSharedBytes - 1024 - kWarpgroups * kStagings * kStored * kLineBytes) / kStageBytes;
+  static constexpr int kStages = kTile.stages();
   static_assert(kStages >= 3 && kStored % 8 == 0 && kWidth / kStored % kStagings == 0);
 };
 
@@ -82,20 +76,15 @@ struct UnskippedStorage {
   Lines<Config::kStored> output[Config::kWarpgroups][Config::kStagings];
   Barrier full[Config::kStages], empty[Config::kStages];
 
-  // A stage is filled by its thread block's weights and by the pixels of all thread blocks of the
-  // cluster, and emptied by all their multiplying warps. So no thread block gets a whole stage
-  // ahead of another, even where each brings its own residual.
-  __device__ void initialize(const ConvParams& p) {
-    p.cluster_blocks() == 4 ? initialize<4>() : initialize<2>();
-    cutlass::arch::fence_barrier_init();
-  }
-
-  template <int kBlocks>
+  // A stage is filled by its thread block's weights and by the pixels of both thread blocks, and
+  // emptied by the multiplying warps of both. So neither gets a whole stage ahead of the other,
+  // even where each brings its own residual.
   __device__ void initialize() {
     for (int i = 0; i < Config::kStages; ++i) {
-      full[i].init(1 + kBlocks);
-      empty[i].init(kBlocks * 4 * Config::kWarpgroups);
+      full[i].init(3);
+      empty[i].init(2 * 4 * Config::kWarpgroups);
     }
+    cutlass::arch::fence_barrier_init();
   }
 };
 
@@ -106,13 +95,13 @@ class TileWalk {
   int channel, pixel;  // the tile's first; pixels are numbered through all images
 
   __device__ __forceinline__ TileWalk(const ConvParams& p, const ClusterPlace& place)
-      : p_(p), place_(place), number_(blockIdx.x / p.cluster_blocks()) {
+      : p_(p), place_(place), number_(blockIdx.x / 2) {
     locate();
   }
 
   __device__ __forceinline__ bool has_tile() const { return number_ < p_.tiles; }
   __device__ __forceinline__ void advance() {
-    number_ += gridDim.x / p_.cluster_blocks();
+    number_ += gridDim.x / 2;
     locate();
   }
 
@@ -120,7 +109,7 @@ class TileWalk {
   __device__ __forceinline__ void locate() {
     int pixels, channels;
     p_.by_channel_tiles(pixels, channels, number_);
-    channel = (channels * (p_.shares_pixels ? 2 : 1) + place_.channel) * Config::kRows * kBlock;
+    channel = (channels * (p_.shares_weights ? 1 : 2) + place_.channel) * Config::kRows * kBlock;
     pixel = (pixels * (p_.shares_weights ? 2 : 1) + place_.pixel) * Config::kPixels;
   }
 
@@ -147,20 +136,18 @@ struct Window {
 template <class Config, bool kWeights>
 class UnskippedLoader {
   static constexpr int kHalfRows = Config::kRows * kBlock / 2, kHalfPixels = Config::kPixels / 2;
+  static constexpr uint16_t kBoth = 0b11;  // a bit for each thread block
 
  public:
   __device__ UnskippedLoader(const ConvParams& p, UnskippedStorage<Config>& storage)
-      : p_(p), storage_(storage), place_(p) {
-    const int partner = kWeights ? place_.weight_partner(p) : place_.pixel_partner();
-    both_ = static_cast<uint16_t>(1 << place_.rank | 1 << partner);
-  }
+      : p_(p), storage_(storage), place_(p) {}
 
   __device__ void run() {
     if (!kWeights || !p_.weight_is_ready) wait_for_previous_kernel();
     for (TileWalk<Config> tile(p_, place_); tile.has_tile(); tile.advance()) {
       if constexpr (!kWeights) {
         if (!p_.in_order) {
-          windows_[0] = Window(p_, tile.pixel + (is_shared() ? place_.channel : 0) * kHalfPixels);
+          windows_[0] = Window(p_, tile.pixel + (is_shared() ? place_.rank : 0) * kHalfPixels);
           windows_[1] = Window(p_, tile.pixel + kHalfPixels);
         }
       }
@@ -175,7 +162,7 @@ class UnskippedLoader {
       if (p_.residual == nullptr) continue;
       for (int row = 0; row < Config::kRows; ++row) load_residual(tile, row * kBlock);
     }
-    // The thread block stays until all others have released its stages for the last time.
+    // The thread block stays until the other one has released its stages for the last time.
     for (int i = 0; i < Config::kStages; ++i) {
       storage_.empty[at_.slot].wait(at_.phase ^ 1);
       at_.advance();
@@ -189,19 +176,17 @@ class UnskippedLoader {
     storage_.empty[at_.slot].wait(at_.phase ^ 1);
     Barrier& full = storage_.full[at_.slot];
     full.arrive_and_expect_tx(bytes);
-    if constexpr (!kWeights) {
-      for (int i = 1; i < p_.cluster_blocks(); ++i) full.arrive(place_.rank ^ i);
-    }
+    if constexpr (!kWeights) full.arrive(place_.rank ^ 1);
   }
 
-  __device__ bool is_shared() const { return kWeights ? p_.shares_weights : p_.shares_pixels; }
+  __device__ bool is_shared() const { return p_.shares_weights == kWeights; }
 
   // Calls load(half, number) for the halves of the operand that this thread block loads. Where it
   // shares the operand, that is a single one: the other comes from the other thread block.
   template <class Load>
   __device__ void for_each_half(const Load& load) const {
     if (is_shared()) {
-      load(kWeights ? place_.pixel : place_.channel, 0);
+      load(place_.rank, 0);
     } else {
       load(0, 0);
       load(1, 1);
@@ -217,7 +202,7 @@ class UnskippedLoader {
         auto* to = &stage.weight.from(half * kHalfRows);
         const int first = tile.channel + half * kHalfRows;
         if (is_shared()) {
-          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&p_.map_weight, barrier(), both_, kCacheHint, to,
+          cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&p_.map_weight, barrier(), kBoth, kCacheHint, to,
                                                  channel, position, first);
         } else {
           cute::SM90_TMA_LOAD_3D::copy(&p_.map_weight, barrier(), kCacheHint, to, channel, position,
@@ -241,7 +226,7 @@ class UnskippedLoader {
 
   __device__ void load_in_order(void* to, int channel, int pixel) {
     if (is_shared()) {
-      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input[0], barrier(), both_, kCacheHint, to,
+      cute::SM90_TMA_LOAD_MULTICAST_2D::copy(&p_.map_input[0], barrier(), kBoth, kCacheHint, to,
                                              channel, pixel);
     } else {
       cute::SM90_TMA_LOAD_2D::copy(&p_.map_input[0], barrier(), kCacheHint, to, channel, pixel);
@@ -251,7 +236,7 @@ class UnskippedLoader {
   __device__ void load_windows(void* to, int channel, const Window& window, int row, int column) {
     const auto down = static_cast<uint16_t>(row), right = static_cast<uint16_t>(column);
     if (is_shared()) {
-      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input[0], barrier(), both_, to, channel,
+      cute::SM90_TMA_LOAD_IM2COL_MULTICAST_4D::copy(&p_.map_input[0], barrier(), kBoth, to, channel,
                                                     window.column, window.row, window.image, right,
                                                     down);
     } else {
@@ -278,15 +263,14 @@ class UnskippedLoader {
   UnskippedStorage<Config>& storage_;
   RingPosition<Config::kStages> at_;
   ClusterPlace place_;
-  uint16_t both_;      // a bit for each thread block that shares the operand
   Window windows_[2];  // of the halves that this thread block loads
 };
 
-// Returns a stage to the load threads of all `blocks` thread blocks of the cluster.
-__device__ __forceinline__ void release_to_cluster(const Barrier& empty, int blocks) {
+// Returns a stage to the load threads of both thread blocks.
+__device__ __forceinline__ void release_to_cluster(const Barrier& empty) {
   __syncwarp();
   const int lane = threadIdx.x % 32;
-  empty.arrive(lane, lane < blocks);
+  empty.arrive(lane, lane < 2);
   __syncwarp();
 }
 
@@ -339,7 +323,6 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
   };
   const int steps = p.steps;
   const ClusterPlace place(p);
-  const int blocks = p.cluster_blocks();
   for (TileWalk<Config> tile(p, place); tile.has_tile(); tile.advance()) {
     float acc[Config::kValues];
     ChannelBias bias;
@@ -355,12 +338,12 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
         bias.load(p, tile.channel + channel, static_cast<const Element*>(p.bias));
       }
       cute::warpgroup_wait<1>();
-      if (step > 0) release_to_cluster(storage.empty[before], blocks);
+      if (step > 0) release_to_cluster(storage.empty[before]);
       before = at.slot;
       advance();
     }
     cute::warpgroup_wait<0>();
-    release_to_cluster(storage.empty[before], blocks);
+    release_to_cluster(storage.empty[before]);
     if (p.residual != nullptr) {
 #pragma unroll
       for (int row = 0; row < Config::kRows; ++row) {
@@ -369,7 +352,7 @@ __device__ __forceinline__ void multiply_unskipped(const ConvParams& p, int warp
           change_box<Element, Config::kWidth, 0>(storage.stages[at.slot].pixels.from(pixel), acc,
                                                  [](float& sum, float x) { sum += x; });
         }
-        release_to_cluster(storage.empty[at.slot], blocks);
+        release_to_cluster(storage.empty[at.slot]);
         advance();
       }
     }
@@ -385,13 +368,13 @@ struct UnskippedRoles {
   const ConvParams& p;
   UnskippedStorage<Config>& storage;
 
-  // The barriers of all thread blocks are initialised before any is used.
+  // The barriers of both thread blocks are initialised before any is used.
   __device__ __forceinline__ void set_up(int warp) const {
     if (warp == 0 && threadIdx.x == 0) {
       cute::prefetch_tma_descriptor(&p.map_input[0]);
       cute::prefetch_tma_descriptor(&p.map_weight);
       cute::prefetch_tma_descriptor(&p.map_output);
-      storage.initialize(p);
+      storage.initialize();
     }
     wait_for_cluster();  // what is initialised is fenced
   }
