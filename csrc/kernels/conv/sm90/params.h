@@ -244,7 +244,7 @@ struct ConvParams {
   // 0: the output is as it is. map_output is then that of the first phase (phases.cuh).
   int phase_channels;
   CUtensorMap map_phases[3];
-  int log2_segments;   // of a tile's steps (segments.cuh); 0: the kernel has no segments
+  int log2_segments;  // of a tile's steps (segments.cuh); 0: the kernel has no segments
   // Where nothing is skipped (unskipped.cuh). Boxes are single pixels there. `in_order`: output
   // pixels read the input pixels of the same numbers. `shares_weights`: a cluster has two pixel
   // tiles of one channel tile; else two channel tiles of one pixel tile. `tiles` counts what
