@@ -220,7 +220,7 @@ def test_bad_arguments(changes, line, place):
 def test_all_parts_lie_on_one_device(place):
     parts, weight, base = operands("cpu")
     parts[place] = parts[place].to("meta")
-    with pytest.raises(RuntimeError, match="parts and .* must be on the same device; got"):
+    with pytest.raises(RuntimeError, match=r"parts and .* must be on the same device; got"):
         PARTS(parts, weight, base, 1, 1, norm_parts=[], **ZEROS)
 
 

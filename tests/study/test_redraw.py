@@ -17,7 +17,7 @@ from common.plots import _spread
 REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "results"
 FILES = sorted(RESULTS.glob("*.json"))
-NOT_DRAWN = {"scattered_digits", "scattered_digits_h200"}  # the picture is of pixels, which are not in the JSON file
+NOT_DRAWN = {"scattered_digits", "scattered_digits_h200"}  # pictures of pixels, which no JSON has
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
