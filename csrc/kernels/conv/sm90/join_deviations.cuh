@@ -49,7 +49,7 @@ __device__ __forceinline__ float norm_of_lanes(const Chunk<Element>& chunk) {
 }
 
 template <class Element>
-__global__ void __launch_bounds__(kJoinThreads)
+__global__ void __launch_bounds__(kJoinThreads, 4)
     join_deviations(const __grid_constant__ JoinParams p) {
   constexpr int kEntries = Chunk<Element>::kEntries, kLanes = 64 / kEntries;
   let_next_kernel_start();
