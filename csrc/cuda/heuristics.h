@@ -301,12 +301,12 @@ struct UnskippedChoice {
 inline UnskippedChoice choose_unskipped_tile(int64_t out_channels, int64_t pixels, int64_t steps,
                                              int multiprocessors) {
   constexpr double kProducts = 2048 / 64;  // channels x pixels of a step in a cycle
-  constexpr double kLoaded = 48;           // bytes a cycle from the L2 cache
+  constexpr double kLoaded = 51;           // bytes a cycle from the L2 cache
   constexpr double kLine = 128;            // bytes of a step's channel or pixel
-  constexpr double kOverlap = 0.15;        // the part of the shorter one that is not hidden
-  constexpr double kLatency = 1.6;         // of a step's time, divided among the stages
+  constexpr double kOverlap = 0.44;        // the part of the shorter one that is not hidden
+  constexpr double kLatency = 2.4;         // of a step's time, divided among the stages
   // The end of a tile, in cycles: latencies, and what a warpgroup does for each pixel.
-  constexpr double kEnd = 450, kEndOfPixel = 12;
+  constexpr double kEnd = 530, kEndOfPixel = 13;
   UnskippedChoice best{};
   double least = std::numeric_limits<double>::infinity();
   for (const UnskippedTile& tile : kUnskippedTiles) {
