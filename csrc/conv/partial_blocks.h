@@ -1,8 +1,11 @@
 // Skip norms of pixel blocks that stick out of the output grid.
 #pragma once
 
+#include <ATen/Dispatch.h>
 #include <ATen/Functions.h>
 
+#include <algorithm>
+#include <cmath>
 #include <optional>
 
 #include "conv/pixel_blocks.h"
@@ -24,7 +27,8 @@ class PartialBlockScale {
     };
     const at::Tensor pixels =
         inside(0).view({-1, 1, 1}).mul(inside(1).view({-1, 1})).mul(inside(2)).flatten();
-    scale_ = at::full({}, volume(blocks.edge), norm_options).div(pixels).sqrt();
+    const at::Tensor ratios = at::full({}, volume(blocks.edge), norm_options).div(pixels);
+    scale_ = ratios.is_cpu() ? square_roots(ratios) : ratios.sqrt();
   }
 
   // The skip norms of consecutive blocks, of which the first is number `first`. Nothing if they
@@ -35,6 +39,18 @@ class PartialBlockScale {
   }
 
  private:
+  // ATen's square root on the CPU is that of a vector library, which rounds correctly on some
+  // processors only.
+  static at::Tensor square_roots(const at::Tensor& x) {
+    at::Tensor roots = at::empty_like(x);
+    AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), "square_roots", [&] {
+      const auto* first = x.const_data_ptr<scalar_t>();
+      std::transform(first, first + x.numel(), roots.mutable_data_ptr<scalar_t>(),
+                     [](scalar_t value) { return std::sqrt(value); });
+    });
+    return roots;
+  }
+
   std::optional<at::Tensor> scale_;
 };
 
