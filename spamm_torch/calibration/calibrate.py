@@ -326,10 +326,10 @@ class _Calibration:
         forms: dict[str, tuple[Callable[[], AbstractContextManager[Any]], float]] = {
             _AS_IT_WAS: (nullcontext, 1.0)
         }
-        weighted = family.weighted({n: move.candidate.valid_ratio for n, move in chosen.items()})
-        kinds = {_EXACT: (self._form, {}, 1.0), _CHOSEN: (family.form, chosen, weighted)}
-        if not chosen:
-            del kinds[_CHOSEN]
+        kinds: dict[str, tuple[Form, Mapping[str, Move], float]] = {_EXACT: (self._form, {}, 1.0)}
+        if chosen:
+            ratio = family.weighted({n: move.candidate.valid_ratio for n, move in chosen.items()})
+            kinds[_CHOSEN] = (family.form, chosen, ratio)
         for kind, (form, moves, ratio) in kinds.items():
             for base in family.bases:
                 engines = family.engines(moves, base=base)
