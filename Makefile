@@ -21,15 +21,15 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-cpp test-python quick study tables lint clean distclean FORCE
+.PHONY: help build test test-all test-cpp test-python study tables docs lint clean distclean FORCE
 
 help:
 	@echo "make build   build the library into an environment in .venv"
-	@echo "make test    build, then run the C++ and Python tests"
-	@echo "make quick   build, then run the Python tests but those of every combination"
+	@echo "make test    build, then run the C++ and Python tests (make test-all: every combination, too)"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
 	@echo "make tables  build, measure the paper's tables; writes results/tables.md"
-	@echo "make lint    check formatting, style and types"
+	@echo "make docs    build, write the reference of all functions to build/docs"
+	@echo "make lint    check formatting, style, types and docs/budget.toml"
 	@echo "make clean   remove what was built (make distclean: and .venv)"
 
 # ---- Environment ---------------------------------------------------------------------------------
@@ -91,9 +91,12 @@ $(LIBRARY): $(ENVIRONMENT) build/settings setup.py pyproject.toml $(SOURCES)
 
 build: $(LIBRARY) $(INSTALLED)
 
-# ---- Tests, study, tables, lint ------------------------------------------------------------------
+# ---- Tests, study, tables, docs, lint -------------------------------------------------------------
 
 test: test-cpp test-python
+
+test-all: CHOSEN = thorough or not thorough
+test-all: test
 
 test-cpp: build
 	@$(call need,cmake --version,cmake,cmake)
@@ -104,14 +107,15 @@ test-cpp: build
 	@cmake -S examples/cpp -B $(CPP_EXAMPLE) --log-level=NOTICE \
 		-DCMAKE_PREFIX_PATH="$$($(PY) -c 'import spamm_torch; print(spamm_torch.cmake_prefix_path())')"
 	@cmake --build $(CPP_EXAMPLE)
-	$(CPP_EXAMPLE)/decay
+	$(CPP_EXAMPLE)/product && $(CPP_EXAMPLE)/decay
 
+CHOSEN = not thorough
+# Tests for CUDA run in one process: two would share the GPU's memory.
 test-python: build
-	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: tests that need one are skipped")'
-	$(PY) -m pytest $(PYTEST_ARGS)
-
-quick: build
-	$(PY) -m pytest -m "not thorough" $(PYTEST_ARGS)
+	$(PY) -m pytest -n 2 --dist loadscope -m "not cuda and ($(CHOSEN))" $(PYTEST_ARGS)
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
+	then $(PY) -m pytest -m "cuda and ($(CHOSEN))" $(PYTEST_ARGS); \
+	else echo "make: no CUDA device: tests that need one were left out"; fi
 
 study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'
@@ -122,11 +126,15 @@ tables: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'
 	$(PY) scripts/reproduce.py all $(TABLES_ARGS)
 
+docs: build .venv/lint-ready
+	$(PY) -m pdoc --docformat google --output-directory build/docs spamm_torch
+
 lint: .venv/lint-ready
 	.venv/bin/clang-format --dry-run --Werror $(CPP_FILES)
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/mypy
+	.venv/bin/python scripts/check_budget.py
 
 clean:
 	rm -rf build dist *.egg-info spamm_torch/*.so spamm_torch/_built.json .pytest_cache .ruff_cache .mypy_cache

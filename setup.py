@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -53,14 +54,10 @@ NVCC_FLAGS = [
     "-lineinfo",
     "-Xfatbin=-compress-all",  # kernels of many variants differ little: a sixth of the size
     "-Xptxas=-warn-spills",
-    "-Xcompiler=-Wall,-g0",
-    # torch's build helper forbids the operators of the half types; kernels use them.
-    "-U__CUDA_NO_HALF_OPERATORS__",
-    "-U__CUDA_NO_HALF_CONVERSIONS__",
-    "-U__CUDA_NO_HALF2_OPERATORS__",
-    "-U__CUDA_NO_BFLOAT16_CONVERSIONS__",
+    "-Xcompiler=-Wall,-g0,-fPIC",
+    "--expt-relaxed-constexpr",
 ]
-
+PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of objects
 
 # ---- What this build is -------------------------------------------------------------------------
 
@@ -125,6 +122,23 @@ def check_cuda_targets() -> None:
 def builds_for_hopper() -> bool:
     """Whether the CUDA targets hold sm_90a, which Hopper's own instructions need."""
     return any(target.removesuffix("+PTX") == "9.0a" for target in cuda_targets())
+
+
+def flags_of_targets(file: str) -> list[str]:
+    """nvcc's flags for the targets on which the kernels of a file run, by the file's name.
+
+    Those of sm90 run on Hopper alone. Those of sm80 use nothing that the oldest target lacks: its
+    intermediate code serves all targets, and on Hopper it becomes the same instructions.
+    """
+    flags = cpp_extension._get_cuda_arch_flags()
+    if "sm90" in file:
+        return [flag for flag in flags if "90a" in flag]
+    if "sm80" in file:
+        built = [re.search(r"code=(sm|compute)_(\d+)", flag).groups() for flag in flags]
+        oldest = min(int(chip) for _, chip in built)
+        code = sorted({f"{kind}_{chip if kind == 'sm' else oldest}" for kind, chip in built})
+        return [f"-gencode=arch=compute_{oldest},code=[{','.join(code)}]"]
+    return flags
 
 
 def cutlass_include() -> str:
@@ -219,6 +233,33 @@ def introspection(cuda: bool) -> setuptools.Extension:
 # ---- How it is built ----------------------------------------------------------------------------
 
 
+# torch's builder gives every file the same flags, and knows no precompiled header.
+NINJA = """\
+ninja_required_version = 1.3
+
+rule host
+  command = $cxx -MMD -MF $out.d $more $host_flags -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $in
+
+rule kernels
+  command = $nvcc -MD -MF $out.d $kernel_flags $more -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = compile $in
+"""
+
+
+def ninja_path(path: str | Path) -> str:
+    return re.sub(r"([$ :])", r"$\1", os.path.abspath(path))
+
+
+def ninja_words(words) -> str:
+    """Words of a shell command, as a value in a ninja file."""
+    return " ".join(shlex.quote(str(word)) for word in words).replace("$", "$$")
+
+
 class BuildLibrary(cpp_extension.BuildExtension):
     """torch's builder, with objects kept from one build to the next, whoever asks for the build.
 
@@ -259,10 +300,50 @@ class BuildLibrary(cpp_extension.BuildExtension):
         if extension.name.endswith(INTROSPECTION):
             version = self.distribution.get_version()
             extension.define_macros.append(("SPAMM_VERSION", f'"{version}"'))
-        all_objects = self.build_temp
+        all_objects, compile_others = self.build_temp, self.compiler.compile
         self.build_temp = str(Path(all_objects, extension.name))  # one ninja file each
+        if extension.name.endswith(LIBRARY):
+            self.compiler.compile = self.compile_library
         super().build_extension(extension)
-        self.build_temp = all_objects
+        self.build_temp, self.compiler.compile = all_objects, compile_others
+
+    def compile_library(self, sources, output_dir, macros, include_dirs, extra_postargs, **_):
+        """What setuptools calls for the library's objects, which it returns.
+
+        Host files read a precompiled header. Kernels are compiled for the targets that run them.
+        """
+        objects = self.compiler.object_filenames(sources, output_dir=output_dir)
+        options = [f"-D{name}" for name, _ in macros] + [f"-I{path}" for path in include_dirs]
+        host = [*self.compiler.compiler_so[1:], *options, *extra_postargs["cxx"]]
+        kernels = [*options, *extra_postargs["nvcc"]]
+        if compiler := os.environ.get("CC"):
+            kernels += ["-ccbin", compiler]
+        lines = [
+            NINJA,
+            f"cxx = {cpp_extension.get_cxx_compiler()}",
+            f"nvcc = {os.environ.get('PYTORCH_NVCC') or ninja_words([nvcc_path()])}",
+            f"host_flags = {ninja_words(host)}",
+            f"kernel_flags = {ninja_words(kernels)}",
+            f"build {PRECOMPILED}.gch: host {ninja_path(PRECOMPILED)}",
+            "  more = -x c++-header",
+        ]
+        # A compiler to which the compiled header does not fit finds the header's text next.
+        header = Path(PRECOMPILED)
+        with_header = f"-I{header.parent} -include {header.name}"
+        for source, compiled in zip(sources, objects, strict=True):
+            edge = f"build {ninja_path(compiled)}:"
+            if source.endswith(".cu"):
+                lines += [f"{edge} kernels {ninja_path(source)}"]
+                lines += [f"  more = {ninja_words(flags_of_targets(source))}"]
+            else:
+                lines += [f"{edge} host {ninja_path(source)} | {PRECOMPILED}.gch"]
+                lines += [f"  more = {with_header}"]
+        folder = Path(output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "build.ninja").write_text("\n".join(lines) + "\n")
+        if subprocess.run(["ninja", "-j", os.environ["MAX_JOBS"]], cwd=folder).returncode != 0:
+            sys.exit("spamm_torch: compiling failed; the compiler's message is above")
+        return objects
 
     def library_folders(self) -> list[str]:
         """Where the loader looks for torch and CUDA: beside us in site-packages, or, for a library
