@@ -8,7 +8,6 @@
 
 namespace spamm {
 
-// The op chain and spamm_torch/_arguments.py use the same order.
 enum class Activation : int { kNone, kRelu, kRelu6, kHardswish, kSilu, kLeakyRelu };
 
 inline constexpr std::array<const char*, 6> kActivationNames = {"none",      "relu", "relu6",

@@ -1,6 +1,7 @@
 // Dense gradients, registered once for all devices. The backward pass is that of the product (or
 // the convolution) without skipping. It is composed of ATen ops, so that it can be differentiated
 // again. Norms and thresholds have no gradient: they only decide what is skipped.
+#include <ATen/FuncTorchTLS.h>
 #include <ATen/Functions.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -35,12 +36,27 @@ bool needs_grad(const Tensor& t) {
 }
 bool needs_grad(const OptTensor& t) { return t && needs_grad(*t); }
 
+void refuse_functorch() {
+  const auto& transforms = at::functorch::functorchTLSAccessor();
+  if (!transforms) return;
+  try {
+    transforms->checkSupportsCppAutogradFunction();
+  } catch (const c10::Error&) {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "spamm_torch's gradients are those of torch.autograd; got a "
+                                "gradient by a transform of torch.func");
+  }
+}
+
 // Runs `op` below autograd. It goes through `Function` only if a gradient is needed, so that
 // inference builds no graph and saves no tensor.
 template <class Function, class Op, class... Inputs>
 auto with_dense_gradient(const Op& op, std::initializer_list<bool> wanted, Inputs&&... inputs) {
   const bool any = std::find(wanted.begin(), wanted.end(), true) != wanted.end();
-  if (at::GradMode::is_enabled() && any) return Function::apply(op, inputs...);
+  if (at::GradMode::is_enabled() && any) {
+    refuse_functorch();
+    return Function::apply(op, inputs...);
+  }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return op();
 }
@@ -171,6 +187,11 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
     const auto activation = static_cast<Activation>(ctx->saved_data["activation"].toInt());
     const Tensor grad = saved.size() == 3 ? grad_before(activation, grads[0], saved[2]) : grads[0];
+    auto dilation = ints("dilation");
+    dilation.resize(2, dilation.front());
+    for (int64_t d = 0; d < 2; ++d) {
+      if (saved[1].sym_size(2 + d) == 1) dilation[d] = 1;  // as in check_convolution
+    }
     const c10::SymInt zero(0);
     const auto bias_shape =
         with_bias ? ctx->saved_data["bias_shape"].toSymIntVector() : std::vector<c10::SymInt>{};
@@ -178,7 +199,7 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
         as_batch(grad), as_batch(saved[0]), saved[1],
         with_bias ? at::OptionalSymIntArrayRef(bias_shape) : at::OptionalSymIntArrayRef(),
         c10::fromIntArrayRefSlow(ints("stride")), c10::fromIntArrayRefSlow(ints("padding")),
-        c10::fromIntArrayRefSlow(ints("dilation")), /*transposed=*/false, {zero, zero},
+        c10::fromIntArrayRefSlow(dilation), /*transposed=*/false, {zero, zero},
         ctx->saved_data["groups"].toInt(),
         {ctx->needs_input_grad(0), ctx->needs_input_grad(1),
          with_bias && ctx->needs_input_grad(2)});
@@ -390,7 +411,7 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
   for (const char* name :
        {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
         "conv2d_deviation_parts", "conv2d_max_pool", "max_pool2d", "max_pool2d_with_norms",
-        "max_pool2d_deviation", "join_deviations", "chain", "multiply_part"}) {
+        "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name : {"multiply_into", "spamm_into"}) {

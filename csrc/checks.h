@@ -72,8 +72,9 @@ inline void check_matrix_pair(const at::Tensor& a, const at::Tensor& b) {
 inline void check_operands(const at::Tensor& a, const at::Tensor& b) {
   check_matrix_pair(a, b);
   TORCH_CHECK(a.size(-1) == b.size(-2) && (a.dim() == 2 || a.size(0) == b.size(0)),
-              "a's columns must match b's rows, and their batches each other; got shapes ",
-              a.sizes(), " and ", b.sizes());
+              "a's columns must match b's rows",
+              a.dim() == 2 ? "" : ", and their batches each other", "; got shapes ", a.sizes(),
+              " and ", b.sizes());
 }
 
 // A matrix, or a batch of any number of dimensions.

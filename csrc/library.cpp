@@ -205,12 +205,6 @@ TORCH_LIBRARY(spamm_torch, m) {
   // Concatenates deviations (N, C, H, W) along their channels, with norms as
   // conv2d_deviation_with_norms returns them. No gradient.
   m.def("join_deviations(Tensor[] parts) -> (Tensor, Tensor)", tags);
-  // Runs conv2d and max pooling layer after layer and passes output norms on. No gradient.
-  // conv/chain.cpp documents the encoding of `layers`.
-  m.def(
-      "chain(Tensor input, Tensor[] weights, Tensor?[] biases, Tensor?[] norm_weights, "
-      "Tensor[] knobs, int[] layers) -> Tensor",
-      tags);
   // Norms (groups, MB, KB) of conv2d's weight matrix. Modules pin them.
   m.def(
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "

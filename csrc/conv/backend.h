@@ -128,8 +128,7 @@ struct MaxPoolBackend {
   ConvolutionResult (*run)(const at::Tensor& input, const MaxPool& pool);
 };
 
-// Supports the devices and types whose convolutions compute output norms without a norm pass. A
-// chain of layers is worth building only there.
+// Supports the devices and types whose convolutions compute output norms without a norm pass.
 struct OutputNormsBackend {
   bool (*supports)(at::Device device, at::ScalarType dtype);
 };

@@ -11,7 +11,7 @@
 
 namespace spamm {
 
-// The arguments of conv2d, conv2d_with_norms and a chain's convolutions.
+// The arguments of conv2d and conv2d_with_norms.
 struct ConvArguments {
   const Tensor &input, &weight;
   std::optional<Tensor> bias;

@@ -5,6 +5,8 @@
 #include <ATen/native/Pool.h>
 #include <torch/library.h>
 
+#include <limits>
+
 #include "checks.h"
 #include "conv/layers.h"
 
@@ -93,7 +95,10 @@ std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tenso
     return std::get<0>(
         at::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode));
   };
-  const Tensor output = pooled(input + reference).sub_(pooled(reference));
+  const Tensor of_reference = pooled(reference);
+  const Tensor output = pooled(input + reference).sub_(of_reference);
+  // A window without a pixel has no deviation.
+  output.masked_fill_(of_reference == -std::numeric_limits<double>::infinity(), 0);
   return {output, pixel_norms(output)};
 }
 

@@ -102,6 +102,9 @@ inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& we
                   .padding = check_pair(padding, 0, "padding"),
                   .dilation = check_pair(dilation, 1, "dilation"),
                   .output = {}};
+  // Nothing is dilated. Others would change no result, but torch's own CPU convolution crashes.
+  if (shape.kernel.height == 1) shape.dilation.height = 1;
+  if (shape.kernel.width == 1) shape.dilation.width = 1;
   const Size2 window = shape.window();
   const Size2 padded = {shape.input.height + 2 * shape.padding.height,
                         shape.input.width + 2 * shape.padding.width};

@@ -33,6 +33,8 @@ inline std::vector<at::Device> check_devices(at::IntArrayRef devices) {
   const int64_t found = cuda_devices();
   std::vector<at::Device> result;
   for (const int64_t device : devices) {
+    TORCH_CHECK_VALUE(found > 0, "devices must be CUDA devices, and this machine has none; got ",
+                      device);
     TORCH_CHECK_VALUE(device >= 0 && device < found, "devices must be less than ", found,
                       ", the number of CUDA devices of this machine, and not negative; got ",
                       device);

@@ -183,7 +183,8 @@ class Product {
     std::vector<N> largest(batches_ * kb_, N(0));
     for (int64_t row = 0; row < batches_ * kb_; ++row) {
       const N* norm_b = arguments_.norm_b.const_data_ptr<N>() + row * nb_;
-      largest[row] = std::accumulate(norm_b, norm_b + nb_, N(0), larger<N>);
+      largest[row] = std::accumulate(norm_b, norm_b + nb_, N(0),
+                                     [](N x, N y) { return larger(x, std::abs(y)); });
     }
     return largest;
   }
@@ -231,7 +232,7 @@ class Product {
         const View<T> source = view<T>(arguments_.a, batch);
         const Norms<N> maps = norms(batch);
         for (int64_t k = 0; k < kb_; ++k) {
-          if (maps.a[i * kb_ + k] * largest_b[batch * kb_ + k] < maps.tau) continue;
+          if (std::abs(maps.a[i * kb_ + k]) * largest_b[batch * kb_ + k] < maps.tau) continue;
           const View<T> block = source.block(i * block_.m, k * block_.k, block_.m, block_.k);
           P* target = packed + (a(batch, i, k * block_.k) - a_);
           copy_rows(block, target, lda_, block_.k);

@@ -20,14 +20,17 @@
 
 #include "cpu/common/clones.h"
 #include "cpu/threshold/maps.h"
+#include "norm_slack.h"
 
 namespace spamm::cpu {
 
-// losses[j] += the products of `a` and b[j] that are skipped.
+// losses[j] += the largest products of norms stored as `a` > 0 and b[j], where they are skipped.
 SPAMM_INLINE void add_losses_of(double a, const double* b, const double* skip_norm_b, int64_t nb,
                                 double tau, double* __restrict losses) {
+  constexpr double kRounding = std::numeric_limits<double>::denorm_min();  // of what underflows
+  const double loss_a = kernels::at_most(a);
   for (int64_t j = 0; j < nb; ++j) {
-    const double product = a * b[j];
+    const double product = b[j] > 0 ? loss_a * kernels::at_most(b[j]) + kRounding : 0.0;
     losses[j] += a * skip_norm_b[j] < tau ? product : 0.0;
   }
 }
@@ -36,12 +39,12 @@ SPAMM_INLINE void add_losses_of(double a, const double* b, const double* skip_no
 SPAMM_INLINE void add_losses_of(float a, const float* b, const float* skip_norm_b, int64_t nb,
                                 float tau, double* __restrict losses) {
   constexpr int64_t kColumns = 64;
-  const double wide_a = a;
+  const double wide_a = kernels::at_most(a);
   for (int64_t first = 0; first < nb; first += kColumns) {
     const int64_t size = std::min(kColumns, nb - first);
     float lost[kColumns];
     for (int64_t j = 0; j < size; ++j)
-      lost[j] = a * skip_norm_b[first + j] < tau ? b[first + j] : 0.0f;
+      lost[j] = a * skip_norm_b[first + j] < tau ? kernels::at_most(b[first + j]) : 0.0f;
     for (int64_t j = 0; j < size; ++j) losses[first + j] += wide_a * lost[j];
   }
 }
@@ -52,7 +55,7 @@ SPAMM_CPU_CLONES void add_losses(const N* a, const N* b, const N* skip_norm_b, i
                                  int64_t nb, N tau, double* __restrict losses) {
   for (int64_t k = 0; k < kb; ++k, b += nb, skip_norm_b += nb) {
     // No product of an infinity or NaN is skipped.
-    if (std::isfinite(a[k])) add_losses_of(a[k], b, skip_norm_b, nb, tau, losses);
+    if (std::isfinite(a[k]) && a[k] > 0) add_losses_of(a[k], b, skip_norm_b, nb, tau, losses);
   }
 }
 
@@ -180,7 +183,8 @@ class ErrorSearch {
         for (int64_t j = 0; j < maps_.nb; ++j) {
           const N value = a[k] * skip[j];
           if (value >= low && value < high)
-            products.push_back({value, row * maps_.nb + j, static_cast<double>(a[k]) * b[j]});
+            products.push_back({value, row * maps_.nb + j,
+                                double{kernels::at_most(a[k])} * kernels::at_most(b[j])});
         }
         if (products.size() > kMost) return false;
       }

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <type_traits>
@@ -140,13 +141,15 @@ SPAMM_CPU_CLONES void count_row(const N* a, const N* b, int64_t kb, int64_t nb, 
 
 // ---- Error bound -------------------------------------------------------------------------------
 
-// The numbers must not be negative.
-template <class N>
-double norm_of(const N* numbers, int64_t size) {
+// The norm of `numbers`, each taken as of(number). They must not be negative.
+template <class N, class Of = std::identity>
+double norm_of(const N* numbers, int64_t size, const Of& of = {}) {
   double largest = 0;
   for (int64_t n = 0; n < size && !std::isnan(largest); ++n)
-    largest = numbers[n] <= largest ? largest : numbers[n];
-  return scaled_norm(largest, [&](const auto& visit) { std::for_each_n(numbers, size, visit); });
+    largest = of(numbers[n]) <= largest ? largest : of(numbers[n]);
+  return scaled_norm(largest, [&](const auto& visit) {
+    std::for_each_n(numbers, size, [&](N x) { visit(of(x)); });
+  });
 }
 
 // The error bound at a threshold. It includes the rounding of the norms and of the sums here.
@@ -160,24 +163,27 @@ N bound_at(const Maps<N>& maps, const N* skip_norm_b, N tau) {
       std::fill(losses.begin(), losses.end(), 0.0);
       add_losses(maps.row_of_a(row), b, skip_norm_b + (b - maps.b), maps.kb, maps.nb, tau,
                  losses.data());
-      row_bounds[row] = norm_of(losses.data(), maps.nb);
+      row_bounds[row] = kernels::at_most(norm_of(losses.data(), maps.nb));
     }
   });
   const double additions = maps.kb + maps.nb + row_bounds.size();
   const double slack = kernels::kNormSlack<N> + additions * std::numeric_limits<double>::epsilon();
-  const double bound = norm_of(row_bounds.data(), row_bounds.size()) * (1 + slack);
+  const double root = kernels::at_most(norm_of(row_bounds.data(), row_bounds.size()));
+  const double bound = kernels::at_most(root * (1 + slack));
   const N rounded = static_cast<N>(bound);
   return rounded < bound ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
 }
 
 template <class N>
 N find_tau_for_error_of(const Maps<N>& maps, const N* skip_norm_b, double max_error) {
-  const double norm_a = norm_of(maps.a, maps.batches * maps.mb * maps.kb);
-  const double norm_b = norm_of(maps.b, maps.batches * maps.kb * maps.nb);
+  const auto at_least = [](N x) { return kernels::at_least(x); };
+  const double norm_a = norm_of(maps.a, maps.batches * maps.mb * maps.kb, at_least);
+  const double norm_b = norm_of(maps.b, maps.batches * maps.kb * maps.nb, at_least);
   const double limit = kernels::largest_bound<N>(max_error, norm_a, norm_b);
-  if (!std::isfinite(limit)) return 0;
-  const auto holds = [&](N tau) { return bound_at(maps, skip_norm_b, tau) <= limit; };
   constexpr N kInfinity = std::numeric_limits<N>::infinity();
+  if (!std::isfinite(limit))
+    return kernels::may_skip_all(max_error, norm_a, norm_b) ? kInfinity : N(0);
+  const auto holds = [&](N tau) { return bound_at(maps, skip_norm_b, tau) <= limit; };
   const std::optional<N> tau = ErrorSearch<N>(maps, skip_norm_b, limit).run();
   const bool is_largest =
       tau && holds(*tau) && (*tau == kInfinity || !holds(std::nextafter(*tau, kInfinity)));

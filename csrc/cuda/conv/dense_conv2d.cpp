@@ -15,23 +15,21 @@ namespace {
 
 using at::Tensor;
 
-// cuDNN's fused kernels are for tensor cores: half types and TF32, output channels, and those of a
-// group, in units of 16 bytes, offsets of 32 bits. Their call follows cuDNN's setting of TF32, and
-// no setting of deterministic algorithms.
+// cuDNN's fused kernels are for tensor cores. Half types with channels in units of 16 bytes alone
+// take them: elsewhere, in TF32 as well, its ReLU turns NaN into zero. Offsets have 32 bits. With
+// groups they convert more tensors than they save. Their call follows no setting of deterministic
+// algorithms.
 bool supports(const DenseConvolution& conv) {
   const at::Context& context = at::globalContext();
   const ConvShape& shape = conv.shape;
-  const at::ScalarType dtype = conv.input.scalar_type();
   const int64_t unit = 16 / conv.input.element_size();
   const int64_t outputs = c10::multiply_integers(shape.output_sizes());
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
-  const bool is_tf32 =
-      dtype == at::kFloat && conv.allow_tf32 && context.allowTF32CuDNN(at::Float32Op::CONV);
-  return conv.activation == Activation::kRelu && (at::isReducedFloatingType(dtype) || is_tf32) &&
-         (shape.groups == 1 || shape.group_in_channels() % unit == 0) &&
-         shape.group_out_channels() % unit == 0 && std::max(conv.input.numel(), outputs) <= kMost &&
-         context.userEnabledCuDNN() && !context.deterministicCuDNN() &&
-         !context.deterministicAlgorithms();
+  return conv.activation == Activation::kRelu &&
+         at::isReducedFloatingType(conv.input.scalar_type()) && shape.groups == 1 &&
+         shape.in_channels % unit == 0 && shape.out_channels % unit == 0 &&
+         std::max(conv.input.numel(), outputs) <= kMost && context.userEnabledCuDNN() &&
+         !context.deterministicCuDNN() && !context.deterministicAlgorithms();
 }
 
 Tensor run(const DenseConvolution& conv) {

@@ -1,7 +1,7 @@
 // The error bound of skipping, sqrt(sum over (i, j) of (sum over skipped k of norm_a * norm_b)^2).
 //
-// All sums are double, rounded upwards, in a fixed order. kNormSlack covers the rounding of the
-// norms themselves.
+// All sums are double, rounded upwards, in a fixed order. kNormSlack and at_most cover the rounding
+// of the norms themselves.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kProductThreads)
   for_each_product(maps, patch, warp, maps.kb, kProductWarps,
                    [&](int r, Norm a, Norm b, Norm skip_norm_b) {
                      if (!is_valid(norm_product(a, skip_norm_b), threshold)) {
-                       lost[r] = __dadd_ru(lost[r], __dmul_ru(a, b));
+                       lost[r] = __dadd_ru(lost[r], __dmul_ru(at_most(a), at_most(b)));
                      }
                    });
   for (int turn = 0; turn < kProductWarps; ++turn) {

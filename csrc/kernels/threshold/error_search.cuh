@@ -120,7 +120,7 @@ __device__ void sum_norms(const NormMaps<Norm>& maps, ErrorSearch<Norm>* global,
     SumOfSquares<Norm> own{};
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < sizes[map];
          i += threads) {
-      own.add(data[map][i]);
+      own.add(at_least(data[map][i]));
     }
     sums[map] = sum_block(own, shared.norms[map]);
     if (kGrid && threadIdx.x == 0) global->norms[map][blockIdx.x] = sums[map];
@@ -153,8 +153,8 @@ struct SearchLimit {
     const double scaled = limit * scale;
     most_square = __ddiv_rd(__dmul_rd(scaled, scaled), __dmul_ru(slack, slack));
 
-    // Below this, all products together are within the limit.
-    const auto low = static_cast<Norm>(0.99 * limit / (sqrt(places) * maps.kb));
+    // Below this, all products together are within the limit: at_most at most doubles a norm.
+    const auto low = static_cast<Norm>(0.24 * limit / (sqrt(places) * maps.kb));
     interval.low = low >= Bits<Norm>::to(kLeastNormal) ? Bits<Norm>::of_magnitude(low) : 0;
     // From here on, a single product passes it. Skip norms may be some times as large as norms.
     const double factor = maps.skip_norm_b == maps.b ? 2 : 32;
@@ -169,10 +169,11 @@ struct SearchLimit {
 
 // Values of k whose norms are loaded together, if B has no skip norms of its own. sm_80 has too few
 // registers for eight.
+template <class Norm>
 #if __CUDA_ARCH__ >= 900
 constexpr int kNormsAhead = 8;
 #else
-constexpr int kNormsAhead = 7;
+constexpr int kNormsAhead = sizeof(Norm) == 4 ? 6 : 7;
 #endif
 
 // The losses of one block of C by its products with k in [first, last): those below the interval in
@@ -181,7 +182,7 @@ template <bool kSkipNorms, class Norm>
 __device__ void add_losses(const NormMaps<Norm>& maps, int64_t place, int first, int last,
                            const SearchInterval& interval, int shift, double* bins, double& base,
                            SearchKeys& keys) {
-  constexpr int kAhead = kSkipNorms ? 4 : kNormsAhead;
+  constexpr int kAhead = kSkipNorms ? 4 : kNormsAhead<Norm>;
   // 64-bit divisions would take as long as a small sum.
   const bool is_narrow = place >> 32 == 0;
   const int64_t row =
@@ -205,7 +206,7 @@ __device__ void add_losses(const NormMaps<Norm>& maps, int64_t place, int first,
       const Norm skip_norm = kSkipNorms ? skip_norms[kSkipNorms ? i : 0] : norm_b[i];
       const SearchKey key =
           min(Bits<Norm>::of_magnitude(norm_product(norm_a[i], skip_norm)), Bits<Norm>::kInfinity);
-      const double loss = __dmul_ru(norm_a[i], norm_b[i]);
+      const double loss = __dmul_ru(at_most(norm_a[i]), at_most(norm_b[i]));
       if (key < interval.low) {
         base = __dadd_ru(base, loss);
       } else if (key >= interval.end) {
@@ -360,7 +361,9 @@ __global__ void __launch_bounds__(kMostSearchThreads, 1)
   sum_norms<kGrid>(maps, global, shared, norms);
   const double limit = largest_bound<Norm>(max_error, norms[0], norms[1]);
   SearchKey found = 0;
-  if (isfinite(limit)) {  // else no threshold above 0 is allowed
+  if (!isfinite(limit)) {
+    found = may_skip_all(max_error, norms[0], norms[1]) ? Bits<Norm>::kInfinity : 0;
+  } else {
     const SearchLimit<Norm> start(maps, limit);
     SearchInterval interval = start.interval;
     // At `low` the bound is within the limit. At `end` it is not, but perhaps before the first
