@@ -11,29 +11,17 @@ from ._library import (  # isort: skip  # loads the ops
     include_path,
     library_path,
 )
-from . import _fake, _flops, distributed  # noqa: F401  the first two: shapes and flop formulas
+from . import _fake, _flops, _vmap, distributed  # noqa: F401  the first three: rules of the ops
 from ._info import SkipInfo
 from ._plan import row_cuts
-from .batch_sampler import LikenessBatchSampler
-from .calibration import (
-    CalibrationReport,
-    CalibrationRow,
-    LayerStats,
-    ModelStats,
-    Outcome,
-    calibrate,
-    record_stats,
-)
-from .chain import SpAMMChain
+from .calibration import calibrate, record_stats
 from .functional import (
     addmm,
     backend_for,
     bmm,
     conv2d,
-    conv2d_shards,
     error_bound,
     find_tau,
-    find_tau_for_error,
     linear,
     mm,
     mm_shards,
@@ -41,28 +29,17 @@ from .functional import (
     valid_counts,
     valid_ratio,
 )
-from .fuse import FuseReport, Fusion, fuse_
 from .likeness import likeness_order
-from .networks import ConvertReport, SpAMMConfig, convert_, refresh_, revert_
-from .nn import SpAMMConv2d, SpAMMLinear, unreached_layers
+from .networks import SpAMMConfig, convert_, refresh_, revert_
+from .nn import SpAMMConv2d, SpAMMLinear
 from .ordered_batch import OrderedBatch
 from .spatial import spatial_order
 
 __version__ = _VERSION
 
 __all__ = [
-    "CalibrationReport",
-    "CalibrationRow",
-    "ConvertReport",
-    "FuseReport",
-    "Fusion",
-    "LayerStats",
-    "LikenessBatchSampler",
-    "ModelStats",
     "OrderedBatch",
-    "Outcome",
     "SkipInfo",
-    "SpAMMChain",
     "SpAMMConfig",
     "SpAMMConv2d",
     "SpAMMLinear",
@@ -73,13 +50,10 @@ __all__ = [
     "calibrate",
     "cmake_prefix_path",
     "conv2d",
-    "conv2d_shards",
     "convert_",
     "distributed",
     "error_bound",
     "find_tau",
-    "find_tau_for_error",
-    "fuse_",
     "include_path",
     "library_path",
     "likeness_order",
@@ -92,7 +66,6 @@ __all__ = [
     "revert_",
     "row_cuts",
     "spatial_order",
-    "unreached_layers",
     "valid_counts",
     "valid_ratio",
 ]

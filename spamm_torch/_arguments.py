@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.masked import MaskedTensor
 
 EDGES = (32, 64, 128)
-# In the order of csrc/activation.h, whose numbers the op chain takes.
 ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -151,6 +150,10 @@ def has_tau(knobs: Knobs) -> bool:
 
 
 def check_number(value: Any, name: str) -> None:
+    if isinstance(value, Tensor):
+        raise TypeError(
+            f"{name} must be a number; got tensor (item() reads it, and waits for the device)"
+        )
     if not is_number(value):
         raise TypeError(f"{name} must be a number; got {value!r}")
 
@@ -321,7 +324,12 @@ def _cuda_number(device: Any) -> int:
 def check_tensor(value: Any, name: str) -> None:
     """TypeError unless ``value`` is a dense tensor."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor; got {type(value).__name__}")
+        kind = type(value)
+        hint = {
+            "numpy": " (torch.from_numpy makes a tensor of it)",
+            "scipy": " (torch.from_numpy makes a tensor of its toarray())",
+        }.get(kind.__module__.partition(".")[0], "")
+        raise TypeError(f"{name} must be a tensor; got {kind.__name__}{hint}")
     if value.is_nested:
         raise TypeError(f"{name} must be a dense tensor; got a nested tensor (pad it)")
     if value.layout != torch.strided:
@@ -337,6 +345,8 @@ def check_tensors(value: Any, name: str) -> None:
     if not isinstance(value, (list, tuple)):
         raise TypeError(f"{name} must be a list of tensors; got {type(value).__name__}")
     for tensor in value:
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a list of tensors; got {type(tensor).__name__} in it")
         check_tensor(tensor, name)
 
 

@@ -43,9 +43,8 @@ def mm(
     def read(backends: str) -> Call:
         for name, value in refused.items():
             if value is not None and value is not False:
-                raise ValueError(
-                    f"{name} must not be given for DTensors; got {type(value).__name__}"
-                )
+                got = value if value is True else type(value).__name__
+                raise ValueError(f"{name} must not be given for DTensors; got {got}")
         _check_operands(a, b)
         kind = " and ".join(f"a DTensor {tuple(x.shape)} of {x.placements}" for x in (a, b))
         knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from ._fake import run_layers
-
 _ops = torch.ops.spamm_torch
 _Shape = Sequence[int]
 
@@ -79,25 +77,6 @@ def _conv2d_max_pool(
     geometry = (stride, padding, dilation, groups)
     output = torch.nn.functional.conv2d(_meta(input), _meta(weight), None, *geometry)
     return _convolution(weight, output.shape)
-
-
-@register_flop_formula(_ops.chain)
-def _chain(
-    input: _Shape,
-    weights: Any,
-    biases: Any,
-    norm_weights: Any,
-    knobs: Any,
-    layers: list[int],
-    **kwargs: Any,
-) -> int:
-    weights, biases, norm_weights, knobs = (
-        [_meta(shape) for shape in shapes] for shapes in (weights, biases, norm_weights, knobs)
-    )
-    steps = run_layers(_meta(input), weights, biases, norm_weights, knobs, layers)
-    return sum(
-        _convolution(weight.shape, output.shape) for output, weight in steps if weight is not None
-    )
 
 
 def _meta(shape: _Shape | None) -> Any:

@@ -22,29 +22,51 @@ _ops = torch.ops.spamm_torch
 class SkipInfo(NamedTuple):
     """What a call skipped, as ``return_info=True`` reports it.
 
-    All are 0-d tensors on the operands' device, of the norms' dtype (float32, or float64 for
-    float64 operands), without a gradient. Reading one on the host waits for the device.
+    The first three are 0-d tensors on the operands' device, of the norms' dtype (float32, or
+    float64 for float64 operands), without a gradient. Reading one on the host waits for the device.
 
     Attributes:
-        tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call.
+        tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call,
+            and then the least product that was kept.
         valid_ratio: the share of block products that were computed, from 0 to 1.
         error_bound: a proven bound of the Frobenius norm of the error from skipping, absolute (in
             the result's units, before ``alpha``). Rounding is not in it.
+        block: the blocks (m, k, n) of the call, and pixel_block, of a convolution: its pixel block;
+            None for other products. A tau that was found means the same with these alone.
     """
 
     tau: Tensor
     valid_ratio: Tensor
     error_bound: Tensor
+    block: tuple[int, int, int]
+    pixel_block: tuple[int, int, int] | None = None
 
 
-def skip_info(
-    norm_a: Tensor, norm_b: Tensor, knobs: Knobs, skip_norm_b: Tensor | None = None
-) -> SkipInfo:
-    """What a product of operands with these norm maps skips.
+class NormMaps(NamedTuple):
+    """The norm maps of a product, and their blocks.
 
-    ``skip_norm_b`` decides what is skipped where that is not ``norm_b``, which measures errors.
+    Attributes:
+        norm_a, norm_b: of A and of B, for errors.
+        skip_norm_b: what of B decides what is skipped; ``norm_b`` but for a convolution.
+        block, pixel_block: as in :class:`SkipInfo`.
     """
-    deciding = norm_b if skip_norm_b is None else skip_norm_b
+
+    norm_a: Tensor
+    norm_b: Tensor
+    skip_norm_b: Tensor
+    block: tuple[int, int, int]
+    pixel_block: tuple[int, int, int] | None = None
+
+    @property
+    def products(self) -> int:
+        """The number of block products."""
+        return self.norm_a.numel() * self.norm_b.shape[-1]
+
+
+def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
+    """What a product of operands with these norm maps skips."""
+    norm_a, norm_b, deciding = maps[:3]
+    apart = None if deciding is norm_b else deciding
     if knobs["threshold"] is not None:
         tau = norm_a.new_full((), knobs["threshold"])
     elif knobs["tau"] is not None:
@@ -52,11 +74,13 @@ def skip_info(
     elif knobs["valid_ratio"] is not None:
         tau = _ops.find_tau(norm_a, deciding, knobs["valid_ratio"])
     else:
-        tau = _ops.find_tau_for_error(norm_a, norm_b, knobs["max_error"], skip_norm_b=skip_norm_b)
+        tau = _ops.find_tau_for_error(norm_a, norm_b, knobs["max_error"], skip_norm_b=apart)
     return SkipInfo(
         tau,
         _ops.valid_ratio(norm_a, deciding, tau),
-        _ops.error_bound(norm_a, norm_b, tau, skip_norm_b=skip_norm_b),
+        _ops.error_bound(norm_a, norm_b, tau, skip_norm_b=apart),
+        maps.block,
+        maps.pixel_block,
     )
 
 
@@ -98,7 +122,7 @@ def conv2d_norm_maps(
     block: int | Sequence[int] | None,
     pixel_block: Sequence[int] | None,
     norm_weight: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> NormMaps:
     """The norm maps of a convolution of checked arguments.
 
     Args:
@@ -107,8 +131,7 @@ def conv2d_norm_maps(
         norm_weight: the weight's norm map where it is known.
 
     Returns:
-        The weight's norm map (groups, MB, KB), the im2col matrix's (groups, KB, NB), and that which
-        decides what is skipped.
+        The weight's norm map (groups, MB, KB), and the im2col matrix's (groups, KB, NB).
     """
     batch = input if input.dim() == 4 else input.unsqueeze(0)
     stride, padding, dilation, groups = geometry
@@ -118,9 +141,10 @@ def conv2d_norm_maps(
     pixels = (images, rows, columns)
     if norm_weight is None:
         norm_weight = _ops.conv2d_weight_norm(weight, groups, block=edges, pixel_block=pixels)
-    return norm_weight, *_im2col_norms(
+    norms = _im2col_norms(
         batch, (height, width), stride, padding, dilation, groups, edges[1], pixels
     )
+    return NormMaps(norm_weight, *norms, edges, pixels)
 
 
 def _im2col_norms(

@@ -10,26 +10,46 @@ Sparse Approximate Matrix Multiplication on GPUs").
 Common to all functions:
 
 * Operands are float16, bfloat16, float32 or float64, on the CPU or a CUDA device, of any size and
-  strides. Norms are float32 (float64 for float64 operands).
+  strides, all of one dtype and on one device. Norms are float32 (float64 for float64 operands).
 * On CUDA, float32 products have float32's accuracy, unless PyTorch is allowed to use TF32 for its
   own (``torch.backends.cuda.matmul.fp32_precision``): then operands are rounded to eleven bits.
-* Exactly one *knob* says what is skipped: ``tau``, ``valid_ratio`` or ``max_error``.
-* A ``valid_ratio`` is met as nearly as whole block products and ties allow: with few blocks the
-  nearest may be none of them, and the result zero.
+* Exactly one *knob* says what is skipped:
+
+  ``tau``
+      Skip each block product whose two norms multiply to less than this. A float, or a 0-d tensor
+      on the operands' device or the CPU that requires no gradient; on the device it is never read
+      on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf. A NaN is refused as a
+      float; in a tensor, whose value is not looked at, it skips nothing.
+  ``valid_ratio``
+      Share of block products to keep, in (0, 1], met as nearly as whole block products and ties
+      allow: with few blocks the nearest may be none of them, and the result zero. The threshold is
+      searched for in each call, on the device.
+  ``max_error``
+      Bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A) * norm(B):
+      1e-3 allows an error of 1e-3 * norm(A) * norm(B); inf skips all. Searched for likewise. For an
+      absolute bound e, ``max_error = e / (norm_map(a).norm() * norm_map(b).norm()).item()``: the
+      norm of a norm map is that of its matrix. Relative to norm(A @ B), e is that share of it.
+* A ``block`` is 32, 64 or 128, or a triple (m, k, n) of these.
+* ``return_info=True`` returns a pair, what is returned otherwise and a :class:`SkipInfo` of the
+  same norm maps. It costs the counts and the bound of the maps, and a second search.
 * Gradients are dense: those of the product without skipping. They are of reverse mode and can be
   differentiated again; forward mode and ``torch.func.grad`` are refused.
 * Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two. A
   ``valid_ratio`` or ``max_error`` is a constant of the graph: each new value compiles again, and
   beyond ``torch._dynamo.config.recompile_limit`` values ``fullgraph=True`` fails.
 * ``torch.fx.symbolic_trace`` records a call of one of these functions as one node.
-* Errors are one line, with what was expected and the value got.
+* Errors are one line, with what was expected and the value got. ValueError: none or several knobs,
+  a knob out of range, a block of other sizes. TypeError: a dtype that is not supported, operands of
+  two dtypes, no dense tensor, no number, no bool. RuntimeError: shapes or devices that do not fit,
+  a ``tau`` that requires a gradient.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,48 +79,7 @@ from ._arguments import (
     has_tau,
     holds_dtensor,
 )
-from ._bisection import bisect_tau
-from ._info import SkipInfo, as_multiplied, conv2d_norm_maps, skip_info
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    class _Knob(TypedDict, total=False):
-        tau: float | Tensor | None
-        valid_ratio: float | None
-        max_error: float | None
-
-    class _Product(_Knob, total=False):
-        block: int | Sequence[int]
-
-    class _Mm(_Product, total=False):
-        norm_a: Tensor | None
-        norm_b: Tensor | None
-        devices: Sequence[int | str | torch.device] | None
-        symmetric: bool
-        out: Tensor | None
-
-    class _Addmm(_Product, total=False):
-        beta: float
-        alpha: float
-        norm_a: Tensor | None
-        norm_b: Tensor | None
-        symmetric: bool
-        out: Tensor | None
-
-    class _Linear(_Product, total=False):
-        norm_weight: Tensor | None
-
-    class _Conv2d(_Knob, total=False):
-        block: int | Sequence[int] | None
-        pixel_block: Sequence[int] | None
-        norm_weight: Tensor | None
-        norm_input: Tensor | None
-        residual: Tensor | None
-        activation: str | None
-        relu: bool
-        devices: Sequence[int | str | torch.device] | None
-
+from ._info import NormMaps, as_multiplied, conv2d_norm_maps, skip_info
 
 # Called by their only overload, ``default``: to look for others takes the host two microseconds.
 _ops = torch.ops.spamm_torch
@@ -124,19 +103,13 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
     """Frobenius norms of the blocks of a matrix.
 
     Args:
-        a: (..., M, K), leading batch dimensions allowed; float16, bfloat16, float32 or float64, on
-            the CPU or a CUDA device, of any strides.
+        a: (..., M, K), leading batch dimensions allowed.
         block: 32, 64 or 128, or a pair (rows, columns) of these.
 
     Returns:
         (..., ceil(M / rows), ceil(K / columns)) norms, float32 (float64 for float64 matrices), on
         the matrix's device; right to 1e-5 relative over the whole range of the dtype: nothing
         vanishes, nothing overflows before the norm itself does. Without a gradient.
-
-    Raises:
-        ValueError: a block of other sizes.
-        TypeError: ``a`` of another dtype, or no dense tensor.
-        RuntimeError: ``a`` of less than two dimensions.
     """
     if has_torch_function_variadic(a):
         return _overridden(norm_map, (a,), locals())
@@ -147,73 +120,47 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
 def find_tau(
     norm_a: Tensor,
     norm_b: Tensor,
-    valid_ratio: float,
+    valid_ratio: float | None = None,
     *,
+    max_error: float | None = None,
     max_iterations: int = 20,
     tolerance: float = 0.01,
-    method: str = "selection",
 ) -> Tensor:
-    """The threshold that keeps a given share of the block products.
+    """The threshold that keeps a given share of the block products, or bounds the error.
+
+    Exactly one of ``valid_ratio`` and ``max_error`` is given.
 
     Args:
         norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`. Norms are
             >= 0; that is not checked, which would wait for the device. A product with a NaN or
             infinite norm counts as the largest: it is never skipped.
         norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
-        valid_ratio: share of block products to keep, in (0, 1].
-        max_iterations: the paper's limit of its bisection, > 0.
-        tolerance: the paper's tolerated error of the ratio, absolute, >= 0.
-        method: "selection", exact (the ratio reached is the nearest that ties allow, the larger at
-            equal distance), which satisfies every limit and tolerance; or "bisection", the paper's
-            search from the mean product, slower and within ``tolerance`` at best.
+        valid_ratio: share of block products to keep, in (0, 1]. The ratio reached is the nearest
+            that ties allow, the larger at equal distance.
+        max_error: bound >= 0 of the error's Frobenius norm, relative to norm(A) * norm(B): finds
+            the largest threshold whose :func:`error_bound` is at most ``max_error * norm(A) *
+            norm(B)``.
+        max_iterations: the paper's limit of its search, > 0.
+        tolerance: the paper's tolerated error of the ratio, absolute, >= 0. The search here is
+            exact, and so satisfies every limit and tolerance.
 
     Returns:
         0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
         without host synchronisation. One threshold serves all batches.
-
-    Raises:
-        ValueError: a number out of range, or another method.
-        TypeError: norm maps of another dtype, or what is no number.
-        RuntimeError: norm maps whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(find_tau, (norm_a, norm_b), locals())
     _check_norm_maps(norm_a, norm_b)
+    if (valid_ratio is None) == (max_error is None):
+        got = "none" if max_error is None else "both"
+        raise ValueError(f"exactly one of valid_ratio and max_error must be given; got {got}")
+    if max_error is not None:
+        check_max_error(max_error)
+        return _ops.find_tau_for_error(norm_a, norm_b, max_error)
     check_search(valid_ratio, max_iterations, tolerance)
-    if method not in ("selection", "bisection"):
-        raise ValueError(f"method must be 'selection' or 'bisection'; got {method!r}")
-    if method == "bisection":
-        return bisect_tau(norm_a, norm_b, valid_ratio, max_iterations, tolerance)
     return _ops.find_tau(
         norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance
     )
-
-
-def find_tau_for_error(norm_a: Tensor, norm_b: Tensor, max_error: float) -> Tensor:
-    """The threshold that skips much while the error from skipping stays under a bound.
-
-    Args:
-        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`; norms
-            >= 0, which is not checked.
-        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
-        max_error: bound >= 0 of the error's Frobenius norm, relative to norm(A) * norm(B): 1e-3
-            allows an error of 1e-3 * norm(A) * norm(B). Relative to norm(A @ B) that is more.
-
-    Returns:
-        0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
-        without host synchronisation: ``error_bound(norm_a, norm_b, tau)`` is at most ``max_error *
-        norm(A) * norm(B)``. One threshold, and one bound, serve all batches.
-
-    Raises:
-        ValueError: a negative or NaN ``max_error``.
-        TypeError: norm maps of another dtype, or what is no number.
-        RuntimeError: norm maps whose shapes or devices do not fit.
-    """
-    if has_torch_function_variadic(norm_a, norm_b):
-        return _overridden(find_tau_for_error, (norm_a, norm_b), locals())
-    _check_norm_maps(norm_a, norm_b)
-    check_max_error(max_error)
-    return _ops.find_tau_for_error(norm_a, norm_b, max_error)
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -227,11 +174,6 @@ def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
 
     Returns:
         int32, (..., MB, NB), each from 0 to KB.
-
-    Raises:
-        ValueError: a NaN ``tau``.
-        TypeError: norm maps or a ``tau`` of another dtype.
-        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(valid_counts, (norm_a, norm_b), locals())
@@ -243,18 +185,10 @@ def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """The share of block products that are valid: sum(V) / number of block products.
 
     Args:
-        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
-        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
-        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
-            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        norm_a, norm_b, tau: as :func:`valid_counts`.
 
     Returns:
         0-d tensor of the norms' dtype on their device, from 0 to 1; 1 for empty maps.
-
-    Raises:
-        ValueError: a NaN ``tau``.
-        TypeError: norm maps or a ``tau`` of another dtype.
-        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(valid_ratio, (norm_a, norm_b), locals())
@@ -266,20 +200,13 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """A proven bound of the Frobenius norm of what skipping loses.
 
     Args:
-        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
-        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
-        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
-            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        norm_a, norm_b, tau: as :func:`valid_counts`.
 
     Returns:
         0-d tensor of the norms' dtype on their device, absolute, in the units of C: sqrt(sum over
-        (i,j) of (sum over skipped k of norm_a[i,k] * norm_b[k,j])^2), rounded up. Follows from the
-        triangle inequality in each block of C and the submultiplicativity of the Frobenius norm.
-
-    Raises:
-        ValueError: a NaN ``tau``.
-        TypeError: norm maps or a ``tau`` of another dtype.
-        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
+        (i,j) of (sum over skipped k of norm_a[i,k] * norm_b[k,j])^2), rounded up; the rounding of
+        the norms themselves is in it. Follows from the triangle inequality in each block of C and
+        the submultiplicativity of the Frobenius norm.
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(error_bound, (norm_a, norm_b), locals())
@@ -299,38 +226,20 @@ def _check_matrices(name: str, a: Tensor, b: Tensor) -> None:
     check_tensor(a, "a")
     check_tensor(b, "b")
     if a.dim() != 2 or b.dim() != 2:
-        hint = "; for batches use bmm" if name == "mm" and a.dim() == b.dim() == 3 else ""
+        hint = _HINTS.get((name, a.dim(), b.dim()), "")
         raise RuntimeError(
             f"{name} expects two matrices (2-d); got shapes {tuple(a.shape)} and "
             f"{tuple(b.shape)}{hint}"
         )
 
 
-def _with_info(
-    a: Tensor,
-    b: Tensor,
-    knobs: Knobs,
-    block: tuple[int, int, int],
-    norm_a: Tensor | None = None,
-    norm_b: Tensor | None = None,
-    *,
-    return_norms: bool = False,
-    out: Tensor | None = None,
-    **options: Any,
-) -> tuple[Any, ...]:
-    """The results of :func:`_product`, and what it skipped, both from the same norm maps."""
-    m, k, n = block
-    operand_a = as_multiplied(a) if out is None else a.detach()
-    if norm_a is None:
-        norm_a = _ops.norm_map(operand_a, (m, k))
-        if a is b and norm_b is None and m == k == n:
-            norm_b = norm_a
-    if norm_b is None:
-        norm_b = _ops.norm_map(as_multiplied(b) if out is None else b.detach(), (k, n))
-    options |= {"norm_a": norm_a, "norm_b": norm_b}
-    info = skip_info(norm_a, norm_b, knobs)  # first: out may share memory with what it reads
-    results = _product(a, b, knobs, block, return_norms=return_norms, out=out, **options)
-    return (*results, info) if return_norms else (results, info)
+_ONE_B = "; with one b for all batches use mm(a.flatten(0, 1), b)"
+_HINTS = {
+    ("mm", 3, 3): "; for batches use bmm",
+    ("mm", 3, 2): _ONE_B,
+    ("bmm", 3, 2): _ONE_B,
+    ("mm", 2, 1): "; for a vector use mm(a, b[:, None])[:, 0]",
+}
 
 
 def _product(
@@ -340,14 +249,39 @@ def _product(
     block: tuple[int, int, int],
     *,
     return_norms: bool = False,
+    return_info: bool = False,
     out: Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """The product, in a new tensor or in ``out``, and its norm map if that is asked for."""
+    """The product, in a new tensor or in ``out``, then its norm map, and what it skipped."""
+    info: tuple[Any, ...] = ()
+    if return_info:  # of the same norm maps, and first: out may share memory with what it reads
+        norm_a, norm_b = _given_norms(a, b, block, out, options)
+        options |= {"norm_a": norm_a, "norm_b": norm_b}
+        info = (skip_info(NormMaps(norm_a, norm_b, norm_b, block), knobs),)
     if out is not None:
-        return _product_into(out, a, b, return_norms, **knobs, block=block, **options)
-    op = _ops.spamm_with_norms if return_norms else _ops.spamm
-    return op.default(a, b, **knobs, block=block, **options)
+        result = _product_into(out, a, b, return_norms, **knobs, block=block, **options)
+    else:
+        op = _ops.spamm_with_norms if return_norms else _ops.spamm
+        result = op.default(a, b, **knobs, block=block, **options)
+    if not return_info:
+        return result
+    return (*result, *info) if return_norms else (result, *info)
+
+
+def _given_norms(
+    a: Tensor, b: Tensor, block: tuple[int, int, int], out: Tensor | None, options: dict[str, Any]
+) -> tuple[Tensor, Tensor]:
+    """The norm maps of a product, those that are given among them."""
+    m, k, n = block
+    norm_a, norm_b = options.get("norm_a"), options.get("norm_b")
+    is_one = norm_a is None and norm_b is None and a is b and m == k == n
+    # With out, autocast does not change the operands.
+    a, b = (as_multiplied(x) if out is None else x.detach() for x in (a, b))
+    norm_a = _ops.norm_map(a, (m, k)) if norm_a is None else norm_a
+    if norm_b is None:
+        norm_b = norm_a if is_one else _ops.norm_map(b, (k, n))
+    return norm_a, norm_b
 
 
 def _product_into(out: Tensor, a: Tensor, b: Tensor, return_norms: bool, **options: Any) -> Any:
@@ -384,51 +318,6 @@ def _check_out(name: str, out: Tensor | None, *operands: Tensor) -> None:
         )
 
 
-@overload
-def mm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[False] = ...,
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Mm],
-) -> Tensor: ...
-@overload
-def mm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[False] = ...,
-    return_info: Literal[True],
-    **options: Unpack[_Mm],
-) -> tuple[Tensor, SkipInfo]: ...
-@overload
-def mm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[True],
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Mm],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def mm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[True],
-    return_info: Literal[True],
-    **options: Unpack[_Mm],
-) -> tuple[Tensor, Tensor, SkipInfo]: ...
-@overload
-def mm(
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: bool = ...,
-    return_info: bool = ...,
-    **options: Unpack[_Mm],
-) -> Any: ...
 def mm(
     a: Tensor,
     b: Tensor,
@@ -444,22 +333,15 @@ def mm(
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, SkipInfo] | tuple[Tensor, Tensor, SkipInfo]:
+) -> Any:
     """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
 
     Args:
-        a: (M, K), float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        b: (K, N), of the same dtype and device.
-        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
-            tensor on the operands' device or the CPU that requires no gradient; on the device it is
-            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
-        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
-            threshold is searched for in each call, on the device.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B); the threshold is searched for in each call, on the device.
+        a, b: (M, K) and (K, N).
+        tau, valid_ratio, max_error: the knob; see the common rules.
         block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
         norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
-            ``norm_map(a, (m, k))``.
+            ``norm_map(a, (m, k))``. Its entries decide what is skipped, whatever they are.
         norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``. Where
             neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
         devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
@@ -473,9 +355,7 @@ def mm(
             its n. See below.
         return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
             bit, without a gradient. On the CPU it is computed while the result is in cache.
-        return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps (after
-            the norms, if these are asked for, too). Costs the counts and the bound of the maps, and
-            a second search of the threshold.
+        return_info: add a :class:`SkipInfo`.
         out: a tensor that takes the result, of its dtype, device and shape (or without elements:
             then it is resized). It may share memory with any other tensor of the call.
             As in torch, this has no gradient, and autocast does not change the operands.
@@ -484,14 +364,11 @@ def mm(
         (M, N), of the operands' dtype: ``out`` if that is given. With ``return_norms`` or
         ``return_info`` a tuple: the product, then its norms, then the :class:`SkipInfo`.
 
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes or
-            one that ``symmetric`` refuses, ``devices`` that are none, repeated or absent.
-        TypeError: a dtype that is not supported, operands or ``out`` of two dtypes, no dense
-            tensor, a ``symmetric`` that is no bool, or ``devices`` that are no sequence of devices.
-        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, with
-            ``out`` any tensor that does, or with ``devices`` a stream that is being captured in a
-            CUDA graph.
+    Raises, besides what is common to all:
+        ValueError: a block that ``symmetric`` refuses, ``devices`` that are none, repeated or
+            absent.
+        RuntimeError: with ``out`` any tensor that requires a gradient, or with ``devices`` a stream
+            that is being captured in a CUDA graph.
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
 
@@ -518,34 +395,28 @@ def mm(
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
+    _check_flags(return_norms=return_norms, return_info=return_info, symmetric=symmetric)
+    options: dict[str, Any] = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
+    results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
     if holds_dtensor(a, b):
         from . import _dtensor  # not at the top: it takes half a second
 
-        return _dtensor.mm(
-            a,
-            b,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            norm_a=norm_a,
-            norm_b=norm_b,
-            return_info=return_info,
-            devices=devices,
-            symmetric=symmetric,
-            return_norms=return_norms,
-            out=out,
-        )
+        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        return _dtensor.mm(a, b, **knob, block=block, devices=devices, **options, **results)
     _check_matrices("mm", a, b)
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
-    check_bool(symmetric, "symmetric")
     _check_out("mm", out, a, b)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    options: dict[str, Any] = {} if devices is None else {"devices": as_devices(devices)}
-    options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-    function = _with_info if return_info else _product
-    return function(a, b, knobs, edges, return_norms=return_norms, out=out, **options)
+    if devices is not None:
+        options["devices"] = as_devices(devices)
+    return _product(a, b, knobs, edges, **options, **results)
+
+
+def _check_flags(**flags: bool) -> None:
+    for name, flag in flags.items():
+        if type(flag) is not bool:
+            check_bool(flag, name)
 
 
 def mm_shards(
@@ -573,12 +444,9 @@ def mm_shards(
             CPU. :func:`row_cuts` cuts by work.
         b_shards: as many, each on the device of the A shard in the same place: the rows of B (K, N)
             in order, cut at multiples of the block's k, or in every place the whole of B.
-        tau: skip each block product whose two norms multiply to less than this: a float or a 0-d
+        tau, valid_ratio, max_error: the knob, of the whole product. A tau is a float or a 0-d
             tensor.
-        valid_ratio: share of block products to keep, in (0, 1], over the whole product.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B), over the whole product.
-        block: 32, 64 or 128, or a triple (m, k, n) of these.
+        block: as :func:`mm`.
 
     Returns:
         The rows of C: a matrix (rows, N) beside each shard of A. They have the bits of ``mm`` on
@@ -589,12 +457,9 @@ def mm_shards(
     shards: the caller may free or overwrite them at once. The host waits once for the norms, but
     not if B is whole everywhere.
 
-    Raises:
-        ValueError: none or several knobs, a knob out of range, a block of other sizes, lists of
-            different lengths or empty ones.
-        TypeError: a dtype that is not supported, shards of several dtypes, no dense tensor.
-        RuntimeError: shapes, cuts or devices that do not fit, or a stream that is being captured in
-            a CUDA graph.
+    Raises, besides what is common to all:
+        ValueError: lists of different lengths or empty ones.
+        RuntimeError: cuts that do not fit, or a stream that is being captured in a CUDA graph.
         torch.OutOfMemoryError: names the device and what its stages of B need, in bytes.
     """
     check_tensors(a_shards, "a_shards")
@@ -603,56 +468,6 @@ def mm_shards(
     return _ops.spamm_shards(list(a_shards), list(b_shards), **knobs, block=check_block(block))
 
 
-@overload
-def addmm(
-    input: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[False] = ...,
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Addmm],
-) -> Tensor: ...
-@overload
-def addmm(
-    input: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[False] = ...,
-    return_info: Literal[True],
-    **options: Unpack[_Addmm],
-) -> tuple[Tensor, SkipInfo]: ...
-@overload
-def addmm(
-    input: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[True],
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Addmm],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def addmm(
-    input: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: Literal[True],
-    return_info: Literal[True],
-    **options: Unpack[_Addmm],
-) -> tuple[Tensor, Tensor, SkipInfo]: ...
-@overload
-def addmm(
-    input: Tensor,
-    a: Tensor,
-    b: Tensor,
-    *,
-    return_norms: bool = ...,
-    return_info: bool = ...,
-    **options: Unpack[_Addmm],
-) -> Any: ...
 def addmm(
     input: Tensor,
     a: Tensor,
@@ -670,7 +485,7 @@ def addmm(
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
-) -> Tensor | tuple[Tensor, Tensor] | tuple[Tensor, SkipInfo] | tuple[Tensor, Tensor, SkipInfo]:
+) -> Any:
     """Approximate ``torch.addmm``: beta * input + alpha * (a @ b).
 
     Exactly one of the knobs tau, valid_ratio and max_error is given. They speak of the product a @
@@ -678,86 +493,35 @@ def addmm(
 
     Args:
         input: broadcastable to (M, N), of the operands' dtype; ignored, NaN included, if beta is 0.
-        a: (M, K), float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        b: (K, N), of the same dtype and device.
-        beta: factor of ``input``, a real number.
-        alpha: factor of the product, a real number.
-        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
-            tensor on the operands' device or the CPU that requires no gradient; on the device it is
-            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
-        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
-            threshold is searched for in each call, on the device.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B); the threshold is searched for in each call, on the device.
-        block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
-        norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
-            ``norm_map(a, (m, k))``.
-        norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``. Where
-            neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
-        symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
-            and commute. This is not checked. Only blocks on and above the diagonal are computed
-            (all with ``devices`` and by CUDA's portable kernels), and the lower triangle is the
-            mirror image of the upper one. The result must be square, and the block's m equal to
-            its n. ``input`` is symmetric, too, or one number. See below.
-        return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
-            bit, without a gradient. On the CPU it is computed while the result is in cache.
-        return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps (after
-            the norms, if these are asked for, too). Costs the counts and the bound of the maps, and
-            a second search of the threshold.
-        out: a tensor that takes the result, of its dtype, device and shape (or without elements:
-            then it is resized). It may share memory with any other tensor of the call: X = 2 X -
-            X @ X in place is ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
-            As in torch, this has no gradient, and autocast does not change the operands.
+            With ``symmetric`` it is symmetric, too, or one number.
+        a, b: (M, K) and (K, N).
+        beta, alpha: factors of ``input`` and of the product, real numbers.
+        tau, valid_ratio, max_error, block, norm_a, norm_b, symmetric, return_norms, return_info: as
+            :func:`mm`.
+        out: as :func:`mm`: X = 2 X - X @ X in place is
+            ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
 
-    Returns:
-        (M, N), of the operands' dtype: ``out`` if that is given. With ``return_norms`` or
-        ``return_info`` a tuple: the result, then its norms, then the :class:`SkipInfo`.
-
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes or
-            one that ``symmetric`` refuses.
-        TypeError: a dtype that is not supported, operands or ``out`` of two dtypes, no dense
-            tensor, a factor that is no real number, or a ``symmetric`` that is no bool.
-        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, or
-            with ``out`` any tensor that does.
-
-    With ``symmetric``, ``valid_ratio``, ``max_error`` and :class:`SkipInfo` speak of the whole
-    product a @ b: they count the blocks below the diagonal with their own norms. What is lost above
-    the diagonal is lost twice. Where ``a`` is ``b`` that is the same, but for block products at the
-    very threshold, whose mirror images may round to its other side. For two matrices that commute
-    the error may be sqrt(2) times what the bound of the whole product says. Where ``a`` is ``b``,
-    float64 and symmetric to the bit, the CPU's result has the bits of the whole product, but for
-    the same block products. Gradients are those of the whole product, a @ b.
+    Returns, raises: as :func:`mm`.
     """
     if has_torch_function_variadic(input, a, b):
         return _overridden(addmm, (input, a, b), locals())
+    if holds_dtensor(input, a, b):
+        raise TypeError("addmm takes no DTensor, unlike mm; got one")
+    _check_flags(return_norms=return_norms, return_info=return_info, symmetric=symmetric)
     _check_matrices("addmm", a, b)
     check_tensor(input, "input")
     check_number(beta, "beta")
     check_number(alpha, "alpha")
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
-    check_bool(symmetric, "symmetric")
     _check_out("addmm", out, input, a, b)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
     options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha}
     options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-    function = _with_info if return_info else _product
-    return function(a, b, knobs, edges, return_norms=return_norms, out=out, **options)
+    results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
+    return _product(a, b, knobs, edges, **options, **results)
 
 
-@overload
-def bmm(
-    a: Tensor, b: Tensor, *, return_info: Literal[False] = ..., **options: Unpack[_Product]
-) -> Tensor: ...
-@overload
-def bmm(
-    a: Tensor, b: Tensor, *, return_info: Literal[True], **options: Unpack[_Product]
-) -> tuple[Tensor, SkipInfo]: ...
-@overload
-def bmm(
-    a: Tensor, b: Tensor, *, return_info: bool, **options: Unpack[_Product]
-) -> Tensor | tuple[Tensor, SkipInfo]: ...
 def bmm(
     a: Tensor,
     b: Tensor,
@@ -767,77 +531,34 @@ def bmm(
     max_error: float | None = None,
     block: int | Sequence[int] = 64,
     return_info: bool = False,
-) -> Tensor | tuple[Tensor, SkipInfo]:
+) -> Any:
     """Approximate ``torch.bmm``: (batch, M, K) x (batch, K, N) in one launch.
 
     Exactly one of the knobs tau, valid_ratio and max_error is given. It speaks for all batches
     together: one threshold, one ratio, one error bound.
 
     Args:
-        a: (batch, M, K), float16, bfloat16, float32 or float64, on the CPU or a CUDA device.
-        b: (batch, K, N), of the same dtype and device.
-        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
-            tensor on the operands' device or the CPU that requires no gradient; on the device it is
-            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
-        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
-            threshold is searched for in each call, on the device.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B); the threshold is searched for in each call, on the device.
-        block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
-        return_info: return a pair, the product and a :class:`SkipInfo` of the same norm maps. Costs
-            the counts and the bound of the maps, and a second search of the threshold.
+        a, b: (batch, M, K) and (batch, K, N).
+        tau, valid_ratio, max_error, block, return_info: as :func:`mm`.
 
     Returns:
         (batch, M, N), of the operands' dtype; with ``return_info`` a pair of it and a
         :class:`SkipInfo`.
-
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
-        TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
-        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(bmm, (a, b), locals())
+    check_bool(return_info, "return_info")
     check_tensor(a, "a")
     check_tensor(b, "b")
     if a.dim() != 3 or b.dim() != 3:
         raise RuntimeError(
             "bmm expects two batches of matrices (3-d); got shapes "
-            f"{tuple(a.shape)} and {tuple(b.shape)}"
+            f"{tuple(a.shape)} and {tuple(b.shape)}{_HINTS.get(('bmm', a.dim(), b.dim()), '')}"
         )
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    if return_info:
-        return _with_info(a, b, knobs, edges)
-    return _ops.spamm.default(a, b, **knobs, block=edges)
+    return _product(a, b, knobs, edges, return_info=return_info)
 
 
-@overload
-def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    *,
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Linear],
-) -> Tensor: ...
-@overload
-def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    *,
-    return_info: Literal[True],
-    **options: Unpack[_Linear],
-) -> tuple[Tensor, SkipInfo]: ...
-@overload
-def linear(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    *,
-    return_info: bool,
-    **options: Unpack[_Linear],
-) -> Tensor | tuple[Tensor, SkipInfo]: ...
 def linear(
     input: Tensor,
     weight: Tensor,
@@ -849,40 +570,27 @@ def linear(
     block: int | Sequence[int] = 64,
     norm_weight: Tensor | None = None,
     return_info: bool = False,
-) -> Tensor | tuple[Tensor, SkipInfo]:
+) -> Any:
     """Approximate ``torch.nn.functional.linear``: A is the rows of input, B is weight.T.
 
     Exactly one of the knobs tau, valid_ratio and max_error is given.
 
     Args:
-        input: (..., in_features), float16, bfloat16, float32 or float64, on the CPU or a CUDA
-            device.
-        weight: (out_features, in_features), of the same dtype and device.
+        input: (..., in_features).
+        weight: (out_features, in_features).
         bias: (out_features,), of the same dtype and device, or None.
-        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
-            tensor on the operands' device or the CPU that requires no gradient; on the device it is
-            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
-        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
-            threshold is searched for in each call, on the device.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B); the threshold is searched for in each call, on the device.
+        tau, valid_ratio, max_error, return_info: as :func:`mm`.
         block: 32, 64 or 128, or a triple (m, k, n) of these for rows, in_features and out_features.
         norm_weight: norm map of weight.T to use instead of computing it, as from
             ``norm_map(weight.t(), (k, n))``.
-        return_info: return a pair, the result and a :class:`SkipInfo` of the same norm maps. Costs
-            the counts and the bound of the maps, and a second search of the threshold.
 
     Returns:
         (..., out_features), of the operands' dtype; with ``return_info`` a pair of it and a
         :class:`SkipInfo`.
-
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes.
-        TypeError: a dtype that is not supported, operands of two dtypes, or no dense tensor.
-        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
     """
     if has_torch_function_variadic(input, weight):
         return _overridden(linear, (input, weight), locals())
+    check_bool(return_info, "return_info")
     check_tensor(input, "input")
     check_tensor(weight, "weight")
     check_optional_tensor(bias, "bias")
@@ -902,25 +610,32 @@ def linear(
     if holds_dtensor(input, weight):
         from . import _dtensor  # not at the top: it takes half a second
 
-        product = _dtensor.mm(
-            rows,
-            columns,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            norm_weight=norm_weight,
-            return_info=return_info,
-        )
+        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        refused = {"norm_weight": norm_weight, "return_info": return_info}
+        product = _dtensor.mm(rows, columns, **knob, block=block, **refused)
         return (product if bias is None else product + bias).reshape(shape)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
+    options: dict[str, Any] = {"norm_b": norm_weight, "input": bias, "return_info": return_info}
+    try:
+        product = _product(rows, columns, knobs, edges, **options)
+    except (TypeError, RuntimeError) as error:
+        named = _OF_LINEAR.sub(lambda name: _LINEAR_NAMES[name[0]], str(error), count=1)
+        raise type(error)(named) from None
     if return_info:
-        product, info = _with_info(rows, columns, knobs, edges, norm_b=norm_weight, input=bias)
-        return product.reshape(shape), info
-    product = _ops.spamm.default(
-        rows, columns, **knobs, block=edges, norm_b=norm_weight, input=bias
-    )
+        return product[0].reshape(shape), product[1]
     return product.reshape(shape)
+
+
+# What linear's arguments are called as those of the product, at the start of a message.
+_LINEAR_NAMES = {
+    "a and b": "input and weight",
+    "a": "input",
+    "b": "weight",
+    "input and a": "bias and input",
+    "input": "bias",
+    "norm_b": "norm_weight",
+}
+_OF_LINEAR = re.compile(rf"^(?:{'|'.join(sorted(_LINEAR_NAMES, key=len, reverse=True))})(?= must )")
 
 
 # ---- Convolution --------------------------------------------------------------------------------
@@ -955,80 +670,10 @@ def _explicit_padding(
     return input, before
 
 
-@overload
 def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    stride: int | Sequence[int] = ...,
-    padding: str | int | Sequence[int] = ...,
-    dilation: int | Sequence[int] = ...,
-    groups: int = ...,
-    *,
-    return_norms: Literal[False] = ...,
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Conv2d],
-) -> Tensor: ...
-@overload
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    stride: int | Sequence[int] = ...,
-    padding: str | int | Sequence[int] = ...,
-    dilation: int | Sequence[int] = ...,
-    groups: int = ...,
-    *,
-    return_norms: Literal[True],
-    return_info: Literal[False] = ...,
-    **options: Unpack[_Conv2d],
-) -> tuple[Tensor, Tensor]: ...
-@overload
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    stride: int | Sequence[int] = ...,
-    padding: str | int | Sequence[int] = ...,
-    dilation: int | Sequence[int] = ...,
-    groups: int = ...,
-    *,
-    return_norms: Literal[False] = ...,
-    return_info: Literal[True],
-    **options: Unpack[_Conv2d],
-) -> tuple[Tensor, SkipInfo]: ...
-@overload
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    stride: int | Sequence[int] = ...,
-    padding: str | int | Sequence[int] = ...,
-    dilation: int | Sequence[int] = ...,
-    groups: int = ...,
-    *,
-    return_norms: Literal[True],
-    return_info: Literal[True],
-    **options: Unpack[_Conv2d],
-) -> tuple[tuple[Tensor, Tensor], SkipInfo]: ...
-@overload
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = ...,
-    stride: int | Sequence[int] = ...,
-    padding: str | int | Sequence[int] = ...,
-    dilation: int | Sequence[int] = ...,
-    groups: int = ...,
-    *,
-    return_norms: bool = ...,
-    return_info: bool = ...,
-    **options: Unpack[_Conv2d],
-) -> Any: ...
-def conv2d(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    input: Tensor | Sequence[Tensor],
+    weight: Tensor | Sequence[Tensor],
+    bias: Tensor | Sequence[Tensor] | None = None,
     stride: int | Sequence[int] = 1,
     padding: str | int | Sequence[int] = 0,
     dilation: int | Sequence[int] = 1,
@@ -1057,18 +702,11 @@ def conv2d(
     valid_ratio and max_error is given; groups share it.
 
     Args:
-        input: (N, C, H, W) or (C, H, W), float16, bfloat16, float32 or float64, on the CPU or a
-            CUDA device.
-        weight: (out_channels, C / groups, kh, kw), of the same dtype and device.
+        input: (N, C, H, W) or (C, H, W); or a list of shards, see below.
+        weight: (out_channels, C / groups, kh, kw).
         bias: (out_channels,), of the same dtype and device, or None.
         stride, padding, dilation, groups: as torch's, string padding included.
-        tau: skip each block product whose two norms multiply to less than this. A float, or a 0-d
-            tensor on the operands' device or the CPU that requires no gradient; on the device it is
-            never read on the host. tau <= 0 skips nothing, inf all but products of NaN or Inf.
-        valid_ratio: share of block products to keep, in (0, 1], met as nearly as ties allow; the
-            threshold is searched for in each call, on the device.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B); the threshold is searched for in each call, on the device.
+        tau, valid_ratio, max_error: the knob; see the common rules.
         block: 32, 64 or 128, or a triple (m, k, n) of these. None picks m = 32 if out_channels /
             groups <= 32, else 64; k = 32 if in_channels / groups <= 32, else 64; n = 64, or the
             size of pixel_block.
@@ -1094,8 +732,7 @@ def conv2d(
         devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct: each
             gets whole pixel blocks of images. The result lies where ``input`` lies and, if the
             devices are of one model, has the bits of one device's. Without ``norm_weight``,
-            ``norm_input``, ``residual`` and ``return_norms``. The images travel in each call: see
-            :func:`conv2d_shards` for images that already lie on several devices.
+            ``norm_input``, ``residual`` and ``return_norms``. The images travel in each call.
         return_norms: return a pair, the output and its norms as norm_input of the next layer, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
             gradient.
@@ -1108,14 +745,10 @@ def conv2d(
         The output of the convolution, (N, out_channels, height, width) or without N, of the
         operands' dtype, in the input's memory format. The backward pass is dense.
 
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block or pixel_block of
-            other sizes, another string as padding, another activation or one with ``relu=True``,
-            ``devices`` that are none, repeated or absent, or with an argument that they exclude.
-        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor, a stride,
-            padding, dilation or groups that is not made of integers, an ``activation`` that is no
-            string, or a ``relu`` that is no bool.
-        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
+    Raises, besides what is common to all:
+        ValueError: a pixel_block of other sizes, another string as padding, another activation or
+            one with ``relu=True``, ``devices`` that are none, repeated or absent, or with an
+            argument that they exclude.
 
     A convolution with groups and a float ``tau`` <= 0, or such a 0-d tensor on the CPU, is torch's
     own dense convolution: blocks that the channels of a group do not fill are slow.
@@ -1130,51 +763,56 @@ def conv2d(
     by products of float16 split parts. Input and weight are read as they lie where they are
     channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them into
     that form first, and the output back where the input is not channels-last.
+
+    **Shards**: ``input`` may be a list, the images in order, a tensor (images, C, H, W) for each
+    part; all on CUDA devices, or all on the CPU. Several may lie on one device, and a shard may be
+    empty. Each but the last must be whole pixel blocks, a multiple of pixel_block's images: by
+    default 64 (n) with a ``tau``. ``weight`` and ``bias`` are one tensor, which is copied to the
+    devices where it does not lie, or a list with a copy beside each shard. The result is a list, a
+    tensor beside each shard, with the bits of all images on one device, if the devices are of one
+    model. Each device convolves its own images. A held ``tau`` needs nothing else. With a
+    ``valid_ratio`` or ``max_error``, which speaks for all images together, the norm maps of all
+    shards travel to the first device, which finds the threshold, and the norms are computed twice.
+    Nothing waits for a device. A weight that was copied gets the sum of its copies' gradients. Of
+    the arguments after ``pixel_block`` only ``activation`` and ``relu`` may be given. Source: data
+    parallelism, as in ``nn.DataParallel``, but with one knob for all images.
     """
-    if has_torch_function_variadic(input, weight):
+    _check_flags(return_norms=return_norms, return_info=return_info)
+    if not isinstance(input, (list, tuple)) and has_torch_function_variadic(input, weight):
         return _overridden(conv2d, (input, weight), locals())
-    check_tensor(input, "input")
-    check_tensor(weight, "weight")
-    check_optional_tensor(bias, "bias")
-    check_optional_tensor(norm_weight, "norm_weight")
-    check_optional_tensor(norm_input, "norm_input")
-    check_optional_tensor(residual, "residual")
+    more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
+    for name, tensor in more.items():
+        check_optional_tensor(tensor, name)
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
-    epilogue = as_activation(activation, relu)
+    knobs = as_knobs(tau, valid_ratio, max_error)
+    setting: dict[str, Any] = {
+        **knobs,
+        "block": None if block is None else check_block(block),
+        "pixel_block": None if pixel_block is None else check_pixel_block(pixel_block, block),
+        "activation": as_activation(activation, relu),
+    }
+    if isinstance(input, (list, tuple)):
+        refused = {"devices": devices, "return_norms": return_norms, "return_info": return_info}
+        _check_alone("a list of shards", {**more, **refused})
+        return _conv2d_shards(input, weight, bias, (stride, padding, dilation, groups), setting)
+    check_tensor(input, "input")
+    check_tensor(weight, "weight")
+    check_optional_tensor(bias, "bias")
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     else:
         check_integers(padding, "padding")
-    knobs = as_knobs(tau, valid_ratio, max_error)
-    more: dict[str, Any] = {
-        "norm_weight": norm_weight,
-        "norm_input": norm_input,
-        "residual": residual,
-    }
     if devices is None:
         op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
     else:
-        _check_of_devices({**more, "return_norms": return_norms or None})
+        _check_alone("devices", {**more, "return_norms": return_norms})
         op, more = _ops.conv2d_on_devices, {"devices": as_devices(devices)}
-    result = op.default(
-        input,
-        weight,
-        bias,
-        stride,
-        padding,
-        dilation,
-        groups,
-        **knobs,
-        block=None if block is None else check_block(block),
-        pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
-        activation=epilogue,
-        **more,
-    )
+    result = op.default(input, weight, bias, stride, padding, dilation, groups, **setting, **more)
     if not return_info:
         return result
-    norm_a, norm_b, skip_norm_b = conv2d_norm_maps(
+    maps = conv2d_norm_maps(
         as_multiplied(input),
         as_multiplied(weight),
         (_both(stride), _both(padding), _both(dilation), groups),
@@ -1183,105 +821,37 @@ def conv2d(
         pixel_block,
         norm_weight,
     )
-    return result, skip_info(norm_a, norm_b, knobs, skip_norm_b)
+    return result, skip_info(maps, knobs)
 
 
-def _check_of_devices(arguments: dict[str, Any]) -> None:
-    given = [name for name, value in arguments.items() if value is not None]
+def _check_alone(name: str, arguments: dict[str, Any]) -> None:
+    given = [key for key, value in arguments.items() if value is not None and value is not False]
     if given:
         raise ValueError(
-            "devices must be given without norm_weight, norm_input, residual and return_norms; got "
-            + " and ".join(given)
+            f"{name} must be given without {', '.join(arguments)}; got {' and '.join(given)}"
         )
 
 
-def conv2d_shards(
-    input_shards: Sequence[Tensor],
+def _conv2d_shards(
+    shards: Sequence[Tensor],
     weight: Tensor | Sequence[Tensor],
-    bias: Tensor | Sequence[Tensor] | None = None,
-    stride: int | Sequence[int] = 1,
-    padding: str | int | Sequence[int] = 0,
-    dilation: int | Sequence[int] = 1,
-    groups: int = 1,
-    *,
-    tau: float | Tensor | None = None,
-    valid_ratio: float | None = None,
-    max_error: float | None = None,
-    block: int | Sequence[int] | None = None,
-    pixel_block: Sequence[int] | None = None,
-    activation: str | None = None,
-    relu: bool = False,
+    bias: Tensor | Sequence[Tensor] | None,
+    geometry: tuple[Any, Any, Any, int],
+    setting: dict[str, Any],
 ) -> list[Tensor]:
-    """:func:`conv2d` of a batch whose images lie on several devices. Exactly one knob is given.
-
-    Each device convolves its own images. A held ``tau`` needs nothing else: nothing but the weight
-    is copied. A ``valid_ratio`` or ``max_error`` speaks for all images together: the norm maps of
-    all shards travel to the first device, which finds the threshold, and the norms are computed
-    twice. Nothing waits for a device. Source: data parallelism, as in ``nn.DataParallel``, but with
-    one knob for all images.
-
-    Args:
-        input_shards: the images in order, a tensor (images, C, H, W) for each part; float16,
-            bfloat16, float32 or float64; all on CUDA devices, or all on the CPU. Several may lie on
-            one device, and a shard may be empty. Each but the last must be whole pixel blocks, a
-            multiple of pixel_block's images: by default 64 (n) with a ``tau``.
-        weight: (out_channels, C / groups, kh, kw). One tensor, which is copied to the devices where
-            it does not lie, or a list with a copy beside each shard.
-        bias: (out_channels,), likewise, or None.
-        stride, padding, dilation, groups: as :func:`conv2d`.
-        tau: skip each block product whose two norms multiply to less than this: a float or a 0-d
-            tensor.
-        valid_ratio: share of block products to keep, in (0, 1], over all images.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B), over all images.
-        block, pixel_block: as :func:`conv2d`; their defaults follow the whole batch.
-        activation, relu: as :func:`conv2d`, but there is no residual.
-
-    Returns:
-        A result (images, out_channels, height, width) beside each shard. They have the bits of
-        ``conv2d`` of all images on one device, if the devices are of one model. The backward pass
-        is dense; a weight that was copied gets the sum of its copies' gradients.
-
-    Runs on the current stream of each device.
-
-    Raises:
-        ValueError: none or several knobs, a knob out of range, a block or pixel_block of other
-            sizes, no shard, shards that are not whole pixel blocks, weights or biases that are
-            neither one nor as many as the shards, another activation or one with ``relu=True``.
-        TypeError: a dtype that is not supported, tensors of several dtypes, no dense tensor, an
-            argument that is not made of integers, an ``activation`` that is no string, or a
-            ``relu`` that is no bool.
-        RuntimeError: shapes or devices that do not fit, or a ``tau`` that requires a gradient.
-    """
-    check_tensors(input_shards, "input_shards")
+    """:func:`conv2d` of images that lie on several devices, with checked settings."""
+    check_tensors(shards, "input")
     weights = _as_list(weight, "weight")
     biases = [] if bias is None else _as_list(bias, "bias")
-    check_integers(stride, "stride")
-    check_integers(dilation, "dilation")
-    check_integer(groups, "groups")
-    epilogue = as_activation(activation, relu)
-    shards = list(input_shards)
+    stride, padding, dilation, groups = geometry
     if isinstance(padding, str):
-        both = [
-            _explicit_padding(shard, weights[0], _both(stride), padding, _both(dilation))
-            for shard in shards
-        ]
+        steps = _both(stride), padding, _both(dilation)
+        both = [_explicit_padding(shard, weights[0], *steps) for shard in shards]
         shards, padding = [shard for shard, _ in both], both[0][1] if both else 0
     else:
         check_integers(padding, "padding")
-    return _ops.conv2d_shards(
-        shards,
-        weights,
-        biases,
-        stride,
-        padding,
-        dilation,
-        groups,
-        **as_knobs(tau, valid_ratio, max_error),
-        block=None if block is None else check_block(block),
-        pixel_block=None if pixel_block is None else check_pixel_block(pixel_block, block),
-        activation=epilogue,
-    )
+    given = list(shards), weights, biases
+    return _ops.conv2d_shards(*given, stride, padding, dilation, groups, **setting)
 
 
 def _as_list(tensors: Tensor | Sequence[Tensor], name: str) -> list[Tensor]:

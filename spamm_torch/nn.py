@@ -9,7 +9,7 @@ dense and the approximate form. Training works: gradients are those of the dense
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
 
 import torch
@@ -48,12 +48,15 @@ class PinnedNorms:
         norms: the norm map. It, and the weight before it, are final: no kernel still writes them.
         weight: the tensor itself. Weak, so that a weight that was replaced does not stay in memory.
         version, address: of the weight when its norms were computed.
+        memory: holds the weight's memory as long as the weight is there, so that nothing else gets
+            its address.
     """
 
     norms: Tensor
     weight: "weakref.ref[Tensor] | None"  # None: nothing can be proven
     version: int = 0
     address: int = 0
+    memory: list[Tensor] = field(default_factory=list)
 
     @classmethod
     def of(cls, weight: Tensor, norms: Tensor) -> "PinnedNorms":
@@ -71,7 +74,9 @@ class PinnedNorms:
                     "got a stream that captures (call freeze_ before)"
                 )
             torch.cuda.current_stream(weight.device).synchronize()
-        return cls(norms, weakref.ref(weight), weight._version, weight.data_ptr())
+        memory = [weight.detach()]
+        reference = weakref.ref(weight, lambda _: memory.clear())
+        return cls(norms, reference, weight._version, weight.data_ptr(), memory)
 
     def are_of(self, weight: Tensor) -> bool:
         """Whether ``weight`` is the one that was pinned, and unchanged.
@@ -108,6 +113,12 @@ class _SpAMM(nn.Module):
     valid_ratio: float | None
     max_error: float | None
     _pinned: PinnedNorms | None
+
+    def __prepare_scriptable__(self) -> Any:
+        raise RuntimeError(
+            "torch.jit.script takes neither SpAMM layers nor converted models; got "
+            f"{type(self).__name__} (call revert_ first)"
+        )
 
     def _set(
         self,
@@ -185,7 +196,7 @@ class _SpAMM(nn.Module):
 
         Returns the module.
         """
-        with torch.no_grad(), torch.inference_mode(False):
+        with torch.inference_mode(False), torch.no_grad():
             weight = self.weight
             self._pinned = PinnedNorms.of(weight, self._weight_norms())
         return self
@@ -565,7 +576,7 @@ class SpAMMLinear(_SpAMM, nn.Linear):
         block: (m, k, n) for the rows, in_features and out_features, or an int for three equal ones.
 
     Attention: ``nn.MultiheadAttention`` multiplies with the weight of its ``out_proj`` itself and
-    never calls it, so that a SpAMMLinear there skips nothing (:func:`unreached_layers` names it).
+    never calls it, so that a SpAMMLinear there skips nothing.
     ``nn.TransformerEncoderLayer`` does likewise in evaluation with ``linear1`` and ``linear2``,
     unless one of its modules has a hook: each SpAMMLinear has a forward pre-hook that does nothing,
     so that the layer calls both.
@@ -657,22 +668,3 @@ class SpAMMLinear(_SpAMM, nn.Linear):
 
 def _keep_forward_reachable(module: nn.Module, args: Any) -> None:
     """A forward pre-hook that does nothing but be there: see :class:`SpAMMLinear`."""
-
-
-# ---- Where the modules cannot work --------------------------------------------------------------
-
-
-def unreached_layers(model: nn.Module) -> dict[str, str]:
-    """The SpAMM modules of a model that another module passes by, and why.
-
-    Returns:
-        {fully qualified name: reason}, in the model's order; a module used in several places is
-        named once for each of these.
-    """
-    return {
-        f"{name}.out_proj" if name else "out_proj": (
-            f"{type(parent).__name__} multiplies with its weight itself and never calls it"
-        )
-        for name, parent in model.named_modules(remove_duplicate=False)
-        if isinstance(parent, nn.MultiheadAttention) and isinstance(parent.out_proj, _SpAMM)
-    }

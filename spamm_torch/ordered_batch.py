@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -48,7 +47,10 @@ class OrderedBatch(nn.Module):
         self.block = block
 
     def forward(self, images: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return in_order(self.module, self.block, images, *args, **kwargs)
+        ordered, order, places = order_images(images, self.block)
+        args, kwargs = tree_map(lambda value: _argument(value, order), (args, kwargs))
+        result = self.module(ordered, *args, **kwargs)
+        return tree_map(lambda value: _result(value, places), result)
 
     def extra_repr(self) -> str:
         return f"block={self.block}"
@@ -64,19 +66,6 @@ class OrderedBatch(nn.Module):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}module.{key[len(prefix) :]}"] = state_dict.pop(key)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def in_order(
-    function: Callable[..., Any], block: int, images: Tensor, *args: Any, **kwargs: Any
-) -> Any:
-    """``function(images, *args, **kwargs)`` with the batch in order of likeness.
-
-    Arguments, results and errors as of :class:`OrderedBatch`.
-    """
-    ordered, order, places = order_images(images, block)
-    args, kwargs = tree_map(lambda value: _argument(value, order), (args, kwargs))
-    result = function(ordered, *args, **kwargs)
-    return tree_map(lambda value: _result(value, places), result)
 
 
 def _argument(value: Any, order: Tensor) -> Any:

@@ -47,7 +47,7 @@ def spatial_order(positions: Tensor, groups: Tensor | None = None) -> Tensor:
 
     Raises:
         TypeError: ``positions`` that are no tensor of real numbers, ``groups`` none of integers.
-        RuntimeError: other shapes, or two devices.
+        RuntimeError: other shapes, two devices, or positions on meta, which have no values.
         ValueError: a coordinate that is infinite or NaN.
     """
     _check_positions(positions)
@@ -102,6 +102,8 @@ def _extreme(points: Tensor, piece: Tensor, pieces: int, reduce: str) -> Tensor:
 
 def _check_positions(positions: Tensor) -> None:
     check_tensor(positions, "positions")
+    if positions.is_meta:
+        raise RuntimeError("positions must have values; got a tensor on meta")
     if positions.dtype == torch.bool or positions.is_complex():
         raise TypeError(f"positions must be real numbers; got {dtype_name(positions.dtype)}")
     if positions.dim() != 2 or positions.shape[1] == 0:

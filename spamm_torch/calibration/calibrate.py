@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import asdict
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._arguments import check_bool, check_integer, check_number
+from .._files import check_path
+from .._progress import Progress
+from ..networks.config import SpAMMConfig
 from ..networks.conversion import _device_name
 from ..networks.example import Example
 from ..networks.leaves import Band
-from ..networks.plan import LEFT, Engine
+from ..networks.plan import DENSE, LEFT, Engine
 from ..networks.reference import check_reference
 from ..networks.state import in_eval_mode
-from .family import Family
-from .form import IMAGES_FIRST, Form, check_model
+from ..networks.timing import Timing
+from .form import Form, check_model
 from .inputs import Randomness, halves_of, statistics_inputs
-from .journal import Journal, check_journal, journal_settings
-from .moves import Move
-from .ordering import is_worth_a_trial, reason_not_to_order
+from .journal import Journal, journal_settings
+from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
-from .progress import Progress
+from .output_errors import with_output_errors
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
+from .statistics import Candidate, LayerStatistics, measure_layers
 from .stats import record_stats
-from .times import time_models
+from .thresholds import thresholds_for
+from .times import LayerTimes, time_layers, time_models
 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
 
@@ -45,8 +49,6 @@ def calibrate(
     *,
     example_input: Any = None,
     evaluations: int = 12,
-    order_batch: bool | None = None,
-    reorder: bool = False,
     reference: Tensor | None = None,
     journal: str | os.PathLike[str] | None = None,
     progress: bool = True,
@@ -58,8 +60,9 @@ def calibrate(
        the pooled norm maps; the relative error of its output after its activation, and what that
        comes to at the model's output. No labels, no gradients; the time of 9 to 18 forwards, and of
        two forwards of 128 inputs for each layer.
-    2. Each layer's time with each of these, on the example input; a line by valid ratio through
-       them, for each shape of blocks.
+    2. Each layer's time where it stands in the model, on the example input: dense, with nothing
+       skipped, and with three of these in each shape of blocks; a line by valid ratio through
+       them. Times come with their spread, and a gain counts where it is more than 3% and than that.
     3. The lower convex hull of (time, squared error of the model's output) of each layer, and one
        list of all moves along them, by the time that they save for the squared error that they add.
        A move from one ratio to the next is made in three parts.
@@ -70,9 +73,9 @@ def calibrate(
        over go between what it refused and what it allowed; where it allowed the first choice, to
        more moves within the first half's limit.
     6. The whole model's time, with the layers that lose nothing each by its faster engine, and all
-       by :func:`conv2d`, max pools in the call; the faster counts. Where skipping does not make it
-       less, nothing is skipped; where converting alone saves nothing either, the settings leave
-       every layer as it is.
+       by :func:`conv2d`, max pools in the call; the faster counts. It decides: where skipping does
+       not make it less, nothing is skipped; where converting alone saves nothing either, the
+       settings leave every layer as it is.
 
     Source: layer errors and times on a convex hull are the allocation of rate-distortion theory
     (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988), as for
@@ -83,7 +86,8 @@ def calibrate(
             random states. It is evaluated in eval mode without gradients.
         loader: batches with labels, the same in each pass: a ``DataLoader`` or a list. The batches
             of even number are one half, those of odd number the other. Of a batch that is a tuple
-            or a list, the first element is the model's input.
+            or a list, the first element is the model's input; one that is a dict holds the model's
+            arguments by name.
         evaluate: ``evaluate(model, loader)`` is called with the model and half of the loader, which
             can be iterated over and has a length in batches. It gives a score, higher is better, as
             accuracy in percentage points; or a pair of the score and the answers: a tensor or list
@@ -94,15 +98,6 @@ def calibrate(
             be those that will be served. None: the input of the first batch.
         evaluations: the most calls of ``evaluate``, each on half of the loader; at least 5. Three
             are of the model as it is, one of them to see that ``evaluate`` repeats itself.
-        order_batch: whether the settings are for batches in order of likeness, as
-            ``convert_(..., order_batch=True)`` makes them; a settings file says it. None: where
-            layers lose less in that order at half of their products (where pictures are centred
-            they do not), settings for it are measured and searched too. They are taken if they save
-            more within the same drop, what the order itself takes included. Never for models to
-            which it cannot be done: those without a generated forward as a whole, and those that
-            compute something else for a batch in another order.
-        reorder: whether channels are put in the order of their norms in the loader's first batch,
-            as ``convert_(..., reorder=True)`` does. A settings file holds the order.
         reference: a picture (1, C, H, W), as :func:`convert_` takes it: the settings are for the
             reference form, in which zeros are skipped anyway. They say which small deviations are
             skipped, too, in blocks (1, 8, 8); ratios are shares of the products that are not zero.
@@ -115,29 +110,26 @@ def calibrate(
     Returns:
         A :class:`CalibrationReport`: a row for each convolution, and what the whole model gains.
         ``print`` shows a table; ``report.save(path)`` writes what ``convert_(model, path)`` takes.
-        The same times give the same report.
+        The same times give the same report. Its note says where times vary much, since other
+        programs run: then only larger gains are chosen, and the journal keeps no times.
 
     Raises:
         TypeError: arguments of another type, an ``evaluate`` that takes or returns something else.
-        ValueError: a model that is converted or has nothing to skip, or with ``order_batch=True``
-            one whose batches cannot be ordered; a loader without two batches, or one that is used
-            up; an ``evaluate`` that gives no finite number, or two for the same
+        ValueError: a model that is converted or has nothing to skip; a loader without two batches,
+            or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
             model; a ``max_drop`` below 0; a journal of something else; a reference as
-            :func:`convert_` refuses it, of another size than the loader's pictures, or together
-            with ``order_batch=True`` or ``reorder=True``; with a reference, an ``evaluate`` that
-            calls the model with pictures of another size or type, in training mode, under autocast
-            or with hooks on its layers: the reference form does not serve such calls.
+            :func:`convert_` refuses it, or of another size than the loader's pictures; with a
+            reference, an ``evaluate`` that calls the model with pictures of another size or type,
+            in training mode, under autocast or with hooks on its layers: the reference form does
+            not serve such calls.
 
     After any error the model is as it was.
     """
     _check_arguments(model, max_drop, evaluations, journal, reference is not None)
-    for name, value in (("reorder", reorder), ("progress", progress)):
-        check_bool(value, name)
-    check_bool(False if order_batch is None else order_batch, "order_batch")
+    check_bool(progress, "progress")
     picture = None
     if reference is not None:
-        _check_alone(order_batch, reorder)
-        picture, order_batch = check_reference(reference, model, None, fuse=True), False
+        picture = check_reference(reference, model, None, fuse=True)
     randomness = Randomness(next(model.parameters()).device)
     with randomness.again(), in_eval_mode(model), torch.no_grad():
         halves = halves_of(loader)
@@ -147,15 +139,15 @@ def calibrate(
         example = inputs[0] if example_input is None else Example(example_input)
         if picture is not None:
             _check_sizes(picture, [*inputs, example])
-        form = Form(model, example, inputs[0] if reorder else None, picture)
+        form = Form(model, example, picture)
         device = _device_name(model)
         settings = {}
         if journal is not None:
-            settings = journal_settings(model, inputs, example, device, reorder, picture)
-        run = _Calibration(
-            *(model, form, evaluator, inputs, example), Journal(journal, settings), progress
-        )
-        return run.run(float(max_drop), evaluations, order_batch)
+            settings = journal_settings(model, inputs, example, device, picture)
+        kept = Journal(journal, settings)
+        with Progress("calibrate", progress) as shown:
+            run = _Calibration(form, evaluator, inputs, example, kept, shown)
+            return run.run(float(max_drop), evaluations)
 
 
 def _check_arguments(
@@ -173,14 +165,8 @@ def _check_arguments(
     check_integer(evaluations, "evaluations")
     if evaluations < LEAST_EVALUATIONS:
         raise ValueError(f"evaluations must be at least {LEAST_EVALUATIONS}; got {evaluations}")
-    check_journal(journal)
-
-
-def _check_alone(order_batch: Any, reorder: bool) -> None:
-    """Raises for orders that the reference form does not have."""
-    for name, is_asked in (("order_batch", order_batch), ("reorder", reorder)):
-        if is_asked:
-            raise ValueError(f"{name}=True must come without a reference; got a reference")
+    if journal is not None:
+        check_path(journal, "journal")
 
 
 def _check_sizes(reference: Tensor, examples: Iterable[Example]) -> None:
@@ -195,62 +181,74 @@ def _check_sizes(reference: Tensor, examples: Iterable[Example]) -> None:
             )
 
 
+Chosen: TypeAlias = Mapping[str, Move]  # by layer; where there is none, nothing is skipped
+
+
 class _Calibration:
-    """The steps, in order."""
+    """The steps, in order. What is measured is kept in the journal."""
 
     def __init__(
         self,
-        model: nn.Module,
         form: Form,
         evaluator: Evaluator,
         inputs: list[Example],
         example: Example,
         journal: Journal,
-        shows_progress: bool,
+        progress: Progress,
     ) -> None:
-        self._model, self._form, self._evaluator = model, form, evaluator
-        self._inputs, self._example, self._journal = inputs, example, journal
-        self._progress = Progress(shows_progress)
-        # Forms, halves and numbers of moves, also those that the journal kept.
-        self._tried: set[tuple[int, int, int]] = set()
-
-    def run(self, max_drop: float, evaluations: int, order_batch: bool | None) -> CalibrationReport:
-        ordered = self._form.with_ordered_batches(IMAGES_FIRST[0])
-        if order_batch is not False:
-            reason = reason_not_to_order(self._model, self._form, ordered, self._inputs)
-            if order_batch and reason is not None:
-                raise ValueError(f"order_batch=True expects {reason}")
-            if reason is not None:
-                order_batch = False
+        self._form, self._evaluator, self._inputs = form, evaluator, inputs
+        self._journal, self._progress = journal, progress
+        # Halves and numbers of moves, also those that the journal kept.
+        self._tried: set[tuple[int, int]] = set()
         self._check_evaluate()
-        families = self._families(ordered, order_batch)
-        found = self._search(families, max_drop, evaluations)
-        family = families[found.form]
-        chosen = family.chosen_after(found.moves)
-        times, base = self._whole_model(family, chosen)
+        self._statistics = journal.measured("statistics", self._measure_statistics, self._read)
+        self._times = journal.measured(
+            "times",
+            lambda: _as_data(time_layers(form, self._statistics, example, progress)),
+            self._read_times,
+        )
+        self._example = example
+        # The faster engine without a loss, of each layer.
+        self._fastest = {
+            name: form.exact if times.is_spamm_faster else DENSE
+            for name, times in self._times.items()
+        }
+        self._bases = form.bases(self._fastest)
+        self._moves = moves_of(self._statistics, self._times)
+
+    def run(self, max_drop: float, evaluations: int) -> CalibrationReport:
+        found = self._search(max_drop, evaluations)
+        chosen = chosen_after(self._moves[: found.moves])
+        times, base = self._whole_model(chosen)
+        widest = max(times.values(), key=lambda timing: timing.spread)
         note = ""
-        if chosen and times[_CHOSEN] >= times[_EXACT]:
-            chosen, note = {}, "the whole model is not faster with it"
+        if chosen and not all(times[_CHOSEN].beats(times[kind]) for kind in (_EXACT, _AS_IT_WAS)):
+            note = f"the whole model is not faster with it ({times[_CHOSEN].median:.0f} us)"
+            chosen = {}
         elif not chosen:
-            note = _reason_for_nothing(families)
+            note = "no choice that was tried held on both halves"
+            note = note if self._moves else "no layer is faster with it"
         if not chosen:
             found, times[_CHOSEN], base[_CHOSEN] = Found(0), times[_EXACT], base[_EXACT]
-        engines = family.engines(chosen, base=base[_CHOSEN])
-        if not chosen and times[_EXACT] >= times[_AS_IT_WAS]:
+        engines = self._engines(chosen, base=base[_CHOSEN])
+        if not chosen and not times[_EXACT].beats(times[_AS_IT_WAS]):
             engines = dict.fromkeys(self._form.layers, LEFT)
             times[_CHOSEN] = times[_AS_IT_WAS]
             note += "; nothing is installed: the model as it was is as fast"
         if note:
             note = f"{_nothing(engines)}: {note}"
-        bands, ratios = self._ratios(family, engines, chosen)
+        if not widest.is_steady:
+            busy = f"times vary by {widest.spread:.2g}x here: other programs run"
+            note = f"{note}; {busy}" if note else busy
+        bands, ratios = self._ratios(engines, chosen)
         if chosen:
-            engines = family.engines(chosen, bands, base[_CHOSEN])
-        with family.form.installed(engines) as converted:
+            engines = self._engines(chosen, bands, base[_CHOSEN])
+        with self._form.installed(engines) as converted:
             settings = converted.to_dict()
-        outcome = self._outcome(max_drop, found, family.weighted(ratios), times, note, settings)
+        outcome = self._outcome(max_drop, found, ratios, times, widest.spread, note)
         rows = [
-            _row(name, family, engines[name], chosen.get(name), ratios.get(name, 1.0))
-            for name in family.times
+            self._row(name, engines[name], chosen.get(name), ratios.get(name, 1.0))
+            for name in self._times
         ]
         return CalibrationReport(rows, outcome, settings)
 
@@ -267,112 +265,140 @@ class _Calibration:
                 f"was scores {kept:g}, not {score:g} (remove it, or name another file)"
             )
 
-    def _families(self, ordered: Form, order_batch: bool | None) -> list[Family]:
-        """The families that are searched: batches as they come, in order of likeness, or both."""
-        given = self._inputs, self._example, self._journal, self._progress
-        if order_batch:
-            return [Family(self._model, ordered, *given)]
-        plain = Family(self._model, self._form, *given)
-        if order_batch is None and self._is_worth_a_trial(ordered, plain):
-            return [Family(self._model, ordered, *given), plain]
-        return [plain]
+    def _measure_statistics(self) -> Any:
+        given = self._form, self._inputs
+        found = measure_layers(*given, self._progress)
+        return _as_data(with_output_errors(*given, found, self._progress))
 
-    def _is_worth_a_trial(self, ordered: Form, plain: Family) -> bool:
-        count = len(self._inputs)
+    def _read(self, kept: Any) -> dict[str, LayerStatistics]:
+        if not kept.keys() <= self._form.layers.keys():
+            raise ValueError
+        return {name: _read_layer(layer) for name, layer in kept.items()}
 
-        def on_batch(pass_number: int, batch: int) -> None:
-            self._progress.at("a trial of ordered batches", batch + pass_number * count, 2 * count)
+    def _read_times(self, kept: Any) -> dict[str, LayerTimes]:
+        found = {name: _read_times(times) for name, times in kept.items()}
+        for name, layer in self._statistics.items():
+            if len(found[name].candidates) != len(layer.candidates):
+                raise ValueError
+        return found
 
-        given = self._model, ordered, self._inputs, plain.statistics, on_batch
-        return self._journal.measured("order", lambda: is_worth_a_trial(*given), _read_bool)
-
-    def _search(self, families: list[Family], max_drop: float, evaluations: int) -> Found:
-        def loss(form: int, half: int, count: int) -> Loss:
+    def _search(self, max_drop: float, evaluations: int) -> Found:
+        def loss(half: int, count: int) -> Loss:
             self._progress.at("evaluations", self._evaluations(), evaluations, each=True)
-            self._tried.add((form, half, count))
-            return families[form].loss(half, count, self._evaluator)
+            self._tried.add((half, count))
+            chosen = chosen_after(self._moves[:count])
+            installed = self._form.installed(self._engines(chosen))
+            return self._journal.measured(
+                f"half {half}, {_key(chosen)}",
+                lambda: asdict(self._evaluator.loss(half, installed)),
+                _read_loss,
+            )
 
-        curves = [family.curve(self._cost(family, families)) for family in families]
-        return search(curves, max_drop, evaluations - 3, loss)
+        errors = tuple(itertools.accumulate(move.added for move in self._moves))
+        return search(errors, max_drop, evaluations - 3, loss)
 
     def _evaluations(self) -> int:
         """How many evaluations there are so far, with those that the journal kept."""
-        of_model = 2 + any(half for _, half, _ in self._tried)
+        of_model = 2 + any(half for half, _ in self._tried)
         return of_model + len(self._tried)
 
-    def _cost(self, family: Family, families: list[Family]) -> float:
-        """Microseconds that the form of a family takes, against the last one's."""
-        if family is families[-1]:
-            return 0.0
-        exact = family.engines({})
-        both = {"as they come": self._form, "in order": family.form}
-        forms = {
-            name: (functools.partial(form.installed, exact), 1.0) for name, form in both.items()
-        }
-        times = self._journal.measured(
-            "cost of the order",
-            lambda: time_models(self._model, forms, self._example),
-            lambda kept: {name: float(kept[name]) for name in forms},
-        )
-        return times["in order"] - times["as they come"]
+    def _engines(
+        self, chosen: Chosen, bands: Mapping[str, Band] = {}, base: str | None = None
+    ) -> dict[str, Engine]:
+        """The engine of each layer with these moves, exact where there is none.
 
-    def _whole_model(
-        self, family: Family, chosen: Mapping[str, Move]
-    ) -> tuple[dict[str, float], dict[str, str]]:
-        """The least times of the whole model, and the bases of layers that lose nothing with which
-        they were found.
+        Args:
+            base: one of ``bases``, for the layers that lose nothing; None: the first.
         """
-        self._progress.at("times of the whole model", 0, 1, each=True)
-        forms: dict[str, tuple[Callable[[], AbstractContextManager[Any]], float]] = {
-            _AS_IT_WAS: (nullcontext, 1.0)
-        }
-        kinds: dict[str, tuple[Form, Mapping[str, Move], float]] = {_EXACT: (self._form, {}, 1.0)}
-        if chosen:
-            ratio = family.weighted({n: move.candidate.valid_ratio for n, move in chosen.items()})
-            kinds[_CHOSEN] = (family.form, chosen, ratio)
-        for kind, (form, moves, ratio) in kinds.items():
-            for base in family.bases:
-                engines = family.engines(moves, base=base)
-                forms[f"{kind}, {base}"] = functools.partial(form.installed, engines), ratio
-        found = self._journal.measured(
-            f"whole model, {family.key(chosen)}",
-            lambda: time_models(self._model, forms, self._example),
-            lambda kept: {name: float(kept[name]) for name in forms},
+        engines = dict(self._bases[base] if base else self._fastest)
+        for name, setting in self._settings(chosen).items():
+            engines[name] = Engine("spamm", setting, bands.get(name))
+        return engines
+
+    def _settings(self, chosen: Chosen) -> dict[str, SpAMMConfig]:
+        """What each layer skips with these moves: their shares, by thresholds of their own."""
+        if not chosen:
+            return {}
+        wanted = {name: move.candidate for name, move in chosen.items()}
+        return self._journal.measured(
+            f"thresholds, {_key(chosen)}",
+            lambda: _as_data(thresholds_for(self._form, self._inputs, wanted)),
+            lambda kept: {name: SpAMMConfig(**kept[name]) for name in wanted},
         )
+
+    def _whole_model(self, chosen: Chosen) -> tuple[dict[str, Timing], dict[str, str]]:
+        """The times of the whole model, and the bases of layers that lose nothing with which they
+        were found. The journal does not keep times that vary much.
+        """
+        forms: dict[str, tuple[dict[str, Engine] | None, float]] = {_AS_IT_WAS: (None, 1.0)}
+        kinds: dict[str, tuple[Chosen, float]] = {_EXACT: ({}, 1.0)}
+        if chosen:
+            ratios = {name: move.candidate.valid_ratio for name, move in chosen.items()}
+            kinds[_CHOSEN] = chosen, self._weighted(ratios)
+        for kind, (moves, ratio) in kinds.items():
+            for base in self._bases:
+                forms[f"{kind}, {base}"] = self._engines(moves, base=base), ratio
+        key = f"whole model, {_key(chosen)}"
+        found = self._journal.measured(
+            key,
+            lambda: _as_data(time_models(self._form, forms, self._example, self._progress)),
+            lambda kept: {name: _read_timing(kept[name]) for name in forms},
+        )
+        if not all(timing.is_steady for timing in found.values()):
+            self._journal.forget(key, "times")
         times, best = {_AS_IT_WAS: found[_AS_IT_WAS]}, {}
         for kind in kinds:
-            best[kind] = min(family.bases, key=lambda base: found[f"{kind}, {base}"])
-            times[kind] = found[f"{kind}, {best[kind]}"]
+            for base in self._bases:
+                timing = found[f"{kind}, {base}"]
+                if kind not in times or timing.beats(times[kind]):
+                    times[kind], best[kind] = timing, base
         return times, best
 
     # ---- What came of it ------------------------------------------------------------------------
 
     def _ratios(
-        self, family: Family, engines: Mapping[str, Engine], chosen: Mapping[str, Move]
+        self, engines: Mapping[str, Engine], chosen: Chosen
     ) -> tuple[dict[str, Band], dict[str, float]]:
         """The bands of valid ratios by batch, and the ratios of all batches, with all settings."""
         by_batch: dict[str, list[float]] = {name: [] for name in chosen}
         skipping = [name for name, engine in engines.items() if engine.may_skip]
         if not skipping:
             return {}, dict.fromkeys(engines, 1.0)
-        with family.form.installed(engines), record_stats(self._model) as whole:
-            for example in self._inputs:
-                with record_stats(self._model) as stats:
-                    example.call(self._model)
+        model = self._form.model
+        with self._form.installed(engines), record_stats(model) as whole:
+            for number, example in enumerate(self._inputs):
+                self._progress.at("valid ratios of batches", number, len(self._inputs))
+                with record_stats(model) as stats:
+                    example.call(model)
                 for name, found in by_batch.items():
                     found.append(stats[name].valid_ratio)
         ratios = dict.fromkeys(engines, 1.0)
         ratios |= {name: whole[name].valid_ratio for name in skipping}
         return {name: _band(found) for name, found in by_batch.items()}, ratios
 
+    def _weighted(self, ratios: Mapping[str, float]) -> float:
+        """The mean valid ratio by multiplications, over the layers that can skip.
+
+        Args:
+            ratios: of layers by name; the others lose nothing.
+        """
+        valid = total = 0.0
+        for name, layer in self._statistics.items():
+            if name not in self._form.reasons:
+                is_spamm = self._fastest.get(name) == self._form.exact
+                exact = layer.exact_ratio if is_spamm else 1.0
+                valid += layer.multiplications * ratios.get(name, exact)
+                total += layer.multiplications
+        return valid / total if total else 1.0
+
     def _outcome(
         self,
         max_drop: float,
         found: Found,
-        valid_ratio: float,
-        times: Mapping[str, float],
+        ratios: Mapping[str, float],
+        times: Mapping[str, Timing],
+        spread: float,
         note: str,
-        settings: Mapping[str, Any],
     ) -> Outcome:
         searched_drop = found.searched.drop if found.searched else None
         return Outcome(
@@ -381,33 +407,30 @@ class _Calibration:
             searched_drop=searched_drop if found.moves else 0.0,
             changed=found.held.changed if found.held else None,
             resolution=self._evaluator.resolution(1) if found.held else None,
-            valid_ratio=valid_ratio,
+            valid_ratio=self._weighted(ratios),
             evaluations=self._evaluations(),
-            before_us=times[_AS_IT_WAS],
-            exact_us=times[_EXACT],
-            after_us=times[_CHOSEN],
-            order_batch=settings["order_batch"],
-            reorder=any("order" in layer for layer in settings["layers"].values()),
-            reference=settings["reference"] is not None,
+            before_us=times[_AS_IT_WAS].median,
+            exact_us=times[_EXACT].median,
+            after_us=times[_CHOSEN].median,
+            spread=spread,
+            reference=self._form.is_of_reference,
             note=note,
         )
 
-
-def _row(
-    name: str, family: Family, engine: Engine, move: Move | None, ratio: float
-) -> CalibrationRow:
-    times, shape = family.times[name], family.form.shape(name)
-    setting = engine.setting if engine.may_skip else None
-    if move is not None:
-        error = move.candidate.error
-        return CalibrationRow(name, shape, setting, ratio, error, times.baseline, move.time)
-    reasons = family.form.reasons
-    reason = reasons.get(name, "it would cost too much error for the time")
-    if name not in reasons and min(times.candidates, default=math.inf) >= times.baseline:
+    def _row(self, name: str, engine: Engine, move: Move | None, ratio: float) -> CalibrationRow:
+        times, shape = self._times[name], self._form.shape(name)
+        base = times.baseline.median
+        setting = engine.setting if engine.may_skip else None
+        if move is not None:
+            error = move.candidate.error
+            return CalibrationRow(name, shape, setting, ratio, error, base, move.time)
         reason = "not faster at any ratio"
-    if setting is not None:
-        reason = f"zeros alone; {reason}"
-    return CalibrationRow(name, shape, setting, ratio, 0.0, times.baseline, times.baseline, reason)
+        if any(timing.beats(times.baseline) for timing in times.candidates):
+            reason = "it would cost too much error for the time"
+        reason = self._form.reasons.get(name, reason)
+        if setting is not None:
+            reason = f"zeros alone; {reason}"
+        return CalibrationRow(name, shape, setting, ratio, 0.0, base, base, reason)
 
 
 def _nothing(engines: Mapping[str, Engine]) -> str:
@@ -416,20 +439,50 @@ def _nothing(engines: Mapping[str, Engine]) -> str:
     return "nothing but zeros is skipped" if skips_zeros else "nothing is skipped"
 
 
-def _reason_for_nothing(families: list[Family]) -> str:
-    if not any(family.moves for family in families):
-        return "no layer is faster with it"
-    return "no choice that was tried held on both halves"
-
-
-def _read_bool(kept: Any) -> bool:
-    if not isinstance(kept, bool):
-        raise TypeError
-    return kept
-
-
 def _band(ratios: list[float]) -> Band:
     """What was seen, and half of its width or two percent more on either side."""
     low, high = min(ratios), max(ratios)
     margin = max(_BAND_MARGIN, (high - low) / 2)
     return max(0.0, low - margin), min(1.0, high + margin)
+
+
+def _key(chosen: Chosen) -> str:
+    """A text that tells these moves from others."""
+    shares = (
+        f"{name} {move.candidate.valid_ratio!r} in {move.candidate.setting.pixel_block}"
+        for name, move in sorted(chosen.items())
+    )
+    return "; ".join(shares)
+
+
+# ---- What the journal keeps ---------------------------------------------------------------------
+
+
+def _as_data(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: asdict(each) for name, each in found.items()}
+
+
+def _read_layer(kept: Any) -> LayerStatistics:
+    candidates = [
+        Candidate(
+            SpAMMConfig(**each["setting"]),
+            *(float(each[number]) for number in ("valid_ratio", "error", "output_error")),
+        )
+        for each in kept["candidates"]
+    ]
+    multiplications, exact_ratio = (float(kept[n]) for n in ("multiplications", "exact_ratio"))
+    return LayerStatistics(multiplications, tuple(candidates), exact_ratio)
+
+
+def _read_times(kept: Any) -> LayerTimes:
+    candidates = tuple(map(_read_timing, kept["candidates"]))
+    return LayerTimes(_read_timing(kept["dense"]), _read_timing(kept["spamm"]), candidates)
+
+
+def _read_timing(kept: Any) -> Timing:
+    return Timing(float(kept["median"]), float(kept["spread"]))
+
+
+def _read_loss(kept: Any) -> Loss:
+    changed = kept["changed"]
+    return Loss(float(kept["drop"]), None if changed is None else float(changed))

@@ -1,17 +1,18 @@
 """The calls that layers make: what the ops multiply, seen while a model runs.
 
 :func:`watch` enters a ``TorchFunctionMode``, which calls from Python of the library's functions and
-ops pass. It sees the calls of generated forwards and chains as they are made, with folded weights.
+ops pass. It sees the calls of generated forwards as they are made, with folded weights.
 Nothing is left in the model, and nothing costs time outside.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -24,138 +25,84 @@ from .._arguments import (
     as_knobs,
     check_block,
     check_pixel_block,
-    conv_block,
     has_tau,
     holds_dtensor,
 )
-from .._info import as_multiplied, conv2d_norm_maps, default_pixel_block
-from ..chain import run_by_layers
+from .._info import NormMaps, as_multiplied, conv2d_norm_maps
+from ..networks.config import SpAMMConfig
 from ..networks.fused import fused_of
 from ..networks.leaves import Band, band_of
 from ..nn import _SpAMM
 
 _ops = torch.ops.spamm_torch
 
-Geometry: TypeAlias = tuple[tuple[int, int], tuple[int, int], tuple[int, int], int]
-
-
-class NormMaps(NamedTuple):
-    """The norm maps of a product: of A, of B, and what of B decides what is skipped."""
-
-    norm_a: Tensor
-    norm_b: Tensor
-    skip_norm_b: Tensor
-
-    @property
-    def products(self) -> int:
-        """The number of block products."""
-        return self.norm_a.numel() * self.norm_b.shape[-1]
-
 
 @dataclass(frozen=True, eq=False)
 class ConvCall:
-    """A call of the op ``conv2d``, of checked arguments.
+    """A call of one of the ops that convolve and skip.
 
     Attributes:
-        input, weight, bias, residual, norm_weight: tensors, as of :func:`spamm_torch.conv2d`.
-        geometry: stride, padding, dilation (pairs) and groups.
-        knobs: as the ops take them. block, pixel_block, activation: as the op's.
+        op: the op. given: its arguments by name, without those that are left to their defaults.
     """
 
-    input: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    geometry: Geometry
-    knobs: Knobs
-    block: Any = None
-    pixel_block: Any = None
-    norm_weight: Tensor | None = None
-    residual: Tensor | None = None
-    activation: str = "none"
+    op: Any
+    given: Mapping[str, Any]
+
+    @property
+    def input(self) -> Tensor:
+        """The input; of an op that takes parts, these side by side."""
+        parts = self.given.get("parts")
+        if parts is None:
+            found: Tensor = self.given["input"]
+            return found
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.given["weight"]
+        return weight
+
+    @property
+    def knobs(self) -> Knobs:
+        tau = self.given.get("threshold")
+        tau = self.given.get("tau") if tau is None else tau
+        return as_knobs(tau, self.given.get("valid_ratio"), self.given.get("max_error"))
 
     def norm_maps(self) -> NormMaps:
         """The norm maps of the call, computed anew from its input."""
-        return self.norm_maps_in(self.block, self.pixel_block, has_tau(self.knobs))
+        blocks = self.given.get("block"), self.given.get("pixel_block")
+        return self.norm_maps_in(*blocks, has_tau(self.knobs))
 
     def norm_maps_in(self, block: Any, pixel_block: Any, has_tau: bool = True) -> NormMaps:
         """The same in other blocks."""
-        return NormMaps(
-            *conv2d_norm_maps(
-                as_multiplied(self.input),
-                as_multiplied(self.weight),
-                self.geometry,
-                has_tau,
-                block,
-                pixel_block,
-                self.norm_weight,
-            )
+        defaults = (("stride", 1), ("padding", 0), ("dilation", 1))
+        stride, padding, dilation = (
+            functional._both(self.given.get(name, default)) for name, default in defaults
         )
-
-    @property
-    def pixel_edges(self) -> tuple[int, int, int]:
-        """The pixel block: the one given, or the default."""
-        if self.pixel_block is not None:
-            return check_pixel_block(self.pixel_block)
-        out_channels, in_channels = self.weight.shape[:2]
-        groups = self.geometry[-1]
-        n = conv_block(out_channels // groups, in_channels, self.block, None)[2]
-        images = self.input.shape[0] if self.input.dim() == 4 else 1
-        return default_pixel_block(has_tau(self.knobs), images, n)
+        return conv2d_norm_maps(
+            as_multiplied(self.input),
+            as_multiplied(self.weight),
+            (stride, padding, dilation, self.given.get("groups", 1)),
+            has_tau,
+            block,
+            pixel_block,
+            self.given.get("norm_weight"),
+        )
 
     def again(self) -> Tensor:
         """The call itself, once more."""
-        blocks = {"block": self.block, "pixel_block": self.pixel_block}
-        return self.skipping(self.norm_weight, **_of_op(self.knobs), **blocks)
+        return _first(self.op(**self.given))
+
+    def skipping(self, setting: SpAMMConfig) -> Tensor:
+        """The result with another setting."""
+        return _first(self.op(**_with_setting(self.given, setting)))
 
     def dense(self) -> Tensor:
         """The result with nothing skipped, by torch's convolution."""
-        return _ops.dense_conv2d(
-            *(self.input, self.weight, self.bias, *self.geometry),
-            residual=self.residual,
-            activation=self.activation,
-        )
-
-    def skipping(self, norm_weight: Tensor | None = None, **setting: Any) -> Tensor:
-        """The result with another setting, in the op's arguments."""
-        return _ops.conv2d(
-            *(self.input, self.weight, self.bias, *self.geometry),
-            **setting,
-            norm_weight=norm_weight,
-            residual=self.residual,
-            activation=self.activation,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class DeviationCall(ConvCall):
-    """A call of the op ``conv2d_deviation``, of the reference form.
-
-    Attributes:
-        base: as of the op. norm_input: norms that the layer before left, in blocks of one image.
-        leaves_norms: whether the call leaves norms of its output, too.
-    """
-
-    base: Tensor | None = None
-    norm_input: Tensor | None = None
-    leaves_norms: bool = False
-
-    def dense(self) -> Tensor:
-        return _ops.conv2d_deviation(*self._operands, **self._epilogue)
-
-    def skipping(self, norm_weight: Tensor | None = None, **setting: Any) -> Tensor:
-        options = {**setting, **self._epilogue, "norm_weight": norm_weight}
-        options["norm_input"] = self.norm_input
-        if self.leaves_norms:
-            return _ops.conv2d_deviation_with_norms(*self._operands, **options)[0]
-        return _ops.conv2d_deviation(*self._operands, **options)
-
-    @property
-    def _operands(self) -> tuple[Any, ...]:
-        return self.input, self.weight, self.base, *self.geometry
-
-    @property
-    def _epilogue(self) -> dict[str, Any]:
-        return {"residual": self.residual, "activation": self.activation}
+        given = {name: value for name, value in self.given.items() if name in _OF_DENSE}
+        if "base" in given:
+            return _ops.conv2d_deviation(self.input, **given)
+        return _ops.dense_conv2d(self.input, **given)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,41 +117,26 @@ class LinearCall:
 
     def norm_maps(self) -> NormMaps:
         """The norm maps of the call, computed anew."""
-        m, k, n = check_block(self.block)
+        m, k, n = block = check_block(self.block)
         input, weight = as_multiplied(self.input), as_multiplied(self.weight)
         norm_a = _ops.norm_map(input.reshape(-1, input.shape[-1]), (m, k))
         norm_b = self.norm_weight
         if norm_b is None:
             norm_b = _ops.norm_map(weight.t(), (k, n))
-        return NormMaps(norm_a, norm_b, norm_b)
-
-
-@dataclass(frozen=True, eq=False)
-class _PartsCall:
-    """A call of the op ``conv2d_deviation_parts``: its arguments by name."""
-
-    given: Mapping[str, Any]
-
-    @property
-    def weight(self) -> Tensor:
-        weight: Tensor = self.given["weight"]
-        return weight
-
-    def joined(self) -> DeviationCall:
-        """The call of the parts' concatenation. Phases stay where they are."""
-        parts = self.given["parts"]
-        given = {**self.given, "input": parts[0] if len(parts) == 1 else torch.cat(parts, 1)}
-        return DeviationCall(**_conv_arguments(given), base=given["base"], leaves_norms=True)
+        return NormMaps(norm_a, norm_b, norm_b, block)
 
 
 Call: TypeAlias = ConvCall | LinearCall
-
-
 OnCall: TypeAlias = Callable[[str, Call], None]
 
 
 @contextmanager
-def watch(model: nn.Module, on_call: OnCall) -> Iterator[Watch]:
+def watch(
+    model: nn.Module,
+    on_call: OnCall | None = None,
+    settings: Mapping[str, SpAMMConfig] = {},
+    before: OnCall | None = None,
+) -> Iterator[Watch]:
     """Inside, ``on_call(layer, call)`` is called after each call of a layer's op.
 
     Calls in other threads, under ``torch.func`` and in captured graphs are not seen. Compiled
@@ -214,11 +146,13 @@ def watch(model: nn.Module, on_call: OnCall) -> Iterator[Watch]:
         model: its layers are told apart by their weights. Those that share a weight count as one,
             under the name of the first.
         on_call: called with the layer's qualified name and a :data:`Call`, without gradients.
+        settings: of convolutions by name, which skip by these meanwhile instead of their own.
+        before: called before each call of a layer's op, as ``on_call`` is behind it.
     """
     uncompiled: AbstractContextManager[Any] = nullcontext()
     if "torch._dynamo" in sys.modules:  # importing it takes seconds
         uncompiled = torch.compiler.set_stance("force_eager")
-    with uncompiled, Watch(model, on_call) as found:
+    with uncompiled, Watch(model, on_call, settings, before) as found:
         try:
             yield found
         finally:
@@ -232,9 +166,16 @@ class Watch(TorchFunctionMode):
         unknown: the number of calls whose weight is no layer's.
     """
 
-    def __init__(self, model: nn.Module, on_call: OnCall) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        on_call: OnCall | None,
+        settings: Mapping[str, SpAMMConfig],
+        before: OnCall | None,
+    ) -> None:
         super().__init__()
-        self._model, self._on_call = model, on_call
+        self._model, self._settings = model, settings
+        self._on_call, self._before = on_call, before
         self._layers: dict[int, tuple[Tensor, str]] = {}  # by the identity of weights, kept alive
         self.unknown = 0
 
@@ -248,19 +189,28 @@ class Watch(TorchFunctionMode):
         kwargs = kwargs or {}
         if torch._C._functorch.peek_interpreter_stack() is not None:
             return func(*args, **kwargs)
-        if func is _ops.chain.default:
-            with self:
-                return run_by_layers(*args)
-        result = func(*args, **kwargs)  # first: its checks come before ours
-        call = _call(func, args, kwargs)
-        if call is not None:
-            layer = self._layer_of(call.weight)
-            if layer is None:
-                self.unknown += 1
-            else:
-                with torch.no_grad():
-                    self._on_call(layer, call.joined() if isinstance(call, _PartsCall) else call)
+        if self._before is not None:
+            self._tell(self._before, _call(func, args, kwargs))
+        if self._settings and (func in _OPS or func is functional.conv2d):
+            setting = self._settings.get(self._layer_of(args[1]) or "")
+            if setting is not None and func is functional.conv2d:
+                kwargs = kwargs | setting.setting()
+            elif setting is not None:
+                kwargs = _with_setting(kwargs, setting)
+        result = func(*args, **kwargs)
+        if self._on_call is not None:  # now: the function's own checks come before ours
+            self._tell(self._on_call, _call(func, args, kwargs))
         return result
+
+    def _tell(self, on_call: OnCall, call: Call | None) -> None:
+        if call is None:
+            return
+        layer = self._layer_of(call.weight)
+        if layer is None:
+            self.unknown += 1
+            return
+        with torch.no_grad():
+            on_call(layer, call)
 
     def _layer_of(self, weight: Tensor) -> str | None:
         known = self._layers.get(id(weight))
@@ -309,51 +259,51 @@ def _weights(model: nn.Module) -> Iterator[tuple[Tensor, str]]:
             yield weight, names[module]
 
 
-def _of_op(knobs: Knobs) -> dict[str, Any]:
-    """Knobs without those that are None: not every op takes a tensor as tau."""
-    return {name: value for name, value in knobs.items() if value is not None}
-
-
 # ---- Reading calls ------------------------------------------------------------------------------
 
-_GEOMETRY = ("stride", "padding", "dilation", "groups")
-_CONVOLUTION = ("input", "weight", "bias", *_GEOMETRY)
-_DEVIATION = ("input", "weight", "base", *_GEOMETRY)  # of the reference form
-_PARTS = ("parts", *_DEVIATION[1:-1])  # without groups
-_LINEAR = ("input", "weight", "bias")
-_TAKEN_AS_THEY_ARE = ("block", "pixel_block", "norm_weight", "residual")
-_KNOBS = ("threshold", "valid_ratio", "max_error")  # without one the op skips nothing
-_CONVOLUTIONS = (
-    functional.conv2d,
-    *(_ops.conv2d, _ops.conv2d.default),
-    *(_ops.conv2d_with_norms, _ops.conv2d_with_norms.default),
+_SETTING = ("tau", "threshold", "valid_ratio", "max_error", "block", "pixel_block")
+_OF_DENSE = (
+    *("weight", "bias", "base", "stride", "padding", "dilation", "groups"),
+    *("residual", "activation"),
 )
+_PYTHON = {
+    function: tuple(inspect.signature(function).parameters)
+    for function in (functional.conv2d, functional.linear)
+}
+_OPS = {
+    form: packet.default
+    for packet in (
+        *(_ops.conv2d, _ops.conv2d_with_norms, _ops.conv2d_deviation),
+        *(_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_parts),
+    )
+    for form in (packet, packet.default)
+}
 
-_WITH_NORMS = (_ops.conv2d_deviation_with_norms, _ops.conv2d_deviation_with_norms.default)
-_DEVIATIONS = (_ops.conv2d_deviation, _ops.conv2d_deviation.default, *_WITH_NORMS)
-_OF_PARTS = (_ops.conv2d_deviation_parts, _ops.conv2d_deviation_parts.default)
+
+def _with_setting(given: Mapping[str, Any], setting: SpAMMConfig) -> dict[str, Any]:
+    """The arguments of an op with this setting in the place of what is there."""
+    others = {name: value for name, value in given.items() if name not in _SETTING}
+    return others | setting.op_arguments()
 
 
-def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | _PartsCall | None:
-    """What a function is called with, if it is one of ours."""
-    if func is functional.linear:
-        return _linear_call({**dict(zip(_LINEAR, args, strict=False)), **kwargs})
-    if func in _CONVOLUTIONS:
-        given = {**dict(zip(_CONVOLUTION, args, strict=False)), **kwargs}
-        return ConvCall(**_conv_arguments(given))
-    if func in _OF_PARTS:
-        return _PartsCall({**dict(zip(_PARTS, args, strict=False)), **kwargs})
-    if func in _DEVIATIONS:
-        given = {**dict(zip(_DEVIATION, args, strict=False)), **kwargs}
-        if all(given.get(knob) is None for knob in _KNOBS):
-            return None
-        return DeviationCall(
-            **_conv_arguments(given),
-            base=given["base"],
-            norm_input=given.get("norm_input"),
-            leaves_norms=func in _WITH_NORMS,
-        )
-    return None
+def _first(result: Any) -> Tensor:
+    """The result itself, of an op that may return its norms, too."""
+    found: Tensor = result[0] if isinstance(result, tuple) else result
+    return found
+
+
+def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+    """What a function is called with, if it is one of ours and skips."""
+    if func in _PYTHON:
+        given = {**dict(zip(_PYTHON[func], args, strict=False)), **kwargs}
+        return _linear_call(given) if func is functional.linear else _conv_call(given)
+    op = _OPS.get(func)
+    if op is None:
+        return None
+    names = [argument.name for argument in op._schema.arguments]
+    call = ConvCall(op, {**dict(zip(names, args, strict=False)), **kwargs})
+    # Without a knob a deviation is convolved as a whole.
+    return call if any(call.given.get(name) is not None for name in _SETTING[:4]) else None
 
 
 def _linear_call(given: dict[str, Any]) -> LinearCall | None:
@@ -364,21 +314,20 @@ def _linear_call(given: dict[str, Any]) -> LinearCall | None:
     return LinearCall(given["input"], given["weight"], knobs, block, given.get("norm_weight"))
 
 
-def _conv_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of a :class:`ConvCall`."""
-    input, padding, dilation = given["input"], given.get("padding", 0), given.get("dilation", 1)
-    stride, weight = functional._both(given.get("stride", 1)), given["weight"]
-    dilation = functional._both(dilation)
+def _conv_call(given: dict[str, Any]) -> ConvCall:
+    """The call of the op that a call of :func:`spamm_torch.conv2d` comes to."""
+    input, padding = given["input"], given.get("padding", 0)
     if isinstance(padding, str):
-        input, padding = functional._explicit_padding(input, weight, stride, padding, dilation)
-    if given.get("threshold") is not None:
-        given = {**given, "tau": given["threshold"]}
-    return {
-        "input": input,
-        "weight": weight,
-        "bias": given.get("bias"),
-        "geometry": (stride, functional._both(padding), dilation, given.get("groups", 1)),
-        "knobs": as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error"))),
-        "activation": as_activation(given.get("activation"), given.get("relu", False)),
-        **{name: given.get(name) for name in _TAKEN_AS_THEY_ARE},
-    }
+        stride, dilation = (functional._both(given.get(name, 1)) for name in ("stride", "dilation"))
+        input, padding = functional._explicit_padding(
+            input, given["weight"], stride, padding, dilation
+        )
+    knobs = as_knobs(*(given.get(name) for name in ("tau", "valid_ratio", "max_error")))
+    names = ("weight", "bias", "stride", "dilation", "groups", "norm_weight", "residual")
+    others = {name: given[name] for name in names if name in given}
+    for name, check in (("block", check_block), ("pixel_block", check_pixel_block)):
+        if given.get(name) is not None:
+            others[name] = check(given[name])
+    activation = as_activation(given.get("activation"), given.get("relu", False))
+    others |= {"padding": padding, "activation": activation}
+    return ConvCall(_ops.conv2d.default, {"input": input, **knobs, **others})

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
-from ..networks.channel_groups import Order
 from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
 from ..networks.conversion import Conversion
-from ..networks.example import Example
-from ..networks.fused import ORDER, fused_of
+from ..networks.example import Example, describe
+from ..networks.fused import fused_of
 from ..networks.leaves import is_converted_leaf, reason_not_to_convert, reason_not_to_skip, shape_of
 from ..networks.lossless import lossless
-from ..networks.order import images_a_block
 from ..networks.plan import DENSE, Engine
 from ..networks.reference import ReferenceConversion
 from ..networks.report import ConvertReport
 from ..networks.request import Request
 from ..networks.state import Snapshot
+from ..networks.timing import Around
 from ..nn import SpAMMConv2d
-from .served_calls import other_calls_refused
 
 PixelBlock: TypeAlias = tuple[int, int, int]
 
@@ -35,17 +34,15 @@ IMAGES_FIRST = (64, 1, 1)
 PIXEL_BLOCKS = (IMAGES_FIRST, (1, 8, 8))  # by position in the picture, and image by image
 
 _NEARLY_ZERO = 1e-30  # a product of norms below the rounding of any sum that counts
-_MAY_SKIP = Engine("spamm", SpAMMConfig(tau=_NEARLY_ZERO))
 
 
 class Form:
     """A model that is not converted, and the ways to convert it.
 
     Attributes:
+        model: the model.
         layers: the convolutions whose engine is to be chosen, by name, in the model's order.
         reasons: why some of them cannot skip, by name.
-        order_block: so many images share a block at most, and batches are put in order of likeness
-            for it; None: batches are as they come.
         exact: the engine that computes a layer by the op ``conv2d`` without a loss. In the
             reference form it skips zeros.
         observed: the engine with which a layer is looked at: as it will be when it skips, but
@@ -57,16 +54,11 @@ class Form:
         self,
         model: nn.Module,
         example: Example,
-        reorder_by: Example | None = None,
         picture: Tensor | None = None,
     ) -> None:
-        """``reorder_by``: an input by which channels are put in order; None: the model's own.
-        ``picture``: the reference of the reference form, as the model takes it; None: no such form.
-        """
-        self._model, self._example, self._picture = model, example, picture
-        self._orders: Mapping[str, Order] = {}
+        """``picture``: the reference of the reference form, or None."""
+        self.model, self._example, self._picture = model, example, picture
         self._conversion: Conversion | None = None  # found once, whatever engines there are
-        self.order_block: int | None = None
         self.layers = _layers(model)
         self.exact = self.observed = SPAMM
         self.pixel_blocks: tuple[PixelBlock, ...] = PIXEL_BLOCKS
@@ -81,14 +73,6 @@ class Form:
         self._own = {n for n in self._calls if isinstance(model.get_submodule(n), SpAMMConv2d)}
         with self.installed({}) as report:
             self._calls = [row.name for row in report if _layer(row.name) in self._calls]
-        if reorder_by is not None:
-            self._orders, self._conversion = self._orders_by(reorder_by), None
-
-    def with_ordered_batches(self, block: int) -> Form:
-        """The same form with batches in order of likeness."""
-        form = copy.copy(self)
-        form.order_block = block
-        return form
 
     def _take_blocks_of(self, setting: SpAMMConfig) -> None:
         """Skips zeros by this setting, and more in its blocks."""
@@ -96,6 +80,11 @@ class Form:
         self.exact, self.pixel_blocks = Engine("spamm", setting), (setting.pixel_block,)
         # Its tau is not that of zeros alone, since such layers get another layout and other blocks.
         self.observed = Engine("spamm", replace(setting, tau=_NEARLY_ZERO))
+
+    @property
+    def is_of_reference(self) -> bool:
+        """Whether layers compute deviations from a reference."""
+        return self._picture is not None
 
     def shape(self, layer: str) -> str:
         """A layer's shape in a few characters."""
@@ -119,49 +108,43 @@ class Form:
 
         Layers that were SpAMM layers before keep their own setting.
         """
-        before = Snapshot(self._model)
+        before = Snapshot(self.model)
         try:
-            request = self._request(engines, self._orders)
-            report = self._convert(request)
-            if self.order_block is not None and fused_of(self._model) is not None:
-                block = images_a_block(report) or self.order_block
-                self._model.__dict__[ORDER] = max(block, self.order_block)
-                report.order_batch = (images_a_block(report) or 1) > 1
-            with nullcontext() if self._picture is None else other_calls_refused(self._model):
+            report = self._convert(self._request(engines))
+            with nullcontext() if self._picture is None else other_calls_refused(self.model):
                 yield report
         finally:
             before.restore()
+
+    def observed_layers(self) -> AbstractContextManager[ConvertReport]:
+        """The model converted as its layers are looked at."""
+        return self.installed(dict.fromkeys(self.layers, self.observed))
+
+    def prepared(self, engines: Mapping[str, Engine]) -> Around:
+        """What gives a context in which the model has these engines, quickly and several times."""
+        assert self._conversion is not None
+        return self._conversion.installation(self._request(engines)).attached
 
     def _convert(self, request: Request) -> ConvertReport:
         if self._conversion is not None:
             return self._conversion.run_again(request)
         conversion: Conversion
         if self._picture is None:
-            conversion = Conversion(self._model, request, self._example, fuse=True)
+            conversion = Conversion(self.model, request, self._example, fuse=True)
         else:
-            conversion = ReferenceConversion(self._model, request, self._example, self._picture)
+            conversion = ReferenceConversion(self.model, request, self._example, self._picture)
         report = conversion.run()
         if request.engines:  # the first one tells which calls there are
             self._conversion = conversion
         return report
 
-    def _request(self, engines: Mapping[str, Engine], orders: Mapping[str, Order]) -> Request:
+    def _request(self, engines: Mapping[str, Engine]) -> Request:
         by_call = {
             call: engines.get(_layer(call), DENSE)
             for call in self._calls
             if _layer(call) not in self._own
         }
-        return Request(None, {}, frozenset(), by_call, orders)
-
-    def _orders_by(self, example: Example) -> dict[str, Order]:
-        """The orders of the channels that calls compute, as if all layers skipped."""
-        request = self._request(dict.fromkeys(self.layers, _MAY_SKIP), {})
-        before = Snapshot(self._model)
-        try:
-            report = Conversion(self._model, request, example, fuse=True, reorder=True).run()
-        finally:
-            before.restore()
-        return {row.name: row.order for row in report if row.order is not None}
+        return Request(None, {}, frozenset(), by_call)
 
 
 def _layer(call: str) -> str:
@@ -198,3 +181,53 @@ def _reasons(layers: Mapping[str, nn.Conv2d]) -> dict[str, str]:
     """Why some of these layers cannot skip, by name."""
     reasons = {name: reason_not_to_skip(layer) for name, layer in layers.items()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
+
+
+# ---- Calls that the reference form does not serve -----------------------------------------------
+
+
+@contextmanager
+def other_calls_refused(model: nn.Module) -> Iterator[None]:
+    """Inside, calls that a generated forward of the model does not serve raise ValueError.
+
+    They would take the model's own forward, in which nothing is skipped: any setting would seem to
+    cost nothing. Also those of copies that are made inside, and theirs only inside.
+    """
+    is_inside = True
+
+    def refuse(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        if is_inside:
+            raise ValueError(
+                "with a reference the model must be called, in evaluate too, with pictures of its "
+                "size and type, in eval mode, without autocast and without hooks on layers; got "
+                f"{_describe_call(args, kwargs)}{_circumstance(model)}"
+            )
+
+    for module in model.modules():
+        fused = fused_of(module)
+        if fused is not None:
+            fused.on_other_call = refuse
+    try:
+        yield
+    finally:
+        is_inside = False
+
+
+def _describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    values = pytree.tree_leaves((args, dict(kwargs)))
+    tensors = [describe(value) for value in values if isinstance(value, Tensor)]
+    return ", ".join(tensors) or "no tensor"
+
+
+def _circumstance(model: nn.Module) -> str:
+    """What beside the arguments keeps a call from being served, where that is seen."""
+    if torch._C._is_any_autocast_enabled():
+        return " under autocast"
+    if any(module.training for module in model.modules()):
+        return " in training mode"
+    hooked = [
+        name
+        for name, module in model.named_modules()
+        if name and (module._forward_hooks or module._forward_pre_hooks)
+    ]
+    return f" with a hook on {hooked[0]}" if hooked else ""

@@ -79,7 +79,7 @@ def statistics_inputs(model: nn.Module, half: Half, like: Any) -> list[Example]:
                 "loader must give batches of at least one image along the first dimension; got an "
                 f"input of shape {tuple(tensors[0].shape)}"
             )
-        examples.append(Example(value))
+        examples.append(Example(value, "the loader's first batch"))  # only that one is named
         count += batch_size(value)
         if count >= _STATISTICS_INPUTS:
             break
@@ -106,26 +106,20 @@ class Randomness:
     """The states of Python's and torch's generators, as they are when it is made."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
-        self._states = self._now()
-
-    def _now(self) -> tuple[Any, ...]:
-        on_device = None if self._device is None else torch.cuda.get_rng_state(self._device)
-        return random.getstate(), torch.get_rng_state(), on_device
-
-    def _set(self, states: tuple[Any, ...]) -> None:
-        python, on_host, on_device = states
-        random.setstate(python)
-        torch.set_rng_state(on_host)
-        if self._device is not None:
-            torch.cuda.set_rng_state(on_device, self._device)
+        self._devices = [device] if device.type == "cuda" else []
+        self._python, self._host = random.getstate(), torch.get_rng_state()
+        self._on_devices = [torch.cuda.get_rng_state(device) for device in self._devices]
 
     @contextmanager
     def again(self) -> Iterator[None]:
         """Inside, the same numbers are drawn each time; outside, nothing of it is seen."""
-        before = self._now()
-        self._set(self._states)
-        try:
-            yield
-        finally:
-            self._set(before)
+        before = random.getstate()
+        with torch.random.fork_rng(self._devices):
+            random.setstate(self._python)
+            torch.set_rng_state(self._host)
+            for state, device in zip(self._on_devices, self._devices, strict=True):
+                torch.cuda.set_rng_state(state, device)
+            try:
+                yield
+            finally:
+                random.setstate(before)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from .._files import write_text
 from ..networks.example import Example
 
-_FORMAT = "spamm_torch calibration 4"
+_FORMAT = "spamm_torch calibration 5"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in texts of objects, another in each process
 
 Result = TypeVar("Result")
@@ -54,14 +55,18 @@ class Journal:
                 "(remove it, or name another file)"
             ) from None
 
+    def forget(self, *keys: str) -> None:
+        """Has these results measured again the next time."""
+        for key in keys:
+            self._results.pop(key, None)
+        self._save()
+
     def _save(self) -> None:
         if self._path is None:
             return
         content = {"format": _FORMAT, "settings": self._settings, "results": self._results}
-        unfinished = self._path.with_name(self._path.name + ".tmp")
         try:
-            unfinished.write_text(json.dumps(content))
-            os.replace(unfinished, self._path)  # in full or not at all
+            write_text(self._path, json.dumps(content))
         except OSError as error:
             raise ValueError(f"journal must be a file that can be written; got {error}") from None
 
@@ -87,21 +92,11 @@ class Journal:
         return results
 
 
-def check_journal(journal: Any) -> None:
-    """Raises TypeError unless it is a path or None."""
-    if journal is not None and not isinstance(journal, (str, os.PathLike)):
-        raise TypeError(
-            "journal must be the path of a file of a calibration, or None; got "
-            f"{type(journal).__name__}"
-        )
-
-
 def journal_settings(
     model: nn.Module,
     inputs: list[Example],
     example: Example,
     device: str,
-    reorder: bool,
     reference: Tensor | None,
 ) -> dict[str, Any]:
     """What decides the results, by name: a journal of others is refused.
@@ -119,7 +114,6 @@ def journal_settings(
         "data": _digest(given),
         "example_input": _form(example),
         "device": device,
-        "reorder": reorder,
         "reference": None if reference is None else _digest([reference]),
         "version of spamm_torch": __version__,
         "version of torch": torch.__version__,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from .statistics import Candidate, LayerStatistics
-from .times import MUST_WIN, LayerTimes
+from .times import LayerTimes
 
 PARTS = 3  # of a move
 
@@ -63,17 +63,17 @@ def chosen_after(moves: Sequence[Move]) -> dict[str, Move]:
 def _layer_moves(name: str, layer: LayerStatistics, times: LayerTimes) -> list[Move]:
     base = times.baseline
     points = [
-        (base - time, candidate.output_error**2, number)
+        (base.median - time.median, candidate.output_error**2, number)
         for number, (candidate, time) in enumerate(
             zip(layer.candidates, times.candidates, strict=True)
         )
-        if time * MUST_WIN < base
+        if time.beats(base)
     ]
     hull = lower_hull([(0.0, 0.0, -1), *sorted(points)])
     return [
         move
         for before, after in itertools.pairwise(hull)
-        for move in _parts(name, layer, base, before, after)
+        for move in _parts(name, layer, base.median, before, after)
     ]
 
 

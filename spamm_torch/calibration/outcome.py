@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from .._files import write_text
 from .._table import table
 from ..networks.config import SpAMMConfig
 
@@ -51,10 +52,10 @@ class Outcome:
         valid_ratio: of all convolutions that can skip, weighted by their multiplications.
         evaluations: how often ``evaluate`` was called.
         before_us, exact_us, after_us: measured microseconds of the whole model: as it was,
-            converted with nothing lost, and as chosen.
-        order_batch: whether the settings are for batches in order of likeness. reorder: whether for
-            channels in the order of their norms. reference: whether for the reference form.
-        note: why nothing is skipped or installed, where that is so.
+            converted with nothing lost, and as chosen. spread: how much the most varying of these
+            varies, as a multiple; what gains less is not chosen.
+        reference: whether the settings are for the reference form.
+        note: why nothing is skipped or installed, and that times vary much, where that is so.
     """
 
     max_drop: float
@@ -67,8 +68,7 @@ class Outcome:
     before_us: float
     exact_us: float
     after_us: float
-    order_batch: bool = False
-    reorder: bool = False
+    spread: float = 1.0
     reference: bool = False
     note: str = ""
 
@@ -86,6 +86,9 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
     def __new__(
         cls, rows: Iterable[CalibrationRow], outcome: Outcome, settings: dict[str, Any]
     ) -> CalibrationReport:
+        if not isinstance(outcome, Outcome):
+            kind = type(outcome).__name__
+            raise TypeError(f"outcome must be an Outcome, as calibrate gives it; got {kind}")
         report = super().__new__(cls, rows)
         report.outcome = outcome
         report.settings = {**settings, "calibration": asdict(outcome)}
@@ -93,9 +96,7 @@ class CalibrationReport(tuple[CalibrationRow, ...]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the settings as JSON; ``convert_(model, path)`` installs them."""
-        text = json.dumps(self.settings, indent=1)
-        with open(path, "w") as file:
-            file.write(text + "\n")
+        write_text(path, json.dumps(self.settings, indent=1) + "\n")
 
     def __str__(self) -> str:
         head = ("layer", "shape", "valid", "tau", "pixel block", "dense us", "chosen us")
@@ -133,15 +134,7 @@ def _footer(outcome: Outcome) -> list[str]:
         f"{changed}; {searched} where it was searched; "
         f"{outcome.evaluations} evaluations",
         f"whole model, measured: {outcome.before_us:.0f} us as it was, {outcome.exact_us:.0f} us "
-        f"{exact}, {outcome.after_us:.0f} us as chosen",
+        f"{exact}, {outcome.after_us:.0f} us as chosen; times vary by {outcome.spread - 1:.0%}",
     ]
-    orders = [
-        what
-        for what, is_there in (
-            ("batches in order of likeness", outcome.order_batch),
-            ("channels in the order of their norms", outcome.reorder),
-            ("deviations from a reference picture", outcome.reference),
-        )
-        if is_there
-    ]
-    return [*lines, *filter(None, ("; ".join(orders), outcome.note))]
+    form = "deviations from a reference picture" if outcome.reference else ""
+    return [*lines, *filter(None, (form, outcome.note))]

@@ -14,11 +14,13 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .._progress import Progress
+from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from ..networks.plan import Engine
+from .calls import watch
 from .form import Form
 from .inputs import batch_size
 from .statistics import Candidate, LayerStatistics
@@ -27,15 +29,12 @@ from .statistics import Candidate, LayerStatistics
 PROBES = (0.5, 0.26)
 _INPUTS = 128
 
-OnLayer = Callable[[str], None]
-
 
 def with_output_errors(
-    model: nn.Module,
     form: Form,
     inputs: Sequence[Example],
     statistics: Mapping[str, LayerStatistics],
-    on_layer: OnLayer,
+    progress: Progress,
 ) -> dict[str, LayerStatistics]:
     """The statistics with each candidate's error at the model's output, on some 128 inputs.
 
@@ -44,21 +43,22 @@ def with_output_errors(
     """
     inputs = list(_first(inputs))
 
-    def outputs(engines: Mapping[str, Engine]) -> list[Any]:
-        with form.installed({**dict.fromkeys(form.layers, form.observed), **engines}):
-            return [pytree.tree_leaves(example.call(model)) for example in inputs]
+    def outputs(settings: Mapping[str, SpAMMConfig]) -> list[Any]:
+        with watch(form.model, settings=settings):
+            return [pytree.tree_leaves(example.call(form.model)) for example in inputs]
 
-    exact = outputs({})
     found = {}
-    for name, layer in statistics.items():
-        on_layer(name)
-        points = []
-        for candidate in _probes(layer):
-            skipping = outputs({name: Engine("spamm", candidate.setting)})
-            points.append((candidate.error, _relative_error(skipping, exact)))
-        law = _power_law(points)
-        candidates = (replace(each, output_error=law(each.error)) for each in layer.candidates)
-        found[name] = replace(layer, candidates=tuple(candidates))
+    with form.observed_layers():
+        exact = outputs({})
+        for number, (name, layer) in enumerate(statistics.items()):
+            progress.at("errors at the output", number, len(statistics))
+            points = []
+            for candidate in _probes(layer):
+                skipping = outputs({name: candidate.setting})
+                points.append((candidate.error, _relative_error(skipping, exact)))
+            law = _power_law(points)
+            candidates = (replace(each, output_error=law(each.error)) for each in layer.candidates)
+            found[name] = replace(layer, candidates=tuple(candidates))
     return found
 
 

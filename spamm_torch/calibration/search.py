@@ -189,27 +189,7 @@ def _count(answers: Tensor | None) -> str:
 
 # ---- The search ---------------------------------------------------------------------------------
 
-LossOf = Callable[[int, int, int], Loss]  # in a form, on a half, of the first n moves
-
-
-@dataclass(frozen=True)
-class Curve:
-    """What the moves of one form of a model come to, after one move, after two, and so on.
-
-    Attributes:
-        errors: the sums of squared errors. saved: microseconds, less those that the form costs.
-    """
-
-    errors: Sequence[float]
-    saved: Sequence[float]
-
-    def saved_after(self, moves: int) -> float:
-        """Microseconds; without any move the model keeps the form that costs nothing."""
-        return self.saved[moves - 1] if moves else 0.0
-
-    def moves_within(self, error: float, below: int) -> int:
-        """The most moves whose error is at most this, and fewer than so many."""
-        return sum(each <= error for each in self.errors[: below - 1])
+LossOf = Callable[[int, int], Loss]  # on a half, of the first n moves
 
 
 @dataclass(frozen=True)
@@ -218,42 +198,30 @@ class Found:
 
     Attributes:
         moves: how many. searched, held: what they cost on both halves; None for no moves.
-        form: the number of the curve that they belong to.
     """
 
     moves: int
     searched: Loss | None = None
     held: Loss | None = None
-    form: int = 0
 
 
-def search(curves: Sequence[Curve], max_drop: float, evaluations: int, loss: LossOf) -> Found:
-    """The moves that save most of those whose loss both halves allow.
+def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf) -> Found:
+    """The most moves whose loss both halves allow.
 
-    The most moves along a curve that the first half allows are found by bisection, between losses
-    that are known by a power law of the error. Another curve then has to show that it saves more:
-    its first number of moves that would is tried, and where it is allowed the search goes on there.
-    The second half only allows or refuses. Where it refuses, 0.7 of the sum of squared errors is
-    tried, and so on, and then numbers between the last that it refused and the one that it allowed.
-    Where it allows the first choice, what is left goes to more moves within the first half's limit.
+    The most moves that the first half allows are found by bisection, between losses that are known
+    by a power law of the error. The second half only allows or refuses. Where it refuses, 0.7 of
+    the sum of squared errors is tried, and so on, and then numbers between the last that it refused
+    and the one that it allowed. Where it allows the first choice, what is left goes to more moves
+    within the first half's limit.
 
     Args:
-        curves: one for each form of the model, the most promising first.
+        errors: the sums of squared errors after one move, after two, and so on.
         evaluations: the most calls of ``loss``.
     """
-    for_second = max(1, (evaluations + 3) // _HELD_SHARE)
     run = _Search(max_drop, evaluations, loss)
-    halves = [_FirstHalf(run, number, curve) for number, curve in enumerate(curves)]
-    best, *others = halves
-    for other in others:
-        best.narrow(for_second + len(others))
-        first = other.first_that_saves(best.saved)
-        # Of a first form of which nothing could be tried, nothing is known to compare with.
-        is_known = best.losses and run.left > for_second
-        if is_known and first is not None and other.allows(first):
-            best = other
-    best.narrow(for_second)
-    return _held(run, best)
+    first = _FirstHalf(run, errors)
+    first.narrow(max(1, (evaluations + 3) // _HELD_SHARE))
+    return _held(run, first)
 
 
 class _Search:
@@ -263,22 +231,22 @@ class _Search:
         self.max_drop, self.left = max_drop, evaluations
         self._loss = loss
 
-    def loss(self, form: int, half: int, moves: int) -> Loss:
+    def loss(self, half: int, moves: int) -> Loss:
         self.left -= 1
-        return self._loss(form, half, moves)
+        return self._loss(half, moves)
 
 
 class _FirstHalf:
-    """What the first half allows of one curve, as far as is known.
+    """What the first half allows, as far as is known.
 
     Attributes:
         low: the most moves that it allowed.
         high: the fewest that it did not; at first one more than there are.
     """
 
-    def __init__(self, run: _Search, form: int, curve: Curve) -> None:
-        self.form, self.curve = form, curve
-        self.low, self.high = 0, len(curve.errors) + 1
+    def __init__(self, run: _Search, errors: Sequence[float]) -> None:
+        self.errors = errors
+        self.low, self.high = 0, len(errors) + 1
         self.losses: dict[int, Loss] = {}
         self._run = run
         self._side, self._in_a_row = True, 0  # on which side steps ended, and how many in a row
@@ -287,14 +255,9 @@ class _FirstHalf:
     def is_open(self) -> bool:
         return self.high - self.low > 1
 
-    @property
-    def saved(self) -> float:
-        return self.curve.saved_after(self.low)
-
-    def first_that_saves(self, more_than: float) -> int | None:
-        """The fewest moves that save more than this; None where none do."""
-        numbers = range(1, len(self.curve.saved) + 1)
-        return next((n for n in numbers if self.curve.saved_after(n) > more_than), None)
+    def moves_within(self, error: float, below: int) -> int:
+        """The most moves whose error is at most this, and fewer than so many."""
+        return sum(each <= error for each in self.errors[: below - 1])
 
     def narrow(self, left: int) -> None:
         """Tries numbers between the two, until there is none or so many evaluations are left."""
@@ -303,7 +266,7 @@ class _FirstHalf:
 
     def allows(self, moves: int) -> bool:
         """Whether the first half allows so many moves."""
-        self.losses[moves] = self._run.loss(self.form, 0, moves)
+        self.losses[moves] = self._run.loss(0, moves)
         is_allowed = self.losses[moves].is_within(self._run.max_drop)
         self._in_a_row = self._in_a_row + 1 if is_allowed == self._side else 1
         self._side = is_allowed
@@ -319,21 +282,21 @@ class _FirstHalf:
         error = self._likely_error()
         if error is None:
             return halfway
-        return max(self.low + 1, self.curve.moves_within(error, self.high))
+        return max(self.low + 1, self.moves_within(error, self.high))
 
     def _likely_error(self) -> float | None:
         """The sum of squared errors at which the loss may reach the limit, if anything tells."""
         if not self.losses:
             return _LIKELY_ERROR
         known = [
-            (math.log(self.curve.errors[moves - 1]), math.log(share))
+            (math.log(self.errors[moves - 1]), math.log(share))
             for moves, share in ((n, self._share(n)) for n in (self.low, self.high))
-            if 0 < share < math.inf and self.curve.errors[moves - 1] > 0
+            if 0 < share < math.inf and self.errors[moves - 1] > 0
         ]
         if len(known) == 2 and self._in_a_row < _ONE_SIDED:
             (least, below), (most, above) = known
             return math.exp(least - below * (most - least) / (above - below))
-        if len(known) == 1 and (not self.low or self.high > len(self.curve.errors)):
+        if len(known) == 1 and (not self.low or self.high > len(self.errors)):
             ((error, share),) = known
             beyond = self._in_a_row if share <= 0 else -self._in_a_row
             return math.exp(error - share) * _BEYOND**beyond
@@ -346,19 +309,19 @@ class _FirstHalf:
 
 def _held(run: _Search, first: _FirstHalf) -> Found:
     """The most moves that the second half allows, of those that the first does."""
-    curve, found, moves, refused = first.curve, Found(0), first.low, None
+    errors, found, moves, refused = first.errors, Found(0), first.low, None
     while run.left and moves > found.moves:
-        held = run.loss(first.form, 1, moves)
+        held = run.loss(1, moves)
         if held.is_within(run.max_drop):
-            found = Found(moves, first.losses.get(moves), held, first.form)
+            found = Found(moves, first.losses.get(moves), held)
         else:
             refused = moves
         if refused is None:
             first.narrow(1)
             moves = first.low
         elif found.moves:
-            middle = (curve.errors[found.moves - 1] + curve.errors[refused - 1]) / 2
-            moves = curve.moves_within(middle, refused)
+            middle = (errors[found.moves - 1] + errors[refused - 1]) / 2
+            moves = first.moves_within(middle, refused)
         else:
-            moves = curve.moves_within(_STEP_BACK * curve.errors[refused - 1], refused)
+            moves = first.moves_within(_STEP_BACK * errors[refused - 1], refused)
     return found

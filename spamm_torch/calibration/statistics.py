@@ -8,24 +8,23 @@ before it skip nothing. In the reference form ratios are shares of the products 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from .._progress import Progress
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from .calls import Call, ConvCall, watch
+from .calls import Call, ConvCall, OnCall, watch
 from .form import Form, PixelBlock
 from .inputs import batch_size
 
 _ops = torch.ops.spamm_torch
 
 RATIOS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.34, 0.26, 0.18)
-
-OnBatch = Callable[[int, int], None]  # the number of the pass and of the batch
 
 
 @dataclass(frozen=True)
@@ -60,32 +59,22 @@ class LayerStatistics:
 
 
 def measure_layers(
-    model: nn.Module,
-    form: Form,
-    inputs: Sequence[Example],
-    on_batch: OnBatch,
-    ratios: Sequence[float] = RATIOS,
-    pixel_blocks: Sequence[PixelBlock] | None = None,
+    form: Form, inputs: Sequence[Example], progress: Progress
 ) -> dict[str, LayerStatistics]:
     """The statistics of the layers of a form that are called.
 
     The model is in eval mode and without gradients. Where norm maps hold a NaN, nothing can be
     skipped by any threshold, and there is no candidate.
-
-    Args:
-        ratios: each layer is measured at these valid ratios.
-        pixel_blocks: in each of these; None: of the form.
     """
-    blocks = form.pixel_blocks if pixel_blocks is None else pixel_blocks
-    pools = {name: _Pool(blocks if name not in form.reasons else ()) for name in form.layers}
+    pools = {name: _Pool(() if name in form.reasons else form.pixel_blocks) for name in form.layers}
     exact = form.exact.setting
     assert exact is not None
 
-    def run(pass_number: int, on_call: Callable[[str, Call], None]) -> None:
-        with form.installed(dict.fromkeys(form.layers, form.observed)), watch(model, on_call):
+    def run(stage: str, on_call: OnCall) -> None:
+        with watch(form.model, on_call):
             for number, example in enumerate(inputs):
-                on_batch(pass_number, number)
-                example.call(model)
+                progress.at(f"{stage} of batches", number, len(inputs))
+                example.call(form.model)
 
     def gather(name: str, call: Call) -> None:
         if name in pools and isinstance(call, ConvCall):
@@ -95,10 +84,11 @@ def measure_layers(
         if name in pools and isinstance(call, ConvCall):
             pools[name].compare(call, exact)
 
-    run(0, gather)
-    for pool in pools.values():
-        pool.find_taus(ratios, exact)
-    run(1, compare)
+    with form.observed_layers():
+        run("norms", gather)
+        for pool in pools.values():
+            pool.find_taus(RATIOS, exact)
+        run("errors", compare)
     count = sum(batch_size((example.args, example.kwargs)) for example in inputs)
     return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
 
@@ -153,11 +143,11 @@ class _Pool:
 
     def compare(self, call: ConvCall, setting: SpAMMConfig) -> None:
         """The error of each candidate in a call, against the setting that loses nothing."""
-        exact = call.skipping(**setting.op_arguments())
+        exact = call.skipping(setting)
         self.multiplications += exact.numel() * call.weight[0].numel()
         self.output = self.output + _square(exact)
         for trial in self.trials:
-            found = call.skipping(**trial.setting.op_arguments())
+            found = call.skipping(trial.setting)
             trial.error = trial.error + _square(found.sub_(exact))
 
     def statistics(self, inputs: int) -> LayerStatistics:

@@ -6,14 +6,21 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .._info import SkipInfo, skip_info
+from .._arguments import has_tau
+from .._info import NormMaps, SkipInfo, skip_info
 from .._table import table
+from ..networks.config import SpAMMConfig
 from ..networks.leaves import Band
-from .calls import Call, Watch, bands_of, spamm_layers, watch
+from .calls import Call, Watch, bands_of, watch
+
+Triple: TypeAlias = tuple[int, int, int]
+
+_HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound", "calibrated")
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,11 @@ class LayerStats:
             all calls together, before the activation; absolute.
         band: the lowest and highest valid ratio of a batch when the layer was calibrated; None for
             others.
+        block, pixel_block: the blocks of its calls, to which the tau belongs; None where calls had
+            several, and pixel_block for a :class:`SpAMMLinear`.
+        held: the tau of :meth:`config`: of one that was searched for, which is the least product
+            kept, halfway to the greatest that was skipped; so norms of other kernels, in other
+            digits, keep the same.
     """
 
     calls: int
@@ -35,6 +47,19 @@ class LayerStats:
     valid_ratio: float
     error_bound: float
     band: Band | None = None
+    block: Triple | None = None
+    pixel_block: Triple | None = None
+    held: float = math.nan
+
+    def config(self) -> SpAMMConfig:
+        """The setting that skips what was skipped here, whatever the batch: the tau in its blocks.
+
+        Raises ValueError for a layer that was not called, or in blocks of several shapes.
+        """
+        if self.block is None:
+            why = "several (batches of several sizes)" if self.calls else "no call"
+            raise ValueError(f"config expects calls of a layer in blocks of one shape; got {why}")
+        return SpAMMConfig(tau=self.held, block=self.block, pixel_block=self.pixel_block)
 
     @property
     def has_drifted(self) -> bool:
@@ -56,7 +81,9 @@ class ModelStats(Mapping[str, LayerStats]):
 
     def __init__(self, model: nn.Module) -> None:
         self._bands = bands_of(model)
-        self._infos: dict[str, list[tuple[int, SkipInfo]]] = {name: [] for name in self._bands}
+        self._infos: dict[str, list[tuple[int, SkipInfo, Tensor]]] = {
+            name: [] for name in self._bands
+        }
         self._read: dict[str, LayerStats] = {}
         self._watch: Watch | None = None
 
@@ -77,8 +104,9 @@ class ModelStats(Mapping[str, LayerStats]):
         """Counts a call."""
         maps = call.norm_maps()
         if maps.products:
-            info = skip_info(maps.norm_a, maps.norm_b, call.knobs, maps.skip_norm_b)
-            self._infos[layer].append((maps.products, info))
+            info = skip_info(maps, call.knobs)
+            held = info.tau if has_tau(call.knobs) else _halfway(maps, info.tau)
+            self._infos[layer].append((maps.products, info, held))
 
     @property
     def drifted(self) -> list[str]:
@@ -86,9 +114,8 @@ class ModelStats(Mapping[str, LayerStats]):
         return [name for name, stats in self.items() if stats.has_drifted]
 
     def __str__(self) -> str:
-        head = ("layer", "calls", "valid", "tau", "error bound", "calibrated")
-        lines = [head, *(_cells(name, stats) for name, stats in self.items())]
-        notes = []
+        lines = [_HEAD, *(_cells(name, stats) for name, stats in self.items())]
+        notes = [] if self._bands else ["no layer of the model skips"]
         if self._watch is not None and self._watch.unknown:
             notes.append(
                 f"{self._watch.unknown} calls with weights that are no layer's own: not counted"
@@ -96,30 +123,45 @@ class ModelStats(Mapping[str, LayerStats]):
         return "\n".join([table(lines), *notes])
 
 
-def _layer_stats(infos: list[tuple[int, SkipInfo]], band: Band | None) -> LayerStats:
+def _layer_stats(infos: list[tuple[int, SkipInfo, Tensor]], band: Band | None) -> LayerStats:
     if not infos:
         return LayerStats(0, math.nan, math.nan, math.nan, band)
-    numbers = torch.stack([torch.stack(info).double() for _, info in infos])
-    taus, ratios, bounds = numbers.T.tolist()  # one copy to the host
-    products = [count for count, _ in infos]
+    numbers = torch.stack([torch.stack([*info[:3], held]).double() for _, info, held in infos])
+    taus, ratios, bounds, held = numbers.T.tolist()  # one copy to the host
+    products = [count for count, _, _ in infos]
     valid = math.fsum(map(math.prod, zip(ratios, products, strict=True)))
+    blocks = {info[3:] for _, info, _ in infos}
+    block, pixel_block = blocks.pop() if len(blocks) == 1 else (None, None)
     return LayerStats(
         calls=len(infos),
         tau=math.fsum(taus) / len(taus),
         valid_ratio=valid / sum(products),
         error_bound=math.hypot(*bounds),
         band=band,
+        block=block,
+        pixel_block=pixel_block,
+        held=math.fsum(held) / len(held),
     )
+
+
+def _halfway(maps: NormMaps, tau: Tensor) -> Tensor:
+    """Halfway between a threshold and the greatest product that it skips."""
+    greatest = torch.zeros_like(tau)
+    for a, b in zip(maps.norm_a.unbind(-1), maps.skip_norm_b.unbind(-2), strict=True):
+        products = a.unsqueeze(-1) * b.unsqueeze(-2)
+        greatest = greatest.maximum(products.where(products < tau, 0.0).amax())
+    return (tau + greatest) / 2
 
 
 def _cells(name: str, stats: LayerStats) -> tuple[str, ...]:
     if not stats.calls:
-        return name or "(root)", "0", "", "", "", ""
+        return name or "(root)", "0", *[""] * (len(_HEAD) - 2)
     band = ""
     if stats.band is not None:
         low, high = stats.band
         band = f"{low:.1%} to {high:.1%}" + (": left" if stats.has_drifted else "")
-    numbers = (f"{stats.valid_ratio:.1%}", f"{stats.tau:.4g}", f"{stats.error_bound:.3g}")
+    blocks = ("x".join(map(str, block or ())) for block in (stats.block, stats.pixel_block))
+    numbers = (f"{stats.valid_ratio:.1%}", f"{stats.tau:.4g}", *blocks, f"{stats.error_bound:.3g}")
     return name or "(root)", str(stats.calls), *numbers, band
 
 
@@ -130,9 +172,9 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     Results are the same inside and outside. Outside nothing of it is left: it costs nothing. Inside
     each call of a layer computes its norm maps once more, with a pass over the input for each
     kernel position. Nothing waits for a GPU until the numbers are read. What is recorded is what
-    the call skipped: in the generated forward of :func:`convert_` by the folded weights, in a
-    :class:`SpAMMChain` layer by layer. Norms are computed apart, as for ``return_info``: a product
-    that differs from tau by less than 1e-5 may be counted on its other side.
+    the call skipped: in the generated forward of :func:`convert_` by the folded weights.
+    Norms are computed apart, as for ``return_info``: a product that differs from tau by less than
+    1e-5 may be counted on its other side.
 
     Calls of this thread are recorded: not those of replicas of ``nn.DataParallel``, nor replays of
     CUDA graphs. Compiled functions run uncompiled meanwhile. A call is a layer's by its weight:
@@ -140,7 +182,8 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     each call (parametrizations) are not counted, which the table says.
 
     Args:
-        model: an ``nn.Module`` with SpAMM layers: set by hand, by :func:`convert_`, or chained.
+        model: an ``nn.Module`` with SpAMM layers: set by hand or by :func:`convert_`. One
+            without any gives an empty mapping.
 
     Returns:
         A context manager that gives :class:`ModelStats`, a mapping from qualified names to
@@ -149,16 +192,9 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
 
     Raises:
         TypeError: what is no module.
-        ValueError: a model without SpAMM layers.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"record_stats expects an nn.Module; got {type(model).__name__}")
-    if not spamm_layers(model):
-        modules = sum(1 for _ in model.modules())
-        raise ValueError(
-            "record_stats expects a model with SpAMM layers; got "
-            f"{type(model).__name__}, which has none in {modules} modules"
-        )
     stats = ModelStats(model)
     with watch(model, stats.record) as found:
         stats._watch = found

@@ -13,11 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from ..networks.plan import Engine
 from .calls import Call, ConvCall, OnCall, watch
 from .form import Form
 from .statistics import Candidate
@@ -26,11 +25,7 @@ _ops = torch.ops.spamm_torch
 
 
 def thresholds_for(
-    model: nn.Module,
-    form: Form,
-    inputs: Sequence[Example],
-    exact: Mapping[str, Engine],
-    wanted: Mapping[str, Candidate],
+    form: Form, inputs: Sequence[Example], wanted: Mapping[str, Candidate]
 ) -> dict[str, SpAMMConfig]:
     """The settings by which layers compute the wanted shares, all layers at once.
 
@@ -39,8 +34,8 @@ def thresholds_for(
     layers hold the means of these, and norm maps are pooled over all batches.
 
     Args:
-        exact: the engines of the layers that are to skip nothing.
-        wanted: of the others; their valid ratios and pixel blocks are kept, their taus are not.
+        wanted: of layers that are to skip; their valid ratios and pixel blocks are kept, their taus
+            are not. The others lose nothing.
     """
 
     least = form.exact.setting
@@ -52,31 +47,34 @@ def thresholds_for(
             number = 0.0
         return replace(candidate.setting, tau=max(number, least.tau or 0.0))
 
-    def run(settings: Mapping[str, SpAMMConfig], on_call: OnCall) -> None:
-        engines = {name: Engine("spamm", setting) for name, setting in settings.items()}
-        with form.installed({**exact, **engines}), watch(model, on_call):
+    def run(settings: Mapping[str, SpAMMConfig], **on_call: OnCall) -> None:
+        with watch(form.model, settings=settings, **on_call):
             for example in inputs:
-                example.call(model)
+                example.call(form.model)
 
     own: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    searched: dict[str, SpAMMConfig] = {}
 
     def search(name: str, call: Call) -> None:
         if name in own and isinstance(call, ConvCall):
-            maps = call.norm_maps()
-            ratio = wanted[name].valid_ratio
-            own[name].append(_ops.find_tau(maps.norm_a, maps.skip_norm_b, ratio))
+            maps = call.norm_maps_in(None, wanted[name].setting.pixel_block)
+            tau = _ops.find_tau(maps.norm_a, maps.skip_norm_b, wanted[name].valid_ratio)
+            own[name].append(tau)
+            searched[name] = held(wanted[name], tau)
 
     weight_norms: dict[str, Tensor] = {}
     skip_norms: dict[str, list[Tensor]] = {name: [] for name in wanted}
 
     def gather(name: str, call: Call) -> None:
         if name in skip_norms and isinstance(call, ConvCall):
-            weight_norms[name], _, skip_norm = call.norm_maps()
-            skip_norms[name].append(skip_norm)
+            maps = call.norm_maps()
+            weight_norms[name] = maps.norm_a
+            skip_norms[name].append(maps.skip_norm_b)
 
-    run({name: _searching(candidate) for name, candidate in wanted.items()}, search)
-    means = {name: torch.stack(taus).mean() for name, taus in own.items()}
-    run({name: held(wanted[name], tau) for name, tau in means.items()}, gather)
+    with form.observed_layers():
+        run(searched, before=search)
+        means = {name: torch.stack(taus).mean() for name, taus in own.items()}
+        run({name: held(wanted[name], tau) for name, tau in means.items()}, on_call=gather)
     return {
         name: held(
             candidate,
@@ -86,8 +84,3 @@ def thresholds_for(
         )
         for name, candidate in wanted.items()
     }
-
-
-def _searching(candidate: Candidate) -> SpAMMConfig:
-    block = candidate.setting.pixel_block
-    return SpAMMConfig(valid_ratio=candidate.valid_ratio, pixel_block=block)

@@ -1,25 +1,26 @@
-"""How long each layer takes by each of its settings, and the whole model."""
+"""How long the model takes, and each layer by each of its settings where it stands in the model."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from statistics import linear_regression
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
-from torch import nn
 
+from .._progress import Progress
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from ..networks.timing import times_of
+from ..networks.plan import Engine
+from ..networks.timing import Around, Mark, Timing, times_of_parts
 from .calls import Call, ConvCall, watch
 from .form import Form
-from .statistics import LayerStatistics
+from .statistics import Candidate, LayerStatistics
 
-_ops = torch.ops.spamm_torch
-
-MUST_WIN = 1.03  # how many times as fast another engine than dense has to be
+_LEAST_ROUNDS = 5  # of times, on a CPU
 
 
 @dataclass(frozen=True)
@@ -36,163 +37,168 @@ class Trial:
     valid_ratio: float = 1.0
 
 
-def measure(calls: Mapping[Trial, Callable[[], Any]], device: torch.device) -> dict[Trial, float]:
-    """Microseconds of each call. All times of a calibration come from here."""
-    return dict(zip(calls, times_of(list(calls.values()), device), strict=True))
+# A run of the model, and what its parts are trials of, by the names with which they begin.
+Run: TypeAlias = tuple[Mapping[str, Trial], Callable[[Mark], Any]]
+
+
+def measure(
+    runs: Sequence[Run], device: torch.device, around: Sequence[Around] = ()
+) -> dict[Trial, Timing]:
+    """The time of each trial that takes part. All times of a calibration come from here.
+
+    ``around``: for each run the context in which it is made, if any.
+    """
+    contexts = around or [nullcontext] * len(runs)
+    found = times_of_parts([run for _, run in runs], device, contexts)
+    return {
+        trials[name]: timing
+        for (trials, _), parts in zip(runs, found, strict=True)
+        for name, timing in parts.items()
+        if name in trials
+    }
 
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Microseconds of a layer by its engines without a loss, dense and of the op ``conv2d``, and
-    by each of its candidates.
+    """The times of a layer by its engines without a loss, dense and of the op ``conv2d``, and by
+    each of its candidates. Those of several calls in one forward count together.
     """
 
-    dense: float
-    spamm: float
-    candidates: tuple[float, ...] = ()
+    dense: Timing
+    spamm: Timing
+    candidates: tuple[Timing, ...] = ()
 
     @property
-    def baseline(self) -> float:
+    def baseline(self) -> Timing:
         """The time of the faster engine without a loss."""
         return self.spamm if self.is_spamm_faster else self.dense
 
     @property
     def is_spamm_faster(self) -> bool:
-        return self.spamm * MUST_WIN < self.dense
-
-    def __add__(self, other: LayerTimes) -> LayerTimes:
-        candidates = map(sum, zip(self.candidates, other.candidates, strict=True))
-        return LayerTimes(
-            self.dense + other.dense, self.spamm + other.spamm, tuple(map(float, candidates))
-        )
-
-
-def smoothed(times: LayerTimes, statistics: LayerStatistics) -> LayerTimes:
-    """The times with those of candidates on a line by valid ratio, one for each pixel block.
-
-    A call costs something, and so much for each block product: what leaves that line is noise, or a
-    last wave of thread blocks. A hull of raw times would keep the few candidates that were lucky,
-    and its moves would be leaps.
-    """
-    found = list(times.candidates)
-    for block in {candidate.setting.pixel_block for candidate in statistics.candidates}:
-        places = [
-            number
-            for number, candidate in enumerate(statistics.candidates)
-            if candidate.setting.pixel_block == block
-        ]
-        ratios = [statistics.candidates[place].valid_ratio for place in places]
-        values = [times.candidates[place] for place in places]
-        if len(set(ratios)) > 1:
-            slope, intercept = linear_regression(ratios, values)
-            for place, ratio in zip(places, ratios, strict=True):
-                found[place] = intercept + slope * ratio
-    return replace(times, candidates=tuple(found))
+        return self.spamm.beats(self.dense)
 
 
 def time_layers(
-    model: nn.Module,
     form: Form,
     statistics: Mapping[str, LayerStatistics],
     example: Example,
-    on_layer: Callable[[str], None],
+    progress: Progress,
 ) -> dict[str, LayerTimes]:
-    """The times of all layers on an example's activations, in the form in which they will run.
+    """The times of all layers on an example's activations, each where it stands in the model.
 
-    Layers that are called several times: of all calls together.
+    In each run of the model every layer is timed with one of its settings, and what it passes on is
+    without a loss. Of each shape of blocks three candidates are timed, the others are on the line
+    through these.
     """
-    times: dict[str, LayerTimes] = {}
-    shapes: dict[str, torch.Size] = {}  # of weights
-    exact = form.exact.setting
-    assert exact is not None
+    device = next(form.model.parameters()).device
+    timed = {name: _timed(layer.candidates) for name, layer in statistics.items()}
 
-    def time(name: str, call: Call) -> None:
-        if name in statistics and isinstance(call, ConvCall):
-            on_layer(name)
-            shapes[name] = call.weight.shape
-            found = _layer_times(name, call, exact, statistics[name])
-            times[name] = times[name] + found if name in times else found
+    def run(trials: Mapping[str, Trial], compute: Callable[[Trial, ConvCall], Any]) -> Run:
+        def forward(mark: Mark) -> None:
+            def before(name: str, call: Call) -> None:
+                if name in trials and isinstance(call, ConvCall):
+                    mark(name)
+                    compute(trials[name], call)
+                    mark("")
 
-    with form.installed(dict.fromkeys(form.layers, form.observed)), watch(model, time):
-        example.call(model)
-    if form.exact == form.observed:
-        return times
-    return _with_layouts(model, form, example, times, shapes)
+            progress.at("times of layers")
+            with watch(form.model, before=before):
+                example.call(form.model)
+
+        return trials, forward
+
+    dense = {name: Trial(name, "dense") for name in statistics}
+    exact = {name: Trial(name, "spamm", form.exact.setting) for name in statistics}
+    most = max(map(len, timed.values()), default=0)
+    skipping = [
+        {
+            name: Trial(name, "spamm", candidates[place].setting, candidates[place].valid_ratio)
+            for name, candidates in timed.items()
+            if place < len(candidates)
+        }
+        for place in range(most)
+    ]
+    runs = [run(dense, lambda _, call: call.dense()), *(run(each, _skip) for each in skipping)]
+    own = run(exact, lambda _, call: call.again())
+    with form.observed_layers():
+        found = measure([*runs, own] if form.exact == form.observed else runs, device)
+    if form.exact != form.observed:  # it may have another layout
+        with form.installed(dict.fromkeys(form.layers, form.exact)):
+            found |= measure([own], device)
+    times = {}
+    for name, layer in statistics.items():
+        if dense[name] in found:
+            known = {
+                trial.setting: found[trial]
+                for trial in (each[name] for each in skipping if name in each)
+            }
+            candidates = _on_lines(layer.candidates, known)
+            times[name] = LayerTimes(found[dense[name]], found[exact[name]], candidates)
+    return times
 
 
-def _layer_times(
-    name: str, call: ConvCall, exact: SpAMMConfig, statistics: LayerStatistics
-) -> LayerTimes:
-    calls: dict[Trial, Callable[[], Any]] = {
-        Trial(name, "dense"): call.dense,
-        Trial(name, "spamm", exact): _skipping(call, exact),
-    }
-    for candidate in statistics.candidates:
-        trial = Trial(name, "spamm", candidate.setting, candidate.valid_ratio)
-        calls[trial] = _skipping(call, candidate.setting)
-    dense, spamm, *others = measure(calls, call.input.device).values()
-    return LayerTimes(dense, spamm, tuple(others))
+def _skip(trial: Trial, call: ConvCall) -> None:
+    assert trial.setting is not None
+    call.skipping(trial.setting)
 
 
-def _with_layouts(
-    model: nn.Module,
-    form: Form,
-    example: Example,
-    times: Mapping[str, LayerTimes],
-    shapes: Mapping[str, torch.Size],
-) -> dict[str, LayerTimes]:
-    """The times with those of layers that the form's exact engine computes in another layout.
+def _timed(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """The first, the middle and the last candidate of each shape of blocks."""
+    found = []
+    for block in dict.fromkeys(candidate.setting.pixel_block for candidate in candidates):
+        of_block = [each for each in candidates if each.setting.pixel_block == block]
+        places = sorted({0, len(of_block) // 2, len(of_block) - 1})
+        found += [of_block[place] for place in places]
+    return found
 
-    Such a layer has another weight there; ``shapes`` are those of the weights that were timed. All
-    of its calls are timed anew, also those without a layout.
+
+def _on_lines(
+    candidates: Sequence[Candidate], known: Mapping[SpAMMConfig | None, Timing]
+) -> tuple[Timing, ...]:
+    """The times of all candidates, on a line by valid ratio for each pixel block.
+
+    A call costs something, and so much for each block product: what leaves that line is noise, or a
+    last wave of thread blocks. A hull of raw times would keep the few candidates that were lucky,
+    and its moves would be leaps. Each time varies as much as the one that varies most.
     """
-    in_layouts: dict[str, float] = {}
-
-    def find(name: str, call: Call) -> None:
-        if name in times and isinstance(call, ConvCall) and call.weight.shape != shapes[name]:
-            in_layouts[name] = 0.0
-
-    def time(name: str, call: Call) -> None:
-        if name in in_layouts and isinstance(call, ConvCall):
-            trial = Trial(name, "spamm", form.exact.setting)
-            found = measure({trial: call.again}, call.input.device)[trial]
-            in_layouts[name] += found
-
-    with form.installed(dict.fromkeys(form.layers, form.exact)):
-        for on_call in (find, time):
-            with watch(model, on_call):
-                example.call(model)
-    return {
-        name: replace(found, spamm=in_layouts.get(name, found.spamm))
-        for name, found in times.items()
-    }
-
-
-def _skipping(call: ConvCall, setting: SpAMMConfig) -> Callable[[], Any]:
-    options = setting.op_arguments()
-    blocks = {name: options.get(name) for name in ("block", "pixel_block")}
-    norms = _ops.conv2d_weight_norm(call.weight, call.geometry[-1], **blocks)
-    return lambda: call.skipping(norm_weight=norms, **options)
+    spread = max((timing.spread for timing in known.values()), default=1.0)
+    lines = {}
+    for block in {candidate.setting.pixel_block for candidate in candidates}:
+        points = [
+            (each.valid_ratio, known[each.setting].median)
+            for each in candidates
+            if each.setting.pixel_block == block and each.setting in known
+        ]
+        ratios, times = zip(*points, strict=True)
+        is_line = len(set(ratios)) > 1
+        lines[block] = linear_regression(ratios, times) if is_line else (0.0, times[0])
+    return tuple(
+        Timing(intercept + slope * candidate.valid_ratio, spread)
+        for candidate in candidates
+        for slope, intercept in (lines[candidate.setting.pixel_block],)
+    )
 
 
 def time_models(
-    model: nn.Module,
-    forms: Mapping[str, tuple[Any, float]],
+    form: Form,
+    engines: Mapping[str, tuple[Mapping[str, Engine] | None, float]],
     example: Example,
-    rounds: Sequence[int] = (0, 1),
-) -> dict[str, float]:
-    """Microseconds of the whole model in several forms, the least of two rounds.
+    progress: Progress,
+) -> dict[str, Timing]:
+    """The time of the whole model with several engines of its layers, in turns.
 
     Args:
-        forms: by name, a function that gives a context manager in which the model has that form,
-            and the valid ratio there.
+        engines: by name, the engines, None for the model as it was, and the valid ratio there.
     """
-    device = next(model.parameters()).device
-    times: dict[str, float] = {}
-    for _ in rounds:
-        for name, (installed, ratio) in forms.items():
-            trial = Trial("", name, None, ratio)
-            with installed():
-                found = measure({trial: lambda: example.call(model)}, device)[trial]
-            times[name] = min(found, times.get(name, found))
-    return times
+    steps = itertools.count()
+    least = _LEAST_ROUNDS * len(engines)
+
+    def run(_: Mark) -> None:
+        progress.at("times of the whole model", min(next(steps), least - 1), least)
+        example.call(form.model)
+
+    trials = {name: Trial("", name, None, ratio) for name, (_, ratio) in engines.items()}
+    around = [nullcontext if of is None else form.prepared(of) for of, _ in engines.values()]
+    device = next(form.model.parameters()).device
+    found = measure([({"": trial}, run) for trial in trials.values()], device, around)
+    return {name: found[trial] for name, trial in trials.items()}

@@ -3,27 +3,34 @@
 Tracing starts at the root. Layers of torch.nn, convolutions and batch norms of any class, and
 modules with hooks or a ``forward`` of their own are nodes of the graph. A module that cannot be
 traced (control flow that depends on data) becomes such a node as well; what is inside it is traced
-apart. If the root itself cannot be traced its children are, one by one.
+apart. If the root itself cannot be traced its children are, one by one. So is a module that does
+more than compute its result: writes to a buffer, stores an entry, counts, draws random numbers. It
+stays as it is, since generated code would do nothing of this. Parameters and buffers are looked up
+in each call, whatever values they had when they were traced.
 """
 
 from __future__ import annotations
 
-import collections
 import functools
 import inspect
 import operator
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.fx.immutable_collections import immutable_dict, immutable_list
+from torch.utils import _pytree as pytree
 
-from ..chain import reason_not_plain
 from ..nn import _SpAMM
+from .effects import Watch, held_tensor_written, line_of
+from .leaves import reason_not_plain
+from .signature import Signature
 from .state import Snapshot
 
+_PLAIN = (dict, list, tuple, torch.Size, immutable_dict, immutable_list)
 _LEAVES = (
     nn.modules.conv._ConvNd,
     nn.modules.batchnorm._NormBase,
@@ -41,20 +48,19 @@ class Island:
         name: its fully qualified name; empty for the model itself.
         module: its root.
         graph: what ``module.forward`` calls; targets are names below the root.
+        signature: the form of the call that was traced.
         entered: the modules that the trace went through, which the graph no longer calls, by their
             names below the root. The root is not among them.
         reference: its arguments for a reference picture, if its forward is to compute deviations
             from what it computes for these; None otherwise.
-        put_back: nodes before which the channels of what they read are put back into the model's
-            own order, each with the place of every channel.
     """
 
     name: str
     module: nn.Module
     graph: fx.Graph
+    signature: Signature
     entered: dict[str, nn.Module]
     reference: tuple[Tensor, ...] | None = None
-    put_back: dict[fx.Node, Tensor] = field(default_factory=dict)
 
     def full_name(self, below: str) -> str:
         """The name in the model of what the root calls ``below``."""
@@ -69,18 +75,23 @@ class Captured:
     problems: dict[str, str]
 
 
-def capture(model: nn.Module) -> Captured:
-    """Traces a model that is in eval mode. It is the caller's to restore what a trace changes."""
+def capture(model: nn.Module, forms: Mapping[nn.Module, Signature] = {}) -> Captured:
+    """Traces a model that is in eval mode, and leaves it as it was.
+
+    Args:
+        model: the model.
+        forms: how its modules are called, where that is known.
+    """
     captured = Captured([], {})
-    _Capture(captured).visit("", model)
+    _Capture(captured, forms).visit("", model)
     return captured
 
 
 class _Capture:
     """The walk over a model."""
 
-    def __init__(self, captured: Captured) -> None:
-        self._captured = captured
+    def __init__(self, captured: Captured, forms: Mapping[nn.Module, Signature]) -> None:
+        self._captured, self._forms = captured, forms
         self._visited: set[int] = set()
 
     def visit(self, name: str, module: nn.Module) -> None:
@@ -108,27 +119,32 @@ class _Capture:
         opaque: set[int] = set()
         before = Snapshot(root)
         while problem is None:
-            tracer = _Tracer(opaque)
+            signature = self._forms.get(root) or Signature(type(root).forward)
+            tracer = _Tracer(opaque, signature)
             try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # of fx: they are about use, not about faults
-                    graph = tracer.trace(root)
+                graph = tracer.trace_quietly(root)
                 changed = before.changed()
-                before.restore()
-                if not changed:
-                    return Island(name, root, graph, tracer.entered)
-                seen = set(map(id, changed))
-                if root in changed or seen <= opaque:
-                    problem = "sets attributes when it is called"
-                opaque |= seen
             except Exception as error:  # anything may be raised by code that meets a proxy
                 culprit = next((m for m in reversed(tracer.stack) if id(m) not in opaque), None)
-                before.restore()
                 line = str(error).partition("\n")[0].partition(". ")[0]
-                if culprit is None:
-                    problem = f"cannot be traced ({type(error).__name__}: {line})"
-                else:
-                    opaque.add(id(culprit))
+                kind = type(error).__name__
+                where = "; ".join(filter(None, (f"{kind}: {line}", line_of(error))))
+                problem = f"cannot be traced ({where})"
+                found = [culprit]
+            else:
+                before.restore()
+                if not changed:
+                    return Island(name, root, graph, signature, tracer.entered)
+                tracer = _Tracer(opaque, signature)
+                watch = Watch(changed[0], tracer.stack)
+                watch.run(functools.partial(tracer.trace_quietly, root))
+                culprit = None if id(watch.module) in opaque else watch.module
+                problem = f"has an effect beside its result ({watch.line or changed[0].name})"
+                found = [module for module in root.modules() if type(module) is type(culprit)]
+            before.restore()
+            if culprit is not None:  # it becomes a node, and may have its own problem
+                opaque |= set(map(id, found))
+                problem = None
         self._captured.problems[name] = problem
         return None
 
@@ -154,8 +170,27 @@ def _reason_not_to_trace(root: nn.Module) -> str | None:
 
 class _Proxy(fx.Proxy):
     """Records ``a += b`` as what it is; fx alone takes it for ``a = a + b``, and other names of the
-    same tensor would keep the old value.
+    same tensor would keep the old value. Attributes of tensors cannot be set.
     """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "node" in self.__dict__ and name not in ("node", "tracer"):
+            raise TypeError(f"{name} of a tensor is set")
+        super().__setattr__(name, value)
+
+
+class _Held(_Proxy):
+    """A Parameter or buffer, which keeps its shape whatever values it gets."""
+
+    def __init__(self, node: fx.Node, tracer: fx.Tracer, tensor: Tensor) -> None:
+        super().__init__(node, tracer)
+        for name in ("shape", "ndim"):
+            self.__dict__[name] = getattr(tensor, name)
+        for name in ("size", "dim", "numel", "nelement"):
+            self.__dict__[name] = getattr(tensor, name)
+
+    def __len__(self) -> int:
+        return int(self.shape[0])
 
 
 def _record_in_place(name: str) -> None:
@@ -172,16 +207,42 @@ for _name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "
 
 
 class _Tracer(fx.Tracer):
-    """Traces with the arguments that have no default; the others keep their defaults."""
+    """Traces a call of one form."""
 
-    def __init__(self, opaque: set[int]) -> None:
-        super().__init__(param_shapes_constant=True)
-        self._opaque = opaque
+    def __init__(self, opaque: set[int], signature: Signature) -> None:
+        super().__init__()
+        self._opaque, self._signature = opaque, signature
         self.stack: list[nn.Module] = []  # the modules being called; after an error, where it was
         self.entered: dict[str, nn.Module] = {}
 
+    def trace_quietly(self, root: nn.Module) -> fx.Graph:
+        """As ``trace``; the warnings of fx are about use, not about faults."""
+        named = [*root.named_parameters(), *root.named_buffers()]
+        self._held = {id(tensor): name for name, tensor in named}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.trace(root)
+
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Proxy(node, self)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, Any]) -> Any:
+        name = self._held.get(id(attr_val)) if isinstance(attr_val, Tensor) else None
+        if name is None:
+            return attr_val
+        if name not in parameter_proxy_cache:
+            parameter_proxy_cache[name] = self.create_proxy(
+                *("get_attr", name, (), {}),
+                proxy_factory_fn=lambda node: _Held(node, self, attr_val),
+            )
+        return parameter_proxy_cache[name]
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        node = super().create_node(*args, **kwargs)
+        written = held_tensor_written(node)
+        if written is not None:
+            raise TypeError(f"{written} is written to")
+        return node
 
     def is_leaf_module(self, module: nn.Module, name: str) -> bool:
         return (
@@ -205,36 +266,50 @@ class _Tracer(fx.Tracer):
     def create_args_for_root(
         self, root_fn: Any, is_module: bool, concrete_args: Any = None
     ) -> tuple[Callable[..., Any], list[Any]]:
-        args: list[Any] = [self.root]
-        keywords: dict[str, Any] = {}
-        for parameter in list(inspect.signature(root_fn).parameters.values())[1:]:
-            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                continue
-            is_keyword = parameter.kind is parameter.KEYWORD_ONLY
-            if parameter.default is not parameter.empty:
-                value = parameter.default
-            elif is_keyword:
-                raise TypeError(f"{parameter.name} is a keyword without a default")
-            else:
-                value = self.create_proxy("placeholder", parameter.name, (), {})
-            if is_keyword:
-                keywords[parameter.name] = value
-            else:
-                args.append(value)
-        return functools.partial(root_fn, **keywords), args
+        placeholders = [
+            self.create_proxy("placeholder", name, (), {}) for name in self._signature.traced
+        ]
+        args, keywords = self._signature.arguments(tuple(placeholders))
+        return functools.partial(root_fn, **keywords), [self.root, *args]
 
     def create_arg(self, a: Any) -> Any:
-        if type(a) is collections.OrderedDict:  # which fx would make a plain dict
-            items = [(key, self.create_arg(value)) for key, value in a.items()]
-            return self.create_node("call_function", collections.OrderedDict, (items,), {})
         if isinstance(a, Tensor) and not self._is_held(a):
             raise TypeError("a tensor is made while it runs")  # fx would keep this one for ever
+        kind = type(a)
+        is_plain = kind in _PLAIN or hasattr(a, "_fields")
+        if isinstance(a, (dict, list, tuple)) and not is_plain:
+            return self._rebuilt(a)
+        if is_dataclass(a) and (hasattr(a, "__post_init__") or not _is_by_fields(a)):
+            raise TypeError(f"a {kind.__name__} is made, which more than its fields make")
         return super().create_arg(a)
+
+    def _rebuilt(self, value: Any) -> fx.Node:
+        """Makes a container of a class of its own in each call; fx would make a plain one."""
+        kind = type(value)
+        known = pytree.SUPPORTED_NODES.get(kind)
+        if known is None:
+            raise TypeError(f"a {kind.__name__} is made, which torch.utils._pytree does not know")
+        children, context = known.flatten_fn(value)
+
+        def rebuilt(children: list[Any]) -> Any:
+            return known.unflatten_fn(children, context)
+
+        rebuilt.__name__ = rebuilt.__qualname__ = f"make_{kind.__name__}"
+        arguments = [self.create_arg(child) for child in children]
+        return self.create_node("call_function", rebuilt, (arguments,), {})
 
     def _is_held(self, tensor: Tensor) -> bool:
         """Whether a tensor is an attribute of a module, which the generated code looks up."""
         held = (*self.root.parameters(), *self.root.buffers(), *self.tensor_attrs)
         return any(tensor is other for other in held)
+
+
+def _is_by_fields(value: Any) -> bool:
+    """Whether a dataclass holds nothing but what its class is called with."""
+    own = fields(value)
+    return all(field.init for field in own) and (
+        getattr(value, "__dict__", {}).keys() <= {field.name for field in own}
+    )
 
 
 def is_frozen_batch_norm(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -12,7 +13,10 @@ from .._arguments import check_block, check_knobs, check_pixel_block, is_number
 
 @dataclass(frozen=True)
 class SpAMMConfig:
-    """The setting of a :class:`SpAMMConv2d` in a converted model. Exactly one knob is given.
+    """What a layer of a converted model skips. Exactly one knob is given.
+
+    A frozen dataclass: settings compare, hash and print by what they hold, and go to JSON and back.
+    ``SpAMMConfig(tau=0.0)`` skips nothing and chooses the op ``conv2d``.
 
     Attributes:
         tau: skip each block product whose two norms multiply to less than this; a number. tau <= 0
@@ -38,6 +42,10 @@ class SpAMMConfig:
         if self.tau is not None and not is_number(self.tau):
             raise TypeError(f"tau must be a number in a SpAMMConfig; got {self.tau!r}")
         check_knobs(self.tau, self.valid_ratio, self.max_error)
+        for name in ("tau", "valid_ratio", "max_error"):
+            value = getattr(self, name)
+            if isinstance(value, int) and abs(value) > sys.float_info.max:
+                raise ValueError(f"{name} must be a number that float64 holds; got a larger one")
         # Lists, as JSON has them, become tuples: a frozen setting can be hashed and compared.
         if self.block is not None:
             triple = check_block(self.block)
@@ -76,8 +84,10 @@ class SpAMMConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SpAMMConfig:
         """The setting that :meth:`to_dict` wrote; ValueError for a name that is none of its."""
+        if not isinstance(values, Mapping):
+            raise TypeError(f"a SpAMMConfig is made of a dict; got {type(values).__name__}")
         known = [field.name for field in fields(cls)]
-        unknown = sorted(set(values) - set(known))
+        unknown = sorted(map(str, set(values) - set(known)))
         if unknown:
             raise ValueError(f"a SpAMMConfig holds {', '.join(known)}; got {', '.join(unknown)}")
         return cls(**values)
@@ -89,9 +99,11 @@ class SpAMMConfig:
     @classmethod
     def from_json(cls, text: str) -> SpAMMConfig:
         """The setting that :meth:`to_json` wrote; ValueError for other text."""
+        if not isinstance(text, str):
+            raise TypeError(f"a SpAMMConfig is made of a str of JSON; got {type(text).__name__}")
         try:
             values = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"a SpAMMConfig must be JSON; got {text[:40]!r} ({error})") from None
         if not isinstance(values, dict):
             raise ValueError(f"a SpAMMConfig must be a JSON object; got {text[:40]!r}")

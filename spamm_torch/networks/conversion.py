@@ -1,12 +1,12 @@
-"""The steps of one conversion: capture, choose, compare, measure, install."""
+"""The steps of one conversion: capture, compare, measure, choose, install."""
 
 from __future__ import annotations
 
-import collections
 import copy
 import functools
+import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,20 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from .._progress import SILENT, Progress
 from ..nn import SpAMMConv2d, _SpAMM
 from .capture import Island, capture
-from .channel_groups import ChannelGroups, Order, find_groups, put_in_order
-from .channel_order import orders_by_norms
 from .config import NOTHING_SKIPPED, SpAMMConfig
-from .engines import Choice, Measurements, asked, candidates, predict, with_pool
-from .example import Calls, Example, copied, difference, is_rounding
-from .fused import Recipe, attach, detach
+from .engines import Choice, asked, candidates, fastest, predict, with_pool, without_choice
+from .example import Calls, Example, copied, difference, is_rounding, other_form
+from .fused import Fused, Recipe, attach, detach
 from .generate import generate
 from .leaves import (
     Band,
     convert_leaf,
+    geometry_of,
     reason_not_to_convert,
-    reason_not_to_skip,
     revert_leaf,
     shape_of,
 )
@@ -38,8 +37,8 @@ from .request import Request
 from .shapes import likely_shapes, shapes_of, small_images
 from .signature import Signature
 from .sites import Site, alike_by_shapes, find_sites, reason_not_to_call
-from .state import in_eval_mode
-from .timing import times_of
+from .state import Place, in_eval_mode
+from .timing import Mark, Timing, times_of, times_of_parts
 
 
 class Conversion:
@@ -51,10 +50,10 @@ class Conversion:
         request: Request,
         example: Example | None,
         fuse: bool,
-        reorder: bool = False,
+        progress: Progress = SILENT,
     ) -> None:
         self._model, self._request, self._example = model, request, example
-        self._reorder = reorder
+        self._progress = progress
         self._notes: list[str] = []
         self._reasons: dict[str, str] = {}  # why a call is not fused, by name
         self._layers = {
@@ -63,12 +62,15 @@ class Conversion:
             if isinstance(module, (nn.modules.conv._ConvNd, nn.Linear))
         }
         self._check_layers()
+        progress.at("tracing")
         self._islands = self._capture() if fuse else []
         self._calls: Mapping[nn.Module, Calls] = {}
-        self._inputs: Mapping[nn.Module, list[Tensor]] = {}
+        self._changed: list[Place] = []  # in two calls of the model as it is
+        self._problem: str | None = None  # why nothing may be converted
         self._choices: Mapping[str, Choice] = {}
         self._plans: dict[Island, list[Site]] = {}
         self._sites: list[Site] = []
+        self._installations: dict[tuple[Engine, ...], Installation] = {}
 
     def run(self) -> ConvertReport:
         """Converts the model and says what was done to it."""
@@ -83,33 +85,38 @@ class Conversion:
             request: with engines for all calls, and otherwise as it was.
         """
         self._request = request
-        self._calls, self._inputs = {}, {}
+        self._calls = {}
         return self._install()
+
+    def installation(self, request: Request) -> Installation:
+        """The same, to be put in place."""
+        self._request = request
+        choices = self._choose()
+        return self._installation({name: choice.engine for name, choice in choices.items()})
 
     def _prepare(self) -> None:
         """Finds what can be converted, whichever engines it gets."""
         if self._example is not None:
-            roots = [island.module for island in self._islands]
-            self._calls, self._inputs = self._example.record(self._model, roots)
+            roots = [self._model, *(island.module for island in self._islands)]
+            self._calls, self._changed = self._example.record(self._model, roots)
         plans = {island: self._sites_of(island) for island in self._islands}
-        if self._reorder or self._request.orders:
-            self._order_channels(plans)
         self._leave_what_differs(plans)
         sites = [site for found in plans.values() for site in found]
         sites += self._lone_sites({id(site.conv) for site in sites})
+        self._problem = self._problem_of_all(plans, sites)
+        if self._problem is not None:
+            self._notes.append(f"nothing is converted: {self._problem}")
+            plans, sites = {}, self._lone_sites(set())
         self._plans, self._sites = plans, sites
 
     def _install(self) -> ConvertReport:
-        plans, sites = self._plans, self._sites
-        choices = self._choices = self._choose(sites)
-        engines = {name: choice.engine for name, choice in choices.items()}
-        installation = Installation(plans, sites, engines)
-        fastest = self._fastest(plans, sites, installation)
-        fastest.attach()
-        report = self._report(sites, choices, fastest)
+        choices = self._choices = self._choose()
+        chosen = self._installation({name: choice.engine for name, choice in choices.items()})
+        installation = self._fastest(chosen)
+        self._installations = {}
+        installation.attach()
+        report = self._report(self._sites, choices, installation)
         if all(row.action == "left" for row in report):
-            if self._request.asks_to_skip and not installation.changes_anything:
-                raise ValueError(self._nothing(report))
             report.notes += ("the model stays as it was: nothing to absorb, nothing faster",)
         return report
 
@@ -125,8 +132,9 @@ class Conversion:
         )
 
     def _capture(self) -> list[Island]:
+        forms = {} if self._example is None else self._example.forms(self._model)
         with in_eval_mode(self._model):
-            captured = capture(self._model)
+            captured = capture(self._model, forms)
         for name, problem in captured.problems.items():
             kind = type(self._model.get_submodule(name)).__name__
             if kind not in ("ModuleList", "ModuleDict"):
@@ -136,14 +144,19 @@ class Conversion:
     def _sites_of(self, island: Island) -> list[Site]:
         with in_eval_mode(self._model):
             measured = [shapes_of(island, copied(args)) for args, _ in self._plain_calls(island)]
-            return find_sites(island, alike_by_shapes(measured, likely_shapes(island)))
+            sites = find_sites(island, alike_by_shapes(measured, likely_shapes(island)))
+        for site in sites:
+            if measured and site.node in measured[0]:
+                shape, _ = measured[0][site.node]
+                site.images = shape[0] if len(shape) == 4 else 1
+        return sites
 
     def _plain_calls(self, island: Island) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
         """Arguments and results of the recorded calls that the generated forward could serve."""
         calls = self._calls.get(island.module)
         if calls is None:
             return
-        signature = Signature(type(island.module).forward)
+        signature = island.signature
         for args, kwargs, result in zip(calls.args, calls.kwargs, calls.results, strict=True):
             traced = signature.bound(args, kwargs)
             if traced is not None and all(isinstance(arg, Tensor) for arg in traced):
@@ -157,53 +170,12 @@ class Conversion:
             if isinstance(layer, nn.Conv2d) and id(layer) not in known
         ]
 
-    def _order_channels(self, plans: Mapping[Island, list[Site]]) -> None:
-        """Puts the channels that layers compute or read who skip in the order of their norms."""
-        ordered = 0
-        for island, sites in plans.items():
-            free = [site for site in sites if not self._is_left(site)]
-            groups = find_groups(island, free)
-            put_in_order(island, groups, self._request.orders or self._orders(groups, free))
-            ordered += sum(site.is_ordered for site in sites)
-        count = sum(map(len, plans.values()))
-        self._notes.append(f"channels in the order of their norms: {ordered} of {count} layers")
-
-    def _orders(self, groups: ChannelGroups, sites: list[Site]) -> Mapping[str, Order]:
-        skipping = {site.name for site in sites if self._skips(site)}
-        return orders_by_norms(groups, skipping, self._inputs_of(sites))
-
-    def _is_left(self, site: Site) -> bool:
-        """Whether the model's own forward computes the site whatever is measured."""
-        conv = site.conv
-        own_tensor = isinstance(conv, SpAMMConv2d) and isinstance(conv.tau, Tensor)
-        left = self._request.engines.get(site.name) == LEFT
-        return left or own_tensor or reason_not_to_convert(conv) is not None
-
-    def _skips(self, site: Site) -> bool:
-        """Whether the site's setting may skip anything."""
-        engine = self._request.engines.get(site.name)
-        setting = self._own_setting(site) or self._request.setting_of(layer_of(site.name))
-        setting = setting if engine is None else engine.setting
-        may_skip = setting is not None and not setting.skips_nothing
-        return may_skip and reason_not_to_skip(site.conv) is None
-
-    def _inputs_of(self, sites: Iterable[Site]) -> dict[str, Tensor]:
-        """The recorded inputs of sites, by name."""
-        calls = collections.Counter[int]()
-        found = {}
-        for site in sites:
-            place = calls[id(site.conv)]
-            calls[id(site.conv)] += 1
-            inputs = self._inputs.get(site.conv, [])
-            if place < len(inputs):
-                found[site.name] = inputs[place]
-        return found
-
     # ---- What both forms compute ----------------------------------------------------------------
 
     def _leave_what_differs(self, plans: dict[Island, list[Site]]) -> None:
         """Drops the islands whose generated forward computes something else than their own."""
-        for island in list(plans):
+        for number, island in enumerate(list(plans)):
+            self._progress.at("comparing parts of the model", number, len(self._islands))
             problem = self._problem_of(island, plans[island])
             if problem is not None:
                 self._notes.append(f"{island.name or 'the model'} is not fused: {problem}")
@@ -212,6 +184,10 @@ class Conversion:
 
     def _problem_of(self, island: Island, sites: list[Site]) -> str | None:
         """What is wrong with an island's generated forward, with nothing skipped; or None."""
+        traced = {island.module, *island.entered.values()}
+        changed = next((place.name for place in self._changed if place.owner in traced), None)
+        if changed is not None:
+            return f"a call changes {changed}"
         engines = {site.name: self._engine_to_compare(site) for site in sites}
         with in_eval_mode(self._model), torch.no_grad():
             plan = Plan(island, sites, engines)
@@ -224,19 +200,60 @@ class Conversion:
                 return f"no code can be generated ({_first_line(error)})"
             calls = list(self._plain_calls(island))
             if self._example is None:
-                calls = _made_up_calls(island)
+                self._note_guess(island)
+                with in_eval_mode(island.module):  # random numbers are drawn once more below
+                    calls = _made_up_calls(island)
                 if not calls:
                     name = island.name or "the model"
                     self._notes.append(f"{name} was not compared: no example_input was given")
             elif not calls:
-                return "it was not called with tensors on the example input"
+                was_called = bool(self._calls[island.module].args)
+                with_what = "with tensors alone " if was_called else ""
+                return f"it was not called {with_what}on the example input"
             for args, expected in calls:
                 try:
                     found = fused.run(copied(args))
                 except Exception as error:  # any fault of the generated code
                     return f"it cannot run ({_first_line(error)})"
                 problem = difference(expected, found)
-                if problem is not None and not _is_rounding(island, args, expected, found):
+                run = functools.partial(_own_result, island)
+                if problem is not None and not _is_rounding(
+                    island.module, run, args, expected, found
+                ):
+                    return problem
+        return None
+
+    def _note_guess(self, island: Island) -> None:
+        """Says which calls a part is fused for, where nothing tells how it is called."""
+        if island.signature.is_guessed and island.signature.traced:
+            self._notes.append(
+                f"{island.name or 'the model'} is fused for calls that give "
+                f"{island.signature.traced[0]} alone: all arguments have defaults, and no "
+                "example_input tells which are given"
+            )
+
+    def _problem_of_all(self, plans: Mapping[Island, list[Site]], sites: list[Site]) -> str | None:
+        """What is wrong with the whole model on the example, with nothing skipped; or None."""
+        if self._example is None or any(isinstance(site.conv, SpAMMConv2d) for site in sites):
+            return None
+        engines = {
+            site.name: LEFT if reason_not_to_convert(site.conv) else self._engine_to_compare(site)
+            for site in sites
+        }
+        installation = Installation(plans, sites, engines)
+        example, expected = self._example, self._calls[self._model].results
+        with in_eval_mode(self._model), torch.no_grad():
+            try:
+                with installation.attached():
+                    found = [example.call(self._model) for _ in expected]
+            except Exception as error:  # of code that meets another result or class
+                return f"it cannot run ({_first_line(error)})"
+            has_own_way = difference(expected[0], expected[-1]) is not None  # draws numbers, say
+            for pair in zip(expected, found, strict=True):
+                problem = other_form(*pair) if has_own_way else difference(*pair)
+                if problem is not None and not _is_rounding(
+                    self._model, _call_of_model, (example.args, example.kwargs), *pair
+                ):
                     return problem
         return None
 
@@ -258,17 +275,88 @@ class Conversion:
         blocks: Any = (conv.block, conv.pixel_block)
         return SpAMMConfig(tau, conv.valid_ratio, conv.max_error, *blocks)
 
-    def _measurements(self) -> Measurements:
-        return Measurements()
+    @property
+    def _is_measured(self) -> bool:
+        return self._example is not None and not self._request.engines
 
-    def _choose(self, sites: list[Site]) -> dict[str, Choice]:
-        measurements, inputs = self._measurements(), self._inputs_of(sites)
+    def _choose(self) -> dict[str, Choice]:
+        choices = {site.name: self._given(site) or self._predicted(site) for site in self._sites}
+        if not self._is_measured:
+            return choices
+        free = {
+            site.name: self._candidates(site, self._request.setting_of(layer_of(site.name)))
+            for site in self._sites
+            if self._given(site) is None and reason_not_to_call(site.conv) is None
+        }
+        for site in self._sites:
+            if len(free.get(site.name, ())) == 1:
+                setting = self._request.setting_of(layer_of(site.name))
+                choices[site.name] = without_choice(site.conv, setting)
+                del free[site.name]
+        for name, times in self._times_in_place(choices, free).items():
+            if "dense" in times:
+                choices[name] = fastest(free[name], times)
+        return choices
+
+    def _candidates(self, site: Site, setting: SpAMMConfig | None) -> dict[str, Engine]:
+        return candidates(site, setting)
+
+    def _predicted(self, site: Site) -> Choice:
+        return predict(site.conv, self._request.setting_of(layer_of(site.name)))
+
+    def _times_in_place(
+        self, choices: Mapping[str, Choice], free: Mapping[str, Mapping[str, Engine]]
+    ) -> dict[str, dict[str, Timing]]:
+        """The times of candidates in the running model, from a call to the next convolution's.
+
+        In each round the model runs once with every call's first candidate, once with the second,
+        and so on: operands lie where the layer before left them, and the times add up to the
+        model's.
+        """
+        if not free:
+            return {}
+        forms = []
+        for place in range(max(map(len, free.values()))):
+            engines = {name: choice.engine for name, choice in choices.items()}
+            for name, found in free.items():
+                engines[name] = [*found.values()][min(place, len(found) - 1)]
+            forms.append(self._installation(engines))
+        self._progress.at(f"measuring layers in the model, in {len(forms)} forms")
+
+        def run(form: Installation, mark: Mark) -> None:
+            assert self._example is not None
+            with form.marked(mark):
+                self._example.call(self._model)
+                mark("")
+
+        with in_eval_mode(self._model), torch.no_grad():
+            calls = [functools.partial(run, form) for form in forms]
+            times = times_of_parts(calls, self._device, [form.attached for form in forms])
         return {
-            site.name: self._choice(site, measurements, inputs.get(site.name)) for site in sites
+            name: {
+                engine: of_form[name]
+                for engine, of_form in zip(engines, times, strict=False)
+                if name in of_form
+            }
+            for name, engines in free.items()
         }
 
-    def _choice(self, site: Site, measurements: Measurements, input: Tensor | None) -> Choice:
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def _installation(self, engines: Mapping[str, Engine]) -> Installation:
+        """The model with these engines; each is prepared once."""
+        key = tuple(engines[site.name] for site in self._sites)
+        if key not in self._installations:
+            self._installations[key] = Installation(self._plans, self._sites, engines)
+        return self._installations[key]
+
+    def _given(self, site: Site) -> Choice | None:
+        """The engine of a call that is not to be chosen; None where it is."""
         request, layer = self._request, layer_of(site.name)
+        if self._problem is not None:
+            return Choice(LEFT, f"not converted: {self._problem}")
         if (reason := reason_not_to_convert(site.conv)) is not None:
             return Choice(LEFT, reason)
         if isinstance(site.conv, SpAMMConv2d) and isinstance(site.conv.tau, Tensor):
@@ -281,9 +369,7 @@ class Conversion:
         setting = request.setting_of(layer)
         if layer in request.named and setting is not None:
             return asked(setting)
-        if input is not None and reason_not_to_call(site.conv) is None:
-            return measurements.choose(site, setting, input)
-        return predict(site.conv, setting)
+        return None
 
     def _is_asked_for(self, site: Site) -> bool:
         """Whether the engine is the user's own choice, which no measurement overrules."""
@@ -294,54 +380,65 @@ class Conversion:
 
     # ---- The whole model ------------------------------------------------------------------------
 
-    def _fastest(
-        self, plans: Mapping[Island, list[Site]], sites: list[Site], chosen: Installation
-    ) -> Installation:
+    def _fastest(self, chosen: Installation) -> Installation:
         """The fastest of the model as it was, all dense, as chosen layer by layer, and with
-        all that may skip; measured on the example.
+        all that may skip; measured on the example. One that is not clearly faster than those before
+        it is not taken, nor any that is slower than the model as it was.
         """
-        if self._example is None or self._request.engines or not chosen.changes_anything:
-            return chosen
         example = self._example
-        asked_for = [site.name for site in sites if self._is_asked_for(site)]
-        engines = dict.fromkeys(chosen.engines, DENSE)
-        engines |= {name: chosen.engines[name] for name in asked_for}
-        dense = Installation(plans, sites, engines)
-        variants = {"original": Installation({}, [], {}), "all dense, fused": dense}
-        if chosen.engines != dense.engines:
-            variants["chosen"] = chosen
-        # A layer alone finds its input in memory; in a small network it finds it in the L2 cache.
-        plan, spamm = self._unmeasured(sites)
-        spamm |= {name: chosen.engines[name] for name in asked_for}
-        if spamm not in (chosen.engines, dense.engines):
-            variants[plan] = Installation(plans, sites, spamm)
-        device = next(self._model.parameters()).device
-
-        def run(installation: Installation) -> None:
-            with installation.attached():
-                example.call(self._model)
-
+        if example is None or not self._is_measured or not chosen.changes_anything:
+            return chosen
+        asked_for = [site.name for site in self._sites if self._is_asked_for(site)]
+        given = {name: chosen.engines[name] for name in asked_for}
+        no_spamm = {
+            name: engine if engine.kind == "dense" else DENSE
+            for name, engine in chosen.engines.items()
+        }
+        dense = self._installation({**no_spamm, **given})
+        plan, spamm = self._unmeasured()
+        variants = {
+            "original": Installation({}, [], {}),
+            "all dense, fused": dense,
+            "chosen": chosen,
+            plan: self._installation({**spamm, **given}),
+        }
+        for name, same in (("chosen", dense), (plan, dense), (plan, chosen)):
+            if variants.get(name) is same:
+                del variants[name]
+        self._progress.at(f"measuring the model in {len(variants)} forms")
         with in_eval_mode(self._model), torch.no_grad():
-            calls = [functools.partial(run, variant) for variant in variants.values()]
-            times = dict(zip(variants, times_of(calls, device), strict=True))
-        shown = ", ".join(f"{name} {time:.0f} us" for name, time in times.items())
+            calls = [lambda: example.call(self._model)] * len(variants)
+            around = [variant.attached for variant in variants.values()]
+            found = times_of(calls, self._device, around)
+        times = dict(zip(variants, found, strict=True))
+        shown = ", ".join(f"{name} {time}" for name, time in times.items())
         self._notes.append(f"whole model, measured: {shown}")
-        best = min(list(variants)[1:], key=lambda name: times[name])
-        if not asked_for and times[best] > times["original"]:
-            return variants["original"]
+        if not all(time.is_steady for time in found):
+            spread = max(time.spread for time in found)
+            self._notes.append(f"times vary by {spread:.2g}x here: other programs run")
+        best = "all dense, fused"
+        for name in list(variants)[2:]:
+            if times[name].beats(times[best], least=1.0):
+                best = name
+        if not asked_for and times[best].median > times["original"].median:
+            best = "original"
         return variants[best]
 
-    def _unmeasured(self, sites: list[Site]) -> tuple[str, dict[str, Engine]]:
+    def _unmeasured(self) -> tuple[str, dict[str, Engine]]:
         """A plan that no measurement of single layers led to, and its name: every convolution that
         may be one as SpAMM, by its setting where it can skip; with the pool behind it, unless that
         was measured slower.
         """
         engines = {}
-        for site in sites:
-            found = candidates(site.conv, self._request.setting_of(layer_of(site.name)))
+        for site in self._sites:
+            if site.conv.groups > 1:
+                engines[site.name] = self._choices[site.name].engine
+                continue
+            found = candidates(site, self._request.setting_of(layer_of(site.name)))
+            pooling = found.pop("spamm, pool", None)
             *_, (name, last) = found.items()
-            times = dict(self._choices[site.name].times)
-            if times.get(f"{name}, pool", 0.0) <= times.get(name, math.inf):
+            times = {name: time.median for name, time in self._choices[site.name].times}
+            if pooling and times.get("spamm, pool", 0.0) <= times.get(name, math.inf):
                 last = with_pool(last, site)
             left = reason_not_to_convert(site.conv) is not None
             engines[site.name] = LEFT if left else last
@@ -358,40 +455,34 @@ class Conversion:
         rows: list[Row] = []
         for name, layer in self._layers.items():
             found = by_layer.get(name)
+            if _is_plain_linear(layer):
+                continue
             if found is None:
                 rows.append(Row(name, shape_of(layer), "left", reason=_reason_to_leave(layer)))
             for site in found or []:
                 rows.append(self._row(site, choices[site.name], installation))
-        return ConvertReport(rows, self._notes, _device_name(self._model))
+        linear = sum(map(_is_plain_linear, self._layers.values()))
+        note = [f"linear layers, torch's own: {linear}"] if linear else []
+        return ConvertReport(rows, [*note, *self._notes], _device_name(self._model))
 
     def _row(self, site: Site, choice: Choice, installation: Installation) -> Row:
         engine = installation.engines.get(site.name, LEFT)
         is_fused = site.name in installation.fused
         action = engine.kind if engine.kind != "dense" or is_fused else "left"
-        reason = choice.reason
-        if engine != choice.engine:
-            what = f"{engine.kind}, pool" if engine.pools else engine.kind
-            reason += f"; the whole model is faster with {what}"
-        if not is_fused:
-            why = self._reasons.get(site.name)
-            why = why or (None if site.node else reason_not_to_call(site.conv) or "not fused")
-            reason = "; ".join(filter(None, (reason, why or "nothing to absorb")))
+        reasons = [choice.reason if engine == choice.engine else "the whole model is faster so"]
+        if site.name in self._reasons:
+            reasons.append(self._reasons[site.name])
+        elif not is_fused and engine == choice.engine != LEFT:
+            why = "nothing to absorb" if site.node else reason_not_to_call(site.conv)
+            reasons.append(why or "not fused")
         absorbed = site.absorbed if is_fused else ()
         if is_fused and engine.pools and site.pool is not None:
             absorbed += ("pool",)
-        order = site.output_order if is_fused else None
+        if engine.joined is not None:
+            absorbed += ("groups",)
         return Row(
-            *(site.name, shape_of(site.conv), action, absorbed, reason),
-            *(engine.setting, choice.times, engine.band),
-            None if order is None else tuple(order.tolist()),
-        )
-
-    def _nothing(self, report: ConvertReport) -> str:
-        reasons = collections.Counter(row.reason for row in report)
-        text = "; ".join(f"{count} x {reason}" for reason, count in reasons.most_common(3))
-        return (
-            "convert_ expects a model in which something can be converted; got "
-            f"{type(self._model).__name__}, of whose {len(report)} layers none can ({text})"
+            *(site.name, shape_of(site.conv), action, absorbed, "; ".join(reasons)),
+            *(engine.of_op, choice.times, engine.band, geometry_of(site.conv)),
         )
 
 
@@ -410,7 +501,14 @@ class Installation:
             for island, found in plans.items()
         ]
         self.fused = {site.name for plan in in_islands for site in plan.fused}
-        self._fused = [fused_for(plan) for plan in in_islands if plan.fused]
+        self._fused: list[Fused] = []
+        self._names: list[list[str]] = []  # of the sites of each forward
+        for plan in in_islands:
+            if plan.fused:
+                self._fused.append(fused_for(plan))
+                self._names.append([site.name for site in plan.fused])
+        # Calls that no generated forward makes, of convolutions that none watches for hooks.
+        self._called: dict[nn.Conv2d, list[str]] = {}
         self._leaves: dict[nn.Conv2d, tuple[SpAMMConfig, Band | None]] = {}
         in_reference_form = {
             site.name
@@ -418,8 +516,12 @@ class Installation:
             for site in plan.sites
             if plan.island.reference is not None
         }
+        names = self.fused | in_reference_form
+        with_proofs = {site.conv for site in sites if site.name in names}
         for site in sites:
             engine = engines[site.name]
+            if site.conv not in with_proofs:
+                self._called.setdefault(site.conv, []).append(site.name)
             # In the reference form deviations skip, not what the layer itself gets.
             if engine.setting is not None and site.name not in in_reference_form:
                 self._leaves.setdefault(site.conv, (engine.setting, engine.band))
@@ -448,21 +550,52 @@ class Installation:
         finally:
             self.detach()
 
+    @contextmanager
+    def marked(self, mark: Mark) -> Iterator[None]:
+        """Has ``mark`` called with a call's name before each call of a convolution."""
+        handles = []
+        for conv, names in self._called.items():
+            following = itertools.cycle(names)
+            handles.append(
+                conv.register_forward_pre_hook(lambda *_, names=following: mark(next(names)))
+            )
+        try:
+            for fused, names in zip(self._fused, self._names, strict=True):
+                fused.watch_operands(names, mark)
+            yield
+        finally:
+            for fused in self._fused:
+                fused.operands = list(fused.operands)
+            for handle in handles:
+                handle.remove()
+
 
 def _made_up_calls(island: Island) -> list[tuple[tuple[Tensor, ...], Any]]:
     """A call with made-up images, and its result; none where the island cannot take any."""
     for image in small_images(island):
-        try:
-            return [((image,), type(island.module).forward(island.module, image.clone()))]
+        try:  # two calls in a row, as a model that counts them gives other results
+            own = [_own_result(island, island.module, (image.clone(),)) for _ in range(2)]
+            return [((image,), result) for result in own]
         except Exception:  # it takes images of another size
             continue
     return []
+
+
+def _own_result(island: Island, module: nn.Module, args: tuple[Any, ...]) -> Any:
+    """The result of an island's own forward, of its module or of a copy of that."""
+    positional, keywords = island.signature.arguments(tuple(args))
+    return type(island.module).forward(module, *positional, **keywords)
+
+
+def _call_of_model(model: nn.Module, given: tuple[Any, Any]) -> Any:
+    return model(*given[0], **given[1])
 
 
 def fuse_again(
     root: nn.Module,
     recipe: Recipe,
     reference: tuple[Tensor, ...] | None,
+    form: tuple[tuple[str, ...], dict[str, Any]],
 ) -> None:
     """Gives a module, whose convolutions are as they were, the forward that it had.
 
@@ -470,21 +603,19 @@ def fuse_again(
         root: the module of an island.
         recipe: what each call of a convolution was, by names below the root.
         reference: the root's arguments for a reference picture, if it had the reference form.
+        form: the form of the calls that it took.
     """
 
     def added_before(name: str, *_: Any) -> bool:
         return name in recipe and "add" in recipe[name][1]
 
-    engines = {name: engine for name, (engine, _, _) in recipe.items()}
-    orders = {name: order for name, (_, _, order) in recipe.items() if order is not None}
+    engines = {name: engine for name, (engine, _) in recipe.items()}
     plans = []
     with in_eval_mode(root):
-        for island in capture(root).islands:
+        forms = {root: Signature(type(root).forward, *form)}
+        for island in capture(root, forms).islands:
             island.reference = reference if island.module is root else None
             sites = [site for site in find_sites(island, added_before) if site.name in recipe]
-            if orders:
-                free = [site for site in sites if engines[site.name] != LEFT]
-                put_in_order(island, find_groups(island, free), orders)
             plans.append(Plan(island, sites, engines))
     for plan in plans:
         if plan.fused:
@@ -496,13 +627,23 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def _is_rounding(island: Island, args: Any, expected: Any, found: Any) -> bool:
-    """Whether the module itself, in a wider type, differs as much from its result."""
-    wider = torch.float64 if _has_dtype(args, torch.float32) else torch.float32
-    widened = tree_map(lambda x: x.to(wider) if _is_floating(x) else x, args)
+def _is_rounding(
+    module: nn.Module,
+    run: Callable[[nn.Module, Any], Any],
+    given: Any,
+    expected: Any,
+    found: Any,
+) -> bool:
+    """Whether the module itself, in a wider type, differs as much from its result.
+
+    Only numbers are rounded: another structure, shape or type is none.
+    """
+    if other_form(expected, found) is not None:
+        return False
+    wider = torch.float64 if _has_dtype(given, torch.float32) else torch.float32
+    widened = tree_map(lambda x: x.to(wider) if _is_floating(x) else x, given)
     try:
-        module = copy.deepcopy(island.module).to(wider)
-        return is_rounding(expected, found, type(module).forward(module, *widened))
+        return is_rounding(expected, found, run(copy.deepcopy(module).to(wider), widened))
     except Exception:  # it may know one dtype alone, or not fit into memory a second time
         return False
 
@@ -520,11 +661,13 @@ def layer_of(call: str) -> str:
     return call.partition("#")[0]
 
 
+def _is_plain_linear(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Linear) and not isinstance(layer, _SpAMM)
+
+
 def _reason_to_leave(layer: nn.Module) -> str:
     if isinstance(layer, _SpAMM):
         return "skips by its own setting"
-    if isinstance(layer, nn.Linear):
-        return "a linear layer: torch's own"
     return f"{type(layer).__name__}: only nn.Conv2d is converted"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -9,13 +10,13 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from .._arguments import check_bool
+from .._progress import Progress
 from ..nn import SpAMMConv2d, _SpAMM
 from .config import SpAMMConfig
 from .conversion import Conversion, fuse_again
 from .example import Example
 from .fused import detach, fused_class, fused_of
 from .leaves import is_converted_leaf, revert_leaf
-from .order import forget_order, order_batches
 from .reference import ReferenceConversion, check_reference
 from .report import ConvertReport
 from .request import check_like_settings, read_request
@@ -28,13 +29,15 @@ def convert_(
     model: nn.Module,
     config: SpAMMConfig | str | os.PathLike[str] | None = None,
     *,
+    tau: float | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
     example_input: Any = None,
     overrides: Mapping[str, SpAMMConfig | None] = {},
     fuse: bool = True,
     dry_run: bool = False,
-    order_batch: bool | None = None,
+    progress: bool = False,
     reference: Tensor | None = None,
-    reorder: bool = False,
 ) -> ConvertReport:
     """Makes a trained network compute with SpAMM, in place. :func:`revert_` undoes it.
 
@@ -42,9 +45,9 @@ def convert_(
     ``nn.Conv2d`` that skips becomes a :class:`SpAMMConv2d` by its class. With ``fuse``, each part
     of the model that ``torch.fx`` can trace gets a generated forward, in which a convolution
     computes the batch norm, the residual add and the activation behind it as well. It is taken in
-    eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. Folded
-    weights follow every change of their tensors that a version counter tells, in the next eager
-    call; :func:`refresh_` says when that is not enough.
+    eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. What is
+    done to the model later acts in the next eager call: weights are folded anew, or its own forward
+    runs. :func:`refresh_` says when that is not enough.
 
     Args:
         model: an ``nn.Module``, in any mode; an ``nn.Conv2d`` itself, too. A converted model is
@@ -53,24 +56,21 @@ def convert_(
             report's ``save`` writes it, whose engines are taken without measuring; or None, which
             skips nothing and only chooses the fastest kernels. Layers that cannot pay stay dense:
             depthwise ones, and those with fewer than 32 channels (of a group) on a side.
+        tau, valid_ratio, max_error: one of them stands for a ``config`` of it alone.
         example_input: what the model takes: a tensor; a tuple of positional arguments; a dict of
             arguments by name. Both forms are run on it and compared: a part whose results differ by
-            more than rounding is left as it was and named. The engine of each layer is then
-            measured on its device, in the form in which it will run, and the whole model as it was,
-            all dense, as chosen, and all SpAMM: the fastest is installed. Without an example,
-            made-up images are compared where the model takes images alone, and ``config`` and a
-            table choose engines.
+            more than rounding is left as it was and named. The engines of each layer are then
+            measured in the running model, from the layer's call to the next one's, and the whole
+            model as it was, all dense, as chosen, and all SpAMM. The fastest is installed; an
+            engine must win by more than times vary. Without an example, made-up images are compared
+            where the model takes images alone, and ``config`` and a table choose engines.
         overrides: settings of layers by fully qualified name or ``"re:..."``, a regular expression
             for whole names. None leaves a layer dense. A setting under a full name is taken as it
             is; a pattern's is weighed as ``config`` is. Later keys win. None come with a settings
             file, which names each layer's engine.
         fuse: whether anything but the convolutions' classes may change.
         dry_run: do all of it, report, and leave the model as it is.
-        order_batch: whether the generated forward of the whole model takes its batches in order of
-            likeness and gives results in theirs, as :class:`OrderedBatch` does, where a layer
-            skips in blocks of more than one image. The first dimension of every tensor argument
-            must then be the batch. None: as a settings file says, else not. Times are measured
-            without.
+        progress: whether to say on standard error what it is at.
         reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
             canvas or a background. A copy of the device and dtype of the model's first parameter is
             kept. Generated forwards then compute deviations from what the model makes of it, which
@@ -79,32 +79,20 @@ def convert_(
             zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a ``config`` skips
             small deviations too. Layers keep their class. Later inputs of another size than the
             reference take the model's own forward.
-        reorder: whether generated forwards put channels in the order of their norms, the largest
-            first, so that blocks of channels differ more and the same share of block products may
-            lose less. A norm is that of a channel in the ``example_input`` times that of the
-            weights that read it; without an example the weights alone tell. Only the generated
-            forward's copies of weights, batch norms and biases are in this order: Parameters, the
-            state dict and results keep theirs. Residual adds and concatenations share orders;
-            before a flatten or a mean channels are put back. What is grouped, normalised apart from
-            a convolution, or read by anything else keeps the model's own order. A ``tau`` skips
-            another share of ordered channels. A settings file that was saved in an order holds it,
-            and it is taken whatever ``reorder`` says.
 
     Returns:
-        A :class:`ConvertReport`: a row for each convolution and linear layer.
+        A :class:`ConvertReport`: a row for each convolution.
 
     Raises:
         TypeError: what is no module, or an argument of another type; a reference that is no dense
             tensor.
-        ValueError: an override that names no convolution or comes with a settings file, a settings
-            file of another model, of another format or none at all, an example that the model
-            cannot take, a model without ``nn.Conv2d``, settings that no layer can have; a reference
-            that is not one finite picture of floats, or comes without values (on the device meta,
-            of itself or the model); a settings file that was made with a reference, without one of
-            its shape here, and the other way round; with ``order_batch``, a model without a
-            generated forward as a whole, and results that have not the batch as first dimension;
-            ``reorder``, or a settings file in an order of channels, with ``fuse=False`` or with a
-            ``reference``.
+        ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
+            or comes with a settings file, a settings file of another model, of another format or
+            none at all, an example that the model cannot take, of no images or without finite
+            numbers, a model without ``nn.Conv2d`` or without values (lazy, or on the device meta),
+            settings that no layer can have; a reference that is not one finite picture of floats,
+            or on the device meta; a settings file that was made with a reference, without one of
+            its shape here, and the other way round.
         RuntimeError: a model whose modules something else changed after an earlier conversion.
 
     After any error the model is as it was.
@@ -112,29 +100,23 @@ def convert_(
     _check_model(model, "convert_")
     check_bool(fuse, "fuse")
     check_bool(dry_run, "dry_run")
-    check_bool(False if order_batch is None else order_batch, "order_batch")
-    check_bool(reorder, "reorder")
-    request = read_request(model, config, overrides)
-    if (reorder or request.orders) and not (fuse and reference is None):
-        what = "reorder=True" if reorder else "settings in an order of channels"
-        raise ValueError(
-            f"{what} must come with fuse=True and without a reference; got "
-            + ("fuse=False" if reference is None else "a reference")
-        )
-    if request.order_batch and order_batch is None and not fuse:
-        raise ValueError("settings for ordered batches must come with fuse=True; got fuse=False")
+    check_bool(progress, "progress")
+    knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+    request = read_request(model, config, overrides, knobs)
+    _check_values(model)
     example = None if example_input is None else Example(example_input)
+    if example is not None:
+        example.check_values()
     picture = None if reference is None else check_reference(reference, model, example, fuse)
     check_like_settings(request, picture)
     before = Snapshot(model)
     try:
         revert_(model)
-        if picture is None:
-            report = Conversion(model, request, example, fuse, reorder).run()
-        else:
-            report = ReferenceConversion(model, request, example, picture).run()
-        if request.order_batch if order_batch is None else order_batch:
-            order_batches(model, report, example)
+        with Progress("convert_", progress) as shown:
+            if picture is None:
+                report = Conversion(model, request, example, fuse, shown).run()
+            else:
+                report = ReferenceConversion(model, request, example, picture, shown).run()
     except BaseException:
         before.restore()
         raise
@@ -164,7 +146,6 @@ def revert_(model: Model) -> Model:
     for module in modules:
         if fused_of(module) is not None:
             detach(module)
-        forget_order(module)  # also where refresh_ found nothing to fuse again
         if is_converted_leaf(module):
             revert_leaf(module)
     return model
@@ -173,11 +154,11 @@ def revert_(model: Model) -> Model:
 def refresh_(model: Model) -> Model:
     """Brings a converted model up to date with its tensors and hooks.
 
-    What a version counter tells is followed without it, in the next eager call. Call it after
-    writes through ``.data``, by optimisers with ``fused=True`` and by other processes; after hooks
-    were set on layers, so that the rest is fused again; and before captured CUDA graphs or compiled
-    code run again after any change of the weights. Folded tensors keep their memory where shapes,
-    dtypes and devices stay, so that graphs and compiled code read the new values.
+    Changes act without it, in the next eager call. Call it after values were written through
+    ``.data`` at the same address or by another process, which no counter tells; after changes of
+    layers or hooks, so that the rest is fused again; and before captured CUDA graphs or compiled
+    code run again after any change. Everything is folded again. Folded tensors keep their memory
+    where shapes, dtypes and devices stay, so that graphs and compiled code read the new values.
 
     Args:
         model: a converted model.
@@ -205,7 +186,7 @@ def refresh_(model: Model) -> Model:
             module._pin_again()
         elif fused is not None and fused.is_stale():
             detach(module)
-            fuse_again(module, fused.recipe, fused.reference)
+            fuse_again(module, fused.recipe, fused.reference, fused.signature.form)
         elif fused is not None:
             fused.renew()
     return model
@@ -214,6 +195,19 @@ def refresh_(model: Model) -> Model:
 def _check_model(model: Any, function: str) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"{function} expects an nn.Module; got {type(model).__name__}")
+
+
+def _check_values(model: nn.Module) -> None:
+    for name, tensor in itertools.chain(model.named_parameters(), model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ValueError(
+                "convert_ expects a model whose layers know their sizes; got one whose "
+                f"{name} is not initialised (run it once first)"
+            )
+        if tensor.is_meta:
+            raise ValueError(
+                f"convert_ expects a model with values; got one whose {name} is on the device meta"
+            )
 
 
 def _check_state(name: str, module: nn.Module, function: str) -> None:

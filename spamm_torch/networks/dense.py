@@ -42,7 +42,5 @@ def dense_conv2d(
 
 def _is_one_kernel(weight: Tensor, groups: int, activation: str) -> bool:
     """Whether cuDNN's fused call takes such a weight (csrc/cuda/conv/dense_conv2d.cpp)."""
-    is_tf32 = weight.dtype == torch.float32 and torch.backends.cudnn.allow_tf32
-    channels = (weight.shape[0] // groups, *weight.shape[1 : 2 if groups > 1 else 1])
-    in_units = all(count * weight.itemsize % 16 == 0 for count in channels)
-    return activation == "relu" and in_units and (is_tf32 or weight.dtype.itemsize == 2)
+    in_units = all(channels * weight.itemsize % 16 == 0 for channels in weight.shape[:2])
+    return activation == "relu" and groups == 1 and in_units and weight.dtype.itemsize == 2

@@ -11,35 +11,30 @@ import copy
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .. import chain
 from .._arguments import DTYPES
-from ..ordered_batch import in_order
-from .channel_groups import Order
+from ..nn import _SpAMM
 from .fold import folded
 from .generate import Forward, generate
+from .joined_groups import joined_weight
 from .leaves import Band
-from .norm_flow import norm_flow
-from .plan import Engine, Plan
-from .proof import Proof
-from .signature import Signature
-from .sites import Site
+from .norm_flow import computes_output_norms, fills_norm_block, norm_flow
+from .plan import LINEAR_MODULES, Engine, Plan
+from .proof import Origin, Proof
 
 _ops = torch.ops.spamm_torch
 
-ORDER = "_spamm_order_block"  # of a module: its batches are ordered, so many images share a block
-
-# Engine, what was absorbed, and the order of the output channels of each call of a convolution.
-Recipe: TypeAlias = dict[str, tuple[Engine, tuple[str, ...], Order | None]]
+# The engine of each call of a convolution, and what it absorbed.
+Recipe: TypeAlias = dict[str, tuple[Engine, tuple[str, ...]]]
 
 _registry: weakref.WeakValueDictionary[int, Fused] = weakref.WeakValueDictionary()
 _keys = itertools.count()
@@ -52,18 +47,12 @@ class Source:
     conv: nn.Conv2d
     batch_norm: nn.Module | None
     engine: Engine
-    output_order: Tensor | None = None
-    input_order: Tensor | None = None
-
-    @classmethod
-    def of(cls, site: Site, engine: Engine) -> Source:
-        return cls(site.conv, site.batch_norm, engine, site.output_order, site.input_order)
 
     @property
-    def makes_tensors(self) -> bool:
-        """Whether weight and bias are not the convolution's own memory."""
-        orders = (self.output_order, self.input_order)
-        return self.batch_norm is not None or any(order is not None for order in orders)
+    def is_owned(self) -> tuple[bool, bool, bool]:
+        """Which operands have memory of their own; the others are the convolution's Parameters."""
+        is_folded = self.batch_norm is not None
+        return is_folded or self.engine.joined is not None, is_folded, True
 
     def operands(self) -> list[Tensor | None]:
         """The operands as they are to be now.
@@ -72,35 +61,27 @@ class Source:
         its results have the input's format all the same.
         """
         weight, bias = folded(self.conv, self.batch_norm)
-        weight = _in_order(_in_order(weight, 0, self.output_order), 1, self.input_order)
-        bias = None if bias is None else _in_order(bias, 0, self.output_order)
-        setting = self.engine.setting
+        setting, groups = self.engine.of_op, self.conv.groups
+        if self.engine.joined is not None:
+            weight, groups = joined_weight(weight, groups), 1
         if setting is not None and weight.is_cuda:
             weight = weight.contiguous(memory_format=torch.channels_last)
         norms = None
         if setting is not None:  # where nothing is skipped they tell what meets padding alone
             options = setting.op_arguments()
             blocks = {name: options.get(name) for name in ("block", "pixel_block")}
-            norms = _ops.conv2d_weight_norm(weight, self.conv.groups, **blocks)
+            norms = _ops.conv2d_weight_norm(weight, groups, **blocks)
         return [weight, bias, norms]
-
-
-def _in_order(tensor: Tensor, dim: int, order: Tensor | None) -> Tensor:
-    """The tensor with this order along a dimension, in its own memory format."""
-    if order is None:
-        return tensor
-    return torch.empty_like(tensor).copy_(tensor.index_select(dim, order.to(tensor.device)))
 
 
 class Fused:
     """The generated forward of a module, its operands, and the proof that they are right.
 
     Attributes:
-        recipe: engine, what was absorbed, and the order of output channels of each call of a
-            convolution, by names below the module; from these the forward is generated again after
-            unpickling.
+        recipe: the engine of each call of a convolution and what it absorbed, by names below the
+            module; from these the forward is generated again after unpickling.
         reference: the arguments from which the reference form computes deviations; None elsewhere.
-        forward: the generated function. operands: its second argument.
+        forward: the generated function.
         on_other_call: called with the arguments before the module's own forward runs instead.
     """
 
@@ -112,7 +93,6 @@ class Fused:
             _below(plan.island.name, site.name): (
                 plan.engines[site.name],
                 site.absorbed,
-                None if site.output_order is None else tuple(site.output_order.tolist()),
             )
             for site in plan.sites
         }
@@ -122,11 +102,12 @@ class Fused:
         self._forward_with_norms: Forward | None = None
         self._forward_of_few: Forward | None = None
         self._generate(plan)
-        self._sources = [Source.of(site, plan.engines[site.name]) for site in plan.fused]
-        self._put_back = list(plan.island.put_back.values())
-        self._links, self._parents = _links(plan), _parents(plan)
-        self.signature = Signature(type(root).forward)
-        self.operands: list[Tensor | None] = []
+        self._sources = [
+            Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
+        ]
+        modules = [m for s in self._sources for m in (s.conv, s.batch_norm) if m is not None]
+        self._proof = Proof(_passed_by(plan), list(dict.fromkeys(modules)))
+        self.signature = plan.island.signature
         self._prepare()
         self.renew()
 
@@ -138,19 +119,43 @@ class Fused:
         )
 
     def _prepare(self) -> None:
-        self._proof: Proof | None = None
-        self._traced: Proof | None = None  # the last one, also while operands wait to be folded
-        self._held: list[tuple[nn.Module, str, Tensor]] = []
+        # Operands, and of what they are: one attribute, which threads may replace. They are folded
+        # anew before they are used again where it is None.
+        self._folded: tuple[list[Tensor | None], Origin | None] = ([], None)
+        self._read_elsewhere: list[Tensor | None] = []  # by captured graphs and compiled code
+        self._held: list[tuple[nn.Module, str, Tensor | None]] = []
         self.key = next(_keys)
         _registry[self.key] = self
+
+    def watch_operands(self, names: Sequence[str], mark: Callable[[str], None]) -> None:
+        """Has ``mark`` called with a call's name when its operands are read, right before it.
+
+        Args:
+            names: of the calls, in the order of their operands.
+        """
+        places = {3 * place: name for place, name in enumerate(names)}
+        self.operands = _Watched(self.operands, places, mark)
+
+    @property
+    def operands(self) -> list[Tensor | None]:
+        """The second argument of the generated function; empty before the first call."""
+        return self._folded[0]
+
+    @operands.setter
+    def operands(self, operands: list[Tensor | None]) -> None:
+        self._folded = (operands, self._folded[1])
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """The result of the generated forward."""
         forward = self.forward
         if self._passes_norms_on(args):
-            fills = chain.fills_norm_block(args[0])
+            fills = fills_norm_block(args[0])
             forward = (self._forward_with_norms if fills else self._forward_of_few) or forward
-        return forward(self.root, self.operands, *args)
+        operands = self.operands
+        is_eager_on_cuda = not torch.compiler.is_compiling() and args and args[0].is_cuda
+        if is_eager_on_cuda and torch.cuda.is_current_stream_capturing():
+            self._read_elsewhere = operands
+        return forward(self.root, operands, *args)
 
     def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
         """Whether there are norms to pass on, and layers that compute them with their output."""
@@ -159,7 +164,7 @@ class Fused:
             and not torch.compiler.is_compiling()
             and not torch.is_grad_enabled()
             and args[0].dim() == 4
-            and chain.computes_output_norms(args[0].device, args[0].dtype)
+            and computes_output_norms(args[0].device, args[0].dtype)
         )
 
     # ---- Whether it may be taken ----------------------------------------------------------------
@@ -198,24 +203,38 @@ class Fused:
                 if getattr(module, name) is not tensor:
                     return False
             return _is_ready(self.key, torch.is_grad_enabled())
-        # An export that puts fake tensors in the place of Parameters: nothing can be compared.
-        return self._proof is not None
+        # An export that puts fake tensors in the place of Parameters: which are there is unknown.
+        origin = self._folded[1]
+        return origin is not None and origin.is_unchanged()
 
     def is_ready(self) -> bool:
         """Whether the plan still fits; operands are folded anew where their tensors changed."""
         proof = self._proof
-        if proof is None:
-            self.renew()
-            proof = self._proof
-        if proof is None or not proof.is_in_eval_mode():
+        if not proof.is_in_eval_mode() or not proof.fits() or proof.wants_gradient():
             return False
-        if not proof.fits() or proof.wants_gradient():
-            return False
-        return proof.is_current() or self.renew()
+        origin = self._folded[1]
+        return (origin is not None and origin.is_of(proof.tensors)) or self.renew(in_place=False)
+
+    def is_ready_to_compile(self) -> bool:
+        """As :meth:`is_ready`, for code that goes on to read these operands."""
+        is_ready = self.is_ready()
+        self._read_elsewhere = self.operands
+        return is_ready
 
     def is_stale(self) -> bool:
-        """Whether modules, tensors or hooks are no longer those that were traced."""
-        return self._traced is None or not self._traced.fits()
+        """Whether modules or hooks are no longer those that were traced."""
+        return not self._proof.fits()
+
+    def forget_what_may_change(self) -> None:
+        """Where the module's own forward runs: batch norms that train write statistics, and fused
+        optimisers write what is learned, and no version tells.
+        """
+        if not self._proof.is_in_eval_mode() or self._proof.wants_gradient():
+            self.forget()
+
+    def forget(self) -> None:
+        """Has operands folded anew before they are used again."""
+        self._folded = (self.operands, None)
 
     def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
         """The convolutions that the op conv2d computes, with their weights as it multiplies them.
@@ -224,7 +243,7 @@ class Fused:
         """
         weights = [*self.operands[::3], *(None for _ in self._sources)]
         both = zip(self._sources, weights, strict=False)
-        return [(source.conv, weight) for source, weight in both if source.engine.kind == "spamm"]
+        return [(source.conv, weight) for source, weight in both if source.engine.of_op is not None]
 
     def bands(self) -> dict[nn.Module, Band | None]:
         """The valid ratios that convolutions had when they were calibrated."""
@@ -232,107 +251,113 @@ class Fused:
 
     # ---- Operands -------------------------------------------------------------------------------
 
-    def _prove(self) -> Proof:
-        modules = [m for s in self._sources for m in (s.conv, s.batch_norm) if m is not None]
-        return Proof(modules, self._links, self._parents, self.root)
-
     def prove_again(self) -> None:
         """Takes classes and settings as they are now for those that were traced."""
-        if self._proof is not None:
-            self._proof = self._traced = self._prove()
+        self._proof.take()
 
-    def renew(self) -> bool:
+    def renew(self, in_place: bool = True) -> bool:
         """Folds weights and biases anew; False where that cannot be done now.
 
-        Operands keep their addresses where shape, dtype and device are the same: captured graphs
-        and compiled code read the new values.
+        Args:
+            in_place: operands keep their addresses where shape, dtype and device are the same, so
+                that captured graphs and compiled code read the new values. Without, nothing is
+                written that another thread may be reading.
         """
-        self._proof = None
-        proof = self._prove()
-        if not proof.is_possible or not all(map(_is_served, self._sources)):
+        self.forget()
+        if not self._proof.fits() or not all(map(_is_served, self._sources)):
             return False
         if _get_current_dispatch_mode() is not None or _is_capturing():
             return False
-        with torch.no_grad(), torch.inference_mode(False):
+        origin = Origin(self._proof.tensors)
+        if not origin.is_possible:
+            return False
+        with torch.inference_mode(False), torch.no_grad():
             found = self._operands_now()
-            if len(self.operands) == len(found):
-                own = zip(self.operands, found, self._owned(), strict=True)
+            read = self._read_elsewhere or self.operands
+            if in_place and len(read) == len(found):
+                own = zip(read, found, self._owned(), strict=True)
                 found = [_written(old, new) if is_owned else new for old, new, is_owned in own]
+                self._read_elsewhere = found if self._read_elsewhere else []
         for tensor in found:
             if tensor is not None:
                 torch._dynamo.mark_static_address(tensor)
         _wait_for(found)
-        self.operands, self._proof, self._held = found, proof, proof.held
-        self._traced = proof
+        self._folded, self._held = (found, origin), self._proof.places()
         return True
 
     def _operands_now(self) -> list[Tensor | None]:
         found: list[Tensor | None] = []
         for source in self._sources:
             found += source.operands()
-        device = self._sources[0].conv.weight.device
-        return [*found, *(places.to(device, copy=True) for places in self._put_back)]
+        return found
 
     def _owned(self) -> list[bool]:
         """Which operands have memory of their own; the others are Parameters, not to be written."""
-        owned = [
-            is_owned
-            for source in self._sources
-            for is_owned in (source.makes_tensors, source.makes_tensors, True)
-        ]
-        return owned + [True] * len(self._put_back)
+        return [is_owned for source in self._sources for is_owned in source.is_owned]
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy has tensors of its own, and folds them when it is first called.
-        nothing: dict[str, Any] = {
-            "operands": [],
-            "_proof": None,
-            "_traced": None,
-            "_held": [],
-            "key": None,
-        }
-        return {**self.__dict__, **nothing}
+        own = ("_folded", "_read_elsewhere", "_held", "key")
+        return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._prepare()
 
 
+class _Watched(list[Any]):
+    """Operands that say when those of a call are read."""
+
+    def __init__(
+        self, operands: Iterable[Any], places: Mapping[int, str], mark: Callable[[str], None]
+    ) -> None:
+        super().__init__(operands)
+        self.places, self._mark = places, mark
+
+    def __getitem__(self, place: Any) -> Any:
+        if (name := self.places.get(place)) is not None:
+            self._mark(name)
+        return super().__getitem__(place)
+
+
 def _is_served(source: Source) -> bool:
-    weight = source.conv.weight
+    weight, batch_norm = source.conv.weight, source.batch_norm
+    if weight is None or (batch_norm is not None and not _keeps_statistics(batch_norm)):
+        return False
     return weight.device.type in ("cpu", "cuda", "meta") and weight.dtype in DTYPES
+
+
+def _keeps_statistics(batch_norm: Any) -> bool:
+    """Whether a batch norm computes with running statistics, and every change of these is told:
+    training counts its batches.
+    """
+    counts = "num_batches_tracked" in batch_norm._buffers
+    return (
+        batch_norm.running_mean is not None
+        and batch_norm.running_var is not None
+        and (not counts or batch_norm.num_batches_tracked is not None)
+    )
 
 
 def _below(root: str, name: str) -> str:
     return name[len(root) + 1 :] if root else name
 
 
-def _links(plan: Plan) -> list[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, child) of every module that the generated forward passes by."""
-    island, passed = plan.island, dict(plan.island.entered)
-    nodes: Iterable[fx.Node] = itertools.chain(
-        *(plan.pools, plan.upsamplings, plan.linear_relus, plan.linear_relus.values()),
-        *map(plan.nodes, plan.fused),
-    )
-    if island.reference is not None:  # what it makes of the reference was computed by all of them
-        nodes = island.graph.nodes
-    for node in nodes:
-        if node.op == "call_module":
-            name = str(node.target)
-            passed[name] = island.module.get_submodule(name)
-    links = []
-    for name, child in passed.items():
-        parent, _, own = name.rpartition(".")
-        links.append((island.module.get_submodule(parent), own, child))
-    return links
-
-
-def _parents(plan: Plan) -> list[nn.Module]:
-    """The modules that hold one that the traced forward called."""
+def _passed_by(plan: Plan) -> list[nn.Module]:
+    """The modules of an island, the root first, but those that the generated forward calls."""
     island = plan.island
-    names = [str(node.target) for node in island.graph.nodes if node.op == "call_module"]
-    parents = {name.rpartition(".")[0] for name in (*names, *island.entered)}
-    return [island.module.get_submodule(parent) for parent in sorted(parents)]
+    done = set(itertools.chain(plan.pools, plan.upsamplings, plan.linear_relus))
+    done |= set(plan.linear_relus.values()) | set(itertools.chain(*map(plan.nodes, plan.fused)))
+    called: set[nn.Module] = set()
+    passed = set(island.entered.values())
+    for node in island.graph.nodes:
+        if node.op == "call_module":
+            module = island.module.get_submodule(str(node.target))
+            # Of the reference form: what it makes of the reference is held.
+            is_held = island.reference is not None and type(module) in LINEAR_MODULES
+            (passed if node in done or is_held else called).add(module)
+    inside = {inner for module in called - passed for inner in module.modules()} - passed
+    return [module for module in island.module.modules() if module not in inside]
 
 
 def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
@@ -361,7 +386,7 @@ def _wait_for(tensors: Iterable[Tensor | None]) -> None:
 def _is_ready(key: int, is_grad_enabled: bool) -> bool:
     """:meth:`Fused.is_ready`, asked once while a call is compiled."""
     with torch.set_grad_enabled(is_grad_enabled):
-        return _registry[key].is_ready()
+        return _registry[key].is_ready_to_compile()
 
 
 # ---- The subclass -------------------------------------------------------------------------------
@@ -378,7 +403,7 @@ class FusedModule:
         was_training = self.training
         result = super().train(mode)  # type: ignore[misc]
         fused = self._spamm_fused
-        if not mode and fused is not None and (was_training or not fused.is_ready()):
+        if not mode and fused is not None and was_training:
             fused.renew()
         return result
 
@@ -395,21 +420,20 @@ class FusedModule:
             self._spamm_fused.renew()
         return result
 
-    def _load_from_state_dict(self: Any, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[misc]
-        if self._spamm_fused is not None:
-            self._spamm_fused._proof = None  # the modules inside are loaded after this one
+    __prepare_scriptable__ = _SpAMM.__prepare_scriptable__
 
     def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
         new = _new(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(_state(self), memo))
+        if new._spamm_fused is not None:
+            new._spamm_fused._proof.find_again()
         return new
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
         state = dict(_state(self))
         fused = state.pop("_spamm_fused", None)
-        recipe = None if fused is None else (fused.recipe, fused.reference)
+        recipe = None if fused is None else (fused.recipe, fused.reference, fused.signature.form)
         return _new, (self._spamm_original,), (state, recipe), None, None, _unpickle
 
 
@@ -440,13 +464,13 @@ def fused_class(original: Any) -> Any:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         fused = self._spamm_fused
         # A replica of nn.DataParallel shares what its original carries, on another device.
-        if fused is not None and fused.root is self and not self.training:
-            traced = fused.signature.bound(args, kwargs)
-            if traced is not None and fused.serves(traced):
-                block = self.__dict__.get(ORDER)
-                if block is not None and traced[0].dim() == 4:
-                    return in_order(lambda *ordered: fused.run(ordered), block, *traced)
-                return fused.run(traced)
+        if fused is not None and fused.root is self:
+            if not self.training:
+                traced = fused.signature.bound(args, kwargs)
+                if traced is not None and fused.serves(traced):
+                    return fused.run(traced)
+            if not torch.compiler.is_compiling():
+                fused.forget_what_may_change()
         if fused is not None and fused.on_other_call is not None:
             fused.on_other_call(args, kwargs)
         return original.forward(self, *args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import operator
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -39,7 +40,7 @@ def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
     """The function ``forward(self, spamm_operands, *args)``.
 
     ``spamm_operands`` holds weight, bias and weight norms of each fused site, one after the other;
-    bias and norms may be None. Behind them come the places of channels that are put back.
+    bias and norms may be None.
 
     Args:
         plan: the island, its sites and their engines.
@@ -48,7 +49,7 @@ def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
     return _Generator(plan, flow or NormFlow()).run()
 
 
-def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
+def _geometry(conv: nn.Conv2d, groups: int) -> tuple[Any, ...]:
     """The arguments behind the bias: one number where both sides have it, and no trailing defaults.
 
     The host takes most of a small call's time, and a third of that to read its arguments.
@@ -58,7 +59,7 @@ def _geometry(conv: nn.Conv2d) -> tuple[Any, ...]:
         of_rows if of_rows == of_columns else [of_rows, of_columns]
         for of_rows, of_columns in of_both
     )
-    rest = (dilation, conv.groups)
+    rest = (dilation, groups)
     return (stride, padding) if rest == (1, 1) else (stride, padding, *rest)
 
 
@@ -84,8 +85,6 @@ class _Generator:
             self._replace_linear_relu(linear, relu)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
-        for offset, node in enumerate(self._plan.island.put_back):
-            self._put_back(node, 3 * len(self._plan.fused) + offset)
         return compiled(self._graph)
 
     def _now(self, node: Any) -> Any:
@@ -135,7 +134,8 @@ class _Generator:
             options = self._options(site, nodes[0].args[0], norms)
             if "norm_weight" not in options:
                 graph.erase_node(norms)
-            args: Any = (nodes[0].args[0], weight, bias, *_geometry(site.conv))
+            groups = 1 if self._plan.engines[site.name].joined else site.conv.groups
+            args: Any = (nodes[0].args[0], weight, bias, *_geometry(site.conv, groups))
             value = graph.call_function(self._op(site), args, options)
             if site.name in self._flow.producers:
                 value = self._with_norms(value)
@@ -143,18 +143,8 @@ class _Generator:
         for node in reversed(nodes):
             graph.erase_node(node)
 
-    def _put_back(self, node: fx.Node, place: int) -> None:
-        """Has a node read its channels in the model's own order."""
-        own, graph = self._now(node), self._graph
-        value = own.all_input_nodes[0]
-        with graph.inserting_before(own):
-            places = graph.call_function(operator.getitem, (self._operands, place))
-            # The third dimension from the end, of batches and single images alike.
-            put_back = graph.call_function(torch.index_select, (value, -3, places))
-        own.replace_input_with(value, put_back)
-
     def _op(self, site: Site) -> Any:
-        if self._plan.engines[site.name].setting is None:
+        if self._plan.engines[site.name].of_op is None:
             return dense_conv2d
         if self._plan.computes_pool(site):
             return conv2d_max_pool
@@ -162,7 +152,7 @@ class _Generator:
         return (_ops.conv2d_with_norms if leaves_norms else _ops.conv2d).default
 
     def _options(self, site: Site, input: Any, norms: fx.Node) -> dict[str, Any]:
-        setting = self._plan.engines[site.name].setting
+        setting = self._plan.engines[site.name].of_op
         options: dict[str, Any] = {}
         if self._plan.computes_pool(site):
             options["norm_weight"] = norms
@@ -200,4 +190,6 @@ def compiled(graph: fx.Graph) -> Forward:
     file = f"<spamm_torch generated {next(_counter)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), names)
-    return names["forward"]
+    forward = names["forward"]
+    weakref.finalize(forward, linecache.cache.pop, file, None).atexit = False
+    return forward

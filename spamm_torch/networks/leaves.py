@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from torch import nn
 
-from ..chain import reason_not_plain
 from ..nn import SpAMMConv2d
 from .config import SpAMMConfig
 
@@ -32,10 +32,7 @@ def convert_leaf(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None)
 
     ``band``: the valid ratios that it had when the setting was calibrated (:func:`band_of`).
     """
-    template = SpAMMConv2d(1, 1, 1, device="meta", **config.setting())
-    own = conv.__dict__
-    of_torch = nn.Conv2d(1, 1, 1, device="meta").__dict__
-    values = {name: value for name, value in template.__dict__.items() if name not in of_torch}
+    own, values = conv.__dict__, _values(config).copy()
     if isinstance(conv, SpAMMConv2d):  # keeps the activation that it was given
         setting = (*config.setting(), "_pinned", "_tau_taken")
         values = {name: value for name, value in values.items() if name in setting}
@@ -45,6 +42,14 @@ def convert_leaf(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None)
     own.update(values)
     if type(conv) is nn.Conv2d:
         conv.__class__ = SpAMMConv2d
+
+
+@functools.cache
+def _values(config: SpAMMConfig) -> dict[str, Any]:
+    """What a :class:`SpAMMConv2d` of this setting has beside what an ``nn.Conv2d`` has."""
+    template = SpAMMConv2d(1, 1, 1, device="meta", **config.setting())
+    of_torch = nn.Conv2d(1, 1, 1, device="meta").__dict__
+    return {name: value for name, value in template.__dict__.items() if name not in of_torch}
 
 
 def band_of(layer: nn.Module) -> Band | None:
@@ -112,3 +117,26 @@ def shape_of(layer: nn.Module) -> str:
     if layer.groups > 1:
         parts.append(f"groups {layer.groups}")
     return ", ".join(parts)
+
+
+def geometry_of(conv: nn.modules.conv._ConvNd) -> str:
+    """The shape with padding and bias, as in "64 > 128, 3x3, /2, padding 1x1, bias"."""
+    padding = conv.padding if isinstance(conv.padding, str) else "x".join(map(str, conv.padding))
+    mode = "" if conv.padding_mode == "zeros" else f" {conv.padding_mode}"
+    bias = "" if conv.bias is None else ", bias"
+    return f"{shape_of(conv)}, padding {padding}{mode}{bias}"
+
+
+def reason_not_plain(module: nn.Module) -> str | None:
+    """What else than its class's ``forward`` happens in a call of this very module, or None."""
+    own = module.__dict__
+    if (
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+    ):
+        return "has hooks"
+    if "forward" in own or "_conv_forward" in own:
+        return "has a forward of its own"
+    return None

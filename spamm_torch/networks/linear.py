@@ -56,5 +56,6 @@ def _is_one_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
         and type(bias) in _PLAIN
         and input.dim() == 2
         and input.dtype in _DTYPES
+        and all(features % 8 == 0 for features in weight.shape)  # else its ReLU loses NaN
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in (input, weight, bias)))
     )

@@ -8,14 +8,19 @@ travel in the generated code as second results; nothing is attached to tensors. 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 
-from ..chain import takes_norms
+from .._arguments import check_block
 from .plan import Plan
 from .sites import Site, may_write
+
+_ops = torch.ops.spamm_torch
+
+_EDGE = 64  # of the blocks of the norms that travel: images, and channels
 
 
 @dataclass
@@ -62,19 +67,27 @@ def norm_flow(plan: Plan, of_few: bool = False) -> NormFlow:
 
 
 def _needs_norms(plan: Plan, site: Site, of_few: bool) -> bool:
+    """Whether the norms of the layer before are those of the blocks that this site reads."""
     setting = plan.engines[site.name].setting
     if setting is None or setting.skips_nothing or (of_few and setting.tau is None):
         return False
-    conv = site.conv
-    return takes_norms(
-        SimpleNamespace(
-            in_channels=conv.in_channels,
-            groups=conv.groups,
-            block=setting.block,
-            pixel_block=setting.pixel_block,
-        )
-    )
+    channels = site.conv.in_channels
+    _, k, n = (0, _EDGE, _EDGE) if setting.block is None else check_block(setting.block)
+    images_first = setting.pixel_block is None or setting.pixel_block == (_EDGE, 1, 1)
+    reads_them = (k == _EDGE or channels <= k < _EDGE) and n == _EDGE
+    return site.conv.groups == 1 and reads_them and images_first
 
 
 def _is_written(plan: Plan, value: fx.Node) -> bool:
     return any(may_write(user, plan.island.module) for user in value.users)
+
+
+def fills_norm_block(images: Tensor) -> bool:
+    """Whether a batch has the images of a block of the norms that travel."""
+    return images.shape[0] >= _EDGE
+
+
+@functools.cache
+def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether convolutions there compute the norms of their output without a pass over it."""
+    return _ops.computes_output_norms(device, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import fx
+from torch import fx, nn
 
 from .capture import Island
 from .config import SpAMMConfig
@@ -14,6 +14,12 @@ from .linear import find_linear_relus
 from .pool import Pooling, find_pools
 from .sites import Site
 from .upsample import Upsampling, find_upsamplings
+
+# Without weights: the reference form has them take deviations.
+LINEAR_MODULES = (
+    *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Upsample, nn.UpsamplingNearest2d),
+    *(nn.UpsamplingBilinear2d, nn.Identity, nn.Dropout, nn.Dropout2d, nn.PixelShuffle),
+)
 
 
 @dataclass(frozen=True)
@@ -25,12 +31,20 @@ class Engine:
         setting: of the op conv2d; None for the others.
         band: the lowest and highest valid ratio of a batch when the setting was calibrated.
         pools: whether its call is to compute the max pool behind the convolution, too.
+        joined: of a dense engine: the setting of the op conv2d with which all groups are one
+            product (joined_groups.py); None: the op dense_conv2d.
     """
 
     kind: str
     setting: SpAMMConfig | None = None
     band: Band | None = None
     pools: bool = False
+    joined: SpAMMConfig | None = None
+
+    @property
+    def of_op(self) -> SpAMMConfig | None:
+        """The setting of the op conv2d in a generated forward; None: the op dense_conv2d."""
+        return self.joined or self.setting
 
     @property
     def may_skip(self) -> bool:
@@ -85,5 +99,5 @@ class Plan:
         engine = self.engines[site.name]
         if self.island.reference is not None:  # every convolution computes deviations
             return engine.kind != "left"
-        works = bool(site.absorbed) or site.is_ordered
+        works = bool(site.absorbed) or engine.joined is not None
         return engine.kind == "spamm" or (engine.kind == "dense" and works)

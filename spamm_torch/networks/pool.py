@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from ..chain import reason_not_plain
 from .capture import Island
+from .leaves import reason_not_plain
 from .upsample import pair_of
 
 _ops = torch.ops.spamm_torch

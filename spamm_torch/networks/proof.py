@@ -1,140 +1,315 @@
-"""The proof that folded weights are still those of their tensors, and that a plan still fits.
+"""The proof that a generated forward still stands for its module's own.
 
-It is asked for in every eager call, for the whole network at once, and written for speed: tuples
-that are compared by functions of C, no loop in Python over what a network has hundreds of.
+Everything that modules hold counts, but a short list of names. The proof is asked for in every
+eager call, for the whole network at once, and written for speed: numbers that are compared by
+functions of C, no loop in Python over what a network has hundreds of.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Iterable, Sequence
+import types
+from collections.abc import Sequence
 from itertools import repeat
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-_PLAIN = (Tensor, nn.Parameter)
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # without gradients no others run
-_NAMES = ("weight", "bias", "running_mean", "running_var")
-_IN_THE_CODE = (  # or in what was folded
-    *("tau", "valid_ratio", "max_error", "block", "pixel_block", "activation"),
-    *("stride", "padding", "dilation", "groups", "eps"),
-    *("kernel_size", "ceil_mode", "return_indices", "negative_slope"),
-    # Of linear layers, which take deviations: what they make of the reference is held.
-    *("count_include_pad", "divisor_override", "output_size", "upscale_factor"),
-    *("size", "scale_factor", "recompute_scale_factor", "mode", "align_corners"),
+_UNREAD = frozenset(  # what no call in eval mode without gradients reads
+    (
+        "training",  # which is looked at by itself
+        *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
+        *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"),
+        *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+        *("_pinned", "_tau_taken"),  # of a SpAMMConv2d: operands hold norms of their own
+        *("_compiled_call_impl", "_spamm_fused"),
+    )
 )
+_OF_MODULES = frozenset(vars(nn.Module()))
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")  # without gradients no others run
+_PLAIN = (Tensor, nn.Parameter)
 _PLAIN_SETTINGS = (type(None), bool, int, float, str)
+_WITHOUT_SETTINGS = (nn.Module, Tensor, type, types.FunctionType, types.ModuleType)
 
+# A number that changes with every change of a dictionary.
+_dict_version = torch._C._dynamo.guards.dict_version
 _version = operator.attrgetter("_version")
+_address = Tensor.data_ptr
+
+
+class _State(NamedTuple):
+    """What dictionaries held when they had these versions, and the tensors among it."""
+
+    versions: list[int]
+    held: list[dict[str, Any]]
+    tensors: list[Tensor | None]
 
 
 class Proof:
-    """What modules and tensors were when operands were folded.
+    """What modules were when a forward was generated.
 
     Args:
-        sources: the modules whose tensors were folded.
-        links: (parent, name, child) of every module that the generated forward passes by.
-        parents: the modules that hold what is called, by what they hold.
-        root: the module whose forward was generated.
+        modules: the modules whose work the generated forward does, the root first.
+        sources: those of them whose tensors are folded.
+
+    Other tensors, and a tensor where there was None, are no other plan for ``sources``: what is
+    folded follows them (:class:`Origin`).
     """
 
-    def __init__(
-        self,
-        sources: Sequence[nn.Module],
-        links: Iterable[tuple[nn.Module, str, nn.Module]],
-        parents: Iterable[nn.Module],
-        root: nn.Module,
-    ) -> None:
-        places: list[tuple[dict[str, Any], str]] = []
-        tensors: list[Tensor] = []
-        self.held: list[tuple[nn.Module, str, Tensor]] = []  # where each tensor is
-        for module in sources:
-            for name in _NAMES:
-                for register in (module._parameters, module._buffers):
-                    tensor = register.get(name)
-                    if isinstance(tensor, Tensor):
-                        places.append((register, name))
-                        tensors.append(tensor)
-                        self.held.append((module, name, tensor))
-        self._tensors = tensors
-        self.is_possible = all(
-            type(tensor) in _PLAIN and not tensor.is_inference() for tensor in tensors
-        )
-        self._versions = list(map(_version, tensors)) if self.is_possible else []
-        links = list(links)
-        passed = [child for _, _, child in links]
-        values: list[Any] = []
-        for module in dict.fromkeys((*sources, *passed)):
-            own = module.__dict__
-            names = [name for name in _IN_THE_CODE if name in own]
-            places += [(own, name) for name in names]
-            values += [own[name] for name in names]
-        places += [(parent._modules, name) for parent, name, _ in links]
-        self._children = [parent._modules for parent in parents]
-        self._counts = list(map(len, self._children))
-        self._registers = [register for register, _ in places]
-        self._keys = [name for _, name in places]
-        self._values = values  # kept, so that no other value gets the identity of one of these
-        self._ids = list(map(id, [*tensors, *values, *passed]))
-        self._attributes = [module.__dict__ for module in passed]
-        self._hooks = [own[name] for own in self._attributes for name in _HOOKS]
+    def __init__(self, modules: Sequence[nn.Module], sources: Sequence[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._sources = list(sources)
+        self._state = _State([], [], [])
+        self.take()
+
+    def take(self) -> None:
+        """Takes modules as they are now for those that were."""
+        self._had_hooks = list(map(bool, self._all_hooks()))
+        self._find()
+        self._kinds = list(map(type, self._modules))
+        bases = dict.fromkeys(base for kind in self._kinds for base in kind.__mro__)
+        self._functions = [_functions_of(base) for base in bases if _is_below_module(base)]
+        self._entries = list(map(_copied, self._containers))
+        versions = self._versions()
+        held = list(map(dict, self._dicts))
+        self._state = _State(versions, held, self._tensors_of(held))
+
+    def _find(self) -> None:
+        """Finds what is compared, in the modules as they are now."""
+        root = self._modules[0]
+        owns = list(map(vars, self._modules))
+        values = [
+            value
+            for own in owns
+            for name, value in own.items()
+            if name not in _OF_MODULES and name not in _UNREAD
+        ]
+        self._containers = [value for value in values if type(value) in (list, dict, set)]
+        objects = [vars(value) for value in values if _has_settings(value)]
+        registers: list[dict[str, Any]] = []
+        folded = set(map(id, self._sources))
+        for module in self._modules:
+            both = (module._parameters, module._buffers)
+            if id(module) not in folded:
+                registers += [register for register in both if register or _is_of_users(module)]
+        children = [m._modules for m in self._modules if m._modules or _is_of_users(m)]
+        first: list[Any] = [r for m in self._sources for r in (m._parameters, m._buffers) if r]
+        self._count = len(first)  # of registers whose tensors are folded
+        self._dicts = [*first, *owns, *objects, *registers, *children]
+        known = zip(self._all_hooks(), self._had_hooks, strict=True)
+        self._hooks = [hooks for hooks, were_there in known if not were_there]
         # A convolution computes the same in both modes.
-        with_modes = (root, *(module for module in passed if not isinstance(module, nn.Conv2d)))
-        self._modes = [module.__dict__ for module in with_modes]
+        self._modes = [
+            vars(module)
+            for module in self._modules
+            if module is root or not isinstance(module, nn.Conv2d)
+        ]
+
+    def _all_hooks(self) -> list[Any]:
+        """Those of all modules but the root, whose hooks run around the generated forward, too."""
+        return [vars(module)[name] for module in self._modules[1:] for name in _HOOKS]
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("_modules", "_sources", "_kinds", "_functions", "_had_hooks", "_entries", "_state")
+        return {name: self.__dict__[name] for name in kept}
+
+    def find_again(self) -> None:
+        """For a deep copy, when the modules of the copy are complete."""
+        self._find()
+        self._state = self._state._replace(versions=[-1] * len(self._state.held))
+
+    # ---- Asked in every call --------------------------------------------------------------------
 
     def is_in_eval_mode(self) -> bool:
-        """Whether all modules are that the generated forward passes by, and the root."""
+        """Whether all modules are whose work the generated forward does."""
         return not any(map(operator.getitem, self._modes, repeat("training")))
 
     def fits(self) -> bool:
-        """Whether modules, tensors and settings are the same, and no module got hooks since."""
-        try:
-            found = list(map(id, map(operator.getitem, self._registers, self._keys)))
-        except KeyError:
-            return False
+        """Whether modules are what they were, and none got hooks since."""
+        versions = self._versions()
         return (
-            (found == self._ids or self._are_equal(found))
-            and list(map(len, self._children)) == self._counts
+            (versions == self._state.versions or self._still_fits(versions))
+            and list(map(type, self._modules)) == self._kinds
             and not any(self._hooks)
-            and not any(map(operator.contains, self._attributes, repeat("forward")))
+            and self._hold_their_entries()
+            and [getter(kind) for kind, getter, _ in self._functions]
+            == [found for *_, found in self._functions]
         )
 
-    def _are_equal(self, found: list[int]) -> bool:
-        """Whether nothing but settings has another identity, and these are equal to what they were.
+    def _hold_their_entries(self) -> bool:
+        try:
+            return self._containers == self._entries
+        except Exception:  # other tensors in a list are compared element by element
+            return False
 
-        torch.export, for one, puts equal tuples in the place of strides. Their identities are
-        remembered, so that the next call compares nothing but these.
-        """
-        first = len(self._tensors)
-        values, ids = list(self._values), list(self._ids)
-        for place, (old, new) in enumerate(zip(self._ids, found, strict=True)):
-            if old == new:
-                continue
-            setting = place - first
-            if not 0 <= setting < len(values):
-                return False
-            value = self._registers[place].get(self._keys[place])
-            if not _is_equal_setting(values[setting], value):
-                return False
-            values[setting], ids[place] = value, id(value)
-        self._values, self._ids = values, ids
-        return True
+    @property
+    def tensors(self) -> list[Tensor | None]:
+        """Those that are folded, as :meth:`fits` found them: the same list while none changes."""
+        return self._state.tensors
 
-    def is_current(self) -> bool:
-        """Whether no tensor has been changed in place."""
-        return list(map(_version, self._tensors)) == self._versions
+    def places(self) -> list[tuple[nn.Module, str, Tensor | None]]:
+        """Where each of the tensors is: in which module, by which name."""
+        return [
+            (module, name, tensor)
+            for module in self._sources
+            for register in (module._parameters, module._buffers)
+            for name, tensor in register.items()
+        ]
 
     def wants_gradient(self) -> bool:
-        """Whether a tensor that was folded is to be learned."""
-        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in self._tensors)
+        """Whether a tensor that is folded is to be learned."""
+        return torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in self.tensors if tensor is not None
+        )
+
+    def _versions(self) -> list[int]:
+        return list(map(_dict_version, self._dicts))
+
+    def _still_fits(self, versions: list[int]) -> bool:
+        """Whether what changed counts for nothing. It is remembered, so that the next call
+        compares numbers alone.
+        """
+        state = self._state
+        if len(state.versions) != len(versions):
+            return False
+        held = list(state.held)
+        for place, (old, new) in enumerate(zip(state.versions, versions, strict=True)):
+            if old != new:
+                now = self._what_counts(place)
+                if not _are_same(held[place], now, place < self._count):
+                    return False
+                held[place] = now
+        self._state = _State(versions, held, self._tensors_of(held))
+        return True
+
+    def _what_counts(self, place: int) -> dict[str, Any]:
+        """What a dictionary holds by now, but for attributes that came since and that no code of
+        the modules' classes knows, such as marks of a training loop.
+        """
+        now = dict(self._dicts[place])
+        number = place - self._count  # of the module, if they are a module's attributes
+        if 0 <= number < len(self._modules):
+            new = now.keys() - self._state.held[place].keys()
+            known = frozenset[str]().union(*map(_names_in, set(self._kinds))) if new else new
+            for name in new - known:
+                del now[name]
+            if number == 0:  # which the root's class is not asked for
+                now.pop("forward", None)
+        return now
+
+    def _tensors_of(self, held: list[dict[str, Any]]) -> list[Tensor | None]:
+        """The tensors that are folded; the list that there is already where it holds the same."""
+        found = [tensor for register in held[: self._count] for tensor in register.values()]
+        known = self._state.tensors
+        is_known = len(found) == len(known) and all(map(operator.is_, found, known))
+        return known if is_known else found
+
+
+class Origin:
+    """The tensors that operands are made of: which, of what version, and where."""
+
+    def __init__(self, tensors: list[Tensor | None]) -> None:
+        self._tensors = tensors
+        self._present = [tensor for tensor in tensors if tensor is not None]
+        self.is_possible = all(
+            type(tensor) in _PLAIN and not tensor.is_inference() for tensor in self._present
+        )
+        if self.is_possible:
+            # They hold the memory, so that nothing else gets an address that is remembered. Numbers
+            # of batches are not folded.
+            self._memory = [tensor.detach() for tensor in self._present]
+            self._placed = [tensor for tensor in self._present if tensor.dim()]
+            self._marks = self._marks_now()
+
+    def is_of(self, tensors: list[Tensor | None]) -> bool:
+        """Whether it is of a proof's tensors, and none has been changed."""
+        return tensors is self._tensors and self.is_unchanged()
+
+    def is_unchanged(self) -> bool:
+        """Whether no tensor has been changed in place, or got other memory."""
+        return self._marks_now() == self._marks
+
+    def _marks_now(self) -> tuple[list[int], list[int]]:
+        return list(map(_version, self._present)), list(map(_address, self._placed))
+
+
+def _are_same(old: dict[str, Any], new: dict[str, Any], are_folded: bool) -> bool:
+    """Whether a dictionary holds the same by now, but for what no call reads.
+
+    A tensor may be another one: it is looked up in each call, or folded.
+    """
+    if are_folded and old.keys() == new.keys():
+        return all(value is None or isinstance(value, Tensor) for value in new.values())
+    names = (old.keys() | new.keys()) - _UNREAD
+    if "track_running_stats" in names:  # a batch norm reads it in training alone
+        names -= {"momentum"}
+    return all(name in old and name in new and _is_same(old[name], new[name]) for name in names)
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return (
+        old is new
+        or (isinstance(old, Tensor) and isinstance(new, Tensor))
+        or _is_equal_setting(old, new)
+    )
 
 
 def _is_equal_setting(old: Any, new: Any) -> bool:
-    """Whether two settings are of the same types and equal; never for tensors and modules."""
+    """Whether two settings are of the same types and equal. torch.export puts equal tuples in the
+    place of strides.
+    """
     if type(old) is not type(new):
         return False
-    if type(old) in (tuple, list):
+    if type(old) is tuple:
         return len(old) == len(new) and all(map(_is_equal_setting, old, new))
     return type(old) in _PLAIN_SETTINGS and bool(old == new)
+
+
+@functools.cache
+def _names_in(kind: type) -> frozenset[str]:
+    """The names of a class's attributes, and those in the code of its functions."""
+    names = set(dir(kind))
+    found: list[Any] = [value for base in kind.__mro__ for value in vars(base).values()]
+    while found:
+        value = found.pop()
+        if isinstance(value, str):
+            names.add(value)
+        elif isinstance(value, (tuple, frozenset)):
+            found += value
+        elif isinstance(value, types.CodeType):
+            found += (*value.co_names, *value.co_consts)
+        else:
+            parts = (getattr(value, part, None) for part in ("__code__", "__func__", "fget"))
+            found += [part for part in parts if part is not None]
+    return frozenset(names)
+
+
+def _copied(container: Any) -> Any:
+    return container.copy()
+
+
+def _has_settings(value: Any) -> bool:
+    """Whether a module's attribute is an object that holds settings of its own."""
+    own = getattr(value, "__dict__", None)
+    return isinstance(own, dict) and not isinstance(value, _WITHOUT_SETTINGS)
+
+
+def _is_of_users(module: nn.Module) -> bool:
+    """Whether a forward may ask what the module does not hold yet; layers of torch.nn do not."""
+    kind = type(module).__module__
+    return not kind.startswith("torch.nn.") or kind.endswith(".container")
+
+
+def _is_below_module(kind: type) -> bool:
+    return issubclass(kind, nn.Module) and kind is not nn.Module
+
+
+def _functions_of(kind: Any) -> tuple[Any, Any, Any]:
+    """The functions and settings of a class itself: the class, what gets them, what it gets."""
+    counts = (types.FunctionType, property, *_PLAIN_SETTINGS)
+    found = vars(kind).items()
+    own = [name for name, value in found if isinstance(value, counts) and name[:2] != "__"]
+    getter = operator.attrgetter("__name__", *own)
+    return kind, getter, getter(kind)

@@ -39,7 +39,7 @@ from .pixel_norms import (
     regrouped,
     upsampled,
 )
-from .plan import Plan
+from .plan import LINEAR_MODULES, Plan
 from .shapes import Shapes
 from .sites import (
     Site,
@@ -53,10 +53,6 @@ from .upsample import upsample_nearest
 
 _ops = torch.ops.spamm_torch
 
-_LINEAR_MODULES = (
-    *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Upsample, nn.UpsamplingNearest2d),
-    *(nn.UpsamplingBilinear2d, nn.Identity, nn.Dropout, nn.Dropout2d, nn.PixelShuffle),
-)
 _LINEAR_FUNCTIONS = (F.avg_pool2d, F.adaptive_avg_pool2d, F.interpolate, F.pixel_shuffle)
 
 
@@ -383,7 +379,7 @@ class _Generator:
             return ()
         if node.op == "call_module":
             module = self._root.get_submodule(str(node.target))
-            known = type(module) in _LINEAR_MODULES
+            known = type(module) in LINEAR_MODULES
         else:
             known = node.op == "call_function" and node.target in _LINEAR_FUNCTIONS
         first = node.args[0] if node.args else None

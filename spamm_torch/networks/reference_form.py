@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..chain import computes_output_norms
 from .fused import Fused
+from .norm_flow import computes_output_norms
 from .plan import Plan
 from .reference_code import generate_reference_code
 from .shapes import shapes_of
@@ -42,8 +43,19 @@ class ReferenceForm(Fused):
         self._forward_with_norms = self._forward_of_few = code.forward_with_norms
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
 
+    def watch_operands(self, names: Sequence[str], mark: Callable[[str], None]) -> None:
+        super().watch_operands(names, mark)
+        count = len(self._layouts)
+        watched: Any = self.operands
+        for number, (place, _, _) in enumerate(self._layouts):  # the last operands
+            watched.places[3 * (number - count)] = names[place]
+
     def serves(self, args: tuple[Any, ...]) -> bool:
-        """As of a generated forward, for arguments that are like the reference but in number."""
+        """As of a generated forward, for arguments that are like the reference but in number, where
+        nothing is to be learned: convolutions of deviations have no gradient.
+        """
+        if torch.is_grad_enabled() and any(p.requires_grad for p in self.root.parameters()):
+            return False
         return super().serves(args) and list(map(_kind, args)) == self._taken
 
     def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:
@@ -57,12 +69,11 @@ class ReferenceForm(Fused):
             args[0].device, args[0].dtype
         )
 
-    def renew(self) -> bool:
+    def renew(self, in_place: bool = True) -> bool:
         """Computes the operands anew; False where that cannot be done now, as in training mode."""
-        if any(module.training for module in self.root.modules()):
-            self._proof = None
-            return False
-        return super().renew()
+        self.forget()
+        is_in_training = any(module.training for module in self.root.modules())
+        return not is_in_training and super().renew(in_place)
 
     def _operands_now(self) -> list[Tensor | None]:
         found = super()._operands_now()

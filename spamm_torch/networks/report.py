@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import collections
+import difflib
 import json
 import os
+import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from .._files import write_text
 from .._table import table
-from .channel_groups import Order
 from .config import SpAMMConfig
 from .leaves import Band
+from .timing import Timing
 
-FORMAT = 2  # of settings files
+FORMAT = 3  # of settings files
+
+_WIDTH = 99  # of a table
+# Where there is no room for all, the last ones are left out.
+_COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us")
 
 
 @dataclass(frozen=True)
@@ -28,13 +36,13 @@ class Row:
         action: "spamm" (a :class:`SpAMMConv2d` now; in the reference form what it was), "dense"
             (dense, with what follows computed in the same call) or "left" (as it was).
         absorbed: what the layer's call computes beside the convolution, as in ("bn", "add",
-            "relu", "pool").
+            "relu", "pool", "groups"): with "groups" all groups are one product, whose blocks of
+            zeros are skipped.
         reason: why this action was chosen.
         setting: what is skipped; None where nothing can be.
         times: measured microseconds of the candidates, by name; empty where none were measured.
         band: the lowest and highest valid ratio of a batch when the setting was calibrated.
-        order: which channel the generated forward computes first, second, ...; None for the
-            model's own order.
+        geometry: the shape with padding and bias, by which a settings file knows the layer.
     """
 
     name: str
@@ -43,25 +51,26 @@ class Row:
     absorbed: tuple[str, ...] = ()
     reason: str = ""
     setting: SpAMMConfig | None = None
-    times: tuple[tuple[str, float], ...] = ()
+    times: tuple[tuple[str, Timing], ...] = ()
     band: Band | None = None
-    order: Order | None = None
+    geometry: str = ""
 
 
 class ConvertReport(tuple[Row, ...]):
-    """The :class:`Row` of every convolution and linear layer; prints as a table with a footer.
+    """The :class:`Row` of every convolution; prints as a table, a summary, and notes.
+
+    ``report[3]`` is a row by number, ``report["layer1.0.conv1"]`` by name. Rows are dataclasses:
+    ``pandas.DataFrame(report)`` has a column for each of their attributes.
 
     Attributes:
         notes: what concerns the whole model: parts that could not be traced or differed, and what
             was measured.
         device: on which the model was converted; a GPU's name.
-        order_batch: whether batches are put in order of likeness.
         reference: the shape of the picture of the reference form; None: no such form.
     """
 
     notes: tuple[str, ...]
     device: str
-    order_batch: bool = False
     reference: tuple[int, ...] | None = None
 
     def __new__(
@@ -71,16 +80,41 @@ class ConvertReport(tuple[Row, ...]):
         report.notes, report.device = tuple(notes), device
         return report
 
-    def __str__(self) -> str:
-        head = ("layer", "shape", "action", "absorbed", "setting", "reason")
-        return "\n".join([table([head, *map(_cells, self)]), self._footer(), *self.notes])
+    def __getitem__(self, key: Any) -> Any:
+        """A row by number or by name, rows by slice; KeyError for a name that none has."""
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        for row in self:
+            if row.name == key:
+                return row
+        close = difflib.get_close_matches(key, [row.name for row in self], 3, 0.4)
+        raise KeyError(f"no row is named {key!r}" + (f" (close: {', '.join(close)})" * bool(close)))
 
-    def _footer(self) -> str:
-        counts = [
-            f"{sum(row.action == action for row in self)} {action}"
-            for action in ("spamm", "dense", "left")
+    def __str__(self) -> str:
+        columns = list(zip(_COLUMNS, *map(_cells, self), strict=True))
+        columns = [column for column in columns if any(column[1:])]
+        left_out: list[str] = []
+        while max(map(len, _text(columns).splitlines())) > _WIDTH and len(columns) > 1:
+            left_out.insert(0, columns.pop()[0])
+        note = [f"no room here for {', '.join(left_out)}: rows have them"] if left_out else []
+        lines = [
+            textwrap.fill(line, _WIDTH, subsequent_indent="  ", break_long_words=False)
+            for line in (*note, *self._summary(), *self.notes)
         ]
-        return f"{len(self)} layers: {', '.join(counts)}"
+        return "\n".join([_text(columns), *lines])
+
+    def _summary(self) -> list[str]:
+        """How many rows have each action, and for which reasons."""
+        actions = collections.Counter(row.action for row in self)
+        counts = ", ".join(f"{actions[action]} {action}" for action in ("spamm", "dense", "left"))
+        reasons = collections.Counter((row.action, row.reason) for row in self)
+        return [
+            f"{len(self)} layers: {counts}",
+            *(
+                f"{count} of {actions[action]} {action}: {reason}"
+                for (action, reason), count in reasons.most_common()
+            ),
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """The settings of all layers, as :func:`convert_` takes them from a file."""
@@ -90,7 +124,6 @@ class ConvertReport(tuple[Row, ...]):
             "format": FORMAT,
             "device": self.device,
             "versions": {"spamm_torch": __version__, "torch": torch.__version__},
-            "order_batch": self.order_batch,
             "reference": self.reference,
             "layers": {row.name: _layer_to_dict(row) for row in self},
             "notes": list(self.notes),
@@ -98,25 +131,38 @@ class ConvertReport(tuple[Row, ...]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the settings as JSON; ``convert_(model, path)`` makes the same choices again."""
-        with open(path, "w") as file:
-            json.dump(self.to_dict(), file, indent=1)
-            file.write("\n")
+        write_text(path, json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def _layer_to_dict(row: Row) -> dict[str, Any]:
     setting = None if row.setting is None else row.setting.to_dict()
-    layer: dict[str, Any] = {"shape": row.shape, "engine": row.action, "setting": setting}
+    layer: dict[str, Any] = {"shape": row.geometry, "engine": row.action, "setting": setting}
     if "pool" in row.absorbed:
         layer["pool"] = True
     if row.band is not None:
         layer["band"] = list(row.band)
-    if row.order is not None:
-        layer["order"] = list(row.order)
     return layer
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    times = ", ".join(f"{name} {time:.1f} us" for name, time in row.times)
-    reason = "; ".join(filter(None, (row.reason, times)))
-    setting = "" if row.setting is None else str(row.setting)
-    return row.name or "(root)", row.shape, row.action, " ".join(row.absorbed), setting, reason
+    times = dict(row.times)
+    dense = times.pop("dense", None)
+    spamm = min(times.values(), key=lambda time: time.median, default=None)
+    us = " / ".join(str(time).replace(" us", "") for time in (dense, spamm) if time is not None)
+    return (
+        *(row.name or "(root)", row.action, row.shape, _short(row.setting)),
+        *(" ".join(row.absorbed), us),
+    )
+
+
+def _text(columns: list[tuple[str, ...]]) -> str:
+    return table(list(zip(*columns, strict=True)))
+
+
+def _short(setting: SpAMMConfig | None) -> str:
+    """The knob, and blocks as in "64x1x1"."""
+    if setting is None:
+        return ""
+    knob, *blocks = setting.to_dict().items()
+    sizes = ["x".join(map(str, size)) if type(size) is tuple else str(size) for _, size in blocks]
+    return " ".join([f"{knob[0]}={knob[1]:.4g}", *sizes])

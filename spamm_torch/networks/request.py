@@ -7,15 +7,14 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from .._arguments import is_integer, is_number
-from .channel_groups import Order
 from .config import NOTHING_SKIPPED, SpAMMConfig
-from .leaves import Band, shape_of
+from .leaves import Band, geometry_of
 from .plan import DENSE, LEFT, Engine
 from .report import FORMAT
 
@@ -31,8 +30,6 @@ class Request:
         overrides: the settings of layers by name; None leaves a layer dense.
         named: the layers that an override names in full: their setting is taken, not chosen.
         engines: the engines of calls by name, from a settings file; they are not chosen again.
-        orders: the orders of the channels that calls compute, likewise.
-        order_batch: whether the settings file is for batches in order of likeness.
         reference: the shape of the reference for which the settings file is; None: for none.
     """
 
@@ -40,17 +37,7 @@ class Request:
     overrides: Mapping[str, SpAMMConfig | None]
     named: frozenset[str]
     engines: Mapping[str, Engine]
-    orders: Mapping[str, Order] = field(default_factory=dict)
-    order_batch: bool = False
     reference: tuple[int, ...] | None = None
-
-    @property
-    def asks_to_skip(self) -> bool:
-        """Whether any setting was given: then it is an error if nothing comes of it. A settings
-        file may well say that every layer is left.
-        """
-        settings = (self.config, *self.overrides.values())
-        return not self.engines and any(setting is not None for setting in settings)
 
     def setting_of(self, layer: str) -> SpAMMConfig | None:
         """What a layer skips at most; None where it is to stay dense."""
@@ -59,14 +46,24 @@ class Request:
         return self.config or NOTHING_SKIPPED
 
 
-def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
-    """Checks the arguments; raises as :func:`convert_`."""
+def read_request(
+    model: nn.Module, config: Any, overrides: Any, knobs: Mapping[str, Any]
+) -> Request:
+    """Checks the arguments; raises as :func:`convert_`. Knobs that are given stand for a config."""
+    given = [name for name, value in knobs.items() if value is not None]
+    if given and config is not None:
+        raise ValueError(
+            "config must come without tau, valid_ratio and max_error, which stand for one; got "
+            f"config and {' and '.join(given)}"
+        )
+    if given:
+        config = SpAMMConfig(**knobs)
     convolutions = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.Conv2d)
     }
-    settings = _Settings({}, {}, False, None)
+    settings = _Settings({}, None)
     if isinstance(config, (str, os.PathLike)):
         if overrides:
             raise ValueError(
@@ -75,9 +72,11 @@ def read_request(model: nn.Module, config: Any, overrides: Any) -> Request:
             )
         config, settings = None, _read_settings(config, convolutions)
     elif config is not None and not isinstance(config, SpAMMConfig):
+        got = type(config).__name__
+        if is_number(config):
+            got = f"{config} (a threshold is tau={config} or SpAMMConfig(tau={config}))"
         raise TypeError(
-            "config must be a SpAMMConfig, the path of a settings file, or None; got "
-            f"{type(config).__name__}"
+            f"config must be a SpAMMConfig, the path of a settings file, or None; got {got}"
         )
     by_name = _read_overrides(overrides, convolutions)
     known_as = _first_names(convolutions)
@@ -158,8 +157,6 @@ class _Settings(NamedTuple):
     """What a settings file holds; see :class:`Request`."""
 
     engines: Mapping[str, Engine]
-    orders: Mapping[str, Order]
-    order_batch: bool
     reference: tuple[int, ...] | None
 
 
@@ -178,12 +175,10 @@ def _read_settings(
             )
             for name, entry in layers.items()
         ]
-        found = {name: entry["order"] for name, entry in layers.items() if "order" in entry}
-        order_batch = settings.get("order_batch", False)
         reference = settings.get("reference")
     except OSError as error:
         raise ValueError(f"config must be a settings file that can be read; got {error}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(
             f"config must be a settings file as a report saves it; got {os.fspath(path)!r}"
         ) from None
@@ -198,27 +193,19 @@ def _read_settings(
                 f"the settings must be those of this model; got a layer {name!r}"
                 f"{_close_names(name, convolutions)}"
             )
-        if shape_of(layer) != shape:
+        if geometry_of(layer) != shape:
             raise ValueError(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
-                f"{shape_of(layer)!r}"
+                f"{geometry_of(layer)!r}"
             )
-        engines[name] = _engine(name, kind, setting, band, pools)
+        engines[name] = _engine(name, layer.groups > 1, kind, setting, band, pools)
     missing = [name for name in convolutions if name not in engines]
     if missing:
         raise ValueError(
             f"the settings must be those of this model; got none for {missing[0]!r} "
             f"({len(missing)} layers are missing)"
         )
-    if not isinstance(order_batch, bool):
-        raise ValueError(
-            f"the settings must have true or false as order_batch; got {order_batch!r}"
-        )
-    orders = {
-        name: _order(name, order, convolutions[name.partition("#")[0]])
-        for name, order in found.items()
-    }
-    return _Settings(engines, orders, order_batch, _reference(reference))
+    return _Settings(engines, _reference(reference))
 
 
 def _check_version(file_format: Any, version: Any) -> None:
@@ -240,9 +227,10 @@ def _release(version: Any) -> list[str]:
     return str(version).split(".")[:2]
 
 
-def _engine(name: str, kind: Any, setting: Any, band: Any, pools: Any) -> Engine:
-    is_setting = isinstance(setting, dict)
-    if kind not in _KINDS or (kind == "spamm") != is_setting or not (is_setting or setting is None):
+def _engine(name: str, is_grouped: bool, kind: Any, setting: Any, band: Any, pools: Any) -> Engine:
+    may_have_setting = kind == "spamm" or (kind == "dense" and is_grouped)
+    is_right = isinstance(setting, dict) if setting is not None else kind != "spamm"
+    if kind not in _KINDS or not is_right or (setting is not None and not may_have_setting):
         raise ValueError(
             f"the settings must have engines {', '.join(_KINDS)}, spamm with a setting; got "
             f"{kind!r} with {setting!r} for {name!r}"
@@ -254,6 +242,8 @@ def _engine(name: str, kind: Any, setting: Any, band: Any, pools: Any) -> Engine
         )
     if kind == "spamm":
         return Engine("spamm", _setting(name, setting), _band(name, band), pools)
+    if setting is not None:
+        return replace(DENSE, joined=_setting(name, setting))
     return DENSE if kind == "dense" else LEFT
 
 
@@ -284,15 +274,3 @@ def _reference(shape: Any) -> tuple[int, ...] | None:
     if not isinstance(shape, list) or not all(map(is_integer, shape)):
         raise ValueError(f"the settings must have a shape or null as reference; got {shape!r}")
     return tuple(shape)
-
-
-def _order(name: str, order: Any, layer: nn.Conv2d) -> Order:
-    channels = layer.out_channels
-    is_order = isinstance(order, list) and all(map(is_integer, order))
-    if not is_order or sorted(order) != list(range(channels)):
-        got = f"{len(order)} entries" if isinstance(order, list) else repr(order)
-        raise ValueError(
-            f"the settings must have orders of a layer's channels, each of 0 to {channels - 1} "
-            f"once; got {got} for {name!r}"
-        )
-    return tuple(order)

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from .capture import Island
 
@@ -42,6 +42,8 @@ def likely_shapes(island: Island) -> list[Shapes]:
             image = torch.empty(size, dtype=conv.weight.dtype, device=conv.weight.device)
             with _without_log():
                 found.append(shapes_of(island, [image]))
+        # Cycles keep its weak references to Parameters, for which torch.utils.swap_tensors raises.
+        mode.fake_tensor_converter.meta_converter.describer.lookup_tensor.clear()
     return found
 
 
@@ -94,3 +96,12 @@ class _Recorder(fx.Interpreter):
         if isinstance(result, Tensor):
             self.shapes[n] = (tuple(result.shape), result.dtype)
         return result
+
+    def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        module = self.fetch_attr(target)
+        # Its decomposition takes most of the time that a network of fake tensors does.
+        keeps_shape = type(module) is nn.BatchNorm2d and not module.training
+        has_hooks = module._forward_hooks or module._forward_pre_hooks
+        if keeps_shape and not has_hooks and len(args) == 1 and isinstance(args[0], FakeTensor):
+            return torch.empty_like(args[0])
+        return super().call_module(target, args, kwargs)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.nn import functional as F
 
-from ..chain import reason_not_plain
 from .capture import Island, is_frozen_batch_norm
+from .leaves import reason_not_plain
 from .pool import is_of_pairs, pooling_of
 from .shapes import Shapes
 
@@ -60,10 +60,9 @@ class Site:
         residual: what is added, or None. activation: "none", or as the ops name it.
         nodes: the nodes whose work the fused call does, the convolution first.
         absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
+        images: of a batch of the example; 0 where none was seen.
         pool: the max pool of 2 x 2 pixels that alone reads what the site computes, where a call
             that skips nothing may compute it, too; or None.
-        output_order, input_order: of the channels that the fused call computes and reads, as
-            indices of the convolution's own; None: the convolution's own order.
     """
 
     name: str
@@ -74,14 +73,8 @@ class Site:
     activation: str = "none"
     nodes: list[fx.Node] = field(default_factory=list)
     absorbed: tuple[str, ...] = ()
+    images: int = 0
     pool: fx.Node | None = None
-    output_order: Tensor | None = None
-    input_order: Tensor | None = None
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether its channels are in another order than the convolution's own."""
-        return self.output_order is not None or self.input_order is not None
 
     @property
     def last(self) -> fx.Node:
@@ -323,6 +316,8 @@ def activation_of(node: fx.Node, root: nn.Module) -> str | None:
 def activation_of_module(module: nn.Module) -> str | None:
     """The name of what an activation module computes, if the ops compute it."""
     if type(module) is nn.LeakyReLU and module.negative_slope != _SLOPE:
+        return None
+    if type(module) is nn.ReLU6 and (module.min_val, module.max_val) != (0, 6):
         return None
     return _MODULES.get(type(module))
 

@@ -1,52 +1,209 @@
-"""Times of calls, for choosing between them: medians of interleaved runs, cold L2 on CUDA."""
+"""Times of calls, for choosing between them: medians of interleaved rounds, and how they vary."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeAlias
 
 import torch
 
+MUST_WIN = 1.03  # how many times as fast another engine than dense has to be
+
+_ATTEMPTS = 3  # at rounds that vary little
+_STEADY = 1.25  # the largest spread of times that are not measured again
 _CUDA_REPEATS = 15
-_CPU_REPEATS = (5, 50)  # the least and the most; short calls are repeated more often
-_CPU_SECONDS = 0.2
+_CPU_REPEATS = (3, 50)  # the least and the most; short calls are repeated more often
+_CPU_SECONDS = 0.2  # for each call
 _L2_BYTES = 1 << 27  # more than the L2 of any GPU that is served
+_MOST_CYCLES = 1 << 30  # of a wait on the device: about half a second
 
-Call = Callable[[], Any]
+Call: TypeAlias = Callable[[], Any]
+Mark: TypeAlias = Callable[[str], None]
+Marking: TypeAlias = Callable[[Mark], Any]
+Around: TypeAlias = Callable[[], AbstractContextManager[Any]]
+Run: TypeAlias = Callable[[], dict[str, float]]  # microseconds of one round, by part
 
 
-def times_of(calls: Sequence[Call], device: torch.device) -> list[float]:
-    """Microseconds of each call: medians, one run of each in turn.
+@dataclass(frozen=True)
+class Timing:
+    """The time of a call, or of a part of it, over several rounds.
+
+    Attributes:
+        median: microseconds.
+        spread: the upper quartile of the rounds, as a multiple of the lower one.
+    """
+
+    median: float
+    spread: float = 1.0
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the rounds agree well enough to choose by them."""
+        return self.spread <= _STEADY
+
+    def beats(self, other: Timing, least: float = MUST_WIN) -> bool:
+        """Whether it is ``least`` times as fast, and faster by more than either of them varies."""
+        return self.median * max(least, self.spread, other.spread) < other.median
+
+    def __str__(self) -> str:
+        return f"{self.median:.0f} us ±{50 * (self.spread - 1):.0f}%"
+
+
+def times_of(
+    calls: Sequence[Call], device: torch.device, around: Sequence[Around] = ()
+) -> list[Timing]:
+    """The time of each call; one run of each in turn.
 
     On CUDA each call is captured into a graph, so that the host does not count, and the L2 cache is
-    flushed between runs; a call that cannot be captured is run as it is. On the CPU the least time
-    counts, since others only add to it.
+    flushed between runs; a call that cannot be captured is run as it is. Rounds that vary much are
+    measured up to twice again, and those that vary least count.
+
+    Args:
+        around: for each call the context in which it runs, whose time does not count.
     """
-    for call in calls:
-        call()
+    around = around or [nullcontext] * len(calls)
+    runs: list[Run]
     if device.type != "cuda":
-        return _cpu_times(calls)
+        runs = [
+            _cpu_run(lambda _, call=call: call(), context)  # type: ignore[misc]
+            for call, context in zip(calls, around, strict=True)
+        ]
+        return [found[""] for found in _steadiest(runs, device)]
     with torch.cuda.device(device):
-        return _cuda_times([_captured(call) for call in calls])
+        flushed = torch.empty(_L2_BYTES, dtype=torch.int8, device="cuda")
+        runs = [_cold_run(*each, flushed) for each in zip(calls, around, strict=True)]
+        return [found[""] for found in _steadiest(runs, device)]
 
 
-def _cpu_times(calls: Sequence[Call]) -> list[float]:
-    times: list[list[float]] = [[] for _ in calls]
-    least, most = _CPU_REPEATS
-    end = time.perf_counter() + _CPU_SECONDS
-    for repeat in range(most):
-        if repeat >= least and time.perf_counter() > end:
+def times_of_parts(
+    calls: Sequence[Marking], device: torch.device, around: Sequence[Around]
+) -> list[dict[str, Timing]]:
+    """The times of the parts of each call; one run of each call in turn.
+
+    A call gets a function that it calls with a part's name where that part begins. A part ends
+    where the next one begins; one that begins several times in a call counts as a whole. The first
+    one is "". On CUDA the device waits until the host is ahead, so that the host does not count.
+    """
+    pairs = zip(calls, around, strict=True)
+    if device.type != "cuda":
+        return _steadiest([_cpu_run(*each) for each in pairs], device)
+    with torch.cuda.device(device):
+        return _steadiest([_queued_run(*each) for each in pairs], device)
+
+
+def _steadiest(runs: Sequence[Run], device: torch.device) -> list[dict[str, Timing]]:
+    """The times by part of each run, from the rounds whose totals vary least."""
+    best, least = [], float("inf")
+    for _ in range(_ATTEMPTS):
+        rounds = [[run() for run in runs] for _ in _rounds(device, len(runs))]
+        of_each = list(zip(*rounds, strict=True))
+        spread = max(_timing([sum(parts.values()) for parts in of]).spread for of in of_each)
+        if spread < least:
+            best, least = of_each, spread
+        if spread <= _STEADY:
             break
-        for found, call in zip(times, calls, strict=True):
-            start = time.perf_counter()
-            call()
-            found.append(1e6 * (time.perf_counter() - start))
-    return [min(found) for found in times]
+    return [
+        {name: _timing([parts[name] for parts in of if name in parts]) for name in of[0]}
+        for of in best
+    ]
 
 
-def _captured(call: Call) -> Call:
+def _timing(times: Sequence[float]) -> Timing:
+    low, median, high = statistics.quantiles(times, n=4, method="inclusive")
+    return Timing(median, high / low if low > 0 else 1.0)
+
+
+def _rounds(device: torch.device, count: int) -> Iterator[int]:
+    if device.type == "cuda":
+        yield from range(_CUDA_REPEATS)
+        return
+    least, most = _CPU_REPEATS
+    end = perf_counter() + count * _CPU_SECONDS
+    for repeat in range(most):
+        if repeat >= least and perf_counter() > end:
+            return
+        yield repeat
+
+
+def _by_part(
+    marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]
+) -> dict[str, float]:
+    """What lies between each mark and the next one; the last mark ends the last part."""
+    found: dict[str, float] = {}
+    for (name, start), (_, end) in itertools.pairwise(marks):
+        found[name] = found.get(name, 0.0) + between(start, end)
+    return found
+
+
+def _cpu_run(call: Marking, around: Around) -> Run:
+    def run() -> dict[str, float]:
+        with around():
+            marks = [("", perf_counter())]
+            call(lambda name: marks.append((name, perf_counter())))
+            marks.append(("", perf_counter()))
+        return _by_part(marks, lambda start, end: 1e6 * (end - start))
+
+    run()
+    return run
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def _microseconds(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return 1e3 * start.elapsed_time(end)
+
+
+def _cold_run(call: Call, around: Around, flushed: torch.Tensor) -> Run:
+    with around():
+        graph = _captured(call)
+
+    def run() -> dict[str, float]:
+        with around() if graph is None else nullcontext():
+            flushed.zero_()
+            start = _event()
+            (graph.replay if graph is not None else call)()
+            end = _event()
+            end.synchronize()
+        return {"": _microseconds(start, end)}
+
+    return run
+
+
+def _queued_run(call: Marking, around: Around) -> Run:
+    """A run on CUDA whose calls are all in the stream before the device begins with them."""
+    with around():
+        call(lambda _: None)
+        torch.cuda.synchronize()
+        began = perf_counter()
+        marks: list[tuple[str, torch.cuda.Event]] = []
+        call(lambda name: marks.append((name, _event())))
+        cycles = min(_MOST_CYCLES, int(4e9 * (perf_counter() - began)))  # twice as long, at 2 GHz
+        torch.cuda.synchronize()
+
+    def run() -> dict[str, float]:
+        with around():
+            torch.cuda._sleep(cycles)
+            marks = [("", _event())]
+            call(lambda name: marks.append((name, _event())))
+            marks.append(("", _event()))
+            torch.cuda.synchronize()
+        return _by_part(marks, _microseconds)
+
+    return run
+
+
+def _captured(call: Call) -> torch.cuda.CUDAGraph | None:
+    """The call as a graph; None where it cannot be one."""
+    call()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
@@ -59,20 +216,5 @@ def _captured(call: Call) -> Call:
             call()
     except RuntimeError:  # it waits for the device, say
         torch.cuda.synchronize()
-        return call
-    return graph.replay
-
-
-def _cuda_times(calls: Sequence[Call]) -> list[float]:
-    flushed = torch.empty(_L2_BYTES, dtype=torch.int8, device="cuda")
-    times: list[list[float]] = [[] for _ in calls]
-    for _ in range(_CUDA_REPEATS):
-        for found, call in zip(times, calls, strict=True):
-            flushed.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            found.append(1e3 * start.elapsed_time(end))
-    return [statistics.median(found) for found in times]
+        return None
+    return graph

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from ..chain import reason_not_plain
 from .capture import Island
+from .leaves import reason_not_plain
 
 _KINDS = (nn.Upsample, nn.UpsamplingNearest2d)
 _ARGUMENTS = ("size", "scale_factor")
