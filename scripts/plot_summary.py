@@ -1,111 +1,198 @@
-"""Draws the picture of the README, docs/results/summary.png, from docs/results/*.json.
+"""Writes the picture and the table of README.md from docs/results; measures nothing.
 
-Left: speedup of products over cuBLAS by the share of block products kept. Right: accuracy of VGG13
-against speedup over cuDNN. Measures nothing, and needs neither the library nor a GPU.
+Left of the picture: speedup of products over cuBLAS by the share of block products kept. Right: the
+speedup of VGG13 over cuDNN where at most a point of accuracy is lost. Needs neither the library nor
+a GPU.
 
     python scripts/plot_summary.py
 """
 
-import json
 import sys
 from pathlib import Path
 
-from bench import mm_report
-from common import REPOSITORY, plots
+from common import REPOSITORY, plots, results
 from common.console import exit_code
-from common.errors import UserError
 from common.options import make_parser
-from common.report_files import write_bytes
-from study import report as study_report
+from models.errors import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
-_SIZE = 8192
+_README = REPOSITORY / "README.md"
+_BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
+_PAGES = ("products", "cpu", "density_matrix", "vgg13", "networks")
+_PRODUCTS = {"data": "decay", "block": 64, "cold": False}
 _PRECISIONS = ("float32", "float64", "float16")
+_MOST_LOST = 1.0  # points of accuracy
 _TEXT = 15
-_LINE = {"marker": "o", "linewidth": 3, "markersize": 8}
 
 
-def products(axis, rows):
+def load(folder):
+    """{page: its rows that hold, each with its "kind" and its run's "header"}.
+
+    Raises:
+        UserError: a page cannot be read.
+    """
+    found = {}
+    for name in _PAGES:
+        page = results.load(folder / f"{name}.json")
+        headers = {run["name"]: run["header"] for run in page["runs"]}
+        kinds = sorted({kind for run in page["runs"] for kind in run["tables"]})
+        found[name] = [
+            row | {"kind": kind, "header": headers[row["run"]]}
+            for kind in kinds
+            for row in results.rows_of(page, kind)
+        ]
+    return found
+
+
+def rows_with(rows, **values):
+    """The rows that have these values.
+
+    Raises:
+        UserError: there is none.
+    """
+    chosen = [row for row in rows if values.items() <= row.items()]
+    if not chosen:
+        raise UserError(f"expected a recorded row with {values}; got none")
+    return chosen
+
+
+# ---- Table --------------------------------------------------------------------------------------
+
+
+def figures(pages):
+    """The lines of README's table."""
+    head = ("workload", "compared with", "nothing skipped", "with skipping")
+    rows = [
+        _of_products(pages["products"], "float16", 8192, "H200", "cuBLAS"),
+        _of_products(pages["products"], "float32", 8192, "H200", "cuBLAS"),
+        _of_products(pages["cpu"], "float32", 4096, "two CPU cores", "MKL"),
+        _of_density(pages["density_matrix"]),
+        _of_vgg13(pages["vgg13"]),
+        _of_resnet50(pages["networks"]),
+    ]
+    return results.table(head, rows, left=(0, 1))
+
+
+def _of_products(rows, precision, n, device, peer):
+    at = {"kind": "products", "precision": precision, "n": n, **_PRODUCTS}
+    speedups = {}
+    for ratio in (1, 0.3, 0.05):
+        [row] = rows_with(rows, ratio=ratio, **at)
+        speedups[ratio] = factor(row["speedup"])
+    skipping = f"{speedups[0.3]} at 30% valid, {speedups[0.05]} at 5%"
+    return f"decay matrices, N = {n}, {precision}, {device}", peer, speedups[1], skipping
+
+
+def _of_density(rows):
+    rows = rows_with(rows, kind="density matrix", run="density_569_h200")
+    best = max((r for r in rows if abs(r["energy_error"]) < 1e-7), key=lambda r: r["over_dense"])
+    name = f"[density matrix](docs/density_matrix.md) of {best['problem'].split(',')[0]}, H200"
+    error = f"{factor(best['over_dense'])}, energy error {best['energy_error']:.0e}"
+    return name, "cuBLAS in float64", "", error
+
+
+def served(rows):
+    """(nothing skipped, with SpAMM, points of accuracy) of the whole VGG13 in one CUDA graph."""
+    at = {"kind": "served", "run": "vgg13_converted_h200", "mode": "CUDA graph"}
+    [plain], [skipping] = (rows_with(rows, network=n, **at) for n in ("nothing skipped", "SpAMM"))
+    [quality] = rows_with(rows, kind="served, quality", run="vgg13_converted_h200")
+    change = quality["accuracy"] - quality["dense_accuracy"]
+    return plain["speedup"], skipping["speedup"], change
+
+
+def _of_vgg13(rows):
+    plain, skipping, change = served(rows)
+    name = "VGG13 on MNIST, batch 128, float16, H200"
+    return name, "cuDNN, fused", factor(plain), f"{factor(skipping)}, accuracy {change:+.2f} points"
+
+
+def _of_resnet50(rows):
+    at = {"network": "resnet50", "batch": 64, "mode": "CUDA graph", "candidate": "ours"}
+    [row] = rows_with(rows, kind="networks", **at)
+    return "ResNet-50, batch 64, float16, H200", "torch.compile", factor(row["speedup"]), ""
+
+
+def factor(value):
+    """As in "0.98x", "1.46x", "6.8x", "33x"."""
+    return f"{value:.{(value < 1.95) + (value < 9.95)}f}x"
+
+
+def with_figures(text, lines):
+    """README with the table between its marks.
+
+    Raises:
+        UserError: it has no marks.
+    """
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise UserError(f"expected a page with the lines {_BEGIN.strip()} and {_END}; got none")
+    return before + begin + "\n".join(lines) + "\n" + end + after
+
+
+# ---- Picture ------------------------------------------------------------------------------------
+
+
+def picture(pages):
+    """The PNG as bytes."""
+    figure, [[left, right]] = plots.panels(1, 2, 5.4, width=12)
+    rows = rows_with(pages["products"], kind="products", n=8192, **_PRODUCTS)
+    _draw_products(left, rows)
+    _draw_networks(right, pages["vgg13"])
+    for axis in (left, right):
+        axis.tick_params(labelsize=_TEXT)
+        axis.xaxis.label.set_size(_TEXT)
+    return plots.png(figure, rows[0], device_size=_TEXT - 3)
+
+
+def _draw_products(axis, rows):
     """Decay matrices of one size, a line for each type."""
     curves = {}
     for precision in _PRECISIONS:
-        chosen = [r for r in rows if (r.data, r.n, r.precision) == ("decay", _SIZE, precision)]
-        chosen.sort(key=lambda row: -row.valid_ratio)
-        curves[precision] = [(100 * row.valid_ratio, row.speedup) for row in chosen]
+        chosen = rows_with(rows, precision=precision)
+        curve = [(100 * row["valid_ratio"], row["speedup"]) for row in chosen]
+        curves[precision] = sorted(curve, reverse=True)
     points = [point for curve in curves.values() for point in curve]
     plots.ratio_axis(axis, min(kept for kept, _ in points), "block products kept")
     plots.factor_axis(axis, [speedup for _, speedup in points])
     ends = []
     for index, (precision, curve) in enumerate(curves.items()):
-        axis.plot(*zip(*curve, strict=True), color=plots.color(index), **_LINE)
-        ends.append((*curve[-1], f"{precision}: {curve[-1][1]:.0f}x", plots.color(index)))
-    axis.set_title(f"Decay matrices, N = {_SIZE}:\nspeedup over cuBLAS", fontsize=_TEXT + 2)
+        color = plots.color(index)
+        axis.plot(*zip(*curve, strict=True), "o-", color=color, linewidth=3, markersize=8)
+        ends.append((*curve[-1], f"{precision}: {factor(curve[-1][1])}", color))
+    title = "Decay matrices, N = 8192:\nspeedup over cuBLAS (higher is faster)"
+    axis.set_title(title, fontsize=_TEXT)
     plots.name_lines(axis, ends, size=_TEXT)
 
 
-def convolutions(axis, study, network):
-    """Accuracy against speedup: VGG13's convolutions but the first, and the network as served."""
-    ends = []
-    axis.axvline(1, color="grey", linewidth=1)
-    axis.axhline(0, color="grey", linewidth=1)
-    for group in study.groups:
-        if len(group.gemms) == 1:
-            continue
-        index = _PRECISIONS.index(group.precision)
-        chosen = [s for s in group.settings if s.layout == "by position"]
-        chosen.sort(key=lambda s: -s.asked_ratio)
-        curve = [(s.over_conv, s.accuracy_change) for s in chosen]
-        axis.plot(*zip(*curve, strict=True), color=plots.color(index), **_LINE)
-        for setting, type_ in zip(chosen[-2:], ("", f"{group.precision}, "), strict=True):
-            name = f"{type_}{setting.asked_ratio:.0%} kept"
-            below = setting.accuracy_change - 0.5
-            ends.append((setting.over_conv, below, name, plots.color(index)))
-    times = network["times_ms"]["CUDA graph"]
-    speedup = times["dense"] / times["SpAMM"]
-    change = network["accuracy"] - network["dense_accuracy"]
-    axis.plot(speedup, change, marker="*", markersize=19, color="black", zorder=3)
-    axis.annotate(
-        f"whole network, float16: {speedup:.2f}x",
-        (speedup, change),
-        xytext=(-2, 14),
-        textcoords="offset points",
-        fontsize=_TEXT - 1,
-        fontweight="bold",
+def _draw_networks(axis, rows):
+    """VGG13's convolutions but the first by type, and the network as served: a bar each."""
+    bars = []
+    for index, precision in ((0, "float32"), (2, "float16")):
+        at = {"title": "conv12 to conv52", "layout": "by position", "precision": precision}
+        near = [
+            row
+            for row in rows_with(rows, kind="study", **at)
+            if row["device"].startswith("NVIDIA") and row["accuracy_change"] >= -_MOST_LOST
+        ]
+        best = max(near, key=lambda r: r["over_conv"])
+        name = f"convolutions,\n{precision},\n{best['valid_ratio']:.0%} kept"
+        bars.append((name, best["over_conv"], best["accuracy_change"], plots.color(index)))
+    _, speedup, change = served(rows)
+    bars.append(("whole network,\nfloat16, served", speedup, change, plots.color(2)))
+    for place, (_, length, lost, color) in enumerate(bars):
+        axis.barh(place, length, color=color, height=0.6)
+        words = f" {factor(length)} ({lost:+.2f})"
+        axis.text(length, place, words, va="center", fontsize=_TEXT, fontweight="bold", color=color)
+    axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
+    axis.invert_yaxis()
+    axis.set_xlim(0, 1.6 * max(length for _, length, *_ in bars))
+    axis.set_xticks([1, 2, 3, 4], ["1x", "2x", "3x", "4x"])
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set_xlabel("speedup over cuDNN (longer is faster)")
+    axis.set_title(
+        "VGG13 on MNIST, within one point\nof accuracy (change in brackets)", fontsize=_TEXT
     )
-    axis.set_xlim(0.8, 7.5)
-    axis.set_xticks(range(1, 7), [f"{factor}x" for factor in range(1, 7)])
-    axis.set_ylim(-12, 2)
-    axis.set_yticks([0, -5, -10], ["0", "-5", "-10"])
-    axis.set_xlabel("speedup over cuDNN")
-    title = "VGG13 on MNIST, its convolutions:\naccuracy change (points)"
-    axis.set_title(title, fontsize=_TEXT + 2)
-    for end in ends:  # one by one: each has room
-        plots.name_lines(axis, [end], size=_TEXT - 1)
-
-
-def summary(folder):
-    """The picture as bytes, from the JSON files in a folder.
-
-    Raises:
-        UserError: a file cannot be read, or lacks what the picture shows.
-    """
-    found = {}
-    for name in ("mm_h200", "study_h200", "vgg13_h200"):
-        path = folder / f"{name}.json"
-        try:
-            found[name] = json.loads(path.read_text())
-        except OSError as error:
-            raise UserError(f"cannot read {path}: {error.strerror}") from error
-        except ValueError as error:
-            raise UserError(f"expected results as JSON; got {path}: {error}") from error
-    header, rows, _ = mm_report.from_data(found["mm_h200"])
-    figure, [[left, right]] = plots.panels(1, 2, 5.4, width=12)
-    products(left, rows)
-    convolutions(right, study_report.from_data(found["study_h200"]), found["vgg13_h200"])
-    for axis in (left, right):
-        axis.tick_params(labelsize=_TEXT)
-        axis.xaxis.label.set_size(_TEXT)
-    return plots.png(figure, header, device_size=_TEXT - 3)
 
 
 def main(arguments=None):
@@ -117,9 +204,15 @@ def main(arguments=None):
         default=_FOLDER,
         help="folder of the JSON files and of the picture (default: docs/results)",
     )
-    folder = parser.parse_args(arguments).results
-    write_bytes(folder / "summary.png", summary(folder))
-    print(f"wrote {folder / 'summary.png'}")
+    parser.add_argument(
+        "--page", type=Path, default=_README, help="page that has the table (default: README.md)"
+    )
+    options = parser.parse_args(arguments)
+    pages = load(options.results)
+    text = with_figures(options.page.read_text(), figures(pages))
+    results.write_bytes(options.results / "summary.png", picture(pages))
+    results.write_bytes(options.page, text.encode())
+    print(f"wrote {options.results / 'summary.png'} and {options.page}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import copy
 
 import torch
 
-from common.errors import first_line
+from models.errors import first_line
 
 
 def compiled(model, example, console):

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from common.errors import UserError
+from models.errors import UserError
 
 _PLAIN_WIDTH = 140  # where there is no terminal to ask, tables must not break
 _PLAIN_EVERY_S = 15
@@ -33,27 +33,6 @@ class Steps:
         self._first = None  # (step, time) of the first call: what an earlier run did took no time
 
     def __enter__(self):
-        if self._console.is_terminal:
-            from rich.progress import (
-                BarColumn,
-                MofNCompleteColumn,
-                Progress,
-                TextColumn,
-                TimeElapsedColumn,
-                TimeRemainingColumn,
-            )
-
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
-                transient=True,
-            )
-            self._task = self._bar.add_task(self._title, total=None)
-            self._bar.start()
         return self
 
     def __exit__(self, *_):
@@ -67,6 +46,8 @@ class Steps:
         """
         now = time.monotonic()
         self._first = self._first or (step, now)
+        if self._console.is_terminal and self._bar is None and step < total:
+            self._start()
         if self._bar is not None:
             description = f"{self._title}: {what}" if what else self._title
             self._bar.update(self._task, completed=step, total=total, description=description)
@@ -78,6 +59,29 @@ class Steps:
         if message is not None:
             self._console.print(f"{self._title}: {message}")
             self._printed = now
+
+    def _start(self):
+        """Draws the bar, at the first step that leaves others: what was done needs none."""
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task(self._title, total=None)
+        self._bar.start()
 
     def _remaining(self, step, total, now):
         """As in ", about 5 min left"; nothing before this run has made a step or when all are."""
@@ -111,7 +115,8 @@ def exit_code(main):
         print(f"error: {where}: {error.strerror or error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
-        print(f"interrupted: {error}" if str(error) else "interrupted", file=sys.stderr)
+        kept = str(error) or "files that are written are whole; the same command makes the others"
+        print(f"interrupted: {kept}", file=sys.stderr)
         return 130
     return 0
 

@@ -10,10 +10,11 @@ import json
 import os
 
 import spamm_torch
-from common.errors import UserError
-from common.files import write_atomically
+from models.errors import UserError
+from models.files import write_atomically
 
 _FORMAT = "spamm_torch journal 1"
+_NOTHING = "no group of measurements was finished; the same command begins with the first"
 
 
 class Journal:
@@ -41,10 +42,9 @@ class Journal:
         return self
 
     def __exit__(self, kind, error, _):
-        if kind is KeyboardInterrupt and self._groups and not str(error):
-            raise KeyboardInterrupt(
-                f"finished groups are in {self.path}; the same command goes on from there"
-            ) from None
+        if kind is KeyboardInterrupt and str(error) in ("", _NOTHING):  # said by another journal
+            kept = f"finished groups are in {self.path}; the same command goes on from there"
+            raise KeyboardInterrupt(kept if self._groups else _NOTHING) from None
 
     def __len__(self):
         return len(self._groups)

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from common.errors import UserError
+from models.errors import UserError
 
 
 def make_parser(doc, **rest):
@@ -91,7 +91,7 @@ def add_output_options(parser, name=None):
 
 
 def add_timing_options(parser, ratios, rounds):
-    """``--ratios``, ``--repeats`` and ``--cold``.
+    """``--ratios`` and ``--repeats``.
 
     Args:
         ratios: default valid ratios. rounds: {"cpu" or "cuda": default number of rounds}, which
@@ -111,6 +111,9 @@ def add_timing_options(parser, ratios, rounds):
         type=positive_integer,
         help=f"rounds of each timing (default: {rounds['cuda']}; on the CPU {rounds['cpu']})",
     )
+
+
+def add_cold_option(parser):
     parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
 
 

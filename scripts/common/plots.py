@@ -1,16 +1,17 @@
-"""What all pictures share: size, ticks, names at the ends of lines, the line about the device.
+"""Pictures of rows of results, and what all pictures share: size, ticks, the line about the device.
 
-A picture is drawn for a page that shows it 850 pixels wide. No panel has more than four lines, each
-with its name at its end. Valid ratios fall to the right in all of them: the more is skipped, the
-further right. matplotlib is imported where it is used, for it takes a second.
+A page shows a picture 850 pixels wide. matplotlib is imported where it is used, for it takes a
+second.
 """
 
 import io
 
+from common.tables import Lines, text
+
 WIDTH = 8.5  # inches, of a picture that is shown 850 pixels wide
 _DPI = 160
-_COLORS = ("#1f5fa8", "#d1495b", "#2e8b57", "#8a5cb8")
-MOST_LINES = len(_COLORS)
+_COLORS = ("#1f5fa8", "#d1495b", "#2e8b57", "#8a5cb8", "#c98a1b", "#555555")
+_MOST_PANELS = 3
 _RATIO_TICKS = (100, 60, 30, 10, 5)
 _FACTOR_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
@@ -146,3 +147,82 @@ def speedup_map(axis, speedups):
 def _breaks_even(before, value):
     """Whether the line of a speedup of 1 runs between two cells."""
     return before is not None and (before >= 1) != (value >= 1)
+
+
+# ---- Pictures of rows ---------------------------------------------------------------------------
+
+
+def draw(picture, rows, title, header):
+    """The picture of rows of results as the bytes of a PNG.
+
+    Args:
+        picture: Lines or Map of common.tables. rows: with what is drawn.
+        header: of the run with the device.
+    """
+    is_lines = isinstance(picture, Lines)
+    drawn = picture.drawn
+    for name, wanted in picture.prefer.items():
+        known = [row[name] for row in rows]
+        numbers = [value for value in known if isinstance(value, (int, float))]
+        chosen = wanted if wanted in known else max(numbers or known[:1])
+        rows = [row for row in rows if row[name] == chosen]
+        if not isinstance(chosen, bool):
+            title += f", {name} {text(chosen)}"
+    groups = {}
+    for row in rows:
+        groups.setdefault(row.get(picture.panel), []).append(row)
+    shown = dict(list(groups.items())[:_MOST_PANELS])
+    height = 3.6
+    if not is_lines:
+        height = 1.3 + 0.25 * max(len(_by(group, picture.row)) for group in shown.values())
+    figure, (axes,) = panels(1, len(shown), height, sharey=is_lines)
+    for axis, (name, group) in zip(axes, shown.items(), strict=True):
+        (_draw_lines if is_lines else _draw_map)(axis, picture, group)
+        axis.set_title(text(name, picture.panel))
+    if is_lines:
+        axes[0].set_ylabel(picture.labels[1])
+    if drawn == "speedup" and is_lines:
+        factor_axis(axes[0], [row[drawn] for row in rows], picture.labels[1])
+    return png(figure, header, title)
+
+
+def _by(rows, columns):
+    """{name: rows} of the values of some columns."""
+    found = {}
+    for row in rows:
+        name = ", ".join(text(row[column], column) for column in columns)
+        found.setdefault(name, []).append(row)
+    return found
+
+
+def _draw_lines(axis, picture, rows):
+    for index, (name, line) in enumerate(list(_by(rows, picture.line).items())[: len(_COLORS)]):
+        scale = 100 if picture.x == "valid_ratio" else 1
+        points = sorted((scale * row[picture.x], row[picture.drawn]) for row in line)
+        axis.plot(*zip(*points, strict=True), marker="o", ms=4, color=color(index), label=name)
+    axis.grid(alpha=0.25)
+    axis.set_xlabel(picture.labels[0])
+    if "x" in picture.log:
+        axis.set_xscale("log")
+    if "y" in picture.log:
+        axis.set_yscale("log")
+    if picture.x == "n":
+        sizes = sorted({row["n"] for row in rows})
+        axis.set_xticks(sizes, [f"{size / 1024:g}k" for size in sizes], fontsize=8)
+        axis.set_xticks([], minor=True)
+    if picture.x == "valid_ratio":
+        ratio_axis(axis, 100 * min(row["valid_ratio"] for row in rows))
+    axis.legend(fontsize=8)
+
+
+def _draw_map(axis, picture, rows):
+    lines = _by(rows, picture.row)
+    columns = list(_by(rows, (picture.column,)))
+    key = picture.column
+    found = {
+        name: {text(row[key], key): row[picture.drawn] for row in line}
+        for name, line in lines.items()
+    }
+    speedup_map(axis, [[line.get(column) for column in columns] for line in found.values()])
+    axis.set_yticks(range(len(lines)), list(lines))
+    axis.set_xticks(range(len(columns)), columns, rotation=30 if len(columns) > 4 else 0)

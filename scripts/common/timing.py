@@ -2,8 +2,8 @@
 
 All candidates take turns, round after round, so that they meet the same clocks and the same
 neighbours on the machine; the median over the rounds counts. On CUDA a candidate is a CUDA graph,
-timed with events: what the device needs, not how fast Python launches. Unless that is asked for:
-eager calls are timed by the clock, several in a row until the device is done.
+timed with events: the time of the device, not of Python's launches. Eager calls, on request, are
+timed by the clock, several in a row until the device is done.
 """
 
 import math

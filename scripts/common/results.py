@@ -1,0 +1,343 @@
+"""Results: rows of figures in a JSON file, and the page and the picture that are made of them.
+
+A file is a page: {"title", "headline", "notes", "runs"}. A run is what one command measured:
+{"name", "said", "header", "tables"}. A table is a list of rows, dicts with the same keys, under
+its kind; common.tables says how a page shows a kind. In the file a table is {"columns", "rows"},
+one row a line.
+
+A measurement that is made again supersedes the old one: `add` marks old rows that have the key of a
+new one, on the same device, with the date of the new one. Pages show the rows that hold.
+"""
+
+import datetime
+import importlib.util
+import json
+import shlex
+import textwrap
+from pathlib import Path
+
+from common.tables import KINDS, text
+from models.errors import UserError
+from models.files import write_atomically
+
+_MARK = "superseded"  # a column: the date, or None
+_WIDTH = 120  # of text
+_APART = ("device", "date", "command")  # of a header: columns of their own
+
+
+def run_header(machine, script, arguments, folder="scripts"):
+    """What every result opens with.
+
+    Args:
+        machine: as from describe_machine.
+        script: its file name, as in "bench.py". arguments: its command line, of which absolute
+            paths, which belong to one machine, are recorded by their last part.
+        folder: of the repository that holds the script.
+    """
+    said = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
+    return machine | {
+        "date": datetime.date.today().isoformat(),
+        "command": shlex.join(["python", f"{folder}/{script}", *said]),
+    }
+
+
+# ---- Files --------------------------------------------------------------------------------------
+
+
+def load(path):
+    """The page in a JSON file.
+
+    Raises:
+        UserError: the file cannot be read, or is no page of results.
+    """
+    try:
+        page = json.loads(path.read_text())
+        for run in page["runs"]:
+            run["tables"] = {
+                kind: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+                for kind, table in run["tables"].items()
+            }
+            _check(run)
+        _markdown(page, path.stem)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"expected a page of results as JSON; got something else in {path}"
+        ) from error
+    return page
+
+
+def _check(run):
+    unknown = set(run["tables"]) - set(KINDS)
+    if unknown:
+        raise KeyError(f"no table is of kind {unknown.pop()}")
+
+
+def rows_of(page, kind):
+    """The rows of a kind that hold, of all runs, each with its run's device and name."""
+    return [
+        row | {"device": run["header"]["device"], "run": run["name"]}
+        for run in page["runs"]
+        for row in run["tables"].get(kind, ())
+        if not row.get(_MARK)
+    ]
+
+
+def write(path, page):
+    """Writes a page: the JSON file, the Markdown and, where there is one, the picture beside it.
+
+    Returns:
+        The paths written.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    contents = {".json": _as_json(page).encode(), ".md": _markdown(page, path.stem).encode()}
+    picture = _picture(page)
+    if picture is not None:
+        contents[".png"] = picture
+    for suffix, content in contents.items():
+        write_bytes(path.with_suffix(suffix), content)
+    return [path.with_suffix(suffix) for suffix in contents]
+
+
+def write_bytes(path, content):
+    """Writes a file in full or not at all."""
+    write_atomically(path, lambda file: file.write(content))
+
+
+def _as_json(page):
+    """One row a line, so that a change of figures is a change of lines."""
+    runs = []
+    for run in page["runs"]:
+        tables = ",\n".join(
+            f"  {json.dumps(kind)}: {_table_as_json(rows)}" for kind, rows in run["tables"].items()
+        )
+        head = ",\n".join(
+            f" {json.dumps(key)}: {json.dumps(run[key])}" for key in ("name", "said", "header")
+        )
+        runs.append(f"{{{head[1:]},\n" + ' "tables": {\n' + f"{tables}}}}}")
+    head = ",\n".join(
+        f"{json.dumps(key)}: {json.dumps(page[key])}" for key in ("title", "headline", "notes")
+    )
+    return f"{{{head},\n" + '"runs": [\n' + ",\n".join(runs) + "]}\n"
+
+
+def _table_as_json(rows):
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ",\n   ".join(json.dumps([row.get(name) for name in columns]) for row in rows)
+    return f'{{"columns": {json.dumps(columns)},\n   "rows": [\n   {lines}]}}'
+
+
+def add(page, run):
+    """Puts a run into a page, in the place of one of its name, and marks what it supersedes."""
+    _check(run)
+    page["runs"] = [old for old in page["runs"] if old["name"] != run["name"]]
+    for kind, rows in run["tables"].items():
+        keys = {_key(kind, row) for row in rows if not row.get("absent")}
+        for old in page["runs"]:
+            if old["header"]["device"] == run["header"]["device"]:
+                for row in old["tables"].get(kind, ()):
+                    if _key(kind, row) in keys:
+                        row[_MARK] = row.get(_MARK) or run["header"]["date"]
+    page["runs"].append(run)
+
+
+def _key(kind, row):
+    return tuple(str(row.get(name)) for name in KINDS[kind].key)
+
+
+def finish(path, title, run, console=None, notes=""):
+    """Ends a measurement: shows its tables, writes them as a page of one run, says where.
+
+    Args:
+        path: of the page's files, without suffix. console: None where rich is not installed.
+        notes: what a reader of the tables must know.
+    """
+    _check(run)
+    say = console.print if console else print
+    for kind, rows in run["tables"].items():
+        for view in KINDS[kind].views:
+            _print(view, rows, console)
+    say(run["said"])
+    if not _can_draw():
+        say("no picture: matplotlib is not installed")
+    page = {"title": title, "headline": run["said"], "notes": notes, "runs": [run]}
+    for written in write(path.with_name(path.name + ".json"), page):
+        say(f"wrote {written}")
+
+
+def _can_draw():
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+# ---- Pages --------------------------------------------------------------------------------------
+
+
+def _markdown(page, name):
+    lines = [f"# {page['title']}", "", *_wrapped(page["notes"])]
+    if _shown(page) is not None:
+        lines += [f"![{page['title']}]({name}.png)", ""]
+    runs = [
+        (run["name"], header["device"], header["date"], f"`{header['command']}`", _about(header))
+        for run in page["runs"]
+        for header in (run["header"],)
+    ]
+    lines += [*table(("run", *_APART, "with"), runs, left=range(5)), ""]
+    for run in page["runs"]:
+        lines += [f"## {run['name']}", "", *_wrapped(run["said"])]
+        for kind, rows in run["tables"].items():
+            lines += _of_table(kind, rows, brief=len(page["runs"]) > 1)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _about(header):
+    """Versions and circumstances."""
+    return "; ".join(
+        f"{key} {text(value)}"
+        for key, value in header.items()
+        if key not in _APART and value not in (None, "", False) and not isinstance(value, dict)
+    )
+
+
+def _wrapped(words):
+    """Lines of a text, each paragraph filled, and an empty one; none of no text."""
+    paragraphs = [textwrap.wrap(part, _WIDTH, break_on_hyphens=False) for part in words.split("\n")]
+    return [*[line for lines in paragraphs for line in lines or [""]], ""] if words else []
+
+
+def _of_table(kind, rows, brief):
+    lines = []
+    holding = [row for row in rows if not row.get(_MARK)]
+    for view in KINDS[kind].views:
+        head, cells = _cells(view, holding, brief)
+        if cells:
+            lines += [view.title, "", *table(head, cells, left=range(view.texts)), ""]
+    dates = sorted({row[_MARK] for row in rows if row.get(_MARK)})
+    if dates:
+        said = f"{len(rows) - len(holding)} of {len(rows)} rows are not shown: superseded on "
+        lines += [f"{said}{', '.join(dates)} by a run below.", ""]
+    return lines + _absent(kind, holding)
+
+
+def _absent(kind, rows):
+    """Which rows have no figures, and why: a line for each reason."""
+    by_reason = {}
+    for row in rows:
+        if row.get("absent"):
+            name = " ".join(
+                text(row[key], key) for key in KINDS[kind].key if row.get(key) is not None
+            )
+            by_reason.setdefault(row["absent"], []).append(name)
+    lines = [f"- Not measured: {'; '.join(names)}: {why}." for why, names in by_reason.items()]
+    return [*lines, ""] if lines else []
+
+
+def _cells(view, rows, brief=False):
+    """Head and rows of a table, as text; ``brief``: as on a page of several runs."""
+    rows = [row for row in rows if not row.get("absent")]
+    for name, values in view.shown.items() if brief else ():
+        rows = [row for row in rows if row[name] in values] or rows
+    index = [name for name in view.index if any(row.get(name) is not None for row in rows)]
+    lines = {}
+    for row in rows:
+        place = tuple(text(row.get(name), name) for name in index)
+        lines.setdefault(place, {})[row[view.across] if view.across else None] = row
+    values = [x for x in view.values if any(row.get(x.column) is not None for row in rows)]
+    across = list(dict.fromkeys(key for line in lines.values() for key in line))
+    if view.across is None:
+        head = (*index, *(x.title or x.column for x in values))
+        cells = [(*at, *(x.text(line[None]) for x in values)) for at, line in lines.items()]
+        return head, cells
+    beside = [x for x in values if x.beside]
+    inside = [x for x in values if not x.beside]
+    head = (
+        *index,
+        *(x.title or x.column for x in beside),
+        *(text(key, view.across) for key in across),
+    )
+    cells = [
+        (
+            *at,
+            *(x.text(next(iter(line.values()))) for x in beside),
+            *(" ".join(filter(None, (x.text(line.get(c)) for x in inside))) for c in across),
+        )
+        for at, line in lines.items()
+    ]
+    return head, cells
+
+
+def table(head, rows, left=(0,)):
+    """Lines of a Markdown table; ``left`` columns are aligned left, the others right."""
+    rule = ["---" if column in left else "---:" for column in range(len(head))]
+    return [_row(head), _row(rule), *map(_row, rows)]
+
+
+def _row(cells):
+    return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+
+
+def _print(view, rows, console):
+    """A table on the terminal; where rich is not installed as in Markdown."""
+    head, cells = _cells(view, rows)
+    if not cells:
+        return
+    if console is None:
+        print("\n".join([view.title, *table(head, cells, left=range(view.texts))]))
+        return
+    from rich.table import Table
+
+    shown = Table(title=view.title, title_justify="left")
+    for place, name in enumerate(head):
+        wrapped = "\n".join(textwrap.wrap(name, 9, break_long_words=False)) if place else name
+        justify = "left" if place < view.texts else "right"
+        shown.add_column(wrapped, justify=justify, no_wrap=place > 0)
+    for row in cells:
+        shown.add_row(*row)
+    console.print(shown)
+
+
+def index(pages):
+    """A page that names all pages: {file's name: page}."""
+    lines = [
+        "# Results",
+        "",
+        "What was measured, a page a subject. A page has tables, devices, dates and commands; the",
+        "JSON file beside it has every row. `python scripts/plot_results.py` makes pages and this",
+        "index of the JSON files; `--add FILE` puts what a script measured into a page first.",
+        "",
+        *(f"- [{page['title']}]({name}.md): {page['headline']}" for name, page in pages.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+# ---- Pictures -----------------------------------------------------------------------------------
+
+
+def _shown(page):
+    """(picture, rows) of the first kind on the page that is drawn; None where none is.
+
+    The rows are those of the first run's device.
+    """
+    if not page["runs"] or not _can_draw():
+        return None
+    device = page["runs"][0]["header"]["device"]
+    for kind, of_kind in KINDS.items():
+        rows = [row for row in rows_of(page, kind) if row["device"] == device]
+        picture = of_kind.picture
+        rows = [row for row in rows if picture and row.get(picture.drawn) is not None]
+        if rows:
+            return picture, rows
+    return None
+
+
+def _picture(page):
+    """The bytes of a PNG, or None."""
+    from common import plots
+
+    shown = _shown(page)
+    if shown is None:
+        return None
+    picture, rows = shown
+    return plots.draw(picture, rows, page["title"], page["runs"][0]["header"])
