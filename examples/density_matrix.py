@@ -21,14 +21,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common, ergo
+
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
 import torch
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common, bench, ergo
-
-from bench import density_report
+from common import results
 from common.console import exit_code, make_console
-from common.errors import UserError
-from common.files import require_writable, write_atomically
 from common.machine import describe_machine
 from common.options import (
     add_device_option,
@@ -43,12 +43,17 @@ from common.options import (
 from common.options import (
     show as shown,
 )
-from common.report_files import run_header, write_results
 from density import sources
 from density.basis import inverse_root, symmetric_part, transformed
-from density.measuring import measure, methods
+from density.measuring import DENSE, EIGH, UNSKIPPED, measure, methods, said, tables
+from models.errors import UserError
+from models.files import require_writable, write_atomically
 
-_PEERS = (density_report.EIGH, density_report.DENSE, density_report.UNSKIPPED)
+_PEERS = (EIGH, DENSE, UNSKIPPED)
+_NOTES = """\
+Seconds are medians of the whole iteration, norms and the choice of each step included. The energy
+error is that of 2 tr(X F) against the sum over eigenvalues, or against torch.mm's iteration where
+no eigenvalues were computed. The JSON file has every iteration."""
 
 
 def parse(arguments):
@@ -162,7 +167,7 @@ def parse(arguments):
         "as the array density of an .npz file (default: none)",
     )
     options = parser.parse_args(arguments)
-    if {density_report.EIGH, density_report.DENSE} <= set(options.without):
+    if {EIGH, DENSE} <= set(options.without):
         parser.error("argument --without: expected one of eigh and torch.mm to stay")
     options.chain = options.chain or 2000
     options.device = choose_device(options.device)
@@ -205,42 +210,6 @@ def write_density(path, density):
     write_atomically(path, lambda file: np.savez_compressed(file, density=density.numpy()))
 
 
-def show(title, head, rows):
-    """A table: rich's, or where that is not installed plain columns."""
-    if importlib.util.find_spec("rich"):
-        from rich import box
-        from rich.table import Table
-
-        table = Table(title=title, box=box.SIMPLE_HEAD)
-        for column, name in enumerate(head):
-            table.add_column(
-                name, no_wrap=column in (0, 1, len(head) - 1), justify="right" if column else "left"
-            )
-        for row in rows:
-            table.add_row(*map(str, row))
-        make_console().print(table)
-        return
-    columns = zip(head, *rows, strict=True)
-    widths = [max(len(str(cell)) for cell in column) for column in columns]
-    print(title)
-    for row in (head, *rows):
-        print("  ".join(str(cell).rjust(width) for cell, width in zip(row, widths, strict=True)))
-
-
-def finish(data, options):
-    """Shows the tables and writes the results."""
-    show("Methods", *density_report.summary_table(data))
-    show("Iterations", *density_report.iteration_table(data))
-    with_picture = importlib.util.find_spec("matplotlib") is not None
-    if not with_picture:
-        print("no picture: matplotlib is not installed")
-    page, picture, conclusion = density_report.report(data, options.name, with_picture)
-    paths = write_results(options.out, options.name, data=data, markdown=page, picture=picture)
-    print(conclusion)
-    for path in paths:
-        print(f"wrote {path}")
-
-
 @torch.inference_mode()
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
@@ -260,14 +229,23 @@ def main(arguments=None):
         fock, problem, compared, repeats=options.repeats, block=options.block, progress=say
     )
     machine = describe_machine(options.device)
-    header = run_header(machine, "density_matrix.py", arguments, folder="examples")
+    header = results.run_header(machine, "density_matrix.py", arguments, folder="examples")
     header |= {
         "functions": len(fock),
         "electrons": problem.electrons,
         "atoms": problem.atoms,
         "block": options.block,
     }
-    finish({"header": header, "problem": problem.name, "methods": rows}, options)
+    found = tables(problem.name, rows)
+    run = {
+        "name": options.name,
+        "said": said(found["density matrix"]),
+        "header": header,
+        "tables": found,
+    }
+    title = "The density matrix by purification"
+    console = make_console() if importlib.util.find_spec("rich") else None
+    results.finish(options.out / options.name, title, run, console, _NOTES)
 
     if z is not None:
         projector = transformed(projector, z, block=options.block)

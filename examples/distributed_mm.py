@@ -13,8 +13,6 @@ import os
 import torch
 import torch.distributed as dist
 
-import spamm_torch
-
 
 def rows_with_decay(begin, end, columns, device):
     """Rows begin to end of a matrix whose entries decay away from the diagonal."""
@@ -23,10 +21,15 @@ def rows_with_decay(begin, end, columns, device):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=2048, help="of A and B (default: 2048)")
     parser.add_argument("--valid-ratio", type=float, default=0.2, help="of block products")
     options = parser.parse_args()
+    if "LOCAL_RANK" not in os.environ:
+        raise SystemExit("error: start it with torchrun, as --help says")
+    import spamm_torch  # not above: --help needs no library
 
     local_rank, local_ranks = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     on_gpus = torch.cuda.device_count() >= local_ranks

@@ -1,4 +1,4 @@
-"""The study's networks and data: VGG13 on MNIST, and U-Net. Not part of the installed package.
+"""Networks and data: VGG13 on MNIST, U-Net, and water clusters. Not in the installed package.
 
-Used by scripts/, from whose package ``common`` it takes errors and file writing.
+Used by scripts/ and examples/; imports nothing of theirs. errors and files are for them, too.
 """

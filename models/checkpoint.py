@@ -4,8 +4,8 @@ import zipfile
 
 import torch
 
-from common.errors import UserError, first_line
-from common.files import write_atomically
+from models.errors import UserError, first_line
+from models.files import write_atomically
 
 _FORMAT = "spamm_torch training 1"
 _KEYS = {"format", "config", "data", "step", "model", "optimizer"}

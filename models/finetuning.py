@@ -8,21 +8,12 @@ be stopped at any time and goes on from its checkpoint.
 import copy
 from dataclasses import dataclass, field
 
-import torch
-
-from models.data import to_pictures
 from models.training import TrainConfig, one_cycle, train
 from models.vgg13 import CONVOLUTIONS
 from spamm_torch import SpAMMConfig, convert_
-from spamm_torch.networks.capture import capture
-from spamm_torch.networks.channel_groups import find_groups, put_in_order
-from spamm_torch.networks.channel_order import orders_by_norms
-from spamm_torch.networks.example import Example
-from spamm_torch.networks.sites import find_sites
 
 SKIPPING = CONVOLUTIONS[1:]  # the first one has three input channels
 _PIXEL_BLOCK = (64, 1, 1)
-STATISTICS = 512  # images for the norms of channels
 PEAK_LEARNING_RATE = 3e-4
 
 
@@ -63,11 +54,6 @@ class FineTuneConfig:
         return one_cycle(self.peak, progress)
 
 
-def skip_all(ratio):
-    """The settings in which all convolutions but the first keep the same valid ratio."""
-    return {name: {"valid_ratio": ratio} for name in SKIPPING}
-
-
 def with_skipping(model, settings, **options):
     """A copy of a VGG13 whose convolutions skip.
 
@@ -85,37 +71,6 @@ def with_skipping(model, settings, **options):
     return model
 
 
-def in_order(model, pictures):
-    """A copy of a VGG13 whose channels are in the order of their norms, which computes the same.
-
-    The order is convert_'s (reorder=True), but in the parameters themselves: so training skips in
-    it, too.
-    """
-    model = copy.deepcopy(model).eval()
-    [island] = capture(model).islands
-    sites = find_sites(island, lambda *_: False)
-    with torch.no_grad():
-        _, inputs = Example(pictures).record(model, [])
-        found = {site.name: inputs[site.conv][0] for site in sites}
-        groups = find_groups(island, sites)
-        put_in_order(island, groups, orders_by_norms(groups, set(SKIPPING), found))
-        for site in sites:
-            site.conv.weight.copy_(_ordered(site.conv.weight, 1, site.input_order))
-            rows = [site.conv.weight, site.conv.bias]
-            if site.batch_norm is not None:
-                norm = site.batch_norm
-                rows += [norm.weight, norm.bias, norm.running_mean, norm.running_var]
-            for tensor in rows:
-                tensor.copy_(_ordered(tensor, 0, site.output_order))
-        for places in island.put_back.values():  # one pixel is left of the picture there
-            model.fc1.weight.copy_(_ordered(model.fc1.weight, 1, places.argsort()))
-    return model
-
-
-def _ordered(tensor, dim, order):
-    return tensor if order is None else tensor.index_select(dim, order.to(tensor.device))
-
-
 def fine_tune(config, model, digits, path, device, report):
     """Fine-tunes a copy of a trained model, from the checkpoint at ``path`` where there is one.
 
@@ -126,11 +81,9 @@ def fine_tune(config, model, digits, path, device, report):
             raised, too.
 
     Returns:
-        The fine-tuned model in eval mode, with skipping on. Its channels are in the order of their
-        norms. Its state dict fits the VGG13 that it was made from.
+        The fine-tuned model in eval mode, with skipping on. Its state dict fits the
+        VGG13 that it was made from.
     """
-    training, _ = digits.split(config.seed)
-    pictures = to_pictures(training.images[:STATISTICS]).to(model.conv11.weight.device)
-    start = with_skipping(in_order(model, pictures), config.settings)
+    start = with_skipping(model, config.settings)
     teacher = copy.deepcopy(model).to(device).eval()
     return train(config, digits, path, device, report, start, teacher)

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 import torch
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from common.errors import UserError
 from models.checkpoint import load_checkpoint, save_checkpoint
 from models.data import draw_shifts, to_pictures
+from models.errors import UserError
 from models.vgg13 import VGG13
 
 MODELS = ("vgg13", "vgg13_bn")
@@ -122,7 +122,7 @@ def train(config, digits, path, device, report, start=None, teacher=None):
         report(run.step, run.steps, f"already trained: {path}")
     elif run.step:
         report(run.step, run.steps, f"resumed from {path} at step {run.step} of {run.steps}")
-    with _interrupt_noted() as interrupted:
+    with interrupt_noted() as interrupted:
         _advance(run, config, validation, report, interrupted)
         if interrupted():
             raise KeyboardInterrupt
@@ -149,14 +149,18 @@ def _advance(run, config, validation, report, interrupted):
             run.save()
             saved = time.monotonic()
         if interrupted():
-            raise KeyboardInterrupt(
-                f"step {run.step} of {run.steps} is saved in {run.path}; the same command goes on "
-                "from there"
-            )
+            raise interrupted_at(run.step, run.steps, run.path)
+
+
+def interrupted_at(step, steps, path):
+    """The KeyboardInterrupt that says where a saved training stands and how to go on."""
+    return KeyboardInterrupt(
+        f"step {step} of {steps} is saved in {path}; the same command goes on from there"
+    )
 
 
 @contextlib.contextmanager
-def _interrupt_noted():
+def interrupt_noted():
     """Inside, a first Ctrl-C only makes the function given true; a second one interrupts.
 
     A step cut in two would leave parameters and optimizer that no checkpoint may hold.

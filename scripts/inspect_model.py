@@ -12,8 +12,6 @@ from pathlib import Path
 import common  # noqa: F401  before the library, which it finds
 import spamm_torch
 from common.console import exit_code, make_console
-from common.errors import UserError, first_line
-from common.files import require_writable
 from common.machine import describe_machine
 from common.options import (
     add_folder_option,
@@ -23,7 +21,9 @@ from common.options import (
     positive_integer,
     valid_ratio,
 )
-from common.report_files import write_bytes
+from common.results import write_bytes
+from models.errors import UserError, first_line
+from models.files import require_writable
 from models.training import validation_pictures
 from study.skipped import chosen_layers, draw, valid_shares
 from study.training_options import add_training_options, train_or_load
@@ -39,6 +39,12 @@ def main(arguments=None):
         raise UserError(
             f"expected --picture below --images, {options.images}; got {options.picture}"
         )
+    settings = options.settings or options.out / f"calibrated_{device.type}.json"
+    if options.ratio is None and not settings.is_file():
+        raise UserError(
+            f"expected a settings file; got none at {settings}: calibrate_vgg13.py writes one, or "
+            "give --ratio"
+        )
     model, config, digits = train_or_load(options, device, console)
     _, validation = digits.split(config.seed)
     if options.picture >= len(validation):
@@ -47,7 +53,7 @@ def main(arguments=None):
             f"{options.picture}"
         )
     pictures, _ = next(validation_pictures(validation.to(device), options.images))
-    shown = _convert(model, options, device)
+    shown = _convert(model, options.ratio, settings)
     shares = valid_shares(model, pictures, options.picture)
     if not shares:
         raise UserError(f"expected settings that skip something; got {shown}, where no layer does")
@@ -60,17 +66,16 @@ def main(arguments=None):
     console.print(f"wrote {path}")
 
 
-def _convert(model, options, device):
-    """Installs what is to be looked at; returns its name."""
-    if options.ratio is not None:
-        spamm_torch.convert_(model, spamm_torch.SpAMMConfig(valid_ratio=options.ratio))
-        return f"{options.ratio:.0%} asked of every layer"
-    path = options.settings or options.out / f"calibrated_{device.type}.json"
+def _convert(model, ratio, settings):
+    """Installs a valid ratio, or a settings file where that is None; returns its name."""
+    if ratio is not None:
+        spamm_torch.convert_(model, spamm_torch.SpAMMConfig(valid_ratio=ratio))
+        return f"{ratio:.0%} asked of every layer"
     try:
-        spamm_torch.convert_(model, path)
+        spamm_torch.convert_(model, settings)
     except ValueError as error:
         raise UserError(first_line(error)) from error
-    return path.name
+    return settings.name
 
 
 def _parse(arguments):

@@ -3,7 +3,7 @@
 Molecules stand on a jittered grid 3.1 angstrom apart, turned at random; their functions come in
 spatial order. Needs Debian's package ergo. Hartree-Fock takes minutes from 20 molecules on, and
 hours from some hundreds; --no-scf writes S and H_core alone. The .npz file holds the upper
-triangles as float64, in atomic units; ergo.matrices.read reads it.
+triangles as float64, in atomic units; models.water.matrices.read reads it.
 
     python scripts/make_ergo_matrices.py --waters 80 --basis 6-31G --out results
 """
@@ -11,11 +11,11 @@ triangles as float64, in atomic units; ergo.matrices.read reads it.
 import sys
 
 from common.console import exit_code, make_console
-from common.files import require_writable
 from common.options import add_folder_option, make_parser, natural_number, positive_integer
-from ergo import matrices, program
-from ergo.basis import BASES
-from ergo.geometry import water_cluster
+from models.files import require_writable
+from models.water import matrices, program
+from models.water.basis import BASES
+from models.water.geometry import water_cluster
 
 
 def parse(arguments):

@@ -12,9 +12,10 @@ import itertools
 import os
 import sys
 
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
 import torch
 
-import common  # noqa: F401  before the library, which it finds
 import spamm_torch
 from common.console import exit_code
 from common.options import make_parser, require_cuda
@@ -253,8 +254,8 @@ def first_layers():
         torch.ops.spamm_torch.max_pool2d(output[:5], 3, 2, 1)
 
 
-def chains():
-    """Convolutions and pools in one call, with weights' norms pinned and computed."""
+def networks():
+    """Convolutions and pools in generated forwards that pass norms on."""
     for dtype in DTYPES[:2]:
         layers = (
             spamm_torch.SpAMMConv2d(3, 64, 3, padding=1, tau=0.0),
@@ -264,13 +265,9 @@ def chains():
             spamm_torch.SpAMMConv2d(64, 136, 3, padding=1, valid_ratio=0.5),
         )
         model = torch.nn.Sequential(*layers).to("cuda", dtype).eval()
-        spamm_torch.fuse_(model)
+        spamm_torch.convert_(model)
         x = torch.randn(70, 3, 11, 13, device="cuda").to(dtype)
         with torch.no_grad():
-            model(x)
-            for layer in model.modules():
-                if isinstance(layer, spamm_torch.SpAMMConv2d):
-                    layer.unfreeze_()
             model(x)
 
 
@@ -350,7 +347,7 @@ def main(arguments=None):
     claimed_tiles()
     stages()
     first_layers()
-    chains()
+    networks()
     orders()
     extremes()
     torch.cuda.synchronize()

@@ -8,21 +8,21 @@ command goes on with the groups of layers that are missing.
 import sys
 from dataclasses import asdict
 
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
 import torch
 
-import common  # noqa: F401  before the library, which it finds
 import spamm_torch
+from common import results
 from common.console import Steps, exit_code, make_console
-from common.errors import UserError
-from common.files import require_writable
 from common.journal import Journal, model_digest, run_settings
 from common.machine import describe_machine
 from common.options import add_output_options, choose_device, make_parser, positive_integer
 from common.precisions import PRECISIONS, use_precision
-from common.report_files import finish, run_header
+from models.errors import UserError
+from models.files import require_writable
 from models.vgg13 import fold_batch_norm
-from study import report
-from study.groups import steps_of, study_group
+from study.groups import NOTES, said_of_study, steps_of, study_group
 from study.layouts import LAYOUTS
 from study.plan import GROUPS
 from study.training_options import add_training_options, train_or_load
@@ -59,12 +59,20 @@ def main(arguments=None):
     )
     name = f"study_{device.type}"
     with Journal(options.out, name, settings, fresh=options.fresh) as journal:
-        groups = _study(
+        tables = _study(
             model, precisions, validation.to(device), config.batch, repeats, journal, console
         )
-        data = {"header": header, "groups": groups}
-        report.print_tables(report.from_data(data), console)
-        finish(report, data, options.out, name, journal, console)
+        for rows in tables.values():
+            rows[:] = [{"images": digits.description.partition(" (")[0]} | row for row in rows]
+        run = {
+            "name": name,
+            "said": said_of_study(tables["study"]),
+            "header": header,
+            "tables": tables,
+        }
+        title = "VGG13 on MNIST, convolutions replaced by SpAMM"
+        results.finish(options.out / name, title, run, console, NOTES)
+        journal.remove()
 
 
 def _parse(arguments):
@@ -87,7 +95,7 @@ def _parse(arguments):
 
 
 def _study(model, precisions, validation, batch, repeats, journal, console):
-    """All groups of the plan in all precisions, as plain data."""
+    """The tables of all groups of the plan in all precisions."""
     jobs = {
         f"{group.title}, {precision}": (group, precision)
         for precision in precisions
@@ -107,11 +115,13 @@ def _study(model, precisions, validation, batch, repeats, journal, console):
             dtype = use_precision(precision)
             torch.backends.cudnn.benchmark = True
             plain = fold_batch_norm(model).to(dtype)
-            return asdict(
-                study_group(group, plain, precision, validation, batch, repeats, progress)
-            )
+            return study_group(group, plain, precision, validation, batch, repeats, progress)
 
-        return [journal.measured(name, lambda job=job: measure(*job)) for name, job in jobs.items()]
+        tables = {}
+        for name, job in jobs.items():
+            for kind, rows in journal.measured(name, lambda job=job: measure(*job)).items():
+                tables.setdefault(kind, []).extend(rows)
+        return tables
 
 
 def _header(device, digits, config, precisions, arguments):
@@ -128,7 +138,7 @@ def _header(device, digits, config, precisions, arguments):
     )
     if config.model == "vgg13_bn":
         training += "; batch norm folded into the convolutions for the study"
-    return run_header(describe_machine(device), "study_vgg13.py", arguments) | {
+    return results.run_header(describe_machine(device), "study_vgg13.py", arguments) | {
         "kernels": ", ".join(kernels),
         "data": f"{digits.description}; 80% training, 20% validation",
         "model": training,

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from common.console import exit_code, make_console
-from common.files import require_writable
 from common.options import choose_device, make_parser, positive_integer
+from models.files import require_writable
 from study.fine_tuning import add_rate_option, chosen_settings, fine_tune_or_load, setting
 from study.training_options import add_training_options, train_or_load
 
@@ -26,12 +26,13 @@ def main(arguments=None):
     console = make_console()
     require_writable(options.checkpoint.parent)
     settings = None if options.spamm is None else chosen_settings(options.spamm)
+    path = options.spamm_checkpoint or options.checkpoint.with_suffix(".spamm.pt")
+    if settings is not None:
+        require_writable(path.parent)
     device = choose_device(options.device)
     model, config, digits = train_or_load(options, device, console)
     console.print(f"checkpoint: {options.checkpoint}")
     if settings is not None:
-        path = options.spamm_checkpoint or options.checkpoint.with_suffix(".spamm.pt")
-        require_writable(path.parent)
         found = fine_tune_or_load(
             {
                 "settings": settings,

@@ -15,16 +15,16 @@ import os
 import subprocess
 import sys
 
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
 import torch
 
-import common  # noqa: F401  before the library, which it finds
 import spamm_torch
-from bench.operands import operands
+from common import results
 from common.console import exit_code, make_console
-from common.errors import UserError
-from common.files import require_writable
 from common.journal import Journal, run_settings
 from common.machine import describe_machine
+from common.operands import operands
 from common.options import (
     add_output_options,
     make_parser,
@@ -33,8 +33,9 @@ from common.options import (
     show,
 )
 from common.precisions import PRECISIONS, use_precision
-from common.report_files import page, run_header, table, write_results
 from common.timing import interleaved
+from models.errors import UserError
+from models.files import require_writable
 
 TILES = ("small", "large")
 SIZES = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
@@ -99,12 +100,12 @@ def times_of(tile, options):
 
 
 def study(by_tile, options, multiprocessors):
-    """For each precision its cases, the best threshold and the losses.
+    """Tables of the best threshold and the losses of each precision, and of all times.
 
     Args:
         by_tile: {tile or "chosen": times as of :func:`time_in_this_process`}.
     """
-    results = {}
+    found = {"tiles": [], "tile times": []}
     for precision in options.precisions:
         cases = [
             {
@@ -118,52 +119,33 @@ def study(by_tile, options, multiprocessors):
             for size in options.sizes
             for ratio in RATIOS
         ]
-        best, best_loss = best_threshold(cases)
-        results[precision] = {
-            "best_threshold": best,
-            "best_loss": best_loss,
-            "chosen_loss": mean_loss(cases, lambda case: "chosen"),
-            "cases": cases,
-        }
-    return results
-
-
-def markdown(header, results):
-    losses = [
-        (name, f"{of['best_threshold']:.2f}", f"{of['best_loss']:.3f}", f"{of['chosen_loss']:.3f}")
-        for name, of in results.items()
-    ]
-    times = [
-        (
-            *(precision, case["size"], f"{case['valid_ratio']:.0%}"),
-            *(f"{case['ms'][tile]:.4f}" for tile in (*TILES, "chosen")),
+        best, loss = best_threshold(cases)
+        chosen = mean_loss(cases, lambda case: "chosen")
+        found["tiles"].append(
+            {
+                "precision": precision,
+                "best_threshold": best,
+                "best_loss": loss,
+                "chosen_loss": chosen,
+            }
         )
-        for precision, found in results.items()
-        for case in found["cases"]
-    ]
-    body = [
-        *__doc__.splitlines()[2:6],
-        "",
-        "Loss is a mean factor of time, 1 at best.",
-        "",
-        *table(
-            (
-                "type",
-                "tiles for each multiprocessor",
-                "its loss",
-                "loss of the choice as it stands",
-            ),
-            losses,
-        ),
-        "",
-        *table(("type", "N", "valid", "small, ms", "large, ms", "as chosen, ms"), times),
-    ]
-    return page("Tiles of the multiply", conclusion(results), header, body)
+        found["tile times"] += [
+            {
+                "precision": precision,
+                "n": of["size"],
+                "ratio": of["valid_ratio"],
+                "tile": tile,
+                "ms": ms,
+            }
+            for of in cases
+            for tile, ms in of["ms"].items()
+        ]
+    return found
 
 
-def conclusion(results):
+def said(found):
     """What the choice as it stands loses, in one line."""
-    lost = ", ".join(f"{name} {of['chosen_loss'] - 1:.1%}" for name, of in results.items())
+    lost = ", ".join(f"{row['precision']} {row['chosen_loss'] - 1:.1%}" for row in found["tiles"])
     return f"Time lost to the better of both tiles by the choice as it stands: {lost}."
 
 
@@ -205,7 +187,7 @@ def main(arguments=None):
         return
     console = make_console()
     require_writable(options.out)
-    header = run_header(describe_machine(device), "tune.py", arguments)
+    header = results.run_header(describe_machine(device), "tune.py", arguments)
     settings = run_settings(
         header, sizes=options.sizes, precisions=options.precisions, repeats=options.repeats
     )
@@ -215,12 +197,11 @@ def main(arguments=None):
             by_tile[tile] = journal.measured(tile, lambda tile=tile: times_of(tile, options))
             console.print(f"timed: {tile}")
         multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        results = study(by_tile, options, multiprocessors)
-        data = {"header": header, "results": results}
-        paths = write_results(options.out, "tune", data=data, markdown=markdown(header, results))
+        found = study(by_tile, options, multiprocessors)
+        run = {"name": "tune", "said": said(found), "header": header, "tables": found}
+        notes = "Loss is a mean factor of time against the better tile, 1 at best."
+        results.finish(options.out / "tune", "Tiles of the multiply", run, console, notes)
         journal.remove()
-    for path in paths:
-        console.print(f"wrote {path}")
 
 
 if __name__ == "__main__":

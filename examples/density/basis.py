@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import spamm_torch
-from common.errors import UserError
 from density.purification import gershgorin
+from models.errors import UserError
 
 # Up to this size eigenvectors are found faster than some sixty products are computed.
 _SMALL = {"cpu": 8192, "cuda": 1024}

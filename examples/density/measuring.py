@@ -1,4 +1,4 @@
-"""One problem by several methods: times, errors, and the rows of the report."""
+"""One problem by several methods: times, errors, and the rows of the"""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bench import density_report as report
-from common.errors import UserError
 from density.problem import Problem
 from density.purification import (
     Budget,
@@ -21,8 +19,35 @@ from density.purification import (
     loose_then_tight,
     purify,
 )
+from models.errors import UserError
 
+DENSE, UNSKIPPED, EIGH = "torch.mm", "nothing skipped", "eigh"
+CONSTANT, SCHEDULED, FLOAT32 = "constant", "scheduled", "float32 first"
+_DIGITS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_GOAL = 1e-7  # hartree an atom, which the conclusion speaks of
+_ROUNDING = 1e-15  # errors below it are drawn there
 _GAPLESS = 1e-9  # of the spectrum's width
+
+
+def exponent(number: float) -> str:
+    """A number as in "1e-8" or "3.2e-6"."""
+    mantissa, _, power = f"{number:.1e}".partition("e")
+    return f"{mantissa.removesuffix('.0')}e{int(power)}"
+
+
+def name_of(method: dict) -> str:
+    """As a table calls it: "constant 1e-8", "float32 1e-5, last four float64 1e-8"."""
+    series, error = method["series"], method["max_error"]
+    if error is None:
+        return series
+    if series == CONSTANT:
+        return f"constant {exponent(error)}"
+    few = method["last_iterations"]
+    few = _DIGITS[few] if few < len(_DIGITS) else few
+    first = exponent(method["first_max_error"])
+    if series == SCHEDULED:
+        return f"{first}, last {few} {exponent(error)}"
+    return f"float32 {first}, last {few} float64 {exponent(error)}"
 
 
 @dataclass(frozen=True)
@@ -30,7 +55,7 @@ class Method:
     """A line of the picture, and a point on it.
 
     Attributes:
-        series: one of the report's names.
+        series: one of the names above.
         schedule: of the purification; None for eigenvectors, which need none.
     """
 
@@ -69,15 +94,15 @@ def methods(
             loose_then_tight(error, dtype, loose=loose, last_iterations=last_iterations)
             for error in errors
         ]
-        for series, dtype in ((report.SCHEDULED, torch.float64), (report.FLOAT32, torch.float32))
+        for series, dtype in ((SCHEDULED, torch.float64), (FLOAT32, torch.float32))
     }
-    firsts = {schedule.first.max_error for schedule in scheduled[report.SCHEDULED]}
+    firsts = {schedule.first.max_error for schedule in scheduled[SCHEDULED]}
     budgets = [Budget(error) for error in sorted(firsts | set(errors), reverse=True)]
     found = [
-        Method(report.EIGH, None),
-        Method(report.DENSE, constant(Budget(None))),
-        Method(report.UNSKIPPED, constant(Budget(0))),
-        *(Method(report.CONSTANT, constant(budget)) for budget in budgets),
+        Method(EIGH, None),
+        Method(DENSE, constant(Budget(None))),
+        Method(UNSKIPPED, constant(Budget(0))),
+        *(Method(CONSTANT, constant(budget)) for budget in budgets),
         *(Method(series, schedule) for series, them in scheduled.items() for schedule in them),
     ]
     return [method for method in found if method.series not in without]
@@ -100,7 +125,7 @@ def measure(
         progress: called with a line when a method has been measured for the first time.
 
     Returns:
-        The report's rows, and the projector of the last method.
+        A row a method with its "iterations", and the projector of the last method.
 
     Raises:
         UserError: there is no gap.
@@ -120,7 +145,7 @@ def measure(
             clock.append([run.seconds, *(iteration.seconds for iteration in run.iterations)])
             if turn == 0:
                 rows.append(method.described() | _result(run, fock, problem))
-                progress(f"{report.name_of(rows[-1])}: {run.seconds:.3g} s")
+                progress(f"{name_of(rows[-1])}: {run.seconds:.3g} s")
     right = rows[0]["energy"]
     for row, clock in zip(rows, clocks, strict=True):
         row["energy_error"] = (row["energy"] - right) / problem.atoms
@@ -168,3 +193,42 @@ def _by_eigenvectors(fock: Tensor, occupied: int) -> Purification:
             f"expected a gap above the {occupied} occupied states; got {gap:.2g} hartree"
         )
     return Purification(projector, [], seconds)
+
+
+def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:
+    """The rows of measure as tables of results."""
+    seconds = {row["series"]: row["seconds"] for row in rows if row["max_error"] is None}
+    methods, iterations = [], []
+    for row in rows:
+        place = {"problem": problem, "method": name_of(row)}
+        steps = row["iterations"]
+        over = {
+            f"over_{name}": seconds[peer] / row["seconds"]
+            for name, peer in (("dense", DENSE), ("eigh", EIGH))
+            if peer in seconds
+        }
+        methods.append(
+            place
+            | row
+            | over
+            | {
+                "iterations": len(steps),
+                "most_valid": max((step["valid_ratio"] for step in steps), default=None),
+                "distance": max(abs(row["energy_error"]), _ROUNDING),
+            }
+        )
+        iterations += [place | {"iteration": i} | step for i, step in enumerate(steps, 1)]
+    return {"density matrix": methods, "density matrix, iterations": iterations}
+
+
+def said(rows: list[dict]) -> str:
+    """What the tables say in one line: the fastest method that is accurate enough."""
+    ours = [row for row in rows if row["series"] not in (EIGH, DENSE)]
+    enough = [row for row in ours if abs(row["energy_error"]) <= _GOAL] or ours[:1]
+    best = min(enough, key=lambda row: row["seconds"])
+    peers = ((best.get(f"over_{name}"), peer) for name, peer in (("eigh", EIGH), ("dense", DENSE)))
+    times = "".join(f", {value:.2g}x as fast as {peer}" for value, peer in peers if value)
+    return (
+        f"{best['problem']}: {best['method']}: energy error {abs(best['energy_error']):.1e} "
+        f"hartree an atom in {best['seconds']:.3g} s{times}."
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from common.errors import UserError
+from models.errors import UserError
 
 _SYMMETRY = 1e-8  # of the largest entry
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 import spamm_torch
-from common.errors import UserError
+from models.errors import UserError
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
@@ -180,7 +180,7 @@ class _Step:
     def measured(self, seconds: float) -> Iteration:
         valid_ratio = 1.0
         if self.budget.max_error:
-            tau = spamm_torch.find_tau_for_error(self.norms, self.norms, self.budget.max_error)
+            tau = spamm_torch.find_tau(self.norms, self.norms, max_error=self.budget.max_error)
             valid_ratio = spamm_torch.valid_ratio(self.norms, self.norms, tau).item()
         return Iteration(self.squared, self.budget, self.idempotency, seconds, valid_ratio)
 
@@ -267,7 +267,7 @@ def _has_stalled(decay: list[float], budget: Budget, occupied: int) -> bool:
 def _is_time_for_last(
     decay: list[float], tolerance: float, schedule: Schedule, occupied: int
 ) -> bool:
-    """Whether so few iterations are left as the schedule's last, or the first can do no more."""
+    """True where only the schedule's last iterations remain, or the first can do no more."""
     enough = _predicted(decay, schedule.last_iterations) <= tolerance
     return enough or _has_stalled(decay, schedule.first, occupied)
 

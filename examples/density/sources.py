@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from common.errors import UserError, first_line
 from density.problem import Problem
+from models.errors import UserError, first_line
 
 _NUMBERS = ("atoms", "electrons")
 _ARRAYS = ("fock", "overlap", "density", *_NUMBERS)
@@ -31,7 +31,7 @@ def chain(sites: int, gap: float) -> Problem:
 def embedded(name: str) -> Problem:
     """F, S and D of a water cluster in data/ergo, computed by the program ergo."""
     require_numpy()
-    from ergo.embedded import load
+    from models.water.embedded import load
 
     return _of_ergo(load(name), f"data/ergo, {name}")
 
@@ -39,7 +39,7 @@ def embedded(name: str) -> Problem:
 def waters(molecules: int, basis: str, seed: int) -> Problem:
     """A water cluster of any size: exact overlaps and a model of F."""
     require_numpy()
-    from ergo import model
+    from models.water import model
 
     cluster = model.water_cluster(molecules, seed)
     overlap = model.overlap(cluster, basis)
@@ -70,7 +70,7 @@ def from_file(path: Path, electrons: int | None) -> Problem:
     except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"expected an .npz file of plain arrays; got {path}") from error
     if is_of_ergo:
-        from ergo.matrices import read
+        from models.water.matrices import read
 
         return _of_ergo(read(path), path.stem, electrons)
     return _of_arrays(arrays, path, electrons)

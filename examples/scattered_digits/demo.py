@@ -16,21 +16,29 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[2] / "scripts"))
 
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
 import torch
 
-import common  # noqa: F401  before the library, which it finds
+from common import results
 from common.compiled import compiled
 from common.console import Steps, exit_code, make_console
-from common.errors import UserError, first_line
-from common.files import require_writable
 from common.machine import describe_machine
-from common.options import choose_device, file_name, make_parser, number, positive_integer
-from common.report_files import run_header, write_results
+from common.options import (
+    add_device_option,
+    add_folder_option,
+    choose_device,
+    file_name,
+    make_parser,
+    number,
+    positive_integer,
+)
 from common.timing import interleaved
 from examples.scattered_digits.canvases import Scene, draw_scene
 from examples.scattered_digits.network import Config, quality, train
-from examples.scattered_digits.report import picture, report
 from models.data import load_digits
+from models.errors import UserError, first_line
+from models.files import require_writable
 from spamm_torch import calibrate, convert_
 
 _CONFIGS = {
@@ -46,6 +54,10 @@ _CHECK_SEED, _TIME_SEED, _CALIBRATION_SEED = 1, 2, 3  # of canvases; training ta
 _CHECKED = 8  # canvases for the quality
 _CALIBRATED = 4  # canvases of a calibration, each with so many digits:
 _CALIBRATED_DIGITS = (4, 32)
+_SPARSE, _REFERENCE = "8 digits", "reference form"  # the row of the conclusion
+_NOTES = """\
+Changed: pixels whose label differs from dense's; in half types that is rounding of both.
+Calibrated: small deviations are skipped, too."""
 _EVALUATIONS = 8  # of a calibration
 
 
@@ -69,29 +81,46 @@ def main(arguments=None):
         found = _measure(model, held_out, options, device, rounds, console)
     except ValueError as error:
         raise UserError(first_line(error)) from error
-    data = {
-        "header": run_header(describe_machine(device), "scattered_digits/demo.py", arguments)
-        | {"network": f"U-Net, {config.width} to {config.width << config.depth} channels"}
-        | {"canvas": f"{options.batch} of {options.size} x {options.size}"}
-        | {"type": str(dtype).removeprefix("torch.")},
-        **found,
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            f"the training is kept in {path}; the same command measures all again"
+        ) from None
+    header = results.run_header(
+        describe_machine(device), "scattered_digits/demo.py", arguments, folder="examples"
+    )
+    header |= {
+        "network": f"U-Net, {config.width} to {config.width << config.depth} channels",
+        "canvas": f"{options.batch} of {options.size} x {options.size}",
+        "type": str(dtype).removeprefix("torch."),
     }
-    data["header"]["command"] = data["header"]["command"].replace("scripts/", "examples/")
-    shown = _shown(model, held_out, options, device)
-    files = options.name
-    markdown, _, _ = report(data, files)
-    paths = write_results(options.out, files, data=data, markdown=markdown, picture=picture(*shown))
-    console.print(markdown, markup=False, soft_wrap=True)
-    for path in paths:
-        console.print(f"wrote {path}")
+    run = {
+        "name": options.name,
+        "said": _said(found["canvases"]),
+        "header": header | found.pop("calibration"),
+        "tables": found,
+    }
+    results.finish(options.out / options.name, "Scattered digits", run, console, _NOTES)
+
+
+def _said(rows):
+    """The speed on a canvas of few digits."""
+    [row] = [row for row in rows if (row["canvas"], row["form"]) == (_SPARSE, _REFERENCE)]
+    return (
+        f"With {_SPARSE} on a canvas the reference form is {row['speedup']:.2f} times as fast as "
+        f"{row['over']}, and {row['changed']} of {row['pixels']} pixels change their label."
+    )
 
 
 def _parse(arguments):
     parser = make_parser(__doc__)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    add_device_option(parser)
     parser.add_argument("--root", help="folder that holds MNIST/raw (default: the embedded t10k)")
-    parser.add_argument("--checkpoint", type=Path, help="(default: in the folder of the results)")
-    parser.add_argument("--out", type=Path, default=Path("results"), help="(default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        help="where the training is kept and resumed from (default: in the folder of the results)",
+    )
+    add_folder_option(parser, "the results")
     parser.add_argument(
         "--name",
         type=file_name,
@@ -106,7 +135,7 @@ def _parse(arguments):
         default=0.5,
         help="points of mean IoU that calibration may cost (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=positive_integer, help="rounds of each timing")
+    parser.add_argument("--repeats", type=positive_integer, help="of timings (default: 7 or 20)")
     parser.add_argument(
         "--size",
         type=number(int, lambda size: size >= 64 and size % 64 == 0, "a multiple of 64"),
@@ -121,7 +150,9 @@ def _parse(arguments):
         choices=("float32", "float16", "bfloat16"),
         help="to measure in (default: float32 on a CPU, float16 on a GPU)",
     )
-    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out (default: measure it)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -141,8 +172,8 @@ def _measure(model, digits, options, device, rounds, console):
         forms["compiled"] = peer
     forms["converted"] = copy.deepcopy(model)
     convert_(forms["converted"], example_input=example)
-    forms["reference form"] = copy.deepcopy(model)
-    report = convert_(forms["reference form"], example_input=example, reference=empty.to(device))
+    forms[_REFERENCE] = copy.deepcopy(model)
+    report = convert_(forms[_REFERENCE], example_input=example, reference=empty.to(device))
     console.print(str(report), markup=False, soft_wrap=True)
     calibrated = _calibrate(model, digits, options, device, example, empty)
     console.print(str(calibrated), markup=False, soft_wrap=True)
@@ -152,21 +183,20 @@ def _measure(model, digits, options, device, rounds, console):
     convert_(forms["calibrated"], settings, reference=empty)
     cases = {f"{many} digits": canvases(many) for many in _DIGITS}
     cases[f"{_TEXTURED} digits, textured"] = canvases(_TEXTURED, textured=True)
-    rows = {}
+    rows = []
     with Steps(console, "measuring") as steps:
         for place, (name, pictures) in enumerate(cases.items()):
-            rows[name] = _row(forms, pictures, device, rounds)
+            rows += _rows(name, forms, pictures, device, rounds)
             steps.at(place + 1, len(cases), name)
     scene = draw_scene(digits, _CHECKED, options.size, _TEXTURED, _CHECK_SEED)
-    qualities = {
-        name: vars(quality(_labels(forms[name], scene, device), scene))
-        for name in ("dense", "reference form", "calibrated")
-    }
+    qualities = [
+        {"form": name} | vars(quality(_labels(forms[name], scene, device), scene))
+        for name in ("dense", _REFERENCE, "calibrated")
+    ]
     return {
-        "rows": rows,
+        "canvases": rows,
         "quality": qualities,
-        "calibration": vars(calibrated.outcome),
-        "notes": list(report.notes),
+        "calibration": vars(calibrated.outcome) | {"notes": list(report.notes)},
     }
 
 
@@ -190,30 +220,33 @@ def _mean_iou(model, batches):
     return 100 * quality(torch.cat(labels), Scene(*joined)).mean_iou
 
 
-def _row(forms, pictures, device, rounds):
+def _rows(canvas, forms, pictures, device, rounds):
+    """A row for each form. Changed: pixels whose label differs from dense's."""
     calls = {name: lambda form=form: form(pictures) for name, form in forms.items()}
     times = interleaved(calls, device, rounds)
-    skipping = ("reference form", "calibrated")
-    own, other, calibrated = (forms[name](pictures) for name in ("dense", *skipping))
-    return {
-        "ms": {name: timing.median for name, timing in times.items()},
-        "changed pixels": int((own.argmax(1) != other.argmax(1)).sum()),
-        "changed by calibration": int((own.argmax(1) != calibrated.argmax(1)).sum()),
-        "largest difference": float((own - other).abs().max() / own.abs().max()),
-        "pixels": own.argmax(1).numel(),
-    }
+    over = "compiled" if "compiled" in forms else "dense"
+    own = forms["dense"](pictures)
+    found = []
+    for name, timing in times.items():
+        output = forms[name](pictures)
+        found.append(
+            {
+                "canvas": canvas,
+                "form": name,
+                "ms": timing.median,
+                "over": over,
+                "speedup": times[over].median / timing.median,
+                "changed": int((own.argmax(1) != output.argmax(1)).sum()),
+                "largest_difference": float((own - output).abs().max() / own.abs().max()),
+                "pixels": own.argmax(1).numel(),
+            }
+        )
+    return found
 
 
 def _labels(model, scene, device):
     dtype = next(model.parameters()).dtype
     return torch.cat([model(one[None].to(device, dtype)).argmax(1) for one in scene.pictures])
-
-
-@torch.no_grad()
-def _shown(model, digits, options, device):
-    """A canvas and its labels."""
-    scene = draw_scene(digits, 1, options.size, _EXAMPLE, _CHECK_SEED)
-    return scene.pictures[0, 0], _labels(model, scene, device)[0].cpu()
 
 
 if __name__ == "__main__":

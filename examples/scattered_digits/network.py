@@ -8,9 +8,10 @@ import torch
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from common.errors import UserError
 from examples.scattered_digits.canvases import CLASSES, draw_scene
 from models.checkpoint import load_checkpoint, save_checkpoint
+from models.errors import UserError
+from models.training import interrupt_noted, interrupted_at
 from models.unet import UNet
 
 _LEARNING_RATE = 3e-3
@@ -48,23 +49,27 @@ def train(config, digits, path, device, report):
 
     Raises:
         UserError: a checkpoint of another configuration or other digits, or a damaged one.
+        KeyboardInterrupt: after Ctrl-C; the checkpoint is written first, and it says so.
     """
     model = config.build().to(device)
     optimizer = torch.optim.Adam(model.parameters(), _LEARNING_RATE)
     content = {"config": asdict(config), "data": digits.fingerprint()}
     step = _resume(path, content, model, optimizer)
     saved = time.monotonic()
-    for pictures, labels in _batches(config, digits, step, _painters(device)):
-        for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(step / config.steps)
-        loss = _advance(model, optimizer, pictures, labels, device)
-        step += 1
-        is_last = step == config.steps
-        if is_last or time.monotonic() - saved > _SAVE_EVERY_S:
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-            save_checkpoint(path, {**content, "step": step, **state})
-            saved = time.monotonic()
-        report(step, config.steps, f"loss {loss:.3f}" if is_last else None)
+    with interrupt_noted() as interrupted:
+        for pictures, labels in _batches(config, digits, step, _painters(device)):
+            for group in optimizer.param_groups:
+                group["lr"] = _learning_rate(step / config.steps)
+            loss = _advance(model, optimizer, pictures, labels, device)
+            step += 1
+            is_last = step == config.steps
+            report(step, config.steps, f"loss {loss:.3f}" if is_last else None)
+            if is_last or interrupted() or time.monotonic() - saved > _SAVE_EVERY_S:
+                state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+                save_checkpoint(path, {**content, "step": step, **state})
+                saved = time.monotonic()
+            if interrupted():
+                raise interrupted_at(step, config.steps, path)
     return model.eval()
 
 

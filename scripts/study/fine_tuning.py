@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from common.console import Steps
-from common.errors import UserError
 from common.journal import model_digest
 from common.options import number
+from models.errors import UserError
 from models.finetuning import (
     PEAK_LEARNING_RATE,
     SKIPPING,

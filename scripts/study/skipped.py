@@ -35,13 +35,13 @@ def valid_shares(model, pictures, index):
 
 def _share(call, index):
     maps = call.norm_maps()
-    tau = skip_info(maps.norm_a, maps.norm_b, call.knobs, maps.skip_norm_b).tau
+    tau = skip_info(maps, call.knobs).tau
     counts = [
         spamm_torch.valid_counts(a, b, tau).sum(0)
         for a, b in zip(maps.norm_a, maps.skip_norm_b, strict=True)
     ]
     by_block = sum(counts) / maps.norm_a.numel()
-    images, rows, columns = call.pixel_edges
+    images, rows, columns = maps.pixel_block
     height, width = call.dense().shape[-2:]
     by_position = by_block.reshape(-1, -(-height // rows), -(-width // columns))
     by_row = by_position[index // images].repeat_interleave(rows, 0)

@@ -5,9 +5,9 @@ from dataclasses import fields
 from pathlib import Path
 
 from common.console import Steps
-from common.files import require_writable
 from common.options import add_device_option, choose_device, number, positive_integer
 from models.data import ROOT_VARIABLE, load_digits
+from models.files import require_writable
 from models.training import MODELS, TrainConfig, resolve_config, train
 
 DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from common.errors import first_line
 from common.precisions import TOLERANCE
 from common.sparse import quiet_sparse
+from models.errors import first_line
 from tables import cusparse
 
 _MOST_PRODUCTS = 2**31 - 1  # of entries, that an integer of 32 bits counts

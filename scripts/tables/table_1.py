@@ -5,12 +5,13 @@ from functools import partial
 import torch
 
 import spamm_torch
-from bench.operands import decay_rows
+from common.measuring import cell, not_measured
+from common.operands import decay_rows
 from tables import paper
-from tables.frame import cell
-from tables.table_1_report import PICTURED
 
+TITLE = "thresholds for a valid ratio"
 BLOCK = 32
+_PICTURED = (0.30, 0.05)  # ratios, of the largest matrix
 _STRIP = 1024  # rows that are made at a time: the largest matrix has 4 GiB
 _PICTURE = 32  # rows and columns of the picture of V
 _SHARE = 4  # blocks of C that one of the paper's thread blocks computes, at equal stride
@@ -23,21 +24,44 @@ def settings(run):
 def cells(run):
     sizes = settings(run)["sizes"]
     return {
-        f"N = {n}": cell(partial(_rows, run.device), n=n, pictured=n == max(sizes)) for n in sizes
+        f"N = {n}": cell("thresholds", partial(_rows, run.device, n == max(sizes)), n=n)
+        for n in sizes
     }
 
 
 def said_of(found):
-    if found["absent"]:
-        return f"not measured: {found['absent']}"
-    return ", ".join(f"{row['ratio']:.0%}: {row['tau']:.6g}" for row in found["rows"])
+    rows = found["thresholds"]
+    if "absent" in rows[0]:
+        return not_measured(rows[0])
+    return ", ".join(f"{row['ratio']:.0%}: {row['tau']:.6g}" for row in rows)
+
+
+def said(tables):
+    """The largest difference from the paper's thresholds."""
+    off = [row["difference"] for row in tables["thresholds"] if row.get("difference") is not None]
+    if not off:
+        return f"{len(tables['thresholds'])} thresholds, none at a size of the paper's."
+    return (
+        f"{len(off)} thresholds at the paper's sizes and ratios; the largest difference is "
+        f"{max(off, key=abs):+.2%}."
+    )
 
 
 @torch.inference_mode()
-def _rows(device, n, pictured):
-    """One row for each ratio of the paper's, with a picture of V where it is asked for."""
+def _rows(device, pictured, n):
+    """One row for each ratio of the paper's; of the pictured matrix also V."""
     norms = _norm_map(n, device)
-    return [_row(n, norms, ratio, pictured) for ratio in paper.RATIOS]
+    found = {"thresholds": [_row(n, norms, ratio) for ratio in paper.RATIOS]}
+    if pictured:
+        taus = {row["ratio"]: row["tau"] for row in found["thresholds"]}
+        found["valid products"] = [
+            {
+                "ratio": ratio,
+                "counts": _pooled(spamm_torch.valid_counts(norms, norms, taus[ratio])),
+            }
+            for ratio in _PICTURED
+        ]
+    return found
 
 
 def _norm_map(n, device):
@@ -50,7 +74,7 @@ def _norm_map(n, device):
     return torch.cat(maps)
 
 
-def _row(n, norms, ratio, pictured):
+def _row(n, norms, ratio):
     tau = spamm_torch.find_tau(norms, norms, ratio)
     counts = spamm_torch.valid_counts(norms, norms, tau)
     row = {
@@ -60,11 +84,11 @@ def _row(n, norms, ratio, pictured):
         "imbalance": _imbalance(counts.flatten()),
         "imbalance_strided": _imbalance(_strided_sums(counts)),
     }
-    if (n, ratio) in paper.TAU:
-        at_papers = spamm_torch.valid_ratio(norms, norms, paper.TAU[n, ratio])
+    of_paper = paper.TAU.get((n, ratio))
+    if of_paper is not None:
+        at_papers = spamm_torch.valid_ratio(norms, norms, of_paper)
         row["valid_at_papers"] = at_papers.item()
-    if pictured and ratio in PICTURED:
-        row["counts"] = _pooled(counts)
+        row |= {"paper": of_paper, "difference": row["tau"] / of_paper - 1}
     return row
 
 

@@ -5,24 +5,25 @@ from functools import partial
 import torch
 
 import spamm_torch
-from bench.mm_case import bench_operands, copy_bandwidth, relative_error
-from bench.multi_gpu import layouts, scaling_page
-from bench.multi_gpu.product import Product
-from bench.operands import operands
+from cases.mm import bench_operands, copy_bandwidth, relative_error
+from cases.multi_gpu import layouts
+from cases.multi_gpu.product import Product
 from common.clock import by_clock
-from common.errors import UserError
+from common.measuring import cell, not_measured
+from common.operands import operands
 from common.precisions import TOLERANCE, use_precision
 from common.sparse import quiet_sparse
+from models.errors import UserError
 from tables import paper
-from tables.frame import cell
-from tables.table_2_report import LARGE, REPEATS_OF_LARGE
 
+TITLE = "speedup over the dense product"
+LARGE, REPEATS_OF_LARGE = 16384, 3  # from this size on so many rounds of a timing at most
 SIZES = {"cpu": (1024, 2048, 4096), "cuda": paper.SIZES}
 TYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "float16")}  # of the paper's cells
 _MORE_TYPES = {"cpu": ("float64",), "cuda": ("bfloat16", "float64")}
 _PAPERS_BLOCK, _BLOCK, _LARGE_BLOCK = 32, 64, (128, 64, 128)
 _LAYOUTS = ("0", "S")  # where operands lie on two devices: all on the first; in shards
-_PREDICTED = (4, 8)  # devices
+_PAPERS_TYPE = {"float32": "float32", "float16": "float16", "bfloat16": "float16"}
 _MOST_BSR = {"cpu": 2048, "cuda": 16384}  # MKL's needs minutes a ratio at twice that
 
 
@@ -38,27 +39,21 @@ def cells(run):
     others = [(name, _BLOCK) for name in more] + [(name, _LARGE_BLOCK) for name in types]
     bandwidth = _Once(lambda: copy_bandwidth(run.device, run.repeats))
     one = partial(_one, run, bandwidth)
-    found = _each_size(run, "", papers, one, kind="one")
+    found = _each_size(run, "", papers, "speedups", one)
     of_types = [(name,) for name in types]
-    found |= _each_size(run, "two GPUs, ", of_types, partial(_two, run), kind="two")
-    found |= _each_size(
-        run, "4 and 8 GPUs by the model, ", of_types, partial(_by_model, run), kind="model"
-    )
-    found |= _each_size(run, "", others, one, kind="one")
-    return found | _each_size(run, "BSR, ", of_types, partial(_bsr, run), kind="BSR")
+    found |= _each_size(run, "two GPUs, ", of_types, "speedups, two GPUs", partial(_two, run))
+    found |= _each_size(run, "", others, "speedups", one)
+    return found | _each_size(run, "BSR, ", of_types, "block-sparse products", partial(_bsr, run))
 
 
-def _each_size(run, title, cases, measure, kind):
+def _each_size(run, title, cases, kind, measure):
     """Cells of some (precision,) or (precision, block), the small sizes first."""
     found = {}
     for n in run.sizes(SIZES):
         for precision, *block in cases:
-            place = {"kind": kind, "precision": precision, "n": n}
-            name = precision
-            if block:
-                place["block"] = block[0]
-                name += f", block {block[0]}"
-            found[f"{title}{name}, N = {n}"] = cell(measure, **place)
+            place = {"precision": precision, "n": n} | ({"block": block[0]} if block else {})
+            name = f"{precision}, block {block[0]}" if block else precision
+            found[f"{title}{name}, N = {n}"] = cell(kind, measure, **place)
     return found
 
 
@@ -68,10 +63,23 @@ def _repeats(run, n):
 
 
 def said_of(found):
-    if found["absent"]:
-        return f"not measured: {found['absent']}"
-    speedup = "speedup_of_one" if found["place"]["kind"] == "model" else "speedup"
-    return ", ".join(f"{row['ratio']:.0%}: {row[speedup]:.2f}x" for row in found["rows"])
+    [rows] = found.values()
+    if "absent" in rows[0]:
+        return not_measured(rows[0])
+    return ", ".join(f"{row['ratio']:.0%}: {row['speedup']:.2f}x" for row in rows)
+
+
+def said(tables):
+    """In how many of the paper's cells ours is the higher speedup."""
+    found = {}
+    for row in tables["speedups"]:
+        if row.get("paper") and row["block"] in (_PAPERS_BLOCK, _BLOCK):
+            higher = found.setdefault(f"{row['precision']}, block {row['block']}", [])
+            higher.append(row["speedup"] > row["paper"])
+    parts = [f"{name}: {sum(of)} of {len(of)} cells" for name, of in found.items()]
+    if not parts:
+        return "No cell is of a size and ratio of the paper's."
+    return f"Speedup over the dense product above the paper's: {'; '.join(parts)}."
 
 
 class _Once:
@@ -87,21 +95,22 @@ class _Once:
 
 
 @torch.inference_mode()
-def _one(run, bandwidth, kind, precision, block, n):
-    """One device against torch.mm: the rows of bench.mm_report, with the ratio asked for."""
+def _one(run, bandwidth, precision, block, n):
+    """One device against torch.mm: rows of bench.py mm, with the paper's speedup."""
     case = ("decay", precision, block, n)
     found = bench_operands(
         case, paper.RATIOS, bandwidth(), run.device, _repeats(run, n), norms_apart=False
     )
-    more = {"copy_bandwidth": bandwidth()}
+    of_type = _PAPERS_TYPE.get(precision)
     return [
-        {"ratio": ratio} | row | more
-        for ratio, row in zip(paper.RATIOS, found["rows"], strict=True)
+        row
+        | {"copy_bandwidth": bandwidth(), "paper": paper.SPEEDUP.get((of_type, n, row["ratio"]))}
+        for row in found["products"]
     ]
 
 
 @torch.inference_mode()
-def _bsr(run, kind, precision, n):
+def _bsr(run, precision, n):
     """torch's product of a block-sparse A with a dense B.
 
     A has the blocks that take part in a valid product. That is what such a format can leave out:
@@ -144,7 +153,7 @@ def _bsr_call(a, b, kept, norms, precision):
 
 
 @torch.inference_mode()
-def _two(run, kind, precision, n):
+def _two(run, precision, n):
     """mm on two GPUs against torch.mm on one, by where the operands lie, in blocks of 64."""
     if len(run.gpus) < 2:
         raise RuntimeError(f"needs 2 GPUs; got {len(run.gpus)}")
@@ -170,44 +179,4 @@ def _on_devices(product, repeats):
     for row in rows:
         ms = times[row["ratio"], row["layout"]].median
         row |= {"ms": ms, "dense_ms": dense, "speedup": dense / ms}
-    return rows
-
-
-@torch.inference_mode()
-def _by_model(run, kind, precision, n):
-    """What the model of docs/scaling.md says of more devices than were measured."""
-    if run.device.type != "cuda":
-        raise RuntimeError("needs a GPU, for the model is of several GPUs; got cpu")
-    data = scaling_page.load(scaling_page.RESULTS, scaling_page.RESULTS)
-    if data is None:
-        raise RuntimeError("needs the results of bench_multi_gpu.py; none are recorded")
-    fitted_to, here = data["header"]["device"], torch.cuda.get_device_name(run.device)
-    if not fitted_to.startswith(here):
-        raise RuntimeError(f"the model is fitted to {fitted_to}; this is {here}")
-    outcome = scaling_page.outcome_of(data)
-    least = outcome.checked[0].n // 4
-    if precision != "float16" or n < least:
-        raise RuntimeError(f"the model is fitted to float16 from N = {least} on; got {precision}")
-    return predicted(Product("decay", precision, n, [run.device]), outcome.machine)
-
-
-def predicted(product, machine):
-    """Rows of a model's speedups of several devices over one, operands in shards.
-
-    Args:
-        product: a Product on one device. machine: a Machine of bench.multi_gpu.model.
-    """
-    n, rows = len(product.a), []
-    for ratio in paper.RATIOS:
-        valid, tau = product.valid_ratio(ratio), product.tau(ratio)
-        one_ms = machine.one_ms(n, valid, "decay")
-        for parts in _PREDICTED:
-            cuts = spamm_torch.row_cuts(product.norm_a, product.norm_b, tau, parts)
-            traffic = layouts.sent(product, ratio, cuts)
-            moved = traffic["sent"] * (1 - 1 / parts)
-            imbalance = traffic["work_imbalance"]
-            all_ms = machine.all_ms(n, valid, "decay", parts, imbalance, moved)
-            rows.append(
-                {"ratio": ratio, "parts": parts, "speedup_of_one": one_ms / all_ms} | traffic
-            )
     return rows

@@ -10,15 +10,16 @@ from functools import partial
 import torch
 
 import spamm_torch
-from bench.mm_case import relative_error
-from bench.operands import operands
+from cases.mm import relative_error
 from common.clock import by_clock
-from common.errors import UserError
+from common.measuring import cell, not_measured
+from common.operands import operands
 from common.precisions import TOLERANCE, use_precision
 from common.timing import interleaved
+from models.errors import UserError
 from tables import paper, spgemm
-from tables.frame import cell
 
+TITLE = "against sparse products at equal error"
 SIZES = {"cpu": (512, 1024), "cuda": (1024, 8192)}
 BLOCKS = (32, 64)  # the paper's and this library's
 _STEPS = 40  # of the bisection of tau
@@ -32,7 +33,9 @@ def settings(run):
 def cells(run):
     """Of each size the least work first: what a run is too short for is the slowest."""
     return {
-        f"N = {n}, {share:.2%} nonzero": cell(partial(_rows, run), n=n, nonzeros=share)
+        f"N = {n}, {share:.2%} nonzero": cell(
+            "at equal error", partial(_rows, run), n=n, share=share
+        )
         for n in run.sizes(SIZES)
         for share in sorted(shares_of(n))
     }
@@ -45,32 +48,47 @@ def shares_of(n):
 
 
 def said_of(found):
-    if found["absent"]:
-        return f"not measured: {found['absent']}"
-    sparse, *ours = found["rows"]
+    ours = found["at equal error"]
+    if "absent" in ours[0]:
+        return not_measured(ours[0])
     said = ", ".join(f"block {row['block']}: {row['ms']:.4g} ms" for row in ours)
-    if sparse["ms"] is None:
+    if ours[0]["peer_ms"] is None:
         return f"SpGEMM failed; {said}"
-    return f"{sparse['peer']}: {sparse['ms']:.4g} ms; {said}"
+    return f"{ours[0]['peer']}: {ours[0]['peer_ms']:.4g} ms; {said}"
+
+
+def said(tables):
+    """The span of speedups."""
+    rows = [row for row in tables["at equal error"] if row.get("speedup")]
+    if not rows:
+        return "No sparse product could be measured."
+    speedups = [row["speedup"] for row in rows]
+    slower = sum(value < 1 for value in speedups)
+    return (
+        f"At equal error mm is {min(speedups):.3g} to {max(speedups):.3g} times as fast as the "
+        "fastest sparse product"
+        + (f" (slower in {slower} of {len(speedups)} cells)." if slower else ".")
+    )
 
 
 @torch.inference_mode()
-def _rows(run, n, nonzeros):
-    """A row of the sparse product, then one of SpAMM for each block."""
+def _rows(run, n, share):
+    """Rows of the sparse products, and one of SpAMM for each block."""
     use_precision("float32")
     a, b = operands("decay", n, torch.float32, run.device)
     exact = a.double() @ b.double()
-    trun = truncation(a, nonzeros)
+    trun = truncation(a, share)
     truncated = torch.where(a >= trun, a, 0)
     product = truncated.double() @ truncated.double()
     target = (exact - product).norm().item()
+    of_paper = paper.SPGEMM.get((n, share))
     calls = {"dense": partial(torch.mm, a, b)}
     found, absent = spgemm.calls(truncated, product, run.device)
     slow = {name: of.ms for name, of in found.items() if of.ms > _SLOW_MS}
     calls |= {name: of.call for name, of in found.items() if name not in slow}
     ours, on_device = {}, {}
     for block in BLOCKS:
-        ours[block] = _at_error(a, b, exact, target, block, paper.SPGEMM.get((n, nonzeros)))
+        ours[block] = _at_error(a, b, exact, target, block, of_paper)
         call = partial(spamm_torch.mm, a, b, tau=ours[block]["tau"], block=block)
         calls[f"block {block}"] = on_device[block] = call
         if len(run.gpus) > 1:
@@ -83,9 +101,6 @@ def _rows(run, n, nonzeros):
             of["graph_ms"] = graphs[block]
     fastest = min(found, key=times.get, default=None)
     sparse = {
-        "peer": fastest,
-        "ms": times.get(fastest),
-        "peers": {name: times[name] for name in found} | absent,
         "conversion_ms": times["convert"],
         "dense_ms": times["dense"],
         "trun": trun,
@@ -94,7 +109,15 @@ def _rows(run, n, nonzeros):
         "error": target,
         "norm": exact.norm().item(),
     }
-    return [sparse, *(_row(block, of, sparse["ms"], times) for block, of in ours.items())]
+    measured = [{"peer": name, "ms": times[name]} | sparse for name in found]
+    failed = [{"peer": name, "absent": why} for name, why in absent.items()]
+    more = {"sparse_error": target, "peer": fastest, "peer_ms": times.get(fastest)}
+    if of_paper:
+        names = ("paper_valid", "paper_sparse_error", "paper_error")
+        more |= dict(zip(names, of_paper, strict=False))
+        more |= {f"paper_speedup_{gpus}": speedup for gpus, speedup in of_paper[3].items()}
+    ours = [_row(block, of, more["peer_ms"], times) | more for block, of in ours.items()]
+    return {"at equal error": ours, "sparse products": measured + failed}
 
 
 def _medians(times):

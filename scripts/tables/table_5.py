@@ -7,19 +7,20 @@ import torch
 
 import spamm_torch
 from common.clock import by_clock
-from common.errors import UserError
 from common.journal import model_digest
+from common.measuring import cell, not_measured
 from common.precisions import use_precision
+from models.errors import UserError
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from study.groups import study_group
+from study.groups import said_of_study, study_group
 from study.layouts import LAYOUTS
 from study.plan import PAPER, Group
 from study.timing import layer_inputs
 from study.training_options import chosen_training, train_or_load
-from tables import whole_network
-from tables.frame import cell
+from tables import paper, whole_network
 
+TITLE = "VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
 _BY_POSITION = LAYOUTS[2]
 _PAPERS = {layer: tuple(ratio for of, ratio in PAPER if of == layer) for layer, _ in PAPER}
@@ -57,21 +58,22 @@ def cells(run):
     _, validation = digits.split(config.seed)
     study = _Study(run, trained, validation.to(run.device), config.batch)
     network = f"network {model_digest(trained)[:6]}"  # another one's cells are not taken
-    precisions = PRECISIONS[run.device.type]
+    precisions, images = PRECISIONS[run.device.type], digits.description.partition(" (")[0]
     found = {}
     for precision in precisions:
         for title in GROUPS:
             found[f"{title}, {precision}, {network}"] = cell(
-                study.group, kind="group", title=title, precision=precision
+                "study", study.group, title=title, precision=precision, images=images
             )
         for layer in _PAPERS:
             found[f"{layer}, {precision}, 2 GPUs, {network}"] = cell(
-                study.two, kind="two", title=layer, precision=precision
+                "study, two GPUs", study.two, title=layer, precision=precision, images=images
             )
     for precision in precisions:  # last, for compiling takes long
         for title in _networks():
             found[f"network with {title}, {precision}, {network}"] = cell(
-                study.network, kind="network", title=title, precision=precision
+                *("study, whole network", study.network),
+                **{"title": title, "precision": precision, "images": images},
             )
     return found
 
@@ -82,22 +84,27 @@ def _networks():
 
 
 def said_of(found):
-    if found["absent"]:
-        return f"not measured: {found['absent']}"
-    if found["place"]["kind"] == "two":
-        return ", ".join(f"{row['ratio']:.2%}: {row['speedup']:.2f}x" for row in found["rows"])
-    if found["place"]["kind"] == "network":
+    kind, rows = next(iter(found.items()))
+    if rows[0].get("absent"):
+        return not_measured(rows[0])
+    if kind == "study":
         return ", ".join(
-            f"{row['candidate']}{'' if row['ratio'] is None else format(row['ratio'], ' .0%')} "
-            + (row["absent"] or f"{row['ms']:.4g} ms")
-            for row in found["rows"]
+            f"{row['ratio']:.0%}: {row['accuracy_change']:+.2f}"
+            for row in rows
+            if row["layout"] == _BY_POSITION.label
         )
-    [group] = found["rows"]
-    return f"dense {group['dense_accuracy']:.2f}%, " + ", ".join(
-        f"{of['asked_ratio']:.0%}: {of['accuracy_change']:+.2f}"
-        for of in group["settings"]
-        if of["layout"] == _BY_POSITION.label
+    if kind == "study, two GPUs":
+        return ", ".join(f"{row['ratio']:.2%}: {row['speedup']:.2f}x" for row in rows)
+    return ", ".join(
+        f"{row['candidate']}{'' if row['ratio'] is None else format(row['ratio'], ' .0%')} "
+        + (row["absent"] or f"{row['ms']:.4g} ms")
+        for row in rows
     )
+
+
+def said(tables):
+    """What all layers together lose and gain."""
+    return said_of_study([row for row in tables["study"] if not row.get("absent")])
 
 
 class _Study:
@@ -107,15 +114,14 @@ class _Study:
         self._run, self._trained = run, trained
         self._validation, self._batch = validation, batch
 
-    def group(self, kind, title, precision):
-        """The GroupResult of some convolutions, as the only row."""
-        found = study_group(
+    def group(self, title, precision, images):
+        """The study's tables of some convolutions."""
+        return study_group(
             *(GROUPS[title], self._model(precision), precision, self._validation, self._batch),
             *(self._run.repeats, lambda what: None),
         )
-        return [asdict(found)]
 
-    def network(self, kind, title, precision):
+    def network(self, title, precision, images):
         """The whole network, dense and with some convolutions by position: whole_network's rows."""
         dtype = use_precision(precision)
         torch.backends.cudnn.benchmark = True
@@ -125,7 +131,7 @@ class _Study:
         )
 
     @torch.inference_mode()
-    def two(self, kind, title, precision):
+    def two(self, title, precision, images):
         """One convolution by position on two GPUs against torch's on one; all lies on the first."""
         gpus = self._run.gpus[:2]
         if len(gpus) < 2:
@@ -136,7 +142,11 @@ class _Study:
             ratio: spamm_torch.find_tau(*_BY_POSITION.norm_maps(conv, x), ratio).item()
             for ratio in _PAPERS[title]
         }
-        return on_devices(conv, x, taus, gpus, self._run)
+        rows = on_devices(conv, x, taus, gpus, self._run)
+        for row in rows:
+            papers = paper.CONVOLUTION_ON_GPUS[title, row["ratio"]]
+            row |= dict(zip(("paper_2", "paper_4"), papers, strict=True))
+        return rows
 
     def _model(self, precision):
         """The plain network in a precision."""

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import spamm_torch
-from bench.networks.candidates import Candidates
-from common.errors import UserError, first_line
+from cases.networks.candidates import Candidates
 from common.timing import interleaved
+from models.errors import UserError, first_line
 from models.vgg13 import fold_batch_norm
 from study.timing import layer_inputs
 
@@ -100,7 +100,7 @@ class _Networks:
             layers[name] = layout.module(conv, tau)
         one_by_one = nn.Sequential(*layers.values())(self._pictures).float()
         network = nn.Sequential(*layers.values()).eval()
-        spamm_torch.fuse_(network)
+        spamm_torch.convert_(network)
         most = max(self._rounding, _OTHER_SIDE) if skips else self._rounding
         error = self._error(network, one_by_one)
         if not error <= most:

@@ -1,0 +1,62 @@
+"""Files that are there in full or not at all."""
+
+import contextlib
+import os
+import tempfile
+from pathlib import Path
+
+from models.errors import UserError, first_line
+
+
+def write_atomically(path, write):
+    """Replaces the file at ``path`` by what ``write`` writes into a binary file.
+
+    The content goes to a file beside it, to the disk, and takes the name at last: whoever reads the
+    name, even after a crash, gets the old content or the new. Whatever ``write`` raises, nothing
+    stays beside it.
+
+    Raises:
+        UserError: the folder or file cannot be written (OSError, RuntimeError).
+    """
+    path = Path(path)
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _removed_on_failure(unfinished):
+            with open(unfinished, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or first_line(error)}") from error
+    except RuntimeError as error:  # torch.save's, about a file whose disk is full
+        reason = error.__context__ if isinstance(error.__context__, OSError) else error
+        raise UserError(f"cannot write {path}: {first_line(reason)}") from error
+
+
+@contextlib.contextmanager
+def _removed_on_failure(path):
+    """Removes the file at ``path`` if what happens inside fails or is interrupted."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
+
+
+def require_writable(folder):
+    """Makes the folder, and a file in it that is gone at once: a long job fails before it starts.
+
+    Raises:
+        UserError: neither can be done.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"expected a folder that can be written; got {folder}: {error.strerror}"
+        ) from error

@@ -1,0 +1,150 @@
+"""The matrices of one cluster, and the file that holds them."""
+
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from models.errors import UserError, first_line
+from models.files import write_atomically
+from models.water.basis import function_atoms
+from models.water.geometry import WaterCluster
+
+MATRICES = ("overlap", "core_hamiltonian", "fock", "density")
+_FORMAT = "spamm_torch water cluster 1"
+
+
+@dataclass(frozen=True)
+class ErgoMatrices:
+    """What ergo computed for a water cluster, in atomic units and in spatial order.
+
+    Functions stand molecule by molecule, and those in the order of ``spamm_torch.spatial_order``.
+
+    Attributes:
+        overlap, core_hamiltonian: (N, N) float64: S and H_core.
+        fock, density: (N, N) float64: F and D of Hartree-Fock; None where it was not run. D has the
+            eigenvalues 2 and 0 against S, so trace(D S) is the number of electrons.
+        positions: (N, 3) float64, in bohr: the nucleus of each function.
+        molecule: (N,) int64: the molecule of each function.
+        ergo_order: (N,) int64: the place of each function in ergo's own files, in which functions
+            are sorted by kind of shell: matrix[i, j] here is matrix[ergo_order[i], ergo_order[j]]
+            there.
+        cluster: the WaterCluster.
+        basis: name of the basis set. energy: the total, in hartree; None without Hartree-Fock.
+        version: of ergo.
+    """
+
+    overlap: torch.Tensor
+    core_hamiltonian: torch.Tensor
+    fock: torch.Tensor | None
+    density: torch.Tensor | None
+    ergo_order: torch.Tensor
+    cluster: WaterCluster
+    basis: str
+    energy: float | None
+    version: str
+
+    @property
+    def positions(self):
+        return torch.from_numpy(self.cluster.positions[function_atoms(self.cluster, self.basis)])
+
+    @property
+    def molecule(self):
+        return torch.from_numpy(function_atoms(self.cluster, self.basis) // 3)
+
+    @property
+    def atoms(self):
+        """How many atoms there are."""
+        return len(self.cluster.positions)
+
+    @property
+    def electrons(self):
+        return self.cluster.electrons
+
+
+def from_run(run, cluster, basis):
+    """The matrices of an ErgoRun."""
+
+    def tensor(array):
+        return None if array is None else torch.from_numpy(array)
+
+    return ErgoMatrices(
+        *(tensor(getattr(run, name)) for name in MATRICES),
+        ergo_order=tensor(run.order),
+        cluster=cluster,
+        basis=basis,
+        energy=run.energy,
+        version=run.version,
+    )
+
+
+def save(matrices, path):
+    """Writes an .npz file, in full or not at all: of each matrix its upper triangle, row by row.
+
+    Raises:
+        UserError: it cannot be written.
+    """
+    upper = np.triu_indices(len(matrices.overlap))
+    found = {name: getattr(matrices, name) for name in MATRICES}
+    content = {
+        **{name: matrix.numpy()[upper] for name, matrix in found.items() if matrix is not None},
+        "ergo_order": matrices.ergo_order.numpy(),
+        "atoms": matrices.cluster.positions,
+        "frames": matrices.cluster.frames,
+        "basis": np.array(matrices.basis),
+        "version": np.array(matrices.version),
+        "format": np.array(_FORMAT),
+    }
+    if matrices.energy is not None:
+        content["energy"] = np.array(matrices.energy)
+    write_atomically(path, lambda file: np.savez_compressed(file, **content))
+
+
+def read(path):
+    """The ErgoMatrices in a file of :func:`save`.
+
+    Raises:
+        UserError: the file is missing, of another format, or damaged.
+    """
+    try:
+        with np.load(path) as file:
+            content = dict(file)
+    except FileNotFoundError:
+        raise UserError(f"expected matrices of ergo in {path}; there is no such file") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"cannot read {path}: {first_line(error)}") from error
+    if str(content.get("format")) != _FORMAT:
+        raise UserError(f"expected a file of make_ergo_matrices.py; got another in {path}")
+    try:
+        return _parsed(content)
+    except (KeyError, ValueError) as error:
+        raise UserError(f"expected whole and finite matrices in {path}; it is damaged") from error
+
+
+def _parsed(content):
+    """ErgoMatrices from the arrays of a file; KeyError or ValueError where they do not fit."""
+    cluster = WaterCluster(content["atoms"], content["frames"])
+    basis = str(content["basis"])
+    functions = len(function_atoms(cluster, basis))
+    order = content["ergo_order"]
+    if not np.array_equal(np.sort(order), np.arange(functions)):
+        raise ValueError("no order")
+
+    def matrix(name):
+        if name not in content and name in ("fock", "density"):
+            return None
+        full = np.zeros((functions, functions))
+        full[np.triu_indices(functions)] = content[name]
+        if not np.isfinite(full).all():
+            raise ValueError("not finite")
+        return torch.from_numpy(full + np.triu(full, 1).T)
+
+    return ErgoMatrices(
+        *map(matrix, MATRICES),
+        ergo_order=torch.from_numpy(order),
+        cluster=cluster,
+        basis=basis,
+        energy=float(content["energy"]) if "energy" in content else None,
+        version=str(content["version"]),
+    )

@@ -1,0 +1,89 @@
+"""Benchmarks: what products, convolutions and networks take beside their peers.
+
+Each result is verified before it is timed, and all candidates of a cell take turns. Writes rows as
+NAME.json, and a page and a picture of them as NAME.md and NAME.png; plot_results.py --add puts the
+rows into docs/results. If it is interrupted, the same command goes on with the cells that are
+missing. The options of a benchmark: python scripts/bench.py BENCHMARK --help
+
+    python scripts/bench.py mm --sizes 4096 8192 --ratios 1 0.3 0.05
+"""
+
+import argparse
+import sys
+
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
+import torch
+
+from cases import conv, mm, multi_gpu, multi_gpu_conv, networks, vgg13
+from common import results
+from common.console import Steps, exit_code, make_console
+from common.journal import Journal, run_settings
+from common.machine import describe_machine
+from common.measuring import Measuring
+from common.options import add_output_options
+from models.files import require_writable
+
+# A case has TITLE, NOTES, MODE (inference_mode or no_grad); add_options(parser); choose(options),
+# which fills in what depends on the device and raises UserError; header(options);
+# settings(options), what decides its figures; measure(measuring, options), the tables of rows;
+# said(tables, options); and where something must be made first, prepare(options, console).
+CASES = {
+    "mm": mm,
+    "conv": conv,
+    "networks": networks,
+    "vgg13": vgg13,
+    "multi_gpu": multi_gpu,
+    "multi_gpu_conv": multi_gpu_conv,
+}
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    kinds = parser.add_subparsers(dest="case", metavar="BENCHMARK", required=True)
+    for name, case in CASES.items():
+        of_case = kinds.add_parser(
+            name,
+            help=case.TITLE,
+            description=case.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        case.add_options(of_case)
+        add_output_options(of_case, name)
+    options = parser.parse_args(arguments)
+    CASES[options.case].choose(options)
+    return options
+
+
+def main(arguments=None):
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parse(arguments)
+    case, console = CASES[options.case], make_console()
+    require_writable(options.out)
+    if hasattr(case, "prepare"):
+        case.prepare(options, console)
+    torch.backends.cudnn.benchmark = True
+    with case.MODE():
+        header = results.run_header(describe_machine(options.device), "bench.py", arguments)
+        header |= case.header(options)
+        settings = run_settings(header, case=options.case, **case.settings(options))
+        with (
+            Journal(options.out, options.name, settings, fresh=options.fresh) as journal,
+            Steps(console, options.case) as steps,
+        ):
+            tables = case.measure(Measuring(journal, steps, console), options)
+            run = {
+                "name": options.name,
+                "said": case.said(tables, options),
+                "header": header,
+                "tables": tables,
+            }
+            results.finish(options.out / options.name, case.TITLE, run, console, case.NOTES)
+            journal.remove()
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))

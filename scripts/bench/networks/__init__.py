@@ -1,1 +1,0 @@
-"""Whole networks and their layers: what bench_networks.py measures and how it reports it."""

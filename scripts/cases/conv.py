@@ -1,0 +1,374 @@
+"""conv2d against torch's (cuDNN or oneDNN, channels last) by layer, batch and valid ratio.
+
+Layers: the ten convolutions of VGG13 on 32 x 32 pictures, the 3 x 3 and 1 x 1 convolutions of
+ResNet-50 on 224 x 224, and two large ones. The weight's norms are pinned and tau is held, as in
+serving.
+"""
+
+import functools
+import itertools
+import statistics
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+import spamm_torch
+from common.options import (
+    add_cold_option,
+    add_device_option,
+    add_timing_options,
+    choose_device,
+    positive_integer,
+    show,
+)
+from common.precisions import PRECISIONS, TOLERANCE, use_precision
+from common.timing import interleaved
+from models.errors import UserError
+
+TITLE = "conv2d against torch.nn.functional.conv2d"
+NOTES = """\
+Times are medians in us, all candidates in turns. The share of block products kept is of those that
+reach a pixel of the input. tau is held and the weight's norms are pinned, as in serving. In the
+JSON file: the peak of memory above input, weight and output, over the size of these; errors,
+relative, against float64 with the same products skipped."""
+MODE = torch.inference_mode
+
+
+# ---- Layers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    in_channels: int
+    out_channels: int
+    size: int  # height and width of the input
+    kernel: int = 3
+    stride: int = 1
+
+    @property
+    def padding(self):
+        return self.kernel // 2
+
+    @property
+    def output_size(self):
+        return (self.size + 2 * self.padding - self.kernel) // self.stride + 1
+
+
+def _vgg13():
+    channels = 3
+    for stage, width in enumerate((64, 128, 256, 512, 512), start=1):
+        for i in (1, 2):
+            yield Layer(f"conv{stage}{i}", channels, width, 64 >> stage)
+            channels = width
+
+
+def _resnet50():
+    for width, size in ((64, 56), (128, 28), (256, 14), (512, 7)):
+        yield Layer(f"res{size}-3x3", width, width, size)
+        yield Layer(f"res{size}-reduce", 4 * width, width, size, kernel=1)
+        yield Layer(f"res{size}-expand", width, 4 * width, size, kernel=1)
+        if size < 56:
+            yield Layer(f"res{size}-stride", width, width, 2 * size, stride=2)
+
+
+GROUPS = {
+    "vgg13": tuple(_vgg13()),
+    "resnet50": tuple(_resnet50()),
+    "large": (Layer("large56", 256, 256, 56), Layer("large28", 512, 512, 28)),
+}
+NAMES = [layer.name for layers in GROUPS.values() for layer in layers]
+RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
+DEFAULTS = {  # groups, batches, precisions, rounds
+    "cpu": (("vgg13",), (128,), ("float32",), 5),
+    "cuda": (tuple(GROUPS), (100, 128), ("float16",), 15),
+}
+LARGE_BATCHES = (64,)  # of the group of large layers
+
+
+def add_options(parser):
+    add_device_option(parser)
+    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
+    parser.add_argument(
+        "--groups",
+        nargs="+",
+        choices=GROUPS,
+        help=f"of layers (default: all; on the CPU {show(on_cpu[0])})",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="LAYER",
+        nargs="+",
+        choices=NAMES,
+        help=f"some of the groups' layers only (default: all). They are: {', '.join(NAMES)}",
+    )
+    parser.add_argument(
+        "--batches",
+        metavar="IMAGES",
+        type=positive_integer,
+        nargs="+",
+        help=f"images a batch (default: {show(on_cuda[1])}; on the CPU {show(on_cpu[1])}; "
+        f"large layers {show(LARGE_BATCHES)})",
+    )
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        help=f"number formats (default: {show(on_cuda[2])}; on the CPU {show(on_cpu[2])})",
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["even"],
+        choices=("even", "centred"),
+        help="inputs: even in size at random, or falling off from the middle (default: even)",
+    )
+    parser.add_argument(
+        "--block",
+        type=int,
+        nargs=3,
+        choices=(32, 64, 128),
+        default=[64, 64, 64],
+        metavar=("M", "K", "N"),
+        help="edges of the blocks, each 32, 64 or 128 (default: 64 64 64)",
+    )
+    add_timing_options(parser, RATIOS, {device: of[3] for device, of in DEFAULTS.items()})
+    add_cold_option(parser)
+
+
+def choose(options):
+    options.device = choose_device(options.device)
+    groups, batches, precisions, repeats = DEFAULTS[options.device.type]
+    options.groups = options.groups or groups
+    options.large_batches = options.batches or LARGE_BATCHES
+    options.batches = options.batches or batches
+    options.precisions = options.precisions or precisions
+    options.repeats = options.repeats or repeats
+    if not list(cases_of(options)):
+        raise UserError(
+            f"expected layers of --groups {' '.join(options.groups)}; got "
+            f"{' '.join(options.layers)}"
+        )
+
+
+def header(options):
+    l2 = "emptied before each call" if options.cold else "warm"
+    return {"block": " x ".join(map(str, options.block)), "L2 cache": l2}
+
+
+def settings(options):
+    names = ("block", "ratios", "repeats", "cold")
+    return {"cases": list(cells_of(options)), **{name: getattr(options, name) for name in names}}
+
+
+def cells_of(options):
+    return {
+        f"{layer.name} {rest[0]} {rest[1]} {rest[2]}": functools.partial(
+            bench_case, layer, *rest, options
+        )
+        for layer, *rest in cases_of(options)
+    }
+
+
+def measure(measuring, options):
+    return measuring.tables(cells_of(options), said_of)
+
+
+def cases_of(options):
+    """(layer, batch, precision, data) in the order of the tables."""
+    for group in options.groups:
+        layers = [x for x in GROUPS[group] if options.layers is None or x.name in options.layers]
+        batches = options.large_batches if group == "large" else options.batches
+        yield from itertools.product(layers, batches, options.precisions, options.data)
+
+
+def said_of(found):
+    """A line for the terminal."""
+    return ", ".join(
+        f"{row['valid_ratio']:.0%}: {row['speedup']:.2f}x"
+        + (f" ({row['speedup_chained']:.2f}x)" if row["speedup_chained"] else "")
+        for row in found["convolutions"]
+    )
+
+
+def said(tables, options):
+    """How many layers gain at the most and the least kept, and by how much, in each type."""
+    rows = [row for row in tables["convolutions"] if row["data"] == options.data[0]]
+    parts = []
+    for precision in options.precisions:
+        gains = []
+        for ratio in sorted({min(options.ratios), max(options.ratios)}):
+            at = (precision, ratio)
+            speedups = [r["speedup"] for r in rows if (r["precision"], r["ratio"]) == at]
+            faster = sum(speedup > 1 for speedup in speedups)
+            median = statistics.median(speedups)
+            gains.append(f"{faster} of {len(speedups)} at {ratio:.0%} kept (median {median:.2f}x)")
+        parts.append(f"{precision}: {', '.join(gains)}")
+    return f"Layers faster than the dense convolution, in {'; '.join(parts)}."
+
+
+# ---- A case -------------------------------------------------------------------------------------
+
+
+class Case:
+    """A layer's operands, the norms of their blocks and what is skipped under a threshold."""
+
+    def __init__(self, layer, batch, dtype, data, block, device):
+        self.layer, self.block = layer, block
+        generator = torch.Generator(device).manual_seed(0)
+
+        def randn(*shape):
+            return torch.randn(shape, generator=generator, device=device)
+
+        input = randn(batch, layer.in_channels, layer.size, layer.size).relu_()
+        input *= self.scale(data, batch, generator, device)
+        weight = randn(layer.out_channels, layer.in_channels, layer.kernel, layer.kernel)
+        weight /= (layer.in_channels * layer.kernel**2) ** 0.5
+        self.input = input.to(dtype).to(memory_format=torch.channels_last)
+        self.weight = weight.to(dtype).to(memory_format=torch.channels_last)
+        self.shape = {"stride": layer.stride, "padding": layer.padding}
+        self.setting = {"block": block, "pixel_block": (block[2], 1, 1)}
+        self.norm_weight = torch.ops.spamm_torch.conv2d_weight_norm(self.weight, **self.setting)
+        self.norm_pixels, self.norm_columns = self.norms()
+
+    def scale(self, data, batch, generator, device):
+        """Sizes by place: "even" differs at random, "centred" falls off from the middle."""
+        layer = self.layer
+        if data == "even":
+            shape = (-(-batch // 64), -(-layer.in_channels // 64), layer.size, layer.size)
+            scale = torch.rand(shape, generator=generator, device=device) + 0.5
+            blocks = scale.repeat_interleave(64, 0).repeat_interleave(64, 1)
+            return blocks[:batch, : layer.in_channels]
+        along = torch.linspace(-1, 1, layer.size, device=device)
+        return torch.exp(-3 * (along[:, None].square() + along.square()).sqrt())
+
+    def norms(self):
+        """Of (image block, channel block, row, column), and of (K, pixel block): skip norms."""
+        _, k, n = self.block
+        images, channels, height, width = self.input.shape
+        squares = F.pad(self.input.float().square(), (0, 0, 0, 0, 0, -channels % k, 0, -images % n))
+        blocks = squares.view(-(-images // n), n, -(-channels // k), k, height, width).sum((1, 3))
+        columns = F.unfold(blocks, self.layer.kernel, **self.shape)  # (channel block, position)
+        columns = columns.view(len(blocks), blocks.shape[1], self.layer.kernel**2, -1)
+        columns = columns.transpose(1, 2).flatten(1, 2).sqrt()
+        columns[-1] *= (n / (images - (len(blocks) - 1) * n)) ** 0.5
+        return blocks.sqrt(), columns.transpose(0, 1).flatten(1)
+
+    def threshold(self, ratio):
+        """A tau that keeps this share of the products in the picture, and the share it keeps."""
+        inside = self.norm_columns > 0
+        products = (self.norm_weight[0][:, :, None] * self.norm_columns)[:, inside]
+        ordered = products.flatten().sort().values
+        skipped = round((1 - ratio) * len(ordered))
+        # Away from the product itself, for norms are right to a few last bits.
+        tau = ordered[skipped] * (1 - 1e-5) if skipped else 0.0
+        return tau, (ordered >= tau).double().mean().item()
+
+    def error(self, output, tau):
+        """Of one row of the picture in the first block of images, against float64."""
+        layer, (m, k, n) = self.layer, self.block
+        row = layer.output_size // 2
+        images = min(n, len(self.input))
+        padding = (layer.padding,) * 4
+        padded = F.pad(self.input[:images], padding).double()
+        columns = self.norm_columns.view(len(self.norm_columns), -1, *output.shape[2:])[:, 0, row]
+        valid = ~(self.norm_weight[0][:, :, None] * columns < tau)
+        expected = torch.zeros_like(output[:images, :, row], dtype=torch.float64)
+        steps = itertools.product(
+            range(layer.kernel), range(layer.kernel), range(0, layer.in_channels, k)
+        )
+        reach = (layer.output_size - 1) * layer.stride + 1
+        for step, (y, x, c) in enumerate(steps):
+            pixels = padded[:, c : c + k, row * layer.stride + y, x : x + reach : layer.stride]
+            product = torch.einsum("oc,ncw->now", self.weight[:, c : c + k, y, x].double(), pixels)
+            kept = valid[:, step].repeat_interleave(m, 0)[: layer.out_channels]
+            expected += product * kept
+        error = (output[:images, :, row].double() - expected).norm()
+        return (error / expected.norm().clamp(min=1e-30)).item()
+
+
+def extra_memory(call, *tensors):
+    """Peak memory of a call above its tensors and its result, over the size of these.
+
+    As asked for: what the allocator hands out may be up to 1 MiB more, by chance.
+    """
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    requested = lambda kind: torch.cuda.memory_stats()[f"requested_bytes.all.{kind}"]  # noqa: E731
+    before = requested("current")
+    result = call()
+    peak = requested("peak") - before
+    size = lambda tensor: tensor.numel() * tensor.element_size()  # noqa: E731
+    return (peak - size(result)) / sum(map(size, (*tensors, result)))
+
+
+def bench_case(layer, batch, precision, data, options):
+    """A row for each ratio; the dense convolution takes turns with all of them.
+
+    Raises:
+        UserError: a result is wrong.
+    """
+    device = options.device
+    dtype = use_precision(precision)
+    case = Case(layer, batch, dtype, data, tuple(options.block), device)
+    input, weight = case.input, case.weight
+    candidates = {"dense": lambda: F.conv2d(input, weight, **case.shape)}
+    found = {}
+    chained = device.type == "cuda" and case.block[1:] == (64, 64)
+    norm_input = case.norm_pixels.permute(0, 2, 3, 1).contiguous() if chained else None
+    for ratio in options.ratios:
+        tau, valid = case.threshold(ratio)
+
+        def call(tau=tau, **more):
+            return spamm_torch.conv2d(
+                input,
+                weight,
+                **case.shape,
+                **case.setting,
+                tau=tau,
+                norm_weight=case.norm_weight,
+                **more,
+            )
+
+        error = case.error(call(), tau)
+        if not error <= TOLERANCE[precision]:
+            raise UserError(
+                f"wrong result for {layer.name}, batch {batch}, at ratio {ratio}: expected an "
+                f"error of at most {TOLERANCE[precision]}; got {error}"
+            )
+        memory = extra_memory(call, input, weight) if device.type == "cuda" else None
+        found[ratio] = valid, error, memory
+        candidates[f"conv2d {ratio}"] = call
+        if chained:
+            candidates[f"chained {ratio}"] = lambda call=call: call(
+                norm_input=norm_input, return_norms=True
+            )
+    times = interleaved(candidates, device, options.repeats, cold=options.cold)
+    dense = times["dense"].median
+
+    def row(ratio):
+        valid, error, memory = found[ratio]
+        own = times[f"conv2d {ratio}"]
+        chained_ms = times[f"chained {ratio}"].median if chained else None
+        return {
+            "layer": layer.name,
+            "batch": batch,
+            "precision": precision,
+            "data": data,
+            "block": list(case.block),
+            "ratio": ratio,
+            "cold": options.cold,
+            "valid_ratio": valid,
+            "dense_ms": dense,
+            "conv2d_ms": own.median,
+            "chained_ms": chained_ms,
+            "spread": own.spread / own.median,
+            "speedup": dense / own.median,
+            "speedup_chained": dense / chained_ms if chained else None,
+            "extra_memory": memory,
+            "error": error,
+        }
+
+    return {"convolutions": [row(ratio) for ratio in options.ratios]}

@@ -1,0 +1,246 @@
+"""mm against torch.mm (cuBLAS, oneDNN or MKL) by size, valid ratio, dtype and block."""
+
+import argparse
+import functools
+import itertools
+
+import torch
+
+import spamm_torch
+from common.operands import operands
+from common.options import (
+    add_cold_option,
+    add_device_option,
+    add_timing_options,
+    choose_device,
+    positive_integer,
+    show,
+)
+from common.precisions import PRECISIONS, TOLERANCE, use_precision
+from common.tables import text
+from common.timing import interleaved
+from models.errors import UserError
+
+TITLE = "mm against torch.mm"
+NOTES = """\
+Times are medians in ms, all candidates in turns. mm includes the norm maps of both operands; tau is
+held. The JSON file has the multiply alone, the share of the floor (the operands read once at copy
+bandwidth, plus the larger of valid ratio x torch.mm and all three matrices at copy bandwidth),
+spreads, and errors: relative, in the Frobenius norm, against float64 with the same block products
+skipped."""
+MODE = torch.inference_mode
+RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
+DEFAULTS = {  # sizes, precisions, rounds
+    "cpu": ((2048, 4096), ("float32", "bfloat16"), 7),
+    "cuda": ((1024, 2048, 4096, 8192, 16384), tuple(PRECISIONS), 15),
+}
+_SEARCHED_ERROR = 1e-6  # the max_error of the second search
+_SAID_SIZE = 8192  # of the conclusion, where it was measured
+
+
+def block_edges(text):
+    """An edge, or (m, k, n)."""
+    edges = tuple(int(edge) if edge.isdecimal() else 0 for edge in text.split("x"))
+    if len(edges) not in (1, 3) or not set(edges) <= {32, 64, 128}:
+        raise argparse.ArgumentTypeError(
+            f"expected 32, 64 or 128, or three of these as in 128x64x128; got {text!r}"
+        )
+    return edges if len(edges) == 3 else edges[0]
+
+
+def add_options(parser):
+    add_device_option(parser)
+    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
+    parser.add_argument(
+        "--sizes",
+        metavar="N",
+        type=positive_integer,
+        nargs="+",
+        help=f"edges of the square matrices (default: {show(on_cuda[0])}; "
+        f"on the CPU {show(on_cpu[0])})",
+    )
+    parser.add_argument(
+        "--precisions",
+        nargs="+",
+        choices=PRECISIONS,
+        help=f"number formats (default: all; on the CPU {show(on_cpu[1])})",
+    )
+    parser.add_argument(
+        "--blocks",
+        metavar="BLOCK",
+        type=block_edges,
+        nargs="+",
+        default=[64],
+        help="edges of the blocks: 32, 64, 128, or three of these as in 128x64x128 (default: 64)",
+    )
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        default=["decay"],
+        choices=("decay", "normal", "scaled", "overlap"),
+        help="decay: the paper's decay matrix; normal: random ones of N(0, 1); scaled: these with "
+        "rows and columns scaled by 1e-12 to 1; overlap: a water cluster's (default: decay)",
+    )
+    add_timing_options(parser, RATIOS, {device: of[2] for device, of in DEFAULTS.items()})
+    add_cold_option(parser)
+
+
+def choose(options):
+    options.device = choose_device(options.device)
+    sizes, precisions, repeats = DEFAULTS[options.device.type]
+    options.sizes = options.sizes or sizes
+    options.precisions = options.precisions or precisions
+    options.repeats = options.repeats or repeats
+
+
+def header(options):
+    return {"L2 cache": "emptied before each call" if options.cold else "warm"}
+
+
+def settings(options):
+    names = ("sizes", "precisions", "blocks", "ratios", "data", "repeats", "cold")
+    return {name: getattr(options, name) for name in names}
+
+
+def measure(measuring, options):
+    bandwidth = measuring.journal.measured(
+        "copy bandwidth", lambda: copy_bandwidth(options.device, options.repeats)
+    )
+    cases = itertools.product(options.data, options.precisions, options.blocks, options.sizes)
+    rest = options.ratios, bandwidth, options.device, options.repeats, options.cold
+    cells = {
+        " ".join(map(str, case)): functools.partial(bench_operands, case, *rest) for case in cases
+    }
+    return measuring.tables(cells, said_of)
+
+
+def said_of(found):
+    """A line for the terminal."""
+    return ", ".join(f"{r['ratio']:.0%}: {r['speedup']:.2f}x" for r in found["products"])
+
+
+def said(tables, options):
+    """What the rows say in one line: the first data set at one size, each type and block."""
+    rows = tables["products"]
+    sizes = {row["n"] for row in rows}
+    n = _SAID_SIZE if _SAID_SIZE in sizes else max(sizes)
+    at = [row for row in rows if (row["data"], row["n"]) == (rows[0]["data"], n)]
+    parts = []
+    for ratio in sorted({min(options.ratios), max(options.ratios)}):
+        speedups = ", ".join(
+            f"{row['speedup']:.2f}x ({row['precision']}, {text(row['block'])})"
+            for row in at
+            if row["ratio"] == ratio
+        )
+        parts.append(f"{ratio:.0%} kept: {speedups}")
+    return f"{rows[0]['data']}, N = {n}, mm over torch.mm, norms included: {'; '.join(parts)}."
+
+
+def relative_error(product, a, b, norm_a, norm_b, tau, block):
+    """Error of the block rows at a third and at the end, against float64 with the same skips."""
+    m, k, n = (block,) * 3 if isinstance(block, int) else block
+    rows = norm_a.shape[0]
+    error = norm = 0.0
+    for i in {rows // 3, rows - 1}:
+        valid = ~(norm_a[i][:, None] * norm_b < tau)
+        mask = valid.repeat_interleave(k, 0).repeat_interleave(n, 1)
+        kept = b.double() * mask[: b.shape[0], : b.shape[1]]
+        part = slice(i * m, (i + 1) * m)
+        expected = a[part].double() @ kept
+        error += (product[part].double() - expected).square().sum().item()
+        norm += expected.square().sum().item()
+    return (error / norm) ** 0.5 if norm else error**0.5
+
+
+def copy_bandwidth(device, repeats):
+    """Bytes read plus written in a millisecond by a large elementwise kernel.
+
+    A plain copy would become a memcpy node of the CUDA graph, which runs at two thirds of that.
+    """
+    elements = (1 << 28) if device.type == "cuda" else (1 << 26)
+    source = torch.ones(elements, device=device)
+    target = torch.empty_like(source)
+    timing = interleaved({"copy": lambda: torch.abs(source, out=target)}, device, repeats)["copy"]
+    return 8 * elements / timing.median
+
+
+def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_apart=True):
+    """All ratios of one case; the dense product takes turns with all of them.
+
+    Args:
+        case: (data, precision, block, n). ratios: valid ratios. bandwidth: as of copy_bandwidth.
+        repeats: rounds of each timing. cold: empty the L2 cache before each call.
+        norms_apart: time the product without the norms, too.
+
+    Returns:
+        Rows of "products", one a ratio, and of "norm maps".
+
+    Raises:
+        UserError: a result is wrong.
+    """
+    data, precision, block, n = case
+    dtype = use_precision(precision)
+    a, b = operands(data, n, dtype, device)
+    norm_maps = functools.partial(torch.ops.spamm_torch.norm_maps, a, b, block)
+    norm_a, norm_b = norm_maps()
+    taus = {}
+    errors = {}
+    candidates = {
+        "dense": lambda: torch.mm(a, b),
+        "norms": norm_maps,
+        "search": lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3),
+        "error search": lambda: spamm_torch.find_tau(norm_a, norm_b, max_error=_SEARCHED_ERROR),
+    }
+    for ratio in ratios:
+        tau = torch.zeros_like(norm_a[0, 0])
+        if ratio < 1:
+            tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
+        product = spamm_torch.mm(a, b, tau=tau, block=block)
+        errors[ratio] = relative_error(product, a, b, norm_a, norm_b, tau, block)
+        if not errors[ratio] <= TOLERANCE[precision]:
+            raise UserError(
+                f"wrong result for {case} at ratio {ratio}: expected an error of at most "
+                f"{TOLERANCE[precision]}; got {errors[ratio]}"
+            )
+        taus[ratio] = tau
+        candidates[f"mm {ratio}"] = lambda tau=tau: spamm_torch.mm(a, b, tau=tau, block=block)
+        if norms_apart:
+            candidates[f"multiply {ratio}"] = lambda tau=tau: torch.ops.spamm_torch.multiply(
+                a, b, norm_a, norm_b, tau, block
+            )
+    dense_error = relative_error(torch.mm(a, b), a, b, norm_a, norm_b, 0, block)
+    times = interleaved(candidates, device, repeats, cold=cold)
+    dense = times["dense"].median
+    operand_ms = 2 * n * n * a.element_size() / bandwidth
+    place = {"data": data, "precision": precision, "block": block, "n": n}
+
+    def row(ratio):
+        valid = spamm_torch.valid_ratio(norm_a, norm_b, taus[ratio]).item()
+        mm, multiply = times[f"mm {ratio}"], times.get(f"multiply {ratio}")
+        floor = operand_ms + max(valid * dense, 1.5 * operand_ms)
+        return place | {
+            "ratio": ratio,
+            "cold": cold,
+            "valid_ratio": valid,
+            "backend": spamm_torch.backend_for(device, dtype, block),
+            "dense_ms": dense,
+            "multiply_ms": multiply and multiply.median,
+            "mm_ms": mm.median,
+            "spread": mm.spread / mm.median,
+            "speedup": dense / mm.median,
+            "speedup_multiply": multiply and dense / multiply.median,
+            "share_of_floor": floor / mm.median,
+            "error": errors[ratio],
+            "dense_error": dense_error,
+        }
+
+    norms = times["norms"].median
+    norm_maps = place | {
+        "cold": cold,
+        "norms_ms": norms,
+        "norms_share_of_copy": operand_ms / norms,
+        "copy_bandwidth": bandwidth,
+        "search_ms": times["search"].median,
+        "error_search_ms": times["error search"].median,
+    }
+    return {"products": [row(ratio) for ratio in ratios], "norm maps": [norm_maps]}

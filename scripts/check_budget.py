@@ -1,0 +1,64 @@
+"""Compares the lines of text in git, room by room, and the number of files with docs/budget.toml.
+
+python scripts/check_budget.py
+"""
+
+import subprocess
+import sys
+
+from common import REPOSITORY
+from common.console import exit_code
+from common.options import make_parser
+from models.errors import UserError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # of mypy
+
+_BUDGET = REPOSITORY / "docs" / "budget.toml"
+_TEXT = {".cu", ".cpp", ".cuh", ".h", ".py", ".md", ".txt", ".toml", ".sh", ".in", ".cmake"}
+
+
+def files(room="."):
+    """Paths of the files in git, in a folder of the repository."""
+    command = ["git", "ls-files", "-z", "--", room]
+    found = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    paths = (REPOSITORY / name for name in found.stdout.split("\0") if name)
+    return [path for path in paths if path.is_file()]
+
+
+def lines(room):
+    """Lines of text in a room."""
+    text = (path for path in files(room) if path.suffix in _TEXT)
+    return sum(path.read_bytes().count(b"\n") for path in text)
+
+
+def check(budget, count_lines=lines, count_files=lambda: len(files())):
+    """Lines that say what each room has and may have.
+
+    Raises:
+        UserError: rooms have more.
+    """
+    counts = {room: (count_lines(room), of) for room, of in budget["lines"].items()}
+    counts["files"] = count_files(), budget["files"]["all"]
+    over = [
+        f"{room} has {count}, at most {of['most']}"
+        for room, (count, of) in counts.items()
+        if count > of["most"]
+    ]
+    if over:
+        raise UserError(f"expected the numbers of docs/budget.toml; got more: {'; '.join(over)}")
+    return [
+        f"{room:12} {count:6} of {of['most']:6}, goal {of['goal']}"
+        for room, (count, of) in counts.items()
+    ]
+
+
+def main(arguments=None):
+    make_parser(__doc__).parse_args(arguments)
+    print("\n".join(check(tomllib.loads(_BUDGET.read_text()))))
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(main))
