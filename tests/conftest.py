@@ -1,5 +1,7 @@
 """What all tests share: the devices they run on and hypothesis's profiles."""
 
+import collections
+import itertools
 import os
 
 import pytest
@@ -11,6 +13,51 @@ from hypothesis import settings
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m deselects
+def pytest_collection_modifyitems(items):
+    """Of a test's combinations of settings, those in which every two settings meet are enough.
+
+    The others become ``thorough``. The mark ``strength`` says how many settings are to meet.
+    """
+    tests = collections.defaultdict(list)  # of each test on each device
+    for item in items:
+        device = item.callspec.params.get("device") if hasattr(item, "callspec") else None
+        tests[item.nodeid.partition("[")[0], str(device)].append(item)
+    for cases in tests.values():
+        for case in set(cases) - set(_covering(cases)):
+            case.add_marker(pytest.mark.thorough)
+
+
+def _settings(item):
+    """The value of each parametrization, as something that can be compared."""
+    values = {name: id(value) for name, value in item.callspec.params.items()}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        values[tuple(names)] = tuple(values.pop(name.strip()) for name in names)
+    return values.items()
+
+
+def _covering(cases):
+    """Few cases that hold all combinations of so many settings, by a greedy choice."""
+    if len(cases) == 1:
+        return cases
+    mark = cases[0].get_closest_marker("strength")
+    strength = mark.args[0] if mark else 2
+    settings = {case: sorted(_settings(case), key=str) for case in cases}
+    if len(settings[cases[0]]) <= strength:
+        return cases
+    held = {case: set(itertools.combinations(settings[case], strength)) for case in cases}
+    missing, chosen = set().union(*held.values()), []
+    while missing:
+        chosen.append(max(cases, key=lambda case: len(held[case] & missing)))
+        missing -= held[chosen[-1]]
+    return chosen
 
 
 def pytest_runtest_setup(item):

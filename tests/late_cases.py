@@ -63,6 +63,7 @@ class Case:
     tensors: dict
     call: Callable
     change: dict = field(default_factory=dict)
+    unread: tuple = ()  # operands that some kernels need not read
 
     def changed(self, operand):
         old = self.tensors[operand]
@@ -209,30 +210,202 @@ def layer_cases(device):
             f"max_pool2d_with_norms {dtype}", x, lambda x: OPS.max_pool2d_with_norms(x, 2, 2)
         )
 
-    # Kind; stride, padding, dilation; groups, relu, weight_is_ready, kind of the knob; blocks.
-    conv = (0, *(1, 1), *(1, 1), *(1, 1), *(1, 1, 0, 0), *(0, 0, 0), *(0, 0, 0))
-    pool = (1, *(2, 2), *(2, 2), *(0, 0), *(1, 1), 0)
-    weights = [
-        values.pictures(64, 3, 3, 3),
-        values.pictures(64, 64, 3, 3, scale=0.1),
-        values.pictures(128, 64, 3, 3, scale=0.1),
-    ]
-    norms = [OPS.conv2d_weight_norm(weight) for weight in weights]
 
-    def chain(x, **weights):
-        knobs = [number(0.0), number(5.0), number(5.0)]
-        layers = (*conv, *conv, *pool, *conv)
-        return OPS.chain(x, list(weights.values()), [None] * 3, norms, knobs, layers)
+# Images, channels, output channels, size, kernel, stride, padding.
+GEOMETRIES = {
+    "3 x 3": (8, 64, 256, 28, 3, 1, 1),
+    "1 x 1": (16, 256, 128, 28, 1, 1, 0),
+    "1 x 1, stride 2": (16, 128, 256, 28, 1, 2, 0),
+    "few images": (2, 128, 128, 14, 3, 1, 1),
+    "segments": (64, 512, 256, 4, 3, 1, 1),
+}
 
-    named = {f"weight{i}": weight for i, weight in enumerate(weights)}
-    tensors = {"x": values.pictures(128, 3, 16, 16), **named}
-    change = dict.fromkeys(named, torch.neg)  # keeps the norms
-    yield Case("chain, weights' norms given", tensors, chain, change)
+
+def network_cases(device, dtype):
+    """Layers of networks: with nothing skipped, with a residual, of few images, with a pool."""
+    values = Values(device)
+
+    def pictures(*shape, scale=1.0):
+        return values.pictures(*shape, dtype=dtype, scale=scale)
+
+    for name, (images, channels, out_channels, size, kernel, *place) in GEOMETRIES.items():
+        setting = dict(zip(("stride", "padding"), place, strict=True))
+        both = {
+            "input": pictures(images, channels, size, size),
+            "weight": pictures(out_channels, channels, kernel, kernel, scale=0.05),
+        }
+        out = (size + 2 * setting["padding"] - kernel) // setting["stride"] + 1
+        bias = {"bias": values.normal(out_channels, dtype=dtype)}
+        every = {**both, **bias, "residual": pictures(images, out_channels, out, out)}
+        dense = functools.partial(OPS.conv2d, **setting, threshold=0.0)
+        yield Case(f"nothing skipped, {name}", every, dense)
+        pinned = functools.partial(dense, norm_weight=OPS.conv2d_weight_norm(both["weight"]))
+        yield Case(f"nothing skipped, weight's norms, {name}", both, pinned, {"weight": torch.neg})
+        setting["threshold"] = 4.0
+        with_norms = functools.partial(OPS.conv2d_with_norms, **setting, activation="relu")
+        yield Case(f"residual, {name}", every, with_norms)
+        boxes = functools.partial(OPS.conv2d, **setting, pixel_block=(1, 8, 8), activation="silu")
+        yield Case(f"boxes, {name}", every, boxes)
+        if (kernel == 3 and images > 2) or images == 64:
+            tensors = {**both, **bias, "input": pictures(64, channels, 8, 8)}
+            pooled = functools.partial(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
+            yield Case(f"conv and pool, {name}", tensors, pooled)
+    tensors = {"input": pictures(128, 64, 8, 8), "weight": pictures(64, 64, 3, 3, scale=0.1)}
+    pooled = functools.partial(OPS.conv2d_max_pool, padding=(1, 1), activation="relu")
+    yield Case("conv and pool, resident weight", tensors, pooled)
+    tensors = {
+        "input": pictures(64, 3, 16, 16),
+        "weight": pictures(64, 3, 3, 3),
+        "residual": pictures(64, 64, 16, 16),
+    }
+    few = functools.partial(OPS.conv2d, padding=(1, 1), threshold=0.0, activation="relu")
+    yield Case("few channels, residual", tensors, few)
+    pool = functools.partial(OPS.max_pool2d, kernel_size=3, stride=2, padding=1)
+    yield Case("max_pool2d, 3 x 3", {"input": pictures(8, 64, 32, 32)}, pool)
+
+
+def deviation_cases(device, dtype):
+    """The reference form: each image has a spot that deviates, and is zero elsewhere."""
+    values = Values(device)
+    setting = {"threshold": 2.0**-149, "pixel_block": (1, 8, 8), "activation": "relu"}
+    zero, minus = torch.zeros_like, torch.neg
+
+    def pictures(*shape, scale=1.0):
+        return values.pictures(*shape, dtype=dtype, scale=scale)
+
+    def spots(channels, size=32):
+        mask = torch.zeros(4, 1, size, size, device=device)
+        for i in range(4):
+            mask[i, :, 3 + i : 12 + i, 5:14] = 1
+        values = pictures(4, channels, size, size) * mask.to(dtype)
+        return values.contiguous(memory_format=torch.channels_last)
+
+    def norms_of(x):
+        return OPS.join_deviations([x])[1]
+
+    for name, (channels, out_channels, kernel, stride) in {
+        "strips": (64, 64, 3, 1),
+        "strips, two groups": (128, 128, 3, 1),
+        "1 x 1": (64, 128, 1, 1),
+        "stride 2": (64, 64, 3, 2),
+    }.items():
+        size = 32 // stride
+        tensors = {
+            "input": spots(channels),
+            "weight": pictures(out_channels, channels, kernel, kernel, scale=0.1),
+            "base": pictures(1, out_channels, size, size),
+            "residual": spots(out_channels, size),
+        }
+        place = {"stride": stride, "padding": kernel // 2}
+        call = functools.partial(OPS.conv2d_deviation_with_norms, **place, **setting)
+        yield Case(f"deviations, {name}", tensors, call)
+        norm_weight = OPS.conv2d_weight_norm(tensors["weight"], pixel_block=(1, 8, 8))
+        given = {"norm_input": norms_of(tensors["input"]), "norm_weight": norm_weight}
+        change = {**dict.fromkeys(given, zero), "input": minus, "weight": minus}
+        tensors |= given
+        yield Case(f"deviations, norms given, {name}", tensors, call, change, tuple(given))
+
+    first, second = spots(64), spots(64)
+    norms = {"norm_0": norms_of(first), "norm_1": norms_of(second)}
+    base = pictures(1, 64, 32, 32)
+
+    def parts(part_0, norm_0, weight, base, part_1=None, norm_1=None, in_phases=False):
+        given = [x for x in (part_0, part_1) if x is not None]
+        of_given = [x for x in (norm_0, norm_1) if x is not None]
+        more = {"norm_parts": of_given, "in_phases": in_phases, "padding": 1, **setting}
+        return OPS.conv2d_deviation_parts(given, weight, base, **more)
+
+    tensors = {"part_0": first, "part_1": second, **norms, "base": base}
+    tensors["weight"] = pictures(64, 128, 3, 3, scale=0.1)
+    yield Case("deviations of two parts", tensors, parts, dict.fromkeys(norms, zero), tuple(norms))
+    tensors = {"part_0": first, "norm_0": norms["norm_0"], "base": pictures(1, 256, 32, 32)}
+    tensors["weight"] = pictures(256, 64, 3, 3, scale=0.1)
+    phases = functools.partial(parts, in_phases=True)
+    yield Case("deviations in phases", tensors, phases, {"norm_0": zero}, ("norm_0",))
+    both = {"first": first, "second": second}
+    yield Case("join_deviations", both, lambda **parts: OPS.join_deviations(list(parts.values())))
+    tensors = {"input": first, "reference": base}
+    pool = functools.partial(OPS.max_pool2d_deviation, kernel_size=2)
+    given = {**tensors, "norm_input": norms["norm_0"]}
+    yield Case("max_pool2d_deviation", given, pool, {"norm_input": zero}, ("norm_input",))
+    pool = functools.partial(OPS.max_pool2d_deviation, kernel_size=3, stride=2, padding=1)
+    yield Case("max_pool2d_deviation, 3 x 3", tensors, pool)
+
+
+def symmetric_cases(device, dtype):
+    """Products of a symmetric matrix with entries that decay, also into given tensors."""
+    values = Values(device)
+
+    def decay(size):
+        place = torch.arange(size, device=device)
+        x = values.normal(size, size, dtype=torch.float32)
+        x = x * torch.exp(-(place[:, None] - place).abs() / 100.0)
+        return ((x + x.t()) / 2).to(dtype)
+
+    def into(a, b, input):
+        out, norms = torch.empty_like(a), torch.empty_like(spamm_torch.norm_map(a))
+        OPS.spamm_into(a, b, out, threshold=1.0, input=input, beta=2, alpha=-1, norms=norms)
+        return out, norms
+
+    def in_place(x):
+        x = x.clone()
+        OPS.spamm_into(x, x, x, threshold=1.0, input=x, beta=2, alpha=-1)
+        return x
+
+    def square(x, **knob):
+        return OPS.spamm_with_norms(x, x, **knob, symmetric=True)
+
+    for size in (300, 1000):
+        x = {"x": decay(size)}
+        yield Case(f"symmetric {size}", x, functools.partial(square, threshold=1.0))
+        yield Case(f"symmetric {size}, by error", x, functools.partial(square, max_error=1e-3))
+        tensors = {"a": decay(size), "b": x["x"], "input": decay(size)}
+        yield Case(f"into {size}", tensors, into)
+        yield Case(f"in place {size}", {"x": decay(size)}, in_place)
+
+
+def search_cases(device):
+    """What reads norm maps, of one block and more, and images in order of likeness."""
+    values = Values(device)
+
+    def units(norm_a, norm_b, tau):
+        return OPS.needed_units(norm_a.amax(0, keepdim=True), norm_b, tau, 4)
+
+    for edge in (1, 8, 40, 150, 600):
+        maps = {
+            name: torch.rand(edge, edge, device=device, generator=values.generator) + 0.1
+            for name in ("norm_a", "norm_b")
+        }
+        search = functools.partial(OPS.find_tau_for_error, max_error=0.3)
+        if edge > 1:  # a single product is kept, whatever its norms
+            maps["norm_a"] *= torch.rand(edge, edge, device=device, generator=values.generator) ** 8
+            yield Case(f"error search {edge}", maps, search, {"norm_a": torch.sqrt})
+        change = dict.fromkeys(maps, torch.zeros_like)
+        bound = functools.partial(OPS.error_bound, tau=number(0.3 if edge > 1 else 10.0))
+        yield Case(f"error_bound {edge}", maps, bound, change)
+        tensors = {**maps, "tau": torch.full((), 0.01, device=device)}
+        change["tau"] = huge
+        yield Case(f"needed_units {edge}", tensors, units, change)
+        yield Case(f"row_work {edge}", tensors, OPS.row_work, change)
+    images = {"images": torch.rand(256, 3, 32, 32, device=device, generator=values.generator)}
+    flip = {"images": lambda images: images.flip(0)}
+    yield Case("likeness_order", images, spamm_torch.likeness_order, flip)
+    yield Case("order_images", images, functools.partial(OPS.order_images, bands=2), flip)
 
 
 FAMILIES = {
     "stages": stage_cases,
     "layers": layer_cases,
+    "searches": search_cases,
+    **{
+        f"{name} of {str(dtype).removeprefix('torch.')}": functools.partial(cases, dtype=dtype)
+        for name, cases, dtypes in (
+            ("layers of networks", network_cases, HALF_TYPES),
+            ("deviations", deviation_cases, HALF_TYPES),
+            ("symmetric products", symmetric_cases, (torch.float16, torch.float32, torch.float64)),
+        )
+        for dtype in dtypes
+    },
     **{
         f"products of {name}": functools.partial(product_cases, dtype=dtype, allow_tf32=allow_tf32)
         for name, dtype, allow_tf32 in (

@@ -60,19 +60,25 @@ def cuobjdump():
     return shutil.which("cuobjdump", path=os.pathsep.join(map(str, places)))
 
 
-def test_code_of_other_targets_traps_in_place_of_hopper_kernels():
-    """An empty kernel would leave its output unwritten, silently."""
-    built = _library.BUILT["cuda_targets"]
-    if not {"8.0+PTX", "9.0a"} <= set(built) or cuobjdump() is None:
+def test_kernels_are_built_for_the_chips_that_run_them(setup_module):
+    """Of each file: code for both chips and PTX for others, but Hopper's kernels for it alone."""
+    if _library.BUILT["cuda_targets"] != ["8.0+PTX", "9.0a"] or cuobjdump() is None:
         pytest.skip("needs a library built for 8.0+PTX and 9.0a, and cuobjdump")
-    ptx = tool(cuobjdump(), "-ptx", _library.library_path())
-    kernels = {}
-    for text in re.split(r"^\.visible \.entry ", ptx, flags=re.M)[1:]:
-        kernels[text.split("(")[0]] = text
-    ours = ("sm90IN", "5splitI")  # mangled names; kernels without wgmma run on other chips too
-    hopper = {name: text for name, text in kernels.items() if any(part in name for part in ours)}
-    assert len(hopper) > 100
-    assert [name for name, text in hopper.items() if "trap;" not in text] == []
+    found = {
+        kind: sorted(
+            re.findall(
+                rf"(\w+)\.(sm_\w+)\.{kind}", tool(cuobjdump(), option, _library.library_path())
+            )
+        )
+        for kind, option in (("cubin", "--list-elf"), ("ptx", "--list-ptx"))
+    }
+    names = [Path(source).stem for source in setup_module.sources("cuda/**/*.cu")]
+    others = [name for name in names if "sm90" not in name]
+    assert len(others) < len(names)
+    assert found["ptx"] == sorted((name, "sm_80") for name in others)
+    assert found["cubin"] == sorted(
+        [(name, "sm_80") for name in others] + [(name, "sm_90") for name in names]
+    )
 
 
 def test_include_path_holds_the_header():
@@ -316,6 +322,23 @@ def test_hopper_kernels_are_built_for_their_target_alone(
 ):
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
     assert setup_module.builds_for_hopper() == hopper
+
+
+@pytest.mark.parametrize(
+    ("targets", "file", "expected"),
+    [
+        ("8.0+PTX 9.0a", "sm80_f16.cu", ["80,code=[compute_80,sm_80,sm_90]"]),
+        ("9.0a", "sm80_f16.cu", ["90,code=[sm_90]"]),
+        ("8.6;8.0;9.0a+PTX", "sm80_f16.cu", ["80,code=[compute_80,sm_80,sm_86,sm_90]"]),
+        ("8.0+PTX 9.0a", "sm90_f16.cu", ["90a,code=sm_90a"]),
+        ("8.0;9.0a+PTX", "sm90_f16.cu", ["90a,code=compute_90a", "90a,code=sm_90a"]),
+        ("8.0 9.0a", "launch.cu", ["80,code=sm_80", "90a,code=sm_90a"]),
+    ],
+)
+def test_targets_of_a_files_kernels(setup_module, monkeypatch, targets, file, expected):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", targets)
+    flags = [f"-gencode=arch=compute_{flag}" for flag in expected]
+    assert setup_module.flags_of_targets(file) == flags
 
 
 @pytest.mark.parametrize("targets", ["9.0 9.0a", "8.0+PTX;9.0+PTX;9.0a", "Hopper 9.0a"])

@@ -1,9 +1,13 @@
 """calibrate: settings within an accuracy drop, from times that these tests make up."""
 
+import itertools
 import json
+import os
 import random
+import re
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,15 +15,17 @@ from tiny import Agreement, dark_pictures, linear_time, tiny_network
 from torch import nn
 
 from spamm_torch import (
-    CalibrationReport,
     SpAMMConfig,
     SpAMMConv2d,
     calibrate,
     convert_,
     record_stats,
 )
+from spamm_torch.calibration import CalibrationReport
+from spamm_torch.calibration.journal import Journal
 from spamm_torch.calibration.statistics import RATIOS
 from spamm_torch.networks.config import NOTHING_SKIPPED
+from spamm_torch.networks.timing import Timing
 
 LAYERS = ("conv_b", "conv_c")  # those that may skip
 
@@ -135,6 +141,12 @@ def test_the_table(timed):
     assert times.startswith("whole model, measured: 110 us as it was, 100 us with nothing skipped")
 
 
+def test_a_report_comes_with_an_outcome():
+    line = "^outcome must be an Outcome, as calibrate gives it; got NoneType$"
+    with pytest.raises(TypeError, match=line):
+        CalibrationReport([], None, {})
+
+
 def test_a_choice_that_was_not_tried_where_it_was_searched(timed):
     found = run()
     outcome = replace(found.outcome, searched_drop=None)
@@ -143,11 +155,18 @@ def test_a_choice_that_was_not_tried_where_it_was_searched(timed):
     )
 
 
-def test_progress_is_said(timed, capsys):
+@pytest.mark.parametrize("seconds", [0.01, 20.0])
+def test_progress_is_said(timed, capsys, monkeypatch, seconds):
+    clock = itertools.count(0.0, seconds)
+    monkeypatch.setattr("spamm_torch._progress.time.monotonic", lambda: next(clock))
     run(progress=True)
     lines = capsys.readouterr().err.splitlines()
     assert all(line.startswith("calibrate: ") for line in lines)
-    assert any("evaluations, 3 of 12, about" in line for line in lines)
+    assert any(line.startswith("calibrate: evaluations, 3 of 12") for line in lines)
+    # Three forms, two of them in two ways: the last stage that takes long.
+    assert sum("times of the whole model, " in line for line in lines) == (5 if seconds > 1 else 1)
+    assert any("about" in line for line in lines) == (seconds > 1)
+    assert not any("about 0 s" in line for line in lines)
     run()
     assert capsys.readouterr().err == ""
 
@@ -236,6 +255,47 @@ def test_nothing_is_skipped_where_the_whole_model_is_not_faster(timed, tmp_path)
     assert not is_as_it_was(report, tmp_path)
 
 
+def test_nothing_is_skipped_where_the_model_as_it_was_is_as_fast(timed, tmp_path):
+    """Layers save time by skipping, and converting costs more."""
+    timed(lambda trial: 40.0 if trial.what == "as it was" else linear_time(trial))
+    report = run()
+    assert report.outcome.exact_us == 100
+    assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
+    assert is_as_it_was(report, tmp_path)
+
+
+def busy(spread):
+    """Times of the whole model that vary so much, and are 20 times as long in some forms."""
+
+    def time_of(trial):
+        slow = {"as it was": 20.0, "nothing skipped, each by its fastest": 4.0}.get(trial.what, 1)
+        return Timing(slow * linear_time(trial), 1.0 if trial.layer else spread)
+
+    return time_of
+
+
+@pytest.mark.parametrize("base", ["each by its fastest", "all by conv2d"])
+def test_noise_chooses_nothing(timed, tmp_path, base):
+    """Whichever times are long by chance, the same is chosen, and the report says why."""
+    timed(lambda trial: Timing(busy(25.0)(trial).median * (3 if base in trial.what else 1), 25.0))
+    report = run(journal=tmp_path / "journal.json")
+    assert report.outcome.spread == 25
+    assert str(report).endswith("; times vary by 25x here: other programs run")
+    assert report.settings["calibration"]["note"] == report.outcome.note
+    assert is_as_it_was(report, tmp_path)
+    assert {row.reason for row in report[1:]} == {"not faster at any ratio"}
+
+
+def test_times_that_vary_are_measured_again_the_next_time(timed, tmp_path):
+    given = {"journal": tmp_path / "journal.json", "model": tiny_network()}
+    timed(busy(25.0))
+    assert run(**given).outcome.valid_ratio == 1
+    timed(linear_time)
+    quiet = run(**given)
+    assert quiet.outcome.valid_ratio < 1
+    assert "; times vary by 0%" in str(quiet)
+
+
 def pooled_network():
     """The tiny network with a max pool behind the first convolution that may skip."""
     model = tiny_network()
@@ -257,7 +317,8 @@ def test_pools_are_in_the_call_where_the_whole_model_is_faster_so(timed, tmp_pat
     timed(lambda trial: 30.0 if "nothing skipped, all" in trial.what else linear_time(trial))
     report = run(pooled_network())
     assert report.outcome.exact_us == report.outcome.after_us == 30
-    assert report.outcome.note == "nothing is skipped: the whole model is not faster with it"
+    line = r"nothing is skipped: the whole model is not faster with it \(\d+ us\)"
+    assert re.fullmatch(line, report.outcome.note)
     model, pooling, last = installed(report, tmp_path / "net.json")
     assert pooling.absorbed == ("relu", "pool")
     assert pooling.setting == last.setting == NOTHING_SKIPPED
@@ -317,6 +378,19 @@ def test_the_half_that_was_not_searched_must_agree(timed):
     assert outcome.valid_ratio > RATIOS[-1] + 0.05
 
 
+def test_the_page_ends_well_where_nothing_is_worth_skipping(timed, tmp_path, monkeypatch, capsys):
+    """The first example of docs/calibration.md, as it stands."""
+    timed(lambda _: 100.0)
+    text = (Path(__file__).parents[2] / "docs/calibration.md").read_text()
+    code = re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
+    monkeypatch.chdir(tmp_path)
+    loader = [(dark_pictures(seed=seed), torch.arange(8) % 4) for seed in range(2)]
+    exec(code, {"torch": torch, "model": tiny_network(), "loader": loader, "images": loader[0][0]})
+    shown = capsys.readouterr().out
+    assert "nothing is installed: the model as it was is as fast" in shown
+    assert shown.endswith("no layer of the model skips\n[]\n")
+
+
 # ---- Resuming -----------------------------------------------------------------------------------
 
 
@@ -340,7 +414,7 @@ def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
     def measured_again(*_):
         raise AssertionError
 
-    monkeypatch.setattr("spamm_torch.calibration.family.measure_layers", measured_again)
+    monkeypatch.setattr("spamm_torch.calibration.statistics._Pool.gather", measured_again)
     timed(lambda trial: measured_again() if trial.layer else linear_time(trial))
     agreement.calls, stop_at = 0, None
     found = run(model, 20.0, loader, evaluate, journal=journal)
@@ -358,7 +432,6 @@ def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
         ("data", "of the same data"),
         ("size", "of the same example_input"),
         ("strides", "of the same example_input"),
-        ("reorder", "of the same reorder"),
         ("evaluate", "of the same evaluate and loader"),
         ("file", "one of a calibration"),
     ],
@@ -377,8 +450,6 @@ def test_journals_of_something_else_are_refused(timed, tmp_path, change, message
         given["example_input"] = pictures[:3]
     elif change == "strides":
         given["example_input"] = pictures.contiguous(memory_format=torch.channels_last)
-    elif change == "reorder":
-        given["reorder"] = True
     elif change == "data":
         given["loader"] = batches(size=17)
     elif change == "evaluate":
@@ -397,6 +468,23 @@ def test_a_journal_serves_another_example_of_the_same_form(timed, tmp_path):
     timed(lambda _: 0.0)  # nothing is measured again
     second = run(journal=journal, example_input=dark_pictures(4, seed=9))
     assert str(second) == str(first)
+
+
+def test_two_calibrations_with_one_journal(tmp_path, monkeypatch):
+    """One keeps a result while the other is about to put its own file in place."""
+    path, replace_file = tmp_path / "journal.json", os.replace
+    one, other = Journal(path, {}), Journal(path, {})
+
+    def after_the_other(*given):
+        monkeypatch.setattr(os, "replace", replace_file)
+        other.measured("other", lambda: 2, int)
+        assert json.loads(path.read_text())["results"] == {"other": 2}
+        replace_file(*given)
+
+    monkeypatch.setattr(os, "replace", after_the_other)
+    one.measured("one", lambda: 1, int)
+    assert json.loads(path.read_text())["results"] == {"one": 1}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(
@@ -446,7 +534,7 @@ def test_files_that_are_no_journal_are_refused(timed, tmp_path, change, value):
     [
         ("none/journal.json", ValueError, "journal must be a file that can be written; got .*none"),
         ("", ValueError, "journal must be a file that can be read; got .*directory"),
-        (None, TypeError, "journal must be the path of a file of a calibration, or None; got int"),
+        (None, TypeError, "journal must be a path; got 5"),
     ],
 )
 def test_a_journal_that_cannot_be_kept_fails_first(timed, tmp_path, path, kind, line):
@@ -507,6 +595,19 @@ def test_an_evaluate_that_moves_or_casts_the_model_is_refused(timed, move, fails
     assert_unchanged(model, before)
     assert [(x.data_ptr(), x.dtype) for x in model.state_dict().values()] == places
     assert model.conv_a.weight.grad.dtype == torch.float32
+
+
+def test_batches_of_arguments_by_name(timed):
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = tiny_network()
+
+        def forward(self, pictures):
+            return self.network(pictures)
+
+    report = run(Named().eval(), 5.0, [{"pictures": x} for x, _ in batches()], lambda *_: 50.0)
+    assert [row.name for row in report][1:] == [f"network.{name}" for name in LAYERS]
 
 
 def test_an_input_of_several_tensors(timed):
@@ -607,6 +708,11 @@ BAD = {
     "NaN": ({"evaluate": lambda *_: float("nan")}, ValueError, "a finite number; got nan"),
     "another number": ({"evaluate": drifting}, ValueError, "the same for the same .* 0 and then 1"),
     "other answers": ({"evaluate": changing_answers}, ValueError, "the same for the same model"),
+    "another name": (
+        {"loader": [{"x": dark_pictures()}] * 4},
+        ValueError,
+        "the loader's first batch must be what the model takes; got a dict .TypeError",
+    ),
     "example": (
         {"example_input": torch.ones(2, 5, 8, 8)},
         ValueError,

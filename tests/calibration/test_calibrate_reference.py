@@ -5,10 +5,12 @@ import json
 
 import pytest
 import torch
+from tiny import linear_time, made_up
 from torch import nn
 
 from models.unet import UNet
 from spamm_torch import calibrate, convert_, record_stats
+from spamm_torch._progress import SILENT
 from spamm_torch.calibration.form import Form
 from spamm_torch.calibration.statistics import RATIOS, measure_layers
 from spamm_torch.networks.example import Example
@@ -33,9 +35,9 @@ def spots(count=2, seed=0):
     return pictures
 
 
-def network():
+def network(width=16):
     torch.manual_seed(0)
-    model = UNet(1, 4, width=16, depth=1)
+    model = UNet(1, 4, width=width, depth=1)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_var, 0.5, 1.5)
@@ -73,15 +75,11 @@ def run(model=None, max_drop=2.0, loader=None, evaluate=None, **options):
 def made(tmp_path_factory):
     """A report, with its model, batches, evaluate and journal."""
     patch = pytest.MonkeyPatch()
-    patch.setattr("spamm_torch.calibration.times.measure", in_proportion)
+    patch.setattr("spamm_torch.calibration.times.measure", made_up(linear_time))
     model, loader, evaluate = network(), batches(), Distance()
     journal = tmp_path_factory.mktemp("reference") / "journal.json"
     yield run(model, 2.0, loader, evaluate, journal=journal), model, loader, evaluate, journal
     patch.undo()
-
-
-def in_proportion(calls, _):
-    return {t: 110.0 if t.what == "as it was" else 100.0 * t.valid_ratio for t in calls}
 
 
 # ---- What is chosen -----------------------------------------------------------------------------
@@ -92,7 +90,6 @@ def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
     report, model, loader, evaluate, _ = made
     outcome = report.outcome
     assert outcome.reference
-    assert not outcome.order_batch
     assert 0 < outcome.drop <= 2
     assert outcome.evaluations == evaluate.calls <= 12
     assert "deviations from a reference picture" in str(report)
@@ -123,10 +120,41 @@ def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
 
 
 @torch.no_grad()
+def test_where_layers_leave_norms_and_read_parts(timed, tmp_path, monkeypatch):
+    """As on Hopper: there a threshold is searched for ops that take none but a number."""
+    for module in ("reference", "reference_form"):
+        name = f"spamm_torch.networks.{module}.computes_output_norms"
+        monkeypatch.setattr(name, lambda *_: True)
+    model, loader, evaluate = network(32), batches(), Distance()
+    seen, parts = [], torch.ops.spamm_torch.conv2d_deviation_parts.default
+
+    class Seen(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func is parts)
+            return func(*args, **(kwargs or {}))
+
+    with Seen():
+        report = run(model, 5.0, loader, evaluate)
+    assert any(seen)
+    skipping = [row for row in report if row.setting is not None and row.setting != ZEROS]
+    assert skipping
+    report.save(tmp_path / "net.json")
+    served = copy.deepcopy(model)
+    convert_(served, tmp_path / "net.json", reference=empty())
+    with record_stats(served) as stats:
+        for pictures, _ in loader[::2]:
+            served(pictures)
+    for row in skipping:
+        assert stats[row.name].valid_ratio == pytest.approx(row.valid_ratio)
+    dense = evaluate(model, loader[1::2])
+    assert dense - evaluate(served, loader[1::2]) == pytest.approx(report.outcome.drop)
+
+
+@torch.no_grad()
 def test_ratios_are_shares_of_what_is_not_zero():
     model, pictures = network(), spots(4)
-    form = Form(model, Example(pictures), None, empty())
-    found = measure_layers(model, form, [Example(pictures)], lambda *_: None)
+    form = Form(model, Example(pictures), empty())
+    found = measure_layers(form, [Example(pictures)], SILENT)
     convert_(model, reference=empty())
     with record_stats(model) as stats:
         model(pictures)
@@ -142,12 +170,8 @@ def test_ratios_are_shares_of_what_is_not_zero():
         assert all(0 < candidate.error < 1 for candidate in layer.candidates)
 
 
-def test_zeros_alone_are_skipped_where_nothing_may_be_lost(monkeypatch, tmp_path):
-    def time(trial):
-        return 110.0 if trial.what in ("as it was", "dense") else 100 * trial.valid_ratio
-
-    measure = "spamm_torch.calibration.times.measure"
-    monkeypatch.setattr(measure, lambda calls, _: {t: time(t) for t in calls})
+def test_zeros_alone_are_skipped_where_nothing_may_be_lost(timed, tmp_path):
+    timed(lambda trial: 110.0 if trial.what == "dense" else linear_time(trial))
     report = run(max_drop=0.0)
     assert report.outcome.note.startswith("nothing but zeros is skipped")
     assert report.outcome.drop == 0
@@ -159,9 +183,8 @@ def test_zeros_alone_are_skipped_where_nothing_may_be_lost(monkeypatch, tmp_path
     assert {row.setting for row in converted} == {ZEROS}
 
 
-def test_nothing_is_installed_where_nothing_is_saved(monkeypatch, tmp_path):
-    measure = "spamm_torch.calibration.times.measure"
-    monkeypatch.setattr(measure, lambda calls, _: dict.fromkeys(calls, 100.0))
+def test_nothing_is_installed_where_nothing_is_saved(timed, tmp_path):
+    timed(lambda _: 100.0)
     report = run()
     assert report.outcome.note.startswith("nothing is skipped: ")
     assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
@@ -175,10 +198,9 @@ def test_nothing_is_installed_where_nothing_is_saved(monkeypatch, tmp_path):
     assert type(model) is UNet
 
 
-def test_nothing_is_installed_where_zeros_pay_in_layers_alone(monkeypatch):
+def test_nothing_is_installed_where_zeros_pay_in_layers_alone(timed):
     times = {"as it was": 10.0, "dense": 100.0, "spamm": 50.0}
-    measure = "spamm_torch.calibration.times.measure"
-    monkeypatch.setattr(measure, lambda calls, _: {t: times.get(t.what, 60.0) for t in calls})
+    timed(lambda trial: times.get(trial.what, 60.0))
     report = run(max_drop=0.0)
     assert report.outcome.note.endswith("nothing is installed: the model as it was is as fast")
     assert report.outcome.valid_ratio == 1
@@ -189,9 +211,7 @@ def test_nothing_is_installed_where_zeros_pay_in_layers_alone(monkeypatch):
 
 @pytest.mark.cuda
 @torch.no_grad()
-def test_each_layer_that_skips_on_a_gpu_is_recorded(monkeypatch, tmp_path):
-    measure = "spamm_torch.calibration.times.measure"
-    monkeypatch.setattr(measure, in_proportion)
+def test_each_layer_that_skips_on_a_gpu_is_recorded(timed, tmp_path):
     model = network().to("cuda", torch.float16)
     loader = [(pictures.to("cuda", torch.float16), None) for pictures, _ in batches()]
     report = run(model, 5.0, loader)
@@ -204,13 +224,12 @@ def test_each_layer_that_skips_on_a_gpu_is_recorded(monkeypatch, tmp_path):
     assert skipping <= set(stats)
 
 
-def test_it_goes_on_where_it_was_stopped(made, monkeypatch):
+def test_it_goes_on_where_it_was_stopped(made, monkeypatch, timed):
     report, model, loader, evaluate, journal = made
     monkeypatch.setattr(
-        "spamm_torch.calibration.family.measure_layers", lambda *_: pytest.fail("again")
+        "spamm_torch.calibration.statistics._Pool.gather", lambda *_: pytest.fail("again")
     )
-    measure = "spamm_torch.calibration.times.measure"
-    monkeypatch.setattr(measure, lambda *_: pytest.fail("again"))
+    timed(lambda _: pytest.fail("again"))
     again = run(model, 2.0, loader, evaluate, journal=journal)
     assert str(again) == str(report)
     assert again.settings["layers"] == report.settings["layers"]
@@ -318,9 +337,8 @@ UNSERVED = {
 
 
 @pytest.mark.parametrize("case", UNSERVED)
-def test_calls_that_the_form_does_not_serve_are_refused(monkeypatch, case):
+def test_calls_that_the_form_does_not_serve_are_refused(timed, case):
     """They would take the dense forward, and any setting would seem to cost nothing."""
-    monkeypatch.setattr("spamm_torch.calibration.times.measure", in_proportion)
     kind, size, got = UNSERVED[case]
     loader = batches()
     if size is not None:
@@ -335,8 +353,7 @@ def test_calls_that_the_form_does_not_serve_are_refused(monkeypatch, case):
     assert_unchanged(model, before)
 
 
-def test_an_evaluate_that_fails_late_leaves_the_model_as_it_was(monkeypatch):
-    monkeypatch.setattr("spamm_torch.calibration.times.measure", in_proportion)
+def test_an_evaluate_that_fails_late_leaves_the_model_as_it_was(timed):
     model, evaluate = network(), FailsLate()
     before = state_of(model)
     with pytest.raises(RuntimeError, match="no memory"):
@@ -359,16 +376,6 @@ BAD = {
         {"example_input": torch.ones(1, 1, 64, 64)},
         ValueError,
         r"example_input, \(1, 1, 64, 64\); got \(1, 1, 32, 32\)",
-    ),
-    "ordered batches": (
-        {"order_batch": True},
-        ValueError,
-        "order_batch=True must come without a reference; got a reference",
-    ),
-    "ordered channels": (
-        {"reorder": True},
-        ValueError,
-        "reorder=True must come without a reference; got a reference",
     ),
     "no convolution": (
         {"model": nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 2))},

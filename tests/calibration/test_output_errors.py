@@ -7,6 +7,7 @@ import torch
 from tiny import dark_pictures, tiny_network
 from torch import nn
 
+from spamm_torch._progress import SILENT
 from spamm_torch.calibration.form import SPAMM, Form
 from spamm_torch.calibration.output_errors import _power_law, with_output_errors
 from spamm_torch.calibration.statistics import measure_layers
@@ -16,10 +17,9 @@ from spamm_torch.networks.plan import Engine
 
 @torch.no_grad()
 def output_errors_of(model, examples):
-    form, seen = Form(model, examples[0]), []
-    layers = measure_layers(model, form, examples, lambda *_: None)
-    found = with_output_errors(model, form, examples, layers, seen.append)
-    assert seen == list(layers)
+    form = Form(model, examples[0])
+    layers = measure_layers(form, examples, SILENT)
+    found = with_output_errors(form, examples, layers, SILENT)
     for name, layer in layers.items():
         for one, other in zip(layer.candidates, found[name].candidates, strict=True):
             assert (one.setting, one.error) == (other.setting, other.error)

@@ -5,7 +5,8 @@ import torch
 from tiny import dark_pictures, tiny_network
 
 from spamm_torch import record_stats
-from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form
+from spamm_torch._progress import SILENT
+from spamm_torch.calibration.form import PIXEL_BLOCKS, Form
 from spamm_torch.calibration.statistics import measure_layers
 from spamm_torch.calibration.thresholds import thresholds_for
 from spamm_torch.networks.example import Example
@@ -35,9 +36,9 @@ def test_layers_compute_their_share_while_others_skip(pixel_block, size, batches
     model = tiny_network(batch_norm=True)
     examples = [Example(dark_pictures(size, seed=seed, size=8)) for seed in range(batches)]
     form = Form(model, examples[0])
-    found = measure_layers(model, form, examples, lambda *_: None)
+    found = measure_layers(form, examples, SILENT)
     wanted = {name: least_of(found[name].candidates, pixel_block) for name in LAYERS}
-    settings = thresholds_for(model, form, examples, {"conv_a": SPAMM}, wanted)
+    settings = thresholds_for(form, examples, wanted)
 
     assert {setting.pixel_block for setting in settings.values()} == {pixel_block}
     # Nothing skips before the first of them.
@@ -55,7 +56,7 @@ def test_layers_that_see_nan_skip_nothing():
     model = tiny_network()
     good = [Example(dark_pictures(64, size=8))]
     form = Form(model, good[0])
-    found = measure_layers(model, form, good, lambda *_: None)
+    found = measure_layers(form, good, SILENT)
     wanted = {"conv_b": least_of(found["conv_b"].candidates, PIXEL_BLOCKS[0])}
     bad = [Example(torch.full((64, 3, 8, 8), torch.nan))]
-    assert thresholds_for(model, form, bad, {}, wanted)["conv_b"].tau == 0
+    assert thresholds_for(form, bad, wanted)["conv_b"].tau == 0

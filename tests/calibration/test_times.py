@@ -1,79 +1,132 @@
-"""Times of layers on lines by valid ratio."""
+"""Times of layers where they stand in the model, by valid ratio, and of the whole model."""
 
-from contextlib import contextmanager, nullcontext
-from types import SimpleNamespace
+from collections import Counter
 
 import pytest
 import torch
+from tiny import dark_pictures, made_up, tiny_network
+from torch import nn
 
-from spamm_torch import SpAMMConfig
-from spamm_torch.calibration.calls import ConvCall
+from spamm_torch import SpAMMConfig, SpAMMConv2d
+from spamm_torch._progress import SILENT
+from spamm_torch.calibration import times
+from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form
 from spamm_torch.calibration.statistics import Candidate, LayerStatistics
-from spamm_torch.calibration.times import LayerTimes, _with_layouts, smoothed
+from spamm_torch.calibration.times import Trial, time_layers, time_models
+from spamm_torch.networks import timing
+from spamm_torch.networks.example import Example
+from spamm_torch.networks.timing import Timing
+
+RATIOS = (0.8, 0.6, 0.4, 0.2)
 
 
 def statistics_of(*ratios_of_blocks):
     """Candidates with these ratios, in a shape of blocks for each argument."""
-    blocks = ((64, 1, 1), (1, 8, 8))
-    return LayerStatistics(
-        1.0,
-        tuple(
-            Candidate(SpAMMConfig(tau=1.0, pixel_block=block), ratio, 0.1, 0.1)
-            for block, ratios in zip(blocks, ratios_of_blocks, strict=False)
-            for ratio in ratios
-        ),
+    candidates = (
+        Candidate(SpAMMConfig(tau=2 - ratio, pixel_block=block), ratio, 0.1, 0.1)
+        for block, ratios in zip(PIXEL_BLOCKS, ratios_of_blocks, strict=False)
+        for ratio in ratios
     )
+    return LayerStatistics(1.0, tuple(candidates))
 
 
-def test_noise_is_taken_from_times():
-    ratios = (0.8, 0.6, 0.4, 0.2)
-    noise = (1.0, -3.0, 3.0, -1.0)  # neither a slope nor a mean of its own
-    first = [20 + 100 * ratio for ratio in ratios]
-    second = [50 + 10 * ratio for ratio in ratios]
-    measured = [time + off for time, off in zip(first, noise, strict=True)] + second
-    found = smoothed(LayerTimes(110.0, 130.0, tuple(measured)), statistics_of(ratios, ratios))
-    assert found.candidates[4:] == pytest.approx(second)
-    slope = (found.candidates[0] - found.candidates[3]) / 0.6
-    for time, ratio in zip(found.candidates[:4], ratios, strict=True):
-        assert time == pytest.approx(found.candidates[3] + slope * (ratio - 0.2))
-    assert abs(slope - 100) < 5  # of single steps: 80 to 130
-    assert (found.dense, found.spamm) == (110.0, 130.0)
+@torch.no_grad()
+def times_of_b(monkeypatch, time_of, statistics, model=None):
+    monkeypatch.setattr(times, "measure", made_up(time_of))
+    example, model = Example(dark_pictures(2)), model or tiny_network()
+    found = time_layers(Form(model, example), {"conv_b": statistics}, example, SILENT)
+    return found["conv_b"]
+
+
+def test_noise_is_taken_from_times(monkeypatch):
+    noise = {0.8: 1.0, 0.4: -2.0, 0.2: 1.0}  # neither a slope nor a mean of its own
+
+    def time_of(trial):
+        if trial.setting is None or not trial.setting.tau:
+            return Timing(110.0 if trial.what == "dense" else 130.0, 1.1)
+        if trial.setting.pixel_block == PIXEL_BLOCKS[1]:
+            return Timing(50 + 10 * trial.valid_ratio, 1.3)
+        return 20 + 100 * trial.valid_ratio + noise[trial.valid_ratio]
+
+    found = times_of_b(monkeypatch, time_of, statistics_of(RATIOS, RATIOS))
+    assert [each.median for each in found.candidates[4:]] == pytest.approx([58, 56, 54, 52])
+    first = [each.median for each in found.candidates[:4]]
+    slope = (first[0] - first[3]) / 0.6
+    assert first == pytest.approx([first[3] + slope * (ratio - 0.2) for ratio in RATIOS])
+    assert abs(slope - 100) < 5  # of single steps: 90 to 107
+    assert {each.spread for each in found.candidates} == {1.3}
+    assert (found.dense, found.spamm) == (Timing(110.0, 1.1), Timing(130.0, 1.1))
 
 
 @pytest.mark.parametrize("ratios", [(), (0.5,), (0.5, 0.5)])
-def test_times_without_a_line_stay(ratios):
-    times = LayerTimes(9.0, 9.0, tuple(range(len(ratios))))
-    assert smoothed(times, statistics_of(ratios)) == times
+def test_times_without_a_line_stay(monkeypatch, ratios):
+    found = times_of_b(monkeypatch, lambda _: 7.0, statistics_of(ratios))
+    assert found.candidates == (Timing(7.0),) * len(ratios)
 
 
-def test_all_calls_of_a_layer_with_a_layout_are_timed(monkeypatch):
-    """One call of "twice" has a layout, and so another weight; "once" has none."""
-    own, other = torch.ones(4, 4, 3, 3), torch.ones(4, 16, 2, 2)
-    calls = [("twice", own), ("once", own), ("twice", other)]
-    geometry = ((1, 1), (1, 1), (1, 1), 1)
-    timed = []
+def test_all_calls_of_a_layer_count_and_others_do_not(monkeypatch):
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv_b, self.unused = nn.Conv2d(32, 32, 1), nn.Conv2d(32, 32, 1)
 
-    @contextmanager
-    def watch(_, on_call):
-        def forward(_):
-            for name, weight in calls:
-                image = torch.ones(1, weight.shape[1], 8, 8)
-                on_call(name, ConvCall(image, weight, None, geometry, None))
+        def forward(self, x):
+            return self.conv_b(self.conv_b(x.repeat(1, 11, 1, 1)[:, :32]))
 
-        example.call = forward
-        yield
+    model, example = Twice().eval(), Example(dark_pictures(2))
+    monkeypatch.setattr(times, "measure", made_up(lambda _: 5.0))
+    statistics = {"conv_b": statistics_of(RATIOS), "unused": statistics_of(RATIOS)}
+    with torch.no_grad():
+        found = time_layers(Form(model, example), statistics, example, SILENT)
+    assert list(found) == ["conv_b"]
+    assert found["conv_b"].dense == found["conv_b"].spamm == Timing(10.0)
 
-    def measure(trials, _):
-        timed.extend(trial.layer for trial in trials)
-        return dict.fromkeys(trials, 5.0)
 
-    monkeypatch.setattr("spamm_torch.calibration.times.watch", watch)
-    monkeypatch.setattr("spamm_torch.calibration.times.measure", measure)
-    exact = SimpleNamespace(setting=SpAMMConfig(tau=1.0))
-    form = SimpleNamespace(layers=("once", "twice"), exact=exact, installed=lambda _: nullcontext())
-    example = SimpleNamespace()
-    before = {"once": LayerTimes(9.0, 8.0), "twice": LayerTimes(18.0, 16.0)}
-    shapes = dict.fromkeys(before, own.shape)
-    found = _with_layouts(None, form, example, before, shapes)
-    assert found == {"once": LayerTimes(9.0, 8.0), "twice": LayerTimes(18.0, 10.0)}
-    assert timed == ["twice", "twice"]
+def test_layers_are_timed_between_the_others(monkeypatch):
+    """By a clock that goes on with each op: a layer's part has its op alone."""
+    ticks = Counter()
+
+    def clock():
+        return float(ticks["ops"])
+
+    class Ticking(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            ticks["ops"] += 1
+            return func(*args, **(kwargs or {}))
+
+    monkeypatch.setattr(timing, "perf_counter", clock)
+    monkeypatch.setattr(timing, "_CPU_REPEATS", (3, 3))
+    model, example = tiny_network(), Example(dark_pictures(2))
+    form = Form(model, example)
+    given = {name: statistics_of(RATIOS[:1]) for name in ("conv_b", "conv_c")}
+    with torch.no_grad(), Ticking():
+        found = time_layers(form, given, example, SILENT)
+    assert set(found) == {"conv_b", "conv_c"}
+    for layer in found.values():
+        assert layer.dense.median == layer.candidates[0].median == 1e6
+
+
+# ---- The whole model ----------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_the_model_is_timed_as_it_was_and_converted_in_turns(monkeypatch):
+    seen, model, example = [], tiny_network(), Example(dark_pictures(2))
+    form = Form(model, example)
+    time = made_up(lambda trial: seen.append(trial) or Timing(10.0 * len(seen), 1.1))
+    monkeypatch.setattr(times, "measure", time)
+    kinds = []
+    model.register_forward_pre_hook(lambda *_: kinds.append(type(model.conv_b)))
+    engines = {"as it was": (None, 1.0), "skipping": (dict.fromkeys(form.layers, SPAMM), 0.5)}
+    found = time_models(form, engines, example, SILENT)
+    assert found == {"as it was": Timing(10.0, 1.1), "skipping": Timing(20.0, 1.1)}
+    assert [trial.valid_ratio for trial in seen] == [1.0, 0.5]
+    assert kinds == [nn.Conv2d, SpAMMConv2d]
+    assert type(model.conv_b) is nn.Conv2d
+
+
+def test_a_trial_of_the_model_is_the_whole_of_it():
+    trial = Trial("", "as it was")
+    found = times.measure([({"": trial}, lambda _: torch.ones(3))], torch.device("cpu"))
+    assert list(found) == [trial]
+    assert found[trial].median > 0

@@ -184,31 +184,11 @@ def test_nan_stays(device, dtype, name, with_residual):
 
 
 @activations
-def test_a_layer_of_a_chain(device, activation):
-    input, weight, bias, _ = case(device, torch.float32, (64, 64), images=64)
-    input = input * torch.linspace(0, 1, 7, device=device)
-    number = list(ACTIVATIONS).index(activation)
-    # Kind; stride, padding, dilation; groups, activation, ready weights, kind of knob; blocks.
-    layer = [0, *(1, 1, 1, 1, 1, 1), 1, number, 0, 0, *(0,) * 6]
-    tau = torch.tensor(60.0, dtype=torch.float64)
-    operands = ([weight, weight], [bias, None], [None, None], [tau, tau])
-    first = ops.conv2d(input, weight, bias, padding=1, threshold=60.0, activation=activation)
-    second = ops.conv2d(first, weight, padding=1, threshold=60.0, activation=activation)
-    assert not torch.equal(
-        first, ops.conv2d(input, weight, bias, padding=1, threshold=0.0, activation=activation)
-    )
-    torch.testing.assert_close(ops.chain(input, *operands, layer * 2), second)
-    for wrong in (-1, len(ACTIVATIONS)):
-        with pytest.raises(ValueError, match=f"activation must be .* from 0 to 5; got {wrong}"):
-            ops.chain(input, *operands, [*layer[:8], wrong, *layer[9:]] * 2)
-
-
-@activations
 def test_shards(device, activation):
     input, weight, bias, _ = case(device, torch.float64, images=70)
     tensors = [x.requires_grad_() for x in (weight, bias)]
     options = {"padding": 1, "tau": 0.0, "activation": activation}
-    shards = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, bias, **options)
+    shards = spamm_torch.conv2d([input[:64], input[64:]], weight, bias, **options)
     whole = spamm_torch.conv2d(input, weight, bias, **options)
     torch.testing.assert_close(torch.cat(shards), whole)
     grad = torch.randn_like(whole)
@@ -384,6 +364,7 @@ def test_norms_have_no_gradient(device):
 # ---- torch.compile, autocast, the ops' own tests ------------------------------------------------
 
 
+@pytest.mark.strength(1)
 @activations
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(device, activation, requires_grad):
@@ -409,7 +390,7 @@ def test_opcheck_of_channels_last_groups(device, groups):
 
 
 def test_tags():
-    for name in ("conv2d", "conv2d_with_norms", "dense_conv2d", "spamm", "chain", "conv2d_shards"):
+    for name in ("conv2d", "conv2d_with_norms", "dense_conv2d", "spamm", "conv2d_shards"):
         tags = getattr(ops, name).default.tags
         assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides} <= set(tags), name
 

@@ -81,6 +81,7 @@ def test_refuses(device, name):
         op(input.requires_grad_(), 2)
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("pool", POOLS, ids=str)
 def test_opcheck(device, dtype, pool):

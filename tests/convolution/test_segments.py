@@ -211,7 +211,7 @@ def test_shards_have_the_segments_of_the_whole(tau, force):
     weight = uneven(128, 128, 3, 3, seed=10, dtype=torch.float16)
     whole = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
     shards = list(input.split([64, 1152, 64]))
-    outputs = spamm_torch.conv2d_shards(shards, weight, padding=1, tau=tau)
+    outputs = spamm_torch.conv2d(shards, weight, padding=1, tau=tau)
     assert torch.equal(torch.cat(outputs), whole)
     alone = spamm_torch.conv2d(shards[0], weight, padding=1, tau=tau)
     assert torch.equal(alone, whole[:64]) != hopper_kernels_run()

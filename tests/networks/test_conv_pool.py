@@ -119,7 +119,6 @@ def test_it_is_a_call_of_its_own_where_that_is_faster(of_layer, of_models, measu
         {"relu": F.silu},
         {"relu": nn.Identity()},
     ],
-    ids=str,
 )
 def test_other_pools_and_activations_stay(options, pooled):
     model, input = stage(**options), images()

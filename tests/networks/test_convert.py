@@ -2,6 +2,8 @@
 
 import copy
 import operator
+import re
+from dataclasses import fields
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 import spamm_torch
 from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, revert_
+from spamm_torch.networks.timing import Timing
 
 SKIPS = SpAMMConfig(tau=1e-3)
 
@@ -93,8 +96,7 @@ def test_a_knob_makes_layers_skip_that_can_pay():
     assert actions["conv1"] == ("dense", None)
     assert actions["layer2.0.conv2"] == ("spamm", SpAMMConfig(max_error=1e-6))
     assert model.layer2[0].conv2.max_error == 1e-6
-    reason = next(row.reason for row in report if row.name == "conv1")
-    assert reason == "3 input channels do not fill a block of 32"
+    assert report["conv1"].reason == "3 input channels do not fill a block of 32"
     assert is_served(model, pictures())
     assert_same(model, original, pictures())
 
@@ -510,17 +512,70 @@ def test_outputs_keep_their_types():
 # ---- The report ---------------------------------------------------------------------------------
 
 
-def test_the_report_is_a_table_of_all_layers():
+def test_the_report_is_a_table_of_all_layers_and_a_summary():
     report = convert_(resnet(), SKIPS)
     lines = str(report).splitlines()
-    assert len(lines) == len(report) + 2
-    assert lines[0].split() == ["layer", "shape", "action", "absorbed", "setting", "reason"]
-    assert [row.name for row in report][-1] == "fc"
-    assert report[-1].action == "left"
-    assert lines[-1] == "7 layers: 5 spamm, 1 dense, 1 left"
+    assert lines[0].split() == ["layer", "action", "shape", "setting", "absorbed"]
+    for row, line in zip(report, lines[1:], strict=False):
+        assert line.startswith(row.name)
+    assert lines[len(report) + 1 :] == [
+        "6 layers: 5 spamm, 1 dense, 0 left",
+        "5 of 5 spamm: skips by its setting",
+        "1 of 1 dense: 3 input channels do not fill a block of 32",
+        "linear layers, torch's own: 1",
+        *report.notes[1:],
+    ]
     row = report[5]
-    assert row.shape == "32 > 64, 1x1, /2"
-    assert f"{row.name}" in lines[6]
+    assert (row.shape, row.geometry) == ("32 > 64, 1x1, /2", "32 > 64, 1x1, /2, padding 0x0")
+
+
+def test_rows_have_numbers_and_names_and_go_to_data_frames():
+    report = convert_(resnet(), SKIPS)
+    assert report["layer2.0.conv1"] is report[3]
+    assert report[1:3] == (report[1], report[2])
+    with pytest.raises(KeyError, match=r"'layer2\.conv1' \(close: layer2\.0\.conv1"):
+        report["layer2.conv1"]
+    # What pandas.DataFrame(report) does: the attributes of the first row are the columns.
+    assert [field.name for field in fields(report[0])][:3] == ["name", "shape", "action"]
+    assert copy.deepcopy(report)["conv1"] == report["conv1"]
+
+
+def test_tables_are_narrow(measured):
+    """Columns that do not fit are left out; reasons that many rows share are said once."""
+    measured([2.0, 1.0, 1.5], [3.0, 1.0, 2.0, 2.0])
+    report = convert_(resnet(), SKIPS, example_input=pictures())
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["layer", "action", "shape", "absorbed", "dense", "/", "spamm", "us"]
+    assert re.match(r"layer1\.0\.conv2 +dense .* bn add relu +2 ±0% / 1 ±0%$", lines[3])
+    assert "6 of 6 dense: the whole model is faster so" in lines
+    inner = nn.Sequential()
+    inner.add_module("a_convolution_with_a_name_that_tells_what_it_is_for", resnet())
+    report = convert_(inner, SpAMMConfig(max_error=1e-6, pixel_block=(1, 8, 8)))
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["layer", "action", "shape"]
+    assert all(line.startswith(row.name) for line, row in zip(lines[1:], report, strict=False))
+    assert "no room here for setting, absorbed: rows have them" in lines
+    assert max(map(len, lines)) < 100
+
+
+def test_knobs_stand_for_a_config():
+    for knob in ({"tau": 0.5}, {"valid_ratio": 0.5}, {"max_error": 0.5}):
+        report = convert_(resnet(), **knob)
+        assert report["layer1.0.conv1"].setting == SpAMMConfig(**knob)
+
+
+def test_stages_are_said(capsys):
+    convert_(resnet(), SKIPS, example_input=pictures(), progress=True)
+    stages = [line.removeprefix("convert_: ") for line in capsys.readouterr().err.splitlines()]
+    assert stages == [
+        "tracing",
+        "comparing parts of the model",
+        "measuring layers in the model, in 3 forms",
+        stages[-1],
+    ]
+    assert stages[-1].startswith("measuring the model in ")
+    convert_(resnet(), SKIPS)
+    assert capsys.readouterr().err == ""
 
 
 def test_a_settings_file_makes_the_same_choices(tmp_path):
@@ -550,7 +605,7 @@ def test_an_example_is_compared_and_measured():
     original = copy.deepcopy(model)
     report = convert_(model, example_input=pictures())
     assert any(note.startswith("whole model, measured: original") for note in report.notes)
-    names = [[name for name, _ in row.times] for row in report[:-1]]
+    names = [[name for name, _ in row.times] for row in report]
     assert names[0] == ["dense", "spamm", "spamm, pool"]
     assert all(of_layer == ["dense", "spamm"] for of_layer in names[1:])
     assert_same(model, original, pictures())
@@ -569,6 +624,11 @@ DENSE, SPAMM, SKIPPING = "dense", "spamm", f"spamm at {SKIPS}"
         ([2.0, 1.5, 1.0], [3.0, 2.0, 1.0, 4.0], "spamm", SKIPS),
         ([2.0, 1.5, 1.0], [3.0, 1.0, 2.0, 4.0], "dense", None),
         ([2.0, 1.5, 1.0], [1.0, 3.0, 2.0, 4.0], "left", None),
+        # Not by less than times vary.
+        ([2.0, 1.5, Timing(1.0, 1.6)], [3.0, 2.0, 1.0, 4.0], "spamm", SpAMMConfig(tau=0.0)),
+        ([Timing(2.0, 3.0), 1.5, 1.0], [3.0, 2.0, 2.5], "dense", None),
+        ([2.0, 1.5, 1.0], [3.0, 2.0, Timing(1.0, 2.5), 4.0], "dense", None),
+        ([2.0, 1.5, 1.0], [3.0, 2.0, Timing(1.0, 1.5), 4.0], "spamm", SKIPS),
     ],
 )
 def test_the_fastest_is_installed(measured, of_layers, of_models, action, setting):
@@ -576,11 +636,41 @@ def test_the_fastest_is_installed(measured, of_layers, of_models, action, settin
     model = resnet()
     original = copy.deepcopy(model)
     report = convert_(model, SKIPS, example_input=pictures())
-    found = {row.name: row for row in report}["layer1.0.conv1"]
+    found = report["layer1.0.conv1"]
     assert (found.action, found.setting) == (action, setting)
-    assert found.times == tuple(zip((DENSE, SPAMM, SKIPPING), of_layers, strict=True))
+    assert [name for name, _ in found.times] == [DENSE, SPAMM, SKIPPING]
+    varies = any(isinstance(time, Timing) for time in of_models)
+    assert any("x here: other programs run" in note for note in report.notes) == varies
     assert is_served(model, pictures()) == (action != "left")
     assert_same(model, original, pictures())
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@torch.no_grad()
+def test_each_call_of_a_convolution_is_timed_where_the_model_makes_it(monkeypatch, fuse):
+    """In the order of calls, also of those that no generated forward makes."""
+    forms = []
+
+    def times_of_parts(calls, _, around):
+        for call, context in zip(calls, around, strict=True):
+            forms.append([])
+            with context():
+                call(forms[-1].append)
+        return [dict.fromkeys(forms[-1], Timing(1.0))] * len(calls)
+
+    monkeypatch.setattr("spamm_torch.networks.conversion.times_of_parts", times_of_parts)
+
+    def forward(self, x):
+        return self.conv2(self.conv2(F.relu(self.conv1(F.relu(self.conv1(x))))))
+
+    model = trained(Calling(forward))
+    hooks = [layer._forward_pre_hooks for layer in model.modules()]
+    report = convert_(model, example_input=pictures(channels=8), fuse=fuse)
+    of_calls = ["conv1", "conv1#2", "conv2", "conv2#2"]
+    of_layers = ["conv1", "conv1", "conv2", "conv2"]
+    assert forms == [[*(of_calls if fuse else of_layers), ""]] * 2  # dense and spamm
+    assert all(row.times for row in report)
+    assert not any(hooks)
 
 
 def test_a_setting_under_a_full_name_is_taken_whatever_is_measured(measured):
@@ -600,15 +690,15 @@ def test_a_layer_with_two_names_is_named_by_either():
 
 
 def test_what_computes_something_else_is_left_and_named():
-    class Random(nn.Module):
+    class Other(nn.Module):
         def __init__(self):
             super().__init__()
             self.conv = nn.Conv2d(64, 64, 1)
 
         def forward(self, x):
-            return F.relu(self.conv(x)) * torch.rand_like(x)
+            return F.relu(self.conv(x)) * (2 if isinstance(x, torch.Tensor) else 3)
 
-    model = trained(Random())
+    model = trained(Other())
     report = convert_(model, SKIPS, example_input=pictures(channels=64), overrides={"conv": SKIPS})
     assert rows(report)["conv"] == ("spamm", ())
     assert "not fused: its result differs by" in report[0].reason

@@ -38,6 +38,8 @@ def refused(model, error, message, *args, **kwargs):
         ({"tau": torch.tensor(1.0)}, TypeError, "tau must be a number in a SpAMMConfig"),
         ({"tau": 1, "block": 48}, ValueError, "block must be 32, 64 or 128"),
         ({"tau": 1, "pixel_block": (3, 1, 1)}, ValueError, "pixel_block must be"),
+        ({"tau": 10**400}, ValueError, "tau must be a number that float64 holds; got a larger one"),
+        ({"max_error": 10**400}, ValueError, "max_error must be a number that float64 holds"),
     ],
 )
 def test_settings(setting, error, message):
@@ -46,10 +48,23 @@ def test_settings(setting, error, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"tau": 1, "speed": 2}', '{"tau": 1, "max_error": 1}'])
-def test_settings_from_other_text(text):
-    with pytest.raises(ValueError, match=r"SpAMMConfig|exactly one"):
-        SpAMMConfig.from_json(text)
+@pytest.mark.parametrize(
+    ("make", "value", "error", "message"),
+    [
+        (SpAMMConfig.from_json, "", ValueError, "a SpAMMConfig must be JSON; got ''"),
+        (SpAMMConfig.from_json, "[]", ValueError, r"must be a JSON object; got '\[\]'"),
+        (SpAMMConfig.from_json, '{"tau": 1, "speed": 2}', ValueError, "holds tau, .*; got speed"),
+        (SpAMMConfig.from_json, '{"tau": 1, "max_error": 1}', ValueError, "exactly one of"),
+        (SpAMMConfig.from_json, "[" * 100_000, ValueError, "must be JSON; got '.{40}' "),
+        (SpAMMConfig.from_json, 3, TypeError, "is made of a str of JSON; got int"),
+        (SpAMMConfig.from_dict, [1], TypeError, "a SpAMMConfig is made of a dict; got list"),
+        (SpAMMConfig.from_dict, {1: 2}, ValueError, "a SpAMMConfig holds tau, .*; got 1"),
+    ],
+)
+def test_settings_from_something_else(make, value, error, message):
+    with pytest.raises(error, match=message) as caught:
+        make(value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +89,16 @@ def test_overrides(overrides, error, message):
 
 
 def test_arguments():
-    refused(resnet(), TypeError, "config must be a SpAMMConfig, the path of a", 0.5)
+    message = "config must be a SpAMMConfig, the path of a settings file, or None; got "
+    number = "0.5 (a threshold is tau=0.5 or SpAMMConfig(tau=0.5))"
+    refused(resnet(), TypeError, message + number, 0.5)
+    refused(resnet(), TypeError, message + "list", [0.5])
+    message = "must come without tau, valid_ratio and max_error, which stand for one; got config"
+    refused(resnet(), ValueError, f"{message} and tau", SKIPS, tau=0.1)
+    refused(resnet(), ValueError, f"{message} and valid_ratio", "net.json", valid_ratio=0.5)
+    refused(resnet(), ValueError, "exactly one of tau, valid_", valid_ratio=0.5, max_error=0.1)
+    refused(resnet(), TypeError, "tau must be a number in a SpAMMConfig", tau=torch.tensor(0.1))
+    refused(resnet(), TypeError, "progress must be True or False; got 1", progress=1)
     refused(resnet(), TypeError, "fuse must be True or False; got 1", fuse=1)
     refused(resnet(), TypeError, "dry_run must be True or False; got None", dry_run=None)
     for function in (convert_, revert_, refresh_):
@@ -86,15 +110,34 @@ def test_arguments():
         refresh_(resnet())
 
 
+def test_models_without_values():
+    lazy = nn.Sequential(nn.LazyConv2d(64, 3), nn.ReLU())
+    message = "whose layers know their sizes; got one whose 0.weight is not initialised (run"
+    refused(lazy, ValueError, message)
+    message = "expects a model with values; got one whose conv1.weight is on the device meta"
+    refused(resnet().to("meta"), ValueError, message)
+
+
 def test_nothing_to_convert():
     message = "convert_ expects a model with nn.Conv2d layers; got Sequential, which has none in 3"
     refused(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), ValueError, message)
     model = trained(nn.Sequential(nn.Conv2d(8, 8, 3), nn.GELU(), nn.Linear(8, 8)))
-    message = "got Sequential, of whose 2 layers none can (1 x 8 input channels do not fill a block"
-    refused(model, ValueError, message, SKIPS)
     convert_(model, overrides={"0": SKIPS})
     assert type(model[0]) is SpAMMConv2d
-    refused(model, ValueError, message, SKIPS)  # what was converted before is there again
+    report = convert_(model, SKIPS)
+    assert type(model[0]) is nn.Conv2d
+    assert [row.action for row in report] == ["left"]
+    assert "8 input channels do not fill a block" in report[0].reason
+    assert report.notes[-1] == "the model stays as it was: nothing to absorb, nothing faster"
+
+
+def test_a_reason_is_said_once():
+    class Std(nn.Conv2d):
+        def forward(self, x):
+            return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
+
+    (row,) = convert_(Std(64, 64, 3))
+    assert (row.action, row.reason) == ("left", "a subclass, Std")
 
 
 def test_a_model_that_is_fastest_as_it_is_stays():
@@ -109,16 +152,27 @@ def test_a_model_that_is_fastest_as_it_is_stays():
     ("example", "message"),
     [
         (pictures(channels=4), "got a tensor of shape (2, 4, 16, 16) and float32 (RuntimeError: "),
-        (pictures(dtype=torch.float64), "float64 (RuntimeError"),
+        (pictures(dtype=torch.float64), "got a tensor of shape (2, 3, 16, 16) and float64 (Runt"),
         ((pictures(), None, None), "got a tuple (TypeError: "),
         ({"y": pictures()}, "got a dict (TypeError: "),
         ("picture", "got a str (TypeError: "),
     ],
 )
 def test_examples_that_do_not_fit(example, message):
-    full = f"example_input must be what the model takes; {message}"
+    message = f"example_input must be what the model takes; {message}"
     refused(resnet(), ValueError, message, example_input=example)
-    assert full.startswith("example_input")
+
+
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (pictures(0), "must not be empty; got a tensor of shape (0, 3, 16, 16) and float32"),
+        ({"x": pictures() * float("nan")}, "must hold finite numbers; got a tensor of shape (2, 3"),
+        (pictures() / 0, "must hold finite numbers; got a tensor of shape (2, 3, 16, 16)"),
+    ],
+)
+def test_examples_that_prove_nothing(example, message):
+    refused(resnet(), ValueError, f"example_input {message}", example_input=example)
 
 
 def settings(tmp_path, change=None):
@@ -140,7 +194,7 @@ def missing(content):
 
 
 def reshaped(content):
-    content["layers"]["conv1"]["shape"] = "3 > 64, 3x3"
+    content["layers"]["conv1"]["shape"] = "3 > 32, 3x3, padding 0x0"
 
 
 def other_engine(content):
@@ -153,6 +207,10 @@ def two_knobs(content):
 
 def no_dict(content):
     content["layers"]["layer1.0.conv1"]["setting"] = ["tau", 1]
+
+
+def too_large(content):
+    content["layers"]["layer1.0.conv1"]["setting"] = {"tau": 10**400}
 
 
 def no_number(content):
@@ -168,14 +226,15 @@ def reversed_band(content):
     [
         (renamed, "the settings must be those of this model; got a layer 'conv2' (close: conv1"),
         (missing, "got none for 'layer2.0.conv1' (1 layers are missing)"),
-        (reshaped, "got '3 > 64, 3x3' for 'conv1', which is '3 > 32, 3x3'"),
+        (reshaped, "x3, padding 0x0' for 'conv1', which is '3 > 32, 3x3, padding 1x1'"),
         (other_engine, "the settings must have engines spamm, dense, left, spamm with a setting;"),
         (two_knobs, "exactly one of tau, valid_ratio and max_error must be given; got tau and max"),
         (no_dict, "spamm with a setting; got 'spamm' with ['tau', 1] for 'layer1.0.conv1'"),
+        (too_large, "tau must be a number that float64 holds; got a larger one"),
         (no_number, "the settings must be as a report saves them; got {'tau': 'high'} for 'layer1"),
         (reversed_band, "bands of two valid ratios, 0 <= low <= high <= 1; got [0.5, 0.2] for 'la"),
-        (lambda content: content.update(format=1), "must be of format 2; got format 1 (make them"),
-        (lambda content: content.update(format=3), "must be of format 2; got format 3 (make them"),
+        (lambda content: content.update(format=2), "must be of format 3; got format 2 (make them"),
+        (lambda content: content.update(format=4), "must be of format 3; got format 4 (make them"),
         (lambda content: content.clear(), "config must be a settings file as a report saves it"),
     ],
 )
@@ -191,8 +250,15 @@ def test_settings_come_without_overrides(tmp_path):
 
 def test_settings_that_cannot_be_read(tmp_path):
     refused(resnet(), ValueError, "config must be a settings file that can be", tmp_path / "none")
-    (tmp_path / "text").write_text("no JSON")
-    refused(resnet(), ValueError, "config must be a settings file as a", str(tmp_path / "text"))
+    for text in ("no JSON", "[" * 100_000):
+        (tmp_path / "text").write_text(text)
+        refused(resnet(), ValueError, "config must be a settings file as a", str(tmp_path / "text"))
+
+
+def test_reports_are_saved_to_paths(tmp_path):
+    report = convert_(resnet(), SKIPS)
+    with pytest.raises(TypeError, match="path must be a path; got 3"):
+        report.save(3)
 
 
 def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch):

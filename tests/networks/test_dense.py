@@ -1,8 +1,11 @@
 """Dense convolutions of generated forwards: the op in eager mode, torch's calls for compilers."""
 
+import itertools
+
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from spamm_torch.networks.dense import dense_conv2d
 
@@ -59,3 +62,21 @@ def test_on_cuda_compilers_get_what_cudnn_does_not_join(activation, groups, in_o
     assert (CALLS in seen) == in_one
     with torch.no_grad():
         torch.testing.assert_close(compiled, layer(*inputs))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_nan_passes_the_relu(dtype, with_residual):
+    """For all numbers of channels: what cuDNN computes depends on their alignment."""
+    shapes = itertools.product((1, 5, 64), (3, 8, 64, 100), (10, 16, 104), (1, 3))
+    for images, channels, out_channels, kernel in shapes:
+        input = torch.randn(images, channels, 7, 7).to("cuda", dtype)
+        input = input.contiguous(memory_format=torch.channels_last)
+        input[0, 0, 0, 0] = torch.nan
+        weight = torch.randn(out_channels, channels, kernel, kernel).to(input)
+        expected = F.conv2d(input, weight, padding=kernel // 2)
+        residual = torch.randn_like(expected) if with_residual else None
+        args = (input, weight, None, 1, kernel // 2)
+        found = dense_conv2d(*args, residual=residual, activation="relu")
+        assert found.isnan().equal(expected.isnan()), (images, channels, out_channels, kernel)

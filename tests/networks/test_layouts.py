@@ -18,6 +18,7 @@ from spamm_torch.networks.fused import fused_of
 from spamm_torch.networks.layouts import Layout, find_layout
 from spamm_torch.networks.lossless import lossless
 from spamm_torch.networks.pixel_norms import regrouped
+from spamm_torch.networks.timing import Timing
 
 ZEROS = lossless(torch.float32)
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
@@ -454,26 +455,27 @@ class Operations(TorchDispatchMode):
         return {name for name, *_ in self.found}
 
 
-def test_layers_are_measured_in_the_calls_that_the_model_makes(computing_norms, monkeypatch):
-    measured = []
+def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms, monkeypatch):
+    forms = []
 
-    def run_each(calls, device):
-        with Operations() as operations:
-            calls[-1]()
-        measured.append(operations.found[0])
-        return [2.0] + [1.0] * (len(calls) - 1)
+    def times_of_parts(calls, _, around):
+        for call, context in zip(calls, around, strict=True):
+            with context(), Operations() as operations:
+                call(lambda name, found=operations.found: found.append((name,)))
+            forms.append([name for name, *_ in operations.found])
+        return [{} for _ in calls]
 
-    monkeypatch.setattr("spamm_torch.networks.engines.times_of", run_each)
-    times = "spamm_torch.networks.conversion.times_of"
-    monkeypatch.setattr(times, lambda calls, device: [3.0, 2.0, 1.0])
+    monkeypatch.setattr("spamm_torch.networks.conversion.times_of_parts", times_of_parts)
     torch.manual_seed(0)
-    model = trained(UNet(1, 4, width=32, depth=1))
-    convert_(model, example_input=scattered(), reference=canvas())
-    with torch.no_grad(), Operations() as operations:
-        model(scattered())
-    made = [call for call in operations.found if "conv2d_deviation" in call[0]]
-    assert len(made) == 8
-    assert measured == made
+    report = convert_(unet(), example_input=scattered(), reference=canvas())
+    layers = {row.name for row in report}
+    assert len(layers) > 8
+    for form in forms:
+        marks = [place for place, name in enumerate(form) if name in layers]
+        assert {form[place] for place in marks} == layers
+        for place, end in itertools.pairwise([*marks, len(form)]):
+            calls = [name for name in form[place:end] if "conv2d_deviation" in name]
+            assert len(calls) == 1
 
 
 def test_the_plan_without_an_example_is_among_the_whole_models(computing_norms, measured):
@@ -509,25 +511,28 @@ def unet():
     return trained(UNet(1, 4, width=32, depth=2))
 
 
-def each_run_once(monkeypatch, module, orders):
-    """Replaces measured times by those of ``orders``, one for each measurement; all calls run."""
-
-    def times_of(calls, device):
-        for call in calls:
-            call()
-        return next(orders)[: len(calls)]
-
-    monkeypatch.setattr(f"spamm_torch.networks.{module}.times_of", times_of)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [unet, Readers, Sums])
 @pytest.mark.parametrize("first", [None, "dense", "spamm"])
 def test_any_plan_gives_what_the_model_gives(kind, first, device, computing_norms, monkeypatch):
     """On the device's own kernels: without an example, and where every other layer is dense."""
-    orders = itertools.cycle([[1.0, 2.0], [2.0, 1.0]])
-    each_run_once(monkeypatch, "engines", itertools.islice(orders, int(first == "spamm"), None))
-    each_run_once(monkeypatch, "conversion", itertools.repeat([4.0, 3.0, 1.0, 2.0]))
+    first_is_dense = int(first == "dense")
+
+    def times_of_parts(calls, _, around):
+        names = []
+        for call, context in zip(calls, around, strict=True):
+            with context():
+                call(names.append)
+        layers = dict.fromkeys(filter(None, names))
+        return [
+            {name: Timing(1.0) for name in layers},
+            {name: Timing(0.5 + (n + first_is_dense) % 2) for n, name in enumerate(layers)},
+        ]
+
+    conversion = "spamm_torch.networks.conversion"
+    monkeypatch.setattr(f"{conversion}.times_of_parts", times_of_parts)
+    of_models = [Timing(time) for time in (4.0, 3.0, 1.0, 2.0)]
+    monkeypatch.setattr(f"{conversion}.times_of", lambda calls, *_: of_models[: len(calls)])
     dtype, most = (torch.half, 1e-2) if device.type == "cuda" else (torch.float32, 1e-5)
     torch.manual_seed(0)
     model = kind().to(device, dtype).eval().to(memory_format=torch.channels_last)

@@ -1,5 +1,6 @@
 """Linear layers with ReLU in generated forwards: torch's values, by one call where there is one."""
 
+import itertools
 import linecache
 
 import pytest
@@ -140,6 +141,19 @@ def test_weights_that_compute_otherwise_do_it_themselves():
         assert isinstance(layer.weight, Doubled)
         found = linear_relu(input, layer)
     torch.testing.assert_close(found.as_subclass(torch.Tensor), expected)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("rows", [1, 5, 64, 300])
+def test_nan_passes_the_relu(dtype, rows):
+    """For all numbers of features: what cuBLASLt computes depends on their alignment."""
+    for features in itertools.product((1, 8, 24, 100, 256, 1000), (2, 10, 64, 100, 512)):
+        layer = nn.Linear(*features).to("cuda", dtype)
+        input = torch.randn(rows, features[0], device="cuda", dtype=dtype)
+        input[0, 0] = torch.nan
+        with torch.no_grad():
+            assert linear_relu(input, layer).isnan().equal(layer(input).relu().isnan()), features
 
 
 @pytest.mark.cuda

@@ -18,7 +18,7 @@ SKIPS = SpAMMConfig(tau=TAU)
 @pytest.fixture(autouse=True)
 def norms_passed_on(monkeypatch):
     """Layers pass norms on, as they do on Hopper, on every device."""
-    monkeypatch.setattr("spamm_torch.chain.computes_output_norms", lambda *_: True)
+    monkeypatch.setattr("spamm_torch.networks.fused.computes_output_norms", lambda *_: True)
 
 
 class Network(nn.Module):

@@ -19,15 +19,16 @@ from spamm_torch import SpAMMConfig, convert_, revert_
 TOLERANCE = 3e-4
 # Skips blocks of zeros at most, but takes norms and asks of each block.
 NOTHING_TO_SKIP = SpAMMConfig(tau=1e-30, pixel_block=(64, 1, 1))
-SMALL = ("resnet18", "unet", "mobilenet_v3_small")
+# Residuals; concatenations, pools and upsampling; depthwise convolutions; channels that are split.
+SMALL = ("resnet18", "unet", "mobilenet_v3_small", "shufflenet_v2_x0_5")
 # Inductor takes minutes for the kernels of the others, which are like those of these.
-COMPILED = ("vgg13_bn", "resnet50", "googlenet", "shufflenet_v2_x0_5", "efficientnet_b0")
+COMPILED = (*SMALL, "vgg13_bn", "resnet50", "googlenet", "efficientnet_b0")
 
 
-def small_and_thorough(names):
-    """The small networks, and those names in the tests of every combination."""
-    others = [name for name in names if name not in SMALL]
-    return [*SMALL, *(pytest.param(name, marks=pytest.mark.thorough) for name in others)]
+def thorough_but(few, names):
+    """The names; all but few are for the tests of every combination."""
+    others = [name for name in names if name not in few]
+    return [*few, *(pytest.param(name, marks=pytest.mark.thorough) for name in others)]
 
 
 class Converted:
@@ -44,7 +45,7 @@ class Converted:
             self.expected = output_of(self.dense, self.pictures)
 
 
-@pytest.fixture(scope="module", params=ZOO)
+@pytest.fixture(scope="module", params=thorough_but(SMALL, ZOO))
 def converted(request):
     """Tests that change the network copy it."""
     return Converted(request.param)
@@ -85,7 +86,7 @@ def test_results_are_the_dense_networks(converted):
     assert_close(output, converted.expected)
 
 
-@pytest.mark.parametrize("name", small_and_thorough(ZOO))
+@pytest.mark.parametrize("name", thorough_but(SMALL, ZOO))
 @torch.no_grad()
 def test_an_example_chooses_engines_and_keeps_results(name):
     """Whichever are the fastest here: a dense network may be left as it was."""
@@ -255,7 +256,7 @@ def test_one_graph(converted):
 
 
 @pytest.mark.inductor
-@pytest.mark.parametrize("name", small_and_thorough(COMPILED))
+@pytest.mark.parametrize("name", thorough_but(SMALL[:1], COMPILED))
 @torch.no_grad()
 def test_compiled_without_copies(name):
     of = Converted(name)
@@ -271,6 +272,7 @@ def test_compiled_without_copies(name):
 
 
 @pytest.mark.inductor
+@pytest.mark.thorough
 @torch.no_grad()
 def test_resnet18_compiles_to_calls_and_two_kernels():
     """The max pool, the mean; the linear layer is a call too."""

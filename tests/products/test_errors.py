@@ -96,38 +96,32 @@ def test_backend_for_block(device, block):
         ({"valid_ratio": 0.0}, "got 0"),
         ({"valid_ratio": 1.5}, "got 1.5"),
         ({"valid_ratio": NAN}, "got nan"),
+        ({}, "got none"),
+        ({"valid_ratio": 0.5, "max_error": 0.5}, "got both"),
         ({"valid_ratio": 0.5, "max_iterations": 0}, "got 0"),
         ({"valid_ratio": 0.5, "max_iterations": -3}, "got -3"),
         ({"valid_ratio": 0.5, "tolerance": -0.25}, "got -0.25"),
         ({"valid_ratio": 0.5, "tolerance": NAN}, "got nan"),
     ],
 )
-@pytest.mark.parametrize("method", ["selection", "bisection"])
-def test_find_tau_arguments(device, arguments, got, method):
+def test_find_tau_arguments(device, arguments, got):
     norms = torch.ones(2, 2, device=device)
-    search = lambda: spamm_torch.find_tau(norms, norms, **arguments, method=method)  # noqa: E731
+    search = lambda: spamm_torch.find_tau(norms, norms, **arguments)  # noqa: E731
     refuses(ValueError, search, got)
 
 
-@pytest.mark.parametrize("method", ["selection", "bisection"])
 @pytest.mark.parametrize("shapes", [((2, 3), (4, 2)), ((3,), (3,)), ((0, 3), (4, 0))], ids=str)
-def test_find_tau_of_maps_that_do_not_fit(device, shapes, method):
+def test_find_tau_of_maps_that_do_not_fit(device, shapes):
     norm_a, norm_b = (torch.ones(shape, device=device) for shape in shapes)
-    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.5, method=method)  # noqa: E731
+    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.5)  # noqa: E731
     refuses(RuntimeError, search, str(list(shapes[1])))
-
-
-def test_find_tau_method(device):
-    norms = torch.ones(2, 2, device=device)
-    search = lambda: spamm_torch.find_tau(norms, norms, 0.5, method="newton")  # noqa: E731
-    refuses(ValueError, search, "got 'newton'")
 
 
 @pytest.mark.parametrize(("max_error", "got"), [(-0.5, "got -0.5"), (NAN, "got nan")])
 def test_find_tau_for_error_argument(device, max_error, got):
     norms = torch.ones(2, 2, device=device)
     refuses(ValueError, lambda: ops.find_tau_for_error(norms, norms, max_error), got)
-    refuses(ValueError, lambda: spamm_torch.find_tau_for_error(norms, norms, max_error), got)
+    refuses(ValueError, lambda: spamm_torch.find_tau(norms, norms, max_error=max_error), got)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +219,7 @@ def test_type_of_given_maps(operands, map_name, dtype, name):
 
 STAGES = {
     "find_tau": lambda x, y: spamm_torch.find_tau(x, y, 0.5),
-    "find_tau_for_error": lambda x, y: spamm_torch.find_tau_for_error(x, y, 0.5),
+    "find_tau_for_error": lambda x, y: spamm_torch.find_tau(x, y, max_error=0.5),
     "product_histogram": lambda x, y: ops.product_histogram(
         x, y, torch.tensor(0).to(x.device), 0, 1
     ),
@@ -428,6 +422,7 @@ def test_a_meta_threshold_among_real_maps_is_refused(device):
     [
         (lambda a: spamm_torch.mm(a, a, valid_ratio="x"), TypeError, "valid_ratio"),
         (lambda a: spamm_torch.mm(a, a, max_error="x"), TypeError, "max_error"),
+        (lambda a: spamm_torch.mm(a, a, max_error=a.sum()), TypeError, "number; got tensor"),
         (lambda a: spamm_torch.mm(a, a, tau="x"), TypeError, "tau"),
         (lambda a: spamm_torch.mm(a, a, tau=True), TypeError, "got True"),
         (lambda a: spamm_torch.mm(a, a, valid_ratio=True), TypeError, "got True"),
@@ -435,7 +430,7 @@ def test_a_meta_threshold_among_real_maps_is_refused(device):
         (lambda a: spamm_torch.find_tau(a, a, "x"), TypeError, "valid_ratio"),
         (lambda a: spamm_torch.find_tau(a, a, 0.5, max_iterations=2.5), TypeError, "got 2.5"),
         (lambda a: spamm_torch.find_tau(a, a, 0.5, tolerance="x"), TypeError, "tolerance"),
-        (lambda a: spamm_torch.find_tau_for_error(a, a, None), TypeError, "max_error"),
+        (lambda a: spamm_torch.find_tau(a, a, max_error=a.sum()), TypeError, "got tensor"),
         (lambda a: spamm_torch.addmm(a, a, a, beta="x", tau=1.0), TypeError, "beta"),
         (lambda a: spamm_torch.addmm(a, a, a, beta=1j, tau=1.0), TypeError, "got 1j"),
         (lambda a: spamm_torch.addmm(a, a, a, alpha=None, tau=1.0), TypeError, "alpha"),
@@ -495,9 +490,100 @@ def test_a_threshold_that_requires_a_gradient_is_refused(device):
     assert torch.equal(spamm_torch.mm(a, a, tau=parameter.detach()), a @ a)
 
 
-def test_mm_of_batches_points_to_bmm(device):
-    batches = torch.ones(2, 4, 4, device=device)
-    refuses(RuntimeError, lambda: spamm_torch.mm(batches, batches, tau=1.0), "use bmm")
+@pytest.mark.parametrize(
+    ("function", "shapes", "hint"),
+    [
+        ("mm", [(2, 4, 4), (2, 4, 4)], "use bmm"),
+        ("mm", [(2, 4, 4), (4, 4)], "use mm(a.flatten(0, 1), b)"),
+        ("bmm", [(2, 4, 4), (4, 4)], "use mm(a.flatten(0, 1), b)"),
+        ("mm", [(4, 4), (4,)], "use mm(a, b[:, None])[:, 0]"),
+    ],
+)
+def test_other_products_are_pointed_to(device, function, shapes, hint):
+    operands = [torch.ones(shape, device=device) for shape in shapes]
+    refuses(RuntimeError, lambda: getattr(spamm_torch, function)(*operands, tau=1.0), hint)
+
+
+class FromScipy:
+    """A sparse matrix of scipy, which the tests do not need otherwise."""
+
+
+FromScipy.__module__ = "scipy.sparse._csr"
+
+
+@pytest.mark.parametrize(
+    ("operand", "hint"),
+    [(numpy.ones((4, 4)), "got ndarray (torch.from_numpy"), (FromScipy(), "of its toarray()")],
+)
+def test_operands_of_other_libraries(operand, hint):
+    refuses(TypeError, lambda: spamm_torch.mm(operand, torch.ones(4, 4), tau=1.0), hint)
+
+
+def test_messages_of_linear_name_its_arguments(device):
+    x = torch.ones(40, 40, device=device)
+    linear = lambda *given, **more: spamm_torch.linear(*given, tau=1.0, **more)  # noqa: E731
+    refuses(TypeError, lambda: linear(x, x, x[0].double()), "bias must have the operands' dtype")
+    refuses(RuntimeError, lambda: linear(x, x, norm_weight=x), "norm_weight must have shape [1, 1]")
+    layer = spamm_torch.SpAMMLinear(40, 40, tau=0.0, device=device)
+    refuses(TypeError, lambda: layer(x.half()), "input and weight must have one dtype")
+    refuses(TypeError, lambda: linear(x.int(), x.int()), "input must be float16, bfloat16")
+    if device.type == "cuda":
+        refuses(RuntimeError, lambda: linear(x, x.cpu()), "input and weight must be on the same")
+        refuses(RuntimeError, lambda: linear(x, x, x[0].cpu()), "bias and input must be on")
+
+
+def test_a_product_of_matrices_has_no_batches(device):
+    a = torch.ones(4, 5, device=device)
+    with pytest.raises(RuntimeError) as caught:
+        spamm_torch.mm(a, a, tau=1.0)
+    assert "batches" not in str(caught.value)
+
+
+@every_product
+@pytest.mark.parametrize("flag", ["return_info", "return_norms", "symmetric"])
+def test_flags_are_bools(operands, product, flag):
+    if product in ("bmm", "linear") and flag != "return_info":
+        return
+    call = lambda: PRODUCTS[product](*operands, tau=1.0, **{flag: 1})  # noqa: E731
+    refuses(TypeError, call, f"{flag} must be True or False; got 1")
+
+
+@pytest.mark.parametrize("flag", ["return_info", "return_norms"])
+def test_flags_of_a_convolution_are_bools(device, flag):
+    x = torch.ones(1, 2, 4, 4, device=device)
+    call = lambda: spamm_torch.conv2d(x, x, tau=1.0, **{flag: "yes"})  # noqa: E731
+    refuses(TypeError, call, f"{flag} must be True or False; got 'yes'")
+
+
+@pytest.mark.parametrize("transform", [torch.func.grad, lambda f: lambda x: torch.func.vjp(f, x)])
+def test_gradients_of_functorch_are_refused(device, transform):
+    x = torch.ones(40, 40, device=device)
+    product = transform(lambda x: spamm_torch.mm(x, x, tau=0.0).sum())
+    refuses(NotImplementedError, lambda: product(x), "torch.autograd", "torch.func")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="tells of machines without a GPU")
+def test_a_machine_without_a_gpu_says_so():
+    a = torch.ones(40, 40)
+    refuses(
+        (ValueError, RuntimeError),
+        lambda: spamm_torch.mm(a, a, tau=1.0, devices=[0]),
+        "devices must be CUDA devices",
+        "got 0",
+    )
+
+
+def test_shards_are_a_list_of_tensors():
+    a = torch.ones(40, 40)
+    refuses(
+        TypeError,
+        lambda: spamm_torch.mm_shards([a, None], [a, a], tau=1.0),
+        "a_shards must be a list of tensors; got NoneType in it",
+    )
+
+
+def test_an_order_needs_values():
+    refuses(RuntimeError, lambda: spamm_torch.spatial_order(torch.ones(4, 3).to("meta")), "meta")
 
 
 @pytest.mark.parametrize("name", ["stride", "padding", "dilation", "groups"])
@@ -522,6 +608,8 @@ def test_thresholds_beyond_all_norms(device):
     assert torch.equal(spamm_torch.mm(a, b, tau=-1), a @ b)
     assert torch.equal(spamm_torch.mm(a, b, tau=-INF), a @ b)
     assert torch.equal(spamm_torch.mm(a, b, tau=INF), a[:, :64] @ b[:64])
+    nan = torch.tensor(NAN, device=device)
+    assert torch.equal(spamm_torch.mm(a, b, tau=nan), a @ b)
 
 
 def test_integers_of_numpy_are_integers():

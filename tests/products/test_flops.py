@@ -9,7 +9,6 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import spamm_torch
-from spamm_torch.chain import _encode_convolution, _encode_max_pool
 
 
 def flops_of(call, backward=False):
@@ -75,31 +74,6 @@ def test_the_backward_pass(device):
     input = torch.ones(2, 12, 9, 8, device=device, requires_grad=True)
     found = flops_of(lambda: ours(input), backward=True)
     assert found == flops_of(lambda: dense(input), backward=True)
-
-
-def test_chains(device):
-    dense = nn.Sequential(
-        nn.Conv2d(12, 6, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 10, 3), nn.ReLU()
-    )
-    dense = dense.eval().to(device)
-    modules = [
-        spamm_torch.SpAMMConv2d.from_dense(module, tau=0.0)
-        if isinstance(module, nn.Conv2d)
-        else module
-        for module in dense
-    ]
-    convolutions = [module for module in modules if isinstance(module, nn.Conv2d)]
-    weights, biases, _, knobs, settings = zip(
-        *(_encode_convolution(module.eval(), False) for module in convolutions), strict=True
-    )
-    layers = [*settings[0], *_encode_max_pool(nn.MaxPool2d(2)), *settings[1]]
-    input = torch.ones(2, 12, 9, 8, device=device)
-    chain = torch.ops.spamm_torch.chain
-    with torch.no_grad():
-        found = flops_of(
-            lambda: chain(input, list(weights), list(biases), [None, None], list(knobs), layers)
-        )
-        assert found == flops_of(lambda: dense(input)) > 0
 
 
 def test_formulas_are_there_without_a_further_import():

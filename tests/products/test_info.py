@@ -28,11 +28,11 @@ def threshold(norm_a, norm_b, knob):
     if knob == "valid_ratio":
         return spamm_torch.find_tau(norm_a, norm_b, KNOBS[knob])
     if knob == "max_error":
-        return spamm_torch.find_tau_for_error(norm_a, norm_b, KNOBS[knob])
+        return spamm_torch.find_tau(norm_a, norm_b, max_error=KNOBS[knob])
     return torch.tensor(KNOBS[knob], dtype=norm_a.dtype, device=norm_a.device)
 
 
-def check(info, norm_a, norm_b, knob):
+def check(info, norm_a, norm_b, knob, block=(32, 32, 32)):
     tau = threshold(norm_a, norm_b, knob)
     expected = (
         tau,
@@ -40,7 +40,8 @@ def check(info, norm_a, norm_b, knob):
         spamm_torch.error_bound(norm_a, norm_b, tau),
     )
     assert isinstance(info, spamm_torch.SkipInfo)
-    for found, wanted in zip(info, expected, strict=True):
+    assert info[3:] == (block, None)
+    for found, wanted in zip(info[:3], expected, strict=True):
         assert found.shape == ()
         assert found.dtype == norm_a.dtype
         assert found.device == norm_a.device
@@ -57,7 +58,7 @@ def test_mm(device, dtype, knob):
     given = {knob: KNOBS[knob], "block": (32, 64, 32)}
     result, info = spamm_torch.mm(a, b, **given, return_info=True)
     assert torch.equal(result, spamm_torch.mm(a, b, **given))
-    check(info, *maps(a, b, (32, 64, 32)), knob)
+    check(info, *maps(a, b, (32, 64, 32)), knob, (32, 64, 32))
 
 
 @every_knob
@@ -154,7 +155,8 @@ def test_compiled(device):
     compiled = torch.compile(product, backend="aot_eager", fullgraph=True)
     (result, info), (expected, wanted) = compiled(a, b, tau), product(a, b, tau)
     assert torch.equal(result, expected)
-    assert all(map(torch.equal, info, wanted))
+    assert all(map(torch.equal, info[:3], wanted[:3]))
+    assert info[3:] == wanted[3:] == ((32, 32, 32), None)
 
 
 @pytest.mark.cuda

@@ -93,11 +93,13 @@ def test_mm_of_anything(device, case):
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=block), a, b, tau, block)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
-@pytest.mark.parametrize("block", TRIPLES)
-def test_every_block(device, dtype, block):
+@pytest.mark.parametrize("block_m", matrices.EDGES)
+@pytest.mark.parametrize("block_k", matrices.EDGES)
+@pytest.mark.parametrize("block_n", matrices.EDGES)
+def test_every_block(device, dtype, block_m, block_k, block_n):
     """Shapes that no block edge divides, and ones that each does."""
+    block = block_m, block_k, block_n
     for m, k, n in ((150, 200, 170), (128, 256, 128)):
         a = matrices.patchy(m, k, dtype=dtype, device=device)
         b = matrices.patchy(k, n, dtype=dtype, device=device, seed=1)
@@ -105,14 +107,12 @@ def test_every_block(device, dtype, block):
         assert_exact(spamm_torch.mm(a, b, tau=tau, block=block), a, b, tau, block)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
-@pytest.mark.parametrize("layouts", list(itertools.product(matrices.LAYOUTS, repeat=2)))
-def test_every_layout(device, dtype, layouts):
-    a, b = (
-        matrices.LAYOUTS[layout](matrices.patchy(*shape, dtype=dtype, device=device, seed=i))
-        for i, (layout, shape) in enumerate(zip(layouts, ((100, 150), (150, 90)), strict=True))
-    )
+@pytest.mark.parametrize("of_a", matrices.LAYOUTS)
+@pytest.mark.parametrize("of_b", matrices.LAYOUTS)
+def test_every_layout(device, dtype, of_a, of_b):
+    a = matrices.LAYOUTS[of_a](matrices.patchy(100, 150, dtype=dtype, device=device))
+    b = matrices.LAYOUTS[of_b](matrices.patchy(150, 90, dtype=dtype, device=device, seed=1))
     tau = middle_tau(a, b, 32)
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=32), a, b, tau, 32)
 
@@ -127,11 +127,11 @@ def test_operands_larger_than_caches_and_tiles(device, dtype, shape):
     assert_exact(spamm_torch.mm(a, b, tau=tau, block=128), a, b, tau, 128)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
-@pytest.mark.parametrize("shape", list(itertools.product((0, 1, 40), repeat=3)))
-def test_empty_and_tiny_shapes(device, dtype, shape):
-    m, k, n = shape
+@pytest.mark.parametrize("m", [0, 1, 40])
+@pytest.mark.parametrize("k", [0, 1, 40])
+@pytest.mark.parametrize("n", [0, 1, 40])
+def test_empty_and_tiny_shapes(device, dtype, m, k, n):
     a = torch.ones(m, k, dtype=dtype, device=device)
     b = torch.ones(k, n, dtype=dtype, device=device)
     for knob in ({"tau": 0.0}, {"valid_ratio": 1.0}, {"max_error": 0.0}):
@@ -212,7 +212,7 @@ def test_results_beyond_the_type_are_inf(device, dtype):
 # ---- Thresholds ---------------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
+@pytest.mark.strength(3)  # what is skipped is decided here
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize(
     ("form", "tau"),
@@ -301,6 +301,7 @@ def test_maps_given_or_taken_make_no_difference(device, case):
 # ---- NaN and Inf --------------------------------------------------------------------------------
 
 
+@pytest.mark.strength(4)  # what is skipped is decided here
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("special", [INF, -INF, NAN])
 @pytest.mark.parametrize("tau", [0.0, 1.0, INF])
@@ -323,6 +324,20 @@ def test_inf_meets_a_block_of_zeros(device):
     result = spamm_torch.mm(a, b, tau=1.0)
     assert torch.isnan(result[3]).all()
     assert not result[4:].any()
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("tau", [0.5, -0.5])
+def test_given_norms_below_zero_decide_by_their_products(device, dtype, tau):
+    """No norm is, but what they say is done: two below zero make a valid product."""
+    a = matrices.patchy(128, 128, dtype=dtype, device=device).t()
+    b = matrices.patchy(128, 128, dtype=dtype, device=device, seed=1)
+    norm_a = torch.tensor([[-1.0, 2.0], [1.0, -1.0]], device=device)
+    norm_b = torch.tensor([[-1.0, 1.0], [0.1, -3.0]], device=device)
+    maps = norm_a.to(spamm_torch.norm_map(a).dtype), norm_b.to(spamm_torch.norm_map(b).dtype)
+    actual = spamm_torch.mm(a, b, tau=tau, norm_a=maps[0], norm_b=maps[1])
+    expected = reference.multiply(a, b, *maps, tau, 64)
+    assert torch.equal(actual.cpu(), torch.from_numpy(expected).to(dtype))
 
 
 def test_what_is_skipped_is_not_read_into_the_result(device):

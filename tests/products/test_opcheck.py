@@ -8,6 +8,7 @@ from torch.library import opcheck
 import spamm_torch  # noqa: F401  registers the operators
 
 ops = torch.ops.spamm_torch
+pytestmark = pytest.mark.strength(1)
 
 
 def operand(device, *shape, seed=0, dtype=torch.float32, requires_grad=False):

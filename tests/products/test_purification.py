@@ -6,11 +6,11 @@ import pytest
 import torch
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
-from common.errors import UserError
 from density import basis, sources
 from density.measuring import measure, methods
 from density.problem import Problem
 from density.purification import Budget, Schedule, constant, loose_then_tight, purify
+from models.errors import UserError
 
 SITES = 320
 

@@ -221,5 +221,5 @@ def test_a_product_by_max_error_asks_the_search_once():
     a = symmetric(1040)
     c, info = mm(a, a, max_error=1e-3, symmetric=True, return_info=True)
     norms = norm_map(a)
-    assert info.tau == spamm_torch.find_tau_for_error(norms, norms, 1e-3)
+    assert info.tau == spamm_torch.find_tau(norms, norms, max_error=1e-3)
     assert torch.equal(c, mm(a, a, tau=info.tau, symmetric=True))

@@ -39,7 +39,7 @@ def test_knobs_speak_of_the_whole_product(device, knob):
     whole, of_whole = mm(a, a, **knob, return_info=True)
     c, info = mm(a, a, **knob, symmetric=True, return_info=True)
     assert torch.equal(c, mirrored(whole))
-    assert all(map(torch.equal, info, of_whole))
+    assert all(map(torch.equal, info[:3], of_whole[:3]))
 
 
 def test_error_is_bounded(device):

@@ -180,54 +180,6 @@ def test_the_papers_arguments_are_taken(device):
     assert ratios[1] == pytest.approx(0.3, abs=0.5)
 
 
-@pytest.mark.parametrize("ratio", [0.05, 0.3, 0.9, 1.0])
-@pytest.mark.parametrize("dtype", REAL)
-def test_the_papers_own_search(device, ratio, dtype):
-    """Within the tolerance where products are many; 1.0 keeps growing k, or ends at 0."""
-    norm_a = matrices.normal(40, 30, device=device).abs().to(dtype)
-    norm_b = matrices.normal(30, 50, device=device, seed=1).abs().to(dtype)
-    tau = spamm_torch.find_tau(norm_a, norm_b, ratio, method="bisection")
-    assert tau.shape == ()
-    assert tau.dtype == dtype
-    assert tau.device.type == device.type
-    assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == pytest.approx(ratio, abs=0.01)
-
-
-def test_the_papers_search_steps_as_described(device):
-    """Products 0 to 5 and 24, mean 39/7: halving where too few are kept, else k grows."""
-    norm_a = torch.tensor([[0.0], [1], [2], [3], [4], [5], [24]], device=device)
-    norm_b = torch.ones(1, 1, device=device)
-    mean = torch.tensor(39 / 7, device=device)
-    taus = [
-        spamm_torch.find_tau(norm_a, norm_b, ratio, max_iterations=steps, method="bisection")
-        for ratio, steps in ((1 / 7, 9), (3 / 7, 1), (3 / 7, 2), (0.01, 2))
-    ]
-    expected = [mean, mean / 2, mean * 3 / 4, mean * 3]
-    torch.testing.assert_close(torch.stack(taus), torch.stack(expected))
-
-
-def test_the_papers_search_without_a_mean(device):
-    norm_a, norm_b = maps(device, [[1.0, INF], [2.0, 3.0]], [[1.0], [1.0]])
-    assert spamm_torch.find_tau(norm_a, norm_b, 0.5, method="bisection").item() == 0
-    empty = torch.zeros(0, 2, device=device)
-    assert spamm_torch.find_tau(empty, norm_b, 0.5, method="bisection").item() == 0
-
-
-@pytest.mark.cuda
-def test_the_papers_search_in_a_graph():
-    norm_a = matrices.normal(40, 30, device="cuda").abs()
-    norm_b = matrices.normal(30, 50, device="cuda", seed=1).abs()
-    search = lambda: spamm_torch.find_tau(norm_a, norm_b, 0.3, method="bisection")  # noqa: E731
-    search()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        tau = search()
-    norm_a.mul_(2)
-    graph.replay()
-    assert tau.item() == search().item()
-
-
 def test_one_tau_speaks_for_all_batches(device):
     norm_a = torch.cat([torch.full((1, 2, 2), x, device=device) for x in (1.0, 2.0, 3.0, 4.0)])
     norm_b = torch.ones_like(norm_a)
@@ -448,6 +400,54 @@ def test_find_tau_for_error_of_unbounded_norms_skips_nothing(device, special):
     """Such norms have no finite limit."""
     norm_a, norm_b = maps(device, [[special, 1e-3]], [[1], [1e-3]])
     assert find_tau_for_error(norm_a, norm_b, 0.5).item() == 0
+
+
+@pytest.mark.parametrize(("norm", "skips"), [(1e30, True), (0.0, True), (INF, False), (NAN, False)])
+def test_an_infinite_max_error_skips_all_of_finite_norms(device, norm, skips):
+    norm_a, norm_b = maps(device, [[norm, 1.0]], [[1e30], [1.0]])
+    tau = spamm_torch.find_tau(norm_a, norm_b, max_error=INF)
+    assert tau.item() == (INF if skips else 0)
+    a = torch.ones(40, 40, device=device)
+    assert spamm_torch.mm(a, a, max_error=INF).abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tiny", "large"),
+    [
+        (torch.float16, 2.0**-24, 65504.0),
+        (torch.bfloat16, 2.0**-133, 1e30),
+        (torch.float32, 2.0**-149, 1e30),
+        (torch.float64, 5e-324, 1e300),
+        (torch.float64, 5e-324, 1e-300),
+    ],
+)
+def test_subnormal_norms_keep_the_promises(device, dtype, tiny, large):
+    """A @ B is one entry, 2 * tiny * large; the norm of A, sqrt(2) * tiny, is stored as tiny."""
+    a, b = (torch.zeros(64, 64, dtype=dtype, device=device) for _ in range(2))
+    a[0, :2], b[:2, 0] = tiny, large
+    norms = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    assert spamm_torch.mm(a, b, tau=INF).abs().max() == 0
+    exact = 2 * Fraction(a[0, 0].item()) * Fraction(b[0, 0].item())
+    for pair in (norms, norms[::-1]):  # subnormal are the norms of one operand, or of the other
+        bound = Fraction(spamm_torch.error_bound(*pair, INF).item())
+        assert exact <= bound <= 4 * exact + 8 * Fraction(2.0**-1074)
+        assert spamm_torch.error_bound(*pair, 0.0).item() == 0
+        # The error from skipping is all of norm(A) * norm(B): less than that allows nothing.
+        tau = spamm_torch.find_tau(*pair, max_error=0.8)
+        assert spamm_torch.valid_counts(*pair, tau).item() == 1
+
+
+@pytest.mark.parametrize("dtype", REAL)
+def test_every_subnormal_norm_is_at_most_one_unit_off(device, dtype):
+    """All pairs of true norms about some stored ones; each is rounded to the nearest number."""
+    unit = 2.0**-149 if dtype == torch.float32 else 2.0**-1074
+    stored = torch.arange(9, dtype=torch.float64) * unit
+    norm_a = stored.to(dtype).to(device)[:, None]
+    norm_b = torch.full((1, 1), 2.0, dtype=dtype, device=device)
+    for i in range(1, 9):
+        bound = spamm_torch.error_bound(norm_a[i : i + 1], norm_b, INF).item()
+        assert Fraction(bound) >= Fraction(unit) * (2 * i + 1)
+    assert spamm_torch.error_bound(norm_a[:1], norm_b, INF).item() == 0
 
 
 @given(pair=norm_maps(special=False), max_error=st.floats(0, 1))

@@ -5,5 +5,5 @@ import pytest
 
 @pytest.fixture
 def norms_passed_on(monkeypatch):
-    """Chains pass norms on, as they do on Hopper, on every device."""
-    monkeypatch.setattr("spamm_torch.chain.computes_output_norms", lambda *_: True)
+    """Generated forwards pass norms on, as they do on Hopper, on every device."""
+    monkeypatch.setattr("spamm_torch.networks.fused.computes_output_norms", lambda *_: True)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from spamm_torch import SpAMMConv2d, SpAMMLinear, fuse_
+from spamm_torch import SpAMMConv2d, SpAMMLinear
 from spamm_torch.nn import PinnedNorms
 
 TINY = 1e-6  # of weights whose block products are all skipped
@@ -115,26 +115,6 @@ def test_a_batch_norm_folded_by_torch_has_norms_of_its_own():
     assert module.is_frozen
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_chain_computes_norms_of_a_changed_weight(norms_passed_on, change):
-    torch.manual_seed(0)
-    dense = nn.Conv2d(64, 64, 3, padding=1)
-    with torch.no_grad():
-        dense.weight.mul_(TINY)
-    layers = SpAMMConv2d.from_dense(dense, tau=1.0), SpAMMConv2d(64, 8, 1, tau=0.0)
-    model = nn.Sequential(*layers).eval()
-    fuse_(model)
-    input = torch.randn(64, 64, 4, 4)
-    with torch.no_grad():
-        before = model(input)
-    change(layers[0], dense)
-    with torch.no_grad():
-        output = model(input)
-        assert not torch.equal(output, before)
-        layers[0].unfreeze_()
-        assert torch.equal(output, model(input))
-
-
 def test_a_copy_pins_norms_of_its_own_weight(frozen):
     module, dense, input = frozen
     by_initialisation(module, dense)  # the pinned norms are those of another weight
@@ -158,21 +138,11 @@ def test_weights_of_inference_mode_are_not_pinned():
     with torch.inference_mode():
         model = nn.Sequential(SpAMMConv2d(64, 64, 3, tau=1.0)).eval()
         model[0].weight.mul_(TINY)
-    report = fuse_(model)
-    assert [(f.name, f.action) for f in report] == [("0", "left")]
-    assert "not pinned" in report[0].detail
+    assert not model[0].freeze_().is_frozen
     input = torch.randn(2, 64, 6, 6)
     with torch.inference_mode():
         model[0].weight.div_(TINY)
         assert torch.equal(model(input), model[0].unfreeze_()(input))
-
-
-def test_what_is_fused_in_inference_mode_is_pinned():
-    model = nn.Sequential(SpAMMConv2d(8, 8, 3, tau=1.0), nn.BatchNorm2d(8)).eval()
-    with torch.inference_mode():
-        assert fuse_(model)[-1].action == "frozen"
-    assert model[0].is_frozen
-    assert not model[0].weight.is_inference()
 
 
 def test_subclasses_of_tensor_are_not_pinned():
@@ -280,10 +250,6 @@ class Recorded(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.spamm_torch.conv2d.default:
             self.ready.append(kwargs.get("weight_is_ready", False))
-        if func is torch.ops.spamm_torch.chain.default:
-            weights, settings = args[1], args[5]
-            numbers = len(settings) // len(weights)  # of each layer, all convolutions
-            self.ready += [bool(settings[start + 9]) for start in range(0, len(settings), numbers)]
         return func(*args, **kwargs)
 
 
@@ -294,14 +260,11 @@ def is_ready(model, input):
     return recorded.ready
 
 
-@pytest.fixture(params=["layers", "chain"])
-def served(request, monkeypatch, device):
-    """Two convolutions as they are served, and an input. Chains pass norms on."""
-    monkeypatch.setattr("spamm_torch.chain.computes_output_norms", lambda *_: True)
+@pytest.fixture
+def served(device):
+    """Two convolutions as they are served, and an input."""
     layers = [SpAMMConv2d(8, 64, 3, tau=0.5), SpAMMConv2d(64, 8, 3, tau=0.5)]
     model = nn.Sequential(*layers).eval().to(device)
-    if request.param == "chain":
-        fuse_(model)
     return model, layers, torch.randn(64, 8, 6, 6, device=device)
 
 
@@ -311,8 +274,8 @@ def test_weights_are_ready_where_pinned_norms_prove_it(served, monkeypatch):
     for layer in layers:
         layer.freeze_()
     assert is_ready(model, input) == [is_cuda, is_cuda]
-    for name in ("nn", "chain"):  # as on CUDA; the CPU's kernels do not ask
-        monkeypatch.setattr(f"spamm_torch.{name}.takes_ready_weights", lambda *_: True)
+    # As on CUDA; the CPU's kernels do not ask.
+    monkeypatch.setattr("spamm_torch.nn.takes_ready_weights", lambda *_: True)
     assert is_ready(model, input) == [True, True]
     with torch.no_grad():
         layers[0].weight.mul_(2)

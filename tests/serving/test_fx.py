@@ -87,13 +87,13 @@ def test_features_by_torchvision(device, image):
     assert torch.equal(found["scores"], model(image))
 
 
-def test_a_fused_model(device, image):
+def test_a_converted_model(device, image):
     torch.manual_seed(0)
     model = nn.Sequential(
         SpAMMConv2d(3, 40, 3, tau=0.0), nn.ReLU(), SpAMMConv2d(40, 40, 3, tau=0.5), nn.ReLU()
     )
     model = model.eval().to(device)
-    spamm_torch.fuse_(model)
+    spamm_torch.convert_(model)
     traced = fx.symbolic_trace(model)
     with torch.no_grad():
         assert torch.equal(traced(image), model(image))
@@ -103,7 +103,7 @@ def test_functions(device):
     def products(a, b, bias):
         norm_a, norm_b = ops.norm_map(a), ops.norm_map(b)
         tau = ops.find_tau(norm_a, norm_b, 0.5)
-        bound = ops.find_tau_for_error(norm_a, norm_b, 0.1)
+        bound = ops.find_tau(norm_a, norm_b, max_error=0.1)
         return (
             ops.mm(a, b, tau=tau, norm_a=norm_a),
             ops.mm(a, b, valid_ratio=0.5, return_info=True)[1].error_bound,
@@ -119,7 +119,7 @@ def test_functions(device):
     bias = matrices.normal(70, seed=2, device=device)
     traced = fx.symbolic_trace(products)
     assert set(targets(traced)) >= {
-        *(ops.norm_map, ops.find_tau, ops.find_tau_for_error, ops.mm, ops.addmm, ops.bmm),
+        *(ops.norm_map, ops.find_tau, ops.mm, ops.addmm, ops.bmm),
         *(ops.linear, ops.valid_counts, ops.valid_ratio, ops.error_bound),
     }
     for found, expected in zip(traced(a, b, bias), products(a, b, bias), strict=True):

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 from torch.library import opcheck
-from torch.utils.data import DataLoader, TensorDataset
 
-from spamm_torch import LikenessBatchSampler, OrderedBatch, SpAMMConv2d, likeness_order
+from spamm_torch import OrderedBatch, SpAMMConv2d, likeness_order
 from spamm_torch.likeness import order_and_places, order_images
 
 
@@ -368,99 +367,3 @@ def test_bad_arguments():
         OrderedBatch(Seen())(images, torch.zeros(3))
     with pytest.raises(RuntimeError, match=r"images must be a batch .*got shape \(1, 8, 8\)"):
         OrderedBatch(Seen())(images[0])
-
-
-# ---- LikenessBatchSampler -----------------------------------------------------------------------
-
-
-class Counted(TensorDataset):
-    """A data set that counts how often it is read."""
-
-    reads = 0
-
-    def __getitem__(self, number):
-        self.reads += 1
-        return super().__getitem__(number)
-
-
-def joined(batches):
-    return [number for batch in batches for number in batch]
-
-
-def data_set(count):
-    return Counted(squares(count), torch.arange(count))
-
-
-def test_windows_are_ordered_and_cut_into_batches():
-    data = data_set(130)
-    sampler = LikenessBatchSampler(data, 16, window=60, block=8)  # rounded up to 64
-    batches = list(sampler)
-    assert len(sampler) == len(batches) == 9
-    assert [len(batch) for batch in batches] == [16] * 8 + [2]
-    images = data.tensors[0]
-    for first, window in ((0, batches[:4]), (64, batches[4:8]), (128, batches[8:])):
-        order = likeness_order(images[first : first + 64], 8) + first
-        assert joined(window) == order.tolist()
-    reads = data.reads
-    assert reads == 130
-    assert list(sampler) == batches
-    assert data.reads == reads, "the order of a window is found once"
-
-
-def test_batches_of_a_loader():
-    data = data_set(100)
-    sampler = LikenessBatchSampler(data, 16)
-    loader = DataLoader(data, batch_sampler=sampler)
-    assert len(loader) == 7
-    for (images, numbers), batch in zip(loader, sampler, strict=True):
-        assert numbers.tolist() == batch
-        assert torch.equal(images, data.tensors[0][batch])
-
-
-@pytest.mark.parametrize(("count", "batches"), [(0, 0), (5, 0), (16, 1), (100, 6)])
-def test_a_last_batch_can_be_dropped(count, batches):
-    sampler = LikenessBatchSampler(data_set(count), 16, window=32, drop_last=True)
-    assert [len(batch) for batch in sampler] == [16] * batches
-    assert len(sampler) == batches
-
-
-def test_shuffled_windows_follow_seed_and_epoch():
-    def epochs(seed, first=0):
-        sampler = LikenessBatchSampler(data_set(100), 8, window=32, shuffle=True, seed=seed)
-        sampler.set_epoch(first)
-        return [list(sampler), list(sampler)]
-
-    one = epochs(3)
-    assert one == epochs(3)
-    assert one[0] != one[1]
-    assert one[1] == epochs(3, first=1)[0]
-    assert one != epochs(4)
-    for batches in one:
-        assert sorted(joined(batches)) == list(range(100))
-
-
-def test_images_are_found_by_a_function():
-    entries = [{"image": image} for image in squares(40)]
-    sampler = LikenessBatchSampler(entries, 8, block=8, image=lambda entry: entry["image"])
-    assert joined(sampler) == likeness_order(squares(40), 8).tolist()
-    with pytest.raises(TypeError, match=r"an entry of the data set must be an image .*got dict"):
-        list(LikenessBatchSampler(entries, 8))
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"dataset": iter([])}, TypeError, "dataset must have len() and entries by number"),
-        ({"batch_size": 0}, ValueError, "batch_size must be 1 or more; got 0"),
-        ({"batch_size": 2.0}, TypeError, "batch_size must be an integer; got 2.0"),
-        ({"window": 0}, ValueError, "window must be 1 or more; got 0"),
-        ({"block": 0}, ValueError, "block must be 1 image or more"),
-        ({"seed": "a"}, TypeError, "seed must be an integer"),
-        ({"shuffle": 1}, TypeError, "shuffle must be True or False; got 1"),
-    ],
-)
-def test_bad_samplers(options, error, message):
-    given = {"dataset": squares(4), "batch_size": 2} | options
-    with pytest.raises(error) as caught:
-        LikenessBatchSampler(given.pop("dataset"), given.pop("batch_size"), **given)
-    assert message in str(caught.value)

@@ -39,7 +39,9 @@ def let_the_host_get_ahead():
 def is_read_too_early(case, operand):
     old, new = case.tensors[operand], case.changed(operand)
     expected, stale = case.run(**{operand: new}), case.run(**{operand: old})
-    assert not all(map(torch.equal, expected, stale)), f"{case.name}: {operand} does not count"
+    if all(map(torch.equal, expected, stale)):
+        assert operand in case.unread, f"{case.name}: {operand} does not count"
+        return False
     late = torch.empty_like(old)
     for _ in range(2):
         late.copy_(old)

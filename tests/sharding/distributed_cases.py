@@ -16,6 +16,7 @@ from unittest import mock
 import matrices
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import (
     DTensor,
     Partial,
@@ -188,7 +189,7 @@ def bits_of_one_process(rank):
                 assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, **next(knobs), block=block)
 
 
-@case(worlds=(2, 3))
+@case()
 def stages_of_2048_columns(rank):
     a, b = operands(rank, 200, 190, 4500)
     cuts = cuts_of(200, rank.world, "even"), cuts_of(190, rank.world, "even")
@@ -546,10 +547,10 @@ def gradients_of_gradients(rank):
         torch.testing.assert_close(x, shard(y, cut, rank))
 
 
-@case(worlds=(2,))
+@case(worlds=(2, 4))
 def no_gradient_without_grad_mode(rank):
     a, b = operands(rank)
-    cuts = cuts_of(len(a), 2, "even"), cuts_of(len(b), 2, "even")
+    cuts = cuts_of(len(a), rank.world, "even"), cuts_of(len(b), rank.world, "even")
     own = shard(a, cuts[0], rank).clone().requires_grad_(), shard(b, cuts[1], rank)
     assert distributed.mm(*own, tau=1.0).requires_grad
     for mode in (torch.no_grad, torch.inference_mode):
@@ -585,7 +586,7 @@ LINE = {  # of a and b on a dimension of the mesh: that of c
 }
 
 
-@case(worlds=(2, 3))
+@case()
 def dtensors_on_a_line(rank):
     mesh = init_device_mesh(rank.device.type, (rank.world,))
     a, b = operands(rank)
@@ -666,9 +667,11 @@ def dtensor_gradients(rank):
             torch.testing.assert_close(own.grad.full_tensor(), dense)
 
 
-@case(worlds=(2,))
+@case(worlds=(2, 4))
 def linear_of_dtensors(rank):
-    mesh = init_device_mesh(rank.device.type, (2,))
+    mesh = DeviceMesh(rank.device.type, [0, 1])
+    if rank.number > 1:
+        return
     input = matrices.normal(4, 50, 130, device=rank.device)
     weight = matrices.normal(70, 130, device=rank.device, seed=1)
     bias = matrices.normal(70, device=rank.device, seed=2)
@@ -685,7 +688,7 @@ def linear_of_dtensors(rank):
     assert own_bias.grad.full_tensor().tolist() == [200.0] * 70
 
 
-@case(worlds=(2, 3))
+@case()
 def dtensors_that_do_not_fit(rank):
     mesh = init_device_mesh(rank.device.type, (rank.world,))
     a, b = operands(rank, 96, 96, 96)
@@ -711,8 +714,13 @@ def dtensors_that_do_not_fit(rank):
         ),
         (
             "ValueError",
-            "return_info must not be given for DTensors; got bool",
+            "return_info must not be given for DTensors; got True",
             lambda: spamm_torch.mm(own_a, own_b, tau=1.0, return_info=True),
+        ),
+        (
+            "TypeError",
+            "addmm takes no DTensor, unlike mm; got one",
+            lambda: spamm_torch.addmm(own_a, own_a, own_b, tau=1.0),
         ),
         (
             "RuntimeError",
@@ -747,12 +755,13 @@ def dtensors_that_do_not_fit(rank):
 # ---- Ranks that fail: last, since they leave no group behind ------------------------------------
 
 
-@case(worlds=(3,), devices=("cpu",))
+@case(worlds=(3, 4), devices=("cpu",))
 def a_rank_that_sleeps(rank):
     """The others end by the group's timeout; it sleeps until they have."""
     group = dist.new_group(timeout=timedelta(seconds=3))
-    if rank.number == 2:
-        rank.store.wait(["0 has ended", "1 has ended"], timedelta(seconds=30))
+    last = rank.world - 1
+    if rank.number == last:
+        rank.store.wait([f"{other} has ended" for other in range(last)], timedelta(seconds=30))
         return
     a, b = operands(rank)
     raised = raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group))
@@ -760,10 +769,10 @@ def a_rank_that_sleeps(rank):
     assert raised[0] == "RuntimeError", raised
 
 
-@case(worlds=(3,), devices=("cpu",))
+@case(worlds=(3, 4), devices=("cpu",))
 def a_rank_that_dies(rank):
     """The others end, too."""
-    if rank.number == 2:
+    if rank.number == rank.world - 1:
         rank.finish()
         os._exit(0)
     a, b = operands(rank)

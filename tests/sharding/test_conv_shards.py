@@ -1,4 +1,4 @@
-"""conv2d_shards and conv2d(devices=): the bits of one device's conv2d, wherever the images lie.
+"""conv2d of shards and conv2d(devices=): the bits of one device's conv2d, wherever the images lie.
 
 On the CPU and on one GPU several shards share the device, which tries everything but the copies
 between devices. With two GPUs the shards lie on both.
@@ -47,7 +47,7 @@ def check(input, weight, cuts, devices, bias=None, **options):
     """Shards against the whole batch on one device. Returns the whole."""
     expected = spamm_torch.conv2d(input, weight, bias, **options)
     shards = cut(input, cuts, devices)
-    outputs = spamm_torch.conv2d_shards(shards, weight, bias, **options)
+    outputs = spamm_torch.conv2d(shards, weight, bias, **options)
     assert [x.device for x in outputs] == [x.device for x in shards]
     assert torch.equal(torch.cat([x.to(input.device) for x in outputs]), expected)
     return expected
@@ -121,7 +121,7 @@ def test_memory_formats(device, input_format, weight_format):
     input = images(100, device=device).to(memory_format=input_format)
     weight = weights(24, 40, 3, 3, device=device).to(memory_format=weight_format)
     whole = check(input, weight, (0, 64, 100), [device] * 2, valid_ratio=0.5)
-    shards = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, valid_ratio=0.5)
+    shards = spamm_torch.conv2d([input[:64], input[64:]], weight, valid_ratio=0.5)
     for shard in shards:
         assert shard.stride() == whole[: len(shard)].stride()
 
@@ -129,7 +129,7 @@ def test_memory_formats(device, input_format, weight_format):
 @pytest.mark.parametrize("knob", [{"valid_ratio": 0.5}, {"max_error": 0.1}], ids=name_of)
 def test_a_search_sees_all_images(device, knob):
     input, weight = images(128, device=device), weights(72, 40, 3, 3, device=device)
-    outputs = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, **knob)
+    outputs = spamm_torch.conv2d([input[:64], input[64:]], weight, **knob)
     for output, shard in zip(outputs, (input[:64], input[64:]), strict=True):
         assert not torch.equal(output, spamm_torch.conv2d(shard, weight, **knob))
 
@@ -138,7 +138,7 @@ def test_tau_as_a_tensor(device):
     input, weight = images(100, device=device), weights(72, 40, 3, 3, device=device)
     expected = spamm_torch.conv2d(input, weight, tau=3.0)
     for tau in (torch.tensor(3.0), torch.tensor(3.0, dtype=torch.float64, device=device)):
-        outputs = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, tau=tau)
+        outputs = spamm_torch.conv2d([input[:64], input[64:]], weight, tau=tau)
         assert torch.equal(torch.cat(outputs), expected)
 
 
@@ -147,7 +147,7 @@ def test_a_weight_for_each_shard(device):
     bias = matrices.normal(24, device=device)
     shards = [input[:64], input[64:]]
     expected = spamm_torch.conv2d(input, weight, bias, valid_ratio=0.5)
-    outputs = spamm_torch.conv2d_shards(
+    outputs = spamm_torch.conv2d(
         shards, [weight, weight.clone()], (bias, bias.clone()), valid_ratio=0.5
     )
     assert torch.equal(torch.cat(outputs), expected)
@@ -158,7 +158,7 @@ def test_bad_values_are_never_skipped(device):
     input[100, 3, 4, 4], weight[2, 5, 1, 1] = float("nan"), float("inf")
     for knob in ({"tau": 1e30}, {"valid_ratio": 0.1}):
         expected = spamm_torch.conv2d(input, weight, **knob)
-        outputs = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, **knob)
+        outputs = spamm_torch.conv2d([input[:64], input[64:]], weight, **knob)
         assert expected.isnan().any()
         assert torch.equal(torch.cat(outputs).nan_to_num(7), expected.nan_to_num(7))
 
@@ -219,7 +219,7 @@ def test_gradients_are_dense(device, relu, per_shard):
     leaves = [x.clone().requires_grad_() for x in (input, weight, bias)]
     shards = [leaves[0][:64], leaves[0][64:]]
     given = [[x.clone(), x.clone()] if per_shard else x for x in leaves[1:]]
-    outputs = spamm_torch.conv2d_shards(shards, *given, valid_ratio=0.5, relu=relu)
+    outputs = spamm_torch.conv2d(shards, *given, valid_ratio=0.5, relu=relu)
     grads = torch.autograd.grad(torch.cat(outputs), leaves, upstream)
 
     dense = [x.clone().requires_grad_() for x in (input, weight, bias)]
@@ -234,7 +234,7 @@ def test_gradients_are_dense(device, relu, per_shard):
 def test_gradients_of_gradients(device):
     input = images(66, 4, (4, 4), dtype=torch.float64, device=device).requires_grad_()
     weight = weights(3, 4, 3, 3, dtype=torch.float64, device=device).requires_grad_()
-    outputs = spamm_torch.conv2d_shards([input[:64], input[64:]], weight, tau=0.0)
+    outputs = spamm_torch.conv2d([input[:64], input[64:]], weight, tau=0.0)
     got = torch.autograd.grad(torch.cat(outputs).square().sum(), weight, create_graph=True)[0]
     expected = torch.autograd.grad(
         F.conv2d(input, weight).square().sum(), weight, create_graph=True
@@ -248,10 +248,10 @@ def test_gradients_of_gradients(device):
 def test_only_what_asks_for_a_gradient_gets_one(device):
     input = images(100, device=device)
     weight = weights(24, 40, 3, 3, device=device).requires_grad_()
-    frozen = spamm_torch.conv2d_shards([input[:64], input[64:]], weight.detach(), tau=3.0)
+    frozen = spamm_torch.conv2d([input[:64], input[64:]], weight.detach(), tau=3.0)
     assert not any(output.requires_grad for output in frozen)
     asks = [input[:64].clone().requires_grad_(), input[64:]]
-    outputs = spamm_torch.conv2d_shards(asks, weight.detach(), tau=3.0)
+    outputs = spamm_torch.conv2d(asks, weight.detach(), tau=3.0)
     assert [output.requires_grad for output in outputs] == [True, False]
 
 
@@ -280,7 +280,7 @@ def test_compiles(device):
     input, weight = images(100, device=device), weights(24, 40, 3, 3, device=device)
 
     def convolve(shards, weight):
-        outputs = spamm_torch.conv2d_shards(shards, weight, tau=3.0, relu=True)
+        outputs = spamm_torch.conv2d(shards, weight, tau=3.0, relu=True)
         return [output + 1 for output in outputs]
 
     compiled = torch.compile(convolve, fullgraph=True, backend="aot_eager")
@@ -294,7 +294,7 @@ def test_flops(device):
     counted = []
     for convolve in (
         lambda: spamm_torch.conv2d(input, weight, tau=3.0),
-        lambda: spamm_torch.conv2d_shards([input[:64], input[64:]], weight, tau=3.0),
+        lambda: spamm_torch.conv2d([input[:64], input[64:]], weight, tau=3.0),
     ):
         with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
             convolve()
@@ -310,17 +310,19 @@ class TestErrors:
 
     def test_lists(self):
         with pytest.raises(ValueError, match="input_shards must hold at least one shard; got none"):
-            spamm_torch.conv2d_shards([], self.weight, tau=0.1)
-        with pytest.raises(TypeError, match="input_shards must be a list of tensors; got Tensor"):
-            spamm_torch.conv2d_shards(self.input, self.weight, tau=0.1)
+            spamm_torch.conv2d([], self.weight, tau=0.1)
+        with pytest.raises(TypeError, match="input must be a list of tensors; got int in it"):
+            spamm_torch.conv2d([1], self.weight, tau=0.1)
+        with pytest.raises(ValueError, match=r"a list of shards must be given .*; got return_info"):
+            spamm_torch.conv2d([self.input], self.weight, tau=0.1, return_info=True)
         shards = [self.input[:64], self.input[64:]]
         for given in ([self.weight] * 3, [self.weight] * 1 + [self.weight] * 2):
             with pytest.raises(
                 ValueError, match=r"weight must be one tensor, or one for each .* 2 shards; got 3"
             ):
-                spamm_torch.conv2d_shards(shards, given, tau=0.1)
+                spamm_torch.conv2d(shards, given, tau=0.1)
         with pytest.raises(ValueError, match=r"bias must be a tensor or a list .* an empty list"):
-            spamm_torch.conv2d_shards(shards, self.weight, [], tau=0.1)
+            spamm_torch.conv2d(shards, self.weight, [], tau=0.1)
 
     def test_shards_that_are_not_whole_pixel_blocks(self):
         shards = [self.input[:50], self.input[50:]]
@@ -332,38 +334,36 @@ class TestErrors:
             ({"max_error": 0.1, "pixel_block": (4, 4, 4)}, 4),
         ):
             with pytest.raises(ValueError, match=message.format(multiple)):
-                spamm_torch.conv2d_shards(shards, self.weight, **setting)
+                spamm_torch.conv2d(shards, self.weight, **setting)
         # The images of the last shard that holds any may be as many as they like.
         shards = [self.input[:64], self.input[64:], self.input[:0]]
-        spamm_torch.conv2d_shards(shards, self.weight, tau=0.1)
+        spamm_torch.conv2d(shards, self.weight, tau=0.1)
 
     def test_shapes(self):
         with pytest.raises(RuntimeError, match=r"alike but for the images; got shapes"):
-            spamm_torch.conv2d_shards([self.input, self.input[..., :4]], self.weight, tau=0.1)
+            spamm_torch.conv2d([self.input, self.input[..., :4]], self.weight, tau=0.1)
         with pytest.raises(RuntimeError, match=r"must be \(images, channels, height, width\)"):
-            spamm_torch.conv2d_shards([self.input[0]], self.weight, tau=0.1)
+            spamm_torch.conv2d([self.input[0]], self.weight, tau=0.1)
         with pytest.raises(RuntimeError, match="input must have 4 channels"):
-            spamm_torch.conv2d_shards([self.input], self.weight[:, :4], tau=0.1)
+            spamm_torch.conv2d([self.input], self.weight[:, :4], tau=0.1)
         with pytest.raises(RuntimeError, match=r"bias must have shape \[24\]"):
-            spamm_torch.conv2d_shards([self.input], self.weight, torch.ones(3), tau=0.1)
+            spamm_torch.conv2d([self.input], self.weight, torch.ones(3), tau=0.1)
 
     def test_types_and_knobs(self):
         with pytest.raises(TypeError, match="one dtype; got float32 and float64"):
-            spamm_torch.conv2d_shards([self.input[:64], self.input.double()], self.weight, tau=0.1)
+            spamm_torch.conv2d([self.input[:64], self.input.double()], self.weight, tau=0.1)
         with pytest.raises(ValueError, match="exactly one of tau, valid_ratio and max_error"):
-            spamm_torch.conv2d_shards([self.input], self.weight)
+            spamm_torch.conv2d([self.input], self.weight)
         with pytest.raises(RuntimeError, match="tau must not require a gradient"):
-            spamm_torch.conv2d_shards(
-                [self.input], self.weight, tau=torch.tensor(1.0, requires_grad=True)
-            )
+            spamm_torch.conv2d([self.input], self.weight, tau=torch.tensor(1.0, requires_grad=True))
 
     @pytest.mark.cuda
     def test_kinds_of_devices(self):
         shards = [self.input[:64], self.input[64:].cuda()]
         with pytest.raises(RuntimeError, match="devices of one kind; got cpu and cuda:0"):
-            spamm_torch.conv2d_shards(shards, self.weight, tau=0.1)
+            spamm_torch.conv2d(shards, self.weight, tau=0.1)
         with pytest.raises(RuntimeError, match="tau must be on a device like the shards', cpu"):
-            spamm_torch.conv2d_shards([self.input], self.weight, tau=torch.tensor(1.0).cuda())
+            spamm_torch.conv2d([self.input], self.weight, tau=torch.tensor(1.0).cuda())
 
     @pytest.mark.parametrize(
         ("devices", "error", "message"),
@@ -488,7 +488,7 @@ class TestTwoGpus:
         with torch.cuda.stream(streams[0]), torch.cuda.stream(streams[1]):
             for _ in range(30):
                 shards, w = [x.clone() for x in kept], weight.clone()
-                outputs = spamm_torch.conv2d_shards(shards, w, padding=1, **knob)
+                outputs = spamm_torch.conv2d(shards, w, padding=1, **knob)
                 for x in (*shards, w):
                     x.fill_(float("nan"))
                 del shards, w

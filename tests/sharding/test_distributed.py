@@ -71,11 +71,18 @@ def check(world, device, case):
         assert outcome == "passed", f"{case} on rank {rank} of {world}: {outcome}"
 
 
-def every_case(device, worlds):
-    return [(world, case) for world in worlds for case in distributed_cases.cases(world, device)]
+def every_case(device, worlds, marks=()):
+    return [
+        pytest.param(world, case, marks=marks)
+        for world in worlds
+        for case in distributed_cases.cases(world, device)
+    ]
 
 
-@pytest.mark.parametrize(("world", "case"), every_case("cpu", (1, 2, 3, 4)))
+@pytest.mark.parametrize(
+    ("world", "case"),
+    [*every_case("cpu", (1, 4)), *every_case("cpu", (2, 3), pytest.mark.thorough)],
+)
 def test_gloo(world, case):
     check(world, "cpu", case)
 

@@ -1,11 +1,10 @@
 """What the tests of the benchmarks share."""
 
-import json
-
 import pytest
+from bench_checks import tables_of
 
 
 @pytest.fixture(scope="module")
-def results(folder):
+def tables(folder):
     """What a run wrote to ``folder``, which is the module's own fixture."""
-    return json.loads((folder / "small.json").read_text())
+    return tables_of(folder / "small.json")

@@ -3,24 +3,23 @@
 import ctypes
 import dataclasses
 import itertools
-import json
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from bench_checks import assert_refused, assert_resumes, assert_three_files
+from bench_checks import run_bench, tables_of
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
-import bench_multi_gpu
+import bench
 import spamm_torch
-from bench.multi_gpu import layouts, peers, ranks, report
-from bench.multi_gpu.cells import LAYOUTS, PEERS, Cell, all_cells
-from bench.multi_gpu.product import Product, equal_cuts
-from bench.multi_gpu.ranks import Ranks
-from bench.multi_gpu.rows import Row
-from bench.operands import DATA, operands
-from common.console import exit_code
+from cases import multi_gpu, multi_gpu_conv
+from cases.multi_gpu import layouts, peers, ranks
+from cases.multi_gpu.cells import LAYOUTS, PEERS, Cell, all_cells
+from cases.multi_gpu.product import Product, equal_cuts
+from cases.multi_gpu.ranks import Ranks
+from common.operands import DATA, operands
 
 CPU = torch.device("cpu")
 RATIOS = (0.3, 1.0)
@@ -28,10 +27,8 @@ SIZES = (300, 256)  # the first is no multiple of a block
 
 
 def run(folder, *arguments):
-    """The results of a run on the CPU."""
-    options = ("--device", "cpu", "--out", folder, "--name", "small", "--repeats", 1, *arguments)
-    bench_multi_gpu.main([str(option) for option in options])
-    return json.loads((folder / "small.json").read_text())
+    """The tables of a run on the CPU."""
+    return run_bench("multi_gpu", folder, "--repeats", 1, *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +38,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_three_files(folder):
-    assert_three_files(folder)
-
-
-def test_every_cell_is_there_once(results):
+def test_every_cell_is_there_once(tables):
     """R and S everywhere; the other layouts at the largest size with the first data set."""
-    found = Counter((r["layout"], r["data"], r["n"], r["ratio"]) for r in results["rows"])
+    found = Counter((r["layout"], r["data"], r["n"], r["ratio"]) for r in tables["several devices"])
     expected = {
         (layout, data, n, ratio)
         for layout in LAYOUTS
@@ -57,26 +50,26 @@ def test_every_cell_is_there_once(results):
         if layout in ("R", "S") or (data, n) == ("decay", 300)
     }
     assert found == Counter(expected)
-    peers = Counter((p["peer"], p["data"], p["n"]) for p in results["peers"])
+    peers = Counter((p["peer"], p["data"], p["n"]) for p in tables["several devices, peers"])
     everywhere = {(peer, data, n) for peer in ("torch.mm", "symm_mem")
                   for data in ("decay", "heavy") for n in SIZES}  # fmt: skip
     assert peers == Counter(everywhere | {("DTensor", "decay", 300)})
 
 
-def test_what_a_cpu_cannot_do_says_why(results):
-    for row in results["rows"]:
+def test_what_a_cpu_cannot_do_says_why(tables):
+    for row in tables["several devices"]:
         if row["layout"] in ("0", "H"):
             assert row["absent"] == f"{row['layout']} needs CUDA devices; got cpu"
             assert row["all_ms"] is None
         else:
             assert row["absent"] is None
-    for peer in results["peers"]:
+    for peer in tables["several devices, peers"]:
         absent = "symm_mem needs CUDA devices; got cpu" if peer["peer"] == "symm_mem" else None
         assert peer["absent"] == absent
 
 
-def test_rows_agree_with_themselves(results):
-    for row in results["rows"]:
+def test_rows_agree_with_themselves(tables):
+    for row in tables["several devices"]:
         if row["absent"] is not None:
             continue
         assert row["equal"] is True
@@ -93,8 +86,8 @@ def test_rows_agree_with_themselves(results):
             assert row["work_imbalance"] >= 1
             assert row["sent"] == 1 if row["ratio"] == 1 else 0 < row["sent"] < 1
         assert (row["search_ms"] is not None) == (row["layout"] == "R" and row["ratio"] < 1)
-    assert [o["layout"] for o in results["overheads"]] == ["R", "S"]
-    for overhead in results["overheads"]:
+    assert [o["layout"] for o in tables["several devices, overheads"]] == ["R", "S"]
+    for overhead in tables["several devices, overheads"]:
         assert min(overhead["one_us"], overhead["all_us"]) > 0
 
 
@@ -109,50 +102,36 @@ def test_the_plan_counts_what_the_definition_counts():
     assert layouts.sent(product, 0.3, cuts)["sent"] == pytest.approx(needed.item() / 8)
 
 
-def test_the_markdown_shows_the_same_rows(folder, results):
+def test_the_page_shows_the_same_rows(folder, tables):
     text = (folder / "small.md").read_text()
-    for row in results["rows"]:
-        place = f"| {row['layout']} | {row['data']} | float16 | {row['n']} |"
+    for row in tables["several devices"]:
         if row["absent"] is None:
-            shown = f"{row['valid_ratio']:.1%} | {row['one_ms']:.4g} | {row['all_ms']:.4g} |"
-            assert f"{place} {shown}" in text
-        else:
-            assert f"| {row['absent']} |" in text
+            place = f"| {row['data']} | float16 | {row['n']} | {100 * row['ratio']:.4g}% |"
+            [line] = [x for x in text.splitlines() if x.startswith(place)]
+            assert f" {row['speedup']:.2f}x |" in line
+    assert "Not measured: 0 decay float16 300 30%; " in text
+    assert "0 needs CUDA devices; got cpu." in text
     for layout, what in LAYOUTS.items():
-        assert f"- **{layout}**: {what}" in text
-    assert "(small.png)" in text
-
-
-def test_the_header_tells_how_to_repeat_it(results):
-    command = results["header"]["command"]
-    assert command.startswith("python scripts/bench_multi_gpu.py --device cpu --out ")
-    assert "host bandwidth" not in results["header"]
-
-
-def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
-    arguments = ["--device", "cpu", "--sizes", 256, "--data", "decay", "--ratios", 1, 0.5]
-    arguments += ["--layouts", "R", "--repeats", 1]
-    assert_resumes(bench_multi_gpu, "measure_cell", arguments, tmp_path, 3, capsys, monkeypatch)
+        assert f"{layout}: {what}" in " ".join(text.split())
 
 
 def test_only_some_cells(tmp_path):
     found = run(tmp_path, "--sizes", 256, 300, "--only", "S", "decay", "30%")
-    assert [(r["layout"], r["n"], r["ratio"]) for r in found["rows"]] == [
+    assert [(r["layout"], r["n"], r["ratio"]) for r in found["several devices"]] == [
         ("S", 300, 0.3),
         ("S", 256, 0.3),
     ]
-    assert found["peers"] == []
+    assert "several devices, peers" not in found
 
 
 def test_a_quick_run(tmp_path):
     found = run(tmp_path, "--quick", "--layouts", "R", "--sizes", 300, 256)
-    assert {(r["n"], r["data"]) for r in found["rows"]} == {(256, "decay")}
+    assert {(r["n"], r["data"]) for r in found["several devices"]} == {(256, "decay")}
 
 
 def test_three_parts(tmp_path):
     found = run(tmp_path, "--parts", 3, "--layouts", "S", "--sizes", 512, "--data", "heavy")
-    assert all(row["equal"] and len(row["device_ms"]) == 3 for row in found["rows"])
-    assert (tmp_path / "small.md").read_text().startswith("# mm on 3 devices\n")
+    assert all(row["equal"] and len(row["device_ms"]) == 3 for row in found["several devices"])
 
 
 # ---- What fails becomes a row -------------------------------------------------------------------
@@ -168,12 +147,13 @@ def test_a_cell_without_memory_is_a_row(tmp_path, monkeypatch):
 
     monkeypatch.setattr(spamm_torch, "mm_shards", mm_shards)
     found = run(tmp_path, "--layouts", "S", "--sizes", 256, "--data", "decay", "--ratios", 0.3, 1)
-    skipping, dense = found["rows"]
+    skipping, dense = found["several devices"]
     assert skipping["absent"] == "CUDA out of memory on cuda:1."
     assert skipping["all_ms"] is None
+    assert skipping["may_pass"]
     assert dense["absent"] is None
     text = (tmp_path / "small.md").read_text()
-    assert "| S decay float16 256 30% | CUDA out of memory on cuda:1. |" in text
+    assert "- Not measured: S decay float16 256 30%: CUDA out of memory on cuda:1.." in text
 
 
 def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
@@ -186,10 +166,9 @@ def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(spamm_torch, "mm_shards", mm_shards)
     found = run(tmp_path, "--layouts", "R", "--sizes", 256, "--data", "decay", "--ratios", 1)
-    assert [row["equal"] for row in found["rows"]] == [False]
+    assert [row["equal"] for row in found["several devices"]] == [False]
     text = (tmp_path / "small.md").read_text()
     assert "1 RESULTS DIFFER from one device's." in text
-    assert "| NO |" in text
 
 
 CELL = Cell("ranks", "normal", "float32", 256, 0.5)
@@ -209,13 +188,13 @@ def test_ranks_that_fail_start_anew_and_then_give_up():
 
 def test_a_rank_that_ends():
     with Ranks([CPU] * 2) as processes:
-        assert processes.do("multiply", CELL, 1).equal
+        assert processes.do("multiply", CELL, 1)["equal"]
         [_, (process, _)] = processes._running
         process.kill()
         process.join()
         with pytest.raises(RuntimeError, match=r"^rank 1 ended$"):
             processes.do("multiply", CELL, 1)
-        assert processes.do("multiply", CELL, 1).equal
+        assert processes.do("multiply", CELL, 1)["equal"]
 
 
 def test_ranks_that_take_too_long(monkeypatch):
@@ -231,8 +210,8 @@ def test_ranks_that_take_too_long(monkeypatch):
 
 
 def test_the_cells_of_two_gpus():
-    sizes, sweep, data, _ = bench_multi_gpu.DEFAULTS["cuda"]
-    cells = all_cells(sizes, sweep, data, bench_multi_gpu.RATIOS, tuple(LAYOUTS), True)
+    sizes, sweep, data, _ = multi_gpu.DEFAULTS["cuda"]
+    cells = all_cells(sizes, sweep, data, multi_gpu.RATIOS, tuple(LAYOUTS), True)
     names = [cell.name for cell in cells]
     assert len(set(names)) == len(names)
     for layout in LAYOUTS:
@@ -256,7 +235,7 @@ def test_every_data_set_reaches_every_ratio(data):
     assert a.dtype == torch.float16
     assert a.isfinite().all()
     norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
-    for ratio in bench_multi_gpu.RATIOS:
+    for ratio in multi_gpu.RATIOS:
         tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
         valid = spamm_torch.valid_ratio(norm_a, norm_b, tau).item()
         assert valid == pytest.approx(ratio, abs=0.02)
@@ -268,35 +247,57 @@ def test_equal_cuts():
     assert equal_cuts(64, 2) == [0, 0, 64]
 
 
-# ---- The report ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("points", "expected"),
-    [
-        ({1024: 0.5, 4096: 1.5}, (2048, True)),  # half-way on a log scale
-        ({1024: 1.5, 2048: 0.5, 4096: 1.5}, (2**11.5, True)),  # a gain below does not count
-        ({1024: 1.1, 4096: 1.5}, (1024, False)),
-        ({1024: 1.5, 4096: 0.9}, (None, False)),
-    ],
-)
-def test_break_even(points, expected):
-    size, between = report.break_even(points)
-    assert size == pytest.approx(expected[0])
-    assert between == expected[1]
-
-
 def test_the_conclusion_names_the_largest_size():
-    def row(layout, n, ratio, speedup):
-        return Row(layout, "decay", "float16", n, ratio, speedup=speedup, equal=True)
+    def row(layout, n, ratio, speedup, equal=True):
+        place = {"layout": layout, "data": "decay", "n": n, "ratio": ratio}
+        return place | {"speedup": speedup, "equal": equal}
 
-    rows = [row("R", 64, 0.3, 9.0), row("R", 128, 0.3, 1.9), row("R", 128, 1.0, 1.95)]
-    rows += [row("S", 128, 1.0, 1.8), Row("S", "decay", "float16", 128, 0.3, absent="why")]
-    assert report.conclusion(rows, 2) == (
-        "2 devices against one, decay, float16, N = 128, 30% / 100% of the block products kept: "
-        "1.90x / 1.95x (R), - / 1.80x (S)."
+    rows = [row("R", 64, 0.3, 9.0), row("R", 128, 0.3, 1.9), row("S", 128, 1.0, 1.8, False)]
+    rows.append({"layout": "S", "data": "decay", "n": 128, "ratio": 0.3, "absent": "why"})
+    options = SimpleNamespace(parts=2)
+    assert multi_gpu.said({"several devices": rows}, options) == (
+        "2 devices against one, decay, N = 128: 1.90x (R, 30%), 1.80x (S, 100%); "
+        "1 RESULTS DIFFER from one device's."
     )
-    assert report.conclusion(rows[-1:], 2) == "Nothing could be measured."
+    nothing = multi_gpu.said({"several devices": rows[-1:]}, options)
+    assert nothing == "No product could be measured on several devices."
+
+
+# ---- Convolutions -------------------------------------------------------------------------------
+
+
+def test_convolutions(tmp_path):
+    layers, batches, ratios = ("conv51", "conv52"), (128, 200), (0.5, 1.0)
+    given = ("--layers", *layers, "--batches", *batches, "--ratios", *ratios, "--repeats", 1)
+    rows = run_bench("multi_gpu_conv", tmp_path, *given)["several devices, layers"]
+    cells = [(row["layer"], row["batch"], row["ratio"]) for row in rows]
+    assert cells == list(itertools.product(layers, batches, ratios))
+    for row in rows:
+        assert row["equal"] is True
+        assert min(row["one_ms"], row["all_ms"]) > 0
+        assert row["speedup"] == pytest.approx(row["one_ms"] / row["all_ms"])
+        assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.05)
+
+
+def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch):
+    conv2d = spamm_torch.conv2d
+
+    def on_one_device(input, *args, **kwargs):
+        if isinstance(input, list):
+            raise torch.OutOfMemoryError("CUDA out of memory on cuda:1.\nMore lines.")
+        return conv2d(input, *args, **kwargs)
+
+    monkeypatch.setattr(spamm_torch, "conv2d", on_one_device)
+    given = ("--layers", "conv51", "--batches", 64, "--ratios", 0.5, "--repeats", 1)
+    [row] = run_bench("multi_gpu_conv", tmp_path, *given)["several devices, layers"]
+    assert row["absent"] == "CUDA out of memory on cuda:1."
+    assert not (tmp_path / "small.png").exists()
+
+
+def test_image_cuts():
+    assert multi_gpu_conv.image_cuts(200, 2) == [0, 128, 200]
+    assert multi_gpu_conv.image_cuts(8192, 4) == [0, 2048, 4096, 6144, 8192]
+    assert multi_gpu_conv.image_cuts(64, 2) == [0, 0, 64]
 
 
 # ---- cuBLASXt -----------------------------------------------------------------------------------
@@ -363,49 +364,20 @@ def test_cublas_xt_that_refuses(monkeypatch):
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_two_gpus_measure_every_cell(tmp_path):
-    arguments = ("--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
-    options = ("--out", tmp_path, "--name", "small", *arguments)
-    bench_multi_gpu.main([str(option) for option in options])
-    found = json.loads((tmp_path / "small.json").read_text())
-    for row in (*found["rows"], *found["peers"], *found["overheads"]):
-        assert row["absent"] is None, row
-    assert all(row["equal"] for row in found["rows"])
-    assert {row["layout"] for row in found["rows"]} == set(LAYOUTS)
-    assert {row["peer"] for row in found["peers"]} == set(PEERS.values())
+    arguments = ("multi_gpu", "--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
+    arguments += ("--out", tmp_path, "--name", "small")
+    bench.main([str(argument) for argument in arguments])
+    tables = tables_of(tmp_path / "small.json")
+    assert not any(row.get("absent") for rows in tables.values() for row in rows)
+    assert all(row["equal"] for row in tables["several devices"])
+    assert {row["layout"] for row in tables["several devices"]} == set(LAYOUTS)
+    assert {row["peer"] for row in tables["several devices, peers"]} == set(PEERS.values())
 
 
-# ---- Bad input ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--device", "foo"), "'foo' (choose from"),
-        (("--parts", "1"), "an integer of 2 or more; got 1"),
-        (("--sizes", "0"), "an integer of 1 or more; got 0"),
-        (("--sweep", "x"), "an integer of 1 or more; got x"),
-        (("--data", "noise"), "'noise' (choose from"),
-        (("--layouts", "Q"), "'Q' (choose from"),
-        (("--ratios", "1.5"), "a valid ratio in (0, 1]; got 1.5"),
-        (("--repeats", "0"), "an integer of 1 or more; got 0"),
-    ],
-)
-def test_options_out_of_range(capsys, tmp_path, arguments, words):
-    assert_refused(bench_multi_gpu.main, arguments, words, tmp_path / "out", capsys)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--device", "cpu", "--only", "decay", "9%"), "for --only; got decay 9%"),
-        (("--device", "cuda"), "expected 2 CUDA devices, one a part; got 1"),
-    ],
-)
-def test_what_cannot_be_measured(capsys, monkeypatch, tmp_path, arguments, words):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    out = tmp_path / "out"
-    assert exit_code(lambda: bench_multi_gpu.main([*arguments, "--out", str(out)])) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert words in line
-    assert not out.exists()
+@pytest.mark.cuda
+@pytest.mark.multi_gpu
+def test_two_gpus_measure_every_layer(tmp_path):
+    arguments = ("multi_gpu_conv", "--batches", 128, 512, "--repeats", 1, "--out", tmp_path)
+    bench.main([str(argument) for argument in arguments])
+    rows = tables_of(tmp_path / "multi_gpu_conv.json")["several devices, layers"]
+    assert all(row["equal"] for row in rows)

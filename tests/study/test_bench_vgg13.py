@@ -1,14 +1,14 @@
 """The benchmark of whole networks: a small real run, and how it chooses thresholds."""
 
-import json
-
 import pytest
 import torch
+from bench_checks import assert_three_files
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-import bench_vgg13
-import spamm_torch
+import bench
+from cases import vgg13
 from common.console import exit_code
+from spamm_torch.networks.fused import fused_of
 
 LAYERS = [f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2)][1:]
 
@@ -23,42 +23,57 @@ def folder(request, tmp_path_factory):
         *("--images", 70, "--repeats", 1, "--max-loss", 5),
         *("--out", folder / "results", "--name", "small"),
     )
-    bench_vgg13.main([str(argument) for argument in arguments])
+    bench.main(["vgg13", *map(str, arguments)])
+    assert_three_files(folder / "results")
     return folder / "results"
 
 
-def test_results(folder):
-    results = json.loads((folder / "small.json").read_text())
-    assert list(results["times_ms"]) == ["eager"]
-    assert list(results["times_ms"]["eager"]) == ["dense", "nothing skipped", "SpAMM"]
-    assert all(ms > 0 for ms in results["times_ms"]["eager"].values())
-    assert 0 <= results["accuracy"] <= 100
-    lost = abs(results["accuracy"] - results["dense_accuracy"])
-    assert lost <= results["changed_points"] + 1e-9
-    assert list(results["layers"]) == LAYERS
-    for layer in results["layers"].values():
-        assert min(layer["dense_ms"], layer["spamm_ms"], *layer["by_ratio_ms"].values()) > 0
-        assert (layer["ratio"] is None) == (layer["tau"] is None)
-        assert layer["spamm_ms"] == layer["by_ratio_ms"][f"{layer['ratio'] or 1.0}"]
-        if layer["ratio"]:
-            assert layer["spamm_ms"] < layer["dense_ms"]
+def is_served(network, pictures):
+    """Whether the generated forward computes the network's result for these pictures."""
+    return fused_of(network).serves((pictures,))
 
 
-def test_tables(folder):
+def test_results(tables):
+    served = [(row["mode"], row["network"]) for row in tables["served"]]
+    assert served == [("eager", name) for name in ("dense", "nothing skipped", "SpAMM")]
+    assert all(row["ms"] > 0 for row in tables["served"])
+    [quality] = tables["served, quality"]
+    assert 0 <= quality["accuracy"] <= 100
+    lost = abs(quality["accuracy"] - quality["dense_accuracy"])
+    assert lost <= quality["changed"] + 1e-9
+    assert [row["layer"] for row in tables["served layers"]] == LAYERS
+    times = {(r["layer"], r["ratio"]): r["ms"] for r in tables["served layers by ratio"]}
+    assert min(times.values()) > 0
+    for row in tables["served layers"]:
+        assert row["dense_ms"] > 0
+        assert (row["ratio"] is None) == (row["tau"] is None)
+        assert row["spamm_ms"] == times[row["layer"], row["ratio"] or 1.0]
+        if row["ratio"]:
+            assert row["spamm_ms"] < row["dense_ms"]
+
+
+def test_the_page(folder):
     text = (folder / "small.md").read_text()
     assert "float32, batch 70, channels last" in text
-    assert next(line for line in text.splitlines() if line.startswith("| conv")).startswith(
-        f"| {LAYERS[0]} | "
-    )
+    lines = [line for line in text.splitlines() if line.startswith("| conv")]
+    assert lines[0].startswith(f"| {LAYERS[0]} | ")
 
 
 def test_an_interrupted_run_goes_on(folder, tmp_path, capsys, monkeypatch):
     """Stopped in its fourth layer, and then where it counts changed answers."""
     data = folder.parent / "digits"
-    arguments = ["--device", "cpu", "--data", data, "--checkpoint", folder.parent / "small.pt"]
+    arguments = [
+        "vgg13",
+        "--device",
+        "cpu",
+        "--data",
+        data,
+        "--checkpoint",
+        folder.parent / "small.pt",
+    ]
     arguments += ["--images", 70, "--repeats", 1, "--out", tmp_path, "--name", "small"]
     timed, counted = [], []
-    time_layer, changed_by = bench_vgg13.time_layer, bench_vgg13.Answers.changed_by
+    time_layer, changed_by = vgg13.time_layer, vgg13.Answers.changed_by
 
     def run(layers, answers):
         """With an interrupt in the layer and the count given."""
@@ -76,9 +91,9 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, capsys, monkeypatch):
             counted.append(net)
             return changed_by(self, net)
 
-        monkeypatch.setattr(bench_vgg13, "time_layer", time_one)
-        monkeypatch.setattr(bench_vgg13.Answers, "changed_by", count_one)
-        code = exit_code(lambda: bench_vgg13.main([str(argument) for argument in arguments]))
+        monkeypatch.setattr(vgg13, "time_layer", time_one)
+        monkeypatch.setattr(vgg13.Answers, "changed_by", count_one)
+        code = exit_code(lambda: bench.main([str(argument) for argument in arguments]))
         return code, capsys.readouterr()
 
     code, printed = run(3, None)
@@ -91,25 +106,32 @@ def test_an_interrupted_run_goes_on(folder, tmp_path, capsys, monkeypatch):
     code, _ = run(None, None)
     assert code == 0
     assert timed == LAYERS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.json", "small.md"]
+    assert_three_files(tmp_path)
 
 
-def test_the_norms_of_fused_networks_are_pinned(folder, tmp_path, monkeypatch):
+def test_converted_networks_run_fused(folder, tmp_path, monkeypatch):
     """Weights that were cast in inference mode would rule that out."""
     networks = []
 
     def fuse(model, *rest):
-        networks.append(bench_vgg13.network(model, {"conv21": 0.0, "conv31": 1.0}, cudnn=False))
+        networks.append(vgg13.network(model, {"conv21": 0.0, "conv31": 1.0}, cudnn=False))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench_vgg13, "bench", fuse)
-    arguments = ["--device", "cpu", "--data", folder.parent / "digits", "--dtype", "bfloat16"]
+    monkeypatch.setattr(vgg13, "bench", fuse)
+    arguments = [
+        "vgg13",
+        "--device",
+        "cpu",
+        "--data",
+        folder.parent / "digits",
+        "--dtype",
+        "bfloat16",
+    ]
     arguments += ["--checkpoint", folder.parent / "small.pt", "--out", tmp_path]
     with pytest.raises(KeyboardInterrupt):
-        bench_vgg13.main([str(argument) for argument in arguments])
-    layers = [x for x in networks[0].modules() if isinstance(x, spamm_torch.SpAMMConv2d)]
-    assert len(layers) == 2
-    assert all(layer.is_frozen for layer in layers)
+        bench.main([str(argument) for argument in arguments])
+    with torch.no_grad():
+        assert is_served(networks[0], torch.randn(2, 3, 32, 32, dtype=torch.bfloat16))
 
 
 def test_answers_are_counted_where_most_of_them_change():
@@ -121,14 +143,14 @@ def test_answers_are_counted_where_most_of_them_change():
 
     sets = [[0, 1, 2, 3], [1, 1, 0, 0]]
     batches = [[(torch.tensor(half), None) for half in (of[:2], of[2:])] for of in sets]
-    answers = bench_vgg13.Answers(dense, batches)
+    answers = vgg13.Answers(dense, batches)
     assert answers.changed_by(dense) == 0
     assert answers.changed_by(shifted) == 50
 
 
 def times(dense, **ratios):
     """By ratio, none faster than dense but those given."""
-    ours = dict.fromkeys(bench_vgg13.RATIOS, 2 * dense)
+    ours = dict.fromkeys(vgg13.RATIOS, 2 * dense)
     return {None: dense} | ours | {float(ratio[1:]) / 100: ms for ratio, ms in ratios.items()}
 
 
@@ -144,7 +166,7 @@ def test_what_loses_least_for_its_time_is_chosen():
         return sum(losses[name, ratio] for name, ratio in ratios.items() if ratio)
 
     def choose(max_loss):
-        return bench_vgg13.choose(layers, loss_of, max_loss, lambda what: None)
+        return vgg13.chosen_ratios(layers, loss_of, max_loss, lambda what: None)
 
     assert choose(0.31) == {"slow": None, "free": 0.25, "dear": 0.5}
     assert choose(0.0) == {"slow": None, "free": 0.5, "dear": None}
@@ -157,12 +179,7 @@ def test_the_network_computes_what_the_plain_one_does():
     torch.manual_seed(0)
     model = VGG13(width=4).eval()
     pictures = torch.randn(70, 3, 32, 32)
-    fused = bench_vgg13.network(model, {"conv21": 0.0, "conv22": 0.0}, cudnn=False)
+    fused = vgg13.network(model, {"conv21": 0.0, "conv22": 0.0}, cudnn=False)
     with torch.no_grad():
         torch.testing.assert_close(fused(pictures), model(pictures))
-    assert [name for name, _ in fused.pool1.named_children()] == [
-        "pool1",
-        "conv21",
-        "conv22",
-        "pool2",
-    ]
+        assert is_served(fused, pictures)

@@ -10,10 +10,11 @@ from torch import nn
 
 import calibrate_vgg13
 import inspect_model
-import plot_results
 import spamm_torch
 from common.console import exit_code
+from common.results import load
 from models.vgg13 import VGG13
+from spamm_torch.networks.timing import Timing
 from study.skipped import MOST_PANELS, chosen_layers, draw, valid_shares
 
 
@@ -22,9 +23,10 @@ def in_proportion(monkeypatch):
     """Times in proportion to what is computed."""
     monkeypatch.setattr(
         "spamm_torch.calibration.times.measure",
-        lambda calls, _: {
-            trial: 110.0 if trial.what == "as it was" else 100 * trial.valid_ratio
-            for trial in calls
+        lambda runs, *_: {
+            trial: Timing(110.0 if trial.what == "as it was" else 100 * trial.valid_ratio)
+            for trials, _ in runs
+            for trial in trials.values()
         },
     )
 
@@ -59,15 +61,13 @@ def test_settings_are_found_and_drawn(arguments, tmp_path, in_proportion, capsys
     assert not list(results.glob("*.partial.json"))
     assert "of 60 allowed on unseen data" in capsys.readouterr().out
 
-    page = (results / "calibration_vgg13.md").read_text()
-    data = json.loads((results / "calibration_vgg13.json").read_text())
-    outcome, times = data["outcome"], data["ms"]
-    over = times["compiled"] / times["calibrated"]
-    assert f"{over:.2f}x as fast as torch.compile" in page
-    assert outcome == settings["calibration"]
-    assert f"{outcome['valid_ratio']:.1%} of the products valid" in page
-    plot_results.redraw(results / "calibration_vgg13.json")
-    assert (results / "calibration_vgg13.md").read_text() == page
+    [run] = load(results / "calibration_vgg13.json")["runs"]
+    header, forms = run["header"], {row["form"]: row for row in run["tables"]["calibrated"]}
+    assert f"{forms['calibrated']['speedup']:.2f}x as fast as torch.compile" in run["said"]
+    assert settings["calibration"].items() <= header.items()
+    assert f"{header['valid_ratio']:.1%} of the products valid" in run["said"]
+    layers = run["tables"]["calibrated layers"]
+    assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
 
     inspect_model.main([*arguments, "--picture", "3"])
     assert (results / "inspect_cpu.png").read_bytes().startswith(b"\x89PNG")
@@ -75,17 +75,45 @@ def test_settings_are_found_and_drawn(arguments, tmp_path, in_proportion, capsys
     assert all(f"\n{name}: " in shown for name in skipping)
 
 
+def test_an_interrupted_calibration_says_how_to_go_on(
+    arguments, tmp_path, in_proportion, capsys, monkeypatch
+):
+    score, calls = calibrate_vgg13.score_and_answers, []
+
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return score(*given)
+
+    monkeypatch.setattr(calibrate_vgg13, "score_and_answers", interrupted)
+    given = [*arguments, "--max-drop", "60", "--no-compile"]
+    assert exit_code(lambda: calibrate_vgg13.main(given)) == 130
+    journal = tmp_path / "results" / "calibrated_cpu.partial.json"
+    said = f"interrupted: what is finished is in {journal}; the same command goes on from there\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert journal.exists()
+    calibrate_vgg13.main(given)
+    assert not journal.exists()
+
+
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ([], "error: config must be a settings file that can be read; got"),
+        (["--settings", "nope.json"], "error: expected a settings file; got none at nope.json"),
         (["--picture", "64"], "error: expected --picture below --images, 64; got 64"),
-        (["--picture", "63"], "error: expected --picture below 20, the pictures there are; got 63"),
+        (["--picture", "63", "--ratio", "1"], "error: expected --picture below 20, the pictures"),
     ],
 )
 def test_what_cannot_be_drawn(arguments, capsys, extra, message):
     assert exit_code(lambda: inspect_model.main([*arguments, *extra])) == 1
     assert capsys.readouterr().err.startswith(message)
+
+
+def test_the_settings_are_looked_for_before_a_training(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(inspect_model, "train_or_load", None)
+    assert exit_code(lambda: inspect_model.main(arguments)) == 1
+    assert "expected a settings file" in capsys.readouterr().err
 
 
 def test_batches_that_are_too_few(arguments, in_proportion, capsys):

@@ -1,6 +1,8 @@
 """What the scripts do when their output goes nowhere."""
 
+import io
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,7 +73,11 @@ def test_rich_output_that_nobody_reads():
     ("code", "returned", "line"),
     [
         ("open('/none/such')", 1, "error: /none/such: No such file or directory"),
-        ("(_ for _ in ()).throw(KeyboardInterrupt)", 130, "interrupted"),
+        (
+            "(_ for _ in ()).throw(KeyboardInterrupt)",
+            130,
+            "interrupted: files that are written are whole; the same command makes the others",
+        ),
         ("(_ for _ in ()).throw(KeyboardInterrupt('go on so'))", 130, "interrupted: go on so"),
     ],
 )
@@ -120,6 +126,38 @@ def test_what_an_earlier_run_did_took_no_time(capsys, clock):
         "work: resumed",
         "work: one more, about 9 min left",
     ]
+
+
+def test_a_bar_on_a_terminal_only_where_something_is_left_to_do():
+    from rich.console import Console
+
+    for first, drawn in ((0, True), (125, False)):
+        terminal = Console(file=io.StringIO(), force_terminal=True, width=80)
+        with Steps(terminal, "training") as steps:
+            steps.at(first, 125, "a message")
+        shown = terminal.file.getvalue()
+        assert ("/125" in shown) == drawn
+        assert "training: a message" in shown
+
+
+@pytest.mark.parametrize(
+    ("module", "ends", "line"),
+    [
+        ("raise KeyboardInterrupt", -signal.SIGINT, "interrupted: nothing was begun"),
+        ("raise ImportError('spamm_torch: x')", 1, "error: spamm_torch: x"),
+    ],
+)
+def test_imports_that_end_early_say_one_line(module, ends, line, tmp_path):
+    """Ctrl-C while torch is loaded, and a library that is not built."""
+    (tmp_path / "torch.py").write_text(module)
+    run = subprocess.run(
+        [sys.executable, SCRIPTS / "bench.py", "--help"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr.splitlines()) == (ends, [line])
+    assert run.stdout.startswith("Benchmarks: " if ends == 1 else "")
 
 
 @pytest.mark.parametrize(

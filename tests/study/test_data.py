@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_study import digits, idx_bytes, write_part
 
-from common.errors import UserError
 from models import data
+from models.errors import UserError
 from models.training import validation_pictures
 
 

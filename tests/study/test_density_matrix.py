@@ -1,6 +1,5 @@
 """The command examples/density_matrix.py: a small real run, and what it refuses."""
 
-import json
 import os
 import subprocess
 import sys
@@ -10,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 from bench_checks import assert_refused, assert_three_files
+from rich.console import Console
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 import density_matrix
-import plot_results
+from common import results
 from common.console import exit_code
 from density import sources
-from ergo.basis import BASES
-from ergo.embedded import FILES, FOLDER
+from models.water.basis import BASES
+from models.water.embedded import FILES, FOLDER
 
 SCRIPT = Path(density_matrix.__file__)
 ERRORS = (1e-8, 1e-6)
@@ -33,49 +33,43 @@ def folder(tmp_path_factory):
     return folder
 
 
-def test_three_files(folder):
+@pytest.fixture
+def methods(tables):
+    return tables["density matrix"]
+
+
+def test_the_numbers(folder, tables, methods):
     assert_three_files(folder)
-
-
-def test_the_numbers(results):
-    assert results["problem"] == "Chain of 200 sites, gap 0.2"
+    [run] = results.load(folder / "small.json")["runs"]
     sizes = {"functions": 200, "electrons": 200, "atoms": 200, "block": 32}
-    assert sizes.items() <= results["header"].items()
-    assert "examples/density_matrix.py --device cpu --chain 200" in results["header"]["command"]
-    methods = {(method["series"], method["max_error"]): method for method in results["methods"]}
-    assert methods["eigh", None]["iterations"] == []
-    for (series, max_error), method in methods.items():
-        if series == "constant":
-            assert {i["max_error"] for i in method["iterations"]} == {max_error}
-        if series in ("scheduled", "float32 first"):
-            first = method["first_max_error"]
-            assert {i["max_error"] for i in method["iterations"]} == {max_error, first}
-            assert abs(method["energy_error"]) < 3 * max_error
+    assert sizes.items() <= run["header"].items()
+    assert "examples/density_matrix.py --device cpu --chain 200" in run["header"]["command"]
+    steps = {}
+    for row in tables["density matrix, iterations"]:
+        steps.setdefault(row["method"], []).append(row)
+    for method in methods:
+        assert method["problem"] == "Chain of 200 sites, gap 0.2"
+        of_method = steps.get(method["method"], [])
+        assert len(of_method) == method["iterations"]
+        bounds = {row["max_error"] for row in of_method}
+        if method["series"] == "constant":
+            assert bounds == {method["max_error"]}
+        if method["series"] in ("scheduled", "float32 first"):
+            assert bounds == {method["max_error"], method["first_max_error"]}
+            assert abs(method["energy_error"]) < 3 * method["max_error"]
+            assert method["most_valid"] == max(row["valid_ratio"] for row in of_method)
+    assert methods[0]["series"] == "eigh"
     for series in ("scheduled", "float32 first"):
-        assert [error for name, error in methods if name == series] == [1e-6, 1e-8]
+        assert [m["max_error"] for m in methods if m["series"] == series] == [1e-6, 1e-8]
 
 
-def test_the_page_shows_the_same_rows(folder, results):
+def test_the_page_shows_the_same_rows(folder, methods):
     text = (folder / "small.md").read_text()
-    for method in results["methods"]:
-        shown = density_matrix.density_report.name_of(method)
-        seconds, error = method["seconds"], method["energy_error"]
-        [line] = [line for line in text.splitlines() if line.startswith(f"| {shown} |")]
-        assert line.startswith(f"| {shown} | {seconds:.3g} | ")
-        assert f" | {error:.1e} | " in line
+    for method in methods:
+        [line] = [x for x in text.splitlines() if x.startswith(f"| {method['method']} |")]
+        assert line.startswith(f"| {method['method']} | {method['seconds']:.3g} | ")
+        assert f" | {method['energy_error']:.1e} | " in line
     assert "| float32 1.6e-6, last four float64 1e-8 |" in text
-    iterations = text[text.index("## Iterations") :]
-    longest = max(len(method["iterations"]) for method in results["methods"])
-    assert f"\n| {longest} | " in iterations
-    assert f"\n| {longest + 1} | " not in iterations
-
-
-def test_the_page_can_be_drawn_again(folder, tmp_path):
-    copy = tmp_path / "small.json"
-    copy.write_text((folder / "small.json").read_text())
-    plot_results.redraw(copy)
-    assert_three_files(tmp_path)
-    assert (tmp_path / "small.md").read_text() == (folder / "small.md").read_text()
 
 
 def test_the_density_matrix_of_real_matrices(tmp_path, capsys):
@@ -120,22 +114,16 @@ def test_it_runs_with_torch_alone(tmp_path):
         "density_matrix.md",
     ]
     assert "png" not in (tmp_path / "density_matrix.md").read_text()
-    assert json.loads((tmp_path / "density_matrix.json").read_text())["methods"]
+    assert results.load(tmp_path / "density_matrix.json")["runs"]
 
 
-def test_help():
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), "--help"],
-        cwd="/",
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-    )
-    assert (run.returncode, run.stderr) == (0, "")
-    options = run.stdout[run.stdout.index("\noptions:") :].split("\n  -")[1:]
-    assert len(options) > 12
-    for option in options:
-        assert option.startswith("h, --help") or "default" in option, option
+def test_the_table_keeps_its_digits_on_80_columns(folder, methods, capsys, tmp_path):
+    [run] = results.load(folder / "small.json")["runs"]
+    results.finish(tmp_path / "small", "T", run, Console(width=80, highlight=False))
+    shown = capsys.readouterr().out
+    assert "…" not in shown
+    for method in methods:
+        assert f" {method['energy_error']:.1e} " in shown
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

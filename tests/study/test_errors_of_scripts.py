@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.errors import first_line
+from models.errors import first_line
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import signal
 import pytest
 import torch
 
-from common.errors import UserError
-from common.files import write_atomically
 from models.checkpoint import save_checkpoint
+from models.errors import UserError
+from models.files import write_atomically
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
-"""Fine-tuning with skipping on, and the study of low valid ratios, on tiny data."""
+"""Fine-tuning with skipping on, on tiny data."""
 
-import json
 import signal
 from dataclasses import replace
 
@@ -8,20 +7,22 @@ import pytest
 import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-import study_low_ratios
 import train_vgg13
 from common.console import exit_code
 from common.journal import model_digest
 from models.checkpoint import load_checkpoint
 from models.data import Digits
-from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, in_order, skip_all, with_skipping
+from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, with_skipping
 from models.training import TrainConfig, distillation_loss, train
-from models.vgg13 import VGG13
 from spamm_torch import SpAMMConv2d
-from study import fine_tuning, low_ratios_report
+from study import fine_tuning
 
 TINY = TrainConfig(width=2, epochs=1, batch=10)
 CPU = torch.device("cpu")
+
+
+def skip_all(ratio):
+    return {name: {"valid_ratio": ratio} for name in SKIPPING}
 
 
 def silent(step, steps, message):
@@ -106,25 +107,6 @@ def test_an_interrupted_one_ends_where_it_would_have(tmp_path, data, start):
     cut = fine_tune(config, model, data, path, CPU, lambda *report: reports.append(report))
     assert "resumed" in reports[0][2]
     assert same(cut, fine_tune(config, model, data, tmp_path / "whole.pt", CPU, silent))
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-def test_channels_in_order_compute_the_same(batch_norm):
-    torch.manual_seed(0)
-    model = VGG13(batch_norm=batch_norm, width=8).eval()
-    pictures = torch.rand(6, 3, 32, 32)
-    for module in model.modules():
-        if isinstance(module, torch.nn.BatchNorm2d):
-            module.running_mean.normal_()
-            module.running_var.uniform_(0.5, 2)
-            module.weight.data.uniform_(0.5, 2)
-    ordered = in_order(model, pictures)
-    with torch.no_grad():
-        torch.testing.assert_close(ordered(pictures), model(pictures), rtol=1e-3, atol=1e-4)
-    for name in SKIPPING:
-        own, new = getattr(model, name).weight, getattr(ordered, name).weight
-        assert not torch.equal(own, new)
-        torch.testing.assert_close(own.sum(), new.sum(), rtol=1e-3, atol=1e-3)
 
 
 def test_fewer_steps_than_an_epoch(tmp_path, data, start):
@@ -212,24 +194,3 @@ def test_a_fine_tuned_checkpoint_is_no_training(capsys, options, tmp_path):
     code, _, [line] = run(capsys, *other)
     assert code == 1
     assert "expected a checkpoint with the options" in line
-
-
-# ---- The study ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("model", ["vgg13", "vgg13_bn"])
-def test_a_whole_study(options, tmp_path, model):
-    few = ["--model", model, "--ratios", "1", "0.5", "--tuned", "0.5", "--out", str(tmp_path)]
-    study_low_ratios.main([*options, *few])
-    data = json.loads((tmp_path / "low_ratios.json").read_text())
-    cases = data["cases"]
-    tuned = [low_ratios_report.TUNED]
-    tuned += [low_ratios_report.TUNED_OWN] * (model == "vgg13_bn")
-    assert list(cases) == [low_ratios_report.AS_IT_IS, low_ratios_report.ORDERED, *tuned]
-    for title in (low_ratios_report.AS_IT_IS, low_ratios_report.ORDERED):
-        whole, half = cases[title]
-        assert whole["accuracy"] == data["dense"]
-        assert whole["valid"] == 1
-        assert half["valid"] < 1
-    assert (tmp_path / "low_ratios.md").read_text().count("\n| as it is |") == 1
-    assert load_checkpoint(tmp_path / "c.spamm-0.5-0.0003.pt")["step"] == 4

@@ -1,5 +1,6 @@
-"""--help of every script: without CUDA, and with a word and a default for each option."""
+"""--help of every script: a word and a default for each option, without CUDA and from anywhere."""
 
+import importlib
 import os
 import re
 import subprocess
@@ -8,26 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from bench.conv_layers import NAMES
+from bench import CASES
+from cases.conv import NAMES
 
-SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "scripts").glob("*.py"))
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = {script.stem: script for script in (ROOT / "scripts").glob("*.py")}
+SCRIPTS["examples.scattered_digits.demo"] = ROOT / "examples/scattered_digits/demo.py"
+SCRIPTS["density_matrix"] = ROOT / "examples/density_matrix.py"
 # Where a default would say nothing.
 NO_DEFAULT = ("-h, --help", "--fresh", "--cold")
-
-
-def help_of(script):
-    """What it prints, from a folder of its own, where nothing is imported by chance."""
-    run = subprocess.run(
-        [sys.executable, str(script), "--help"],
-        cwd="/",
-        env=os.environ | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
-    return run.stdout
 
 
 def options_in(text):
@@ -42,15 +32,34 @@ def options_in(text):
     return found
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_help(script):
-    text = help_of(script)
+@pytest.mark.parametrize("name", [*sorted(SCRIPTS), *(f"bench {case}" for case in CASES)])
+def test_help(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    script, *case = name.split()
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(script).main([*case, "--help"])
+    assert end.value.code == 0
+    text, errors = capsys.readouterr()
+    assert errors == ""
     options = options_in(text)
     assert "-h, --help" in options
-    for name, words in options.items():
-        assert words, f"{name} has no help"
-        if not name.startswith(NO_DEFAULT):
-            assert "default" in words, f"{name} names no default: {words}"
-    if script.stem == "bench_conv":
+    for option, words in options.items():
+        assert words, f"{option} has no help"
+        if not option.startswith(NO_DEFAULT):
+            assert "default" in words, f"{option} names no default: {words}"
+    if name == "bench conv":
         for layer in NAMES:
             assert len(re.findall(rf"(?<![\w-]){layer}(?![\w-])", text)) == 1
+
+
+def test_help_from_another_folder_without_cuda():
+    """A process of its own, where nothing is imported by chance."""
+    run = subprocess.run(
+        [sys.executable, SCRIPTS["bench"], "networks", "--help"],
+        cwd="/",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("usage: bench.py networks")

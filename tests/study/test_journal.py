@@ -2,8 +2,8 @@
 
 import pytest
 
-from common.errors import UserError
 from common.journal import Journal, run_settings
+from models.errors import UserError
 
 SETTINGS = {"device": "a machine", "repeats": 3}
 
@@ -91,16 +91,16 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
     )
 
 
-def test_an_interrupt_says_how_to_go_on_once_there_is_something_to_keep(tmp_path):
+def test_an_interrupt_says_what_is_kept_and_how_to_go_on(tmp_path):
     def interrupted(finished):
-        with Journal(tmp_path, "mm", SETTINGS) as journal:
+        with Journal(tmp_path, "mm", SETTINGS) as journal, Journal(tmp_path, "empty", SETTINGS):
             for key in finished:
                 journal.measured(key, lambda: 1)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt) as caught:
         interrupted([])
-    assert not str(caught.value)
+    assert str(caught.value).startswith("no group of measurements was finished; the same command")
     with pytest.raises(KeyboardInterrupt) as caught:
         interrupted(["a"])
     assert str(caught.value) == (

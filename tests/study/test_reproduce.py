@@ -2,40 +2,37 @@
 
 import argparse
 import json
-import shutil
 from functools import partial
 
 import pytest
 import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 
-import plot_results
 import reproduce
 import spamm_torch
-from bench.multi_gpu.model import Machine
-from bench.multi_gpu.product import Product
-from bench.networks import candidates
-from bench.operands import operands
+from cases.networks import candidates
+from common import results
 from common.console import exit_code, make_console
-from common.errors import UserError
-from ergo import table_4 as ergo_squares
-from ergo.embedded import FILES, FOLDER
+from common.measuring import cell
+from common.operands import operands
 from models.data import ROOT_VARIABLE
+from models.errors import UserError
 from models.vgg13 import CONVOLUTIONS, VGG13
+from models.water.embedded import FILES, FOLDER
 from study.layouts import LAYOUTS
 from study.plan import Group
 from tables import (
     cusparse,
     paper,
-    reports,
     spgemm,
     table_1,
     table_2,
     table_3,
+    table_4,
     table_5,
     whole_network,
 )
-from tables.frame import Run, cell
+from tables.frame import Run
 
 SIZES = (128, 100)
 GROUPS = {
@@ -68,7 +65,7 @@ def small():
     """What does not shrink by options: bandwidth's copy, a model cluster, and VGG13's groups."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(table_2, "copy_bandwidth", lambda device, repeats: 1e7)
-        patch.setattr(ergo_squares, "MODELS", {"cpu": (8, "STO-3G")})
+        patch.setattr(table_4, "MODELS", {"cpu": (8, "STO-3G")})
         patch.setattr(table_5, "GROUPS", GROUPS)
         by_dynamo = partial(torch.compile, backend="eager", dynamic=False)  # Inductor takes long
         patch.setattr(candidates, "_compiled", lambda model, **settings: by_dynamo(model))
@@ -84,18 +81,15 @@ def folder(arguments, tmp_path_factory):
     return folder
 
 
-def data_of(folder, number):
-    return json.loads((folder / f"table_{number}_cpu.json").read_text())
+def tables_of(folder, number, name="cpu"):
+    page = results.load(folder / "tables.json")
+    [run] = [run for run in page["runs"] if run["name"] == f"table_{number}_{name}"]
+    return run["tables"]
 
 
-def rows_of(folder, number, **place):
-    """(place, row) of the measured cells whose place has these values."""
-    return [
-        (found["place"], row)
-        for found in data_of(folder, number)["cells"]
-        if place.items() <= found["place"].items()
-        for row in found["rows"]
-    ]
+def measured(rows, **place):
+    """The rows with figures that have these values."""
+    return [row for row in rows if not row.get("absent") and place.items() <= row.items()]
 
 
 def run(capsys, *arguments):
@@ -107,57 +101,20 @@ def run(capsys, *arguments):
 # ---- A whole run --------------------------------------------------------------------------------
 
 
-def test_each_table_leaves_three_files_and_all_of_them_a_page(folder):
-    expected = {f"table_{n}_cpu.{kind}" for n in reproduce.TABLES for kind in ("json", "md", "png")}
-    assert {path.name for path in folder.iterdir()} == expected | {"tables.md"}
-    assert reproduce.TABLES.keys() == reports.REPORTS.keys()
-    for path in folder.glob("*.png"):
-        assert path.read_bytes().startswith(b"\x89PNG")
-
-
-def test_every_cell_is_measured_or_says_why_it_is_not(folder):
-    for number in reproduce.TABLES:
-        cells = data_of(folder, number)["cells"]
-        assert cells
-        page = (folder / f"table_{number}_cpu.md").read_text()
-        for found in cells:
-            assert bool(found["rows"]) != bool(found["absent"])
-            if found["absent"]:
-                assert found["absent"] in page
-
-
-def test_the_joined_page_has_what_each_table_says(folder):
-    joined = (folder / "tables.md").read_text()
-    for number in reproduce.TABLES:
-        data = data_of(folder, number)
-        report = reports.REPORTS[number]
-        assert f"## Table {number}: {report.TITLE} (cpu)" in joined
-        assert report.conclusion(data) in joined
-        for line in report.beside(data):
-            assert line in joined
-        for key in ("device", "torch", "libraries", "spamm_torch", "date", "command"):
-            assert data["header"][key] in joined
-    assert "scripts/reproduce.py all --device cpu --sizes 128 100" in joined
-
-
-def test_pages_are_what_their_json_files_give(folder, tmp_path):
-    for number in reproduce.TABLES:
-        shutil.copy(folder / f"table_{number}_cpu.json", tmp_path)
-        copy = tmp_path / f"table_{number}_cpu.json"
-        plot_results.redraw(copy)
-        page = copy.with_suffix(".md").read_text()
-        assert page == (folder / f"table_{number}_cpu.md").read_text()
-    reports.write_joined(tmp_path)
-    assert (tmp_path / "tables.md").read_text() == (folder / "tables.md").read_text()
-
-
-def test_tables_have_lines_of_equal_length(folder):
-    for path in folder.glob("*.md"):
-        columns = None
-        for line in path.read_text().splitlines():
-            count = line.count(" | ") if line.startswith("| ") else None
-            assert columns is None or count in (None, columns), line
-            columns = count
+def test_all_tables_are_on_a_page(folder):
+    names = sorted(path.name for path in folder.iterdir())
+    assert names == ["tables.json", "tables.md", "tables.png"]
+    page = results.load(folder / "tables.json")
+    assert [run["name"] for run in page["runs"]] == [f"table_{n}_cpu" for n in reproduce.TABLES]
+    text = " ".join((folder / "tables.md").read_text().split())
+    for run in page["runs"]:
+        assert run["said"] in text
+        assert " all --device cpu --sizes 128 100 " in run["header"]["command"]
+        assert run["header"]["libraries"]
+        for rows in run["tables"].values():
+            assert rows
+            for row in rows:
+                assert not row.get("absent") or " ".join(row["absent"].split()) in text
 
 
 # ---- Table 1 ------------------------------------------------------------------------------------
@@ -165,15 +122,20 @@ def test_tables_have_lines_of_equal_length(folder):
 
 def test_thresholds_are_the_papers_within_its_tolerance():
     """Some stand a little off, for the paper's search stops within 1% of the ratio."""
-    rows = table_1._rows(torch.device("cpu"), 1024, True)
+    found = table_1._rows(torch.device("cpu"), True, 1024)
+    rows = found["thresholds"]
     assert [row["ratio"] for row in rows] == list(paper.RATIOS)
     for row in rows:
         assert row["tau"] == pytest.approx(paper.TAU[1024, row["ratio"]], rel=0.01)
         assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.005)
         assert row["valid_at_papers"] == pytest.approx(row["ratio"], abs=0.01)
         assert row["imbalance"] >= row["imbalance_strided"] >= 1
-    data = {"cells": [{"place": {"n": 1024}, "rows": rows, "absent": None}]}
-    assert "/ 1.434815 (+0.09%)" in "".join(reports.REPORTS[1].beside(data))
+        assert row["paper"] == paper.TAU[1024, row["ratio"]]
+        assert row["difference"] == pytest.approx(row["tau"] / row["paper"] - 1)
+    assert [row["ratio"] for row in found["valid products"]] == list(table_1._PICTURED)
+    assert table_1.said(found) == (
+        "6 thresholds at the paper's sizes and ratios; the largest difference is +0.68%."
+    )
 
 
 def test_v_is_pooled_to_means():
@@ -208,26 +170,23 @@ def test_speedups_are_over_the_dense_product_of_the_same_run(folder):
         *(("float32", [128, 64, 128]), ("bfloat16", [128, 64, 128])),
     ]
     for precision, block in cases:
-        place = {"kind": "one", "precision": precision, "block": block}
+        place = {"precision": precision, "block": block}
         for n in SIZES:
-            rows = [row for _, row in rows_of(folder, 2, n=n, **place)]
+            rows = measured(tables_of(folder, 2)["speedups"], n=n, **place)
             assert [row["ratio"] for row in rows] == list(paper.RATIOS)
             for row in rows:
                 assert row["speedup"] == pytest.approx(row["dense_ms"] / row["mm_ms"])
 
 
 def test_block_sparse_products_keep_what_takes_part(folder):
-    rows = [row for _, row in rows_of(folder, 2, kind="BSR", precision="float32", n=128)]
+    of_bsr = tables_of(folder, 2)["block-sparse products"]
+    rows = measured(of_bsr, precision="float32", n=128)
     kept = [row["kept"] for row in rows]
     assert kept == sorted(kept, reverse=True)
     assert kept[0] > 0
     for row in rows:
         assert row["speedup"] == pytest.approx(row["dense_ms"] / row["ms"])
-    reasons = {
-        (found["place"]["precision"], found["place"]["n"]): found["absent"]
-        for found in data_of(folder, 2)["cells"]
-        if found["place"]["kind"] == "BSR" and found["absent"]
-    }
+    reasons = {(row["precision"], row["n"]): row["absent"] for row in of_bsr}
     assert reasons["float32", 100] == "needs a multiple of the block, 64; got N = 100"
 
 
@@ -239,20 +198,9 @@ def test_block_sparse_products_are_verified(monkeypatch):
         table_2._bsr_call(a, b, norms > 0, norms, "float32")
 
 
-def test_the_model_speaks_of_more_devices():
-    """Where work is all that takes time, P devices are P times as fast but for the imbalance."""
-    product = Product("decay", "float32", 1024, [torch.device("cpu")])
-    machine = Machine(*(1e30, 1e30, 0.0, 0.0, 0.0, 0.0), gammas=(("decay", 0.0, 1e-3),))
-    rows = table_2.predicted(product, machine)
-    assert [row["parts"] for row in rows] == [4, 8] * len(paper.RATIOS)
-    for row in rows:
-        assert row["speedup_of_one"] == pytest.approx(row["parts"] / row["work_imbalance"])
-        assert 0 < row["sent"] <= 1
-
-
 def test_the_papers_cells_are_measured_first():
     names = list(table_2.cells(frame_of("cuda")))
-    assert len(names) == 6 * (2 * 2 + 2 + 2 + 2 + 2 + 2)
+    assert len(names) == 6 * (2 * 2 + 2 + 2 + 2 + 2)
     assert names[:4] == [
         *("float32, block 32, N = 1024", "float32, block 64, N = 1024"),
         *("float16, block 32, N = 1024", "float16, block 64, N = 1024"),
@@ -272,38 +220,15 @@ def frame_of(kind, repeats=1):
     return Run(torch.device(kind), (), repeats, options, make_console())
 
 
-def found(rows, **place):
-    return {"place": place, "rows": rows, "absent": None}
-
-
-def test_several_gpus_stand_beside_one():
-    """More than were measured are one device's speedup times the model's factor."""
-    case = {"precision": "float16", "n": 8192}
-    one = {"ratio": 0.05, "speedup": 6.0, "share_of_floor": 0.5, "dense_ms": 12.0, "mm_ms": 2.0}
-    two = [{"ratio": 0.05, "layout": "0", "speedup": 6.5}]
-    two.append(two[0] | {"layout": "S", "speedup": 9.0})
-    by_model = {"ratio": 0.05, "parts": 4, "speedup_of_one": 2.5}
-    cells = [
-        found([one | {"speedup": 5.0}], kind="one", block=32, **case),
-        found([one], kind="one", block=64, **case),
-        found(two, kind="two", **case),
-        found([by_model], kind="model", **case),
-    ]
-    lines = reports.REPORTS[2].beside({"cells": cells})
-    assert "| 5% | 7.00 / 5.00 / 6.00 (50%) |" in lines
-    assert "| type | N | ratio | 1 | 2, layout 0 | 2, layout S | 4, model |" in lines
-    assert "| float16 | 8192 | 5% | 6.00 | 6.50 | 9.00 | 15.0 |" in lines
-    below = "- float16, N = 8192, 5%: 6.00 here, 7.0 in the paper; at the floor it would be 12.0"
-    assert f"{below} (torch.mm 12 ms, mm 2 ms)" in lines
-    cells[1]["rows"] = [one | {"speedup": 7.1}]
-    assert not any(
-        line.startswith(below[:30]) for line in reports.REPORTS[2].beside({"cells": cells})
+def test_the_conclusion_counts_the_papers_cells():
+    place = {"precision": "float16", "block": 64, "n": 8192}
+    rows = [place | {"ratio": 0.05, "speedup": of, "paper": 7.0} for of in (6.0, 7.1)]
+    rows += [place | {"n": 100, "speedup": 9.0}, place | {"absent": "no memory"}]
+    assert table_2.said({"speedups": rows}) == (
+        "Speedup over the dense product above the paper's: float16, block 64: 1 of 2 cells."
     )
-    cells[1]["rows"] = [one]
-    assert reports.REPORTS[2].conclusion({"cells": cells}) == (
-        "Speedup over the dense product above the paper's: float16, block 32: 0 of 1 cells; "
-        "float16, block 64: 0 of 1 cells."
-    )
+    none = table_2.said({"speedups": rows[2:]})
+    assert none == "No cell is of a size and ratio of the paper's."
 
 
 @pytest.mark.cuda
@@ -313,29 +238,29 @@ def test_two_gpus(mnist, tmp_path):
     arguments += ["--data", str(mnist), "--checkpoint", str(tmp_path / "c.pt")]
     arguments += ["--width", "2", "--epochs", "1", "--batch", "10", "--out", str(tmp_path)]
     reproduce.main(arguments)
-    for number in (2, 5):
-        cells = json.loads((tmp_path / f"table_{number}_cuda.json").read_text())["cells"]
-        two = [found for found in cells if found["place"]["kind"] == "two"]
-        assert two
-        assert all(row["speedup"] > 0 for found in two for row in found["rows"])
-        assert not any(found["absent"] for found in two)
-    cells = json.loads((tmp_path / "table_3_cuda.json").read_text())["cells"]
-    assert all(row["speedup_two"] > 0 for found in cells for row in found["rows"][1:])
+    tables = {number: tables_of(tmp_path, number, "cuda") for number in (2, 3, 5)}
+    for rows in (tables[2]["speedups, two GPUs"], tables[5]["study, two GPUs"]):
+        assert rows
+        assert all(row["speedup"] > 0 for row in rows)
+    assert all(row["speedup_two"] > 0 for row in tables[3]["at equal error"])
 
 
 # ---- Table 3 ------------------------------------------------------------------------------------
 
 
 def test_errors_of_both_products_agree(folder):
-    for place, row in rows_of(folder, 3):
-        if "peer" in row:
-            target, sparse_ms = row["error"], row["ms"]
-            assert row["nonzeros"] == pytest.approx(place["nonzeros"], abs=0.02)
-            assert row["peer"] in row["peers"]
-            assert min(row["conversion_ms"], row["dense_ms"], sparse_ms) > 0
-        else:
-            assert 0 <= row["error"] <= target
-            assert row["speedup"] == pytest.approx(sparse_ms / row["ms"])
+    tables = tables_of(folder, 3)
+    fastest = {}
+    for row in measured(tables["sparse products"]):
+        at = row["n"], row["share"]
+        fastest[at] = min(fastest.get(at, row["ms"]), row["ms"])
+        assert row["nonzeros"] == pytest.approx(row["share"], abs=0.02)
+        assert min(row["conversion_ms"], row["dense_ms"], row["ms"]) > 0
+    assert len(tables["at equal error"]) == 2 * 3 * len(SIZES)
+    for row in tables["at equal error"]:
+        assert 0 <= row["error"] <= row["sparse_error"]
+        assert row["peer_ms"] == fastest[row["n"], row["share"]]
+        assert row["speedup"] == pytest.approx(row["peer_ms"] / row["ms"])
 
 
 def test_the_threshold_is_the_largest_with_that_error():
@@ -484,61 +409,43 @@ def test_what_cusparse_refuses_names_the_function():
 
 
 def test_groups_of_layers(folder):
-    groups = [row for _, row in rows_of(folder, 5, kind="group")]
-    assert [group["title"] for group in groups] == list(GROUPS)
-    for group, plan in zip(groups, GROUPS.values(), strict=True):
-        assert {setting["asked_ratio"] for setting in group["settings"]} == set(plan.ratios)
-        for setting in group["settings"]:
-            change = setting["accuracy"] - group["dense_accuracy"]
-            assert setting["accuracy_change"] == pytest.approx(change)
-            assert (setting["ms"] is None) == plan.shifted
-    page = (folder / "table_5_cpu.md").read_text()
-    assert "| conv31 | float32 | 43.38% | -1.1 | 7.5 | 4.8 / 8.1 / 12.4 |" in page
-    assert "Network: vgg13, width 2, epochs 1, batch 10, seed 0. Images: MNIST t10k" in page
+    tables = tables_of(folder, 5)
+    dense = {row["title"]: row for row in tables["study, dense"]}
+    assert list(dense) == list(GROUPS)
+    for title, plan in GROUPS.items():
+        rows = measured(tables["study"], title=title)
+        assert {row["ratio"] for row in rows} == set(plan.ratios)
+        for row in rows:
+            assert row["images"] == "MNIST t10k"
+            change = row["accuracy"] - dense[title]["dense_accuracy"]
+            assert row["accuracy_change"] == pytest.approx(change)
+            assert (row["ms"] is None) == plan.shifted
+    text = (folder / "tables.md").read_text()
+    assert "| conv31 | float32 | 43.38% | -1.1 | 4.8x |" in text
 
 
 def test_the_whole_network_stands_beside_the_compiled_one(folder):
-    data = data_of(folder, 5)
-    [network] = [of for of in data["cells"] if of["place"]["kind"] == "network"]
-    assert network["place"]["title"] == "all"
-    named = [(row["candidate"], row["ratio"]) for row in network["rows"]]
-    assert named == [("dense", None), ("compiled", None), ("SpAMM", 1.0), ("SpAMM", 0.85)]
-    assert all(row["ms"] > 0 for row in network["rows"])
-    for row, ms in zip(network["rows"], (6.0, 4.0, 3.0, 2.0), strict=True):
-        row["ms"] = ms
-    lines = reports.REPORTS[5].beside(data)
-    assert "| as it is | float32 | 6 | 1.00 | 0.67 |" in lines
-    assert "| SpAMM in all, all | float32 | 3 | 2.00 | 1.33 |" in lines
-    assert "| SpAMM in all, 85% | float32 | 2 | 3.00 | 2.00 |" in lines
-    network["rows"][1] |= {"ms": None, "absent": "no compiler"}
-    lines = reports.REPORTS[5].beside(data)
-    assert "| torch.compile, default | float32 | not measured: no compiler |  |  |" in lines
-    assert "| SpAMM in all, 85% | float32 | 2 | 3.00 |  |" in lines
+    rows = tables_of(folder, 5)["study, whole network"]
+    named = [(row["title"], row["candidate"], row["ratio"]) for row in rows]
+    expected = [("dense", None), ("compiled", None), ("SpAMM", 1.0), ("SpAMM", 0.85)]
+    assert named == [("all", *of) for of in expected]
+    assert all(row["ms"] > 0 for row in rows)
 
 
 def test_a_wrong_network_of_ours_is_refused(monkeypatch):
     """Fused, it must be what its layers are one by one."""
     torch.manual_seed(0)
-    fuse = spamm_torch.fuse_
+    convert = spamm_torch.convert_
 
     def wrong(network):
         network[-1].bias.data += 1
-        fuse(network)
+        convert(network)
 
-    monkeypatch.setattr(spamm_torch, "fuse_", wrong)
+    monkeypatch.setattr(spamm_torch, "convert_", wrong)
     group, layout = Group("conv52", ("conv52",), "conv52", (0.5,)), LAYOUTS[2]
     pictures = torch.rand(4, 3, 32, 32)
     with pytest.raises(UserError, match=r"wrong result of the fused network at ratio 1\.0: "):
         whole_network.measure(VGG13(width=2).eval(), torch.float32, pictures, group, layout, 1)
-
-
-def test_two_gpus_stand_beside_one(folder):
-    data = data_of(folder, 5)
-    for of in data["cells"]:
-        if (of["place"]["kind"], of["place"]["title"]) == ("two", "conv31"):
-            of |= found([{"ratio": 0.4338, "ms": 1.0, "speedup": 7.77}], **of["place"])
-    [line] = [line for line in reports.REPORTS[5].beside(data) if "43.38% | -1.1" in line]
-    assert line.endswith(" | 7.77 |")
 
 
 def test_the_papers_layers_and_all_are_centred_and_shifted():
@@ -576,7 +483,8 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
         f"interrupted: finished groups are in {journal}; the same command goes on from there"
     ]
     assert journal.exists()
-    assert not (tmp_path / "table_3_cpu.json").exists()
+    page = results.load(tmp_path / "tables.json")
+    assert [run["name"] for run in page["runs"]] == ["table_1_cpu"]
 
     code, _, errors = run(capsys, *command, "--repeats", 2)
     assert code == 1
@@ -593,7 +501,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
     interrupted_at(None)
     assert run(capsys, "1", *arguments, "--out", tmp_path, "--fresh")[0] == 0
     assert calls == [(1, 128), (1, 100)]
-    assert "## Table 3" in (tmp_path / "tables.md").read_text()
+    assert "## table_3_cpu" in (tmp_path / "tables.md").read_text()
 
 
 def test_a_damaged_journal(tmp_path, capsys, arguments):
@@ -625,21 +533,24 @@ def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, argume
     code, printed, _ = run(capsys, *command)
     assert code == 0
     assert "table 1: 1 cells failed; the same command tries these again" in printed
-    assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == ["MemoryError", None]
+    reasons = [row["absent"] for row in tables_of(tmp_path, 1)["thresholds"]]
+    assert reasons == ["MemoryError", *[None] * len(paper.RATIOS)]
     code, printed, _ = run(capsys, *command)
     assert code == 0
     assert "cells failed" not in printed
-    assert [found["absent"] for found in data_of(tmp_path, 1)["cells"]] == [None, None]
+    assert len(measured(tables_of(tmp_path, 1)["thresholds"])) == 2 * len(paper.RATIOS)
     assert calls == [128, 100, 128]
     assert not list(tmp_path.glob("*.partial.json"))
 
 
-@pytest.mark.parametrize("groups", [{"N = 128": 3}, {"N = 128": {"rows": []}}])
+@pytest.mark.parametrize(
+    "groups", [{"N = 128": 3}, {"N = 128": {"rows": []}}, {"N = 128": {"speedups": [1]}}]
+)
 def test_a_journal_of_other_cells(groups, tmp_path, capsys, monkeypatch, arguments):
     def interrupted(*of, **place):
         if place["n"] == 100:
             raise KeyboardInterrupt
-        return []
+        return [{"ratio": 0.3, "tau": 1.0}]
 
     monkeypatch.setattr(table_1, "_rows", interrupted)
     command = ["1", *arguments, "--out", tmp_path]
@@ -654,16 +565,13 @@ def test_a_journal_of_other_cells(groups, tmp_path, capsys, monkeypatch, argumen
     ]
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"table": 7}', '{"table": 1, "cells": 3}'])
+@pytest.mark.parametrize("content", ["{", "[]", '{"runs": [1]}'])
 def test_damaged_results_in_the_folder(content, tmp_path, capsys, arguments):
-    path = tmp_path / "table_2_old.json"
+    path = tmp_path / "tables.json"
     path.write_text(content)
     code, _, errors = run(capsys, "1", *arguments, "--out", tmp_path)
     assert code == 1
-    assert errors == [
-        f"error: expected a table's results as JSON; got something else in {path}: remove it, or "
-        "name another folder with --out"
-    ]
+    assert errors == [f"error: expected a page of results as JSON; got something else in {path}"]
     assert [path.name for path in tmp_path.iterdir()] == [path.name]
 
 
@@ -729,8 +637,8 @@ def test_a_cell_that_fails_is_one_that_says_why():
     def fails(n):
         raise RuntimeError(f"out of memory\nat {n}")
 
-    failed = {"place": {"n": 3}, "rows": [], "absent": "out of memory", "may_pass": True}
-    assert cell(fails, n=3)() == failed
+    failed = {"n": 3, "absent": "out of memory", "may_pass": True}
+    assert cell("thresholds", fails, n=3)() == {"thresholds": [failed]}
 
 
 @pytest.mark.parametrize(
@@ -747,56 +655,41 @@ def test_what_another_run_may_measure(error, passes):
     def fails(n):
         raise error
 
-    assert cell(fails, n=3)()["may_pass"] is passes
+    [row] = cell("thresholds", fails, n=3)()["thresholds"]
+    assert row.get("may_pass", False) is passes
 
 
 # ---- Table 4 ------------------------------------------------------------------------------------
 
 
 def test_table_4_squares_all_matrices_of_both_clusters(folder):
-    cells = data_of(folder, 4)["cells"]
-    places = [
-        (found["place"]["origin"], found["place"]["matrix"], found["place"]["precision"])
-        for found in cells
-    ]
-    assert len(set(places)) == len(places) == 16
-    absent = {place for place, found in zip(places, cells, strict=True) if found["absent"]}
+    tables = tables_of(folder, 4)
+    cells = {}
+    for row in tables["squares"]:
+        cells.setdefault((row["origin"], row["matrix"], row["precision"]), []).append(row)
+    assert len(cells) == 16
+    absent = {place for place, rows in cells.items() if rows[0]["absent"]}
     assert absent == {("model", "core_hamiltonian", kind) for kind in ("float64", "float32")}
-    for found in cells:
-        assert {(row["block"], row["tau"]) for row in found["rows"]} == (
-            set()
-            if found["absent"]
-            else {(b, tau) for b in (32, 64) for tau in paper.SQUARES[1][1]}
-        )
+    settings = {(block, tau) for block in (32, 64) for tau in paper.SQUARES[1][1]}
+    for place, rows in cells.items():
+        if place not in absent:
+            assert {(row["block"], row["tau"]) for row in rows} == settings
+    text = (folder / "tables.md").read_text()
+    assert "| 1 | 755 | 0 | 1e-06 | 9e-05 | 0.011 | 1.5 |" in text
+    assert "| mean |  | 1.3x |  |  | 1.7x | 3.0x |" in text
 
 
-def test_table_4_stands_beside_the_papers():
+def test_the_conclusion_of_table_4():
+    place = {"matrix": "fock", "precision": "float64", "n": 14}
     rows = [
-        {"block": 32, "tau": tau, "norm": 755.0, "error": 3e-5, "dense_error": 0.0, "bound": 4e-5}
-        | {"valid_ratio": 0.25, "dense_ms": 8.0, "speedup": speedup, "speedup_unskipped": 1.5}
-        for tau, speedup in ((1e-6, 4.0), (1e-2, 10.0))
+        place | {"tau": tau, "error": 3e-5, "valid_ratio": 0.25, "speedup": speedup}
+        for tau, speedup in ((1e-6, 4.0), (1e-6, 3.0), (1e-2, 10.0))
     ]
-    place = {"origin": "/a/b/waters_2.npz", "waters": 2, "basis": "STO-3G", "n": 14}
-    place |= {"matrix": "fock", "precision": "float64"}
-    missing = {"place": place | {"matrix": "density"}, "rows": [], "absent": "no memory"}
-    data = {"cells": [{"place": place, "rows": rows, "absent": None}, missing]}
-    report = reports.REPORTS[4]
-    assert report.conclusion(data) == (
-        "N = 14, float64, tau = 1e-06, over torch.mm: F 4x at 25.0% valid (error 3e-05)."
+    missing = place | {"matrix": "density", "absent": "no memory"}
+    assert table_4.said({"squares": [*rows, missing]}) == (
+        "N = 14, float64, tau = 1e-06, over torch.mm: fock 4x at 25.0% valid (error 3e-05)."
     )
-    lines = report.beside(data)
-    title = "F, 2 waters, STO-3G (waters_2.npz)"
-    assert "| paper's no. 1 | 13656 |  |  | 755 |  | 9e-05 | 1.5 |" in lines
-    assert f"| {title} | 14 | float64 | 32 | 755 | 0 | 3e-05 | 3e-05 |" in lines
-    assert "| paper's mean, 1 GPU | 13656 |  | 32 |  |  | 3.0 |" in lines
-    assert f"| {title} | 14 | float64 | 32 | 8 | 4 (1.5) | 10 (1.5) |" in lines
-    assert lines[-1].startswith("- D, 2 waters, STO-3G (waters_2.npz), float64: not measured: no m")
-    assert report.conclusion({"cells": [missing]}) == "No matrix was measured."
-    for origin, shown in (("model", "of model F"), ("embedded", "ergo")):
-        missing["place"]["origin"] = origin
-        assert report.beside(data)[-1].startswith(f"- D, 2 waters, STO-3G ({shown}), float64: not")
-    for cells in ([missing], data["cells"]):
-        assert report.picture({"header": {"device": "cpu"}, "cells": cells}).startswith(b"\x89PNG")
+    assert table_4.said({"squares": [missing]}) == "No matrix was measured."
 
 
 def test_table_4_takes_matrices_of_ergo(arguments, tmp_path, capsys):
@@ -808,6 +701,6 @@ def test_table_4_takes_matrices_of_ergo(arguments, tmp_path, capsys):
     ]
     pair = FOLDER / FILES["pair 6-31G**"]
     assert run(capsys, *given, pair)[0] == 0
-    of_file = rows_of(tmp_path / "out", 4, origin=str(pair))
-    assert {place["matrix"] for place, _ in of_file} == {"overlap", "core_hamiltonian"}
-    assert "needs Hartree-Fock" in (tmp_path / "out" / "table_4_cpu.md").read_text()
+    of_file = measured(tables_of(tmp_path / "out", 4)["squares"], origin=str(pair))
+    assert {row["matrix"] for row in of_file} == {"overlap", "core_hamiltonian"}
+    assert "needs Hartree-Fock" in (tmp_path / "out" / "tables.md").read_text()

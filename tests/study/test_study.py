@@ -1,25 +1,22 @@
 """The study: its layouts, accuracy, times and reports, on networks of a second's work."""
 
-import json
-import re
-from dataclasses import asdict, replace
-
 import pytest
 import torch
+from bench_checks import tables_of
 from im2col_reference import Im2col
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
 from torch import nn
 
 import spamm_torch
 import study_vgg13
+from common import results
 from common.console import exit_code, make_console
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS, VGG13
-from study import report
 from study.accuracy import HeldRatio, cached_inputs, dense_accuracy, spamm_accuracy
+from study.groups import said_of_study
 from study.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
 from study.plan import GROUPS, PAPER
-from study.results import GroupResult, Results, Setting
 from study.timing import layer_inputs, time_layer
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
@@ -219,50 +216,40 @@ def test_a_run_trains_where_there_is_no_checkpoint_and_writes_three_files(finish
     assert (out / "study_cpu.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_json_holds_every_setting(finished):
-    found = json.loads((finished[0] / "study_cpu.json").read_text())
-    assert set(found["header"]) == {
-        "device",
-        "torch",
-        "spamm_torch",
-        "date",
-        "kernels",
-        "data",
-        "model",
-        "command",
-    }
-    assert "150 images" in found["header"]["data"]
-    assert torch.__version__ in found["header"]["torch"]
-    assert [group["title"] for group in found["groups"]] == [group.title for group in GROUPS]
-    for plan, group in zip(GROUPS, found["groups"], strict=True):
-        assert len(group["settings"]) == 3 * len(plan.ratios)
-        assert set(group["gemms"]) == set(plan.layers)
-        for setting in group["settings"]:
-            change = setting["accuracy"] - group["dense_accuracy"]
-            assert setting["accuracy_change"] == pytest.approx(change)
+def test_tables_hold_every_setting(finished):
+    [run] = results.load(finished[0] / "study_cpu.json")["runs"]
+    assert "150 images" in run["header"]["data"]
+    assert torch.__version__ in run["header"]["torch"]
+    tables = run["tables"]
+    dense = {row["title"]: row for row in tables["study, dense"]}
+    assert list(dense) == [group.title for group in GROUPS]
+    for plan in GROUPS:
+        of_dense = dense[plan.title]
+        rows = [row for row in tables["study"] if row["title"] == plan.title]
+        assert len(rows) == 3 * len(plan.ratios)
+        assert set(of_dense["gemms"]) == set(plan.layers)
+        for row in rows:
+            change = row["accuracy"] - of_dense["dense_accuracy"]
+            assert row["accuracy_change"] == pytest.approx(change)
             if plan.shifted:
-                assert setting["ms"] is None
+                assert row["ms"] is None
                 continue
-            assert setting["over_conv"] == pytest.approx(group["conv_ms"] / setting["ms"])
-            gemm = group["im2col_gemm_ms"] / setting["ms"]
-            assert setting["over_im2col_gemm"] == pytest.approx(gemm)
-            assert (setting["over_gemm"] is not None) == (setting["layout"] == "paper")
-    assert found["groups"][1]["gemms"] == {"conv31": [8, 36, 15 * 64]}
+            assert row["over_conv"] == pytest.approx(of_dense["conv_ms"] / row["ms"])
+            gemm = of_dense["im2col_gemm_ms"] / row["ms"]
+            assert row["over_im2col_gemm"] == pytest.approx(gemm)
+            assert (row["over_gemm"] is not None) == (row["layout"] == "paper")
+            papers = PAPER.get((plan.title, row["ratio"]))
+            assert row["paper_speedup"] == (papers and papers.speedup)
+    assert dense["conv31"]["gemms"] == {"conv31": [8, 36, 15 * 64]}
 
 
-def test_tables_are_in_the_markdown_and_on_the_terminal(finished):
+def test_tables_are_on_the_page_and_on_the_terminal(finished):
     out, printed = finished
     text = (out / "study_cpu.md").read_text()
     for group in GROUPS:
-        assert f"## {group.title}" in text
         assert group.title in printed
-    rows = [line for line in text.splitlines() if re.match(r"\| \d+\.\d\d% \|", line)]
-    assert len(rows) == 3 * sum(len(group.ratios) for group in GROUPS)
-    for line in text.splitlines():
-        if line.startswith("| asked"):
-            columns = line.count("|")
-        elif re.match(r"\| \d+\.\d\d% \|", line):
-            assert line.count("|") == columns
+        for ratio in group.ratios:
+            assert text.count(f"| {group.title} | float32 | {100 * ratio:.4g}% |") == 1
     assert "study_cpu.png" in text
 
 
@@ -276,8 +263,8 @@ def test_a_second_run_takes_the_checkpoint(finished, tiny_root, capsys, monkeypa
     )
     assert "already trained" in capsys.readouterr().out
     assert checkpoint.read_bytes() == content
-    found = json.loads((tiny_root / "2" / "study_cpu.json").read_text())
-    assert [group["precision"] for group in found["groups"]] == ["bfloat16", "float32"]
+    dense = tables_of(tiny_root / "2" / "study_cpu.json")["study, dense"]
+    assert [row["precision"] for row in dense] == ["bfloat16", "float32"]
 
 
 def test_an_interrupted_run_goes_on_with_the_groups_that_are_missing(
@@ -320,74 +307,28 @@ def test_an_interrupted_run_goes_on_with_the_groups_that_are_missing(
     assert code == 0
     assert "resumed from" in printed
     assert studied == [group.title for group in GROUPS]
-    found = json.loads((out / "study_cpu.json").read_text())
-    assert [group["title"] for group in found["groups"]] == studied
+    dense = tables_of(out / "study_cpu.json")["study, dense"]
+    assert [row["title"] for row in dense] == studied
     assert not journal.exists()
 
 
-# ---- Reports ------------------------------------------------------------------------------------
-
-
-def _data(**more):
-    setting = Setting(
-        layout="paper",
-        asked_ratio=0.8290,
-        valid_ratio=0.82912,
-        taus={"conv21": 3.14159},
-        accuracy=96.5,
-        accuracy_change=-0.1,
-        ms=12.34,
-        over_conv=0.567,
-        over_im2col_gemm=1.234,
-        over_gemm=2.5,
-        paper={"accuracy_change": -0.1, "tau": 3.0, "speedup": 3.2},
-    )
-    group = GroupResult(
-        title="conv21",
-        precision="float32",
-        gemms={"conv21": (128, 576, 25600)},
-        dense_accuracy=96.6,
-        settings=[replace(setting, **more)],
-        conv_ms=7.0,
-        im2col_gemm_ms=15.2,
-        gemm_ms=9.0,
-        layers_ms={},
-    )
-    return {"header": {"device": "a machine", "command": "a command"}, "groups": [asdict(group)]}
-
-
-def test_report_shows_figures_as_found():
-    text, picture, _ = report.report(_data(), "r")
-    assert "| device | a machine |" in text
-    assert "## conv21 (128 x 576 x 25600), float32" in text
-    assert "Dense: accuracy 96.60%; convolution 7.00 ms, im2col + GEMM 15.2 ms" in text
-    row = "82.90% | paper | 82.91% | 3.14 | 96.50% | -0.10 | 12.3 | 0.57 | 1.23 | 2.50 | -0.1 | 3.2"
-    assert f"| {row} |" in text
-    assert picture.startswith(b"\x89PNG")
-
-
-def test_the_report_says_where_nothing_could_be_skipped():
-    """No threshold between all products and many fewer: what was asked for is not what came."""
-    data = _data(asked_ratio=0.9792, valid_ratio=1.0, taus={"conv21": 0.0})
-    text, _, _ = report.report(data, "r")
-    assert "| 97.92% | paper | 100.00%, nothing skipped | 0 |" in text
-    text, _, _ = report.report(_data(asked_ratio=1.0, valid_ratio=1.0), "r")
-    assert "| 100.00% | paper | 100.00% |" in text
+# ---- The conclusion -----------------------------------------------------------------------------
 
 
 def test_the_conclusion_is_the_fastest_setting_that_loses_little():
-    def setting(layout, ratio, change, speedup):
-        return Setting(layout, ratio, ratio, {}, 98 + change, change, 1.0, speedup, 1.0)
+    def row(layout, ratio, change, speedup):
+        place = {"title": "conv12 to conv52", "precision": "float32", "layout": layout}
+        return place | {"valid_ratio": ratio, "accuracy_change": change, "over_conv": speedup}
 
-    settings = [
-        setting("by position", 0.7, 0.05, 1.28),
-        setting("by position", 0.5, -0.5, 1.67),
-        setting("by position", 0.3, -7.0, 2.4),
-        setting("paper", 0.7, -15.0, 0.6),
+    rows = [
+        row("by position", 0.7, 0.05, 1.28),
+        row("by position", 0.5, -0.5, 1.67),
+        row("by position", 0.3, -7.0, 2.4),
+        row("paper", 0.7, -15.0, 0.6),
     ]
-    group = GroupResult("all", "float32", {"a": (1, 1, 1), "b": (1, 1, 1)}, 98, settings, 1.0)
-    said = report.conclusion(Results({}, [group]))
+    said = said_of_study(rows)
     assert "in float32 1.67x as fast (by position, 50% of the block products kept, -0.50" in said
+    assert said_of_study(rows[2:]).endswith("in float32 no setting.")
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """scripts/tune.py: the arithmetic of its choice, and both tiles on a GPU."""
 
-import json
 import math
 import os
 import subprocess
@@ -11,6 +10,7 @@ import torch
 
 import sanitize
 import tune
+from common import results
 
 
 def case(tiles_each, small, large, chosen=None):
@@ -55,9 +55,9 @@ def test_both_tiles_are_timed(tmp_path):
     tune.main(
         ["--sizes", "128", "--precisions", "float16", "--repeats", "1", "--out", f"{tmp_path}"]
     )
-    found = json.loads((tmp_path / "tune.json").read_text())["results"]["float16"]
-    assert [case["valid_ratio"] for case in found["cases"]] == list(tune.RATIOS)
-    assert all(set(case["ms"]) == {"small", "large", "chosen"} for case in found["cases"])
+    [run] = results.load(tmp_path / "tune.json")["runs"]
+    times = [(row["ratio"], row["tile"]) for row in run["tables"]["tile times"]]
+    assert times == [(r, tile) for r in tune.RATIOS for tile in (*tune.TILES, "chosen")]
     assert "| float16 | 128 | 100% |" in (tmp_path / "tune.md").read_text()
 
 

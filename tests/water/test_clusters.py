@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import spamm_torch
-from ergo import overlap as overlaps
-from ergo.basis import BASES, HARMONICS, function_atoms
-from ergo.embedded import FILES, load
-from ergo.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
-from ergo.model import model_fock, overlap
-from ergo.program import OVERLAP_TOLERANCE
+from models.water import overlap as overlaps
+from models.water.basis import BASES, HARMONICS, function_atoms
+from models.water.embedded import FILES, load
+from models.water.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
+from models.water.model import model_fock, overlap
+from models.water.program import OVERLAP_TOLERANCE
 
 
 def part(cluster, molecules):

@@ -3,8 +3,8 @@
 import pytest
 
 import spamm_torch
-from ergo.embedded import load
-from ergo.matrices import MATRICES
+from models.water.embedded import load
+from models.water.matrices import MATRICES
 
 
 @pytest.mark.parametrize("block", [32, 64])

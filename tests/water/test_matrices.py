@@ -5,9 +5,9 @@ import pytest
 import torch
 
 import spamm_torch
-from common.errors import UserError
-from ergo import matrices
-from ergo.embedded import FILES, FOLDER, load
+from models.errors import UserError
+from models.water import matrices
+from models.water.embedded import FILES, FOLDER, load
 
 
 def levels(known):

@@ -10,10 +10,10 @@ import torch
 
 import make_ergo_matrices
 from common.console import exit_code
-from common.errors import UserError
-from ergo import matrices, program
-from ergo.embedded import load
-from ergo.geometry import water_cluster
+from models.errors import UserError
+from models.water import matrices, program
+from models.water.embedded import load
+from models.water.geometry import water_cluster
 
 needs_ergo = pytest.mark.skipif(shutil.which("ergo") is None, reason="needs the program ergo")
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 import spamm_torch
-from common.errors import UserError
-from ergo import matrices, table_4
-from ergo.embedded import FILES, FOLDER, load
-from ergo.model import model_density, model_fock, overlap, water_cluster
+from models.errors import UserError
+from models.water import matrices
+from models.water.embedded import FILES, FOLDER, load
+from models.water.model import model_density, model_fock, overlap, water_cluster
+from tables import table_4
 
 CPU = torch.device("cpu")
 
@@ -31,24 +32,24 @@ def test_matrices_are_those_of_the_source(device):
     embedded, of_file, model = table_4.sources(CPU, [FOLDER / FILES["pair 6-31G**"]])
     known = load()
     for name in matrices.MATRICES:
-        found = table_4.matrix(embedded, name, device)
+        found = table_4.matrix_of(embedded, name, device)
         assert found.device.type == device.type
         assert torch.equal(found.cpu(), getattr(known, name))
-    assert table_4.matrix(of_file, "core_hamiltonian", device).shape == (48, 48)
+    assert table_4.matrix_of(of_file, "core_hamiltonian", device).shape == (48, 48)
     cluster = water_cluster(8)
     s = overlap(cluster, "STO-3G")
-    assert torch.equal(table_4.matrix(model, "overlap", CPU), s)
-    assert torch.equal(table_4.matrix(model, "fock", CPU), model_fock(cluster, "STO-3G", s))
-    density = table_4.matrix(model, "density", CPU)
+    assert torch.equal(table_4.matrix_of(model, "overlap", CPU), s)
+    assert torch.equal(table_4.matrix_of(model, "fock", CPU), model_fock(cluster, "STO-3G", s))
+    density = table_4.matrix_of(model, "density", CPU)
     assert (density * s).sum().item() == pytest.approx(80)
 
 
 def test_what_a_source_lacks_says_how_to_get_it():
     _, of_file, model = table_4.sources(CPU, [FOLDER / FILES["pair 6-31G**"]])
     with pytest.raises(RuntimeError, match="needs Hartree-Fock"):
-        table_4.matrix(of_file, "fock", CPU)
+        table_4.matrix_of(of_file, "fock", CPU)
     with pytest.raises(RuntimeError, match=r"make_ergo_matrices.py --waters 8 --basis 'STO-3G'"):
-        table_4.matrix(model, "core_hamiltonian", CPU)
+        table_4.matrix_of(model, "core_hamiltonian", CPU)
 
 
 def test_the_density_of_a_fock_matrix_is_ergos():
@@ -62,7 +63,7 @@ def test_the_density_of_a_fock_matrix_is_ergos():
 @pytest.mark.parametrize("precision", table_4.PRECISIONS)
 @pytest.mark.parametrize("name", matrices.MATRICES)
 def test_errors_and_bounds(device, precision, name):
-    a = table_4.matrix(table_4.sources(device)[0], name, device)
+    a = table_4.matrix_of(table_4.sources(device)[0], name, device)
     rows = table_4.measure(a, precision, 1)
     places = [(row["block"], row["tau"]) for row in rows]
     assert places == [(block, tau) for block in (32, 64) for tau in (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)]

@@ -1,0 +1,379 @@
+"""What a forward does beside its result it goes on doing, and convert_ does none of it."""
+
+import copy
+import random
+import types
+from dataclasses import dataclass
+
+import pytest
+import torch
+from small_models import is_served, pictures, trained
+from torch import nn
+from torch.nn import functional as F
+
+from spamm_torch import SpAMMConfig, convert_
+from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.state import Snapshot
+
+EXACT = SpAMMConfig(tau=0.0)
+CALLS = 0
+SEEN = []
+
+
+class Net(nn.Module):
+    """Two convolutions, and something beside them in the middle."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(8, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.last = nn.Conv2d(32, 32, 3, padding=1)
+        self.set_up()
+
+    def set_up(self):
+        pass
+
+    def forward(self, x):
+        x = F.relu(self.norm(self.first(x)))
+        return self.last(x) * self.beside(x)
+
+    def beside(self, x):
+        return 1
+
+    def state(self):
+        """What the forward changes."""
+        return None
+
+
+class CountsInBuffer(Net):
+    def set_up(self):
+        self.register_buffer("calls", torch.zeros(()))
+
+    def beside(self, x):
+        self.calls += 1
+        return self.calls
+
+    def state(self):
+        return self.calls.item()
+
+
+class AveragesInBuffer(CountsInBuffer):
+    def beside(self, x):
+        self.calls.view(1)[0].mul_(0.9).add_(x.mean())
+        return 1
+
+
+class SetsBuffer(CountsInBuffer):
+    def beside(self, x):
+        self.calls = self.calls + x.mean()
+        return 1
+
+
+class ClampsWeight(Net):
+    def set_up(self):
+        self.scale = nn.Parameter(torch.full((32, 1, 1), 3.0))
+
+    def beside(self, x):
+        self.scale.data.clamp_(max=1.0)
+        return self.scale
+
+    def state(self):
+        return self.scale.sum().item()
+
+
+class SetsData(ClampsWeight):
+    def beside(self, x):
+        self.scale.data = torch.ones_like(x[0, :, :1, :1])
+        return self.scale
+
+
+class StoresEntry(Net):
+    def set_up(self):
+        self.kept = {"calls": 0}
+
+    def beside(self, x):
+        self.kept["calls"] += 1
+        return self.kept["calls"]
+
+    def state(self):
+        return copy.deepcopy(self.kept)
+
+
+class StoresInListOfLists(StoresEntry):
+    def set_up(self):
+        self.kept = [[0], [0]]
+
+    def beside(self, x):
+        self.kept[1][0] += 1
+        return self.kept[1][0]
+
+
+class KeepsFeatures(StoresEntry):
+    def set_up(self):
+        self.kept = [torch.zeros(())]
+
+    def beside(self, x):
+        self.kept[0] = x
+        return 1
+
+    def state(self):
+        return self.kept[0].sum().item()
+
+
+class Tracker:
+    def __init__(self):
+        self.calls = 0
+
+    def update(self):
+        self.calls += 1
+        return self.calls
+
+
+@dataclass(slots=True)
+class Slots:
+    calls: int = 0
+
+    def update(self):
+        self.calls += 1
+        return self.calls
+
+
+class CountsInHelper(Net):
+    def set_up(self):
+        self.helper = Tracker()
+
+    def beside(self, x):
+        return self.helper.update()
+
+    def state(self):
+        return self.helper.calls
+
+
+class CountsInSlots(CountsInHelper):
+    def set_up(self):
+        self.helper = Slots()
+
+
+class CountsInNamespace(CountsInHelper):
+    def set_up(self):
+        self.helper = types.SimpleNamespace(calls=0)
+
+    def beside(self, x):
+        self.helper.calls += 1
+        return 1
+
+
+class CountsInGlobal(Net):
+    def beside(self, x):
+        global CALLS
+        CALLS += 1
+        return 1
+
+    def state(self):
+        return CALLS
+
+
+class AppendsToGlobal(Net):
+    def beside(self, x):
+        SEEN.append(1)
+        return 1
+
+    def state(self):
+        return len(SEEN)
+
+
+class CountsInClass(Net):
+    calls = 0
+
+    def beside(self, x):
+        type(self).calls += 1
+        return 1
+
+    def state(self):
+        return type(self).calls
+
+
+def counting():
+    count = 0
+
+    def update():
+        nonlocal count
+        count += 1
+        return count
+
+    return update, lambda: count
+
+
+class CountsInClosure(Net):
+    def set_up(self):
+        self.update, self.read = counting()
+
+    def beside(self, x):
+        return self.update()
+
+    def state(self):
+        return self.read()
+
+
+class DrawsOnTheHost(Net):
+    def beside(self, x):
+        return 1 + random.random()
+
+    def state(self):
+        return random.getstate()
+
+
+class DrawsByTorch(DrawsOnTheHost):
+    def beside(self, x):
+        return 1 + torch.rand(()).item()
+
+    def state(self):
+        return torch.get_rng_state().tolist()
+
+
+KINDS = [
+    *(CountsInBuffer, AveragesInBuffer, SetsBuffer, ClampsWeight, SetsData, StoresEntry),
+    *(StoresInListOfLists, KeepsFeatures, CountsInHelper, CountsInSlots, CountsInNamespace),
+    *(CountsInGlobal, AppendsToGlobal, CountsInClass, CountsInClosure, DrawsOnTheHost),
+    DrawsByTorch,
+]
+HOW = pytest.mark.parametrize("options", [{}, {"example_input"}, {"example_input", "dry_run"}])
+
+
+def convert(model, options):
+    given = {"example_input": pictures(channels=8), "dry_run": True}
+    return convert_(
+        model,
+        overrides={"re:.*first": EXACT, "re:.*last": EXACT},
+        **{name: given[name] for name in options},
+    )
+
+
+@torch.no_grad()
+def after_calls(model, inner):
+    """The results of three calls from the same start, and the state after each."""
+    x, found = pictures(channels=8), []
+    before = Snapshot(model)
+    torch.manual_seed(0)
+    random.seed(0)
+    for _ in range(3):
+        result = model(x)
+        found.append((result.clone(), inner.state()))
+    before.restore()
+    return found
+
+
+def assert_same(found, expected):
+    for (result, state), (own, own_state) in zip(found, expected, strict=True):
+        torch.testing.assert_close(result, own, rtol=1e-4, atol=1e-4)
+        assert (
+            state == pytest.approx(own_state, rel=1e-3)
+            if type(state) is float
+            else (state == own_state)
+        )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("is_inner", [False, True])
+@HOW
+def test_effects_stay_and_conversion_has_none(kind, is_inner, options):
+    torch.manual_seed(0)
+    inner = trained(kind())
+    model = nn.Sequential(inner, nn.Conv2d(32, 32, 1), nn.ReLU()).eval() if is_inner else inner
+    expected = after_calls(model, inner)
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    state = inner.state()
+    report = convert(model, options)
+    assert inner.state() == state
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, values[name])
+    assert fused_of(inner) is None
+    if "dry_run" not in options:
+        assert_same(after_calls(model, inner), expected)
+    [note] = [note for note in report.notes if f"({kind.__name__})" in note]
+    assert "test_effects.py, line " in note
+
+
+# ---- What has no effect -------------------------------------------------------------------------
+
+
+class ReadsTensors(Net):
+    def set_up(self):
+        self.scale = nn.Parameter(torch.rand(32, 1, 1) + 1)
+        self.register_buffer("shift", torch.rand(32, 1, 1))
+        self.register_buffer("factor", torch.full((), 2.0))
+
+    def beside(self, x):
+        assert len(self.shift) == self.shift.shape[0] == 32
+        return (x * self.scale + self.shift[: x.shape[1]] * self.factor) * self.factor.item()
+
+
+class Flag(Net):
+    def set_up(self):
+        self.register_buffer("flag", torch.zeros((), dtype=torch.bool))
+
+    def beside(self, x):
+        return 2 if self.flag else 1
+
+
+class Noise(Net):
+    def beside(self, x):
+        return torch.rand_like(x)
+
+
+@pytest.mark.parametrize(("kind", "is_fused"), [(ReadsTensors, True), (Flag, False), (Noise, True)])
+@HOW
+@torch.no_grad()
+def test_what_reads_tensors_follows_them(kind, is_fused, options):
+    torch.manual_seed(0)
+    model = trained(kind())
+    original, x = copy.deepcopy(model), pictures(channels=8)
+    report = convert(model, options)
+    if "dry_run" not in options:
+        assert is_served(model, x) == is_fused
+    if kind is Flag:
+        assert any("2 if self.flag else 1" in note for note in report.notes)
+    changed = {
+        name: value + 1 if name in ("shift", "factor", "flag") else value
+        for name, value in original.state_dict().items()
+    }
+    for state in (original.state_dict(), changed):
+        for each in (model, original):
+            each.load_state_dict(state)
+        results = []
+        for each in (model, original):
+            torch.manual_seed(1)
+            results.append(each(x))
+        torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_hooks_run_as_often_as_before():
+    seen = []
+    model = trained(nn.Sequential(Net(), nn.Conv2d(32, 32, 1), nn.ReLU()))
+    model[0].register_forward_hook(lambda *_: seen.append("net"))
+    model.register_forward_hook(lambda *_: seen.append("model"))
+    convert(model, {"example_input"})
+    assert is_served(model, pictures(channels=8))
+    seen.clear()
+    model(pictures(channels=8))
+    assert seen == ["net", "model"]
+
+
+class HidesFromTraces(Net):
+    """A trace sees no tensors."""
+
+    def set_up(self):
+        self.calls = 0
+
+    def beside(self, x):
+        if isinstance(x, torch.Tensor):
+            self.calls += 1
+        return 1
+
+
+def test_effects_that_a_trace_does_not_see_are_seen_in_a_call():
+    model = trained(HidesFromTraces())
+    report = convert(model, {"example_input"})
+    assert fused_of(model) is None
+    assert model.calls == 0
+    assert any("not fused: a call changes" in note for note in report.notes)

@@ -1,0 +1,32 @@
+"""scripts/check_budget.py: what it counts, and that it refuses more."""
+
+import pytest
+
+import check_budget
+from models.errors import UserError
+
+BUDGET = {"lines": {"csrc": {"most": 10, "goal": 5}}, "files": {"all": {"most": 3, "goal": 2}}}
+
+
+def test_rooms_within_their_budget():
+    found = check_budget.check(BUDGET, lambda room: 10, lambda: 3)
+    assert found == [
+        "csrc             10 of     10, goal 5",
+        "files             3 of      3, goal 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "words"),
+    [(11, 3, "csrc has 11, at most 10$"), (10, 4, "files has 4, at most 3$")],
+)
+def test_more_is_refused(lines, files, words):
+    with pytest.raises(UserError, match=words):
+        check_budget.check(BUDGET, lambda room: lines, lambda: files)
+
+
+def test_text_is_counted_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("1\n2\n")
+    (tmp_path / "b.json").write_text("1\n")
+    monkeypatch.setattr(check_budget, "files", lambda room: sorted(tmp_path.iterdir()))
+    assert check_budget.lines("room") == 2

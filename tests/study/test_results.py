@@ -1,0 +1,204 @@
+"""Pages of results: made of their JSON files, and of nothing else."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import plot_results
+import plot_summary
+from common import results
+from common.console import exit_code
+from common.plots import _spread
+from common.tables import KINDS
+from models.errors import UserError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+RESULTS = REPOSITORY / "docs" / "results"
+FILES = sorted(RESULTS.glob("*.json"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_page_is_what_its_json_file_gives(path):
+    page = results.load(path)
+    assert path.read_text() == results._as_json(page)
+    assert path.with_suffix(".md").read_text() == results._markdown(page, path.stem)
+    assert path.with_suffix(".png").exists() == (results._shown(page) is not None)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_one_row_a_measurement_holds(path):
+    page = results.load(path)
+    for kind in KINDS:
+        rows = [row for row in results.rows_of(page, kind) if not row.get("absent")]
+        keys = [(row["device"], results._key(kind, row)) for row in rows]
+        assert len(set(keys)) == len(keys)
+
+
+def test_the_index_names_every_page_in_short_lines():
+    pages = {path.stem: results.load(path) for path in FILES}
+    text = (RESULTS / "README.md").read_text()
+    assert text == results.index(pages)
+    assert len(pages) <= 12
+    lines = text.splitlines()
+    assert len(lines) <= 25
+    assert max(map(len, lines)) <= 120
+
+
+def test_a_picture_is_drawn_without_torch_and_the_library(tmp_path):
+    shutil.copy(RESULTS / "calibration.json", tmp_path)
+    code = (
+        "import sys; sys.modules['torch'] = sys.modules['spamm_torch'] = None; "
+        "import plot_results; plot_results.main(sys.argv[1:])"
+    )
+    subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "calibration.json")],
+        cwd=REPOSITORY / "scripts",
+        check=True,
+        capture_output=True,
+    )
+    for suffix in (".json", ".md"):
+        made = (tmp_path / "calibration").with_suffix(suffix).read_text()
+        assert made == (RESULTS / "calibration").with_suffix(suffix).read_text()
+    assert (tmp_path / "calibration.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_readme_has_the_figures_that_are_recorded():
+    text = (REPOSITORY / "README.md").read_text()
+    assert plot_summary.with_figures(text, plot_summary.figures(plot_summary.load(RESULTS))) == text
+
+
+def test_the_summary_is_written_where_the_marks_are(tmp_path):
+    for path in FILES:
+        shutil.copy(path, tmp_path)
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- figures: begin -->\nobsolete\n<!-- figures: end -->\nafter\n")
+    plot_summary.main(["--results", str(tmp_path), "--page", str(page)])
+    assert (tmp_path / "summary.png").read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert text.startswith("before\n<!-- figures: begin -->\n| workload |")
+    assert text.endswith("|\n<!-- figures: end -->\nafter\n")
+    page.write_text("no marks")
+    with pytest.raises(UserError, match="expected a page with the lines"):
+        plot_summary.main(["--results", str(tmp_path), "--page", str(page)])
+
+
+def run(name, date, *rows, device="a chip"):
+    header = {"device": device, "date": date, "command": "python scripts/bench.py", "torch": "2"}
+    return {"name": name, "said": "Said.", "header": header, "tables": {"products": list(rows)}}
+
+
+def row(n, speedup, **rest):
+    at = {"data": "decay", "precision": "float32", "block": 64, "n": n, "ratio": 0.3, "cold": False}
+    return at | {"dense_ms": 2.0, "speedup": speedup, "valid_ratio": 0.3} | rest
+
+
+def test_a_new_run_supersedes_rows_of_the_same_measurement_on_the_same_device():
+    page = {"title": "T", "headline": "H", "notes": "", "runs": []}
+    results.add(page, run("old", "2026-01-01", row(1024, 2.0), row(2048, 3.0)))
+    results.add(page, run("other", "2026-01-02", row(1024, 9.0), device="another"))
+    results.add(page, run("new", "2026-01-03", row(1024, 4.0)))
+    marks = [[r.get("superseded") for r in of["tables"]["products"]] for of in page["runs"]]
+    assert marks == [["2026-01-03", None], [None], [None]]
+    held = [(r["run"], r["n"], r["speedup"]) for r in results.rows_of(page, "products")]
+    assert held == [("old", 2048, 3.0), ("other", 1024, 9.0), ("new", 1024, 4.0)]
+    said = "1 of 2 rows are not shown: superseded on 2026-01-03 by a run below."
+    assert said in results._markdown(page, "x").splitlines()
+    results.add(page, run("new", "2026-01-04", row(1024, 5.0)))
+    assert [of["name"] for of in page["runs"]] == ["old", "other", "new"]
+
+
+def test_a_row_without_figures_supersedes_nothing_and_is_named():
+    page = {"title": "T", "headline": "H", "notes": "", "runs": []}
+    results.add(page, run("old", "2026-01-01", row(1024, 2.0)))
+    failed = {name: value for name, value in row(1024, None).items() if name != "dense_ms"}
+    results.add(page, run("new", "2026-01-02", failed | {"absent": "no memory"}))
+    assert len(results.rows_of(page, "products")) == 2
+    lines = results._markdown(page, "x").splitlines()
+    assert "- Not measured: decay float32 64 1024 30% False: no memory." in lines
+
+
+def test_a_page_survives_its_file(tmp_path):
+    page = {
+        "title": "T",
+        "headline": "H",
+        "notes": "N",
+        "runs": [run("a", "2026-01-01", row(1, 2.0))],
+    }
+    path = tmp_path / "page.json"
+    assert results.write(path, page) == [path, path.with_suffix(".md"), path.with_suffix(".png")]
+    assert results.load(path) == page
+    assert "| decay | float32 | 64 | 1 | 2 | 2.00x |" in path.with_suffix(".md").read_text()
+
+
+def test_a_run_joins_a_page(tmp_path):
+    for name, value in (("page", 2.0), ("more", 3.0)):
+        of = run(name, "2026-01-01", row(1, value))
+        results.write(
+            tmp_path / f"{name}.json", {"title": "T", "headline": "H", "notes": "", "runs": [of]}
+        )
+    plot_results.main([str(tmp_path / "page.json"), "--add", str(tmp_path / "more.json")])
+    assert [of["name"] for of in results.load(tmp_path / "page.json")["runs"]] == ["page", "more"]
+
+
+def test_names_of_lines_are_moved_apart_and_no_further():
+    assert _spread([50, 30, 10], 10) == [50, 30, 10]
+    assert _spread([20, 20], 10) == [25, 15]
+    assert _spread([50, 21, 20, 19], 10) == [50, 30, 20, 10]
+
+
+# ---- Bad input ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"title": "T", "headline": "H", "notes": "", "runs": [{"tables": {}}]}',
+        '{"runs": [{"tables": {"x": {"columns": [], "rows": []}}}]}',
+        '{"runs": [{"tables": {"products": {"columns": ["n"], "rows": [[1, 2]]}}}]}',
+    ],
+)
+def test_files_of_something_else(content, tmp_path, capsys):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    assert exit_code(lambda: plot_results.main([str(path)])) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"error: expected a page of results as JSON; got something else in {path}"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("main", [plot_results.main, plot_summary.main])
+def test_files_that_are_missing(main, tmp_path, capsys):
+    path = tmp_path / "products.json"
+    arguments = [str(path)] if main is plot_results.main else ["--results", str(tmp_path)]
+    assert exit_code(lambda: main(arguments)) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"error: cannot read {path}: No such file or directory"
+
+
+def test_add_needs_one_page(tmp_path):
+    with pytest.raises(UserError, match="expected one page for --add; got 0"):
+        plot_results.main(["--add", str(tmp_path / "a.json")])
+
+
+def test_a_kind_that_no_page_knows():
+    with pytest.raises(KeyError, match="no table is of kind x"):
+        results.add({"runs": []}, run("a", "2026-01-01") | {"tables": {"x": []}})
+
+
+def test_json_has_a_row_a_line():
+    page = {
+        "title": "T",
+        "headline": "H",
+        "notes": "",
+        "runs": [run("a", "d", row(1, 2.0), row(2, 3.0))],
+    }
+    lines = results._as_json(page).splitlines()
+    assert sum(line.lstrip().startswith('["decay"') for line in lines) == 2
+    assert json.loads("\n".join(lines))["title"] == "T"
