@@ -603,8 +603,8 @@ def kernels_of_this_machine(device, dtype):
         return {everywhere} | ({on_hopper} if hopper else set())
     if dtype == torch.float64:
         return {"cpu-plain"}
-    avx512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
-    single = "cpu-brgemm" if avx512 else "cpu-blas"
+    generated = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    single = "cpu-brgemm" if generated else "cpu-blas"
     if dtype == torch.float32:
         return {single}
     instructions = "amx_fp16" if dtype == torch.float16 else "amx_bf16"

@@ -20,7 +20,9 @@ inline bool multiplies_natively(at::ScalarType dtype) {
 
 // Whether ATen's brgemm generates kernels for float32 on this machine. Otherwise it calls BLAS.
 inline bool has_float_brgemm() {
-  return at::globalContext().userEnabledMkldnn() && at::get_cpu_capability() == "AVX512";
+  const auto capability = at::get_cpu_capability();
+  return at::globalContext().userEnabledMkldnn() &&
+         (capability == "AVX512" || capability == "AVX2");
 }
 
 // P: type of the panels' elements. C is float64 for float64, else float32.
