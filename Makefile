@@ -120,7 +120,7 @@ test-python: build
 study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'
 	$(PY) scripts/train_vgg13.py $(TRAIN_ARGS)
-	$(PY) scripts/study_vgg13.py $(STUDY_ARGS)
+	$(PY) scripts/reproduce.py 5 $(STUDY_ARGS)
 
 tables: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the tables are small ones of the CPU")'

@@ -15,7 +15,7 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
-from cases import conv, mm, multi_gpu, multi_gpu_conv, networks, vgg13
+from cases import conv, layers, mm, multi_gpu, multi_gpu_conv, networks, vgg13
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
@@ -32,6 +32,7 @@ CASES = {
     "mm": mm,
     "conv": conv,
     "networks": networks,
+    "layers": layers,
     "vgg13": vgg13,
     "multi_gpu": multi_gpu,
     "multi_gpu_conv": multi_gpu_conv,

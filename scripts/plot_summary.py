@@ -16,9 +16,8 @@ from common.options import make_parser
 from models.errors import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
-_README = REPOSITORY / "README.md"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
-_PAGES = ("products", "cpu", "density_matrix", "vgg13", "networks")
+_PAGES = ("products", "density_matrix", "vgg13", "networks")
 _PRODUCTS = {"data": "decay", "block": 64, "cold": False}
 _PRECISIONS = ("float32", "float64", "float16")
 _MOST_LOST = 1.0  # points of accuracy
@@ -26,22 +25,20 @@ _TEXT = 15
 
 
 def load(folder):
-    """{page: its rows that hold, each with its "kind" and its run's "header"}.
+    """{page: its rows that hold, each with its "kind"}.
 
     Raises:
         UserError: a page cannot be read.
     """
-    found = {}
-    for name in _PAGES:
-        page = results.load(folder / f"{name}.json")
-        headers = {run["name"]: run["header"] for run in page["runs"]}
-        kinds = sorted({kind for run in page["runs"] for kind in run["tables"]})
-        found[name] = [
-            row | {"kind": kind, "header": headers[row["run"]]}
-            for kind in kinds
+    pages = {name: results.load(folder / f"{name}.json") for name in _PAGES}
+    return {
+        name: [
+            row | {"kind": kind}
+            for kind in sorted({kind for run in page["runs"] for kind in run["tables"]})
             for row in results.rows_of(page, kind)
         ]
-    return found
+        for name, page in pages.items()
+    }
 
 
 def rows_with(rows, **values):
@@ -56,41 +53,6 @@ def rows_with(rows, **values):
     return chosen
 
 
-# ---- Table --------------------------------------------------------------------------------------
-
-
-def figures(pages):
-    """The lines of README's table."""
-    head = ("workload", "compared with", "nothing skipped", "with skipping")
-    rows = [
-        _of_products(pages["products"], "float16", 8192, "H200", "cuBLAS"),
-        _of_products(pages["products"], "float32", 8192, "H200", "cuBLAS"),
-        _of_products(pages["cpu"], "float32", 4096, "two CPU cores", "MKL"),
-        _of_density(pages["density_matrix"]),
-        _of_vgg13(pages["vgg13"]),
-        _of_resnet50(pages["networks"]),
-    ]
-    return results.table(head, rows, left=(0, 1))
-
-
-def _of_products(rows, precision, n, device, peer):
-    at = {"kind": "products", "precision": precision, "n": n, **_PRODUCTS}
-    speedups = {}
-    for ratio in (1, 0.3, 0.05):
-        [row] = rows_with(rows, ratio=ratio, **at)
-        speedups[ratio] = factor(row["speedup"])
-    skipping = f"{speedups[0.3]} at 30% valid, {speedups[0.05]} at 5%"
-    return f"decay matrices, N = {n}, {precision}, {device}", peer, speedups[1], skipping
-
-
-def _of_density(rows):
-    rows = rows_with(rows, kind="density matrix", run="density_569_h200")
-    best = max((r for r in rows if abs(r["energy_error"]) < 1e-7), key=lambda r: r["over_dense"])
-    name = f"[density matrix](docs/density_matrix.md) of {best['problem'].split(',')[0]}, H200"
-    error = f"{factor(best['over_dense'])}, energy error {best['energy_error']:.0e}"
-    return name, "cuBLAS in float64", "", error
-
-
 def served(rows):
     """(nothing skipped, with SpAMM, points of accuracy) of the whole VGG13 in one CUDA graph."""
     at = {"kind": "served", "run": "vgg13_converted_h200", "mode": "CUDA graph"}
@@ -100,21 +62,53 @@ def served(rows):
     return plain["speedup"], skipping["speedup"], change
 
 
-def _of_vgg13(rows):
-    plain, skipping, change = served(rows)
-    name = "VGG13 on MNIST, batch 128, float16, H200"
-    return name, "cuDNN, fused", factor(plain), f"{factor(skipping)}, accuracy {change:+.2f} points"
-
-
-def _of_resnet50(rows):
-    at = {"network": "resnet50", "batch": 64, "mode": "CUDA graph", "candidate": "ours"}
-    [row] = rows_with(rows, kind="networks", **at)
-    return "ResNet-50, batch 64, float16, H200", "torch.compile", factor(row["speedup"]), ""
-
-
 def factor(value):
     """As in "0.98x", "1.46x", "6.8x", "33x"."""
     return f"{value:.{(value < 1.95) + (value < 9.95)}f}x"
+
+
+# ---- Table --------------------------------------------------------------------------------------
+
+
+def figures(pages):
+    """The lines of README's table."""
+    rows = [
+        _of_products(pages["products"], "float16", 8192, "H200", "cuBLAS"),
+        _of_products(pages["products"], "float32", 8192, "H200", "cuBLAS"),
+        _of_products(pages["products"], "float32", 4096, "two CPU cores", "MKL"),
+    ]
+    at = {"kind": "density matrix", "run": "density_569_h200"}
+    exact = [r for r in rows_with(pages["density_matrix"], **at) if abs(r["energy_error"]) < 1e-7]
+    best = max(exact, key=lambda row: row["over_dense"])
+    name = f"[density matrix](docs/density_matrix.md) of {best['problem'].split(',')[0]}, H200"
+    error = f"{factor(best['over_dense'])}, energy error {best['energy_error']:.0e}"
+    rows.append((name, "cuBLAS in float64", "", error))
+
+    plain, skipping, change = served(pages["vgg13"])
+    skipping = f"{factor(skipping)}, accuracy {change:+.2f} points"
+    name = "VGG13 on MNIST, batch 128, float16, H200"
+    rows.append((name, "cuDNN, fused", factor(plain), skipping))
+
+    at = {"network": "resnet50", "batch": 64, "mode": "CUDA graph", "candidate": "ours"}
+    [row] = rows_with(pages["networks"], kind="networks", **at)
+    name = "ResNet-50, batch 64, float16, H200"
+    rows.append((name, "torch.compile", factor(row["speedup"]), ""))
+    head = ("workload", "compared with", "nothing skipped", "with skipping")
+    return results.table(head, rows, left=2)
+
+
+def _of_products(rows, precision, n, device, peer):
+    at = {"kind": "products", "precision": precision, "n": n, **_PRODUCTS}
+    speedups = {}
+    for ratio in (1, 0.3, 0.05):
+        [row] = _on_gpu(rows_with(rows, ratio=ratio, **at), peer != "MKL")
+        speedups[ratio] = factor(row["speedup"])
+    skipping = f"{speedups[0.3]} at 30% valid, {speedups[0.05]} at 5%"
+    return f"decay matrices, N = {n}, {precision}, {device}", peer, speedups[1], skipping
+
+
+def _on_gpu(rows, is_gpu=True):
+    return [row for row in rows if row["device"].startswith("NVIDIA") == is_gpu]
 
 
 def with_figures(text, lines):
@@ -136,7 +130,7 @@ def with_figures(text, lines):
 def picture(pages):
     """The PNG as bytes."""
     figure, [[left, right]] = plots.panels(1, 2, 5.4, width=12)
-    rows = rows_with(pages["products"], kind="products", n=8192, **_PRODUCTS)
+    rows = _on_gpu(rows_with(pages["products"], kind="products", n=8192, **_PRODUCTS))
     _draw_products(left, rows)
     _draw_networks(right, pages["vgg13"])
     for axis in (left, right):
@@ -153,16 +147,15 @@ def _draw_products(axis, rows):
         curve = [(100 * row["valid_ratio"], row["speedup"]) for row in chosen]
         curves[precision] = sorted(curve, reverse=True)
     points = [point for curve in curves.values() for point in curve]
-    plots.ratio_axis(axis, min(kept for kept, _ in points), "block products kept")
+    plots.ratio_axis(axis, min(kept for kept, _ in points))
     plots.factor_axis(axis, [speedup for _, speedup in points])
-    ends = []
     for index, (precision, curve) in enumerate(curves.items()):
-        color = plots.color(index)
-        axis.plot(*zip(*curve, strict=True), "o-", color=color, linewidth=3, markersize=8)
-        ends.append((*curve[-1], f"{precision}: {factor(curve[-1][1])}", color))
+        axis.plot(*zip(*curve, strict=True), "o-", color=plots.color(index), lw=3, ms=8)
+        words = f"  {precision}: {factor(curve[-1][1])}"
+        style = {"color": plots.color(index), "fontsize": _TEXT, "fontweight": "bold"}
+        axis.text(*curve[-1], words, va="center", **style)
     title = "Decay matrices, N = 8192:\nspeedup over cuBLAS (higher is faster)"
     axis.set_title(title, fontsize=_TEXT)
-    plots.name_lines(axis, ends, size=_TEXT)
 
 
 def _draw_networks(axis, rows):
@@ -172,8 +165,8 @@ def _draw_networks(axis, rows):
         at = {"title": "conv12 to conv52", "layout": "by position", "precision": precision}
         near = [
             row
-            for row in rows_with(rows, kind="study", **at)
-            if row["device"].startswith("NVIDIA") and row["accuracy_change"] >= -_MOST_LOST
+            for row in _on_gpu(rows_with(rows, kind="study", **at))
+            if row["accuracy_change"] >= -_MOST_LOST
         ]
         best = max(near, key=lambda r: r["over_conv"])
         name = f"convolutions,\n{precision},\n{best['valid_ratio']:.0%} kept"
@@ -205,7 +198,10 @@ def main(arguments=None):
         help="folder of the JSON files and of the picture (default: docs/results)",
     )
     parser.add_argument(
-        "--page", type=Path, default=_README, help="page that has the table (default: README.md)"
+        "--page",
+        type=Path,
+        default=REPOSITORY / "README.md",
+        help="page that has the table (default: README.md)",
     )
     options = parser.parse_args(arguments)
     pages = load(options.results)

@@ -26,8 +26,9 @@ from common.machine import describe_machine, peer_libraries
 from common.measuring import Measuring, failed
 from common.options import (
     add_output_options,
-    choose_device,
+    add_repeats_option,
     file_name,
+    fill_in,
     make_parser,
     positive_integer,
 )
@@ -35,11 +36,10 @@ from common.tables import KINDS
 from models.errors import UserError
 from models.files import require_writable
 from study.training_options import add_training_options
-from tables import table_1, table_2, table_3, table_4, table_5
-from tables.frame import Run
+from tables import Run, table_1, table_2, table_3, table_4, table_5
 
 TABLES = {1: table_1, 2: table_2, 3: table_3, 4: table_4, 5: table_5}
-REPEATS = {"cpu": 3, "cuda": 7}
+DEFAULTS = {"cpu": {"repeats": 3}, "cuda": {"repeats": 7}}
 HEADLINE = "Each figure beside the paper's, which are from a Tesla V100 with CUDA 10."
 NOTES = """\
 The paper's figures are from a Tesla V100 with CUDA 10. Table 2: today's dense product is some ten
@@ -47,9 +47,12 @@ times as fast as the V100's (FP16), memory five times; skipping saves multiplica
 reading. Table 3: entries below TRUN are dropped for the sparse product, and tau is searched so that
 the error is no larger. The paper's errors of 46340 are the root of 2^31: a sum beyond an integer's
 range, it seems. Table 4: Frobenius norms against torch.mm's product in float64; origin says where a
-matrix is from, and the paper does not name its four. Table 5: as the study of VGG13 says; the
-paper's network and weights are others. Whole network: dense is as it is, SpAMM is fused with tau
-held."""
+matrix is from, and the paper does not name its four. Table 5: convolutions of a trained VGG13
+replaced by SpAMM; the paper's network and weights are others. Valid is the share of block products
+nearest to the one asked for; tau is found for each batch, and held for its time. Layouts: paper is
+blocks of 32 on an explicit im2col matrix, image after image; image by image is pixel blocks
+(1, 8, 8), by position (64, 1, 1), both with blocks of 64. Times are medians for one batch of real
+activations, with norms and bias."""
 
 
 def parse(arguments):
@@ -68,12 +71,7 @@ def parse(arguments):
         nargs="+",
         help="edges of the square matrices of Tables 1 to 3 (default: each table's own)",
     )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=positive_integer,
-        help=f"rounds of each timing (default: {REPEATS['cuda']}; on the CPU {REPEATS['cpu']})",
-    )
+    add_repeats_option(parser, DEFAULTS)
     parser.add_argument(
         "--matrices",
         metavar="FILE",
@@ -126,10 +124,9 @@ def measure(number, run, about, journal, path):
     of_run = about | {"said": of_table.said(tables), "tables": tables}
     page = page_at(path)
     results.add(page, of_run)
-    paths = results.write(path, page)
     run.console.print(of_run["said"])
-    for path in paths:
-        run.console.print(f"wrote {path}")
+    for written in results.write(path, page):
+        run.console.print(f"wrote {written}")
     return failed(tables)
 
 
@@ -163,35 +160,24 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     console = make_console()
-    device = choose_device(options.device)
+    fill_in(options, DEFAULTS)
+    device = options.device
     require_writable(options.out)
     path = options.out / "tables.json"
     page_at(path)  # a damaged file is found before an hour's work, not after it
     name = options.name or device.type
     count = torch.cuda.device_count() if device.type == "cuda" else 0
-    run = Run(
-        device=device,
-        gpus=tuple(torch.device("cuda", index) for index in range(count)),
-        repeats=options.repeats or REPEATS[device.type],
-        options=options,
-        console=console,
-    )
+    gpus = tuple(torch.device("cuda", index) for index in range(count))
+    run = Run(device, gpus, options.repeats, options, console)
     machine = describe_machine(device) | {"libraries": peer_libraries(device)}
     header = results.run_header(machine, "reproduce.py", arguments)
     settings = {number: TABLES[number].settings(run) for number in options.tables}
     with contextlib.ExitStack() as stack:
-        journals = {
-            number: stack.enter_context(
-                Journal(
-                    options.out,
-                    f"table_{number}_{name}",
-                    run_settings(header, repeats=run.repeats, gpus=count, **of_table),
-                    fresh=options.fresh,
-                )
-            )
-            for number, of_table in settings.items()
-        }
-        for journal in journals.values():
+        journals = {}
+        for number, of_table in settings.items():
+            decided = run_settings(header, repeats=run.repeats, gpus=count, **of_table)
+            journal = Journal(options.out, f"table_{number}_{name}", decided, fresh=options.fresh)
+            journals[number] = stack.enter_context(journal)
             require_sound(journal)
         left = {}
         for number, journal in journals.items():

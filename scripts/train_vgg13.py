@@ -1,51 +1,139 @@
-"""Trains the study's VGG13 on MNIST and keeps it in a checkpoint.
+"""Trains VGG13 on MNIST and keeps it in a checkpoint.
 
 Stop it when you like: the same command resumes from the last checkpoint and ends where it would
 have ended. Ctrl-C saves a checkpoint first. Without options: the plain network of the paper on the
 10,000 embedded images, three to four minutes on two CPU cores, seconds on a GPU.
 
 With --spamm the trained network is then fine-tuned with skipping on, for one epoch at most, and
-kept in a checkpoint of its own. Its channels are put in the order of their norms first, which
-changes no answer; its images are centred.
+kept in a checkpoint of its own; its images are centred.
 
     python scripts/train_vgg13.py --spamm 0.3
 """
 
+import argparse
+import math
 import sys
 from pathlib import Path
 
-from common.console import exit_code, make_console
-from common.options import choose_device, make_parser, positive_integer
+import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
+
+import torch
+
+from common.console import Steps, exit_code, make_console
+from common.journal import model_digest
+from common.options import choose_device, make_parser, number, positive_integer
+from models.errors import UserError
 from models.files import require_writable
-from study.fine_tuning import add_rate_option, chosen_settings, fine_tune_or_load, setting
+from models.finetuning import (
+    PEAK_LEARNING_RATE,
+    SKIPPING,
+    FineTuneConfig,
+    fine_tune,
+    with_skipping,
+)
+from models.training import accuracy, validation_pictures
+from spamm_torch import record_stats
 from study.training_options import add_training_options, train_or_load
 
 
-def main(arguments=None):
-    options = _parse(arguments)
-    console = make_console()
-    require_writable(options.checkpoint.parent)
-    settings = None if options.spamm is None else chosen_settings(options.spamm)
-    path = options.spamm_checkpoint or options.checkpoint.with_suffix(".spamm.pt")
-    if settings is not None:
-        require_writable(path.parent)
-    device = choose_device(options.device)
-    model, config, digits = train_or_load(options, device, console)
-    console.print(f"checkpoint: {options.checkpoint}")
-    if settings is not None:
-        found = fine_tune_or_load(
-            {
-                "settings": settings,
-                "steps": options.spamm_steps,
-                "peak": options.spamm_rate,
-            },
-            path,
-            (model, config, digits),
-            device,
-            console,
+def setting(text):
+    """A type for argparse: what a convolution skips, "0.3" (valid ratio) or "tau=1.5"."""
+    name, is_tau, value = text.rpartition("=")
+    try:
+        value = float(value)
+    except ValueError:
+        value = math.nan
+    if (is_tau and name == "tau" and 0 <= value < math.inf) or (not is_tau and 0 < value <= 1):
+        return {name or "valid_ratio": value}
+    raise argparse.ArgumentTypeError(
+        f"expected a valid ratio in (0, 1], or tau=NUMBER of 0 or more; got {text}"
+    )
+
+
+def chosen_settings(given):
+    """{convolution: setting} of all that skip.
+
+    Raises:
+        UserError: neither one setting nor one for each.
+    """
+    if len(given) not in (1, len(SKIPPING)):
+        raise UserError(
+            f"expected one --spamm setting, or {len(SKIPPING)} for {', '.join(SKIPPING)}; got "
+            f"{len(given)}"
         )
-        console.print(found.summary())
-        console.print(f"fine-tuned checkpoint: {path}")
+    each = given * len(SKIPPING) if len(given) == 1 else given
+    return dict(zip(SKIPPING, each, strict=True))
+
+
+def fine_tune_or_load(settings, options, path, trained, device, console):
+    """Fine-tunes a trained network, or goes on with it; says what it comes to.
+
+    Args:
+        settings: of a FineTuneConfig. path: of the checkpoint.
+        trained: model, TrainConfig and Digits, as train_or_load gives them.
+
+    Raises:
+        UserError: more steps than an epoch has; a checkpoint of another fine-tuning.
+    """
+    model, config, digits = trained
+    training, validation = digits.split(config.seed)
+    epoch = max(1, len(training) // config.batch)
+    steps = options.spamm_steps
+    if steps is not None and steps > epoch:
+        raise UserError(f"expected --spamm-steps of at most {epoch}, one epoch; got {steps}")
+    tuning = FineTuneConfig(
+        settings=settings,
+        network=model_digest(model),
+        trained=config,
+        steps=steps,
+        peak=options.spamm_rate,
+    )
+    with Steps(console, "fine-tuning") as shown:
+        tuned = fine_tune(tuning, model, digits, path, device, shown.at)
+    validation = validation.to(device)
+
+    def percent(network):
+        return accuracy(network, validation_pictures(validation, config.batch))
+
+    first, _ = next(validation_pictures(validation, config.batch))
+    dense, after = percent(model), percent(tuned)
+    console.print(
+        f"validation accuracy {dense:.2f}% dense; with {share_kept(tuned, first):.1%} of the "
+        f"multiplications kept {percent(with_skipping(model, settings).eval()):.2f}% before and "
+        f"{after:.2f}% after fine-tuning ({after - dense:+.2f} points)"
+    )
+    console.print(f"fine-tuned checkpoint: {path}")
+
+
+@torch.inference_mode()
+def share_kept(model, pictures):
+    """The share of multiplications that the layers which skip keep, of a batch."""
+    sizes = _multiplications(model, pictures)
+    with record_stats(model) as stats:
+        model(pictures)
+    kept = sum(stats[name].valid_ratio * size for name, size in sizes.items())
+    return kept / sum(sizes.values())
+
+
+def _multiplications(model, pictures):
+    """Of the layers that skip, by name. Their hooks are gone before anything is recorded: with
+    hooks a converted model takes its own forward.
+    """
+    sizes = {}
+
+    def count(name):
+        def after(layer, _, output):
+            sizes[name] = layer.weight[0].numel() * output.numel()
+
+        return after
+
+    handles = [getattr(model, name).register_forward_hook(count(name)) for name in SKIPPING]
+    try:
+        model(pictures)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sizes
 
 
 def _parse(arguments):
@@ -74,8 +162,29 @@ def _parse(arguments):
         type=positive_integer,
         help="steps of the fine-tuning (default, and the most: one epoch)",
     )
-    add_rate_option(group)
+    group.add_argument(
+        "--spamm-rate",
+        metavar="NUMBER",
+        type=number(float, lambda value: 0 < value < 1, "a number between 0 and 1"),
+        default=PEAK_LEARNING_RATE,
+        help="highest learning rate of the fine-tuning (default: %(default)s)",
+    )
     return parser.parse_args(arguments)
+
+
+def main(arguments=None):
+    options = _parse(arguments)
+    console = make_console()
+    require_writable(options.checkpoint.parent)
+    settings = None if options.spamm is None else chosen_settings(options.spamm)
+    path = options.spamm_checkpoint or options.checkpoint.with_suffix(".spamm.pt")
+    if settings is not None:
+        require_writable(path.parent)
+    device = choose_device(options.device)
+    trained = train_or_load(options, device, console)
+    console.print(f"checkpoint: {options.checkpoint}")
+    if settings is not None:
+        fine_tune_or_load(settings, options, path, trained, device, console)
 
 
 if __name__ == "__main__":

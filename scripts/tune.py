@@ -9,6 +9,7 @@ the choice as it stands loses. It changes nothing itself.
 """
 
 import argparse
+import functools
 import json
 import math
 import os
@@ -22,24 +23,23 @@ import torch
 import spamm_torch
 from common import results
 from common.console import exit_code, make_console
-from common.journal import Journal, run_settings
-from common.machine import describe_machine
+from common.machine import PRECISIONS, describe_machine, use_precision
 from common.operands import operands
 from common.options import (
-    add_output_options,
+    add_folder_option,
+    add_repeats_option,
+    add_sizes_option,
     make_parser,
-    positive_integer,
     require_cuda,
-    show,
 )
-from common.precisions import PRECISIONS, use_precision
-from common.timing import interleaved
+from common.timing import interleaved, medians
 from models.errors import UserError
 from models.files import require_writable
 
 TILES = ("small", "large")
-SIZES = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
 RATIOS = (1.0, 0.3, 0.05)
+_DEFAULTS = {"sizes": (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096), "repeats": 7}
+DEFAULTS = {"cpu": _DEFAULTS, "cuda": _DEFAULTS}
 
 
 def tiles_each(size, multiprocessors):
@@ -65,24 +65,23 @@ def best_threshold(cases):
 
 
 @torch.inference_mode()
-def time_in_this_process(precisions, sizes, repeats):
+def time_in_this_process(options):
     """Milliseconds of the multiply by precision, size and ratio, with the tile it may take."""
     device = torch.device("cuda")
     times = {}
-    for precision in precisions:
+    for precision in options.precisions:
         dtype = use_precision(precision)
-        for size in sizes:
+        for size in options.sizes:
             a, b = operands("decay", size, dtype, device)
             norms = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
-            calls = {ratio: multiply_call(a, b, norms, ratio) for ratio in RATIOS}
-            for ratio, timing in interleaved(calls, device, repeats).items():
-                times[f"{precision} {size} {ratio}"] = timing.median
+            multiply = functools.partial(torch.ops.spamm_torch.multiply, a, b, *norms)
+            taus = {ratio: spamm_torch.find_tau(*norms, ratio) for ratio in RATIOS}
+            calls = {
+                f"{precision} {size} {ratio}": functools.partial(multiply, tau, (64, 64, 64))
+                for ratio, tau in taus.items()
+            }
+            times |= medians(interleaved(calls, device, options.repeats))
     return times
-
-
-def multiply_call(a, b, norms, ratio):
-    tau = spamm_torch.find_tau(*norms, ratio)
-    return lambda: torch.ops.spamm_torch.multiply(a, b, *norms, tau, (64, 64, 64))
 
 
 def times_of(tile, options):
@@ -107,58 +106,28 @@ def study(by_tile, options, multiprocessors):
     """
     found = {"tiles": [], "tile times": []}
     for precision in options.precisions:
-        cases = [
-            {
-                "size": size,
-                "valid_ratio": ratio,
-                "tiles_each": tiles_each(size, multiprocessors),
-                "ms": {
-                    tile: times[f"{precision} {size} {ratio}"] for tile, times in by_tile.items()
-                },
-            }
-            for size in options.sizes
-            for ratio in RATIOS
-        ]
+        cases = []
+        for size in options.sizes:
+            for ratio in RATIOS:
+                ms = {tile: of[f"{precision} {size} {ratio}"] for tile, of in by_tile.items()}
+                cases.append({"tiles_each": tiles_each(size, multiprocessors), "ms": ms})
+                place = {"precision": precision, "n": size, "ratio": ratio}
+                found["tile times"] += [place | {"tile": tile, "ms": ms[tile]} for tile in ms]
         best, loss = best_threshold(cases)
-        chosen = mean_loss(cases, lambda case: "chosen")
         found["tiles"].append(
             {
                 "precision": precision,
                 "best_threshold": best,
                 "best_loss": loss,
-                "chosen_loss": chosen,
+                "chosen_loss": mean_loss(cases, lambda case: "chosen"),
             }
         )
-        found["tile times"] += [
-            {
-                "precision": precision,
-                "n": of["size"],
-                "ratio": of["valid_ratio"],
-                "tile": tile,
-                "ms": ms,
-            }
-            for of in cases
-            for tile, ms in of["ms"].items()
-        ]
     return found
-
-
-def said(found):
-    """What the choice as it stands loses, in one line."""
-    lost = ", ".join(f"{row['precision']} {row['chosen_loss'] - 1:.1%}" for row in found["tiles"])
-    return f"Time lost to the better of both tiles by the choice as it stands: {lost}."
 
 
 def parse(arguments):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--sizes",
-        metavar="N",
-        type=positive_integer,
-        nargs="+",
-        default=SIZES,
-        help=f"edges of the square matrices (default: {show(SIZES)})",
-    )
+    add_sizes_option(parser, DEFAULTS)
     parser.add_argument(
         "--precisions",
         nargs="+",
@@ -166,16 +135,13 @@ def parse(arguments):
         default=list(PRECISIONS),
         help="number formats (default: all)",
     )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=positive_integer,
-        default=7,
-        help="rounds of each timing (default: %(default)s)",
-    )
+    add_repeats_option(parser, DEFAULTS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    add_output_options(parser)
-    return parser.parse_args(arguments)
+    add_folder_option(parser, "the results")
+    options = parser.parse_args(arguments)
+    options.sizes = options.sizes or _DEFAULTS["sizes"]
+    options.repeats = options.repeats or _DEFAULTS["repeats"]
+    return options
 
 
 def main(arguments=None):
@@ -183,25 +149,25 @@ def main(arguments=None):
     options = parse(arguments)
     device = require_cuda()
     if options.worker:
-        print(json.dumps(time_in_this_process(options.precisions, options.sizes, options.repeats)))
+        print(json.dumps(time_in_this_process(options)))
         return
     console = make_console()
     require_writable(options.out)
-    header = results.run_header(describe_machine(device), "tune.py", arguments)
-    settings = run_settings(
-        header, sizes=options.sizes, precisions=options.precisions, repeats=options.repeats
-    )
-    with Journal(options.out, "tune", settings, fresh=options.fresh) as journal:
-        by_tile = {}
-        for tile in (*TILES, "chosen"):
-            by_tile[tile] = journal.measured(tile, lambda tile=tile: times_of(tile, options))
-            console.print(f"timed: {tile}")
-        multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-        found = study(by_tile, options, multiprocessors)
-        run = {"name": "tune", "said": said(found), "header": header, "tables": found}
-        notes = "Loss is a mean factor of time against the better tile, 1 at best."
-        results.finish(options.out / "tune", "Tiles of the multiply", run, console, notes)
-        journal.remove()
+    by_tile = {}
+    for tile in (*TILES, "chosen"):
+        by_tile[tile] = times_of(tile, options)
+        console.print(f"timed: {tile}")
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    found = study(by_tile, options, multiprocessors)
+    lost = ", ".join(f"{row['precision']} {row['chosen_loss'] - 1:.1%}" for row in found["tiles"])
+    run = {
+        "name": "tune",
+        "said": f"Time lost to the better of both tiles by the choice as it stands: {lost}.",
+        "header": results.run_header(describe_machine(device), "tune.py", arguments),
+        "tables": found,
+    }
+    notes = "Loss is a mean factor of time against the better tile, 1 at best."
+    results.finish(options.out / "tune", "Tiles of the multiply", run, console, notes)
 
 
 if __name__ == "__main__":

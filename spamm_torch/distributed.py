@@ -3,7 +3,7 @@
 Every rank holds some rows of A and some rows of B, and gets its rows of C. Norm maps travel first;
 then only those blocks of B travel that a rank's valid products need. Results have the bits of
 :func:`spamm_torch.mm` in one process, wherever the rows are cut, if the devices are of one model.
-How to start, and what happens where a rank fails: docs/distributed.md.
+How to start, and what happens where a rank fails: docs/scaling.md.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 import torch
 
 from common import results
-from common.compiled import compiled
 from common.console import Steps, exit_code, make_console
 from common.machine import describe_machine
+from common.measuring import compiled
 from common.options import (
     add_device_option,
     add_folder_option,

@@ -14,15 +14,16 @@ import torch
 import torch.nn.functional as F
 
 import spamm_torch
+from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.options import (
+    add_by_device,
     add_cold_option,
     add_device_option,
-    add_timing_options,
-    choose_device,
+    add_ratios_option,
+    add_repeats_option,
+    fill_in,
     positive_integer,
-    show,
 )
-from common.precisions import PRECISIONS, TOLERANCE, use_precision
 from common.timing import interleaved
 from models.errors import UserError
 
@@ -80,22 +81,21 @@ GROUPS = {
 }
 NAMES = [layer.name for layers in GROUPS.values() for layer in layers]
 RATIOS = (1.0, 0.97, 0.9, 0.75, 0.63, 0.43, 0.3)
-DEFAULTS = {  # groups, batches, precisions, rounds
-    "cpu": (("vgg13",), (128,), ("float32",), 5),
-    "cuda": (tuple(GROUPS), (100, 128), ("float16",), 15),
+DEFAULTS = {
+    "cpu": {"groups": ("vgg13",), "batches": (128,), "precisions": ("float32",), "repeats": 5},
+    "cuda": {
+        "groups": tuple(GROUPS),
+        "batches": (100, 128),
+        "precisions": ("float16",),
+        "repeats": 15,
+    },
 }
 LARGE_BATCHES = (64,)  # of the group of large layers
 
 
 def add_options(parser):
     add_device_option(parser)
-    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
-    parser.add_argument(
-        "--groups",
-        nargs="+",
-        choices=GROUPS,
-        help=f"of layers (default: all; on the CPU {show(on_cpu[0])})",
-    )
+    add_by_device(parser, DEFAULTS, "--groups", "of layers", nargs="+", choices=GROUPS)
     parser.add_argument(
         "--layers",
         metavar="LAYER",
@@ -103,19 +103,14 @@ def add_options(parser):
         choices=NAMES,
         help=f"some of the groups' layers only (default: all). They are: {', '.join(NAMES)}",
     )
-    parser.add_argument(
-        "--batches",
+    add_by_device(
+        *(parser, DEFAULTS, "--batches", f"images a batch; large layers {LARGE_BATCHES[0]}"),
         metavar="IMAGES",
         type=positive_integer,
         nargs="+",
-        help=f"images a batch (default: {show(on_cuda[1])}; on the CPU {show(on_cpu[1])}; "
-        f"large layers {show(LARGE_BATCHES)})",
     )
-    parser.add_argument(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        help=f"number formats (default: {show(on_cuda[2])}; on the CPU {show(on_cpu[2])})",
+    add_by_device(
+        *(parser, DEFAULTS, "--precisions", "number formats"), nargs="+", choices=PRECISIONS
     )
     parser.add_argument(
         "--data",
@@ -133,18 +128,14 @@ def add_options(parser):
         metavar=("M", "K", "N"),
         help="edges of the blocks, each 32, 64 or 128 (default: 64 64 64)",
     )
-    add_timing_options(parser, RATIOS, {device: of[3] for device, of in DEFAULTS.items()})
+    add_ratios_option(parser, RATIOS)
+    add_repeats_option(parser, DEFAULTS)
     add_cold_option(parser)
 
 
 def choose(options):
-    options.device = choose_device(options.device)
-    groups, batches, precisions, repeats = DEFAULTS[options.device.type]
-    options.groups = options.groups or groups
     options.large_batches = options.batches or LARGE_BATCHES
-    options.batches = options.batches or batches
-    options.precisions = options.precisions or precisions
-    options.repeats = options.repeats or repeats
+    fill_in(options, DEFAULTS)
     if not list(cases_of(options)):
         raise UserError(
             f"expected layers of --groups {' '.join(options.groups)}; got "

@@ -7,16 +7,17 @@ import itertools
 import torch
 
 import spamm_torch
+from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.operands import operands
 from common.options import (
+    add_by_device,
     add_cold_option,
     add_device_option,
-    add_timing_options,
-    choose_device,
-    positive_integer,
-    show,
+    add_ratios_option,
+    add_repeats_option,
+    add_sizes_option,
+    fill_in,
 )
-from common.precisions import PRECISIONS, TOLERANCE, use_precision
 from common.tables import text
 from common.timing import interleaved
 from models.errors import UserError
@@ -30,9 +31,13 @@ spreads, and errors: relative, in the Frobenius norm, against float64 with the s
 skipped."""
 MODE = torch.inference_mode
 RATIOS = (1.0, 0.9, 0.5, 0.3, 0.2, 0.1, 0.05)
-DEFAULTS = {  # sizes, precisions, rounds
-    "cpu": ((2048, 4096), ("float32", "bfloat16"), 7),
-    "cuda": ((1024, 2048, 4096, 8192, 16384), tuple(PRECISIONS), 15),
+DEFAULTS = {
+    "cpu": {"sizes": (2048, 4096), "precisions": ("float32", "bfloat16"), "repeats": 7},
+    "cuda": {
+        "sizes": (1024, 2048, 4096, 8192, 16384),
+        "precisions": tuple(PRECISIONS),
+        "repeats": 15,
+    },
 }
 _SEARCHED_ERROR = 1e-6  # the max_error of the second search
 _SAID_SIZE = 8192  # of the conclusion, where it was measured
@@ -50,20 +55,9 @@ def block_edges(text):
 
 def add_options(parser):
     add_device_option(parser)
-    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
-    parser.add_argument(
-        "--sizes",
-        metavar="N",
-        type=positive_integer,
-        nargs="+",
-        help=f"edges of the square matrices (default: {show(on_cuda[0])}; "
-        f"on the CPU {show(on_cpu[0])})",
-    )
-    parser.add_argument(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        help=f"number formats (default: all; on the CPU {show(on_cpu[1])})",
+    add_sizes_option(parser, DEFAULTS)
+    add_by_device(
+        *(parser, DEFAULTS, "--precisions", "number formats"), nargs="+", choices=PRECISIONS
     )
     parser.add_argument(
         "--blocks",
@@ -81,16 +75,13 @@ def add_options(parser):
         help="decay: the paper's decay matrix; normal: random ones of N(0, 1); scaled: these with "
         "rows and columns scaled by 1e-12 to 1; overlap: a water cluster's (default: decay)",
     )
-    add_timing_options(parser, RATIOS, {device: of[2] for device, of in DEFAULTS.items()})
+    add_ratios_option(parser, RATIOS)
+    add_repeats_option(parser, DEFAULTS)
     add_cold_option(parser)
 
 
 def choose(options):
-    options.device = choose_device(options.device)
-    sizes, precisions, repeats = DEFAULTS[options.device.type]
-    options.sizes = options.sizes or sizes
-    options.precisions = options.precisions or precisions
-    options.repeats = options.repeats or repeats
+    fill_in(options, DEFAULTS)
 
 
 def header(options):

@@ -11,35 +11,35 @@ import torch
 
 import spamm_torch
 from cases.conv import GROUPS, Case
-from cases.multi_gpu import said_of
-from cases.multi_gpu.layouts import figures
-from common.clock import by_clock
+from cases.multi_gpu import different, said_of
+from cases.shards import equal_cuts, figures, split, synchronize
+from common.machine import PRECISIONS, use_precision
 from common.measuring import cell
 from common.options import (
+    add_by_device,
     add_device_option,
     add_parts_option,
-    add_timing_options,
-    choose_devices,
+    add_ratios_option,
+    add_repeats_option,
+    fill_in,
     positive_integer,
-    show,
 )
-from common.precisions import PRECISIONS, use_precision
+from common.timing import by_clock
 
 TITLE = "conv2d of a batch on several devices against one"
 NOTES = ""
 MODE = torch.inference_mode
 LAYERS = {layer.name: layer for layer in GROUPS["vgg13"]}
 RATIOS = (0.5, 1.0)
-DEFAULTS = {  # batches, precision, rounds
-    "cpu": ((128, 256), "float32", 3),
-    "cuda": ((128, 512, 2048, 8192), "float16", 5),
+DEFAULTS = {
+    "cpu": {"batches": (128, 256), "precision": "float32", "repeats": 3},
+    "cuda": {"batches": (128, 512, 2048, 8192), "precision": "float16", "repeats": 5},
 }
 _BLOCK = (64, 64, 64)  # the last is the images of a pixel block, too
 
 
 def add_options(parser):
     add_device_option(parser)
-    on_cpu, on_cuda = DEFAULTS["cpu"], DEFAULTS["cuda"]
     add_parts_option(parser)
     parser.add_argument(
         "--layers",
@@ -49,28 +49,19 @@ def add_options(parser):
         default=tuple(LAYERS),
         help=f"some of {', '.join(LAYERS)} (default: all)",
     )
-    parser.add_argument(
-        "--batches",
+    add_by_device(
+        *(parser, DEFAULTS, "--batches", "images a batch"),
         metavar="IMAGES",
         type=positive_integer,
         nargs="+",
-        help=f"images a batch (default: {show(on_cuda[0])}; on the CPU {show(on_cpu[0])})",
     )
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        help=f"number format (default: {on_cuda[1]}; on the CPU {on_cpu[1]})",
-    )
-    add_timing_options(parser, RATIOS, {device: of[2] for device, of in DEFAULTS.items()})
+    add_by_device(parser, DEFAULTS, "--precision", "number format", choices=PRECISIONS)
+    add_ratios_option(parser, RATIOS)
+    add_repeats_option(parser, DEFAULTS)
 
 
 def choose(options):
-    options.devices = choose_devices(options.device, options.parts)
-    options.device = options.devices[0]
-    batches, precision, repeats = DEFAULTS[options.device.type]
-    options.batches = options.batches or batches
-    options.precision = options.precision or precision
-    options.repeats = options.repeats or repeats
+    fill_in(options, DEFAULTS)
 
 
 def header(options):
@@ -84,13 +75,11 @@ def settings(options):
 
 def measure(measuring, options):
     dtype = use_precision(options.precision)
-
-    rest = dtype, options.devices, options.repeats
-    kind = "several devices, layers"
+    one = partial(measure_layer, dtype, options.devices, options.repeats)
     cells = itertools.product(options.layers, options.batches, options.ratios)
     calls = {
         f"{layer} {batch} {ratio}": cell(
-            kind, partial(measure_layer, *rest), layer=layer, batch=batch, ratio=ratio
+            "several devices, layers", one, layer=layer, batch=batch, ratio=ratio
         )
         for layer, batch, ratio in cells
     }
@@ -104,45 +93,25 @@ def said(tables, options):
         return "No layer could be measured on several devices."
     batch = max(row["batch"] for row in rows)
     speedups = [row["speedup"] for row in rows if row["batch"] == batch]
-    wrong = sum(not row["equal"] for row in rows)
-    differ = f"; {wrong} RESULTS DIFFER from one device's" if wrong else ""
     return (
         f"{options.parts} devices against one, batch {batch}: faster in "
         f"{sum(speedup > 1 for speedup in speedups)} of {len(speedups)} cells, at most "
-        f"{max(speedups):.2f}x{differ}."
+        f"{max(speedups):.2f}x{different(rows)}."
     )
 
 
 def measure_layer(dtype, devices, repeats, layer, batch, ratio):
     """The row of a layer, by name."""
-    layer = LAYERS[layer]
-    case = Case(layer, batch, dtype, "even", _BLOCK, devices[0])
+    case = Case(LAYERS[layer], batch, dtype, "even", _BLOCK, devices[0])
     tau, valid = case.threshold(ratio)
     setting = case.shape | case.setting | {"tau": float(tau)}
     weights = [case.weight.to(device) for device in devices]
-    cuts = image_cuts(batch, len(devices))
-    shards = [
-        case.input[first:last].to(device)
-        for (first, last), device in zip(itertools.pairwise(cuts), devices, strict=True)
-    ]
+    shards = split(case.input, equal_cuts(batch, len(devices), _BLOCK[2]), devices)
     calls = {
         "one": partial(spamm_torch.conv2d, case.input, case.weight, **setting),
         "all": partial(spamm_torch.conv2d, shards, weights, **setting),
     }
     expected, results = calls["one"](), calls["all"]()
     equal = torch.equal(torch.cat([result.to(devices[0]) for result in results]), expected)
-
-    def synchronize():
-        for device in devices:
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-
-    times = by_clock(calls, repeats, synchronize)
+    times = by_clock(calls, repeats, partial(synchronize, devices))
     return [figures(valid, times, equal)]
-
-
-def image_cuts(batch, parts):
-    """parts + 1 numbers of images, of parts equal to a pixel block."""
-    images = _BLOCK[2]
-    blocks = -(-batch // images)
-    return [min(batch, images * (blocks * part // parts)) for part in range(parts + 1)]

@@ -1,5 +1,6 @@
 """How cells are measured: each by itself, once, and whatever happens to the others."""
 
+import copy
 import functools
 import gc
 from dataclasses import dataclass
@@ -88,3 +89,18 @@ def failed(tables):
 def not_measured(row):
     """Words for the terminal about a row without figures."""
     return f"not measured: {row['absent']}"
+
+
+def compiled(model, example, console):
+    """A copy of a model by torch.compile, for an example input; None where that fails.
+
+    Args:
+        console: on which it says why nothing was compiled.
+    """
+    found = torch.compile(copy.deepcopy(model), dynamic=False)
+    try:
+        found(example)
+    except Exception as error:  # Inductor has no compiler, or none that works here
+        console.print(f"torch.compile is left out: {first_line(error)}")
+        return None
+    return found

@@ -90,13 +90,32 @@ def add_output_options(parser, name=None):
     )
 
 
-def add_timing_options(parser, ratios, rounds):
-    """``--ratios`` and ``--repeats``.
+def add_by_device(parser, defaults, flag, what, **rest):
+    """An option whose default depends on the device.
 
     Args:
-        ratios: default valid ratios. rounds: {"cpu" or "cuda": default number of rounds}, which
-            the script fills in once it knows the device.
+        defaults: {"cpu" or "cuda": {name of the option: value}}, from which fill_in takes it.
+        what: the help, but for the defaults. rest: of add_argument.
     """
+    on_cuda, on_cpu = (show(defaults[kind][flag[2:]]) for kind in ("cuda", "cpu"))
+    said = on_cuda if on_cuda == on_cpu else f"{on_cuda}; on the CPU {on_cpu}"
+    parser.add_argument(flag, help=f"{what} (default: {said})".replace("%", "%%"), **rest)
+
+
+def add_sizes_option(parser, defaults, what="edges of the square matrices"):
+    add_by_device(parser, defaults, "--sizes", what, metavar="N", type=positive_integer, nargs="+")
+
+
+def add_repeats_option(parser, defaults):
+    add_by_device(
+        *(parser, defaults, "--repeats", "rounds of each timing"),
+        metavar="ROUNDS",
+        type=positive_integer,
+    )
+
+
+def add_ratios_option(parser, ratios):
+    """``--ratios``, with its default."""
     parser.add_argument(
         "--ratios",
         metavar="RATIO",
@@ -105,16 +124,28 @@ def add_timing_options(parser, ratios, rounds):
         default=ratios,
         help=f"shares of block products to keep, in (0, 1] (default: {show(ratios)})",
     )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=positive_integer,
-        help=f"rounds of each timing (default: {rounds['cuda']}; on the CPU {rounds['cpu']})",
-    )
 
 
 def add_cold_option(parser):
     parser.add_argument("--cold", action="store_true", help="empty the L2 cache before each call")
+
+
+def fill_in(options, defaults):
+    """Makes ``options.device`` a torch.device, and gives options that were left out its defaults.
+
+    Args:
+        defaults: as of add_by_device.
+
+    Raises:
+        UserError: there is no such device, or no device for each of ``options.parts``.
+    """
+    options.device = choose_device(options.device)
+    if hasattr(options, "parts"):
+        options.devices = choose_devices(options.device, options.parts)
+        options.device = options.devices[0]
+    for name, value in defaults[options.device.type].items():
+        if getattr(options, name, None) is None:
+            setattr(options, name, value)
 
 
 def choose_device(name):
@@ -130,15 +161,14 @@ def choose_device(name):
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def choose_devices(name, parts):
-    """The torch.devices of an option --device, one for each part.
+def choose_devices(device, parts):
+    """The torch.devices of so many parts: CUDA devices of their own, or the CPU for each.
 
     Raises:
         UserError: there are fewer CUDA devices than parts.
     """
     import torch
 
-    device = choose_device(name)
     if device.type == "cpu":
         return [device] * parts
     found = torch.cuda.device_count()
@@ -163,5 +193,6 @@ def require_cuda():
 
 
 def show(values):
-    """Several default values as they would be typed."""
+    """Default values as they would be typed."""
+    values = values if isinstance(values, (list, tuple, dict)) else [values]
     return " ".join(f"{value:g}" if isinstance(value, float) else str(value) for value in values)

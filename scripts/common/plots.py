@@ -6,7 +6,7 @@ second.
 
 import io
 
-from common.tables import Lines, text
+from common.tables import text
 
 WIDTH = 8.5  # inches, of a picture that is shown 850 pixels wide
 _DPI = 160
@@ -58,50 +58,6 @@ def factor_axis(axis, values, label=None):
         axis.set_ylabel(label)
 
 
-def name_lines(axis, ends, size=10):
-    """Writes the name of each line beside its last point, apart from the other names.
-
-    Args:
-        ends: (x, y, name, color) of each line; the last points are the rightmost.
-    """
-    to_pixels = axis.transData.transform
-    line = 1.25 * size / 72 * axis.figure.dpi
-    placed = sorted(((to_pixels((x, y))[1], x, y, *rest) for x, y, *rest in ends), reverse=True)
-    heights = _spread([height for height, *_ in placed], line)
-    for (height, x, y, name, its_color), moved in zip(placed, heights, strict=True):
-        axis.annotate(
-            name,
-            (x, y),
-            xytext=(7, (moved - height) * 72 / axis.figure.dpi),
-            textcoords="offset points",
-            va="center",
-            fontsize=size,
-            color=its_color,
-            fontweight="bold",
-            annotation_clip=False,
-        )
-
-
-def _spread(heights, distance):
-    """Falling heights, moved as little as it takes to be at least ``distance`` apart."""
-    groups = []  # [sum of (height + its place in the group * distance), members]
-    for height in heights:
-        groups.append([height, 1])
-        while len(groups) > 1 and _bottom(groups[-2], distance) < groups[-1][0] / groups[-1][1]:
-            total, members = groups.pop()
-            groups[-1][0] += total + members * groups[-1][1] * distance
-            groups[-1][1] += members
-    return [
-        total / members - place * distance for total, members in groups for place in range(members)
-    ]
-
-
-def _bottom(group, distance):
-    """Where the next height below a group may be: the group's mean start, less its members."""
-    total, members = group
-    return total / members - members * distance
-
-
 def png(figure, header, title=None, *, device_size=8.5):
     """The picture as bytes, with its title and a line that names the device."""
     from matplotlib import pyplot
@@ -115,40 +71,6 @@ def png(figure, header, title=None, *, device_size=8.5):
     return buffer.getvalue()
 
 
-def speedup_map(axis, speedups):
-    """Cells with their speedups, blue above 1 and red below, and a line along break-even.
-
-    Args:
-        speedups: rows of numbers, or None for a cell that stays empty.
-    """
-    import math
-
-    reach = math.log(2)  # twice as fast or half: full colour
-    colors = [
-        [0 if value is None else max(-reach, min(reach, math.log(value))) for value in row]
-        for row in speedups
-    ]
-    axis.imshow(colors, cmap="RdBu", vmin=-1.3 * reach, vmax=1.3 * reach, aspect="auto")
-    for i, row in enumerate(speedups):
-        for j, value in enumerate(row):
-            if value is None:
-                continue
-            text = f"{value:.1f}" if value >= 9.95 else f"{value:.2f}"
-            ink = "white" if abs(colors[i][j]) > 0.85 * reach else "black"
-            axis.text(j, i, text, ha="center", va="center", fontsize=8.5, color=ink)
-            if j and _breaks_even(row[j - 1], value):
-                axis.plot((j - 0.5, j - 0.5), (i - 0.5, i + 0.5), color="black", linewidth=2)
-            if i and _breaks_even(speedups[i - 1][j], value):
-                axis.plot((j - 0.5, j + 0.5), (i - 0.5, i - 0.5), color="black", linewidth=2)
-    axis.tick_params(length=0)
-    axis.spines[:].set_visible(False)
-
-
-def _breaks_even(before, value):
-    """Whether the line of a speedup of 1 runs between two cells."""
-    return before is not None and (before >= 1) != (value >= 1)
-
-
 # ---- Pictures of rows ---------------------------------------------------------------------------
 
 
@@ -156,11 +78,8 @@ def draw(picture, rows, title, header):
     """The picture of rows of results as the bytes of a PNG.
 
     Args:
-        picture: Lines or Map of common.tables. rows: with what is drawn.
-        header: of the run with the device.
+        picture: of common.tables. rows: with what is drawn. header: of the run with the device.
     """
-    is_lines = isinstance(picture, Lines)
-    drawn = picture.drawn
     for name, wanted in picture.prefer.items():
         known = [row[name] for row in rows]
         numbers = [value for value in known if isinstance(value, (int, float))]
@@ -173,39 +92,37 @@ def draw(picture, rows, title, header):
         groups.setdefault(row.get(picture.panel), []).append(row)
     shown = dict(list(groups.items())[:_MOST_PANELS])
     height = 3.6
-    if not is_lines:
-        height = 1.3 + 0.25 * max(len(_by(group, picture.row)) for group in shown.values())
-    figure, (axes,) = panels(1, len(shown), height, sharey=is_lines)
+    if picture.is_map:
+        height = 1.3 + 0.25 * max(len(_lines(group, picture)) for group in shown.values())
+    figure, (axes,) = panels(1, len(shown), height, sharey=not picture.is_map)
     for axis, (name, group) in zip(axes, shown.items(), strict=True):
-        (_draw_lines if is_lines else _draw_map)(axis, picture, group)
+        (_draw_map if picture.is_map else _draw_lines)(axis, picture, group)
         axis.set_title(text(name, picture.panel))
-    if is_lines:
+    if not picture.is_map:
         axes[0].set_ylabel(picture.labels[1])
-    if drawn == "speedup" and is_lines:
-        factor_axis(axes[0], [row[drawn] for row in rows], picture.labels[1])
+        if picture.drawn == "speedup":
+            factor_axis(axes[0], [row["speedup"] for row in rows], picture.labels[1])
     return png(figure, header, title)
 
 
-def _by(rows, columns):
-    """{name: rows} of the values of some columns."""
+def _lines(rows, picture):
+    """{name: rows} of the values of the picture's lines."""
     found = {}
     for row in rows:
-        name = ", ".join(text(row[column], column) for column in columns)
+        name = ", ".join(text(row[column], column) for column in picture.line.split())
         found.setdefault(name, []).append(row)
     return found
 
 
 def _draw_lines(axis, picture, rows):
-    for index, (name, line) in enumerate(list(_by(rows, picture.line).items())[: len(_COLORS)]):
+    for index, (name, line) in enumerate(list(_lines(rows, picture).items())[: len(_COLORS)]):
         scale = 100 if picture.x == "valid_ratio" else 1
         points = sorted((scale * row[picture.x], row[picture.drawn]) for row in line)
         axis.plot(*zip(*points, strict=True), marker="o", ms=4, color=color(index), label=name)
     axis.grid(alpha=0.25)
     axis.set_xlabel(picture.labels[0])
-    if "x" in picture.log:
-        axis.set_xscale("log")
-    if "y" in picture.log:
-        axis.set_yscale("log")
+    for name in picture.log:
+        getattr(axis, f"set_{name}scale")("log")
     if picture.x == "n":
         sizes = sorted({row["n"] for row in rows})
         axis.set_xticks(sizes, [f"{size / 1024:g}k" for size in sizes], fontsize=8)
@@ -216,13 +133,23 @@ def _draw_lines(axis, picture, rows):
 
 
 def _draw_map(axis, picture, rows):
-    lines = _by(rows, picture.row)
-    columns = list(_by(rows, (picture.column,)))
-    key = picture.column
-    found = {
-        name: {text(row[key], key): row[picture.drawn] for row in line}
-        for name, line in lines.items()
-    }
-    speedup_map(axis, [[line.get(column) for column in columns] for line in found.values()])
+    """Cells with their speedups, blue above 1 and red below, white where they are equal."""
+    import numpy as np
+
+    lines = _lines(rows, picture)
+    columns = list(dict.fromkeys(text(row[picture.x], picture.x) for row in rows))
+    cells = np.full((len(lines), len(columns)), np.nan)
+    for i, line in enumerate(lines.values()):
+        for row in line:
+            cells[i, columns.index(text(row[picture.x], picture.x))] = row[picture.drawn]
+    reach = np.log(2)  # twice as fast or half: full colour
+    colors = np.clip(np.log(cells), -reach, reach)
+    axis.imshow(colors, cmap="RdBu", vmin=-1.3 * reach, vmax=1.3 * reach, aspect="auto")
+    for i, j in np.argwhere(np.isfinite(cells)):
+        words = f"{cells[i, j]:.1f}" if cells[i, j] >= 9.95 else f"{cells[i, j]:.2f}"
+        ink = "white" if abs(colors[i, j]) > 0.85 * reach else "black"
+        axis.text(j, i, words, ha="center", va="center", fontsize=8.5, color=ink)
+    axis.tick_params(length=0)
+    axis.spines[:].set_visible(False)
     axis.set_yticks(range(len(lines)), list(lines))
     axis.set_xticks(range(len(columns)), columns, rotation=30 if len(columns) > 4 else 0)

@@ -1,6 +1,7 @@
 """Results: rows of figures in a JSON file, and the page and the picture that are made of them.
 
-A file is a page: {"title", "headline", "notes", "runs"}. A run is what one command measured:
+A file is a page: {"title", "headline", "notes", "brief", "runs"}; "brief" names runs whose tables
+the page leaves to the JSON file. A run is what one command measured:
 {"name", "said", "header", "tables"}. A table is a list of rows, dicts with the same keys, under
 its kind; common.tables says how a page shows a kind. In the file a table is {"columns", "rows"},
 one row a line.
@@ -94,9 +95,12 @@ def write(path, page):
         UserError: a file cannot be written.
     """
     contents = {".json": _as_json(page).encode(), ".md": _markdown(page, path.stem).encode()}
-    picture = _picture(page)
-    if picture is not None:
-        contents[".png"] = picture
+    if shown := _shown(page):
+        from common import plots
+
+        picture, rows = shown
+        header = page["runs"][0]["header"]
+        contents[".png"] = plots.draw(picture, rows, page["title"], header)
     for suffix, content in contents.items():
         write_bytes(path.with_suffix(suffix), content)
     return [path.with_suffix(suffix) for suffix in contents]
@@ -119,7 +123,7 @@ def _as_json(page):
         )
         runs.append(f"{{{head[1:]},\n" + ' "tables": {\n' + f"{tables}}}}}")
     head = ",\n".join(
-        f"{json.dumps(key)}: {json.dumps(page[key])}" for key in ("title", "headline", "notes")
+        f"{json.dumps(key)}: {json.dumps(page[key])}" for key in page if key != "runs"
     )
     return f"{{{head},\n" + '"runs": [\n' + ",\n".join(runs) + "]}\n"
 
@@ -168,10 +172,6 @@ def finish(path, title, run, console=None, notes=""):
         say(f"wrote {written}")
 
 
-def _can_draw():
-    return importlib.util.find_spec("matplotlib") is not None
-
-
 # ---- Pages --------------------------------------------------------------------------------------
 
 
@@ -184,9 +184,12 @@ def _markdown(page, name):
         for run in page["runs"]
         for header in (run["header"],)
     ]
-    lines += [*table(("run", *_APART, "with"), runs, left=range(5)), ""]
+    lines += [*table(("run", *_APART, "with"), runs, left=5), ""]
     for run in page["runs"]:
         lines += [f"## {run['name']}", "", *_wrapped(run["said"])]
+        if run["name"] in page.get("brief", ()):
+            lines += [f"Its tables are in [{name}.json]({name}.json).", ""]
+            continue
         for kind, rows in run["tables"].items():
             lines += _of_table(kind, rows, brief=len(page["runs"]) > 1)
     return "\n".join(lines).rstrip() + "\n"
@@ -211,9 +214,9 @@ def _of_table(kind, rows, brief):
     lines = []
     holding = [row for row in rows if not row.get(_MARK)]
     for view in KINDS[kind].views:
-        head, cells = _cells(view, holding, brief)
+        head, cells, left = _cells(view, holding, brief)
         if cells:
-            lines += [view.title, "", *table(head, cells, left=range(view.texts)), ""]
+            lines += [view.title, "", *table(head, cells, left), ""]
     dates = sorted({row[_MARK] for row in rows if row.get(_MARK)})
     if dates:
         said = f"{len(rows) - len(holding)} of {len(rows)} rows are not shown: superseded on "
@@ -235,7 +238,10 @@ def _absent(kind, rows):
 
 
 def _cells(view, rows, brief=False):
-    """Head and rows of a table, as text; ``brief``: as on a page of several runs."""
+    """Head and rows of a table, as text, and how many columns say where a row belongs.
+
+    ``brief``: as on a page of several runs.
+    """
     rows = [row for row in rows if not row.get("absent")]
     for name, values in view.shown.items() if brief else ():
         rows = [row for row in rows if row[name] in values] or rows
@@ -245,32 +251,24 @@ def _cells(view, rows, brief=False):
         place = tuple(text(row.get(name), name) for name in index)
         lines.setdefault(place, {})[row[view.across] if view.across else None] = row
     values = [x for x in view.values if any(row.get(x.column) is not None for row in rows)]
-    across = list(dict.fromkeys(key for line in lines.values() for key in line))
-    if view.across is None:
-        head = (*index, *(x.title or x.column for x in values))
-        cells = [(*at, *(x.text(line[None]) for x in values)) for at, line in lines.items()]
-        return head, cells
-    beside = [x for x in values if x.beside]
-    inside = [x for x in values if not x.beside]
-    head = (
-        *index,
-        *(x.title or x.column for x in beside),
-        *(text(key, view.across) for key in across),
-    )
+    apart = [x for x in values if x.beside or view.across is None]
+    inside = [x for x in values if x not in apart]
+    across = list(dict.fromkeys(key for line in lines.values() for key in line)) if inside else []
+    head = (*index, *(x.title for x in apart), *(text(key, view.across) for key in across))
     cells = [
         (
             *at,
-            *(x.text(next(iter(line.values()))) for x in beside),
+            *(x.text(next(iter(line.values()))) for x in apart),
             *(" ".join(filter(None, (x.text(line.get(c)) for x in inside))) for c in across),
         )
         for at, line in lines.items()
     ]
-    return head, cells
+    return head, cells, len(index)
 
 
-def table(head, rows, left=(0,)):
-    """Lines of a Markdown table; ``left`` columns are aligned left, the others right."""
-    rule = ["---" if column in left else "---:" for column in range(len(head))]
+def table(head, rows, left=1):
+    """Lines of a Markdown table; the first ``left`` columns are aligned left, the others right."""
+    rule = ["---" if column < left else "---:" for column in range(len(head))]
     return [_row(head), _row(rule), *map(_row, rows)]
 
 
@@ -280,19 +278,18 @@ def _row(cells):
 
 def _print(view, rows, console):
     """A table on the terminal; where rich is not installed as in Markdown."""
-    head, cells = _cells(view, rows)
+    head, cells, left = _cells(view, rows)
     if not cells:
         return
     if console is None:
-        print("\n".join([view.title, *table(head, cells, left=range(view.texts))]))
+        print("\n".join([view.title, *table(head, cells, left)]))
         return
     from rich.table import Table
 
     shown = Table(title=view.title, title_justify="left")
     for place, name in enumerate(head):
         wrapped = "\n".join(textwrap.wrap(name, 9, break_long_words=False)) if place else name
-        justify = "left" if place < view.texts else "right"
-        shown.add_column(wrapped, justify=justify, no_wrap=place > 0)
+        shown.add_column(wrapped, justify="left" if place < left else "right", no_wrap=place > 0)
     for row in cells:
         shown.add_row(*row)
     console.print(shown)
@@ -315,6 +312,10 @@ def index(pages):
 # ---- Pictures -----------------------------------------------------------------------------------
 
 
+def _can_draw():
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def _shown(page):
     """(picture, rows) of the first kind on the page that is drawn; None where none is.
 
@@ -330,14 +331,3 @@ def _shown(page):
         if rows:
             return picture, rows
     return None
-
-
-def _picture(page):
-    """The bytes of a PNG, or None."""
-    from common import plots
-
-    shown = _shown(page)
-    if shown is None:
-        return None
-    picture, rows = shown
-    return plots.draw(picture, rows, page["title"], page["runs"][0]["header"])

@@ -1,4 +1,10 @@
-"""How pages of results show each kind of table: its key, its views and its picture."""
+"""How pages of results show each kind of table: its key, its views and its picture.
+
+A value of a view is "column", "column|format" or "column|format|title"; a ">" before it says that
+it has a column of its own, from the first row of a line, in a view with columns ``across``. Formats
+are Python's (".4g", ".1%", "({:.2f}x)"); "us" shows milliseconds as microseconds; without one,
+times and numbers have four digits, and factors are "1.23x".
+"""
 
 from dataclasses import dataclass, field
 
@@ -16,590 +22,422 @@ def text(value, column=None):
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-@dataclass(frozen=True)
 class Value:
-    """A column's figures as text: format(scale * figure)."""
+    """A column's figures as text; ``of``: as this module says."""
 
-    column: str
-    format: str = "{:.2f}x"
-    title: str = ""
-    scale: float = 1
-    beside: bool = False  # in a view with ``across``: a column of its own, from the first row
+    def __init__(self, of):
+        self.column, self._format, title, *_ = [*of.lstrip(">").split("|"), "", ""]
+        self.title = title or self.column
+        self.beside = of.startswith(">")
+        if not self._format:
+            is_factor = self.column.startswith(("speedup", "over_", "paper_"))
+            self._format = "{:.2f}x" if is_factor else ".4g"
 
     def text(self, row):
         value = None if row is None else row.get(self.column)
         if value is None:
             return ""
-        return self.format.format(self.scale * value if self.scale != 1 else value)
+        if self._format == "us":
+            return f"{1e3 * value:.4g}"
+        return self._format.format(value) if "{" in self._format else format(value, self._format)
 
 
-@dataclass(frozen=True)
 class View:
-    """A table of rows: a line for each value of ``index``, a column for each of ``across``."""
+    """A table of rows: a line for each value of ``index``, a column for each of ``across``.
 
-    title: str
-    index: tuple[str, ...]
-    values: tuple[Value, ...]
-    across: str | None = None
-    shown: dict = field(default_factory=dict)  # on a page of several runs: these values of a column
-    texts: int = 1  # columns aligned left
+    ``shown``: on a page of several runs only rows with these values of some columns.
+    """
+
+    def __init__(self, title, index, values, across=None, /, **shown):
+        self.title, self.index, self.across = title, index.split(), across
+        self.values, self.shown = [Value(value) for value in values], shown
 
 
 @dataclass(frozen=True)
-class Lines:
-    """A picture: ``drawn`` by ``x``, a line for each of ``line``, a panel for each of ``panel``.
+class Picture:
+    """``drawn`` by ``x``, a line for each of ``line``, a panel for each value of ``panel``.
 
-    ``prefer`` names columns of which one value is drawn: the one given or, without it, the largest.
+    ``prefer`` names columns of which one value is drawn: the one given or, where it is None or
+    missing, the largest. A map has speedups in cells instead, blue above 1 and red below, a row for
+    each of ``line``, a column for each value of ``x``.
     """
 
     x: str
-    drawn: str  # on the y axis
-    line: tuple[str, ...]
+    drawn: str  # on the y axis, or in the cells
+    line: str  # columns
     panel: str | None = None
     prefer: dict = field(default_factory=dict)
     log: str = ""  # "x", "y", "xy": axes by factors
     labels: tuple[str, str] = ("", "")
+    is_map: bool = False
 
 
-@dataclass(frozen=True)
-class Map:
-    """A picture: speedups in cells, blue above 1, red below; otherwise as Lines."""
-
-    row: tuple[str, ...]
-    column: str
-    drawn: str  # in the cells
-    panel: str | None = None
-    prefer: dict = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Kind:
     """What tells rows apart, and how they are shown."""
 
-    key: tuple[str, ...]
-    views: tuple[View, ...] = ()
-    picture: Lines | Map | None = None
+    def __init__(self, key, *views, picture=None):
+        self.key, self.views, self.picture = key.split(), views, picture
 
 
-def _us(column, title="", beside=False):
-    return Value(column, "{:.4g}", title, 1e3, beside)
-
-
-def _ms(column, title="", beside=False):
-    return Value(column, "{:.4g}", title, beside=beside)
-
-
-def _percent(column, title="", digits=1, beside=False):
-    return Value(column, f"{{:.{digits}f}}%", title, 100, beside)
-
-
-def _error(column, title="", beside=False):
-    return Value(column, "{:.1e}", title, beside=beside)
-
-
-_PRODUCT = ("data", "precision", "block", "n")
 _KEPT = "block products kept"
-_SQUARE = ("matrix", "n", "precision", "block", "origin")
-_STUDIED = ("title", "precision", "ratio")  # and the images
+_STUDIED = "title precision ratio"  # and the images
 
-KINDS: dict[str, Kind] = {
-    # ---- Products
+_PRODUCTS = {
     "products": Kind(
-        (*_PRODUCT, "ratio", "cold"),
-        (
-            View(
-                "Speedup of mm over torch.mm (ms), norms included, by the share of block products "
-                "kept:",
-                (*_PRODUCT,),
-                (_ms("dense_ms", "torch.mm", beside=True), Value("speedup")),
-                "ratio",
-                {"n": (1024, 8192)},
-                texts=2,
-            ),
+        "data precision block n ratio cold",
+        View(
+            "Speedup of mm over torch.mm (ms), norms included, by the share of block products "
+            "kept:",
+            "data precision block n",
+            (">dense_ms||torch.mm", "speedup"),
+            "ratio",
+            n=(8192,),
         ),
-        Lines(
-            *("valid_ratio", "speedup", ("precision", "block"), "data"),
+        picture=Picture(
+            *("valid_ratio", "speedup", "precision block", "data"),
             {"n": 8192, "cold": False, "block": 64},
             "xy",
             (_KEPT, "speedup over torch.mm"),
         ),
     ),
     "norm maps": Kind(
-        (*_PRODUCT, "cold"),
-        (
-            View(
-                "Norm maps of both operands, ms (share of a copy's bandwidth), and the search for "
-                "tau of a valid ratio of 30%, ms, by N:",
-                ("data", "precision", "block"),
-                (
-                    _ms("norms_ms"),
-                    Value("norms_share_of_copy", "({:.0%}),"),
-                    _ms("search_ms"),
-                ),
-                "n",
-                texts=2,
-            ),
+        "data precision block n cold",
+        View(
+            "Norm maps of both operands, ms (share of a copy's bandwidth), and the search for tau "
+            "of a valid ratio of 30%, ms, by N:",
+            "data precision block",
+            ("norms_ms", "norms_share_of_copy|({:.0%}),", "search_ms"),
+            "n",
         ),
     ),
-    # ---- Convolutions
     "convolutions": Kind(
-        ("layer", "batch", "precision", "data", "block", "ratio", "cold"),
-        (
-            View(
-                "Speedup over the dense convolution (us), by the share of block products kept; "
-                "after it, where measured, that with input norms from the layer before:",
-                ("layer", "batch", "precision", "data"),
-                (
-                    _us("dense_ms", "dense", beside=True),
-                    Value("speedup", "{:.2f}"),
-                    Value("speedup_chained", "/ {:.2f}"),
-                ),
-                "ratio",
-                shown={"batch": (64, 128)},
-            ),
+        "layer batch precision data block ratio cold",
+        View(
+            "Speedup over the dense convolution (us), by the share of block products kept; after "
+            "it, where measured, that with input norms from the layer before:",
+            "layer batch precision data",
+            (">dense_ms|us|dense", "speedup|.2f", "speedup_chained|/ {:.2f}"),
+            "ratio",
+            batch=(64, 128),
         ),
-        Map(("layer",), "ratio", "speedup", "precision", {"batch": None}),
+        picture=Picture(*("ratio", "speedup", "layer", "precision", {"batch": None}), is_map=True),
     ),
-    # ---- Networks
+}
+
+_NETWORKS = {
     "networks": Kind(
-        ("network", "batch", "mode", "candidate"),
-        (
-            View(
-                "Time of a batch in us, and the speed over torch.compile (in a CUDA graph) or over "
-                "the dense network (eager):",
-                ("network", "batch", "mode"),
-                (_us("ms"), Value("speedup", "({:.2f}x)")),
-                "candidate",
-                shown={"mode": ("CUDA graph",)},
-            ),
+        "network batch mode candidate",
+        View(
+            "Time of a batch in us, and the speed over torch.compile (in a CUDA graph) or over the "
+            "dense network (eager):",
+            "network batch mode",
+            ("ms|us", "speedup|({:.2f}x)"),
+            "candidate",
+            mode=("CUDA graph",),
         ),
-        Map(("network", "batch"), "candidate", "speedup", None, {"mode": "CUDA graph"}),
+        picture=Picture(
+            *("candidate", "speedup", "network batch", None, {"mode": "CUDA graph"}), is_map=True
+        ),
     ),
     "fused layers": Kind(
-        ("layer", "batch", "candidate"),
-        (
-            View(
-                "ResNet-50's convolutions with bias, residual and ReLU, us; the floor is what "
-                "bytes or operations take on an H200:",
-                ("group", "layer", "count", "batch"),
-                (Value("floor_us", "{:.4g}", "floor", beside=True), _us("ms")),
-                "candidate",
-                texts=2,
-            ),
+        "layer batch candidate",
+        View(
+            "ResNet-50's convolutions with bias, residual and ReLU, us; the floor is what bytes or "
+            "operations take on an H200:",
+            "group layer count batch",
+            (">floor_us||floor", "ms|us"),
+            "candidate",
         ),
-        Map(("layer",), "candidate", "speedup"),
     ),
-    # ---- VGG13
     "served": Kind(
-        ("model", "mode", "network"),
-        (
-            View(
-                "Time of a batch in us, and the speed over the dense network:",
-                ("network",),
-                (_us("ms"), Value("speedup", "({:.2f}x)")),
-                "mode",
-            ),
+        "model mode network",
+        View(
+            "Time of a batch in us, and the speed over the dense network:",
+            "network",
+            ("ms|us", "speedup|({:.2f}x)"),
+            "mode",
         ),
     ),
     "served, quality": Kind(
-        ("model",),
-        (
-            View(
-                "Accuracy on images that took no part in the choice of thresholds:",
-                ("model",),
-                (
-                    Value("dense_accuracy", "{:.2f}%", "dense"),
-                    Value("accuracy", "{:.2f}%", "with SpAMM"),
-                    Value("changed", "{:.2f}%", "answers changed"),
-                ),
+        "model",
+        View(
+            "Accuracy on images that took no part in the choice of thresholds:",
+            "model",
+            (
+                "dense_accuracy|{:.2f}%|dense",
+                "accuracy|{:.2f}%|with SpAMM",
+                "changed|{:.2f}%|answers changed",
             ),
         ),
     ),
     "served layers": Kind(
-        ("model", "layer"),
-        (
-            View(
-                "Layers by themselves, with bias and ReLU:",
-                ("layer", "dense"),
-                (
-                    _percent("ratio", "valid", 0),
-                    Value("tau", "{:.3g}"),
-                    _us("dense_ms", "dense, us"),
-                    _us("spamm_ms", "SpAMM, us"),
-                ),
-                texts=2,
+        "model layer",
+        View(
+            "Layers by themselves, with bias and ReLU:",
+            "layer dense",
+            ("ratio|.0%|valid", "tau|.3g", "dense_ms|us|dense, us", "spamm_ms|us|SpAMM, us"),
+        ),
+    ),
+    "served layers by ratio": Kind("model layer ratio"),
+    "calibrated layers": Kind(
+        "case name",
+        View(
+            "Layers as chosen, us:",
+            "name shape reason",
+            (
+                *("valid_ratio|.1%|valid", "tau", "dense_us|.1f|dense", "chosen_us|.1f|chosen"),
+                "error|.2%",
             ),
         ),
     ),
-    "served layers by ratio": Kind(("model", "layer", "ratio")),
-    "study": Kind(
-        ("images", *_STUDIED, "layout"),
-        (
-            View(
-                "Change of accuracy in points and speed over the dense convolution, by layout; the "
-                "paper's speed is over its dense product:",
-                _STUDIED,
-                (
-                    Value("paper_change", "{:+.1f}", "paper: change", beside=True),
-                    Value("paper_speedup", "{:.1f}x", "paper: speed", beside=True),
-                    Value("accuracy_change", "{:+.2f}"),
-                    Value("over_conv", "{:.2f}x"),
-                ),
-                "layout",
+    "calibrated": Kind(
+        "case form", View("The whole model:", "form", ("ms|us|us", "speedup||over compiled"))
+    ),
+    "canvases": Kind(
+        "canvas form",
+        View(
+            "Time of a batch in ms, the speed over torch.compile, and how many pixels change:",
+            "canvas",
+            ("ms", "speedup|({:.2f}x)", "changed|{}"),
+            "form",
+        ),
+        picture=Picture(*("form", "speedup", "canvas"), is_map=True),
+    ),
+    "quality": Kind(
+        "form",
+        View(
+            "Quality of the labels:",
+            "form",
+            ("mean_iou|.3f|mean IoU", "found|.1%|digits found"),
+        ),
+    ),
+}
+
+_TABLES = {
+    "thresholds": Kind(
+        "n ratio",
+        View(
+            "Table 1: tau by valid ratio and N, and the difference from the paper's:",
+            "ratio",
+            ("tau|.6f", "difference|({:+.2%})"),
+            "n",
+        ),
+    ),
+    "valid products": Kind("n ratio"),
+    "speedups": Kind(
+        "precision block n ratio",
+        View(
+            "Table 2: speedup over torch.mm by N; after it the paper's over cuBLAS (V100):",
+            "precision block ratio",
+            ("speedup|.2f", "paper|/ {:.1f}"),
+            "n",
+            block=(64,),
+        ),
+    ),
+    "speedups, two GPUs": Kind(
+        "precision n ratio layout",
+        View(
+            "On two GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
+            "precision n layout",
+            ("speedup|.2f",),
+            "ratio",
+            precision=("float16",),
+        ),
+    ),
+    "block-sparse products": Kind("precision n ratio"),
+    "at equal error": Kind(
+        "n share block",
+        View(
+            "Table 3: mm against the fastest sparse product at equal error:",
+            "n share block",
+            (
+                *("valid_ratio|.2%|valid", "paper_valid|.2%|paper's valid"),
+                *("error|.5g", "paper_error|.5g|paper's error", "ms||mm, ms"),
+                *("graph_ms||in a graph", "speedup|{:.4g}x", "speedup_two|{:.4g}x|two GPUs"),
+                *("paper_speedup_1|{:.4g}x|paper's speedup", "paper_speedup_2|{:.4g}x|on two"),
             ),
         ),
-        Lines(
-            *("over_conv", "accuracy_change", ("layout",), "precision"),
+    ),
+    "sparse products": Kind(
+        "n share peer",
+        View(
+            "The sparse products:",
+            "n share peer",
+            (
+                *("ms", "conversion_ms||conversion, ms", "dense_ms||torch.mm, ms"),
+                *("products|.2g", "trun|.6g|TRUN", "error|.5g"),
+            ),
+        ),
+    ),
+    "squares": Kind(
+        "matrix n precision block origin waters basis tau",
+        View(
+            "Table 4: speedup over torch.mm (ms), and the error, by tau:",
+            "matrix n precision block origin",
+            (">dense_ms||torch.mm", "speedup", "error|({:.1e})"),
+            "tau",
+            precision=("float64",),
+        ),
+    ),
+    "the paper's squares": Kind(
+        "number tau",
+        View(
+            "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
+            "number",
+            (">norm|.5g|norm of C", "error|.2g", "speedup|{:.1f}x"),
+            "tau",
+        ),
+    ),
+    "study": Kind(
+        f"images {_STUDIED} layout",
+        View(
+            "Table 5: change of accuracy in points and speed over the dense convolution, by layout "
+            "beside the paper's, whose speed is over its dense product:",
+            _STUDIED,
+            (
+                *(">paper_change|+.1f|paper: change", ">paper_speedup|{:.1f}x|paper: speed"),
+                *("accuracy_change|+.2f", "over_conv"),
+            ),
+            "layout",
+        ),
+        picture=Picture(
+            *("over_conv", "accuracy_change", "layout", "precision"),
             {"title": "conv12 to conv52", "images": "MNIST in full"},
             "",
             ("speedup over the dense convolution", "change of accuracy, points"),
         ),
     ),
     "study, dense": Kind(
-        ("images", "title", "precision"),
-        (
-            View(
-                "The dense layers, ms:",
-                ("title", "precision"),
-                (
-                    Value("dense_accuracy", "{:.2f}%", "accuracy"),
-                    _ms("conv_ms", "convolution"),
-                    _ms("im2col_gemm_ms", "im2col + GEMM"),
-                    _ms("gemm_ms", "GEMM"),
-                ),
-                texts=2,
+        "images title precision",
+        View(
+            "The dense layers, ms:",
+            "title precision",
+            (
+                *("dense_accuracy|{:.2f}%|accuracy", "conv_ms||convolution"),
+                *("im2col_gemm_ms||im2col + GEMM", "gemm_ms||GEMM"),
             ),
         ),
     ),
-    "study, layers": Kind(("images", "title", "precision", "layer", "candidate")),
+    "study, layers": Kind("images title precision layer candidate"),
     "study, two GPUs": Kind(
-        ("images", *_STUDIED),
-        (
-            View(
-                "By position on two GPUs, over torch's convolution on one:",
-                ("title", "precision", "ratio"),
-                (
-                    Value("speedup"),
-                    Value("paper_2", "{:.1f}x", "paper, two"),
-                    Value("paper_4", "{:.1f}x", "paper, four"),
-                ),
-                None,
-            ),
+        f"images {_STUDIED}",
+        View(
+            "By position on two GPUs, over torch's convolution on one:",
+            _STUDIED,
+            ("speedup", "paper_2|{:.1f}x|paper, two", "paper_4|{:.1f}x|paper, four"),
         ),
     ),
     "study, whole network": Kind(
-        ("images", *_STUDIED, "candidate"),
-        (
-            View(
-                "The whole network, ms a batch, by the share of block products kept:",
-                ("title", "precision", "candidate"),
-                (_ms("ms"),),
-                "ratio",
-                texts=3,
-            ),
+        f"images {_STUDIED} candidate",
+        View(
+            "The whole network, ms a batch, by the share of block products kept:",
+            "title precision candidate",
+            ("ms",),
+            "ratio",
         ),
     ),
-    # ---- Tables 1 to 4
-    "thresholds": Kind(
-        ("n", "ratio"),
-        (
-            View(
-                "Table 1: tau by valid ratio and N, and the difference from the paper's:",
-                ("ratio",),
-                (Value("tau", "{:.6f}"), Value("difference", "({:+.2%})")),
-                "n",
-            ),
+}
+
+_SEVERAL_DEVICES = {
+    "several devices": Kind(
+        "layout data precision n ratio",
+        View(
+            "Speedup over one device, by where operands lie:",
+            "data precision n ratio",
+            (">one_ms||one, ms", "speedup"),
+            "layout",
         ),
     ),
-    "valid products": Kind(("n", "ratio")),
-    "speedups": Kind(
-        ("precision", "block", "n", "ratio"),
-        (
-            View(
-                "Table 2: speedup over torch.mm by N; after it the paper's over cuBLAS (V100):",
-                ("precision", "block", "ratio"),
-                (Value("speedup", "{:.2f}"), Value("paper", "/ {:.1f}")),
-                "n",
-                shown={"block": (64,)},
-            ),
-        ),
-        Map(("n",), "ratio", "speedup", "precision", {"block": 64}),
-    ),
-    "speedups, two GPUs": Kind(
-        ("precision", "n", "ratio", "layout"),
-        (
-            View(
-                "On two GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
-                ("precision", "n", "layout"),
-                (Value("speedup", "{:.2f}"),),
-                "ratio",
-                shown={"precision": ("float16",)},
-            ),
+    "several devices, peers": Kind(
+        "peer data precision n",
+        View(
+            "Dense products of other libraries on the same devices, ms:",
+            "data precision n",
+            ("ms",),
+            "peer",
         ),
     ),
-    "block-sparse products": Kind(("precision", "n", "ratio")),
-    "at equal error": Kind(
-        ("n", "share", "block"),
-        (
-            View(
-                "Table 3: mm against the fastest sparse product at equal error:",
-                ("n", "share", "block"),
-                (
-                    _percent("valid_ratio", "valid", 2),
-                    _percent("paper_valid", "paper's valid", 2),
-                    Value("error", "{:.5g}", "error"),
-                    Value("paper_error", "{:.5g}", "paper's error"),
-                    _ms("ms", "mm, ms"),
-                    _ms("graph_ms", "in a graph"),
-                    Value("speedup", "{:.4g}x"),
-                    Value("speedup_two", "{:.4g}x", "two GPUs"),
-                    Value("paper_speedup_1", "{:.4g}x", "paper's speedup"),
-                    Value("paper_speedup_2", "{:.4g}x", "on two"),
-                ),
-            ),
+    "several devices, overheads": Kind(
+        "layout n",
+        View(
+            "Until mm returns to Python, us:",
+            "layout n",
+            ("one_us|.3g|one", "all_us|.3g|all"),
         ),
     ),
-    "sparse products": Kind(
-        ("n", "share", "peer"),
-        (
-            View(
-                "The sparse products:",
-                ("n", "share", "peer"),
-                (
-                    _ms("ms"),
-                    _ms("conversion_ms", "conversion, ms"),
-                    _ms("dense_ms", "torch.mm, ms"),
-                    Value("products", "{:.2g}"),
-                    Value("trun", "{:.6g}", "TRUN"),
-                    Value("error", "{:.5g}"),
-                ),
-                texts=3,
-            ),
+    "several devices, layers": Kind(
+        "layer batch ratio",
+        View(
+            "Speedup of a batch's convolution over one device, by batch:",
+            "layer ratio",
+            ("speedup",),
+            "batch",
         ),
     ),
-    "squares": Kind(
-        (*_SQUARE, "waters", "basis", "tau"),
-        (
-            View(
-                "Table 4: speedup over torch.mm (ms), and the error, by tau:",
-                _SQUARE,
-                (
-                    _ms("dense_ms", "torch.mm", beside=True),
-                    Value("speedup"),
-                    Value("error", "({:.1e})"),
-                ),
-                "tau",
-                shown={"precision": ("float64",)},
-            ),
-        ),
-    ),
-    "the paper's squares": Kind(
-        ("number", "tau"),
-        (
-            View(
-                "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
-                ("number",),
-                (
-                    Value("norm", "{:.5g}", "norm of C", beside=True),
-                    Value("error", "{:.2g}"),
-                    Value("speedup", "{:.1f}x"),
-                ),
-                "tau",
-            ),
-        ),
-    ),
-    # ---- Density matrix
+}
+
+_OTHERS = {
     "density matrix": Kind(
-        ("problem", "method"),
-        (
-            View(
-                "Methods; the energy error is in hartree an atom, the bound that of each step:",
-                ("method",),
-                (
-                    Value("seconds", "{:.3g}"),
-                    Value("over_dense", "{:.2g}x", "over torch.mm"),
-                    Value("over_eigh", "{:.2g}x", "over eigh"),
-                    _error("energy_error", "energy error"),
-                    Value("iterations", "{}"),
-                    _percent("most_valid", "most valid", 1),
-                ),
+        "problem method",
+        View(
+            "Methods; the energy error is in hartree an atom, the bound that of each step:",
+            "method",
+            (
+                *("seconds|.3g", "over_dense|{:.2g}x|over torch.mm", "over_eigh|{:.2g}x|over eigh"),
+                *("energy_error|.1e|energy error", "iterations|{}", "most_valid|.1%|most valid"),
             ),
         ),
-        Lines(
-            *("seconds", "distance", ("series",), "problem"),
+        picture=Picture(
+            *("seconds", "distance", "series", "problem"),
             {},
             "xy",
             ("seconds", "energy error, hartree an atom"),
         ),
     ),
-    "density matrix, iterations": Kind(("problem", "method", "iteration")),
-    # ---- Several devices
-    "several devices": Kind(
-        ("layout", "data", "precision", "n", "ratio"),
-        (
-            View(
-                "Speedup over one device, by where operands lie:",
-                ("data", "precision", "n", "ratio"),
-                (_ms("one_ms", "one, ms", beside=True), Value("speedup")),
-                "layout",
-                texts=2,
-            ),
-        ),
-        Lines(
-            *("n", "speedup", ("layout",), "ratio"),
-            {"precision": "float16", "data": "decay"},
-            "x",
-            ("N", "speedup over one device"),
-        ),
-    ),
-    "several devices, peers": Kind(
-        ("peer", "data", "precision", "n"),
-        (
-            View(
-                "Dense products of other libraries on the same devices, ms:",
-                ("data", "precision", "n"),
-                (_ms("ms"),),
-                "peer",
-                texts=2,
-            ),
-        ),
-    ),
-    "several devices, overheads": Kind(
-        ("layout", "n"),
-        (
-            View(
-                "Until mm returns to Python, us:",
-                ("layout", "n"),
-                (Value("one_us", "{:.3g}", "one"), Value("all_us", "{:.3g}", "all")),
-            ),
-        ),
-    ),
-    "several devices, layers": Kind(
-        ("layer", "batch", "ratio"),
-        (
-            View(
-                "Speedup of a batch's convolution over one device, by batch:",
-                ("layer", "ratio"),
-                (Value("speedup"),),
-                "batch",
-            ),
-        ),
-        Map(("layer",), "batch", "speedup", "ratio"),
-    ),
-    # ---- Calibration
-    "calibrated layers": Kind(
-        ("case", "name"),
-        (
-            View(
-                "Layers as chosen, us:",
-                ("name", "shape", "reason"),
-                (
-                    _percent("valid_ratio", "valid"),
-                    Value("tau", "{:.4g}"),
-                    Value("dense_us", "{:.1f}", "dense"),
-                    Value("chosen_us", "{:.1f}", "chosen"),
-                    _percent("error", "error", 2),
-                ),
-                texts=3,
-            ),
-        ),
-        Map(("name",), "run", "speedup"),
-    ),
-    "calibrated": Kind(
-        ("case", "form"),
-        (
-            View(
-                "The whole model:",
-                ("form",),
-                (_us("ms", "us"), Value("speedup", "{:.2f}x", "over compiled")),
-            ),
-        ),
-    ),
-    # ---- Reference form
-    "canvases": Kind(
-        ("canvas", "form"),
-        (
-            View(
-                "Time of a batch in ms, the speed over torch.compile, and how many pixels change:",
-                ("canvas",),
-                (
-                    _ms("ms"),
-                    Value("speedup", "({:.2f}x)"),
-                    Value("changed", "{}"),
-                ),
-                "form",
-            ),
-        ),
-        Map(("canvas",), "form", "speedup"),
-    ),
-    "quality": Kind(
-        ("form",),
-        (
-            View(
-                "Quality of the labels:",
-                ("form",),
-                (Value("mean_iou", "{:.3f}", "mean IoU"), _percent("found", "digits found")),
-            ),
-        ),
-    ),
-    # ---- Tiles
+    "density matrix, iterations": Kind("problem method iteration"),
     "tiles": Kind(
-        ("precision",),
-        (
-            View(
-                "Tiles for each multiprocessor from which on the larger tile is better:",
-                ("precision",),
-                (
-                    Value("best_threshold", "{:.2f}", "from"),
-                    Value("best_loss", "{:.3f}", "its loss"),
-                    Value("chosen_loss", "{:.3f}", "loss of the choice as it stands"),
-                ),
+        "precision",
+        View(
+            "Tiles for each multiprocessor from which on the larger tile is better:",
+            "precision",
+            (
+                *("best_threshold|.2f|from", "best_loss|.3f|its loss"),
+                "chosen_loss|.3f|loss of the choice as it stands",
             ),
         ),
     ),
     "tile times": Kind(
-        ("precision", "n", "ratio", "tile"),
-        (View("Times, ms:", ("precision", "n", "ratio"), (_ms("ms"),), "tile"),),
+        "precision n ratio tile", View("Times, ms:", "precision n ratio", ("ms",), "tile")
     ),
-    # ---- Finished studies
+    # Of finished studies.
     "orders of images": Kind(
-        ("network", "arrangement", "order"),
-        (
-            View(
-                "Answers changed in percent, and the change of accuracy in points, by arrangement:",
-                ("order",),
-                (Value("changed", "{:.2f}"), Value("accuracy_change", "/ {:+.2f}")),
-                "arrangement",
-            ),
+        "network arrangement order",
+        View(
+            "Answers changed in percent, and the change of accuracy in points, by arrangement:",
+            "order",
+            ("changed|.2f", "accuracy_change|/ {:+.2f}"),
+            "arrangement",
         ),
     ),
     "low ratios": Kind(
-        ("network", "case", "ratio"),
-        (
-            View(
-                "Change of accuracy in points, with the share of multiplications kept:",
-                ("case",),
-                (Value("accuracy_change", "{:+.2f}"), _percent("valid", "")),
-                "ratio",
-            ),
+        "network case ratio",
+        View(
+            "Change of accuracy in points, with the share of multiplications kept:",
+            "case",
+            ("accuracy_change|+.2f", "valid|.1%"),
+            "ratio",
         ),
     ),
     "pixel blocks": Kind(
-        ("case", "pixel_block", "ratio"),
-        (
-            View(
-                "Change of accuracy in points by pixel block (images, rows, columns):",
-                ("case", "pixel_block"),
-                (Value("accuracy_change", "{:+.2f}"),),
-                "ratio",
-                texts=2,
-            ),
-        ),
-        Lines(
-            *("valid_ratio", "accuracy", ("pixel_block",), "case"),
-            {},
-            "x",
-            (_KEPT, "accuracy (%)"),
+        "case pixel_block ratio",
+        View(
+            "Change of accuracy in points by pixel block (images, rows, columns):",
+            "case pixel_block",
+            ("accuracy_change|+.2f",),
+            "ratio",
         ),
     ),
 }
+
+# In the order in which a page draws the first kind that has a picture.
+KINDS: dict[str, Kind] = _PRODUCTS | _NETWORKS | _TABLES | _SEVERAL_DEVICES | _OTHERS

@@ -2,8 +2,9 @@
 
 All candidates take turns, round after round, so that they meet the same clocks and the same
 neighbours on the machine; the median over the rounds counts. On CUDA a candidate is a CUDA graph,
-timed with events: the time of the device, not of Python's launches. Eager calls, on request, are
-timed by the clock, several in a row until the device is done.
+timed with events: the time of the device, not of Python's launches. Eager calls, and those that use
+several devices or processes, cannot be graphs: by_clock times several in a row until the devices
+are done.
 """
 
 import math
@@ -15,8 +16,8 @@ import torch
 
 _MOST_CALLS_A_GRAPH = 10
 _GRAPH_MS = 3.0  # a graph of this length hides its launch
-_MOST_IN_A_ROW = 50  # eager calls
-_ROW_S = 0.05  # a row of this length hides what the clock and waiting for the device add
+_MOST_IN_A_ROW = 50
+_ROW_MS = 10.0  # a row of this length hides what the clock and waiting for a device add
 _LONG_S = 0.1  # a call of this length warms up by itself
 _FLUSH_BYTES = 256 << 20  # more than any L2 cache
 
@@ -39,32 +40,121 @@ def interleaved(candidates, device, repeats, *, cold=False, eager=False):
         cold: empty the L2 cache before each call (CUDA only).
         eager: calls as Python makes them instead of CUDA graphs.
     """
-    if device.type == "cpu":
-        timers_of = _wall_clock
-    else:
-        timers_of = _eager if eager else _cold_events if cold else _events
-    timers = dict(zip(candidates, timers_of(candidates.values()), strict=True))
-    times = {name: [] for name in candidates}
-    for _ in range(repeats):
-        for name, timer in timers.items():
-            times[name].append(timer())
-    return {name: summary(measured) for name, measured in times.items()}
+    if device.type == "cuda" and eager:
+        return by_clock(candidates, repeats, torch.cuda.synchronize)
+    timers_of = _wall_clock if device.type == "cpu" else _events
+    timers = dict(zip(candidates, timers_of(candidates.values(), cold), strict=True))
+    rounds = [[timer() for timer in timers.values()] for _ in range(repeats)]
+    return _timings(timers, rounds)
 
 
-def summary(times):
-    """The Timing of what the rounds measured."""
-    low, median, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
-    return Timing(median, high - low)
+def medians(times):
+    """{name: milliseconds} of what interleaved and by_clock give."""
+    return {name: timing.median for name, timing in times.items()}
 
 
-def _wall_clock(calls):
+def by_clock(candidates, repeats, synchronize, agree=lambda times: times):
+    """Times {name: call} in turns; gives {name: Timing} of one call, launches included.
+
+    Args:
+        candidates: calls without arguments. repeats: number of rounds.
+        synchronize: waits until the devices are done.
+        agree: for processes that measure together: waits for the others, and makes one list of
+            milliseconds, the same for all, of a list from each.
+    """
+
+    def in_a_row(counts):
+        measured = []
+        for call, count in zip(candidates.values(), counts, strict=True):
+            agree([0.0])
+            synchronize()
+            start = time.perf_counter()
+            for _ in range(count):
+                call()
+            synchronize()
+            measured.append(_ms_since(start) / count)
+        return agree(measured)
+
+    once = [1] * len(candidates)
+    in_a_row(once)  # warms up
+    counts = [_calls_in_a_row(single) for single in in_a_row(once)]
+    return _timings(candidates, [in_a_row(counts) for _ in range(repeats)])
+
+
+def side_by_side(calls, devices, repeats):
+    """Milliseconds of each call on its device while the others run; on CPUs, one after the other.
+
+    Args:
+        calls: one for each device; none waits for its device. devices: of one type.
+        repeats: number of rounds, whose median counts.
+    """
+    timed = _timed_on_cpus if devices[0].type == "cpu" else _timed_on_gpus
+    timed(calls, devices, 1)  # warms up
+    count = _calls_in_a_row(max(timed(calls, devices, 1)))
+    rounds = [timed(calls, devices, count) for _ in range(repeats)]
+    return list(medians(_timings(range(len(calls)), rounds)).values())
+
+
+def host_time(call, repeats, synchronize):
+    """Milliseconds until a call returns to Python, its devices being idle before: the median."""
+
+    def once():
+        synchronize()
+        start = time.perf_counter()
+        call()
+        return [_ms_since(start)]
+
+    once()  # warms up
+    return _timings(["call"], [once() for _ in range(repeats)])["call"].median
+
+
+def _timings(names, rounds):
+    """{name: Timing} of what the rounds measured, a list of milliseconds each."""
+    low, median, high = np.quantile(rounds, (0.25, 0.5, 0.75), axis=0)
+    pairs = zip(median.tolist(), (high - low).tolist(), strict=True)
+    return {name: Timing(*pair) for name, pair in zip(names, pairs, strict=True)}
+
+
+def _ms_since(start):
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _calls_in_a_row(single):
+    """So many calls of ``single`` milliseconds that a row of them is long enough."""
+    return min(_MOST_IN_A_ROW, max(1, math.ceil(_ROW_MS / single)))
+
+
+def _timed_on_cpus(calls, _, count):
+    measured = []
+    for call in calls:
+        start = time.perf_counter()
+        for _ in range(count):
+            call()
+        measured.append(_ms_since(start) / count)
+    return measured
+
+
+def _timed_on_gpus(calls, devices, count):
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in devices]
+    for call, device, (start, end) in zip(calls, devices, events, strict=True):
+        with torch.cuda.device(device):
+            start.record()
+            for _ in range(count):
+                call()
+            end.record()
+    for _, end in events:
+        end.synchronize()
+    return [start.elapsed_time(end) / count for start, end in events]
+
+
+def _wall_clock(calls, _):
     """For each call a function that makes it and gives the milliseconds it took; warmed up."""
 
     def timer_of(call):
         def timer():
             start = time.perf_counter()
             call()
-            return 1e3 * (time.perf_counter() - start)
+            return _ms_since(start)
 
         return timer
 
@@ -73,62 +163,32 @@ def _wall_clock(calls):
     return [timer_of(call) for call in calls]
 
 
-def _eager(calls):
-    """As above on CUDA, per call of several in a row, launches and device included."""
+def _events(calls, cold):
+    """As above on CUDA, per call of a graph; the graphs take turns and share their memory.
 
-    def seconds(call, count):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        torch.cuda.synchronize()
-        return time.perf_counter() - start
-
-    def timer_of(call):
-        count = min(_MOST_IN_A_ROW, math.ceil(_ROW_S / seconds(call, 1)))
-        return lambda: 1e3 * seconds(call, count) / count
-
-    for call in calls:
-        call()
-    return [timer_of(call) for call in calls]
-
-
-def _events(calls):
-    """As above on CUDA, per call of a graph; the graphs take turns and share their memory."""
+    ``cold``: one call a graph, and the L2 cache overwritten before each.
+    """
     pool = torch.cuda.graph_pool_handle()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda") if cold else None
 
     def timer_of(call):
         _warm_up(call)
-        count = _calls_a_graph(call)
-        return _event_timer(_captured(call, pool, count), count)
+        count = 1 if cold else _calls_a_graph(call)
+        graph = _captured(call, pool, count)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+        def timer():
+            if cold:
+                flush.zero_()
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            return start.elapsed_time(end) / count
+
+        return timer
 
     return [timer_of(call) for call in calls]
-
-
-def _cold_events(calls):
-    """As above with one call a graph, and the L2 cache overwritten before each."""
-    pool = torch.cuda.graph_pool_handle()
-    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
-
-    def timer_of(call):
-        _warm_up(call)
-        return _event_timer(_captured(call, pool, 1), 1, before=flush.zero_)
-
-    return [timer_of(call) for call in calls]
-
-
-def _event_timer(graph, calls, before=lambda: None):
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def timer():
-        before()
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / calls
-
-    return timer
 
 
 def _warm_up(call):

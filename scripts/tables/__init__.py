@@ -13,6 +13,31 @@ A module table_N measures a table. It has
 - ``said_of(found)``: a few words for the terminal about a cell.
 - ``said(tables)``: what was found, in one line.
 
-``run`` is a frame.Run. Every cell is verified before it is timed: a wrong result is a UserError,
-which ends the run. paper.py holds the paper's figures.
+Every cell is verified before it is timed: a wrong result is a UserError, which ends the run.
+paper.py holds the paper's figures.
 """
+
+import argparse
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run was asked for, and what it runs on."""
+
+    device: torch.device
+    gpus: tuple[torch.device, ...]  # all CUDA devices; empty where ``device`` is the CPU
+    repeats: int  # rounds of each timing
+    options: argparse.Namespace  # of the command line
+    console: object
+
+    def sizes(self, defaults):
+        """The edges of matrices asked for, else those of {"cpu" or "cuda": edges}."""
+        return tuple(self.options.sizes or defaults[self.device.type])
+
+    def synchronize(self):
+        """Waits for all devices."""
+        for device in self.gpus:
+            torch.cuda.synchronize(device)

@@ -1,8 +1,10 @@
-"""The figures of the paper's tables (Tesla V100, CUDA 10); Table 5's others are in study/plan.py.
+"""The figures of the paper's tables (Tesla V100, CUDA 10).
 
 X. Liu, Y. Liu, Dun, Yin, Yang, Luan, Qian, "Accelerating Sparse Approximate Matrix Multiplication
 on GPUs".
 """
+
+from dataclasses import dataclass
 
 RATIOS = (0.30, 0.25, 0.20, 0.15, 0.10, 0.05)
 SIZES = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -54,16 +56,28 @@ SQUARES = {
 # Mean speedup over cuBLAS on one GPU, by tau: of all four, of numbers 1 and 2, of 3 and 4.
 SQUARES_SPEEDUP = {1e-10: 1.3, 1e-4: 1.7, 1e-2: 3.0}
 
-# Table 5: (layer, valid ratio) -> speedup on 2 and on 4 GPUs.
-CONVOLUTION_ON_GPUS = {
-    ("conv21", 0.9747): (5.0, 8.4),
-    ("conv21", 0.9684): (5.1, 8.5),
-    ("conv21", 0.8500): (5.6, 9.3),
-    ("conv21", 0.8290): (5.7, 9.4),
-    ("conv21", 0.6341): (6.8, 10.8),
-    ("conv31", 0.9792): (4.8, 7.6),
-    ("conv31", 0.9421): (4.8, 7.8),
-    ("conv31", 0.8744): (5.0, 8.1),
-    ("conv31", 0.7436): (5.8, 9.0),
-    ("conv31", 0.4338): (8.1, 12.4),
+
+@dataclass(frozen=True)
+class Convolution:
+    """A row of Table 5, in FP32."""
+
+    accuracy_change: float  # percentage points
+    tau: float
+    speedup: float  # over the dense im2col GEMM
+    speedup_2: float  # on two GPUs
+    speedup_4: float
+
+
+# Table 5: (layer, valid ratio) -> what the paper reports.
+CONVOLUTION = {
+    ("conv21", 0.9747): Convolution(0.0, 0.1, 2.8, 5.0, 8.4),
+    ("conv21", 0.9684): Convolution(0.0, 0.05, 2.8, 5.1, 8.5),
+    ("conv21", 0.8500): Convolution(-0.1, 2.5, 3.1, 5.6, 9.3),
+    ("conv21", 0.8290): Convolution(-0.1, 3.0, 3.2, 5.7, 9.4),
+    ("conv21", 0.6341): Convolution(-0.9, 4.5, 3.9, 6.8, 10.8),
+    ("conv31", 0.9792): Convolution(0.0, 2.5, 2.6, 4.8, 7.6),
+    ("conv31", 0.9421): Convolution(0.0, 3.5, 2.6, 4.8, 7.8),
+    ("conv31", 0.8744): Convolution(-0.1, 4.5, 2.7, 5.0, 8.1),
+    ("conv31", 0.7436): Convolution(-0.1, 5.5, 3.1, 5.8, 9.0),
+    ("conv31", 0.4338): Convolution(-1.1, 7.5, 4.8, 8.1, 12.4),
 }

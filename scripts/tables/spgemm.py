@@ -1,26 +1,37 @@
-"""Products of sparse matrices by other libraries, in the CSR format and float32."""
+"""Products of sparse matrices by other libraries, in the CSR format and float32.
 
+torch.sparse takes cuSPARSE's default algorithm. Called directly, ALG1 was as fast, ALG2 and ALG3
+slower, and only ALG3 could make a product that the default refuses: docs/results/tables.md.
+"""
+
+import contextlib
 import gc
 import importlib
 import importlib.util
 import re
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from common.precisions import TOLERANCE
-from common.sparse import quiet_sparse
+from common.machine import TOLERANCE
 from models.errors import first_line
-from tables import cusparse
 
 _MOST_PRODUCTS = 2**31 - 1  # of entries, that an integer of 32 bits counts
 _SLICE = 2**28  # of them a slice of rows has, which takes a few GB of buffers
 _LONGEST_MS = 10_000.0  # of a product; the other peers would take as long, or fail
 _FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
-_SMALLER = (1, 1 / 4, 1 / 16)  # chunks that are tried, as shares of the largest
+
+
+@contextlib.contextmanager
+def quiet_sparse():
+    """Inside, making a compressed sparse matrix warns of nothing."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse .* tensor support is in beta state")
+        warnings.filterwarnings("ignore", "Sparse invariant checks are implicitly disabled")
+        yield
 
 
 @dataclass(frozen=True)
@@ -37,11 +48,7 @@ def peers(device):
     Of the ways of one peer the first that works counts; the later need less memory.
     """
     if device.type == "cuda":
-        found = {"torch.sparse, CUSPARSE_SPGEMM_DEFAULT": _by_torch_on_cuda}
-        for name in ("ALG1", "ALG2"):
-            found[f"CUSPARSE_SPGEMM_{name}"] = partial(_by_cusparse, name)
-        found["CUSPARSE_SPGEMM_ALG3"] = _by_chunks
-        return {f"cuSPARSE ({name})": ways for name, ways in found.items()}
+        return {"cuSPARSE (torch.sparse, CUSPARSE_SPGEMM_DEFAULT)": _by_torch_on_cuda}
     found = {"MKL (torch.sparse)": _by_torch}
     if importlib.util.find_spec("scipy"):
         found[f"SciPy {importlib.import_module('scipy').__version__}"] = _by_scipy
@@ -181,19 +188,6 @@ def stacked(parts):
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
     with quiet_sparse():
         return torch.sparse_csr_tensor(torch.cat(offsets), columns, values, size=shape)
-
-
-def _by_cusparse(algorithm, csr):
-    return {"": partial(cusparse.multiply, csr, csr, algorithm)}
-
-
-def _by_chunks(csr):
-    """ALG3 with chunks that an integer of 32 bits counts, the largest first."""
-    largest = min(cusparse.CHUNK, _MOST_PRODUCTS / max(1, count_products(csr)))
-    return {
-        f", chunks of {chunk:.2%}": partial(cusparse.multiply, csr, csr, "ALG3", chunk)
-        for chunk in (largest * share for share in _SMALLER)
-    }
 
 
 def _by_scipy(csr):

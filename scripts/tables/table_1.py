@@ -1,4 +1,4 @@
-"""Table 1: the thresholds that keep a share of the block products, and where these products lie."""
+"""Table 1: the thresholds that keep a share of the block products."""
 
 from functools import partial
 
@@ -11,9 +11,7 @@ from tables import paper
 
 TITLE = "thresholds for a valid ratio"
 BLOCK = 32
-_PICTURED = (0.30, 0.05)  # ratios, of the largest matrix
 _STRIP = 1024  # rows that are made at a time: the largest matrix has 4 GiB
-_PICTURE = 32  # rows and columns of the picture of V
 _SHARE = 4  # blocks of C that one of the paper's thread blocks computes, at equal stride
 
 
@@ -22,11 +20,8 @@ def settings(run):
 
 
 def cells(run):
-    sizes = settings(run)["sizes"]
-    return {
-        f"N = {n}": cell("thresholds", partial(_rows, run.device, n == max(sizes)), n=n)
-        for n in sizes
-    }
+    rows = partial(_rows, run.device)
+    return {f"N = {n}": cell("thresholds", rows, n=n) for n in settings(run)["sizes"]}
 
 
 def said_of(found):
@@ -48,20 +43,10 @@ def said(tables):
 
 
 @torch.inference_mode()
-def _rows(device, pictured, n):
-    """One row for each ratio of the paper's; of the pictured matrix also V."""
+def _rows(device, n):
+    """One row for each ratio of the paper's."""
     norms = _norm_map(n, device)
-    found = {"thresholds": [_row(n, norms, ratio) for ratio in paper.RATIOS]}
-    if pictured:
-        taus = {row["ratio"]: row["tau"] for row in found["thresholds"]}
-        found["valid products"] = [
-            {
-                "ratio": ratio,
-                "counts": _pooled(spamm_torch.valid_counts(norms, norms, taus[ratio])),
-            }
-            for ratio in _PICTURED
-        ]
-    return found
+    return [_row(n, norms, ratio) for ratio in paper.RATIOS]
 
 
 def _norm_map(n, device):
@@ -104,11 +89,3 @@ def _strided_sums(counts):
     stride = -(-len(flat) // _SHARE)
     padded = torch.nn.functional.pad(flat, (0, stride * _SHARE - len(flat)))
     return padded.view(_SHARE, stride).sum(0)
-
-
-def _pooled(counts):
-    """V as a picture of at most _PICTURE rows and columns: means, over the largest possible V."""
-    edge = min(_PICTURE, len(counts))
-    share = counts[None].float() / len(counts)
-    pooled = torch.nn.functional.adaptive_avg_pool2d(share, edge)[0]
-    return [[round(value, 3) for value in line] for line in pooled.tolist()]

@@ -11,11 +11,10 @@ import torch
 
 import spamm_torch
 from cases.mm import relative_error
-from common.clock import by_clock
+from common.machine import TOLERANCE, use_precision
 from common.measuring import cell, not_measured
 from common.operands import operands
-from common.precisions import TOLERANCE, use_precision
-from common.timing import interleaved
+from common.timing import by_clock, interleaved, medians
 from models.errors import UserError
 from tables import paper, spgemm
 
@@ -94,9 +93,9 @@ def _rows(run, n, share):
         if len(run.gpus) > 1:
             calls[f"block {block}, 2 GPUs"] = partial(call, devices=run.gpus[:2])
     convert = {"convert": lambda: [spgemm.to_csr(torch.where(x >= trun, x, 0)) for x in (a, b)]}
-    times = slow | _medians(by_clock(calls | convert, run.repeats, run.synchronize))
+    times = slow | medians(by_clock(calls | convert, run.repeats, run.synchronize))
     if run.gpus:
-        graphs = _medians(interleaved(on_device, run.device, run.repeats))
+        graphs = medians(interleaved(on_device, run.device, run.repeats))
         for block, of in ours.items():
             of["graph_ms"] = graphs[block]
     fastest = min(found, key=times.get, default=None)
@@ -118,10 +117,6 @@ def _rows(run, n, share):
         more |= {f"paper_speedup_{gpus}": speedup for gpus, speedup in of_paper[3].items()}
     ours = [_row(block, of, more["peer_ms"], times) | more for block, of in ours.items()]
     return {"at equal error": ours, "sparse products": measured + failed}
-
-
-def _medians(times):
-    return {name: timing.median for name, timing in times.items()}
 
 
 def truncation(a, share):

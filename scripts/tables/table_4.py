@@ -12,8 +12,8 @@ from pathlib import Path
 import torch
 
 import spamm_torch
+from common.machine import TOLERANCE, use_precision
 from common.measuring import cell, not_measured
-from common.precisions import TOLERANCE, use_precision
 from common.timing import interleaved
 from models.errors import UserError
 from models.water.basis import functions_of

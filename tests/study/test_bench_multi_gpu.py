@@ -1,12 +1,9 @@
 """The benchmark of several devices: small real runs, failures that become rows, what it refuses."""
 
-import ctypes
 import dataclasses
 import itertools
 from collections import Counter
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from bench_checks import run_bench, tables_of
@@ -14,11 +11,9 @@ from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 import bench
 import spamm_torch
-from cases import multi_gpu, multi_gpu_conv
-from cases.multi_gpu import layouts, peers, ranks
-from cases.multi_gpu.cells import LAYOUTS, PEERS, Cell, all_cells
-from cases.multi_gpu.product import Product, equal_cuts
-from cases.multi_gpu.ranks import Ranks
+from cases import multi_gpu, ranks, shards
+from cases.multi_gpu import LAYOUTS, PEERS, Cell, all_cells
+from cases.ranks import Ranks
 from common.operands import DATA, operands
 
 CPU = torch.device("cpu")
@@ -51,8 +46,7 @@ def test_every_cell_is_there_once(tables):
     }
     assert found == Counter(expected)
     peers = Counter((p["peer"], p["data"], p["n"]) for p in tables["several devices, peers"])
-    everywhere = {(peer, data, n) for peer in ("torch.mm", "symm_mem")
-                  for data in ("decay", "heavy") for n in SIZES}  # fmt: skip
+    everywhere = {("torch.mm", data, n) for data in ("decay", "heavy") for n in SIZES}
     assert peers == Counter(everywhere | {("DTensor", "decay", 300)})
 
 
@@ -63,9 +57,6 @@ def test_what_a_cpu_cannot_do_says_why(tables):
             assert row["all_ms"] is None
         else:
             assert row["absent"] is None
-    for peer in tables["several devices, peers"]:
-        absent = "symm_mem needs CUDA devices; got cpu" if peer["peer"] == "symm_mem" else None
-        assert peer["absent"] == absent
 
 
 def test_rows_agree_with_themselves(tables):
@@ -93,45 +84,18 @@ def test_rows_agree_with_themselves(tables):
 
 def test_the_plan_counts_what_the_definition_counts():
     """The share of B that travels, by brute force over all block products."""
-    product = Product("exponential", "float32", 512, [CPU] * 2)
+    product = shards.Product("exponential", "float32", 512, [CPU] * 2)
     tau, cuts = product.tau(0.3), product.cuts(0.3)
     assert (cuts[0], cuts[-1]) == (0, 512)
     half = cuts[1] // 64
     valid = ~(product.norm_a[:, :, None] * product.norm_b < tau)  # of one stage
     needed = valid[:half, half:].any(0).any(1).sum() + valid[half:, :half].any(0).any(1).sum()
-    assert layouts.sent(product, 0.3, cuts)["sent"] == pytest.approx(needed.item() / 8)
-
-
-def test_the_page_shows_the_same_rows(folder, tables):
-    text = (folder / "small.md").read_text()
-    for row in tables["several devices"]:
-        if row["absent"] is None:
-            place = f"| {row['data']} | float16 | {row['n']} | {100 * row['ratio']:.4g}% |"
-            [line] = [x for x in text.splitlines() if x.startswith(place)]
-            assert f" {row['speedup']:.2f}x |" in line
-    assert "Not measured: 0 decay float16 300 30%; " in text
-    assert "0 needs CUDA devices; got cpu." in text
-    for layout, what in LAYOUTS.items():
-        assert f"{layout}: {what}" in " ".join(text.split())
-
-
-def test_only_some_cells(tmp_path):
-    found = run(tmp_path, "--sizes", 256, 300, "--only", "S", "decay", "30%")
-    assert [(r["layout"], r["n"], r["ratio"]) for r in found["several devices"]] == [
-        ("S", 300, 0.3),
-        ("S", 256, 0.3),
-    ]
-    assert "several devices, peers" not in found
+    assert shards.sent(product, 0.3, cuts)["sent"] == pytest.approx(needed.item() / 8)
 
 
 def test_a_quick_run(tmp_path):
     found = run(tmp_path, "--quick", "--layouts", "R", "--sizes", 300, 256)
     assert {(r["n"], r["data"]) for r in found["several devices"]} == {(256, "decay")}
-
-
-def test_three_parts(tmp_path):
-    found = run(tmp_path, "--parts", 3, "--layouts", "S", "--sizes", 512, "--data", "heavy")
-    assert all(row["equal"] and len(row["device_ms"]) == 3 for row in found["several devices"])
 
 
 # ---- What fails becomes a row -------------------------------------------------------------------
@@ -179,22 +143,22 @@ def test_ranks_that_fail_start_anew_and_then_give_up():
         wrong = dataclasses.replace(CELL, data="nothing of the kind")
         for _ in range(2):
             with pytest.raises(RuntimeError, match=r"^rank [01]: "):
-                processes.do("multiply", wrong, 1)
+                processes.do("ranks", wrong, 1)
         with pytest.raises(RuntimeError, match=r"^not tried again after: rank [01]: "):
-            processes.do("multiply", wrong, 1)
-        timing = processes.do("dtensor", CELL, 1)  # another job
+            processes.do("ranks", wrong, 1)
+        timing = processes.do("DTensor", CELL, 1)  # another job
         assert timing.median > 0
 
 
 def test_a_rank_that_ends():
     with Ranks([CPU] * 2) as processes:
-        assert processes.do("multiply", CELL, 1)["equal"]
+        assert processes.do("ranks", CELL, 1)["equal"]
         [_, (process, _)] = processes._running
         process.kill()
         process.join()
         with pytest.raises(RuntimeError, match=r"^rank 1 ended$"):
-            processes.do("multiply", CELL, 1)
-        assert processes.do("multiply", CELL, 1)["equal"]
+            processes.do("ranks", CELL, 1)
+        assert processes.do("ranks", CELL, 1)["equal"]
 
 
 def test_ranks_that_take_too_long(monkeypatch):
@@ -203,14 +167,15 @@ def test_ranks_that_take_too_long(monkeypatch):
         Ranks([CPU] * 2) as processes,
         pytest.raises(RuntimeError, match=r"^the ranks did not answer in 0 s$"),
     ):
-        processes.do("multiply", CELL, 1)
+        processes.do("ranks", CELL, 1)
 
 
 # ---- Which cells --------------------------------------------------------------------------------
 
 
 def test_the_cells_of_two_gpus():
-    sizes, sweep, data, _ = multi_gpu.DEFAULTS["cuda"]
+    of_cuda = multi_gpu.DEFAULTS["cuda"]
+    sizes, sweep, data = (of_cuda[name] for name in ("sizes", "sweep", "data"))
     cells = all_cells(sizes, sweep, data, multi_gpu.RATIOS, tuple(LAYOUTS), True)
     names = [cell.name for cell in cells]
     assert len(set(names)) == len(names)
@@ -220,8 +185,6 @@ def test_the_cells_of_two_gpus():
         assert {f"{x} {kind} float16 {n} 30%" for x in "RS" for n in sizes} <= set(names)
     assert {f"R decay float16 {n} 5%" for n in sweep} <= set(names)
     assert {"S decay float32 16384 100%", "H decay float64 16384 100%"} <= set(names)
-    assert "cublasXt decay float64 16384" in names
-    assert "cublasXt decay float16 32768" not in names
     products = [cell.product for cell in cells]
     changes = sum(a != b for a, b in itertools.pairwise(products))
     assert changes == len(set(products)) - 1  # operands are made once
@@ -242,25 +205,9 @@ def test_every_data_set_reaches_every_ratio(data):
 
 
 def test_equal_cuts():
-    assert equal_cuts(300, 2) == [0, 128, 300]
-    assert equal_cuts(256, 4) == [0, 64, 128, 192, 256]
-    assert equal_cuts(64, 2) == [0, 0, 64]
-
-
-def test_the_conclusion_names_the_largest_size():
-    def row(layout, n, ratio, speedup, equal=True):
-        place = {"layout": layout, "data": "decay", "n": n, "ratio": ratio}
-        return place | {"speedup": speedup, "equal": equal}
-
-    rows = [row("R", 64, 0.3, 9.0), row("R", 128, 0.3, 1.9), row("S", 128, 1.0, 1.8, False)]
-    rows.append({"layout": "S", "data": "decay", "n": 128, "ratio": 0.3, "absent": "why"})
-    options = SimpleNamespace(parts=2)
-    assert multi_gpu.said({"several devices": rows}, options) == (
-        "2 devices against one, decay, N = 128: 1.90x (R, 30%), 1.80x (S, 100%); "
-        "1 RESULTS DIFFER from one device's."
-    )
-    nothing = multi_gpu.said({"several devices": rows[-1:]}, options)
-    assert nothing == "No product could be measured on several devices."
+    assert shards.equal_cuts(300, 2) == [0, 128, 300]
+    assert shards.equal_cuts(256, 4) == [0, 64, 128, 192, 256]
+    assert shards.equal_cuts(64, 2) == [0, 0, 64]
 
 
 # ---- Convolutions -------------------------------------------------------------------------------
@@ -292,70 +239,6 @@ def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch):
     [row] = run_bench("multi_gpu_conv", tmp_path, *given)["several devices, layers"]
     assert row["absent"] == "CUDA out of memory on cuda:1."
     assert not (tmp_path / "small.png").exists()
-
-
-def test_image_cuts():
-    assert multi_gpu_conv.image_cuts(200, 2) == [0, 128, 200]
-    assert multi_gpu_conv.image_cuts(8192, 4) == [0, 2048, 4096, 6144, 8192]
-    assert multi_gpu_conv.image_cuts(64, 2) == [0, 0, 64]
-
-
-# ---- cuBLASXt -----------------------------------------------------------------------------------
-
-
-class FakeCublas:
-    """The functions of libcublas that are used, on the CPU, by their documentation."""
-
-    def cublasXtCreate(self, handle):
-        return 0
-
-    def cublasXtDeviceSelect(self, handle, count, numbers):
-        self.devices = numbers[: count.value]
-        return 0
-
-    def cublasXtSetBlockDim(self, handle, edge):
-        self.edge = edge.value
-        return 0
-
-    def cublasXtDestroy(self, handle):
-        return 0
-
-    def cublasXtDgemm(self, handle, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):
-        """c = alpha a b + beta c, all stored by columns."""
-        assert (ta.value, tb.value) == (0, 0)
-
-        def matrix(pointer, rows, columns, leading):
-            size = leading.value * columns.value
-            values = (ctypes.c_double * size).from_address(pointer.value)
-            stored = np.frombuffer(values, dtype=np.float64).reshape(columns.value, leading.value)
-            return stored[:, : rows.value].T
-
-        c = matrix(c, m, n, ldc)
-        c[:] = alpha._obj.value * matrix(a, m, k, lda) @ matrix(b, k, n, ldb) + beta._obj.value * c
-        return 0
-
-
-def test_cublas_xt_is_given_rows_as_columns(monkeypatch):
-    fake = FakeCublas()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    generator = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(*s, dtype=torch.float64, generator=generator) for s in [(5, 7), (7, 3)])
-    c = torch.zeros(5, 3, dtype=torch.float64)
-    with peers.CublasXt([0, 1]) as library:
-        library.multiply(a, b, c, 2048)
-    torch.testing.assert_close(c, a @ b)
-    assert fake.devices == [0, 1]
-    assert fake.edge == 2048
-
-
-def test_cublas_xt_that_refuses(monkeypatch):
-    fake = FakeCublas()
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    monkeypatch.setattr(FakeCublas, "cublasXtDeviceSelect", lambda *_: 3)
-    with pytest.raises(
-        RuntimeError, match=r"^cublasXtDeviceSelect failed: expected status 0; got 3"
-    ):
-        peers.CublasXt([0, 1])
 
 
 # ---- On GPUs ------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """The benchmark of whole networks: a small real run, and what it refuses."""
 
 import os
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from torch import nn
 
 import bench
 import spamm_torch
-from cases import networks
-from cases.networks import candidates, layer_case, layers, zoo
-from cases.networks.candidates import CANDIDATES
+from cases import layers, networks
+from cases.networks import CANDIDATES
 from common.console import exit_code
-from models.unet import UNet
 
 CPU = torch.device("cpu")
 MEASURED = [name for name in CANDIDATES if name not in ("max-autotune", "freezing")]
@@ -36,9 +33,9 @@ pytestmark = pytest.mark.inductor  # most runs compile
 
 @pytest.fixture(scope="module", autouse=True)
 def tiny():
-    zoo.NETWORKS["tiny"] = zoo.Network(tiny_network, size=8, batches=(1,))
+    networks.NETWORKS["tiny"] = networks.Network(tiny_network, size=8, batches=(1,))
     yield
-    del zoo.NETWORKS["tiny"]
+    del networks.NETWORKS["tiny"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,14 +82,6 @@ def test_every_candidate_is_there_once_and_right(tables):
         assert (row["actions"] is not None) == converted
 
 
-def test_the_page_shows_the_same_rows(folder, tables):
-    text = (folder / "small.md").read_text()
-    for batch in (2, 40):
-        rows = [row for row in tables["networks"] if row["batch"] == batch]
-        cells = " | ".join(f"{1e3 * row['ms']:.4g} ({row['speedup']:.2f}x)" for row in rows)
-        assert f"| tiny | {batch} | eager | {cells} |" in text
-
-
 def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
     arguments = ["--networks", "tiny", "--batches", 1, 2, 3]
     arguments += ["--candidates", "dense", "ours", "--repeats", 1]
@@ -127,19 +116,12 @@ def test_a_wrong_result_is_no_result(tmp_path, monkeypatch):
     assert ours["absent"].startswith("WRONG RESULT: expected an error of at most ")
 
 
-def test_the_cache_is_where_it_was_asked_for(tmp_path):
-    cache = tmp_path / "cache"
-    given = ("--networks", "tiny", "--batches", 1, "--candidates", "compiled", "--cache", cache)
-    run(tmp_path / "out", *given)
-    assert any(cache.rglob("*.py"))
-
-
 def test_freezing_folds_batch_norms():
     """Inductor reads a global setting: without it the code would be that of max-autotune."""
-    model = zoo.settled_model(zoo.NETWORKS["tiny"], CPU)
-    pictures = zoo.pictures_for(zoo.NETWORKS["tiny"], 2, CPU)
+    model = networks.settled_model(networks.NETWORKS["tiny"], CPU)
+    pictures = networks.pictures_for(networks.NETWORKS["tiny"], 2, CPU)
     with torch.no_grad():
-        of = candidates.Candidates(model, pictures)
+        of = networks.Candidates(model, pictures)
         _, (code,) = torch._inductor.utils.run_and_get_code(of.prepare, "freezing")
         assert "constant" in code  # weights that are part of the code
         assert not torch._inductor.config.freezing
@@ -159,8 +141,8 @@ def test_freezing_folds_batch_norms():
 )
 def test_activations_of_settled_networks_keep_their_size(network, size):
     """Half types must hold them, and errors of one layer must not vanish in the others'."""
-    network = zoo.Network(zoo.NETWORKS[network].build, size=size)
-    model = zoo.settled_model(network, CPU)
+    network = networks.Network(networks.NETWORKS[network].build, size=size)
+    model = networks.settled_model(network, CPU)
     largest = {}
 
     def note(name):
@@ -170,51 +152,21 @@ def test_activations_of_settled_networks_keep_their_size(network, size):
         if isinstance(module, (nn.Conv2d, nn.Linear)):
             module.register_forward_hook(note(name))
     with torch.no_grad():
-        model(zoo.pictures_for(network, 4, CPU))
+        model(networks.pictures_for(network, 4, CPU))
     assert not model.training
     assert all(0.1 < value < 1000 for value in largest.values()), largest
 
 
 def test_networks_are_the_same_in_each_call():
-    first, second = (zoo.settled_model(zoo.NETWORKS["tiny"], CPU) for _ in range(2))
+    first, second = (networks.settled_model(networks.NETWORKS["tiny"], CPU) for _ in range(2))
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name]), name
-    pictures = zoo.pictures_for(zoo.NETWORKS["tiny"], 2, CPU)
-    assert torch.equal(pictures, zoo.pictures_for(zoo.NETWORKS["tiny"], 2, CPU))
+    pictures = networks.pictures_for(networks.NETWORKS["tiny"], 2, CPU)
+    assert torch.equal(pictures, networks.pictures_for(networks.NETWORKS["tiny"], 2, CPU))
     assert pictures.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_the_default_networks_can_be_built():
-    assert isinstance(zoo.NETWORKS["unet"].build(), UNet)
-    assert set(networks.DEFAULTS["cpu"][0]) <= set(zoo.NETWORKS)
-
-
 # ---- What the page says -------------------------------------------------------------------------
-
-
-def said(mode, **speedups):
-    """The conclusion of {network: {(batch, candidate): speedup}}."""
-    rows = [
-        {"network": name, "batch": batch, "candidate": candidate, "mode": mode, "speedup": speedup}
-        for name, of in speedups.items()
-        for (batch, candidate), speedup in of.items()
-    ]
-    options = SimpleNamespace(layers=None, modes=[mode], networks=list(speedups))
-    return networks.said({"networks": rows}, options)
-
-
-def test_the_conclusion_takes_the_faster_of_ours():
-    resnet50 = {(64, "ours"): 1.4, (64, "ours-compiled"): 1.3, (128, "ours"): 0.1}
-    found = said("CUDA graph", resnet50=resnet50, unet={(8, "ours-compiled"): 1.25})
-    assert found == (
-        "Networks converted with nothing skipped, by themselves or compiled, whichever is faster, "
-        "over torch.compile, in one CUDA graph: resnet50 1.40x (batch 64), unet 1.25x (batch 8)."
-    )
-
-
-def test_the_conclusion_on_a_cpu_is_over_the_dense_network():
-    found = said("eager", vgg11={(16, "ours"): 1.2})
-    assert found.endswith("over dense, eager: vgg11 1.20x (batch 16).")
 
 
 # ---- ResNet-50's layers -------------------------------------------------------------------------
@@ -223,14 +175,14 @@ def test_the_conclusion_on_a_cpu_is_over_the_dense_network():
 @pytest.fixture(scope="module")
 def layer_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("layers")
-    run_bench("networks", folder, "--repeats", 2, "--batches", 1, "--layers", *LAYERS)
+    run_bench("layers", folder, "--repeats", 2, "--batches", 1, "--layers", *LAYERS)
     return folder
 
 
 def test_layers(layer_folder):
     rows = tables_of(layer_folder / "small.json")["fused layers"]
     assert [(row["layer"], row["candidate"]) for row in rows] == [
-        (layer, name) for layer in LAYERS for name in layer_case.LAYER_CANDIDATES
+        (layer, name) for layer in LAYERS for name in layers.CANDIDATES
     ]
     for row in rows:
         assert row["ms"] > 0
@@ -241,16 +193,16 @@ def test_layers(layer_folder):
 
 
 def test_wrong_layers_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(layer_case.LayerCase, "error", lambda *_: float("nan"))
+    monkeypatch.setattr(layers.LayerCase, "error", lambda *_: float("nan"))
     arguments = ["--device", "cpu", "--out", str(tmp_path), "--batches", "1", "--layers", LAYERS[0]]
-    assert exit_code(lambda: bench.main(["networks", *arguments])) == 1
+    assert exit_code(lambda: bench.main(["layers", *arguments])) == 1
     assert "wrong result of ours for 7-512-2048-1x1, batch 1" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
 def test_layers_are_torchvisions():
     """Every convolution of ResNet-50, with what follows it, as often as the network has it."""
-    model, expected = zoo.NETWORKS["resnet50"].build().eval(), []
+    model, expected = networks.NETWORKS["resnet50"].build().eval(), []
 
     def note(module, inputs, output):
         shape = module.in_channels, module.out_channels, inputs[0].shape[-1]

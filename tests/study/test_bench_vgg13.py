@@ -1,185 +1,184 @@
-"""The benchmark of whole networks: a small real run, and how it chooses thresholds."""
+"""bench.py vgg13 and inspect_model.py: a small real run, and what they refuse."""
+
+import json
 
 import pytest
 import torch
-from bench_checks import assert_three_files
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+from torch import nn
 
 import bench
+import inspect_model
+import spamm_torch
 from cases import vgg13
 from common.console import exit_code
-from spamm_torch.networks.fused import fused_of
+from common.results import load
+from inspect_model import MOST_PANELS, chosen_layers, draw, valid_shares
+from models.vgg13 import VGG13
+from spamm_torch.networks.timing import Timing
 
-LAYERS = [f"conv{stage}{i}" for stage in range(1, 6) for i in (1, 2)][1:]
 
-
-@pytest.fixture(scope="module", params=["vgg13", "vgg13_bn"])
-def folder(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench")
-    write_part(folder / "digits", "t10k", *digits(100))
-    arguments = (
-        *("--device", "cpu", "--data", folder / "digits", "--checkpoint", folder / "small.pt"),
-        *("--model", request.param, "--epochs", 1, "--width", 4, "--batch", 20),
-        *("--images", 70, "--repeats", 1, "--max-loss", 5),
-        *("--out", folder / "results", "--name", "small"),
+@pytest.fixture
+def in_proportion(monkeypatch):
+    """Times in proportion to what is computed."""
+    monkeypatch.setattr(
+        "spamm_torch.calibration.times.measure",
+        lambda runs, *_: {
+            trial: Timing(110.0 if trial.what == "as it was" else 100 * trial.valid_ratio)
+            for trials, _ in runs
+            for trial in trials.values()
+        },
     )
-    bench.main(["vgg13", *map(str, arguments)])
-    assert_three_files(folder / "results")
-    return folder / "results"
 
 
-def is_served(network, pictures):
-    """Whether the generated forward computes the network's result for these pictures."""
-    return fused_of(network).serves((pictures,))
+@pytest.fixture
+def arguments(tmp_path):
+    """Of both scripts; the network has batch norm."""
+    write_part(tmp_path / "digits", "t10k", *digits(100))
+    given = (
+        *("--device", "cpu", "--data", tmp_path / "digits", "--checkpoint", tmp_path / "small.pt"),
+        *("--model", "vgg13_bn", "--epochs", 1, "--width", 4, "--batch", 5),
+        *("--out", tmp_path / "results", "--images", 5),
+    )
+    return [str(argument) for argument in given]
 
 
-def test_results(tables):
-    served = [(row["mode"], row["network"]) for row in tables["served"]]
-    assert served == [("eager", name) for name in ("dense", "nothing skipped", "SpAMM")]
-    assert all(row["ms"] > 0 for row in tables["served"])
-    [quality] = tables["served, quality"]
-    assert 0 <= quality["accuracy"] <= 100
-    lost = abs(quality["accuracy"] - quality["dense_accuracy"])
-    assert lost <= quality["changed"] + 1e-9
-    assert [row["layer"] for row in tables["served layers"]] == LAYERS
-    times = {(r["layer"], r["ratio"]): r["ms"] for r in tables["served layers by ratio"]}
-    assert min(times.values()) > 0
-    for row in tables["served layers"]:
-        assert row["dense_ms"] > 0
-        assert (row["ratio"] is None) == (row["tau"] is None)
-        assert row["spamm_ms"] == times[row["layer"], row["ratio"] or 1.0]
-        if row["ratio"]:
-            assert row["spamm_ms"] < row["dense_ms"]
+def run(arguments):
+    return exit_code(lambda: bench.main(["vgg13", *arguments, "--repeats", "1"]))
 
 
-def test_the_page(folder):
-    text = (folder / "small.md").read_text()
-    assert "float32, batch 70, channels last" in text
-    lines = [line for line in text.splitlines() if line.startswith("| conv")]
-    assert lines[0].startswith(f"| {LAYERS[0]} | ")
+def test_settings_are_found_served_and_drawn(
+    arguments, tmp_path, in_proportion, capsys, monkeypatch
+):
+    monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
+    assert run([*arguments, "--max-drop", "60"]) == 0
+    results = tmp_path / "results"
+    settings = json.loads((results / "calibrated_cpu.json").read_text())
+    assert settings["calibration"]["max_drop"] == 60
+    skipping = [name for name, layer in settings["layers"].items() if layer["setting"]]
+    assert set(skipping) <= {"conv42", "conv51", "conv52"}  # those with 32 channels
+    assert skipping
+    assert not list(results.glob("*.partial.json"))
+    assert "of 60 allowed on unseen data" in capsys.readouterr().out
+
+    [found] = load(results / "vgg13.json")["runs"]
+    served = [(row["mode"], row["network"]) for row in found["tables"]["served"]]
+    names = ("dense", "torch.compile", "nothing skipped", "SpAMM")
+    assert served == [("eager", name) for name in names]
+    assert all(row["ms"] > 0 for row in found["tables"]["served"])
+    [quality] = found["tables"]["served, quality"]
+    assert f"{quality['valid_ratio']:.1%} of the products valid" in found["said"]
+    drop = settings["calibration"]["drop"]
+    assert quality["dense_accuracy"] - quality["accuracy"] == pytest.approx(drop)
+    layers = found["tables"]["calibrated layers"]
+    assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
+
+    inspect_model.main([*arguments, "--picture", "3"])
+    assert (results / "inspect_cpu.png").read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert all(f"\n{name}: " in shown for name in skipping)
 
 
-def test_an_interrupted_run_goes_on(folder, tmp_path, capsys, monkeypatch):
-    """Stopped in its fourth layer, and then where it counts changed answers."""
-    data = folder.parent / "digits"
-    arguments = [
-        "vgg13",
-        "--device",
-        "cpu",
-        "--data",
-        data,
-        "--checkpoint",
-        folder.parent / "small.pt",
-    ]
-    arguments += ["--images", 70, "--repeats", 1, "--out", tmp_path, "--name", "small"]
-    timed, counted = [], []
-    time_layer, changed_by = vgg13.time_layer, vgg13.Answers.changed_by
+def test_an_interrupted_calibration_says_how_to_go_on(
+    arguments, tmp_path, in_proportion, capsys, monkeypatch
+):
+    score, calls = vgg13.score_and_answers, []
 
-    def run(layers, answers):
-        """With an interrupt in the layer and the count given."""
+    def interrupted(*given):
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return score(*given)
 
-        def time_one(model, name, *rest):
-            if len(timed) == layers:
-                raise KeyboardInterrupt
-            timed.append(name)
-            _, ours = time_layer(model, name, *rest)
-            return 2 * max(ours.values()), ours  # SpAMM pays: there are answers to count
-
-        def count_one(self, net):
-            if len(counted) == answers:
-                raise KeyboardInterrupt
-            counted.append(net)
-            return changed_by(self, net)
-
-        monkeypatch.setattr(vgg13, "time_layer", time_one)
-        monkeypatch.setattr(vgg13.Answers, "changed_by", count_one)
-        code = exit_code(lambda: bench.main([str(argument) for argument in arguments]))
-        return code, capsys.readouterr()
-
-    code, printed = run(3, None)
-    assert code == 130
-    assert f"finished groups are in {tmp_path / 'small.partial.json'}" in printed.err
-    code, printed = run(None, 5)
-    assert code == 130
-    assert "resumed from" in printed.out
-    assert timed == LAYERS
-    code, _ = run(None, None)
-    assert code == 0
-    assert timed == LAYERS
-    assert_three_files(tmp_path)
+    monkeypatch.setattr(vgg13, "score_and_answers", interrupted)
+    given = [*arguments, "--max-drop", "60", "--no-compile"]
+    assert run(given) == 130
+    journal = tmp_path / "results" / "calibrated_cpu.partial.json"
+    said = f"interrupted: what is finished is in {journal}; the same command goes on from there\n"
+    assert capsys.readouterr().err.endswith(said)
+    assert journal.exists()
+    assert run(given) == 0
+    assert not list(journal.parent.glob("*.partial.json"))
 
 
-def test_converted_networks_run_fused(folder, tmp_path, monkeypatch):
-    """Weights that were cast in inference mode would rule that out."""
-    networks = []
-
-    def fuse(model, *rest):
-        networks.append(vgg13.network(model, {"conv21": 0.0, "conv31": 1.0}, cudnn=False))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(vgg13, "bench", fuse)
-    arguments = [
-        "vgg13",
-        "--device",
-        "cpu",
-        "--data",
-        folder.parent / "digits",
-        "--dtype",
-        "bfloat16",
-    ]
-    arguments += ["--checkpoint", folder.parent / "small.pt", "--out", tmp_path]
-    with pytest.raises(KeyboardInterrupt):
-        bench.main([str(argument) for argument in arguments])
-    with torch.no_grad():
-        assert is_served(networks[0], torch.randn(2, 3, 32, 32, dtype=torch.bfloat16))
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--settings", "nope.json"], "error: expected a settings file; got none at nope.json"),
+        (["--picture", "5"], "error: expected --picture below --images, 5; got 5"),
+        (
+            ["--images", "64", "--picture", "63", "--ratio", "1"],
+            "error: expected --picture below 20",
+        ),
+    ],
+)
+def test_what_cannot_be_drawn(arguments, capsys, extra, message):
+    assert exit_code(lambda: inspect_model.main([*arguments, *extra])) == 1
+    assert capsys.readouterr().err.startswith(message)
 
 
-def test_answers_are_counted_where_most_of_them_change():
-    def dense(pictures):
-        return torch.eye(4)[pictures]
-
-    def shifted(pictures):
-        return torch.eye(4)[(pictures + (pictures == 1)) % 4]
-
-    sets = [[0, 1, 2, 3], [1, 1, 0, 0]]
-    batches = [[(torch.tensor(half), None) for half in (of[:2], of[2:])] for of in sets]
-    answers = vgg13.Answers(dense, batches)
-    assert answers.changed_by(dense) == 0
-    assert answers.changed_by(shifted) == 50
+def test_the_settings_are_looked_for_before_a_training(arguments, capsys, monkeypatch):
+    monkeypatch.setattr(inspect_model, "train_or_load", None)
+    assert exit_code(lambda: inspect_model.main(arguments)) == 1
+    assert "expected a settings file" in capsys.readouterr().err
 
 
-def times(dense, **ratios):
-    """By ratio, none faster than dense but those given."""
-    ours = dict.fromkeys(vgg13.RATIOS, 2 * dense)
-    return {None: dense} | ours | {float(ratio[1:]) / 100: ms for ratio, ms in ratios.items()}
+def test_batches_that_are_too_few(arguments, in_proportion, capsys):
+    assert run([*arguments, "--images", "20"]) == 1
+    line = "error: loader must give at least two batches, one for each half; got 1\n"
+    assert capsys.readouterr().err.endswith(line)
 
 
-def test_what_loses_least_for_its_time_is_chosen():
-    layers = {
-        "slow": times(1.0),
-        "free": times(1.0, r50=0.8, r25=0.5),
-        "dear": times(1.0, r50=0.7, r25=0.1),
-    }
-    losses = {("free", 0.5): 0.0, ("free", 0.25): 0.1, ("dear", 0.5): 0.2, ("dear", 0.25): 3.0}
-
-    def loss_of(ratios):
-        return sum(losses[name, ratio] for name, ratio in ratios.items() if ratio)
-
-    def choose(max_loss):
-        return vgg13.chosen_ratios(layers, loss_of, max_loss, lambda what: None)
-
-    assert choose(0.31) == {"slow": None, "free": 0.25, "dear": 0.5}
-    assert choose(0.0) == {"slow": None, "free": 0.5, "dear": None}
-    assert choose(9.0) == {"slow": None, "free": 0.25, "dear": 0.25}
-
-
-def test_the_network_computes_what_the_plain_one_does():
-    from models.vgg13 import VGG13
-
+@pytest.mark.parametrize("pixel_block", [(1, 8, 8), (4, 4, 4), (64, 1, 1)])
+def test_shares_lie_where_the_picture_is_bright(pixel_block):
     torch.manual_seed(0)
-    model = VGG13(width=4).eval()
-    pictures = torch.randn(70, 3, 32, 32)
-    fused = vgg13.network(model, {"conv21": 0.0, "conv22": 0.0}, cudnn=False)
+    conv = spamm_torch.SpAMMConv2d(32, 40, 3, padding=1, valid_ratio=0.3, pixel_block=pixel_block)
+    pictures = torch.full((6, 32, 20, 20), 1e-3)
+    bright = 4  # the picture, and in it the upper right corner
+    pictures[bright, :, :8, 12:] = 1.0
+    share = valid_shares(nn.Sequential(conv), pictures, bright)["0"]
+    assert share.shape == (20, 20)
+    assert share[1:7, 13:19].min() == 1
+    assert share[10:, :10].max() < 1
+    if pixel_block[0] == 1:  # whose blocks hold no other picture
+        assert valid_shares(nn.Sequential(conv), pictures, 0)["0"].max() < 1
+    if pixel_block[0] == 64:  # whose blocks hold all pictures
+        with spamm_torch.record_stats(conv) as stats:
+            conv(pictures)
+        assert share.mean().item() == pytest.approx(stats[""].valid_ratio)
+
+
+def test_no_more_panels_than_can_be_read():
+    shares = {f"conv{number}": torch.rand(4, 4) for number in range(30)}
+    names = chosen_layers(shares)
+    assert len(names) == MOST_PANELS
+    assert (names[0], names[-1]) == ("conv0", "conv29")
+    assert list(dict.fromkeys(names)) == names
+    assert chosen_layers(dict.fromkeys("abc")) == ["a", "b", "c"]
+    drawn = draw(torch.rand(16, 16), shares, {"device": "a device"}, "a title")
+    assert drawn.startswith(b"\x89PNG")
+
+
+def test_the_score_of_an_evaluation():
+    model, pictures = VGG13(width=2).eval(), torch.rand(4, 3, 32, 32)
     with torch.no_grad():
-        torch.testing.assert_close(fused(pictures), model(pictures))
-        assert is_served(fused, pictures)
+        answers = model(pictures).argmax(1)
+    labels = answers.clone()
+    labels[0] = (labels[0] + 1) % 10
+    batches = [(pictures[:2], labels[:2]), (pictures[2:], labels[2:])]
+    score, found = vgg13.score_and_answers(model, batches)
+    assert score == 75
+    assert torch.equal(found, answers)
+
+
+@pytest.mark.parametrize(
+    "cudnn", [False, pytest.param(True, marks=pytest.mark.cuda)], ids=["plain", "cudnn"]
+)
+def test_the_dense_network_computes_what_the_trained_one_does(cudnn):
+    torch.manual_seed(0)
+    device = "cuda" if cudnn else "cpu"
+    model = VGG13(width=4, batch_norm=True).eval().to(device)
+    pictures = torch.rand(3, 3, 32, 32, device=device)
+    with torch.no_grad():
+        found, expected = vgg13.dense_network(model, cudnn)(pictures), model(pictures)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)

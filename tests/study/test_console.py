@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common import console
-from common.console import Steps, duration, make_console
+from common.console import Steps, make_console
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -57,16 +57,6 @@ def test_output_that_nobody_reads(code):
     os.close(writer)
     assert returned == 1
     assert lines == ["error: standard output: Broken pipe"]
-
-
-def test_rich_output_that_nobody_reads():
-    """rich ends the program by itself, without a word."""
-    reader, writer = os.pipe()
-    os.close(reader)
-    returned, lines = run(PRINTS["rich"], writer)
-    os.close(writer)
-    assert returned == 1
-    assert len(lines) <= 1
 
 
 @pytest.mark.parametrize(
@@ -158,11 +148,3 @@ def test_imports_that_end_early_say_one_line(module, ends, line, tmp_path):
     )
     assert (run.returncode, run.stderr.splitlines()) == (ends, [line])
     assert run.stdout.startswith("Benchmarks: " if ends == 1 else "")
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(0.2, "1 s"), (89, "89 s"), (91, "2 min"), (3600, "60 min"), (7800, "2 h 10 min")],
-)
-def test_durations(seconds, words):
-    assert duration(seconds) == words

@@ -110,12 +110,6 @@ def test_reads_a_torchvision_root(tmp_path, packed, monkeypatch):
     assert torch.equal(data.load_digits().images, images)
 
 
-def test_a_given_root_goes_before_the_variables(tmp_path, monkeypatch):
-    write_part(tmp_path / "given", "t10k", *digits(10))
-    monkeypatch.setenv(data.ROOT_VARIABLE, str(tmp_path / "missing"))
-    assert len(data.load_digits(tmp_path / "given")) == 10
-
-
 def test_full_is_both_parts_and_needs_no_network_where_files_are(tmp_path):
     for part, count in (("train", 30), ("t10k", 10)):
         write_part(tmp_path, part, *digits(count))
@@ -142,15 +136,6 @@ def test_a_failed_download_says_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"MNIST.raw.*Error downloading train-images") as caught:
         data.load_digits(tmp_path, full=True)
     assert_one_line(caught)
-
-
-def test_a_failed_download_without_a_word(tmp_path, monkeypatch):
-    def download(root, download):
-        raise TimeoutError
-
-    monkeypatch.setattr("torchvision.datasets.MNIST", download)
-    with pytest.raises(UserError, match=r"MNIST.raw.*: TimeoutError$"):
-        data.load_digits(tmp_path, full=True)
 
 
 def test_fingerprints_tell_data_apart():
@@ -217,9 +202,3 @@ def test_a_damaged_file(tmp_path, damage):
         data.load_digits(tmp_path)
     assert str(raw / name) in str(caught.value)
     assert_one_line(caught)
-
-
-def test_too_few_images_to_split(tmp_path):
-    write_part(tmp_path, "t10k", *digits(4))
-    with pytest.raises(UserError, match="at least 5 images to split; got 4"):
-        data.load_digits(tmp_path)

@@ -15,7 +15,6 @@ from models.data import Digits
 from models.finetuning import SKIPPING, FineTuneConfig, fine_tune, with_skipping
 from models.training import TrainConfig, distillation_loss, train
 from spamm_torch import SpAMMConv2d
-from study import fine_tuning
 
 TINY = TrainConfig(width=2, epochs=1, batch=10)
 CPU = torch.device("cpu")
@@ -123,9 +122,9 @@ def test_the_share_kept_is_that_of_the_form_that_runs(start):
     model, _ = start
     pictures = torch.rand(10, 3, 32, 32)
     dense = with_skipping(model, skip_all(1.0), fuse=True)
-    assert fine_tuning.share_kept(dense, pictures) == 1
+    assert train_vgg13.share_kept(dense, pictures) == 1
     skipping = with_skipping(model, {name: {"tau": 1e9} for name in SKIPPING}, fuse=True)
-    assert fine_tuning.share_kept(skipping, pictures) == 0
+    assert train_vgg13.share_kept(skipping, pictures) == 0
 
 
 # ---- The command --------------------------------------------------------------------------------
@@ -182,8 +181,8 @@ def test_settings_that_are_none(capsys, text):
 
 
 def test_settings_by_layer():
-    given = [fine_tuning.setting(text) for text in ["tau=1.5", *["0.3"] * 8]]
-    chosen = fine_tuning.chosen_settings(given)
+    given = [train_vgg13.setting(text) for text in ["tau=1.5", *["0.3"] * 8]]
+    chosen = train_vgg13.chosen_settings(given)
     assert chosen["conv12"] == {"tau": 1.5}
     assert [chosen[name] for name in SKIPPING[1:]] == [{"valid_ratio": 0.3}] * 8
 

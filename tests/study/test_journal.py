@@ -25,25 +25,10 @@ def test_a_group_is_on_disk_at_once_and_not_measured_again(tmp_path):
     assert len(second) == 1
 
 
-def test_a_group_that_fails_is_not_kept(tmp_path):
-    journal = Journal(tmp_path, "mm", SETTINGS)
-    with pytest.raises(AssertionError):
-        journal.measured("a", never)
-    assert not list(tmp_path.iterdir())
-
-
 def test_fresh_forgets(tmp_path):
     Journal(tmp_path, "mm", SETTINGS).measured("a", lambda: 1)
     assert Journal(tmp_path, "mm", SETTINGS, fresh=True).measured("a", lambda: 2) == 2
     assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == 2
-
-
-def test_finished_results_need_no_journal(tmp_path):
-    journal = Journal(tmp_path, "mm", SETTINGS)
-    journal.remove()
-    journal.measured("a", lambda: 1)
-    journal.remove()
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from common.console import exit_code
 from models import training
 from models.checkpoint import load_checkpoint
 from models.data import ROOT_VARIABLE, Digits, to_pictures
-from models.training import TrainConfig, resolve_config, train
+from models.training import TrainConfig, train
 from models.vgg13 import CONVOLUTIONS, VGG13, fold_batch_norm
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -72,14 +72,6 @@ def test_shapes_at_every_stage(batch_norm):
     assert sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) == 10 * batch_norm
 
 
-def test_split_leaves_out_one_layer():
-    model = VGG13(width=4).eval()
-    x = torch.randn(2, 3, 32, 32)
-    before, after = model.split("conv31")
-    assert before(x).shape[1:] == (8, 8, 8)
-    assert torch.equal(after(model.conv31(before(x))), model(x))
-
-
 def test_folding_batch_norm_keeps_the_function():
     torch.manual_seed(0)
     model = VGG13(batch_norm=True, width=4).double()
@@ -94,15 +86,6 @@ def test_folding_batch_norm_keeps_the_function():
     assert not any(isinstance(m, nn.BatchNorm2d) for m in plain.modules())
     x = torch.randn(3, 3, 32, 32, dtype=torch.float64)
     torch.testing.assert_close(plain(x), model.eval()(x))
-
-
-def test_folding_a_plain_model_copies_it():
-    model = VGG13(width=4)
-    plain = fold_batch_norm(model)
-    assert same_parameters(plain, model)
-    with torch.no_grad():
-        plain.conv31.weight.zero_()
-    assert model.conv31.weight.any()
 
 
 # ---- Training -----------------------------------------------------------------------------------
@@ -247,14 +230,6 @@ def test_a_finished_training_returns_at_once(tmp_path, data):
     assert path.read_bytes() == content
 
 
-def test_options_not_given_are_the_checkpoints(tmp_path, data):
-    path = tmp_path / "c.pt"
-    assert resolve_config(path, {}) == TrainConfig()
-    train(TINY, data, path, CPU, silent)
-    assert resolve_config(path, {}) == TINY
-    assert resolve_config(path, {"epochs": 2}) == TINY
-
-
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
@@ -330,11 +305,6 @@ def test_a_checkpoint_with_options_of_another_kind(capsys, trained, change, word
     content["config"].update(change)
     torch.save(content, trained)
     assert_refused(capsys, trained, words=(words,))
-
-
-def test_a_checkpoint_without_options(capsys, trained):
-    torch.save({**torch.load(trained), "config": None}, trained)
-    assert_refused(capsys, trained, words=("expected a checkpoint",))
 
 
 def test_a_folder_as_checkpoint(capsys, tmp_path):

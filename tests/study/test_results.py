@@ -1,6 +1,5 @@
 """Pages of results: made of their JSON files, and of nothing else."""
 
-import json
 import shutil
 import subprocess
 import sys
@@ -12,7 +11,6 @@ import plot_results
 import plot_summary
 from common import results
 from common.console import exit_code
-from common.plots import _spread
 from common.tables import KINDS
 from models.errors import UserError
 
@@ -49,21 +47,21 @@ def test_the_index_names_every_page_in_short_lines():
 
 
 def test_a_picture_is_drawn_without_torch_and_the_library(tmp_path):
-    shutil.copy(RESULTS / "calibration.json", tmp_path)
+    shutil.copy(RESULTS / "density_matrix.json", tmp_path)
     code = (
         "import sys; sys.modules['torch'] = sys.modules['spamm_torch'] = None; "
         "import plot_results; plot_results.main(sys.argv[1:])"
     )
     subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "calibration.json")],
+        [sys.executable, "-c", code, str(tmp_path / "density_matrix.json")],
         cwd=REPOSITORY / "scripts",
         check=True,
         capture_output=True,
     )
     for suffix in (".json", ".md"):
-        made = (tmp_path / "calibration").with_suffix(suffix).read_text()
-        assert made == (RESULTS / "calibration").with_suffix(suffix).read_text()
-    assert (tmp_path / "calibration.png").read_bytes().startswith(b"\x89PNG")
+        made = (tmp_path / "density_matrix").with_suffix(suffix).read_text()
+        assert made == (RESULTS / "density_matrix").with_suffix(suffix).read_text()
+    assert (tmp_path / "density_matrix.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_readme_has_the_figures_that_are_recorded():
@@ -144,12 +142,6 @@ def test_a_run_joins_a_page(tmp_path):
     assert [of["name"] for of in results.load(tmp_path / "page.json")["runs"]] == ["page", "more"]
 
 
-def test_names_of_lines_are_moved_apart_and_no_further():
-    assert _spread([50, 30, 10], 10) == [50, 30, 10]
-    assert _spread([20, 20], 10) == [25, 15]
-    assert _spread([50, 21, 20, 19], 10) == [50, 30, 20, 10]
-
-
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
@@ -185,20 +177,3 @@ def test_files_that_are_missing(main, tmp_path, capsys):
 def test_add_needs_one_page(tmp_path):
     with pytest.raises(UserError, match="expected one page for --add; got 0"):
         plot_results.main(["--add", str(tmp_path / "a.json")])
-
-
-def test_a_kind_that_no_page_knows():
-    with pytest.raises(KeyError, match="no table is of kind x"):
-        results.add({"runs": []}, run("a", "2026-01-01") | {"tables": {"x": []}})
-
-
-def test_json_has_a_row_a_line():
-    page = {
-        "title": "T",
-        "headline": "H",
-        "notes": "",
-        "runs": [run("a", "d", row(1, 2.0), row(2, 3.0))],
-    }
-    lines = results._as_json(page).splitlines()
-    assert sum(line.lstrip().startswith('["decay"') for line in lines) == 2
-    assert json.loads("\n".join(lines))["title"] == "T"

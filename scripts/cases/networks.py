@@ -1,0 +1,388 @@
+"""Whole networks converted with nothing skipped, against the dense and the compiled network.
+
+Networks: torchvision's, VGG13 on 32 x 32 pictures and a U-Net. Candidates: the network as it is,
+under torch.compile (its default, max-autotune, and that with freezing), and converted by
+spamm_torch.convert_: by itself, compiled, and with a held tau. Each is timed as one CUDA graph and
+as Python launches it.
+"""
+
+import copy
+import functools
+import gc
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torchvision
+from torch import nn
+
+import spamm_torch
+from common.machine import PRECISIONS, use_precision
+from common.options import (
+    add_by_device,
+    add_device_option,
+    add_repeats_option,
+    fill_in,
+    positive_integer,
+)
+from common.timing import interleaved
+from models.errors import UserError, first_line
+from models.files import require_writable
+from models.unet import UNet
+from models.vgg13 import VGG13
+
+# Of torch.compile's modes the one without CUDA graphs: all candidates are captured by the same
+# code, so that their times mean the same.
+_MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
+HELD_TAU = 1e-30  # skips blocks of zeros at most
+HELD_TAU_IMAGES = 32  # the largest batch at which a held tau is measured
+CANDIDATES = {
+    "dense": "the network as it is, batch norms and all",
+    "compiled": "torch.compile's default",
+    "max-autotune": f"torch.compile, mode {_MAX_AUTOTUNE}",
+    "freezing": f"torch.compile, mode {_MAX_AUTOTUNE}, with torch._inductor.config.freezing set "
+    "while it compiles, which folds batch norms into weights",
+    "ours": "convert_ with an example input, nothing skipped",
+    "ours-compiled": "ours, then torch.compile's default",
+    "held-tau": f"convert_ with tau = {HELD_TAU:g} held in pixel blocks (64, 1, 1), without an "
+    "example input: every layer that can skip does ask of each block; batches of up to "
+    f"{HELD_TAU_IMAGES}",
+}
+TITLE = "networks converted, nothing skipped, against torch.compile"
+NOTES = (
+    "Times are medians for one batch, all candidates in turns in one process; compilation, "
+    "conversion and first calls are not in them. Weights are drawn from a seed, pictures are "
+    "noise. "
+    + "; ".join(f"{name}: {what}" for name, what in CANDIDATES.items())
+    + ". Errors are of the output, relative, against float32's."
+)
+MODE = torch.no_grad  # not inference mode, whose tensors count no versions
+MODES = ("CUDA graph", "eager")
+_PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
+_SAID_BATCH = 64  # in the conclusion, where it was measured
+_MOST_ERROR = 4  # times the dense network's own error: rounding in another order
+_LEAST_ERROR = 1e-6  # below that errors count as equal
+_SETTLING_IMAGES = 4
+
+
+# ---- Networks, with weights drawn from a seed ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Network:
+    build: Callable[[], nn.Module]
+    size: int = 224  # height and width of its pictures
+    batches: tuple[int, ...] = (1, 8, 32, 64, 128)
+
+
+_TORCHVISION = (
+    *("resnet18", "resnet50", "vgg11", "vgg13_bn", "densenet121", "mobilenet_v3_large"),
+    *("convnext_tiny", "efficientnet_b0"),
+    *("regnet_y_3_2gf", "resnext50_32x4d"),  # grouped
+)
+NETWORKS = {
+    name: Network(functools.partial(torchvision.models.get_model, name, weights=None))
+    for name in _TORCHVISION
+} | {
+    "vgg13_32": Network(VGG13, size=32, batches=(1, 8, 32, 128, 512)),
+    "unet": Network(UNet, size=512, batches=(1, 8)),
+}
+
+
+def pictures_for(network, batch, device):
+    """Noise as a batch of pictures, float32, channels last; the same in each call."""
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (batch, 3, network.size, network.size)
+    noise = torch.randn(shape, generator=generator, device=device)
+    return noise.to(memory_format=torch.channels_last)
+
+
+def settled_model(network, device):
+    """The network in eval mode, float32, channels last, the same in each call.
+
+    Its batch norms know the mean and the variance of what they normalise, as in a trained network.
+    At their defaults activations grow from layer to layer, in ResNets by powers of two.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = network.build()
+    model = model.to(device, memory_format=torch.channels_last).eval()
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the average of all batches, here of one
+        norm.train()
+    with torch.no_grad():
+        model(pictures_for(network, _SETTLING_IMAGES, device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+    return model
+
+
+# ---- Options ------------------------------------------------------------------------------------
+
+DEFAULTS = {
+    "cpu": {
+        "networks": ("resnet18", "vgg11"),
+        "batches": (1, 8, 16),
+        "candidates": tuple(name for name in CANDIDATES if name != "max-autotune"),
+        "modes": ("eager",),
+        "repeats": 7,
+    },
+    "cuda": {
+        "networks": tuple(NETWORKS),
+        "batches": None,  # each network's own
+        "candidates": tuple(CANDIDATES),
+        "modes": MODES,
+        "repeats": 9,
+    },
+}
+PRECISION = {"cpu": "float32", "cuda": "float16"}
+
+
+def add_options(parser):
+    add_device_option(parser)
+    for flag, what, choices in (
+        ("--networks", "some of the networks", NETWORKS),
+        ("--candidates", "some of the candidates", CANDIDATES),
+        ("--modes", "some of the modes", MODES),
+    ):
+        add_by_device(
+            *(parser, DEFAULTS, flag, what),
+            metavar=flag[2:-1].upper(),
+            nargs="+",
+            choices=choices,
+        )
+    add_by_device(
+        *(parser, DEFAULTS, "--batches", "images a batch; None: each network's own, 1 to 128"),
+        metavar="IMAGES",
+        type=positive_integer,
+        nargs="+",
+    )
+    add_repeats_option(parser, DEFAULTS)
+    parser.add_argument(
+        "--cache",
+        metavar="FOLDER",
+        help="keeps what torch.compile compiles and tunes for the next run (default: torch's own "
+        "temporary folder)",
+    )
+
+
+def choose(options):
+    fill_in(options, DEFAULTS)
+    options.candidates = [name for name in CANDIDATES if name in options.candidates]
+    options.modes = [mode for mode in MODES if mode in options.modes]
+    options.precision = PRECISION[options.device.type]
+    if options.device.type == "cpu" and options.modes != ["eager"]:
+        raise UserError("expected --modes eager on a CPU; got CUDA graph")
+    if options.cache is not None:
+        require_writable(options.cache)
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(options.cache)
+
+
+def header(options):
+    return {"inference": f"{options.precision}, channels last"}
+
+
+def settings(options):
+    kept = {name: getattr(options, name) for name in ("candidates", "modes", "repeats")}
+    return {"cells": list(cells_of(options)), **kept}
+
+
+def cells_of(options):
+    """{name: call that measures it}, in the order of the tables."""
+    return {
+        f"{name}, batch {batch}": functools.partial(measure_network, name, batch, options)
+        for name in options.networks
+        for batch in options.batches or NETWORKS[name].batches
+    }
+
+
+def measure(measuring, options):
+    use_precision(options.precision)
+    return measuring.tables(cells_of(options), said_of)
+
+
+def said_of(found):
+    """A line for the terminal: the first mode's times."""
+    rows = [row for rows in found.values() for row in rows]
+    return ", ".join(
+        f"{row['candidate']} " + (f"{row['ms']:.4g} ms" if row.get("ms") else row["absent"])
+        for row in rows
+        if row.get("mode") in (None, rows[0].get("mode"))
+    )
+
+
+def said(tables, options):
+    """What converting brings, in one line."""
+    ours = {}
+    for row in tables["networks"]:
+        is_ours = row["candidate"] in ("ours", "ours-compiled")
+        if is_ours and row.get("mode") == options.modes[0] and row.get("speedup"):
+            best = ours.setdefault(row["network"], {})
+            best[row["batch"]] = max(row["speedup"], best.get(row["batch"], 0))
+    parts = []
+    for name in (name for name in options.networks if name in ours):
+        batch = _SAID_BATCH if _SAID_BATCH in ours[name] else max(ours[name])
+        parts.append(f"{name} {ours[name][batch]:.2f}x (batch {batch})")
+    absent = sum("absent" in row for row in tables["networks"])
+    missing = f"; {absent} candidates absent" if absent else ""
+    if not parts:
+        return f"No converted network was measured beside its peer{missing}."
+    over = "torch.compile, in one CUDA graph" if options.modes[0] == MODES[0] else "dense, eager"
+    return (
+        "Networks converted with nothing skipped, by themselves or compiled, whichever is faster, "
+        f"over {over}: {', '.join(parts)}{missing}."
+    )
+
+
+# ---- Candidates ---------------------------------------------------------------------------------
+
+
+class Candidates:
+    """One network's candidates at one batch.
+
+    Args:
+        dense: the network, in eval mode, in the dtype to measure. pictures: the batch.
+    """
+
+    def __init__(self, dense, pictures):
+        self._dense, self._pictures = dense, pictures
+
+    def prepare(self, name):
+        """The candidate as a call, compiled and converted, and the seconds that took."""
+        start = time.perf_counter()
+        model = self._prepared(name)
+        model(self._pictures)
+        return model, time.perf_counter() - start
+
+    def actions(self, name):
+        """{action: number of layers} that the conversion of a candidate reported, or None."""
+        if name not in ("ours", "ours-compiled", "held-tau"):
+            return None
+        _, report = self._held if name == "held-tau" else self._ours
+        return dict(Counter(row.action for row in report))
+
+    def _prepared(self, name):
+        made = {
+            "dense": lambda: self._dense,
+            "compiled": lambda: _compiled(self._dense),
+            "max-autotune": lambda: _compiled(self._dense, mode=_MAX_AUTOTUNE),
+            "freezing": self._frozen,
+            "ours": lambda: self._ours[0],
+            "ours-compiled": lambda: _compiled(self._ours[0], fullgraph=True),
+            "held-tau": lambda: self._held[0],
+        }
+        return made[name]()
+
+    def _frozen(self):
+        """Dynamo and Inductor read the global setting; the option tells this call's code apart
+        from that of max-autotune, whose options are equal otherwise."""
+        options = torch._inductor.list_mode_options(_MAX_AUTOTUNE) | {"freezing": True}
+        compiled = _compiled(self._dense, options=options)
+        with torch._inductor.config.patch(freezing=True):
+            compiled(self._pictures)
+        return compiled
+
+    @functools.cached_property
+    def _ours(self):
+        return self._converted(example_input=self._pictures)
+
+    @functools.cached_property
+    def _held(self):
+        return self._converted(spamm_torch.SpAMMConfig(tau=HELD_TAU, pixel_block=(64, 1, 1)))
+
+    def _converted(self, *config, **example):
+        model = copy.deepcopy(self._dense)
+        report = spamm_torch.convert_(model, *config, **example)
+        return model, report
+
+
+def _compiled(model, **settings):
+    return torch.compile(model, dynamic=False, **settings)
+
+
+# ---- Measuring ----------------------------------------------------------------------------------
+
+
+def measure_network(name, batch, options):
+    """A row for each mode and candidate.
+
+    A candidate that cannot be prepared or captured, or computes something else than the dense
+    network, is a row that says so.
+    """
+    try:
+        return {"networks": _Cell(name, batch, options).rows()}
+    finally:
+        torch._dynamo.reset()  # compiled code of one batch is of no use to the next
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+class _Cell:
+    def __init__(self, name, batch, options):
+        self._name, self._batch, self._device = name, batch, options.device
+        self._options = options
+        device, dtype = options.device, PRECISIONS[options.precision][0]
+        network = NETWORKS[name]
+        pictures = pictures_for(network, batch, device)
+        model = settled_model(network, device)
+        self._expected = model(pictures)
+        self._pictures = pictures.to(dtype)
+        self._dense = model.to(dtype)
+        self._most_error = _MOST_ERROR * max(self._error(self._dense), _LEAST_ERROR)
+
+    def rows(self):
+        candidates = Candidates(self._dense, self._pictures)
+        calls, rows = {}, {}
+        for name in self._options.candidates:
+            if name != "held-tau" or self._batch <= HELD_TAU_IMAGES:
+                rows[name] = self._prepared(name, candidates, calls)
+        times = {mode: self._timed(calls, mode) for mode in self._options.modes}
+        found = [
+            row | self._times(mode, name, of)
+            for mode, of in times.items()
+            for name, row in rows.items()
+            if name in of
+        ]
+        return found + [row for name, row in rows.items() if name not in calls]
+
+    def _times(self, mode, name, times):
+        peer, own = times.get(_PEERS[mode]), times[name]
+        return {
+            "mode": mode,
+            "ms": own.median,
+            "speedup": peer and peer.median / own.median,
+            "spread": own.spread / own.median,
+        }
+
+    def _prepared(self, name, candidates, calls):
+        """The candidate's row without times; puts its call into ``calls`` if it has one."""
+        row = {"network": self._name, "batch": self._batch, "candidate": name}
+        try:
+            model, seconds = candidates.prepare(name)
+            call = lambda: model(self._pictures)  # noqa: E731
+            for mode in self._options.modes:  # what cannot be captured fails here, and alone
+                self._timed({name: call}, mode, repeats=1)
+        except Exception as error:
+            return row | {"absent": first_line(error)}
+        error = self._error(model)
+        if not error <= self._most_error:
+            most = f"expected an error of at most {self._most_error:.2g}"
+            return row | {"error": error, "absent": f"WRONG RESULT: {most}; got {error:.2g}"}
+        calls[name] = call
+        return row | {"error": error, "prepare_s": seconds, "actions": candidates.actions(name)}
+
+    def _timed(self, calls, mode, repeats=None):
+        return interleaved(
+            calls, self._device, repeats or self._options.repeats, eager=mode == "eager"
+        )
+
+    def _error(self, model):
+        output = model(self._pictures).float()
+        return ((output - self._expected).norm() / self._expected.norm()).item()

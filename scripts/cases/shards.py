@@ -1,0 +1,237 @@
+"""Products with operands on several devices: how they are called, timed and compared with one."""
+
+import itertools
+from functools import cached_property, partial
+
+import torch
+
+import spamm_torch
+from common.machine import use_precision
+from common.operands import operands
+from common.timing import by_clock, host_time, side_by_side
+
+_BLOCK = 64
+_OVERHEAD_ROUNDS = 51
+_COPIED = 1 << 28  # bytes for each device, to measure the way from the host
+
+
+def equal_cuts(rows, parts, block=_BLOCK):
+    """parts + 1 numbers of rows, or of images, of parts equal to a block."""
+    blocks = -(-rows // block)
+    return [min(rows, block * (blocks * part // parts)) for part in range(parts + 1)]
+
+
+def split(matrix, cuts, devices):
+    """The rows between the cuts, each on its part's device."""
+    pairs = zip(itertools.pairwise(cuts), devices, strict=True)
+    return [matrix[first:last].to(device) for (first, last), device in pairs]
+
+
+def synchronize(devices):
+    """Waits for all devices."""
+    for device in devices:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+class Product:
+    """A @ B with norm maps on the first device; what a layout needs is made when it is asked for.
+
+    Args:
+        data, n: as of operands. precision: a key of PRECISIONS. devices: of the parts.
+    """
+
+    def __init__(self, data, precision, n, devices):
+        self.devices = devices
+        self.a, self.b = operands(data, n, use_precision(precision), devices[0])
+        self.norm_a, self.norm_b = spamm_torch.norm_map(self.a), spamm_torch.norm_map(self.b)
+        self._taus, self._device_ms = {1: 0.0}, {}
+
+    def tau(self, ratio):
+        """The threshold of a valid ratio as a number, which calls take on any device."""
+        if ratio not in self._taus:
+            self._taus[ratio] = spamm_torch.find_tau(self.norm_a, self.norm_b, ratio).item()
+        return self._taus[ratio]
+
+    def valid_ratio(self, ratio):
+        """The valid ratio that the threshold found for ``ratio`` gives."""
+        return spamm_torch.valid_ratio(self.norm_a, self.norm_b, self.tau(ratio)).item()
+
+    def cuts(self, ratio):
+        """parts + 1 row numbers that cut A by work; B is cut at the same numbers."""
+        return spamm_torch.row_cuts(self.norm_a, self.norm_b, self.tau(ratio), len(self.devices))
+
+    @cached_property
+    def b_everywhere(self):
+        """The whole of B on each device."""
+        return [self.b.to(device) for device in self.devices]
+
+    @cached_property
+    def on_host(self):
+        """A and B in pinned host memory."""
+        return [
+            torch.empty_like(matrix, device="cpu", pin_memory=True).copy_(matrix)
+            for matrix in (self.a, self.b)
+        ]
+
+    def device_ms(self, ratio, repeats):
+        """What each device needs for its part with B at hand: norms of its shards and multiply."""
+        if ratio not in self._device_ms:
+            calls = self._calls_of_parts(ratio)
+            self._device_ms[ratio] = side_by_side(calls, self.devices, repeats)
+        return self._device_ms[ratio]
+
+    def _calls_of_parts(self, ratio):
+        cuts, tau = self.cuts(ratio), torch.tensor(self.tau(ratio), dtype=self.norm_a.dtype)
+        whole = (len(self.a), self.b.shape[1])
+
+        def call_of(a, own_b, b, norm_b):
+            norm_a, out = spamm_torch.norm_map(a), a.new_empty(len(a), whole[1])
+
+            def call():
+                spamm_torch.norm_map(a)
+                spamm_torch.norm_map(own_b)
+                torch.ops.spamm_torch.multiply_part(
+                    a, b, norm_a, norm_b, tau, (_BLOCK,) * 3, out, whole=whole
+                )
+
+            return call
+
+        shards = [split(matrix, cuts, self.devices) for matrix in (self.a, self.b)]
+        parts = zip(*shards, self.b_everywhere, strict=True)
+        return [call_of(a, own_b, b, self.norm_b.to(b.device)) for a, own_b, b in parts]
+
+    def synchronize(self):
+        synchronize(self.devices)
+
+
+# ---- Layouts that one process drives ------------------------------------------------------------
+
+
+def calls_of(layout, product, ratio):
+    """The product on one device and on all: {"one": call, "all": call}.
+
+    The second gives C, or its rows in shards.
+    """
+    mm = partial(spamm_torch.mm, tau=product.tau(ratio))
+    a, b, devices = product.a, product.b, product.devices
+    one = partial(mm, a, b)
+    if layout in ("R", "S"):
+        cuts = product.cuts(ratio)
+        shards_of_a = split(a, cuts, devices)
+        shards_of_b = product.b_everywhere if layout == "R" else split(b, cuts, devices)
+        mm_shards = partial(spamm_torch.mm_shards, tau=product.tau(ratio))
+        return {"one": one, "all": partial(mm_shards, shards_of_a, shards_of_b)}
+    if layout == "0":
+        return {"one": one, "all": partial(one, devices=devices)}
+    from_host = partial(mm, *product.on_host)
+    return {
+        "one": partial(from_host, devices=devices[:1]),
+        "all": partial(from_host, devices=devices),
+    }
+
+
+def measure(layout, product, ratio, repeats, bandwidth):
+    """The figures of a layout.
+
+    Args:
+        bandwidth: as of host_bandwidth.
+    """
+    calls = calls_of(layout, product, ratio)
+    equal = is_same(product, ratio, calls["all"]())
+    if layout == "R" and ratio < 1:
+        calls["search"] = partial(spamm_torch.find_tau, product.norm_a, product.norm_b, ratio)
+    times = by_clock(calls, repeats, product.synchronize)
+    traffic = {"search_ms": times["search"].median} if "search" in times else {}
+    if layout in ("R", "S"):
+        device_ms = product.device_ms(ratio, repeats)
+        traffic |= {
+            "device_ms": device_ms,
+            "imbalance": max(device_ms) / (sum(device_ms) / len(device_ms)),
+            "exposed_ms": times["all"].median - max(device_ms),
+        }
+    if layout == "S":
+        traffic |= sent(product, ratio, product.cuts(ratio))
+    if layout == "H":
+        operands_ms = sum(x.numel() * x.element_size() for x in product.on_host) / bandwidth
+        traffic["of_bound"] = operands_ms / times["all"].median
+    return figures(product.valid_ratio(ratio), times, equal, **traffic)
+
+
+def figures(valid_ratio, times, equal, **traffic):
+    """A cell's figures from the Timings "one" and "all".
+
+    Args:
+        traffic: more of them: "sent", bytes of B that travel over those without skipping;
+            "work_imbalance", the largest part's work over the mean; "device_ms" of each device for
+            its part, B being there, and their "imbalance"; "exposed_ms", the time of all less the
+            slowest device's; "of_bound", the time to bring the operands from the host over that of
+            all; "search_ms", of the threshold, from norm maps on one device.
+    """
+    one, every = times["one"], times["all"]
+    return {
+        "valid_ratio": valid_ratio,
+        "one_ms": one.median,
+        "all_ms": every.median,
+        "spread": every.spread / every.median,
+        "speedup": one.median / every.median,
+        "equal": equal,
+        **traffic,
+    }
+
+
+def sent(product, ratio, cuts):
+    """How much of B travels, by the library's own plan: a share of what would without skipping.
+
+    Also the largest part's work over the mean.
+
+    Args:
+        cuts: of the rows of A, and of B.
+    """
+    from spamm_torch import distributed
+
+    plan = distributed.exchange_plan(
+        product.norm_a, product.norm_b, product.tau(ratio), cuts, b_cuts=cuts
+    )
+    return {"sent": plan.bytes / plan.dense_bytes, "work_imbalance": plan.imbalance}
+
+
+def is_same(product, ratio, result):
+    """Whether C, or its rows in shards, are what one device gives, bit for bit."""
+    expected = spamm_torch.mm(product.a, product.b, tau=product.tau(ratio))
+    shards = result if isinstance(result, (list, tuple)) else [result]
+    expected_shards = expected.split([len(shard) for shard in shards])
+    return all(
+        torch.equal(shard.to(expected.device), rows)
+        for shard, rows in zip(shards, expected_shards, strict=True)
+    )
+
+
+def overhead(layout, product, repeats=_OVERHEAD_ROUNDS):
+    """The host's microseconds for a product that is next to none."""
+    calls = calls_of(layout, product, 1.0)
+    return {
+        f"{name}_us": 1e3 * host_time(call, repeats, product.synchronize)
+        for name, call in calls.items()
+    }
+
+
+def host_bandwidth(devices, repeats):
+    """Bytes a millisecond from pinned host memory into all devices at once."""
+    source = torch.empty(_COPIED, dtype=torch.uint8, pin_memory=True)
+    targets = [torch.empty_like(source, device=device) for device in devices]
+
+    def copy():
+        for target in targets:
+            target.copy_(source, non_blocking=True)
+
+    timing = by_clock({"copy": copy}, repeats, partial(synchronize, devices))["copy"]
+    return len(devices) * _COPIED / timing.median
+
+
+def torch_mm(product, repeats):
+    """The Timing of torch.mm on all devices at once: rows of A, and the whole of B on each."""
+    cuts = equal_cuts(len(product.a), len(product.devices))
+    pairs = list(zip(split(product.a, cuts, product.devices), product.b_everywhere, strict=True))
+    call = lambda: [torch.mm(*pair) for pair in pairs]  # noqa: E731
+    return by_clock({"call": call}, repeats, product.synchronize)["call"]

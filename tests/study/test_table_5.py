@@ -1,0 +1,164 @@
+"""Table 5: its layouts, its accuracy, its times and its plan."""
+
+import pytest
+import torch
+from im2col_reference import Im2col
+from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from torch import nn
+
+import spamm_torch
+from models.vgg13 import CONVOLUTIONS, VGG13
+from study.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
+from tables import paper, table_5
+from tables.table_5 import GROUPS, HeldRatio
+
+by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
+pixel_layouts = pytest.mark.parametrize(
+    "layout",
+    [*LAYOUTS[1:], PixelBlocks("in between", 64, (16, 2, 2))],
+    ids=lambda layout: layout.label,
+)
+
+
+@pytest.fixture
+def conv():
+    torch.manual_seed(0)
+    return nn.Conv2d(70, 40, 3, padding=1).requires_grad_(False)
+
+
+@pytest.fixture
+def x():
+    """Activations as ReLUs leave them, fading to the border; more images than a block holds."""
+    torch.manual_seed(1)
+    fade = torch.hann_window(8, periodic=False)
+    x = torch.randn(67, 70, 8, 8).relu() * (0.1 + fade[:, None] * fade)
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def test_im2col_operands_are_torchs_unfold_image_after_image(conv, x):
+    a, b = im2col_operands(conv, x)
+    unfolded = nn.functional.unfold(x, 3, padding=1)  # (images, Ci * 9, H * W)
+    assert torch.equal(a, conv.weight.reshape(40, -1))
+    assert torch.equal(b, torch.cat(list(unfolded), dim=1))
+    torch.testing.assert_close(Im2colConv2d(conv, torch.mm)(x), conv(x), rtol=1e-4, atol=1e-4)
+
+
+@by_layout
+def test_nothing_skipped_is_the_convolution(layout, conv, x):
+    torch.testing.assert_close(layout.module(conv, 0.0)(x), conv(x), rtol=1e-4, atol=1e-4)
+
+
+@pixel_layouts
+def test_norm_maps_are_those_of_the_documented_matrices(layout, conv, x):
+    x = x[:3] if layout.pixel_block[0] == 1 else x[:, :, :3, :2]
+    oracle = Im2col(x, conv.weight, padding=1, block=(64, 64, 64), pixel_block=layout.pixel_block)
+    norm_a, norm_b = layout.norm_maps(conv, x)
+    expected = spamm_torch.norm_map(oracle.columns[0])
+    torch.testing.assert_close(norm_a, spamm_torch.norm_map(oracle.weights[0]))
+    torch.testing.assert_close(norm_b, oracle.skip_norm(expected))
+
+
+def test_the_papers_norm_maps_are_those_of_its_matrices(conv, x):
+    norm_a, norm_b = LAYOUTS[0].norm_maps(conv, x)
+    assert norm_a.shape == (2, 20)  # 40 x 630 in blocks of 32
+    assert norm_b.shape == (20, 134)  # 630 x 4288
+    a, b = im2col_operands(conv, x)
+    torch.testing.assert_close(norm_a[1, 3], a[32:, 96:128].norm())
+    torch.testing.assert_close(norm_b[2, 5], b[64:96, 160:192].norm())
+
+
+@by_layout
+@pytest.mark.parametrize("ratio", [0.8, 0.5])
+def test_a_held_ratio_is_the_knob_valid_ratio(layout, ratio, conv, x):
+    """Up to single blocks at the threshold, whose norms the two take in different order."""
+    held = HeldRatio(layout, conv, ratio)
+    found = held(x)
+    if isinstance(layout, ImageMajor):
+        expected = Im2colConv2d(
+            conv, lambda a, b: spamm_torch.mm(a, b, valid_ratio=ratio, block=layout.block)
+        )(x)
+    else:
+        expected = spamm_torch.SpAMMConv2d.from_dense(
+            conv, valid_ratio=ratio, block=layout.block, pixel_block=layout.pixel_block
+        )(x)
+    differing = (found - expected).abs() > 1e-4
+    assert differing.double().mean() < 0.01
+    assert (found - conv(x)).abs().max() > 1e-2  # something was skipped
+    assert abs(int(held.valid) / held.total - ratio) < 0.01
+    assert len(held.taus) == 1
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return VGG13(width=8).eval().requires_grad_(False)
+
+
+def batches():
+    torch.manual_seed(2)
+    return [(torch.rand(10, 3, 32, 32), torch.randint(10, (10,))) for _ in range(3)]
+
+
+@pytest.mark.parametrize("title", [title for title, of in GROUPS.items() if not of.shifted])
+def test_accuracy_without_skipping_is_the_dense_networks(title, model):
+    group = GROUPS[title]
+    inputs = table_5.cached_inputs(model, group.start, batches())
+    whole = sum(int((model(x).argmax(1) == y).sum()) for x, y in batches())
+    for layout in LAYOUTS:
+        percent, replaced = table_5.spamm_accuracy(model, group, layout, 1.0, inputs)
+        assert percent == pytest.approx(100 * whole / 30)
+        assert table_5.valid_share(replaced.values()) == 1
+        assert set(replaced) == set(group.layers)
+
+
+def test_accuracy_counts_the_products_of_all_layers_and_batches(model):
+    group = GROUPS["conv12 to conv52"]
+    inputs = table_5.cached_inputs(model, group.start, batches())
+    _, replaced = table_5.spamm_accuracy(model, group, LAYOUTS[0], 0.4, inputs)
+    assert table_5.valid_share(replaced.values()) == pytest.approx(0.4, abs=0.02)
+    assert len(replaced) == 9
+    assert all(min(layer.taus) > 0 for layer in replaced.values())
+
+
+def test_layer_inputs_are_the_dense_networks(model):
+    x = torch.rand(2, 3, 32, 32)
+    inputs = table_5.layer_inputs(model, CONVOLUTIONS[1:], x)
+    assert list(inputs) == list(CONVOLUTIONS[1:])
+    for name, found in inputs.items():
+        assert torch.equal(found, model.split(name)[0](x))
+
+
+def test_times_are_taken_of_every_candidate(conv, x):
+    settings = [(layout, ratio) for ratio in (0.9, 0.5) for layout in LAYOUTS]
+    times = table_5.time_layer(conv, x, settings, repeats=2)
+    assert len(times) == 3 + len(settings) + 2  # dense ones, layers, the paper's products
+    assert all(ms > 0 for ms in times.values())
+
+
+def test_the_plan_covers_the_papers_settings_and_goes_down_to_30_percent():
+    centred = [title for title, group in GROUPS.items() if not group.shifted]
+    assert centred == ["conv21", "conv31", "conv12 to conv52"]
+    assert [f"{title}, images shifted" for title in centred] == list(GROUPS)[3:]
+    for layer in ("conv21", "conv31"):
+        papers = [ratio for name, ratio in paper.CONVOLUTION if name == layer]
+        assert len(papers) == 5
+        assert list(GROUPS[layer].ratios[:5]) == papers
+    for title in centred:
+        assert min(GROUPS[title].ratios) == 0.3
+        assert list(GROUPS[title].ratios) == sorted(GROUPS[title].ratios, reverse=True)
+
+
+def test_the_conclusion_is_the_fastest_setting_that_loses_little():
+    def row(layout, ratio, change, speedup):
+        place = {"title": "conv12 to conv52", "precision": "float32", "layout": layout}
+        return place | {"valid_ratio": ratio, "accuracy_change": change, "over_conv": speedup}
+
+    rows = [
+        row("by position", 0.7, 0.05, 1.28),
+        row("by position", 0.5, -0.5, 1.67),
+        row("by position", 0.3, -7.0, 2.4),
+        row("paper", 0.7, -15.0, 0.6),
+    ]
+    said = table_5.said({"study": rows})
+    assert "in float32 1.67x as fast (by position, 50% of the block products kept, -0.50" in said
+    assert table_5.said({"study": rows[2:]}).endswith("in float32 no setting.")
