@@ -1,8 +1,8 @@
 // Checks the argument `devices`: the CUDA devices over which an op spreads its work. Device-free.
 #pragma once
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Device.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <algorithm>
 #include <vector>
@@ -11,12 +11,9 @@
 
 namespace spamm {
 
-// The number of CUDA devices that torch finds.
-inline int64_t cuda_devices() {
-  return c10::impl::hasDeviceGuardImpl(at::kCUDA)
-             ? c10::impl::getDeviceGuardImpl(at::kCUDA)->deviceCount()
-             : 0;
-}
+// The number of CUDA devices that torch finds. Its hooks count them: on a machine without one, the
+// device guard counts a device once a function has been traced.
+inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
 
 // The devices with these numbers, in their order. There must be at least one. Each must be a CUDA
 // device of this machine, and none may come twice.
