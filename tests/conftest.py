@@ -8,11 +8,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-# No deadlines: an example's time says more about the machine than about the code. "ci" draws the
-# same examples every time; "dev" keeps looking for new ones.
-settings.register_profile("dev", deadline=None)
+# No deadlines: an example's time says more about the machine than about the code. Every run draws
+# the same examples, "ci" more of them; "explore" looks for new ones.
+settings.register_profile("same", deadline=None, derandomize=True)
 settings.register_profile("ci", deadline=None, derandomize=True, max_examples=200)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "dev"))
+settings.register_profile("explore", deadline=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if "CI" in os.environ else "same"))
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core of its own
     torch.set_num_threads(1)
@@ -81,3 +82,16 @@ def pytest_collection_finish(session):
 def device(request):
     """Runs a test on the CPU and, marked ``cuda``, on the first CUDA device."""
     return torch.device(request.param)
+
+
+@pytest.fixture
+def exact_reference(monkeypatch):
+    """cuDNN, which dense references use, may round to TF32 by default."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.fixture(params=[0, 1])
+def either_gpu_is_current(request):
+    """Runs a test with the first GPU as the current one, and with the second."""
+    with torch.cuda.device(request.param):
+        yield

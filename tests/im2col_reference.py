@@ -3,7 +3,7 @@
 A convolution is weight matrix (out_channels x K) times im2col matrix (K x pixels), one pair of
 matrices a group. Everything here follows the definition word by word (docs/kernels/conv.md;
 spamm_torch.conv2d's arguments), one output pixel at a time, and knows nothing of how the library
-does it.
+does it. Only the norms that decide are the library's own.
 """
 
 import itertools
@@ -11,6 +11,8 @@ import math
 
 import torch
 import torch.nn.functional as F
+
+import spamm_torch
 
 
 def blocks_of(length, edge):
@@ -120,6 +122,20 @@ class Im2col:
         """Norms of pixel blocks times sqrt(n / c), c being their columns inside the grid."""
         n = torch.tensor(float(self.block[2]), dtype=norm_b.dtype, device=norm_b.device)
         return norm_b * torch.sqrt(n / torch.tensor(self.existing).to(norm_b))
+
+    def norms(self, device="cpu"):
+        """The library's norms of the matrices: weights, columns, and the skip norms."""
+        m, k, n = self.block
+        norm_a = spamm_torch.norm_map(self.weights.to(device), (m, k))
+        norm_b = spamm_torch.norm_map(self.columns.to(device), (k, n))
+        return norm_a, norm_b, self.skip_norm(norm_b)
+
+    def decide(self, share, device="cpu"):
+        """A threshold that skips about this share of the block products, and what it keeps."""
+        norm_a, _, skip_norm = self.norms(device)
+        products = norm_products(norm_a, skip_norm)
+        tau = gap_near(products, share)
+        return tau, ~(products < tau)
 
     def product(self, valid, bias=None):
         """The convolution in float64 with the block products where ``valid`` holds.

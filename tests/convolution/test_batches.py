@@ -1,10 +1,12 @@
-"""A held tau means the same for every batch: the default pixel block does not follow the batch."""
+"""Batches that do not fill their blocks of images, and what a held tau means for every batch."""
 
 import functools
 
 import pytest
 import torch
-from im2col_reference import Im2col, default_pixel_block, gap_near, norm_products
+import torch.nn.functional as F
+from im2col_reference import Im2col, default_pixel_block
+from support import ACTIVATIONS, float32_precision, uneven
 
 import spamm_torch
 
@@ -24,10 +26,8 @@ CHANNELS = 72  # a full block and a partial one
 def kind(request):
     """(type, error allowed), with the setting of the kind."""
     dtype, precision, tolerance = KINDS[request.param]
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    yield dtype, tolerance
-    torch.set_float32_matmul_precision(before)
+    with float32_precision(precision):
+        yield dtype, tolerance
 
 
 @functools.cache
@@ -43,15 +43,10 @@ def operands(channels=CHANNELS):
 
 @functools.cache
 def documented(images, channels=CHANNELS):
-    """The oracle for the first ``images`` under a tau: its matrices, products of norms and a tau
-    that skips half."""
+    """The oracle for the first ``images``, and a tau that skips half with what it keeps."""
     input, weight = operands(channels)
     reference = Im2col(input[:images].double(), weight.double(), padding=1)
-    m, k, n = reference.block
-    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
-    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
-    products = norm_products(norm_a, skip_norm)
-    return reference, products, gap_near(products, 0.5)
+    return reference, *reference.decide(0.5)
 
 
 def convolve(device, dtype, images=slice(None), channels=CHANNELS, **setting):
@@ -65,9 +60,9 @@ def convolve(device, dtype, images=slice(None), channels=CHANNELS, **setting):
 @pytest.mark.parametrize("channels", [3, CHANNELS])
 def test_a_tau_follows_the_definition(device, kind, images, channels):
     dtype, tolerance = kind
-    reference, products, tau = documented(images, channels)
+    reference, tau, valid = documented(images, channels)
     assert reference.pixel_block == (64, 1, 1)
-    expected = reference.product(~(products < tau))
+    expected = reference.product(valid)
     got = convolve(device, dtype, slice(images), channels, tau=tau).cpu()
     assert (got - expected).abs().max() <= tolerance * expected.abs().max()
 
@@ -76,7 +71,7 @@ def test_a_tau_follows_the_definition(device, kind, images, channels):
 @pytest.mark.parametrize("block", [None, (64, 64, 128), 32])
 def test_a_tau_takes_the_same_pixel_block_for_every_batch(device, kind, images, block):
     dtype, _ = kind
-    _, _, tau = documented(100)
+    _, tau, _ = documented(100)
     n = {None: 64, 32: 32}.get(block, 128)
     setting = {"images": slice(images), "block": block, "tau": tau}
     got = convolve(device, dtype, **setting)
@@ -94,7 +89,7 @@ def test_a_search_takes_a_pixel_block_that_follows_the_batch(device, kind, image
 
 def test_whole_blocks_are_the_same_in_every_batch(device, kind):
     dtype, _ = kind
-    _, _, tau = documented(100)
+    _, tau, _ = documented(100)
     alone, together = (convolve(device, dtype, slice(images), tau=tau) for images in (64, 100))
     assert torch.equal(together[:64], alone)
     last = convolve(device, dtype, slice(64, 100), tau=tau)
@@ -112,3 +107,136 @@ def test_a_partial_block_is_skipped_as_if_it_were_full(device, kind, images):
     got = spamm_torch.conv2d(input, weight, tau=tau)
     expected = torch.tensor([0.0, 0.0, 256.0]).expand(images, 64, 1, 3)
     assert torch.equal(got.cpu().float(), expected)
+
+
+# ---- Blocks of images that a batch does not fill ------------------------------------------------
+
+# The error allowed, relative to the largest result.
+TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("images", [1, 2, 3, 8, 32, 33, 64, 70])
+def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype):
+    input = uneven(images, 136, 9, 8, seed=1, dtype=dtype)
+    weight = uneven(72, 136, 3, 3, seed=2, dtype=dtype).to(device)
+    tau, _ = Im2col(input, weight.cpu(), padding=1).decide(0.5)
+    input = input.to(device)
+    whole = spamm_torch.conv2d(input, weight, padding=1, tau=tau)
+    for row, column in ((0, 0), (4, 3), (8, 7), (2, 6)):
+        alone = torch.zeros_like(input)  # but for the window of one output pixel
+        window = (..., slice(max(row - 1, 0), row + 2), slice(max(column - 1, 0), column + 2))
+        alone[window] = input[window]
+        got = spamm_torch.conv2d(alone, weight, padding=1, tau=tau)
+        assert torch.equal(got[:, :, row, column], whole[:, :, row, column])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_an_image_has_the_same_bits_in_every_batch(dtype):
+    # Where nothing is skipped, and one kernel multiplies all batches: on the CPU.
+    input = uneven(70, 72, 7, 5, seed=3, dtype=dtype)
+    weight = uneven(72, 72, 3, 3, seed=4, dtype=dtype)
+    together = spamm_torch.conv2d(input, weight, padding=1, stride=(1, 2), tau=0.0)
+    for images in (1, 2, 5, 8, 31, 64):
+        for first in (0, 70 - images):
+            own = slice(first, first + images)
+            alone = spamm_torch.conv2d(input[own], weight, padding=1, stride=(1, 2), tau=0.0)
+            assert torch.equal(alone, together[own])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("images", [1, 5, 64])
+@pytest.mark.parametrize("tau", [0.0, 1e-6])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@pytest.mark.parametrize("pixel_block", [None, (1, 4, 8), (8, 2, 2)])
+def test_padding_times_infinity_is_no_number(device, dtype, images, tau, bad, pixel_block):
+    input = uneven(images, 72, 4, 5, seed=5, dtype=dtype)
+    weight = uneven(136, 72, 3, 3, seed=6, dtype=dtype)
+    weight[1, 70, 0, 0] = bad
+    weight[130, 2, 1, 2] = bad
+    padded = F.pad(input, (1, 1, 1, 1)).double()
+    expected = F.conv2d(padded, weight.double())
+    setting = {"padding": 1, "tau": tau, "pixel_block": pixel_block}
+    got = spamm_torch.conv2d(input.to(device), weight.to(device), **setting).cpu()
+    assert torch.equal(got.isnan(), expected.isnan())
+    assert torch.equal(got.isinf(), expected.isinf())
+    finite = expected.isfinite()
+    limit = TOLERANCE[dtype] * expected[finite].abs().max()
+    assert (got.double() - expected)[finite].abs().max() <= limit
+
+
+@pytest.mark.parametrize("images", [1, 5, 64])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_infinite_pixels_reach_their_windows_alone(device, images, bad):
+    input = uneven(images, 72, 6, 5, seed=7, dtype=torch.float32)
+    weight = uneven(72, 72, 3, 3, seed=8, dtype=torch.float32)
+    setting = {"padding": 1, "tau": 1e-6}
+    before = spamm_torch.conv2d(input.to(device), weight.to(device), **setting).cpu()
+    input[0, 7, 2, 3] = bad
+    after = spamm_torch.conv2d(input.to(device), weight.to(device), **setting).cpu()
+    touched = torch.zeros_like(after, dtype=torch.bool)
+    touched[0, :, 1:4, 2:5] = True
+    assert not after[touched].isfinite().any()
+    if device == "cpu":
+        assert torch.equal(after[~touched], before[~touched])
+    else:  # products of blocks with an infinity take another way, which rounds differently
+        torch.testing.assert_close(after[~touched], before[~touched])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "large"), [(torch.bfloat16, 256), (torch.float16, 2048)], ids=str
+)
+@pytest.mark.parametrize("activation", ["none", "relu", "relu6", "leaky_relu"])
+def test_half_types_are_rounded_once(dtype, large, activation):
+    # The sum, large + 1, is between two numbers of the type; sum + residual is 1 or -1.
+    input = torch.ones(3, large + 1, 2, 2, dtype=dtype)
+    weight = torch.ones(64, large + 1, 1, 1, dtype=dtype)
+    weight[32:] = -1
+    residual = torch.full((3, 64, 2, 2), -large, dtype=dtype)
+    residual[:, 32:] = large
+    got = spamm_torch.conv2d(
+        input, weight, tau=0.0, pixel_block=(64, 1, 1), residual=residual, activation=activation
+    )
+    one = torch.ones(3, 32, 2, 2)
+    expected = ACTIVATIONS[activation](torch.cat([one, -one], dim=1)).to(dtype)
+    assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("tau", [0.0, -1.0, torch.tensor(0.0)])
+@pytest.mark.parametrize("pixel_block", [None, (1, 8, 8)])
+def test_a_tau_of_zero_takes_no_norms(tau, pixel_block):
+    input = uneven(2, 64, 5, 5, seed=9, dtype=torch.float32)
+    weight = uneven(64, 64, 3, 3, seed=10, dtype=torch.float32)
+    call = lambda tau: spamm_torch.conv2d(input, weight, tau=tau, pixel_block=pixel_block)  # noqa: E731
+    for threshold, takes_norms in ((tau, False), (1e-6, True)):
+        with torch.profiler.profile() as profile:
+            call(threshold)
+        names = {event.key for event in profile.key_averages()}
+        assert ("spamm_torch::norm_map" in names) == takes_norms
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("images", [1, 2, 3, 5, 8, 9, 20, 33])
+def test_norms_of_few_images_are_those_among_zeros(images, dtype, monkeypatch):
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    for channels, size in ((72, (9, 11)), (128, (3, 3)), (200, (1, 1))):
+        input = uneven(images, channels, *size, seed=images, dtype=dtype).cuda()
+        if dtype != torch.float16:  # plain sums of their squares overflow or underflow
+            input[:, :64, ::2] *= 1e-30
+            input[:, 64:, :, ::2] *= 1e25
+        identity = torch.eye(channels, dtype=dtype, device="cuda")[:, :, None, None]
+        norms = []
+        for among in (images, 50):  # as many as one thread holds, or not
+            batch = input.new_zeros(among, *input.shape[1:])
+            batch[:images] = input
+            batch = batch.contiguous(memory_format=torch.channels_last)
+            output, of_pixels = spamm_torch.conv2d(batch, identity, tau=0.0, return_norms=True)
+            norms.append(of_pixels)
+        if dtype == torch.float32:
+            torch.testing.assert_close(norms[0], norms[1], rtol=2**-21, atol=0)
+        else:
+            assert torch.equal(norms[0], norms[1])
+        groups = [output[:, first : first + 64] for first in range(0, channels, 64)]
+        expected = torch.stack([x.double().norm(dim=(0, 1)) for x in groups], dim=-1)
+        torch.testing.assert_close(norms[0][0].double(), expected, rtol=2**-19, atol=0)

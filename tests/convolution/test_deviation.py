@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from activations import ACTIVATIONS
-from cuda_support import hopper_kernels_run
+from support import ACTIVATIONS, FORMATS, hopper_kernels_run, norms_of_pixels
 from torch.library import opcheck
 from torch.nn import functional as F
 
@@ -18,7 +17,6 @@ ENGINES = {
     "small": {"threshold": 1e-30, "pixel_block": (1, 8, 8)},
     "images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)},
 }
-FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 pytestmark = pytest.mark.usefixtures("exact_reference")
 
 
@@ -47,7 +45,7 @@ def expected(input, weight, base, residual, activation, groups=1):
     return activate(sums + base) - activate(base)
 
 
-def tolerance(dtype, device="cpu"):
+def tolerance(dtype):
     if dtype == torch.float64:
         return 1e-12
     return 1e-5 if dtype == torch.float32 else 2e-2
@@ -325,12 +323,6 @@ def test_float32_rounded_to_tf32(activation, monkeypatch):
 
 
 # ---- Norms of pixels ----------------------------------------------------------------------------
-
-
-def norms_of_pixels(x):
-    """One for each 64 channels, in float64."""
-    padded = F.pad(x.double(), (0, 0, 0, 0, 0, -x.shape[1] % 64))
-    return padded.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

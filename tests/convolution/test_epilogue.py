@@ -6,7 +6,7 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from activations import ACTIVATIONS
+from support import ACTIVATIONS, FORMATS
 from torch import nn
 from torch._inductor.utils import run_and_get_code
 from torch.library import opcheck
@@ -31,6 +31,15 @@ TOLERANCES = {
     torch.float64: 1e-12,
 }
 activations = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+def skipping_nothing(*operands, **options):
+    return spamm_torch.conv2d(*operands, tau=0.0, **options)
+
+
+each_call = pytest.mark.parametrize(
+    "call", [skipping_nothing, ops.dense_conv2d], ids=["spamm", "dense"]
+)
 pytestmark = pytest.mark.usefixtures("exact_reference")
 
 
@@ -48,7 +57,7 @@ def case(device, dtype, channels=(40, 48), images=5, groups=1, size=(6, 7), seed
     return [x.to(dtype) for x in (input, weight, bias, residual)]
 
 
-def reference(input, weight, bias, residual, activation, **geometry):
+def reference(input, weight, bias, residual=None, activation="none", **geometry):
     """The same in float64 by torch."""
     sums = F.conv2d(
         input.double(), weight.double(), None if bias is None else bias.double(), **geometry
@@ -61,27 +70,18 @@ def assert_near(actual, expected):
     torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+@each_call
 @activations
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_nothing_skipped(device, dtype, activation, layout):
+@pytest.mark.parametrize("memory_format", FORMATS.values(), ids=FORMATS)
+def test_nothing_skipped(device, call, dtype, activation, layout, memory_format):
     input, weight, bias, residual = case(device, dtype)
-    residual = LAYOUTS[layout](residual)
-    expected = reference(input, weight, bias, residual, activation, padding=1)
-    for channels_last in (False, True):
-        if channels_last:
-            input = input.contiguous(memory_format=torch.channels_last)
-        of_spamm = spamm_torch.conv2d(
-            input, weight, bias, padding=1, tau=0.0, residual=residual, activation=activation
-        )
-        of_dense = ops.dense_conv2d(
-            input, weight, bias, padding=1, residual=residual, activation=activation
-        )
-        for actual in (of_spamm, of_dense):
-            assert_near(actual, expected)
-            assert actual.is_contiguous(
-                memory_format=torch.channels_last if channels_last else torch.contiguous_format
-            )
+    input = input.contiguous(memory_format=memory_format)
+    options = {"padding": 1, "residual": LAYOUTS[layout](residual), "activation": activation}
+    actual = call(input, weight, bias, **options)
+    assert_near(actual, reference(input, weight, bias, **options))
+    assert actual.is_contiguous(memory_format=memory_format)
 
 
 @activations
@@ -129,26 +129,24 @@ def test_what_is_skipped_is_not_the_epilogue(device, dtype, activation, setting)
         )
         plain = sums if addend is None else sums + addend.double()
         assert_near(actual, ACTIVATIONS[activation](plain))
+    if activation == "relu":
+        rectified = spamm_torch.conv2d(input, weight, bias, **knob, residual=residual, relu=True)
+        assert torch.equal(rectified, actual)
 
 
+@each_call
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("is_dense", [False, True])
 @pytest.mark.parametrize(
     "geometry",
     [{"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"padding": (0, 1)}],
     ids=str,
 )
-def test_geometries_and_single_pictures(device, dtype, is_dense, geometry):
+def test_geometries_and_single_pictures(device, dtype, call, geometry):
     input, weight, bias, _ = case(device, dtype)
     shape = F.conv2d(input.float(), weight.float(), **geometry).shape
     residual = matrices.normal(*shape, device=device).to(dtype)
-    call = (
-        ops.dense_conv2d
-        if is_dense
-        else lambda *operands, **options: spamm_torch.conv2d(*operands, tau=0.0, **options)
-    )
     options = {"activation": "relu", **geometry}
-    expected = reference(input, weight, bias, residual, "relu", **geometry)
+    expected = reference(input, weight, bias, residual, **options)
     assert_near(call(input, weight, bias, residual=residual, **options), expected)
     assert_near(call(input[0], weight, bias, residual=residual[0], **options), expected[0])
 
@@ -166,21 +164,17 @@ def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
 
 
+@each_call
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["relu", "relu6"])
 @pytest.mark.parametrize("with_residual", [False, True])
-def test_nan_stays(device, dtype, name, with_residual):
+def test_nan_stays(device, call, dtype, name, with_residual):
     input, weight, bias, residual = case(device, dtype, channels=(16, 32))
     input[1, 3, 2, 2] = float("nan")
-    options = {"padding": 1, "activation": name}
-    options["residual"] = residual if with_residual else None
-    expected = reference(input, weight, bias, options["residual"], name, padding=1).isnan()
+    options = {"padding": 1, "activation": name, "residual": residual if with_residual else None}
+    expected = reference(input, weight, bias, **options).isnan()
     assert 0 < expected.sum() < expected.numel()
-    for actual in (
-        spamm_torch.conv2d(input, weight, bias, tau=0.0, **options),
-        ops.dense_conv2d(input, weight, bias, **options),
-    ):
-        assert torch.equal(actual.isnan(), expected)
+    assert torch.equal(call(input, weight, bias, **options).isnan(), expected)
 
 
 @activations
@@ -213,28 +207,22 @@ def test_groups_that_skip_nothing_are_the_dense_convolution(device, dtype, tau, 
     assert torch.equal(actual, ops.dense_conv2d(input, weight, bias, **options))
 
 
-@pytest.mark.parametrize("channels", [(0, 6), (4, 0)])
+@each_call
+@pytest.mark.parametrize(
+    ("images", "channels"),
+    [(2, (0, 6)), (2, (4, 0)), (0, (4, 6))],
+    ids=["input", "output", "images"],
+)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_no_channels(device, channels, groups):
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+def test_nothing_to_compute(device, call, images, channels, groups, activation):
     into, out = channels
-    input = torch.randn(2, into, 5, 5, device=device)
+    input = torch.randn(images, into, 5, 5, device=device)
     weight = torch.randn(out, into // groups, 3, 3, device=device)
-    bias, residual = torch.randn(out, device=device), torch.randn(2, out, 3, 3, device=device)
-    options = {"groups": groups, "residual": residual, "activation": "relu"}
-    expected = (bias[:, None, None] + residual).relu()
-    for actual in (
-        spamm_torch.conv2d(input, weight, bias, tau=0.0, **options),
-        ops.dense_conv2d(input, weight, bias, **options),
-    ):
-        torch.testing.assert_close(actual, expected)
-
-
-def test_no_images(device):
-    input, weight = torch.randn(0, 4, 5, 5, device=device), torch.randn(6, 4, 3, 3, device=device)
-    residual = torch.randn(0, 6, 3, 3, device=device)
-    options = {"residual": residual, "activation": "silu"}
-    assert spamm_torch.conv2d(input, weight, tau=0.0, **options).shape == residual.shape
-    assert ops.dense_conv2d(input, weight, **options).shape == residual.shape
+    bias, residual = torch.randn(out, device=device), torch.randn(images, out, 3, 3, device=device)
+    options = {"groups": groups, "residual": residual, "activation": activation}
+    expected = ACTIVATIONS[activation](bias[:, None, None] + residual)
+    torch.testing.assert_close(call(input, weight, bias, **options), expected)
 
 
 @pytest.mark.cuda
@@ -256,25 +244,29 @@ def test_one_residual_for_all_images(dtype):
 # ---- Errors -------------------------------------------------------------------------------------
 
 
-def test_wrong_residuals(device):
+@each_call
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda x: x[:, :, 1:], RuntimeError, r"residual must have the output's shape .*; got "),
+        (lambda x: x[:1], RuntimeError, r"residual must have the output's shape .*; got "),
+        (torch.Tensor.double, TypeError, r"residual must have .* dtype float32; got float64"),
+        (lambda x: x.to("meta"), RuntimeError, r"residual .*device.*; got meta"),
+    ],
+    ids=["shape", "batch", "dtype", "device"],
+)
+def test_wrong_residuals(device, call, change, error, message):
     input, weight, bias, residual = case(device, torch.float32)
-    calls = [
-        lambda **options: spamm_torch.conv2d(input, weight, bias, padding=1, tau=1.0, **options),
-        lambda **options: ops.dense_conv2d(input, weight, bias, padding=1, **options),
-    ]
-    for call in calls:
-        with pytest.raises(RuntimeError, match=r"residual must have the output's shape .*; got "):
-            call(residual=residual[:, :, 1:])
-        with pytest.raises(RuntimeError, match=r"residual must have the output's shape .*; got "):
-            call(residual=residual[:1])
-        with pytest.raises(TypeError, match=r"residual must have .* dtype float32; got float64"):
-            call(residual=residual.double())
-        with pytest.raises(RuntimeError, match=r"residual .*device.*; got meta"):
-            call(residual=residual.to("meta"))
+    with pytest.raises(error, match=message):
+        call(input, weight, bias, padding=1, residual=change(residual))
+
+
+def test_residuals_of_conv2d_alone(device):
+    input, weight, bias, residual = case(device, torch.float32)
     with pytest.raises(TypeError, match=r"residual must be a tensor; got float"):
-        calls[0](residual=1.0)
+        spamm_torch.conv2d(input, weight, bias, tau=1.0, residual=1.0)
     with pytest.raises(ValueError, match=r"devices must be given without .*; got residual"):
-        calls[0](residual=residual, devices=[0])
+        spamm_torch.conv2d(input, weight, bias, tau=1.0, residual=residual, devices=[0])
 
 
 def test_wrong_activations(device):
@@ -307,41 +299,36 @@ def test_one_knob_and_a_threshold(device):
 # ---- Gradients ----------------------------------------------------------------------------------
 
 
+@each_call
 @activations
-@pytest.mark.parametrize("is_dense", [False, True])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_gradients(device, activation, is_dense, with_bias):
+def test_gradients(device, call, activation, with_bias):
     input, weight, bias, residual = (
         x.requires_grad_() for x in case(device, torch.float64, (3, 4), images=2, size=(4, 3))
     )
 
-    def call(input, weight, residual, *bias):
-        options = {"padding": 1, "residual": residual, "activation": activation}
-        if is_dense:
-            return ops.dense_conv2d(input, weight, *bias, **options)
-        return spamm_torch.conv2d(input, weight, *bias, tau=0.0, **options)
+    def convolve(input, weight, residual, *bias):
+        return call(input, weight, *bias, padding=1, residual=residual, activation=activation)
 
     operands = (input, weight, residual, *([bias] if with_bias else []))
     # cuDNN's gradients may differ in their last bits from call to call.
-    torch.autograd.gradcheck(call, operands, nondet_tol=1e-12)
-    torch.autograd.gradgradcheck(call, operands, nondet_tol=1e-12)
+    torch.autograd.gradcheck(convolve, operands, nondet_tol=1e-12)
+    torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12)
 
 
 def test_gradients_are_dense(device):
     """Whatever is skipped, they are those of the convolution without skipping."""
-    input, weight, bias, residual = case(device, torch.float64, (40, 48))
-    tensors = [x.requires_grad_() for x in (input, weight, bias, residual)]
+    operands = [x.requires_grad_() for x in case(device, torch.float64, (40, 48))]
+    input, weight, bias, residual = operands
     sums = F.conv2d(input, weight, bias, padding=1) + residual
-    expected = torch.autograd.grad(F.silu(sums).sum(), tensors)
-    actual = torch.autograd.grad(
-        F.silu(sums.detach().clone().requires_grad_()).sum() * 0
-        + ops.dense_conv2d(
-            input, weight, bias, padding=1, residual=residual, activation="silu"
-        ).sum(),
-        tensors,
-    )
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other)
+    expected = torch.autograd.grad(F.silu(sums).sum(), operands)
+    options = {"padding": 1, "residual": residual, "activation": "silu"}
+    for result in (
+        ops.dense_conv2d(input, weight, bias, **options),
+        spamm_torch.conv2d(input, weight, bias, tau=0.0, **options),
+    ):
+        for one, other in zip(torch.autograd.grad(result.sum(), operands), expected, strict=True):
+            torch.testing.assert_close(one, other)
 
 
 def test_gradient_of_a_single_residual(device):
@@ -487,13 +474,10 @@ def test_export(device):
     assert thresholds == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("is_dense", [False, True])
-def test_autocast_casts_the_residual(device, is_dense):
+@each_call
+def test_autocast_casts_the_residual(device, call):
     input, weight, bias, residual = case(device, torch.float32)
     options = {"padding": 1, "activation": "relu"}
-    call = ops.dense_conv2d if is_dense else ops.conv2d
-    if not is_dense:
-        options["threshold"] = 0.0
     with torch.autocast(device.type, torch.bfloat16):
         actual = call(input, weight, bias, residual=residual, **options)
     lower = [x.bfloat16() for x in (input, weight, bias)]

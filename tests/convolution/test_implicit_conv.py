@@ -5,7 +5,6 @@ between the paths (multiples of 8 channels, blocks that one block of 32 fills, s
 fill their last pixel block in part), and cross the lines in between.
 """
 
-import contextlib
 import functools
 import math
 import sys
@@ -15,10 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 from im2col_reference import Im2col, gap_near, norm_products
-from torch._prims_common import suggest_memory_format
+from support import float32_precision, norms_of_layer
 
 import spamm_torch
 
@@ -26,17 +23,6 @@ ops = torch.ops.spamm_torch
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 pytestmark = pytest.mark.usefixtures("exact_reference")
 FLOAT_TOLERANCE = {"highest": 4e-6, "high": 2e-3}  # float32's, by whether TF32 is allowed
-
-
-@contextlib.contextmanager
-def float32_precision(precision):
-    """The setting of matrix products, which conv2d follows: "high" allows TF32."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture(params=FLOAT_TOLERANCE)
@@ -74,71 +60,6 @@ def assert_near(got, expected):
     )
 
 
-@st.composite
-def convolutions(draw):
-    pixel_block = draw(
-        st.sampled_from(
-            [None, (64, 1, 1), (128, 1, 1), (32, 1, 2), (8, 2, 4), (1, 8, 8), (4, 8, 4)]
-        )
-    )
-    images = draw(st.sampled_from([1, 2, 5, 9] if pixel_block == (1, 8, 8) else [3, 64, 70, 100]))
-    most = 4 if images > 9 else 9
-    height, width = draw(st.integers(1, most)), draw(st.integers(1, most))
-    kernel = draw(st.sampled_from([(1, 1), (3, 3), (2, 3), (5, 1)]))
-    shape = {
-        "stride": draw(st.sampled_from([(1, 1), (2, 2), (1, 3)])),
-        "padding": draw(st.sampled_from([(0, 0), (1, 1), (2, 3)])),
-        "dilation": draw(st.sampled_from([(1, 1), (2, 1)])),
-    }
-    for size, edge, p, d in zip(
-        (height, width), kernel, shape["padding"], shape["dilation"], strict=True
-    ):
-        assume(d * (edge - 1) + 1 <= size + 2 * p)
-    channels = draw(st.sampled_from([3, 8, 32, 40, 64, 72, 136]))
-    out_channels = draw(st.sampled_from([4, 8, 24, 64, 72, 136]))
-    edges = st.sampled_from([64, 128])
-    n = st.just(math.prod(pixel_block)) if pixel_block else edges
-    block = draw(st.none() | st.tuples(edges, edges, n))
-    dtype = draw(st.sampled_from([*TOLERANCE, torch.float32]))
-    seed = draw(st.integers(0, 1000))
-    input = uneven(images, channels, height, width, seed=seed, dtype=dtype)
-    weight = uneven(out_channels, channels, *kernel, seed=seed + 1, dtype=dtype)
-    bias = uneven(out_channels, seed=seed + 2, dtype=dtype) if draw(st.booleans()) else None
-    if draw(st.booleans()):
-        input = input.to(memory_format=torch.channels_last)
-        weight = weight.to(memory_format=torch.channels_last)
-    return input, weight, bias, shape, {"block": block, "pixel_block": pixel_block}
-
-
-@pytest.mark.cuda
-@settings(max_examples=30)
-@given(convolutions(), st.floats(0, 1), st.booleans(), st.sampled_from(list(FLOAT_TOLERANCE)))
-def test_equals_spamm_on_the_documented_matrices(convolution, share, relu, precision):
-    input, weight, bias, shape, blocks = convolution
-    reference = Im2col(input, weight, **shape, **blocks)
-    m, k, n = reference.block
-    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
-    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
-    products = norm_products(norm_a, skip_norm)
-    tau = gap_near(products, share)
-    with float32_precision(precision):
-        got = spamm_torch.conv2d(
-            input.cuda(),
-            weight.cuda(),
-            None if bias is None else bias.cuda(),
-            **shape,
-            **blocks,
-            tau=tau,
-            relu=relu,
-        )
-    expected = reference.product(~(products < tau), bias)
-    channels_last = torch.channels_last in map(suggest_memory_format, (input, weight))
-    memory_format = torch.channels_last if channels_last else torch.contiguous_format
-    assert got.is_contiguous(memory_format=memory_format)
-    with float32_precision(precision):
-        assert_near(got, expected.relu() if relu else expected)
-
-
 KINDS = {
     "float16": (torch.float16, False),
     "bfloat16": (torch.bfloat16, False),
@@ -162,9 +83,7 @@ def documented(block, pixel_block, channels, groups):
     input = uneven(35, groups * channels, 4, 5, seed=1, dtype=torch.bfloat16).double()
     weight = uneven(groups * 72, channels, 3, 2, seed=2, dtype=torch.bfloat16).double()
     reference = Im2col(input, weight, **SHAPE, groups=groups, block=block, pixel_block=pixel_block)
-    m, k, n = block
-    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
-    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
+    norm_a, _, skip_norm = reference.norms()
     tau = gap_near(norm_products(norm_a, skip_norm), 0.5)
     return input, weight, reference, norm_a, skip_norm, tau
 
@@ -240,10 +159,7 @@ def test_knobs_that_search_hold(dtype, knob, pixel_block):
     input = uneven(70, 136, 6, 5, seed=1, dtype=dtype)
     weight = uneven(136, 136, 3, 3, seed=2, dtype=dtype)
     reference = Im2col(input, weight, padding=1, pixel_block=pixel_block, knob=next(iter(knob)))
-    m, k, n = reference.block
-    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
-    norm_b = spamm_torch.norm_map(reference.columns, (k, n))
-    skip_norm = reference.skip_norm(norm_b)
+    norm_a, _, skip_norm = reference.norms()
     got = spamm_torch.conv2d(
         input.cuda(), weight.cuda(), padding=1, pixel_block=pixel_block, **knob
     )
@@ -504,14 +420,6 @@ def test_float32_tiles_do_not_depend_on_each_other(precision):
 # ---- Norms that one layer leaves for the next ---------------------------------------------------
 
 
-def norms_of(output):
-    """Of blocks of 64 images x 64 channels at each pixel."""
-    images, channels, height, width = output.shape
-    padded = F.pad(output.double(), (0, 0, 0, 0, 0, -channels % 64, 0, -images % 64))
-    blocks = padded.view(-(-images // 64), 64, -(-channels // 64), 64, height, width)
-    return blocks.square().sum((1, 3)).sqrt().permute(0, 2, 3, 1)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("images", [1, 3, 7, 12, 20, 64, 65, 100, 121])
 @pytest.mark.parametrize("size", [(4, 4), (11, 6)])
@@ -523,7 +431,7 @@ def test_a_layer_leaves_its_norms(device, dtype, images, size, pixel_block, prec
     setting = {"padding": 1, "tau": 0.5, "relu": True, "pixel_block": pixel_block}
     output, norms = spamm_torch.conv2d(input, weight, bias, return_norms=True, **setting)
     assert torch.equal(output, spamm_torch.conv2d(input, weight, bias, **setting))
-    torch.testing.assert_close(norms.double(), norms_of(output), rtol=1e-5, atol=0)
+    torch.testing.assert_close(norms.double(), norms_of_layer(output), rtol=1e-5, atol=0)
 
 
 @pytest.mark.cuda
@@ -550,49 +458,7 @@ def test_norms_left_are_checked(device):
         spamm_torch.conv2d(input, weight.requires_grad_(), tau=0.0, return_norms=True)
 
 
-# ---- The rectified convolution, on every device -------------------------------------------------
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_relu_rectifies_the_result(device, dtype):
-    input = uneven(3, 8, 6, 6, seed=10, dtype=dtype).to(device)
-    weight = uneven(8, 8, 3, 3, seed=11, dtype=dtype).to(device)
-    bias = uneven(8, seed=12, dtype=dtype).to(device)
-    plain = spamm_torch.conv2d(input, weight, bias, tau=0.5)
-    assert (plain < 0).any()
-    assert torch.equal(spamm_torch.conv2d(input, weight, bias, tau=0.5, relu=True), plain.relu())
-
-
-def test_relu_keeps_nan(device):
-    input = torch.full((1, 8, 2, 2), float("nan"), dtype=torch.float16, device=device)
-    weight = torch.ones(8, 8, 1, 1, dtype=torch.float16, device=device)
-    assert spamm_torch.conv2d(input, weight, tau=0.0, relu=True).isnan().all()
-
-
-def test_relu_has_its_gradient(device):
-    input, weight, bias = (
-        uneven(*shape, seed=i, dtype=torch.float64).to(device).requires_grad_()
-        for i, shape in enumerate([(2, 3, 5, 5), (4, 3, 3, 3), (4,)])
-    )
-    call = lambda x, w, b: spamm_torch.conv2d(x, w, b, tau=0.0, relu=True)  # noqa: E731
-    got = torch.autograd.grad(call(input, weight, bias).square().sum(), (input, weight, bias))
-    dense = F.conv2d(input, weight, bias).relu()
-    expected = torch.autograd.grad(dense.square().sum(), (input, weight, bias))
-    for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-    assert torch.autograd.gradgradcheck(call, (input, weight, bias))
-
-
-def test_relu_is_an_option_of_the_module(device):
-    dense = torch.nn.Conv2d(8, 8, 3, padding=1, device=device)
-    module = spamm_torch.SpAMMConv2d.from_dense(dense, tau=0.0, relu=True)
-    input = torch.randn(2, 8, 6, 6, device=device)
-    torch.testing.assert_close(module(input), dense(input).relu(), atol=1e-4, rtol=1e-4)
-    assert "relu=True" in repr(module)
-    assert spamm_torch.SpAMMConv2d.from_dense(module, tau=1.0).relu
-    assert module.state_dict().keys() == dense.state_dict().keys()
-    with pytest.raises(ValueError, match=r"to_dense expects relu=False.*; got relu=True"):
-        module.to_dense()
+# ---- Threads ------------------------------------------------------------------------------------
 
 
 @pytest.mark.cuda

@@ -1,10 +1,12 @@
-"""The op max_pool2d: torch's max pooling of a batch, without indices, bit for bit."""
+"""Max pools, bit for bit torch's: of a batch without indices, and of what a convolution makes."""
 
 import pytest
 import torch
+from support import hopper_kernels_run
 from torch.nn import functional as F
+from torch.profiler import ProfilerActivity, profile
 
-import spamm_torch
+import spamm_torch  # noqa: F401  loads the ops
 
 OPS = torch.ops.spamm_torch
 
@@ -89,15 +91,218 @@ def test_opcheck(device, dtype, pool):
     torch.library.opcheck(OPS.max_pool2d.default, (input,), pool)
 
 
+def operands(
+    *sizes, device="cuda", dtype=torch.float16, layout=torch.channels_last, seed=0, bias=True
+):
+    """Input and weight of (images, channels, rows, columns), (out channels, kernel edge)."""
+    (images, channels, *pixels), (out_channels, kernel) = sizes
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(images, channels, *pixels), (out_channels, channels, kernel, kernel)]
+    input, weight = (
+        torch.randn(shape, generator=generator).to(device, dtype, memory_format=layout)
+        for shape in shapes
+    )
+    scale = (channels * kernel * kernel) ** -0.5
+    offsets = torch.randn(out_channels, generator=generator).to(device, dtype)
+    return input, weight * scale, offsets if bias else None
+
+
+def separate(input, weight, bias, *geometry, **options):
+    """The two calls that the op stands for."""
+    convolved = OPS.conv2d(input, weight, bias, *geometry, threshold=0.0, **options)
+    return F.max_pool2d(convolved, 2)
+
+
+def assert_is_separate(*args, **options):
+    found, expected = OPS.conv2d_max_pool(*args, **options), separate(*args, **options)
+    assert torch.equal(found.nan_to_num(1e4), expected.nan_to_num(1e4))
+    assert torch.equal(found.isnan(), expected.isnan())
+    assert found.stride() == expected.stride()
+
+
+# ---- conv2d_max_pool ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["none", "relu", "silu"])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
+@pytest.mark.parametrize("pixels", [(6, 8), (7, 9), (2, 2)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_is_two_calls(device, dtype, pixels, layout, activation):
+    made = operands((5, 8, *pixels), (16, 3), device=device, dtype=dtype, layout=layout)
+    assert_is_separate(*made, 1, 1, activation=activation)
+
+
+def test_groups_strides_and_norms_of_the_weight(device):
+    input, weight, bias = operands((3, 8, 9, 12), (16, 3), device=device, dtype=torch.float32)
+    assert_is_separate(input, weight[:, :4], bias, (2, 1), (1, 2), (1, 2), 2, activation="relu")
+    norms = OPS.conv2d_weight_norm(weight)
+    assert_is_separate(input, weight, bias, norm_weight=norms, activation="relu")
+
+
+def test_no_images_to_convolve(device):
+    input, weight, bias = operands((1, 8, 4, 4), (16, 3), device=device)
+    assert OPS.conv2d_max_pool(input[:0], weight, bias).shape == (0, 16, 1, 1)
+
+
+def test_a_convolution_is_refused(device):
+    input, weight, bias = operands((2, 8, 4, 4), (16, 3), device=device, dtype=torch.float32)
+    op = OPS.conv2d_max_pool
+    with pytest.raises(RuntimeError, match=r"input must be a batch \(N, C, H, W\); got shape"):
+        op(input[0], weight)
+    with pytest.raises(RuntimeError, match="must have at least 2 x 2 pixels; got 1 x 2"):
+        op(input[:, :, 1:], weight)
+    with pytest.raises(RuntimeError, match="norm_weight must have shape"):
+        op(input, weight, norm_weight=torch.ones(1, device=device))
+    with pytest.raises(ValueError, match="activation must be"):
+        op(input, weight, activation="gelu")
+    with pytest.raises(RuntimeError, match="conv2d_max_pool is for inference"):
+        op(input, weight.clone().requires_grad_(), bias)
+
+
+def test_opcheck_of_both(device):
+    made = operands((2, 8, 7, 6), (16, 3), device=device, dtype=torch.float32)
+    options = {"norm_weight": OPS.conv2d_weight_norm(made[1]), "activation": "relu"}
+    torch.library.opcheck(OPS.conv2d_max_pool.default, (*made, 1, 1), options)
+
+
+def test_flops():
+    made = operands((2, 8, 6, 6), (16, 3), device="cpu", dtype=torch.float32)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        OPS.conv2d_max_pool(*made)
+    assert counter.get_total_flops() == 2 * 2 * 16 * 4 * 4 * 8 * 9
+
+
+# ---- Hopper's kernels ---------------------------------------------------------------------------
+
+# (images, channels, rows, columns), (out channels, kernel edge), and which kernel they take.
+LAYERS = [
+    *[
+        ((128, 64, 8, 8), (64, 3), "resident"),
+        ((200, 24, 6, 10), (56, 3), "resident"),
+        ((128, 16, 34, 36), (64, 3), "resident"),  # more windows than thread blocks
+        ((77, 128, 4, 2), (8, 3), "resident"),
+    ],
+    *[
+        ((64, 64, 6, 4), (64, 3), "four boxes"),
+        ((150, 72, 4, 4), (40, 1), "four boxes"),
+        ((128, 128, 16, 16), (128, 3), "four boxes"),
+        ((330, 40, 16, 12), (136, 3), "four boxes"),
+    ],
+    *[
+        ((128, 72, 8, 8), (256, 3), "two boxes"),
+        ((70, 72, 4, 6), (136, 3), "two boxes"),
+        ((128, 320, 4, 4), (512, 3), "two boxes"),
+        ((130, 512, 2, 2), (200, 3), "two boxes"),
+        ((600, 128, 2, 2), (72, 1), "two boxes"),
+    ],
+]
+NAMES = {
+    "resident": "conv_resident_sm90",
+    "four boxes": ", 4, 4>",
+    "two boxes": ", 2, 6>",
+}
+
+
+def kernels_of(call):
+    """The names of the kernels that a call launches."""
+    call()
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    return [event.name for event in found.events() if event.device_type.name == "CUDA"]
+
+
+@pytest.fixture
+def hopper():
+    if not hopper_kernels_run():
+        pytest.skip("needs the Hopper kernels")
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize("dtype", DTYPES[:3])
-def test_one_kernel_pools_by_pixels_on_hopper(dtype):
-    if not spamm_torch.backend_for("cuda", torch.float16).startswith("sm90"):
-        pytest.skip("needs Hopper's kernels")
+def test_one_kernel_pools_by_pixels(dtype, hopper):
     input = torch.randn(2, 32, 8, 8, device="cuda").to(dtype, memory_format=torch.channels_last)
-    with torch.profiler.profile() as profile:
-        OPS.max_pool2d(input, 2)
-        torch.cuda.synchronize()
-    kernels = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    assert len(kernels) == 1
-    assert "pixel_pool" in kernels[0]
+    [kernel] = kernels_of(lambda: OPS.max_pool2d(input, 2))
+    assert "pixel_pool" in kernel
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize(("input", "weight", "kernel"), LAYERS, ids=str)
+def test_layers_are_two_calls(input, weight, kernel, dtype, hopper):
+    made = operands(input, weight, dtype=dtype)
+    padding = weight[1] // 2
+    for norms in (None, OPS.conv2d_weight_norm(made[1])):
+        assert_is_separate(*made, 1, padding, norm_weight=norms, activation="relu")
+    launched = kernels_of(lambda: OPS.conv2d_max_pool(*made, 1, padding, activation="relu"))
+    assert len(launched) == 1
+    assert NAMES[kernel] in launched[0]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("segments", [1, 2, 4])
+@pytest.mark.parametrize("images", [64, 70, 100, 128, 200])
+def test_segments(segments, images, hopper, monkeypatch):
+    monkeypatch.setenv("SPAMM_TORCH_SEGMENTS", str(segments))
+    for sizes in (((images, 136, 4, 6), (136, 3)), ((images, 72, 2, 2), (264, 3))):
+        made = operands(*sizes)
+        assert_is_separate(*made, 1, 1, activation="relu")
+        assert_is_separate(*made, 1, 1, activation="relu")  # again: no launch leaves anything
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("geometry", [(2, 1, 1), ((1, 2), (2, 1), 1), (1, 2, 2), (1, 0, 1)])
+@pytest.mark.parametrize("out_channels", [64, 136])
+def test_geometries(geometry, out_channels, hopper):
+    made = operands((128, 64, 14, 14), (out_channels, 3), bias=False)
+    assert_is_separate(*made, *geometry, activation="relu")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("options", [{}, {"activation": "silu"}], ids=str)
+@pytest.mark.parametrize("out_channels", [64, 136])
+def test_other_activations_are_two_kernels(options, out_channels, hopper):
+    made = operands((128, 64, 8, 8), (out_channels, 3))
+    assert_is_separate(*made, 1, 1, **options)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", DTYPES[:2])
+@pytest.mark.parametrize("sizes", [LAYERS[0], LAYERS[6], LAYERS[8], LAYERS[11]], ids=str)
+def test_odd_values_on_hopper(sizes, dtype, hopper):
+    """NaN wins and infinity reaches the result, also where an infinite weight meets padding."""
+    input, weight, bias = operands(*sizes[:2], dtype=dtype)
+    input[1, 3, 0, 1], input[2, 5, 1, 0], input[3, 1, 1, 1] = torch.nan, torch.inf, -torch.inf
+    assert_is_separate(input, weight, bias, 1, 1, activation="relu")
+    bias[:] = -torch.inf
+    assert_is_separate(input, weight, bias, 1, 1, activation="relu")
+    weight[2, 1, 0, 0] = torch.inf
+    for norms in (None, OPS.conv2d_weight_norm(weight)):
+        assert_is_separate(input, weight, None, 1, 1, norm_weight=norms, activation="relu")
+
+
+@pytest.mark.cuda
+def test_layouts_and_copies(hopper):
+    input, weight, bias = operands((128, 64, 8, 8), (64, 3), layout=torch.contiguous_format)
+    assert_is_separate(input, weight, bias, 1, 1, activation="relu")
+    assert_is_separate(input[:, 1:61], weight[:, 1:61], bias, 1, 1, activation="relu")
+
+
+@pytest.mark.cuda
+def test_in_a_graph(hopper):
+    """Replays, one behind the other, and the layer behind reads what is pooled."""
+    input, first, bias = operands((128, 64, 16, 16), (64, 3))
+    _, second, _ = operands((128, 64, 8, 8), (256, 3), seed=1)
+
+    def run(op):
+        x = op(input, first, bias, 1, 1, activation="relu")
+        return op(x, second, None, 1, 1, activation="relu")
+
+    run(OPS.conv2d_max_pool)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(OPS.conv2d_max_pool)
+    for seed in range(3):
+        input.copy_(operands((128, 64, 16, 16), (64, 3), seed=seed)[0])
+        graph.replay()
+        assert torch.equal(found, run(separate))

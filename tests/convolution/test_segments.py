@@ -8,9 +8,9 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from activations import ACTIVATIONS
-from cuda_support import hopper_kernels_run
 from im2col_reference import Im2col, gap_near, norm_products
+from support import ACTIVATIONS, hopper_kernels_run, norms_of_layer
+from support import uneven as plain_uneven
 
 import spamm_torch
 
@@ -45,15 +45,9 @@ def force(monkeypatch):
     return set_number
 
 
-def uneven(*shape, seed, dtype):
-    """Channels-last numbers whose size differs from place to place, and so do their norms."""
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(shape, generator=generator)
-    for d in range(1, len(shape)):
-        scale = torch.rand(-(-shape[d] // 16) if d == 1 else shape[d], generator=generator) + 0.2
-        scale = scale.repeat_interleave(16)[: shape[d]] if d == 1 else scale
-        values *= scale.view([-1 if i == d else 1 for i in range(len(shape))])
-    return values.to("cuda", dtype, memory_format=torch.channels_last)
+def uneven(*shape, **options):
+    values = plain_uneven(*shape, least=0.2, **options)
+    return values.to("cuda", memory_format=torch.channels_last)
 
 
 def operands(layer, dtype):
@@ -125,15 +119,7 @@ def test_the_epilogue_follows_the_whole_sum(segments, dtype, activation, force):
                 return_norms=True,
             )
             assert_near(got, ACTIVATIONS[activation](expected))
-            torch.testing.assert_close(norms.double(), norms_of(got), rtol=1e-5, atol=0)
-
-
-def norms_of(output):
-    """Of blocks of 64 images x 64 channels at each pixel."""
-    images, channels, height, width = output.shape
-    padded = F.pad(output.double(), (0, 0, 0, 0, 0, -channels % 64, 0, -images % 64))
-    blocks = padded.reshape(-(-images // 64), 64, -(-channels // 64), 64, height, width)
-    return blocks.square().sum((1, 3)).sqrt().permute(0, 2, 3, 1)
+            torch.testing.assert_close(norms.double(), norms_of_layer(got), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -142,9 +128,7 @@ def test_what_is_skipped_does_not_depend_on_segments(images, dtype, force):
     input = uneven(images, 200, 4, 5, seed=5, dtype=dtype)
     weight = uneven(136, 200, 3, 3, seed=6, dtype=dtype)
     reference = Im2col(input.cpu(), weight.cpu(), padding=1)
-    m, k, n = reference.block
-    norm_a = spamm_torch.norm_map(reference.weights, (m, k))
-    skip_norm = reference.skip_norm(spamm_torch.norm_map(reference.columns, (k, n)))
+    norm_a, _, skip_norm = reference.norms()
     products = norm_products(norm_a, skip_norm)
     for share in (0.4, 0.95):
         tau = gap_near(products, share)

@@ -8,8 +8,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from activations import ACTIVATIONS
-from cuda_support import hopper_kernels_run
+from support import ACTIVATIONS, hopper_kernels_run
 
 import spamm_torch
 

@@ -9,9 +9,9 @@ import matrices
 import pytest
 import reference
 import torch
-from cuda_support import hopper_kernels_run, norm_maps, operands
 from hypothesis import given
 from hypothesis import strategies as st
+from support import hopper_kernels_run, norm_maps, operands
 
 import spamm_torch
 

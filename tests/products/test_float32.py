@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import reference
 import torch
-from cuda_support import hopper_kernels_run, norm_maps, operands
+from support import hopper_kernels_run, norm_maps, operands
 
 import spamm_torch
 

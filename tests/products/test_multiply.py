@@ -293,6 +293,8 @@ def test_maps_given_or_taken_make_no_difference(device, case):
     expected = spamm_torch.mm(a, b, tau=tau, block=block)
     actual = spamm_torch.mm(a, b, tau=tau, block=block, norm_a=norm_a, norm_b=norm_b)
     assert torch.equal(actual, expected)
+    for one in ({"norm_a": norm_a}, {"norm_b": norm_b}):
+        assert torch.equal(spamm_torch.mm(a, b, tau=tau, block=block, **one), expected)
     host_tau = torch.tensor(tau, dtype=torch.float64)
     stage = torch.ops.spamm_torch.multiply(a, b, norm_a, norm_b, host_tau, reference.edges(block))
     assert torch.equal(stage, expected)
@@ -412,27 +414,16 @@ def test_addmm_beta_zero_ignores_the_input(device, dtype, unread):
 
 
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
-def test_addmm_alpha_zero_is_the_scaled_input(device, dtype):
-    a = matrices.patchy(70, 100, dtype=dtype, device=device)
-    input = matrices.patchy(70, 70, dtype=dtype, device=device)
-    actual = spamm_torch.addmm(input, a, a.t(), beta=2, alpha=0, tau=0.0)
-    assert torch.equal(actual, 2 * input)
-
-
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
-def test_addmm_where_all_is_skipped_is_the_scaled_input(device, dtype):
-    a = matrices.patchy(100, 100, dtype=dtype, device=device)
-    input = matrices.patchy(100, 100, dtype=dtype, device=device, seed=1)
-    actual = spamm_torch.addmm(input, a, a, beta=-0.5, tau=INF)
+@pytest.mark.parametrize(
+    ("k", "alpha", "knob"),
+    [(100, 0, {"tau": 0.0}), (100, 1, {"tau": INF}), (0, 1, {"valid_ratio": 0.5})],
+    ids=["alpha of zero", "all skipped", "no inner dimension"],
+)
+def test_addmm_of_no_product_is_the_scaled_input(device, dtype, k, alpha, knob):
+    a = matrices.patchy(70, k, dtype=dtype, device=device)
+    input = matrices.patchy(70, 70, dtype=dtype, device=device, seed=1)
+    actual = spamm_torch.addmm(input, a, a.t(), beta=-0.5, alpha=alpha, **knob)
     assert torch.equal(actual, -0.5 * input)
-
-
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
-def test_addmm_without_inner_dimension_is_the_scaled_input(device, dtype):
-    a = torch.zeros(70, 0, dtype=dtype, device=device)
-    input = matrices.patchy(70, 70, dtype=dtype, device=device)
-    actual = spamm_torch.addmm(input, a, a.t(), beta=2, valid_ratio=0.5)
-    assert torch.equal(actual, 2 * input)
 
 
 # ---- bmm ----------------------------------------------------------------------------------------

@@ -233,6 +233,11 @@ def test_out_shares_memory_with_an_argument(device):
         addmm(input, a, b, tau=100.0, out=out)
         assert torch.equal(out, expected)
         memory.copy_(before)
+    expected = mm(a, b, tau=100.0)
+    for out in (memory[:130], memory[50:180], memory[130:260], memory[136:266]):
+        before = memory.clone()
+        assert torch.equal(mm(a, b, tau=100.0, out=out), expected)
+        memory.copy_(before)
     row = memory[0]
     expected = addmm(row, a, b, tau=100.0)
     out = memory.flatten()[5 : 5 + 130 * 130].view(130, 130)

@@ -7,7 +7,7 @@ step of 64 along K. The first that is done leaves its sums in C, where the other
 import matrices
 import pytest
 import torch
-from cuda_support import hopper_kernels_run
+from support import hopper_kernels_run
 
 from spamm_torch import addmm, mm, norm_map
 

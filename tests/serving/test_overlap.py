@@ -10,8 +10,8 @@ import threading
 import late_cases
 import pytest
 import torch
-from cuda_support import hopper_kernels_run
 from late_cases import FAMILIES, OPS, late_copy, layer_norms, number
+from support import hopper_kernels_run
 
 import spamm_torch
 

@@ -1,16 +1,24 @@
 """What the ranks of test_distributed.py do: each case is one function, run by all ranks together.
 
+    python distributed_cases.py RANK WORLD DEVICE FOLDER
+
 Every rank makes the whole operands from the same seed, multiplies them in its own process, and
-compares the bits of its shard. Memory starts as NaN (rank_process.py).
+compares the bits of its shard. Memory starts as NaN. The ranks meet in a file of the folder. After
+each case a rank writes what has come of it so far. Where a case fails the rank ends, so that the
+others fail at once and do not wait for it.
 """
 
 import contextlib
 import functools
 import itertools
+import json
 import os
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 from unittest import mock
 
 import matrices
@@ -758,10 +766,12 @@ def dtensors_that_do_not_fit(rank):
 @case(worlds=(3, 4), devices=("cpu",))
 def a_rank_that_sleeps(rank):
     """The others end by the group's timeout; it sleeps until they have."""
-    group = dist.new_group(timeout=timedelta(seconds=3))
+    group = dist.new_group()
+    dist.barrier(group)  # all have met, however long it took
+    dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1), group)
     last = rank.world - 1
     if rank.number == last:
-        rank.store.wait([f"{other} has ended" for other in range(last)], timedelta(seconds=30))
+        rank.store.wait([f"{other} has ended" for other in range(last)], TIMEOUT)
         return
     a, b = operands(rank)
     raised = raised_by(lambda: distributed.mm(a, b, tau=1.0, group=group))
@@ -778,3 +788,48 @@ def a_rank_that_dies(rank):
     a, b = operands(rank)
     raised = raised_by(lambda: distributed.mm(a, b, tau=1.0))
     assert raised[0] == "RuntimeError", raised
+
+
+# ---- One rank ------------------------------------------------------------------------------------
+
+TIMEOUT = timedelta(seconds=300)  # of each collective call
+
+
+def main(rank, world, device, folder):
+    def write(record):
+        path = folder / f"rank{rank}.json"
+        path.with_suffix(".new").write_text(json.dumps(record))
+        path.with_suffix(".new").replace(path)
+
+    torch.set_num_threads(1)
+    # Fills torch.empty with NaN: what is read before it is written shows in the result.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    place = torch.device(device) if device == "cpu" else torch.device(device, rank)
+    if place.type == "cuda":
+        torch.cuda.set_device(place)
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group(
+        "gloo" if place.type == "cpu" else "nccl",
+        store=store,
+        rank=rank,
+        world_size=world,
+        timeout=TIMEOUT,
+    )
+    record = {}
+    for name, case in cases(world, place.type).items():
+        try:
+            record[name] = "passed"
+            case(Rank(rank, world, place, store, lambda: write(record)))
+        except BaseException:
+            record[name] = traceback.format_exc()
+        write(record)
+        if record[name] != "passed":
+            return 1
+    dist.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    number, world_size, kind, where = sys.argv[1:]
+    sys.exit(main(int(number), int(world_size), kind, Path(where)))

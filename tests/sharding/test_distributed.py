@@ -21,7 +21,7 @@ import spamm_torch
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIMIT = 150  # seconds for all ranks of a world together
+LIMIT = 900  # seconds for all ranks of a world together, on a machine with much else to do
 
 
 def environment():
@@ -39,7 +39,7 @@ def environment():
 def outcomes(world, device):
     """For each rank, what has come of each case, and what the rank wrote."""
     with tempfile.TemporaryDirectory() as folder:
-        script = str(HERE / "rank_process.py")
+        script = str(HERE / "distributed_cases.py")
         ranks = range(world)
         logs = [Path(folder) / f"log{rank}" for rank in ranks]
         processes = [
@@ -100,12 +100,12 @@ def test_without_process_group():
         spamm_torch.distributed.mm(a, a, tau=1.0)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--rows", "700", "--valid-ratio", "0.1"]])
-def test_example(arguments):
+def test_example():
     """examples/distributed_mm.py under torchrun compares with one process itself."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    options = ["--rows", "700", "--valid-ratio", "0.1"]
     result = subprocess.run(
-        [*command, "--nproc-per-node", "2", str(ROOT / "examples/distributed_mm.py"), *arguments],
+        [*command, "--nproc-per-node", "2", str(ROOT / "examples/distributed_mm.py"), *options],
         env={**environment(), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,
         text=True,

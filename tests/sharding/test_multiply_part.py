@@ -1,11 +1,11 @@
-"""multiply_part: each part of a product has the bits of the whole."""
+"""multiply_part and multiply(whole=): each part of a product has the bits of the whole."""
 
 import itertools
 
 import matrices
 import pytest
 import torch
-from cuda_support import hopper_kernels_run
+from support import hopper_kernels_run
 from torch.library import opcheck
 
 import spamm_torch
@@ -117,3 +117,51 @@ def test_bad_arguments(device):
     a = a.clone().requires_grad_()
     with pytest.raises(RuntimeError, match="multiply_part is for inference and has no gradient"):
         ops.multiply_part(a, b, *rest, block, torch.empty_like(b), whole=(128, 128))
+
+
+# ---- multiply(whole=), for a part of a batch of products ----------------------------------------
+
+
+def batch(device, dtype, count, m, k, n):
+    """Operands, their norm maps, a threshold that skips about half, and something to add."""
+    a = matrices.normal(count, m, k, dtype=dtype, device=device, seed=1)
+    b = matrices.normal(count, k, n, dtype=dtype, device=device, seed=2)
+    norm_a, norm_b = ops.norm_maps(a, b, (64, 64, 64))
+    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
+    return a, b, norm_a, norm_b, tau, matrices.normal(n, dtype=dtype, device=device, seed=3)
+
+
+def check_parts(cuts, a, b, norm_a, norm_b, tau, input):
+    """Rows of C, cut at numbers of blocks, against the whole."""
+    whole = ops.multiply(a, b, norm_a, norm_b, tau, (64, 64, 64), input=input)
+    parts = []
+    for first, last in itertools.pairwise(cuts):
+        rows = slice(64 * first, 64 * last)
+        maps = norm_a[:, first:last], norm_b
+        size = {"whole": whole.shape[1:], "input": input}
+        parts.append(ops.multiply(a[:, rows], b, *maps, tau, (64, 64, 64), **size))
+    assert torch.equal(torch.cat(parts, 1), whole)
+
+
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_parts_of_a_batch(device, dtype):
+    check_parts((0, 1, 4), *batch(device, dtype, 3, 200, 100, 90))
+
+
+# The whole takes large tiles, a part by itself would take small ones, and the two round float32
+# differently.
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_parts_of_a_batch_take_the_tiles_of_the_whole(dtype):
+    check_parts((0, 4, 40), *batch("cuda", dtype, 4, 2560, 512, 2560))
+
+
+def test_opcheck_of_a_whole(device):
+    *arguments, input = batch(device, torch.float32, 2, 100, 70, 130)
+    opcheck(ops.multiply.default, (*arguments, (64, 64, 64)), {"whole": (200, 130), "input": input})
+
+
+def test_a_whole_that_is_too_small(device):
+    *arguments, _ = batch(device, torch.float32, 2, 128, 64, 128)
+    with pytest.raises(ValueError, match=r"whole must be \(M, N\) .* at least \[128, 128\]; got"):
+        ops.multiply(*arguments, (64, 64, 64), whole=(64, 128))

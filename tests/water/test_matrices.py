@@ -111,3 +111,20 @@ def test_bad_files(tmp_path):
 def test_an_unknown_name():
     with pytest.raises(UserError, match=r"expected embedded matrices: default, .*; got none"):
         load("none")
+
+
+@pytest.mark.parametrize("block", [32, 64])
+@pytest.mark.parametrize("name", matrices.MATRICES)
+def test_squares_in_float32_are_as_accurate_as_torchs(device, name, block):
+    """Blocks hold entries of many magnitudes.
+
+    Normwise, as for other badly scaled data; also where most block products are skipped.
+    """
+    a = getattr(load(), name).to(device)
+    exact = a.float().double() @ a.float().double()
+    rounding = (a.float() @ a.float() - exact).norm()
+    error = spamm_torch.mm(a.float(), a.float(), tau=0.0, block=block) - exact
+    assert error.norm() <= 4 * rounding
+    max_error = 1e-3
+    error = spamm_torch.mm(a.float(), a.float(), max_error=max_error, block=block) - exact
+    assert error.norm() <= max_error * a.norm() ** 2 + 4 * rounding

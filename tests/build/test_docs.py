@@ -1,0 +1,163 @@
+"""The names, docs/api.md, the docstrings, and the examples of the docs, which run as they stand."""
+
+import inspect
+import re
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import distributed_mm
+import spamm_torch
+from spamm_torch.calibration import (
+    CalibrationReport,
+    CalibrationRow,
+    LayerStats,
+    ModelStats,
+    Outcome,
+)
+from spamm_torch.networks import ConvertReport, timing
+
+ROOT = Path(__file__).parents[2]
+API = (ROOT / "docs" / "api.md").read_text()
+
+# ---- Names --------------------------------------------------------------------------------------
+
+NAMES = """
+OrderedBatch SkipInfo SpAMMConfig SpAMMConv2d SpAMMLinear addmm backend_for bmm
+build_info calibrate cmake_prefix_path conv2d convert_ distributed error_bound find_tau
+include_path library_path likeness_order linear mm mm_shards norm_map record_stats refresh_ revert_
+row_cuts spatial_order valid_counts valid_ratio
+"""
+
+
+def test_the_names():
+    assert NAMES.split() == spamm_torch.__all__
+    assert len(spamm_torch.__all__) <= 32
+    assert all(hasattr(spamm_torch, name) for name in spamm_torch.__all__)
+
+
+def test_results_stay_in_their_modules():
+    """Nobody makes one; annotations and isinstance name them."""
+    results = (CalibrationReport, CalibrationRow, LayerStats, ModelStats, Outcome)
+    for result in (*results, ConvertReport):
+        assert result.__doc__
+        assert not hasattr(spamm_torch, result.__name__)
+
+
+# ---- The contract -------------------------------------------------------------------------------
+
+FUNCTIONS = [
+    thing
+    for thing in (getattr(spamm_torch, name) for name in spamm_torch.__all__)
+    if inspect.isfunction(thing) and thing.__module__ == "spamm_torch.functional"
+]
+FUNCTIONS += [spamm_torch.distributed.mm, spamm_torch.distributed.exchange_plan]
+
+
+def name_of(function):
+    return function.__name__
+
+
+def test_the_page_has_every_name():
+    names = re.findall(r"^\| (`[^|]+`) \|", API.partition("## All names")[2], re.MULTILINE)
+    assert {name.strip("`") for row in names for name in row.split(", ")} == {*spamm_torch.__all__}
+
+
+def test_the_page_has_the_signatures():
+    """Each call in a ```text block has the function's parameters, in order, with their defaults."""
+    blocks = "".join(re.findall(r"^```text\n(.*?)^```$", API, re.DOTALL | re.MULTILINE))
+    calls = re.findall(r"^(\w+)\((.*?)\)$", blocks, re.DOTALL | re.MULTILINE)
+    assert len(calls) >= 12
+    for name, arguments in calls:
+        found = inspect.signature(getattr(spamm_torch, name)).parameters.values()
+        written = [argument.strip() for argument in arguments.split(",")]
+        expected = [
+            p.name if p.default in (p.empty, None) else f"{p.name}={p.default!r}" for p in found
+        ]
+        assert [argument for argument in written if argument != "*"] == expected, name
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=name_of)
+def test_each_parameter_is_described(function):
+    doc = inspect.getdoc(function)
+    _, args, after = doc.partition("Args:\n")
+    assert args, "no Args"
+    described = {
+        name.strip()
+        for line in after.splitlines()
+        if line.startswith("    ") and not line.startswith("     ") and ":" in line
+        for name in line.partition(":")[0].split(",")
+    }
+    assert described >= set(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=name_of)
+def test_each_parameter_has_a_type(function):
+    signature = inspect.signature(function)
+    assert signature.return_annotation is not signature.empty
+    assert all(p.annotation is not p.empty for p in signature.parameters.values())
+
+
+def test_the_package_says_that_it_is_typed():
+    assert (Path(spamm_torch.__file__).parent / "py.typed").exists()
+
+
+# ---- Examples -----------------------------------------------------------------------------------
+
+
+def of_the_reader():
+    """What pages take from their reader: a network with ResNet's names, pictures and what not."""
+    block = nn.Sequential(OrderedDict(conv1=nn.Conv2d(32, 32, 3), relu=nn.ReLU()))
+    tail = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 4))
+    layers = {"conv1": nn.Conv2d(1, 32, 3), "layer1": nn.Sequential(block)}
+    layers |= {"layer4": nn.Sequential(nn.Conv2d(32, 32, 3)), "tail": tail}
+    images, labels = torch.rand(16, 1, 16, 16), torch.randint(4, (16,))
+    return {
+        "torch": torch,
+        "model": nn.Sequential(OrderedDict(layers)).eval(),
+        "images": images,
+        "empty": torch.zeros(1, 1, 16, 16),
+        "data": TensorDataset(images, labels),
+        "loader": [(images, labels)] * 4,
+        "mean_iou": lambda model, half: sum(float(model(x).mean()) for x, _ in half),
+        "train": nn.Module.train,
+    }
+
+
+PAGES = ["README", *(f"docs/{name}" for name in ("api", "networks", "serving", "calibration"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run(page, tmp_path, monkeypatch, capsys):
+    """All ```python blocks of a page, in order and in one namespace, print what they say."""
+    text = (ROOT / f"{page}.md").read_text()
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
+    assert blocks, f"{page} has no Python example"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(timing, "_CPU_SECONDS", 0)  # conversions measure each candidate once
+    torch.manual_seed(0)
+    namespace = {"__name__": "example"} | of_the_reader()
+    for block in blocks:
+        before = text.count("\n", 0, block.start(1))  # for tracebacks with the page's own line
+        exec(compile("\n" * before + block[1], f"{page}.md", "exec"), namespace)
+    shown = capsys.readouterr().out.splitlines()
+    for said in re.findall(r"^print\(.*\)  # prints: (.+)$", text, re.MULTILINE):
+        assert said in shown
+
+
+def test_the_cpp_page_shows_the_example():
+    """`make test` builds and runs that program, which fails where the error exceeds its bound."""
+    page = (ROOT / "docs/cpp.md").read_text()
+    [code] = re.findall(r"^```cpp\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert code == (ROOT / "examples/cpp/product.cpp").read_text()
+
+
+def test_the_distributed_example_without_torchrun(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setattr("sys.argv", ["distributed_mm.py"])
+    with pytest.raises(SystemExit, match=r"^error: start it with torchrun"):
+        distributed_mm.main()

@@ -1,0 +1,72 @@
+"""What tests share: activations, pictures and their norms, operands, settings of the machine."""
+
+import contextlib
+import os
+
+import matrices
+import torch
+import torch.nn.functional as F
+
+import spamm_torch
+from spamm_torch import _library
+
+FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
+ACTIVATIONS = {
+    "none": lambda x: x,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "leaky_relu": F.leaky_relu,
+}
+
+
+@contextlib.contextmanager
+def float32_precision(precision):
+    """The setting of matrix products, which conv2d follows: "high" allows TF32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def uneven(*shape, seed, dtype, least=0.1):
+    """Numbers whose size differs from pixel to pixel and from 16 channels to the next."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator)
+    for d, size in enumerate(shape[1:], start=1):
+        run = 16 if d == 1 else 1
+        scale = torch.rand(-(-size // run), generator=generator) + least
+        view = [1] * len(shape)
+        view[d] = size
+        values *= scale.repeat_interleave(run)[:size].view(view)
+    return values.to(dtype)
+
+
+def norms_of_pixels(images):
+    """(images, rows, columns, blocks of 64 channels), in float64."""
+    padded = F.pad(images.double(), (0, 0, 0, 0, 0, -images.shape[1] % 64))
+    return padded.unflatten(1, (-1, 64)).norm(dim=2).movedim(1, -1)
+
+
+def norms_of_layer(images):
+    """(blocks of 64 images, rows, columns, blocks of 64 channels), in float64."""
+    by_pixel = norms_of_pixels(F.pad(images, (0,) * 7 + (-len(images) % 64,)))
+    return by_pixel.unflatten(0, (-1, 64)).norm(dim=1)
+
+
+def operands(dtype=torch.float32, seed=0, m=300, k=400, n=200, device="cuda"):
+    a = matrices.normal(m, k, dtype=dtype, device=device, seed=seed)
+    return a, matrices.normal(k, n, dtype=dtype, device=device, seed=seed + 1)
+
+
+def norm_maps(a, b, block=64):
+    return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
+
+
+def hopper_kernels_run():
+    built = {"9.0a", "9.0a+PTX"} & set(_library.BUILT["cuda_targets"])
+    forced = os.environ.get("SPAMM_TORCH_FORCE_SM80") == "1"
+    return bool(built) and not forced and torch.cuda.get_device_capability() == (9, 0)
