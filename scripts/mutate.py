@@ -117,21 +117,54 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
     ("csrc/cpu/common/transpose.h", "convolution/test_implicit_conv.py", [
         ("task / parts * rows * columns", "0"),
     ]),
-    ("csrc/cpu/threshold/threshold.cpp", "products/test_threshold.py", [
+    ("csrc/cpu/threshold/product_counter.h", "products/test_threshold.py", [
         ("target - lower < upper - target", "target - lower > upper - target"),
-        ("root * (1 + slack)", "root * (1 - slack)"),
-        ("mb_ * nb_ - finite_a * finite_b", "0"),
+        ("size(a_, p) * size(b_, p) - finite_a * finite_b", "0"),
         ("std::bit_cast<Bits>(std::numeric_limits<N>::infinity()) + 1",
          "std::bit_cast<Bits>(std::numeric_limits<N>::infinity())"),
         ("no - yes > 1", "no - yes > 2"),
         ("a[i] * b[j - 1] < tau", "a[i] * b[j - 1] <= tau"),
+    ]),
+    ("csrc/cpu/threshold/threshold.cpp", "products/test_threshold.py", [
         ("!(a[k] * b[j] < tau)", "a[k] * b[j] >= tau"),
+    ]),
+    ("csrc/cpu/threshold/bound.h", "products/test_threshold.py", [
+        ("root * (1 + slack)", "root * (1 - slack)"),
         ("rounded < bound ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded",
          "rounded"),
         ("of(numbers[n]) <= largest ? largest : of(numbers[n])",
          "of(numbers[n]) > largest ? of(numbers[n]) : largest"),
         ("tau && holds(*tau) && (*tau == kInfinity || !holds(std::nextafter(*tau, kInfinity)))",
          "tau.has_value()"),
+    ]),
+    ("csrc/cpu/multiply/slice_kernel.h", "products/test_multiply.py products/test_cpu.py", [
+        ("add || d > 0", "add"),
+    ]),
+    ("csrc/cpu/sparse/multiply.cpp", "sparse", [
+        ("a_.col[e + run] % per_slice_ != 0", "true"),
+        ("kernel_.pack(view(values_b_, slot_of[depth]), depth, workspace.panel.data());",
+         "kernel_.pack(view(values_b_, slot_of[0]), depth, workspace.panel.data());"),
+        ("write_norm(mirror);", ""),
+        ("!symmetric_ || c_.col[c] >= i", "true"),
+    ]),
+    ("csrc/cpu/sparse/plan.cpp", "sparse", [
+        ("*j >= first_column(i) && counts[*j] == 0", "counts[*j] == 0"),
+        ("symmetric_ ? i : 0", "0"),
+    ]),
+    ("csrc/cpu/sparse/threshold.cpp", "sparse", [
+        ("kernels::at_most(norm_of(lost.data(), static_cast<int64_t>(lost.size())))", "0.0"),
+    ]),
+    ("csrc/cpu/sparse/csr.h", "sparse", [
+        ("norm_a[slot_a] * norm_b[slot_b] < tau", "norm_a[slot_a] * norm_b[slot_b] <= tau"),
+        ("e == crow[i] || col[e - 1] < col[e]", "true"),
+    ]),
+    ("spamm_torch/sparse/products.py", "sparse", [
+        ("share = 0.5 if drop else 1.0", "share = 1.0"),
+        ("stays = ~(wide < below)", "stays = wide >= below"),
+        ("torch.where(row <= column, stays, stays[mirror])", "stays"),
+    ]),
+    ("spamm_torch/sparse/ranks.py", "sharding/test_distributed.py", [
+        ("numbers - first", "(numbers - first).flip(0)"),
     ]),
     ("csrc/cpu/threshold/maps.h", "products/test_threshold.py", [
         ("row / mb * kb * nb", "0"),
@@ -177,7 +210,6 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
         ("y > x || std::isnan(y) ? y : x", "y > x ? y : x"),
         ("std::abs(maps.a[i * kb_ + k]) * largest_b[batch * kb_ + k] < maps.tau",
          "std::abs(maps.a[i * kb_ + k]) * largest_b[batch * kb_ + k] <= maps.tau"),
-        ("add || d > 0", "add"),
         ("i * row_stride_a_", "i * (row_stride_a_ - 1)"),
     ]),
     ("csrc/cpu/multiply/multiply.cpp",

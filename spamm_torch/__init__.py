@@ -11,7 +11,14 @@ from ._library import (  # isort: skip  # loads the ops
     include_path,
     library_path,
 )
-from . import _fake, _flops, _vmap, distributed  # noqa: F401  the first three: rules of the ops
+from . import (  # noqa: F401  the first three: rules of the ops
+    _fake,
+    _flops,
+    _vmap,
+    distributed,
+    linalg,
+    sparse,
+)
 from ._info import SkipInfo
 from ._plan import row_cuts
 from .calibration import calibrate, record_stats
@@ -57,6 +64,7 @@ __all__ = [
     "include_path",
     "library_path",
     "likeness_order",
+    "linalg",
     "linear",
     "mm",
     "mm_shards",
@@ -65,6 +73,7 @@ __all__ = [
     "refresh_",
     "revert_",
     "row_cuts",
+    "sparse",
     "spatial_order",
     "valid_counts",
     "valid_ratio",

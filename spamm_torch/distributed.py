@@ -21,6 +21,8 @@ from ._call import Call, agree, read_call
 from ._plan import ExchangePlan, exchange_plan
 from ._rank_gradients import Product
 from ._rank_product import Layout, multiply
+from .sparse import ranks
+from .sparse.blocks import is_sparse
 
 __all__ = ["ExchangePlan", "exchange_plan", "mm"]
 
@@ -48,7 +50,8 @@ def mm(
     Args:
         a: this rank's rows of A (rows, K), in the order of ranks: any number of them, none too.
             float16, bfloat16, float32 or float64, on a device that the group's backends serve. Or a
-            DTensor of any placements.
+            DTensor of any placements. Or ``torch.sparse_bsr`` on a CPU, as ``b`` and the result are
+            then: block rows, with the columns of the whole, without ``balance`` and gradients.
         b: this rank's rows of B (rows, N); the rows of all ranks together are K. Or a DTensor on
             the mesh of ``a``.
         group: the ranks; None: all of them. None for DTensors, whose mesh says it.
@@ -85,6 +88,8 @@ def mm(
     if axis.size == 1:
         check_bool(balance, "balance")
         return functional.mm(a, b, **knobs, block=block)
+    if is_sparse(a, b):
+        return ranks.multiply(a, b, axis, knobs, block, balance)
 
     def read(backends: str) -> Call:
         return read_call(a, b, knobs, block, balance, backends, "tensors")

@@ -80,6 +80,8 @@ from ._arguments import (
     holds_dtensor,
 )
 from ._info import NormMaps, as_multiplied, conv2d_norm_maps, skip_info
+from .sparse import maps, products
+from .sparse.blocks import is_sparse
 
 # Called by their only overload, ``default``: to look for others takes the host two microseconds.
 _ops = torch.ops.spamm_torch
@@ -103,7 +105,8 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
     """Frobenius norms of the blocks of a matrix.
 
     Args:
-        a: (..., M, K), leading batch dimensions allowed.
+        a: (..., M, K), leading batch dimensions allowed; or ``torch.sparse_bsr`` with one square
+            block, whose norm map is ``torch.sparse_csr``, which the functions of norm maps take.
         block: 32, 64 or 128, or a pair (rows, columns) of these.
 
     Returns:
@@ -113,6 +116,8 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
     """
     if has_torch_function_variadic(a):
         return _overridden(norm_map, (a,), locals())
+    if is_sparse(a):
+        return maps.norm_map(a, block)
     check_tensor(a, "a")
     return _ops.norm_map.default(a, check_block_pair(block))
 
@@ -150,14 +155,20 @@ def find_tau(
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(find_tau, (norm_a, norm_b), locals())
-    _check_norm_maps(norm_a, norm_b)
+    of_blocks = is_sparse(norm_a, norm_b)
+    if not of_blocks:
+        _check_norm_maps(norm_a, norm_b)
     if (valid_ratio is None) == (max_error is None):
         got = "none" if max_error is None else "both"
         raise ValueError(f"exactly one of valid_ratio and max_error must be given; got {got}")
     if max_error is not None:
         check_max_error(max_error)
+    else:
+        check_search(valid_ratio, max_iterations, tolerance)
+    if of_blocks:
+        return maps.find_tau(norm_a, norm_b, valid_ratio, max_error)
+    if max_error is not None:
         return _ops.find_tau_for_error(norm_a, norm_b, max_error)
-    check_search(valid_ratio, max_iterations, tolerance)
     return _ops.find_tau(
         norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance
     )
@@ -177,6 +188,8 @@ def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(valid_counts, (norm_a, norm_b), locals())
+    if is_sparse(norm_a, norm_b):
+        return maps.valid_counts(norm_a, norm_b, as_tau(tau))
     _check_norm_maps(norm_a, norm_b)
     return _ops.valid_counts(norm_a, norm_b, as_tau(tau))
 
@@ -192,6 +205,8 @@ def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(valid_ratio, (norm_a, norm_b), locals())
+    if is_sparse(norm_a, norm_b):
+        return maps.valid_ratio(norm_a, norm_b, as_tau(tau))
     _check_norm_maps(norm_a, norm_b)
     return _ops.valid_ratio(norm_a, norm_b, as_tau(tau))
 
@@ -210,6 +225,8 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(error_bound, (norm_a, norm_b), locals())
+    if is_sparse(norm_a, norm_b):
+        return maps.error_bound(norm_a, norm_b, as_tau(tau))
     _check_norm_maps(norm_a, norm_b)
     return _ops.error_bound(norm_a, norm_b, as_tau(tau))
 
@@ -333,6 +350,8 @@ def mm(
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
+    drop: float | None = None,
+    plan: Any = None,
 ) -> Any:
     """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
 
@@ -359,6 +378,12 @@ def mm(
         out: a tensor that takes the result, of its dtype, device and shape (or without elements:
             then it is resized). It may share memory with any other tensor of the call.
             As in torch, this has no gradient, and autocast does not change the operands.
+        drop: of block-sparse matrices: leave out blocks of the result whose norm is below this.
+        plan: of block-sparse matrices: a plan of :func:`spamm_torch.sparse.plan`, for a knob.
+
+    Block-sparse matrices, ``torch.sparse_bsr`` with one square block, give a block-sparse result,
+    and one beside a dense matrix a dense one; norm maps are ``torch.sparse_csr``. See
+    docs/block_sparse.md, which also says how ``max_error`` covers ``drop``.
 
     Returns:
         (M, N), of the operands' dtype: ``out`` if that is given. With ``return_norms`` or
@@ -398,6 +423,11 @@ def mm(
     _check_flags(return_norms=return_norms, return_info=return_info, symmetric=symmetric)
     options: dict[str, Any] = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
     results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
+    if is_sparse(a, b):
+        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        sparse: dict[str, Any] = {"drop": drop, "plan": plan, "devices": devices}
+        return products.product("mm", a, b, knob, block=block, **options, **results, **sparse)
+    _check_dense_only(drop, plan)
     if holds_dtensor(a, b):
         from . import _dtensor  # not at the top: it takes half a second
 
@@ -411,6 +441,13 @@ def mm(
     if devices is not None:
         options["devices"] = as_devices(devices)
     return _product(a, b, knobs, edges, **options, **results)
+
+
+def _check_dense_only(drop: Any, plan: Any) -> None:
+    """TypeError for arguments that block-sparse matrices alone have."""
+    if drop is not None or plan is not None:
+        name = "plan" if drop is None else "drop"
+        raise TypeError(f"{name} is for sparse_bsr operands; got dense ones")
 
 
 def _check_flags(**flags: bool) -> None:
@@ -485,6 +522,8 @@ def addmm(
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
+    drop: float | None = None,
+    plan: Any = None,
 ) -> Any:
     """Approximate ``torch.addmm``: beta * input + alpha * (a @ b).
 
@@ -498,6 +537,7 @@ def addmm(
         beta, alpha: factors of ``input`` and of the product, real numbers.
         tau, valid_ratio, max_error, block, norm_a, norm_b, symmetric, return_norms, return_info: as
             :func:`mm`.
+        drop, plan: as :func:`mm`.
         out: as :func:`mm`: X = 2 X - X @ X in place is
             ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
 
@@ -508,17 +548,24 @@ def addmm(
     if holds_dtensor(input, a, b):
         raise TypeError("addmm takes no DTensor, unlike mm; got one")
     _check_flags(return_norms=return_norms, return_info=return_info, symmetric=symmetric)
-    _check_matrices("addmm", a, b)
-    check_tensor(input, "input")
+    of_blocks = is_sparse(input, a, b)
+    if not of_blocks:
+        _check_dense_only(drop, plan)
+        _check_matrices("addmm", a, b)
+        check_tensor(input, "input")
     check_number(beta, "beta")
     check_number(alpha, "alpha")
+    options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha}
+    options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
+    results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
+    if of_blocks:
+        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        options |= {"drop": drop, "plan": plan}
+        return products.product("addmm", a, b, knob, block=block, **options, **results)
     check_optional_tensor(norm_a, "norm_a")
     check_optional_tensor(norm_b, "norm_b")
     _check_out("addmm", out, input, a, b)
     knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha}
-    options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-    results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
     return _product(a, b, knobs, edges, **options, **results)
 
 

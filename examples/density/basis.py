@@ -1,8 +1,6 @@
 """The orthogonal basis S^(-1/2) of a molecule's overlap matrix S.
 
-S^(-1/2) is the orthogonal basis closest to the given one (Löwdin), so it decays as S does. Where S
-is large, it comes from products alone, by the coupled Newton-Schulz iteration for the square root
-and its inverse (N. J. Higham, "Functions of Matrices", SIAM 2008, section 6.3; Schulz, 1933).
+S^(-1/2) is the orthogonal basis closest to the given one (Löwdin), so it decays as S does.
 """
 
 from __future__ import annotations
@@ -11,12 +9,11 @@ import torch
 from torch import Tensor
 
 import spamm_torch
-from density.purification import gershgorin
 from models.errors import UserError
+from spamm_torch import linalg
 
 # Up to this size eigenvectors are found faster than some sixty products are computed.
 _SMALL = {"cpu": 8192, "cuda": 1024}
-_MOST_ITERATIONS = 100  # a condition number of 1e15 needs no more
 
 
 def inverse_root(overlap: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:
@@ -54,26 +51,10 @@ def by_products(overlap: Tensor, *, max_error: float = 1e-13, block: int = 32) -
         UserError: no convergence.
     """
 
-    def multiply(a: Tensor, b: Tensor) -> Tensor:
-        """The product of polynomials of S, which commute."""
-        return spamm_torch.mm(a, b, max_error=max_error, block=block, symmetric=True)
-
-    _, highest = gershgorin(overlap)
-    y, z = overlap / highest, torch.eye(len(overlap)).to(overlap)  # towards S^(1/2), S^(-1/2)
-    before = torch.inf
-    for _ in range(_MOST_ITERATIONS):
-        residual = multiply(z, y).neg_()
-        residual.diagonal().add_(1)  # 1 - Z Y, of eigenvalues in [0, 1)
-        error = torch.linalg.vector_norm(residual).item()
-        if error < 1e-2 and error > before / 4:  # was to be squared: products' errors are left
-            return symmetric_part(z) / highest**0.5
-        before = error
-        half = residual.mul_(0.5)
-        y, z = y + multiply(y, half), z + multiply(half, z)
-    raise UserError(
-        "expected an overlap matrix that is far from singular; got one for which S^(-1/2) has not "
-        f"converged after {_MOST_ITERATIONS} iterations"
-    )
+    try:
+        return linalg.inverse_sqrt(overlap, max_error=max_error, block=block).matrix
+    except linalg.NotConverged as error:
+        raise UserError(str(error)) from error
 
 
 def transformed(a: Tensor, z: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:

@@ -11,15 +11,9 @@ import torch
 from torch import Tensor
 
 from density.problem import Problem
-from density.purification import (
-    Budget,
-    Purification,
-    Schedule,
-    constant,
-    loose_then_tight,
-    purify,
-)
 from models.errors import UserError
+from spamm_torch import linalg
+from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
 
 DENSE, UNSKIPPED, EIGH = "torch.mm", "nothing skipped", "eigh"
 CONSTANT, SCHEDULED, FLOAT32 = "constant", "scheduled", "float32 first"
@@ -139,9 +133,7 @@ def measure(
             if method.schedule is None:
                 run = _by_eigenvectors(fock, problem.occupied)
             else:
-                run = purify(
-                    fock, problem.occupied, method.schedule, block=block, tolerance=tolerance
-                )
+                run = _purified(fock, problem, method.schedule, block, tolerance)
             clock.append([run.seconds, *(iteration.seconds for iteration in run.iterations)])
             if turn == 0:
                 rows.append(method.described() | _result(run, fock, problem))
@@ -152,23 +144,34 @@ def measure(
         row["seconds"], *each = (statistics.median(turns) for turns in zip(*clock, strict=True))
         for iteration, seconds in zip(row["iterations"], each, strict=True):
             iteration["ms"] = 1e3 * seconds
-    return rows, run.projector
+    return rows, run.matrix
 
 
-def _result(run: Purification, fock: Tensor, problem: Problem) -> dict:
+def _purified(
+    fock: Tensor, problem: Problem, schedule: Schedule, block: int, tolerance: float
+) -> Result:
+    options = {"schedule": schedule, "block": block, "tolerance": tolerance}
+    try:
+        return linalg.purify(fock, problem.electrons, **options)
+    except linalg.NotConverged as error:
+        raise UserError(str(error)) from error
+
+
+def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
     """What a run gave, all in float64. The energy is that of independent electrons, 2 tr(X F)."""
-    x = run.projector
+    x = run.matrix
+    last = [(each.dtype, each.max_error) for each in run.iterations[-1:]]
     return {
         "energy": 2 * (x * fock).sum().item(),
         "idempotency": torch.linalg.vector_norm(torch.addmm(x, x, x, alpha=-1)).item(),
         "electron_error": 2 * x.trace().item() - problem.electrons,
         "iterations": [
             {
-                "step": "X^2" if iteration.squared else "2X - X^2",
-                "precision": str(iteration.budget.dtype).removeprefix("torch."),
-                "max_error": iteration.budget.max_error,
-                "last": iteration.budget == run.iterations[-1].budget,
-                "idempotency": iteration.idempotency,
+                "step": iteration.step,
+                "precision": str(iteration.dtype).removeprefix("torch."),
+                "max_error": iteration.max_error,
+                "last": (iteration.dtype, iteration.max_error) in last,
+                "idempotency": iteration.residual,
                 "valid_ratio": iteration.valid_ratio,
             }
             for iteration in run.iterations
@@ -176,7 +179,7 @@ def _result(run: Purification, fock: Tensor, problem: Problem) -> dict:
     }
 
 
-def _by_eigenvectors(fock: Tensor, occupied: int) -> Purification:
+def _by_eigenvectors(fock: Tensor, occupied: int) -> Result:
     """The same projector: the occupied eigenvectors times their transposes.
 
     Raises:
@@ -192,7 +195,7 @@ def _by_eigenvectors(fock: Tensor, occupied: int) -> Purification:
         raise UserError(
             f"expected a gap above the {occupied} occupied states; got {gap:.2g} hartree"
         )
-    return Purification(projector, [], seconds)
+    return Result(projector, [], seconds, 0.0, 0.0)
 
 
 def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:

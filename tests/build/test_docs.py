@@ -27,10 +27,10 @@ API = (ROOT / "docs" / "api.md").read_text()
 # ---- Names --------------------------------------------------------------------------------------
 
 NAMES = """
-OrderedBatch SkipInfo SpAMMConfig SpAMMConv2d SpAMMLinear addmm backend_for bmm
-build_info calibrate cmake_prefix_path conv2d convert_ distributed error_bound find_tau
-include_path library_path likeness_order linear mm mm_shards norm_map record_stats refresh_ revert_
-row_cuts spatial_order valid_counts valid_ratio
+OrderedBatch SkipInfo SpAMMConfig SpAMMConv2d SpAMMLinear addmm backend_for bmm build_info calibrate
+cmake_prefix_path conv2d convert_ distributed error_bound find_tau include_path library_path
+likeness_order linalg linear mm mm_shards norm_map record_stats refresh_ revert_ row_cuts sparse
+spatial_order valid_counts valid_ratio
 """
 
 
@@ -129,6 +129,7 @@ def of_the_reader():
 
 
 PAGES = ["README", *(f"docs/{name}" for name in ("api", "networks", "serving", "calibration"))]
+PAGES += ["docs/block_sparse"]
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,4 +1,4 @@
-"""Purification in examples/density: against eigenvectors, and what its schedules are for."""
+"""Purification: against eigenvectors, and what its schedules are for; the parts of the example."""
 
 import math
 
@@ -9,8 +9,9 @@ from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 from density import basis, sources
 from density.measuring import measure, methods
 from density.problem import Problem
-from density.purification import Budget, Schedule, constant, loose_then_tight, purify
 from models.errors import UserError
+from spamm_torch import linalg
+from spamm_torch.linalg import Budget, Schedule, constant, loose_then_tight
 
 SITES = 320
 
@@ -25,6 +26,10 @@ def waters():
     """The embedded cluster, and its F in the basis S^(-1/2)."""
     problem = sources.embedded("default")
     return problem, basis.transformed(problem.fock, basis.inverse_root(problem.overlap))
+
+
+def purify(fock, occupied, schedule):
+    return linalg.purify(fock, 2 * occupied, schedule=schedule, block=32)
 
 
 def exact(fock, occupied):
@@ -43,8 +48,8 @@ def test_nothing_skipped_gives_the_projector_of_the_eigenvectors(chain, device):
     right, _ = exact(chain.fock, chain.occupied)
     for budget in (Budget(None), Budget(0)):
         run = purify(chain.fock.to(device), chain.occupied, constant(budget))
-        assert run.projector.device.type == device.type
-        torch.testing.assert_close(run.projector.cpu(), right, rtol=0, atol=1e-9)
+        assert run.matrix.device.type == device.type
+        torch.testing.assert_close(run.matrix.cpu(), right, rtol=0, atol=1e-9)
         assert all(iteration.valid_ratio == 1 for iteration in run.iterations)
 
 
@@ -53,7 +58,7 @@ def test_nothing_skipped_gives_the_projector_of_the_eigenvectors(chain, device):
 def test_a_schedule_costs_the_energy_about_its_budget(chain, device, max_error, first_dtype):
     schedule = loose_then_tight(max_error, first_dtype)
     run = purify(chain.fock.to(device), chain.occupied, schedule)
-    x = run.projector.cpu()
+    x = run.matrix.cpu()
     assert x.dtype == torch.float64
     assert energy_error(x, chain.fock, chain) < 3 * max_error
     assert torch.linalg.vector_norm(x @ x - x) < 1e3 * max_error  # each may lose max_error * 160
@@ -65,7 +70,7 @@ def test_a_schedule_on_a_real_fock_matrix(waters, device):
     problem, fock = waters
     for max_error in (1e-8, 1e-9):
         run = purify(fock.to(device), problem.occupied, loose_then_tight(max_error))
-        x = run.projector.cpu()
+        x = run.matrix.cpu()
         assert energy_error(x, fock, problem) < 1e-7
         assert torch.linalg.vector_norm(x @ x - x) < 1e-5
         assert 2 * x.trace().item() == pytest.approx(problem.electrons, rel=1e-7)
@@ -76,7 +81,7 @@ def test_only_the_last_iterations_need_accuracy(chain):
     loose, tight = Budget(1e-5), Budget(1e-8)
     error = {
         schedule: energy_error(
-            purify(chain.fock, chain.occupied, schedule).projector, chain.fock, chain
+            purify(chain.fock, chain.occupied, schedule).matrix, chain.fock, chain
         )
         for schedule in (constant(loose), constant(tight), Schedule(loose, tight))
     }
@@ -92,7 +97,7 @@ def test_the_last_iterations_are_as_many_as_asked_for(gap, last_iterations):
     problem = sources.chain(200, gap)
     schedule = loose_then_tight(1e-8, torch.float64, last_iterations=last_iterations)
     iterations = purify(problem.fock, problem.occupied, schedule).iterations
-    budgets = [iteration.budget for iteration in iterations]
+    budgets = [Budget(iteration.max_error, iteration.dtype) for iteration in iterations]
     last = budgets.count(schedule.last)
     assert last_iterations <= last <= last_iterations + 2
     assert budgets == [schedule.first] * (len(budgets) - last) + [schedule.last] * last
@@ -102,10 +107,10 @@ def test_iterations_tell_what_was_done(chain):
     run = purify(chain.fock, chain.occupied, constant(Budget(1e-8)))
     x = _initial_of(chain.fock)
     for iteration in run.iterations[:6]:
-        assert iteration.idempotency == pytest.approx((x - x @ x).trace().item(), rel=1e-5)
-        x = x @ x if iteration.squared else 2 * x - x @ x
+        assert iteration.residual == pytest.approx((x - x @ x).trace().item(), rel=1e-5)
+        x = x @ x if iteration.step == "X^2" else 2 * x - x @ x
     assert run.seconds == pytest.approx(sum(iteration.seconds for iteration in run.iterations))
-    assert run.iterations[-1].idempotency < 1e-2 < run.iterations[0].idempotency
+    assert run.iterations[-1].residual < 1e-2 < run.iterations[0].residual
 
 
 def _initial_of(fock):
@@ -183,7 +188,7 @@ def test_no_gap():
     fock = torch.zeros(8, 8, dtype=torch.float64)
     site = torch.arange(8)
     fock[site, (site + 1) % 8] = fock[(site + 1) % 8, site] = 1
-    with pytest.raises(UserError, match=r"a gap above the 4 occupied states .* got trace"):
+    with pytest.raises(linalg.NotConverged, match=r"a gap above the 4 occupied .* got trace"):
         purify(fock, 4, constant(Budget(1e-9)))
     ring = Problem("ring", fock, 8, 8)
     with pytest.raises(UserError, match=r"a gap above the 4 occupied states; got"):

@@ -35,7 +35,7 @@ from torch.distributed.tensor import (
 )
 
 import spamm_torch
-from spamm_torch import _rank_product, distributed
+from spamm_torch import _rank_product, distributed, sparse
 
 ops = torch.ops.spamm_torch
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -494,6 +494,41 @@ def all_ranks_raise_together(rank):
             error, line, functools.partial(distributed.mm, wrong_a, wrong_b, **options)
         )
         assert_rows_of_mm(rank, a, b, *cuts, tau=3.0)
+
+
+@case(devices=("cpu",))
+def block_sparse_shards(rank):
+    """Any cuts at block rows, empty shards too; every knob; the bits of one process."""
+    a, b = (decaying(12 * 32, 12 * 32, rank, torch.float64, seed) for seed in (0, 1))
+    whole = [sparse.from_dense(x, 32, drop=norm) for x, norm in ((a, 1e-3), (b, 1e-2))]
+    cuts = [[12 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [12]]
+    knobs = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 1e-3})
+    for at, knob in itertools.product(cuts, knobs):
+        rows = slice(32 * at[rank.number], 32 * at[rank.number + 1])
+        shards = [rows_of(x, rows) for x in whole]
+        found = distributed.mm(*shards, **knob)
+        expected = spamm_torch.mm(*whole, **knob)
+        assert found.layout == torch.sparse_bsr
+        assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
+    refused = (
+        ("ValueError", "balance is for dense shards; got sparse_bsr ones with balance=True",
+         lambda: distributed.mm(*shards, tau=1.0, balance=True)),
+        ("TypeError", "distributed.mm expects sparse_bsr; got a dense tensor for b: "
+         "spamm_torch.sparse.from_dense(b, 64)", lambda: distributed.mm(shards[0], a, tau=1.0)),
+        ("RuntimeError", "the rows of b on all ranks must add up to the columns of a, 384; got "
+         f"{384 * rank.world}", lambda: distributed.mm(shards[0], whole[1], tau=1.0)),
+    )  # fmt: skip
+    for refusal in refused:
+        assert_all_raise(*refusal)
+
+
+def rows_of(x, rows):
+    """Block rows of a block-sparse matrix, by their rows."""
+    dense = x.to_dense()[rows]
+    if not len(dense):
+        none = torch.zeros(1, dtype=torch.int64)
+        return torch.sparse_bsr_tensor(none, none[:0], x.values()[:0], size=dense.shape)
+    return sparse.from_dense(dense, 32)
 
 
 @case(devices=("cuda",))

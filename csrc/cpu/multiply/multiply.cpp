@@ -28,6 +28,7 @@
 #include "cpu/multiply/kernel_shapes.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/panels.h"
+#include "cpu/multiply/slice_kernel.h"
 #include "cpu/multiply/valid_masks.h"
 #include "cpu/norm_map/strip_norms.h"
 #include "same_memory.h"
@@ -40,9 +41,6 @@ using at::Scalar;
 using at::Tensor;
 using OptTensor = std::optional<Tensor>;
 
-constexpr int64_t kSliceDepth = 512;    // K of a slice
-constexpr int64_t kPieceDepth = 128;    // K of one sum: the error is below torch.mm's; 2% slower
-constexpr int64_t kPanelWidth = 64;     // the widest panel that matrix instructions support
 constexpr int64_t kTileColumns = 512;   // of C, at most
 constexpr int64_t kTilesPerThread = 4;  // at least, if C has enough blocks
 
@@ -70,19 +68,18 @@ struct Arguments {
 template <class T, class P>
 class Product {
   using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
-  using Sum = typename Microkernel<P>::Sum;
-  static constexpr bool kVnni = Microkernel<P>::kVnni;
+  using Kernel = SliceKernel<T, P>;
+  using Sum = typename Kernel::Sum;
+  static constexpr bool kVnni = Kernel::kVnni;
   // Measured: with matrix instructions, packing B for twice as many tiles costs less than sums that
   // do not fit in cache.
   static constexpr int64_t kTileRows = kVnni ? 256 : 512;
-  // For half types, rounding the result loses more than a long sum.
-  static constexpr int64_t kPiece = sizeof(T) == 2 ? kSliceDepth : kPieceDepth;
 
  public:
   explicit Product(const Arguments& arguments)
       : arguments_(arguments),
         block_(arguments.block),
-        width_(std::min(block_.n, kPanelWidth)),
+        kernel_{block_},
         batches_(arguments.a.size(0)),
         rows_(arguments.a.size(1)),
         depth_(arguments.a.size(2)),
@@ -131,7 +128,7 @@ class Product {
         : masks(p.tile_rows_ * p.tile_columns_),
           started(masks.size()),
           buffer(at::empty({p.sums_size() * static_cast<int64_t>(sizeof(Sum)) +
-                            p.panel_size() * static_cast<int64_t>(sizeof(P))},
+                            p.kernel_.panel_size() * static_cast<int64_t>(sizeof(P))},
                            at::kByte)),
           sums(static_cast<Sum*>(buffer.mutable_data_ptr())),
           panel(reinterpret_cast<P*>(sums + p.sums_size())) {}
@@ -143,7 +140,6 @@ class Product {
     P* panel;  // of B: a slice of one block column
   };
 
-  int64_t panel_size() const { return kSliceDepth * block_.n; }
   int64_t sums_size() const { return tile_rows_ * block_.m * tile_columns_ * block_.n; }
 
   Norms<N> norms(int64_t batch) const {
@@ -279,39 +275,21 @@ class Product {
     pack(tile.batch, k, tile.j.begin + column, needed, workspace.panel);
     for (int64_t row = 0; row < tile.i.size; ++row) {
       const int64_t c = row * tile.j.size + column;
-      uint64_t mask = workspace.masks[c];
-      while (mask) {
-        const int begin = std::countr_zero(mask);
-        const int size = std::countr_one(mask >> begin);
-        mask &= begin + size == kMaskBits ? 0 : ~uint64_t{0} << (begin + size);
-        multiply_run(tile.batch, tile.i.begin + row, k, {begin, size}, tile.j.begin + column,
-                     workspace.panel, workspace.sums + c * block_.m * block_.n,
-                     workspace.started[c]);
+      each_run(workspace.masks[c], [&](Range run) {
+        multiply_run(tile.batch, tile.i.begin + row, k, run, tile.j.begin + column, workspace.panel,
+                     workspace.sums + c * block_.m * block_.n, workspace.started[c]);
         workspace.started[c] = 1;
-      }
+      });
     }
   }
 
-  // Copies blocks of B's block column j. Bit d of `needed` stands for block k + d. A panel is
-  // [n / width][K][width].
+  // Copies blocks of B's block column j. Bit d of `needed` stands for block k + d.
   void pack(int64_t batch, int64_t k, int64_t j, uint64_t needed, P* panel) const {
     const View<T> source = view<T>(arguments_.b, batch);
     for (; needed; needed &= needed - 1) {
       const int64_t depth = std::countr_zero(needed);
-      const View<T> block = source.block((k + depth) * block_.k, j * block_.n, block_.k, block_.n);
-      for (int64_t c = 0; c < block.columns; c += width_) {
-        P* target = panel + c * kSliceDepth + depth * block_.k * width_;
-        const View<T> part = block.block(0, c, block.rows, width_);
-        if constexpr (kVnni) {
-          copy_vnni(part, target, width_);
-        } else {
-          copy_rows(part, target, width_, width_);
-        }
-        // Zeros up to the padded K. VNNI layout already fills a pair of rows.
-        const int64_t copied = kVnni ? round_up(part.rows, 2) : part.rows;
-        std::fill(target + copied * width_, target + round_up(part.rows, kDepthStep) * width_,
-                  P(0));
-      }
+      kernel_.pack(source.block((k + depth) * block_.k, j * block_.n, block_.k, block_.n), depth,
+                   panel);
     }
   }
 
@@ -326,14 +304,7 @@ class Product {
       rows = rounded_rows(rows);
       depth = round_up(depth, kDepthStep);
     }
-    const P* const from = a(batch, i, first);
-    for (int64_t c = 0; c < columns; c += width_) {
-      const P* b = panel + c * kSliceDepth + run.begin * block_.k * width_;
-      for (int64_t d = 0; d < depth; d += kPiece) {
-        Microkernel<P>::multiply(rows, width_, std::min(kPiece, depth - d), from + d, lda_,
-                                 b + d * width_, width_, sums + c, block_.n, add || d > 0);
-      }
-    }
+    kernel_.multiply(a(batch, i, first), lda_, rows, depth, panel, run.begin, columns, sums, add);
   }
 
   // Writes block (i, j) of C and, of a symmetric C, its mirror image. `sums` is null if no product
@@ -400,7 +371,7 @@ class Product {
 
   const Arguments& arguments_;
   Block block_;
-  int64_t width_;  // of a panel of B
+  Kernel kernel_;
   int64_t batches_, rows_, depth_, columns_, mb_, kb_, nb_;
   Sum alpha_, beta_;
   int64_t tile_rows_, tile_columns_;

@@ -1,10 +1,5 @@
-// Thresholds, valid counts and error bounds on the CPU.
-//
-// The searches for tau are exact: they bisect the bit patterns of thresholds, which have the order
-// of the numbers. For a maximum error, a faster search is tried first and its result checked. To
-// count the valid products at a threshold, the norms of A's column k and of B's row k are sorted
-// once for each k. Two pointers then count in O(M + N), because rounded products are monotonic in
-// their factors.
+// Thresholds, valid counts and error bounds on the CPU. The searches for tau are exact. For a
+// maximum error, a faster search is tried first and its result checked.
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -13,19 +8,16 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <bit>
-#include <cmath>
-#include <functional>
-#include <limits>
 #include <optional>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "checks.h"
 #include "cpu/common/clones.h"
-#include "cpu/norm_map/scaled_norm.h"
+#include "cpu/threshold/bound.h"
 #include "cpu/threshold/error_search.h"
 #include "cpu/threshold/maps.h"
+#include "cpu/threshold/product_counter.h"
 #include "norm_slack.h"
 
 namespace spamm::cpu {
@@ -39,97 +31,25 @@ N threshold_value(const Tensor& tau) {
   return static_cast<N>(tau.item<double>());
 }
 
-// The largest threshold in [0, +inf] for which `holds` is true. It must be true for 0, and false
-// above any threshold for which it is false.
-template <class N, class Predicate>
-N largest_threshold(const Predicate& holds) {
-  using Bits = std::conditional_t<sizeof(N) == 4, uint32_t, uint64_t>;
-  Bits yes = 0, no = std::bit_cast<Bits>(std::numeric_limits<N>::infinity()) + 1;
-  while (no - yes > 1) {
-    const Bits middle = yes + (no - yes) / 2;
-    (holds(std::bit_cast<N>(middle)) ? yes : no) = middle;
-  }
-  return std::bit_cast<N>(yes);
-}
-
 // ---- Valid products ----------------------------------------------------------------------------
 
-// Counts the valid block products of all k and batches at a threshold.
+// A column of A's map and a row of B's for each k of each batch.
 template <class N>
-class ProductCounter {
- public:
-  explicit ProductCounter(const Maps<N>& maps) : mb_(maps.mb), nb_(maps.nb) {
-    const int64_t pairs = maps.batches * maps.kb;
-    columns_.resize(pairs * mb_);
-    rows_.assign(maps.b, maps.b + pairs * nb_);
-    finite_.resize(pairs);
-    at::parallel_for(0, pairs, grain(8 * (mb_ + nb_)), [&](int64_t from, int64_t to) {
-      for (int64_t p = from; p < to; ++p) {
-        const N* column = maps.a + p / maps.kb * mb_ * maps.kb + p % maps.kb;
-        for (int64_t i = 0; i < mb_; ++i) columns_[p * mb_ + i] = column[i * maps.kb];
-        finite_[p] = {sort_finite(&columns_[p * mb_], mb_), sort_finite(&rows_[p * nb_], nb_)};
-      }
-    });
+ProductCounter<N> product_counter(const Maps<N>& maps) {
+  const int64_t pairs = maps.batches * maps.kb;
+  NormLists<N> columns{std::vector<N>(pairs * maps.mb), std::vector<int64_t>(pairs + 1)};
+  NormLists<N> rows{{maps.b, maps.b + pairs * maps.nb}, std::vector<int64_t>(pairs + 1)};
+  for (int64_t p = 0; p <= pairs; ++p) {
+    columns.first[p] = p * maps.mb;
+    rows.first[p] = p * maps.nb;
   }
-
-  int64_t total() const { return static_cast<int64_t>(finite_.size()) * mb_ * nb_; }
-
-  int64_t valid_at(N tau) const {
-    return at::parallel_reduce(
-        0, static_cast<int64_t>(finite_.size()), grain(mb_ + nb_), int64_t{0},
-        [&](int64_t from, int64_t to, int64_t count) {
-          for (int64_t p = from; p < to; ++p) count += valid_of_pair(p, tau);
-          return count;
-        },
-        std::plus<>());
-  }
-
- private:
-  struct Finite {
-    int64_t a, b;
-  };
-
-  // Moves the finite norms to the front in ascending order. Returns their number.
-  static int64_t sort_finite(N* norms, int64_t size) {
-    N* end = std::partition(norms, norms + size, [](N x) { return std::isfinite(x); });
-    std::sort(norms, end);
-    return end - norms;
-  }
-
-  int64_t valid_of_pair(int64_t p, N tau) const {
-    const N *a = &columns_[p * mb_], *b = &rows_[p * nb_];
-    const auto [finite_a, finite_b] = finite_[p];
-    // Products with a norm that is not finite are NaN or infinite, hence valid at any threshold.
-    int64_t count = mb_ * nb_ - finite_a * finite_b;
-    for (int64_t i = 0, j = finite_b; i < finite_a; ++i) {
-      while (j > 0 && !(a[i] * b[j - 1] < tau)) --j;
-      count += finite_b - j;
+  at::parallel_for(0, pairs, grain(maps.mb), [&](int64_t from, int64_t to) {
+    for (int64_t p = from; p < to; ++p) {
+      const N* column = maps.a + p / maps.kb * maps.mb * maps.kb + p % maps.kb;
+      for (int64_t i = 0; i < maps.mb; ++i) columns.norms[p * maps.mb + i] = column[i * maps.kb];
     }
-    return count;
-  }
-
-  int64_t mb_, nb_;
-  std::vector<N> columns_, rows_;  // columns of A's map and rows of B's, each sorted
-  std::vector<Finite> finite_;
-};
-
-template <class N>
-N find_tau_of(const Maps<N>& maps, double valid_ratio) {
-  const ProductCounter<N> products(maps);
-  if (products.total() == 0) return 0;
-  const double target = valid_ratio * static_cast<double>(products.total());
-  const auto largest_with = [&](double count) {
-    return largest_threshold<N>(
-        [&](N tau) { return static_cast<double>(products.valid_at(tau)) >= count; });
-  };
-  // tau has the smallest count that is not below the target. The next number above tau has the
-  // largest count below it.
-  const N tau = largest_with(target);
-  constexpr N kInfinity = std::numeric_limits<N>::infinity();
-  if (tau == kInfinity) return tau;
-  const auto upper = static_cast<double>(products.valid_at(tau));
-  const auto lower = static_cast<double>(products.valid_at(std::nextafter(tau, kInfinity)));
-  return target - lower < upper - target ? largest_with(lower) : tau;
+  });
+  return {std::move(columns), std::move(rows)};
 }
 
 template <class N>
@@ -140,17 +60,6 @@ SPAMM_CPU_CLONES void count_row(const N* a, const N* b, int64_t kb, int64_t nb, 
 }
 
 // ---- Error bound -------------------------------------------------------------------------------
-
-// The norm of `numbers`, each taken as of(number). They must not be negative.
-template <class N, class Of = std::identity>
-double norm_of(const N* numbers, int64_t size, const Of& of = {}) {
-  double largest = 0;
-  for (int64_t n = 0; n < size && !std::isnan(largest); ++n)
-    largest = of(numbers[n]) <= largest ? largest : of(numbers[n]);
-  return scaled_norm(largest, [&](const auto& visit) {
-    std::for_each_n(numbers, size, [&](N x) { visit(of(x)); });
-  });
-}
 
 // The error bound at a threshold. It includes the rounding of the norms and of the sums here.
 template <class N>
@@ -166,28 +75,16 @@ N bound_at(const Maps<N>& maps, const N* skip_norm_b, N tau) {
       row_bounds[row] = kernels::at_most(norm_of(losses.data(), maps.nb));
     }
   });
-  const double additions = maps.kb + maps.nb + row_bounds.size();
-  const double slack = kernels::kNormSlack<N> + additions * std::numeric_limits<double>::epsilon();
-  const double root = kernels::at_most(norm_of(row_bounds.data(), row_bounds.size()));
-  const double bound = kernels::at_most(root * (1 + slack));
-  const N rounded = static_cast<N>(bound);
-  return rounded < bound ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
+  return bound_of_rows<N>(row_bounds, maps.kb + maps.nb + row_bounds.size());
 }
 
 template <class N>
 N find_tau_for_error_of(const Maps<N>& maps, const N* skip_norm_b, double max_error) {
-  const auto at_least = [](N x) { return kernels::at_least(x); };
-  const double norm_a = norm_of(maps.a, maps.batches * maps.mb * maps.kb, at_least);
-  const double norm_b = norm_of(maps.b, maps.batches * maps.kb * maps.nb, at_least);
-  const double limit = kernels::largest_bound<N>(max_error, norm_a, norm_b);
-  constexpr N kInfinity = std::numeric_limits<N>::infinity();
-  if (!std::isfinite(limit))
-    return kernels::may_skip_all(max_error, norm_a, norm_b) ? kInfinity : N(0);
-  const auto holds = [&](N tau) { return bound_at(maps, skip_norm_b, tau) <= limit; };
-  const std::optional<N> tau = ErrorSearch<N>(maps, skip_norm_b, limit).run();
-  const bool is_largest =
-      tau && holds(*tau) && (*tau == kInfinity || !holds(std::nextafter(*tau, kInfinity)));
-  return is_largest ? *tau : largest_threshold<N>(holds);
+  const NormSpan<N> a{maps.a, maps.batches * maps.mb * maps.kb};
+  const NormSpan<N> b{maps.b, maps.batches * maps.kb * maps.nb};
+  return find_tau_for_error_of(
+      a, b, max_error, [&](N tau) { return bound_at(maps, skip_norm_b, tau); },
+      [&](double limit) { return ErrorSearch<N>(maps, skip_norm_b, limit).run(); });
 }
 
 // ---- Operators ---------------------------------------------------------------------------------
@@ -199,7 +96,7 @@ Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
   check_search(max_iterations, tolerance);
   return dispatch_norms(norm_a, [&](auto type) {
     const Maps<decltype(type)> maps(norm_a, norm_b);
-    return at::scalar_tensor(find_tau_of(maps, valid_ratio), norm_a.options());
+    return at::scalar_tensor(find_tau_of(product_counter(maps), valid_ratio), norm_a.options());
   });
 }
 

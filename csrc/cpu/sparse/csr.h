@@ -1,0 +1,131 @@
+// Patterns of block-sparse matrices and their norm maps, checked, as the ops of the CPU read them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "checks.h"
+
+namespace spamm::cpu {
+
+// Stored block e of row i, for e from crow[i] to crow[i + 1] - 1, is in column col[e].
+struct Pattern {
+  at::Tensor owner_crow, owner_col;
+  const int64_t *crow, *col;
+  int64_t rows, columns;
+
+  // Raises unless the indices are those of a matrix of `columns` block columns, in order. `name` is
+  // the matrix in messages.
+  Pattern(const at::Tensor& crow_indices, const at::Tensor& col_indices, int64_t columns,
+          const char* name)
+      : columns(columns) {
+    for (const at::Tensor* index : {&crow_indices, &col_indices}) {
+      TORCH_CHECK_TYPE(index->scalar_type() == at::kInt || index->scalar_type() == at::kLong, name,
+                       "'s indices must be int32 or int64; got ", dtype_of(*index));
+      TORCH_CHECK(index->dim() == 1, name, "'s indices must be 1-d; got shape ", index->sizes());
+    }
+    TORCH_CHECK(crow_indices.numel() > 0, name, "'s row offsets must hold a 0; got none");
+    TORCH_CHECK(col_indices.numel() <= std::numeric_limits<int32_t>::max(), name,
+                " must have at most 2^31 - 1 stored blocks; got ", col_indices.numel());
+    owner_crow = crow_indices.to(at::kLong).contiguous();
+    owner_col = col_indices.to(at::kLong).contiguous();
+    crow = owner_crow.const_data_ptr<int64_t>();
+    col = owner_col.const_data_ptr<int64_t>();
+    rows = owner_crow.numel() - 1;
+    TORCH_CHECK(crow[0] == 0 && crow[rows] == stored(), name, "'s row offsets must go from 0 to ",
+                stored(), ", its stored blocks; got ", crow[0], " to ", crow[rows]);
+    for (int64_t i = 0; i < rows; ++i)
+      TORCH_CHECK(crow[i] <= crow[i + 1] && crow[i + 1] <= stored(), name,
+                  "'s row offsets must ascend to ", stored(), "; got ", crow[i], " before ",
+                  crow[i + 1]);
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t e = crow[i]; e < crow[i + 1]; ++e) {
+        TORCH_CHECK(col[e] >= 0 && col[e] < columns, name, "'s block columns must be from 0 to ",
+                    columns - 1, "; got ", col[e], " in block row ", i);
+        TORCH_CHECK(e == crow[i] || col[e - 1] < col[e], name,
+                    "'s block columns must ascend in each block row, each once; got ", col[e - 1],
+                    " before ", col[e], " in block row ", i);
+      }
+  }
+
+  int64_t stored() const { return owner_col.numel(); }
+
+  // The stored block (i, j); -1 if there is none.
+  int64_t find(int64_t i, int64_t j) const {
+    const int64_t* const end = col + crow[i + 1];
+    const int64_t* const found = std::lower_bound(col + crow[i], end, j);
+    return found < end && *found == j ? found - col : -1;
+  }
+};
+
+// The norm maps of a product of block-sparse matrices.
+struct CheckedMaps {
+  Pattern a, b;
+  at::Tensor norm_a, norm_b;  // contiguous
+
+  CheckedMaps(const at::Tensor& crow_a, const at::Tensor& col_a, const at::Tensor& norm_a,
+              const at::Tensor& crow_b, const at::Tensor& col_b, const at::Tensor& norm_b,
+              int64_t columns)
+      : a(crow_a, col_a, crow_b.numel() - 1, "a"),
+        b(crow_b, col_b, columns, "b"),
+        norm_a(norm_a.contiguous()),
+        norm_b(norm_b.contiguous()) {
+    TORCH_CHECK_TYPE(norm_a.scalar_type() == at::kFloat || norm_a.scalar_type() == at::kDouble,
+                     "norm_a must be float32 or float64; got ", dtype_of(norm_a));
+    TORCH_CHECK_TYPE(norm_a.scalar_type() == norm_b.scalar_type(),
+                     "norm_a and norm_b must have one dtype; got ", dtype_of(norm_a), " and ",
+                     dtype_of(norm_b));
+    check_norms(norm_a, a, "norm_a");
+    check_norms(norm_b, b, "norm_b");
+  }
+
+ private:
+  static void check_norms(const at::Tensor& norms, const Pattern& pattern, const char* name) {
+    TORCH_CHECK(norms.dim() == 1 && norms.numel() == pattern.stored(), name,
+                " must have one norm for each of ", pattern.stored(), " stored blocks; got shape ",
+                norms.sizes());
+  }
+};
+
+// N: type of the norms.
+template <class N>
+struct CsrMaps {
+  const Pattern &a, &b;
+  const N *norm_a, *norm_b;
+
+  explicit CsrMaps(const CheckedMaps& maps)
+      : a(maps.a),
+        b(maps.b),
+        norm_a(maps.norm_a.const_data_ptr<N>()),
+        norm_b(maps.norm_b.const_data_ptr<N>()) {}
+
+  // Calls visit(stored block of A, stored block of B, column) for the products of block row i, k
+  // ascending, from column `first` on.
+  template <class Visit>
+  void each_product(int64_t i, int64_t first, const Visit& visit) const {
+    for (int64_t slot_a = a.crow[i]; slot_a < a.crow[i + 1]; ++slot_a) {
+      const int64_t k = a.col[slot_a];
+      const int64_t* const end = b.col + b.crow[k + 1];
+      const int64_t* column = b.col + b.crow[k];
+      if (first > 0) column = std::lower_bound(column, end, first);
+      for (; column < end; ++column) visit(slot_a, column - b.col, *column);
+    }
+  }
+
+  // Calls visit(slot of A, slot of B, column) for the valid products of block row i.
+  template <class Visit>
+  void each_valid(int64_t i, int64_t first, N tau, const Visit& visit) const {
+    each_product(i, first, [&](int64_t slot_a, int64_t slot_b, int64_t j) {
+      if (!(norm_a[slot_a] * norm_b[slot_b] < tau)) visit(slot_a, slot_b, j);
+    });
+  }
+
+  int64_t mean_products() const {  // of a block row
+    return a.stored() / std::max<int64_t>(1, a.rows) * (b.stored() / std::max<int64_t>(1, b.rows));
+  }
+};
+
+}  // namespace spamm::cpu

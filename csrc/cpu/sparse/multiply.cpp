@@ -1,0 +1,378 @@
+// C = alpha * (A @ B over a list of block products) + beta * input, all of stored blocks alone.
+//
+// Threads claim groups of neighbouring block rows of C, those with the most products first. A group
+// packs the blocks of A that it needs. It then goes through its block columns, and through K in
+// slices: a block of B is packed once for all of its rows. Slices, runs and sums are those of dense
+// storage (cpu/multiply/slice_kernel.h), and so are the bits.
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "block.h"
+#include "checks.h"
+#include "cpu/common/large_pages.h"
+#include "cpu/common/transpose.h"
+#include "cpu/multiply/epilogue.h"
+#include "cpu/multiply/slice_kernel.h"
+#include "cpu/norm_map/strip_norms.h"
+#include "cpu/sparse/csr.h"
+
+namespace spamm::cpu {
+namespace {
+
+using at::Scalar;
+using at::Tensor;
+using OptTensor = std::optional<Tensor>;
+
+constexpr int64_t kGroupRows = 512;      // of C, at most
+constexpr int64_t kGroupsPerThread = 4;  // at least, if C has enough block rows
+// Of packed rows of A: a slice, and no power of two, whose multiples evict each other from caches.
+constexpr int64_t kPageStride = kSliceDepth + 32;
+
+// Checked; all tensors are contiguous.
+struct Arguments {
+  const Pattern &c, &a;
+  const Pattern* input;  // null if there is none
+  Tensor first, slots_a, slots_b, values_a, values_b, values_input;
+  Tensor values, norms;  // of C
+  int64_t edge;
+  Scalar beta, alpha;
+  bool symmetric;
+};
+
+// T: type of the operands. P: type of the packed panels.
+template <class T, class P>
+class ListProduct {
+  using N = std::conditional_t<std::is_same_v<T, double>, double, float>;
+  using Kernel = SliceKernel<T, P>;
+  using Sum = typename Kernel::Sum;
+
+ public:
+  explicit ListProduct(const Arguments& arguments)
+      : c_(arguments.c),
+        a_(arguments.a),
+        input_(arguments.input),
+        first_(arguments.first.const_data_ptr<int64_t>()),
+        slots_a_(arguments.slots_a.const_data_ptr<int32_t>()),
+        slots_b_(arguments.slots_b.const_data_ptr<int32_t>()),
+        values_a_(arguments.values_a.const_data_ptr<T>()),
+        values_b_(arguments.values_b.const_data_ptr<T>()),
+        values_input_(input_ ? arguments.values_input.const_data_ptr<T>() : nullptr),
+        values_(arguments.values.mutable_data_ptr<T>()),
+        norms_(arguments.norms.mutable_data_ptr<N>()),
+        edge_(arguments.edge),
+        per_slice_(kSliceDepth / edge_),
+        kernel_{{edge_, edge_, edge_}},
+        alpha_(arguments.alpha.to<Sum>()),
+        beta_(arguments.beta.to<Sum>()),
+        symmetric_(arguments.symmetric) {}
+
+  void run() const {
+    const std::vector<Range> groups = groups_by_work();
+    std::atomic<size_t> next{0};
+    at::parallel_for(0, at::get_num_threads(), 1, [&](int64_t, int64_t) {
+      Workspace workspace(kernel_.panel_size(), kGroupRows * edge_);
+      for (size_t number; (number = next++) < groups.size();)
+        multiply_group(groups[number], workspace);
+      Microkernel<P>::release();
+    });
+  }
+
+ private:
+  // A block of C: in which row of the group, its number, and the products that are still to do.
+  struct Item {
+    int64_t column, row, block, next, end;
+    uint64_t mask = 0;
+    bool started = false;
+  };
+
+  struct Workspace {
+    Workspace(int64_t panel_size, int64_t sums_size) : panel(panel_size), sums(sums_size) {}
+
+    std::vector<P> panel;        // of B: a slice of one block column
+    std::vector<Sum> sums;       // of one block column of the group
+    std::vector<P> packed;       // the group's blocks of A, in pages of rows of one slice
+    std::vector<int64_t> place;  // in `packed`, of each stored block of the group's rows; -1: none
+    std::vector<Item> items;     // by column, then by row
+  };
+
+  int64_t block_size() const { return edge_ * edge_; }
+  int64_t products_of(Range rows) const {
+    return first_[c_.crow[rows.end()]] - first_[c_.crow[rows.begin]];
+  }
+
+  std::vector<Range> groups_by_work() const {
+    const int64_t wanted = kGroupsPerThread * at::get_num_threads();
+    const int64_t rows =
+        std::clamp<int64_t>(c_.rows / wanted, 1, std::max<int64_t>(1, kGroupRows / edge_));
+    std::vector<Range> groups;
+    for (int64_t i = 0; i < c_.rows; i += rows) groups.push_back({i, std::min(rows, c_.rows - i)});
+    std::stable_sort(groups.begin(), groups.end(), [&](const Range& x, const Range& y) {
+      return products_of(x) > products_of(y);
+    });
+    return groups;
+  }
+
+  void multiply_group(const Range& rows, Workspace& workspace) const {
+    pack_a(rows, workspace);
+    find_items(rows, workspace.items);
+    for (size_t from = 0, to; from < workspace.items.size(); from = to) {
+      for (to = from + 1; to < workspace.items.size(); ++to)
+        if (workspace.items[to].column != workspace.items[from].column) break;
+      multiply_column(rows, &workspace.items[from], &workspace.items[0] + to, workspace);
+    }
+  }
+
+  // Packs the blocks of A that products need. A page has the rows of a block, each one slice long,
+  // so that few strides occur (kernel_shapes.h). Neighbours in a slice are neighbours in a page.
+  void pack_a(const Range& rows, Workspace& workspace) const {
+    const int64_t begin = a_.crow[rows.begin], end = a_.crow[rows.end()];
+    std::vector<int64_t>& place = workspace.place;
+    place.assign(end - begin, -1);
+    for (int64_t p = first_[c_.crow[rows.begin]]; p < first_[c_.crow[rows.end()]]; ++p)
+      place[slots_a_[p] - begin] = 0;
+    int64_t pages = 0, filled = per_slice_;
+    for (int64_t i = rows.begin; i < rows.end(); ++i) {
+      for (int64_t e = a_.crow[i], run; e < a_.crow[i + 1]; e += run) {
+        run = 1;
+        if (place[e - begin] < 0) continue;
+        while (e + run < a_.crow[i + 1] && place[e + run - begin] == 0 &&
+               a_.col[e + run] == a_.col[e] + run && a_.col[e + run] % per_slice_ != 0)
+          ++run;
+        if (filled + run > per_slice_) {
+          ++pages;
+          filled = 0;
+        }
+        for (int64_t d = 0; d < run; ++d, ++filled)
+          place[e + d - begin] = (pages - 1) * edge_ * kPageStride + filled * edge_;
+      }
+    }
+    if (static_cast<int64_t>(workspace.packed.size()) < pages * edge_ * kPageStride)
+      workspace.packed = std::vector<P>(pages * edge_ * kPageStride);
+    for (int64_t e = begin; e < end; ++e) {
+      if (place[e - begin] < 0) continue;
+      copy_rows(view(values_a_, e), workspace.packed.data() + place[e - begin], kPageStride, edge_);
+    }
+  }
+
+  // Of a symmetric C only blocks on and above the diagonal.
+  void find_items(const Range& rows, std::vector<Item>& items) const {
+    items.clear();
+    for (int64_t i = rows.begin; i < rows.end(); ++i)
+      for (int64_t c = c_.crow[i]; c < c_.crow[i + 1]; ++c)
+        if (!symmetric_ || c_.col[c] >= i)
+          items.push_back({c_.col[c], i - rows.begin, c, first_[c], first_[c + 1]});
+    std::stable_sort(items.begin(), items.end(),
+                     [](const Item& x, const Item& y) { return x.column < y.column; });
+  }
+
+  // One block column of a group, in slices of K.
+  void multiply_column(const Range& rows, Item* from, Item* to, Workspace& workspace) const {
+    const int64_t first_slot = a_.crow[rows.begin];
+    int64_t slot_of[kSliceDepth / 32];  // of B, for each block of the slice
+    while (true) {
+      int64_t slice = std::numeric_limits<int64_t>::max();
+      for (const Item* item = from; item < to; ++item)
+        if (item->next < item->end) slice = std::min(slice, k_of(item->next) / per_slice_);
+      if (slice == std::numeric_limits<int64_t>::max()) break;
+      uint64_t needed = 0;
+      for (Item* item = from; item < to; ++item) {
+        item->mask = 0;
+        for (int64_t p = item->next; p < item->end && k_of(p) / per_slice_ == slice; ++p) {
+          slot_of[k_of(p) % per_slice_] = slots_b_[p];
+          item->mask |= uint64_t{1} << (k_of(p) % per_slice_);
+        }
+        needed |= item->mask;
+      }
+      for (; needed; needed &= needed - 1) {
+        const int64_t depth = std::countr_zero(needed);
+        kernel_.pack(view(values_b_, slot_of[depth]), depth, workspace.panel.data());
+      }
+      for (Item* item = from; item < to; ++item) {
+        Sum* const sums = workspace.sums.data() + item->row * block_size();
+        each_run(item->mask, [&](Range run) {
+          const int64_t slot = slots_a_[item->next];
+          kernel_.multiply(workspace.packed.data() + workspace.place[slot - first_slot],
+                           kPageStride, edge_, run.size * edge_, workspace.panel.data(), run.begin,
+                           edge_, sums, item->started);
+          item->started = true;
+          item->next += run.size;
+        });
+      }
+    }
+    for (const Item* item = from; item < to; ++item)
+      finish(rows.begin + item->row, *item, workspace.sums.data() + item->row * block_size());
+  }
+
+  int64_t k_of(int64_t product) const { return a_.col[slots_a_[product]]; }
+
+  View<T> view(const T* values, int64_t slot) const {
+    return {values + slot * block_size(), edge_, 1, edge_, edge_};
+  }
+
+  // Writes a block of C, its norm and, of a symmetric C, its mirror image.
+  void finish(int64_t i, const Item& item, const Sum* sums) const {
+    T* const out = values_ + item.block * block_size();
+    const Sum* const computed = item.started ? sums : nullptr;
+    if (input_) {
+      // A block that is not stored is one of zeros, which dense storage adds, too.
+      static const T zero(0);
+      const int64_t slot = input_->find(i, item.column);
+      const View<T> input =
+          slot < 0 ? View<T>{&zero, 0, 0, edge_, edge_} : view(values_input_, slot);
+      write_rows(computed, edge_, alpha_, &input, beta_, out, edge_, edge_, edge_);
+    } else {
+      write_rows<T, Sum>(computed, edge_, alpha_, nullptr, beta_, out, edge_, edge_, edge_);
+    }
+    if (symmetric_ && item.column == i) {
+      for (int64_t r = 0; r < edge_; ++r)
+        for (int64_t c = r + 1; c < edge_; ++c) out[c * edge_ + r] = out[r * edge_ + c];
+    } else if (symmetric_) {
+      const int64_t mirror = c_.find(item.column, i);
+      transpose(out, edge_, values_ + mirror * block_size(), edge_, edge_, edge_);
+      write_norm(mirror);
+    }
+    write_norm(item.block);
+  }
+
+  void write_norm(int64_t block) const {
+    const Strip<T> strip{values_ + block * block_size(), edge_, edge_, edge_};
+    strip_norms(strip, edge_, norms_ + block, 1);
+  }
+
+  const Pattern &c_, &a_;
+  const Pattern* input_;
+  const int64_t* first_;
+  const int32_t *slots_a_, *slots_b_;
+  const T *values_a_, *values_b_, *values_input_;
+  T* values_;
+  N* norms_;
+  int64_t edge_, per_slice_;  // per_slice_: blocks in a slice of K
+  Kernel kernel_;
+  Sum alpha_, beta_;
+  bool symmetric_;
+};
+
+// Blocks of one matrix, (stored blocks, edge, edge).
+void check_values(const Tensor& values, int64_t stored, const char* name) {
+  check_operand_dtype(values.scalar_type(), name);
+  TORCH_CHECK(values.dim() == 3 && values.size(0) == stored && values.size(1) == values.size(2) &&
+                  is_block_edge(values.size(1)),
+              name, " must hold ", stored, " square blocks of 32, 64 or 128; got shape ",
+              values.sizes());
+}
+
+void check_like(const Tensor& values, const Tensor& values_a, const char* name) {
+  TORCH_CHECK_TYPE(values.scalar_type() == values_a.scalar_type(), name,
+                   " must have the dtype of a's blocks, ", dtype_of(values_a), "; got ",
+                   dtype_of(values));
+  TORCH_CHECK(values.size(1) == values_a.size(1), name, " must have a's block edge, ",
+              values_a.size(1), "; got ", values.size(1));
+}
+
+// That the lists lead to stored blocks alone, in the order of k.
+void check_lists(const Pattern& c, const Pattern& a, const Tensor& first, const Tensor& slots_a,
+                 const Tensor& slots_b, int64_t stored_b, bool symmetric) {
+  TORCH_CHECK(first.scalar_type() == at::kLong && first.dim() == 1 &&
+                  first.numel() == c.stored() + 1 && slots_a.scalar_type() == at::kInt &&
+                  slots_b.scalar_type() == at::kInt && slots_a.dim() == 1 &&
+                  slots_a.sizes() == slots_b.sizes(),
+              "a plan must hold int64 places of ", c.stored(),
+              " blocks and int32 lists of one length; got shapes ", first.sizes(), ", ",
+              slots_a.sizes(), " and ", slots_b.sizes());
+  const int64_t* const places = first.const_data_ptr<int64_t>();
+  const int32_t* const in_a = slots_a.const_data_ptr<int32_t>();
+  const int32_t* const in_b = slots_b.const_data_ptr<int32_t>();
+  bool fits = places[0] == 0 && places[c.stored()] == slots_a.numel();
+  for (int64_t e = 0; fits && e < c.stored(); ++e) fits = places[e] <= places[e + 1];
+  for (int64_t i = 0; fits && i < c.rows; ++i)
+    for (int64_t e = c.crow[i]; fits && e < c.crow[i + 1]; ++e)
+      for (int64_t p = places[e]; fits && p < places[e + 1]; ++p)
+        fits = in_a[p] >= a.crow[i] && in_a[p] < a.crow[i + 1] && in_b[p] >= 0 &&
+               in_b[p] < stored_b && (p == places[e] || in_a[p - 1] < in_a[p]);
+  // The mirror image of each block above the diagonal is stored, and no other block below it.
+  int64_t above = 0, below = 0;
+  for (int64_t i = 0; fits && symmetric && i < c.rows; ++i)
+    for (int64_t e = c.crow[i]; fits && e < c.crow[i + 1]; ++e) {
+      above += c.col[e] > i;
+      below += c.col[e] < i;
+      fits = c.col[e] < c.rows && (c.col[e] <= i || c.find(c.col[e], i) >= 0);
+    }
+  TORCH_CHECK(fits && above == below,
+              "a plan must list stored blocks of a and b in the order of k; got another");
+}
+
+std::tuple<Tensor, Tensor> bsr_multiply(const Tensor& crow, const Tensor& col, const Tensor& first,
+                                        const Tensor& slots_a, const Tensor& slots_b,
+                                        const Tensor& crow_a, const Tensor& col_a,
+                                        const Tensor& values_a, const Tensor& values_b,
+                                        const OptTensor& crow_input, const OptTensor& col_input,
+                                        const OptTensor& values_input, const Scalar& beta,
+                                        const Scalar& alpha, bool symmetric) {
+  constexpr int64_t kAnyColumns = std::numeric_limits<int64_t>::max();
+  const Pattern c(crow, col, kAnyColumns, "the result"), a(crow_a, col_a, kAnyColumns, "a");
+  TORCH_CHECK(c.rows == a.rows, "the result must have a's ", a.rows, " block rows; got ", c.rows);
+  check_values(values_a, a.stored(), "a");
+  check_values(values_b, values_b.size(0), "b");
+  check_like(values_b, values_a, "b");
+  check_lists(c, a, first.contiguous(), slots_a.contiguous(), slots_b.contiguous(),
+              values_b.size(0), symmetric);
+  const int64_t edge = values_a.size(1);
+  std::optional<Pattern> input;
+  if (crow_input && col_input && values_input && beta.toDouble() != 0) {
+    input.emplace(*crow_input, *col_input, kAnyColumns, "input");
+    TORCH_CHECK(input->rows == c.rows, "input must have ", c.rows, " block rows; got ",
+                input->rows);
+    check_values(*values_input, input->stored(), "input");
+    check_like(*values_input, values_a, "input");
+  }
+  const Tensor values = at::empty({c.stored(), edge, edge}, values_a.options());
+  const Tensor norms =
+      at::empty({c.stored()}, values_a.options().dtype(norm_dtype(values_a.scalar_type())));
+  if (c.stored() == 0) return {values, norms};
+  const Arguments arguments{c,
+                            a,
+                            input ? &*input : nullptr,
+                            first.contiguous(),
+                            slots_a.contiguous(),
+                            slots_b.contiguous(),
+                            values_a.contiguous(),
+                            values_b.contiguous(),
+                            input ? values_input->contiguous() : Tensor(),
+                            with_large_pages(values),
+                            norms,
+                            edge,
+                            beta,
+                            alpha,
+                            symmetric};
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, values_a.scalar_type(), "bsr_multiply",
+                                  [&] {
+                                    if constexpr (sizeof(scalar_t) == 2) {
+                                      if (!multiplies_natively(values_a.scalar_type())) {
+                                        ListProduct<scalar_t, float>(arguments).run();
+                                        return;
+                                      }
+                                    }
+                                    ListProduct<scalar_t, scalar_t>(arguments).run();
+                                  });
+  return {values, norms};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_multiply", &bsr_multiply); }
+
+}  // namespace spamm::cpu

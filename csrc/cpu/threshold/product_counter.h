@@ -1,0 +1,128 @@
+// Searches of a threshold by counts of valid block products.
+//
+// They bisect the bit patterns of thresholds, which have the order of the numbers. To count the
+// valid products at a threshold, the norms of A's column k and of B's row k are sorted once for
+// each k. Two pointers then count in O(M + N), because rounded products are monotonic in their
+// factors.
+#pragma once
+
+#include <ATen/Parallel.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "cpu/threshold/maps.h"
+
+namespace spamm::cpu {
+
+// The largest threshold in [0, +inf] for which `holds` is true. It must be true for 0, and false
+// above any threshold for which it is false.
+template <class N, class Predicate>
+N largest_threshold(const Predicate& holds) {
+  using Bits = std::conditional_t<sizeof(N) == 4, uint32_t, uint64_t>;
+  Bits yes = 0, no = std::bit_cast<Bits>(std::numeric_limits<N>::infinity()) + 1;
+  while (no - yes > 1) {
+    const Bits middle = yes + (no - yes) / 2;
+    (holds(std::bit_cast<N>(middle)) ? yes : no) = middle;
+  }
+  return std::bit_cast<N>(yes);
+}
+
+// Lists of norms, one behind the other: list p is norms[first[p]] to norms[first[p + 1] - 1].
+template <class N>
+struct NormLists {
+  std::vector<N> norms;
+  std::vector<int64_t> first;
+};
+
+// Counts the valid block products of all k and batches at a threshold. List p of A holds the norms
+// of a column k, list p of B those of row k.
+template <class N>
+class ProductCounter {
+ public:
+  ProductCounter(NormLists<N> a, NormLists<N> b)
+      : a_(std::move(a)), b_(std::move(b)), finite_(a_.first.size() - 1) {
+    at::parallel_for(0, pairs(), grain(8 * mean_steps()), [&](int64_t from, int64_t to) {
+      for (int64_t p = from; p < to; ++p) finite_[p] = {sort_finite(a_, p), sort_finite(b_, p)};
+    });
+    for (int64_t p = 0; p < pairs(); ++p) total_ += size(a_, p) * size(b_, p);
+  }
+
+  int64_t total() const { return total_; }
+
+  int64_t valid_at(N tau) const {
+    return at::parallel_reduce(
+        0, pairs(), grain(mean_steps()), int64_t{0},
+        [&](int64_t from, int64_t to, int64_t count) {
+          for (int64_t p = from; p < to; ++p) count += valid_of_pair(p, tau);
+          return count;
+        },
+        std::plus<>());
+  }
+
+ private:
+  struct Finite {
+    int64_t a, b;
+  };
+
+  int64_t pairs() const { return static_cast<int64_t>(finite_.size()); }
+  int64_t mean_steps() const {
+    const auto norms = static_cast<int64_t>(a_.norms.size() + b_.norms.size());
+    return norms / std::max<int64_t>(1, pairs());
+  }
+  static int64_t size(const NormLists<N>& lists, int64_t p) {
+    return lists.first[p + 1] - lists.first[p];
+  }
+
+  // Moves the finite norms to the front in ascending order. Returns their number.
+  static int64_t sort_finite(NormLists<N>& lists, int64_t p) {
+    N* const norms = lists.norms.data() + lists.first[p];
+    N* end = std::partition(norms, norms + size(lists, p), [](N x) { return std::isfinite(x); });
+    std::sort(norms, end);
+    return end - norms;
+  }
+
+  int64_t valid_of_pair(int64_t p, N tau) const {
+    const N *a = a_.norms.data() + a_.first[p], *b = b_.norms.data() + b_.first[p];
+    const auto [finite_a, finite_b] = finite_[p];
+    // Products with a norm that is not finite are NaN or infinite, hence valid at any threshold.
+    int64_t count = size(a_, p) * size(b_, p) - finite_a * finite_b;
+    for (int64_t i = 0, j = finite_b; i < finite_a; ++i) {
+      while (j > 0 && !(a[i] * b[j - 1] < tau)) --j;
+      count += finite_b - j;
+    }
+    return count;
+  }
+
+  NormLists<N> a_, b_;  // each list sorted
+  std::vector<Finite> finite_;
+  int64_t total_ = 0;
+};
+
+// The threshold whose share of valid products is nearest to `valid_ratio`.
+template <class N>
+N find_tau_of(const ProductCounter<N>& products, double valid_ratio) {
+  if (products.total() == 0) return 0;
+  const double target = valid_ratio * static_cast<double>(products.total());
+  const auto largest_with = [&](double count) {
+    return largest_threshold<N>(
+        [&](N tau) { return static_cast<double>(products.valid_at(tau)) >= count; });
+  };
+  // tau has the smallest count that is not below the target. The next number above tau has the
+  // largest count below it.
+  const N tau = largest_with(target);
+  constexpr N kInfinity = std::numeric_limits<N>::infinity();
+  if (tau == kInfinity) return tau;
+  const auto upper = static_cast<double>(products.valid_at(tau));
+  const auto lower = static_cast<double>(products.valid_at(std::nextafter(tau, kInfinity)));
+  return target - lower < upper - target ? largest_with(lower) : tau;
+}
+
+}  // namespace spamm::cpu

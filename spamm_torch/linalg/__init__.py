@@ -1,0 +1,35 @@
+"""Functions of matrices by products that skip: purification, inverse root, sign and powers.
+
+Matrices are dense, or block-sparse (``torch.sparse_bsr``, see :mod:`spamm_torch.sparse`), float32
+or float64, on any device that multiplies them; without gradients. Common arguments:
+
+* ``max_error``: what each product may lose, as of :func:`spamm_torch.mm`. Half of that is for
+  dropping blocks where matrices are block-sparse.
+* ``block``: edge of the blocks of a dense matrix, 32, 64 or 128; of others it is their own.
+* ``size``: the true number of rows of a block-sparse matrix whose last rows are padding, which
+  stays zero. None: all.
+* ``callback``: called with the number of each product, from 0, and the residual before it.
+
+Errors: TypeError for other layouts and dtypes, ValueError for numbers out of range, RuntimeError
+for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration does not come to
+its end.
+"""
+
+from .functions import inverse_sqrt, matrix_power, sign
+from .matrices import Iteration, NotConverged, Result, gershgorin
+from .purification import Budget, Schedule, constant, loose_then_tight, purify
+
+__all__ = [
+    "Budget",
+    "Iteration",
+    "NotConverged",
+    "Result",
+    "Schedule",
+    "constant",
+    "gershgorin",
+    "inverse_sqrt",
+    "loose_then_tight",
+    "matrix_power",
+    "purify",
+    "sign",
+]

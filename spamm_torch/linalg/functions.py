@@ -1,0 +1,167 @@
+"""The inverse square root and the sign by Newton-Schulz iterations, and powers by squaring."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_integer, check_max_error
+from .matrices import Callback, Matrices, NotConverged, Result, gershgorin, norm_of
+
+
+def inverse_sqrt(
+    s: Tensor,
+    *,
+    max_error: float,
+    block: int = 64,
+    size: int | None = None,
+    most_iterations: int = 100,
+    callback: Callback | None = None,
+) -> Result:
+    """S^(-1/2) of a symmetric positive definite matrix, symmetric.
+
+    Method: the coupled Newton-Schulz iteration for the square root and its inverse (N. J. Higham,
+    "Functions of Matrices", SIAM 2008, section 6.3). Three products an iteration.
+
+    Args:
+        s: (N, N), symmetric. Padding of ``size`` stays zero.
+        most_iterations: a condition number of 1e15 needs no more than 100.
+        max_error, block, size, callback: see above.
+
+    Raises:
+        NotConverged: as where ``s`` is not positive definite.
+    """
+    check_max_error(max_error)
+    of = Matrices("inverse_sqrt", s, block, size, callback)
+    _, highest = gershgorin(s) if of.size else (1.0, 1.0)
+    y, z = s * (1 / highest), of.shifted(s, 0.0, 1.0)  # towards S^(1/2), S^(-1/2)
+    maps = {"y": of.norms(y), "z": of.norms(z)}
+    before = math.inf
+    for _ in range(most_iterations):
+        zy, _ = of.product("Z Y", z, y, (maps["z"], maps["y"]), max_error, residual=before)
+        residual = of.shifted(zy, -1.0, 1.0)  # 1 - Z Y, of eigenvalues in [0, 1)
+        map_r = of.norms(residual)
+        error = norm_of(map_r).item()
+        if error < 1e-2 and error > before / 4:  # was to be squared: products' errors are left
+            return of.result(of.symmetric_part(z) * highest**-0.5, error)
+        if not error < max(before, of.size) * 2:  # NaN, too
+            break
+        before = error
+        half, map_h = residual * 0.5, map_r * 0.5
+        change_y, _ = of.product("Y R / 2", y, half, (maps["y"], map_h), max_error, residual=error)
+        change_z, _ = of.product("R Z / 2", half, z, (map_h, maps["z"]), max_error, residual=error)
+        y, z = of.add(y, change_y), of.add(z, change_z)
+        maps = {"y": of.norms(y), "z": of.norms(z)}
+    raise NotConverged(
+        "expected a positive definite matrix that is far from singular; got one for which "
+        f"S^(-1/2) has not converged after {len(of.steps)} products (residual {before:.2g})"
+    )
+
+
+def sign(
+    a: Tensor,
+    *,
+    max_error: float,
+    block: int = 64,
+    size: int | None = None,
+    most_iterations: int = 100,
+    callback: Callback | None = None,
+) -> Result:
+    """The sign of a symmetric matrix: its eigenvectors with 1 or -1 in place of eigenvalues.
+
+    Method: Newton-Schulz, X (3 - X^2) / 2 (N. J. Higham, "Functions of Matrices", SIAM 2008,
+    section 5.3), from the matrix over a bound of its norm. Two products an iteration.
+
+    Args:
+        a: (N, N), symmetric, no eigenvalue at 0. Padding of ``size`` stays zero.
+        most_iterations: an eigenvalue of 1e-15 of the largest needs no more than 100.
+        max_error, block, size, callback: see above.
+
+    Raises:
+        NotConverged: as where an eigenvalue is 0.
+    """
+    check_max_error(max_error)
+    of = Matrices("sign", a, block, size, callback)
+    bound = max(map(abs, gershgorin(a))) if of.size else 1.0
+    x = a * (1 / bound if bound else 1.0)
+    before = math.inf
+    for _ in range(most_iterations):
+        norms = of.norms(x)
+        square, _ = of.product("X^2", x, x, (norms, norms), max_error, residual=before)
+        residual = of.shifted(square, -1.0, 1.0)  # 1 - X^2, of eigenvalues in [0, 1)
+        map_r = of.norms(residual)
+        error = norm_of(map_r).item()
+        if error < 1e-2 and error > before / 4:
+            return of.result(of.symmetric_part(x), error)
+        before = error
+        half = (residual * 0.5, map_r * 0.5)
+        change, _ = of.product("X R / 2", x, half[0], (norms, half[1]), max_error, residual=error)
+        x = of.add(x, change)
+    raise NotConverged(
+        f"expected a symmetric matrix without an eigenvalue at 0; got one whose sign has not "
+        f"converged after {len(of.steps)} products (residual {before:.2g})"
+    )
+
+
+# ---- Powers -------------------------------------------------------------------------------------
+
+
+def matrix_power(
+    a: Tensor,
+    n: int,
+    *,
+    max_error: float,
+    block: int = 64,
+    size: int | None = None,
+    callback: Callback | None = None,
+) -> Result:
+    """a^n by squaring, at most 2 log2(n) products. ``error_bound`` is one of the whole power.
+
+    Args:
+        a: (N, N). n: at least 0; 0 gives the identity.
+        max_error, block, size, callback: see above.
+    """
+    check_max_error(max_error)
+    check_integer(n, "n")
+    if n < 0:
+        raise ValueError(f"n must be at least 0; got {n}")
+    of = Matrices("matrix_power", a, block, size, callback)
+    if n == 0:
+        return of.result(of.shifted(a, 0.0, 1.0))
+    # Each factor: matrix, norm map, and where it comes from: None, or the products' numbers.
+    tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
+
+    def multiply(left: _Factor, right: _Factor) -> _Factor:
+        step = f"a^{left.power + right.power}"
+        maps = (left.norms, right.norms)
+        c, norms = of.product(step, left.matrix, right.matrix, maps, max_error, symmetric=False)
+        tree.append((left.number, right.number, norm_of(maps[0]).item(), norm_of(maps[1]).item()))
+        return _Factor(left.power + right.power, c, norms, len(tree))
+
+    square = _Factor(1, a, of.norms(a), 0)
+    found = square if n % 2 else None
+    for bit in range(1, n.bit_length()):
+        square = multiply(square, square)
+        if n >> bit & 1:
+            found = square if found is None else multiply(found, square)
+    result = of.result(found.matrix if found else a)
+    # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
+    lost, slack = [0.0], 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
+    for (left, right, norm_x, norm_y), made in zip(tree, result.iterations, strict=True):
+        of_y = norm_y + lost[right]
+        lost.append((lost[left] * of_y + norm_x * lost[right] + made.error_bound) * slack)
+    bound = lost[found.number] if found else 0.0
+    return Result(result.matrix, result.iterations, result.seconds, bound, 0.0)
+
+
+@dataclass(frozen=True)
+class _Factor:
+    """A power, its norm map, and the number of its product; 0: a itself."""
+
+    power: int
+    matrix: Tensor
+    norms: Tensor
+    number: int

@@ -1,0 +1,208 @@
+"""Products of dense and block-sparse matrices alike, and what is told of them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import functional, sparse
+from .._arguments import check_integer, check_tensor, dtype_name
+from ..sparse.blocks import is_sparse, read
+
+Callback = Callable[[int, float], Any]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """One product as it was made.
+
+    Attributes:
+        step: what it was for, as in "2X - X^2".
+        dtype: its type.
+        max_error: what it could lose; None for a product of torch's own.
+        residual: what is to become 0, before the product: trace(X - X^2) of a purification, the
+            Frobenius norm of 1 - Z Y or 1 - X^2; 0 in a power.
+        seconds: of it and of what followed, up to the next product.
+        valid_ratio: share of the products of stored blocks that were computed.
+        error_bound: proven bound of the Frobenius norm of what it lost.
+    """
+
+    step: str
+    dtype: torch.dtype
+    max_error: float | None
+    residual: float
+    seconds: float
+    valid_ratio: float
+    error_bound: float
+
+
+class NotConverged(RuntimeError):
+    """An iteration has not come to its end."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A function of a matrix, and how it came about.
+
+    Attributes:
+        matrix: of the argument's layout and dtype.
+        iterations: the products in order.
+        seconds: of all, without the counts of what they skipped.
+        error_bound: of a power: a proven bound of the Frobenius norm of its error from skipping and
+            dropping. Else the sum of the bounds of all products; later steps mend part of these
+            errors, and the last residual shows what is left.
+        residual: after the last step, as of :class:`Iteration`.
+    """
+
+    matrix: Tensor
+    iterations: list[Iteration]
+    seconds: float
+    error_bound: float
+    residual: float
+
+
+# ---- Dense and block-sparse matrices alike ------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A product while the clock runs: what it skips is counted afterwards."""
+
+    step: str
+    dtype: torch.dtype
+    max_error: float | None
+    residual: float
+    maps: tuple[Tensor, Tensor]
+    tau: Tensor | None
+    info: Any
+
+    def measured(self, seconds: float) -> Iteration:
+        ratio, bound = 1.0, 0.0
+        if self.info is not None:
+            ratio, bound = self.info.valid_ratio.item(), self.info.error_bound.item()
+        elif self.tau is not None:
+            ratio = functional.valid_ratio(*self.maps, self.tau).item()
+            bound = functional.error_bound(*self.maps, self.tau).item()
+        of = (self.step, self.dtype, self.max_error, self.residual)
+        return Iteration(*of, seconds, ratio, bound)
+
+
+class Matrices:
+    """Matrices of one form, and the products that were made of them."""
+
+    def __init__(
+        self, function: str, a: Tensor, block: int, size: int | None, callback: Callback | None
+    ):
+        self.is_sparse, self.callback = is_sparse(a), callback
+        self.block = read(a, "a", function).edge if self.is_sparse else block
+        if not self.is_sparse:
+            check_tensor(a, "a")
+        if a.dim() != 2 or a.shape[0] != a.shape[1]:
+            raise RuntimeError(f"{function} expects a square matrix; got shape {tuple(a.shape)}")
+        if a.dtype not in (torch.float32, torch.float64):
+            raise TypeError(f"{function} expects float32 or float64; got {dtype_name(a.dtype)}")
+        rows = a.shape[0]
+        self.size = rows if size is None else size
+        check_integer(self.size, "size")
+        least = rows - self.block + 1 if self.is_sparse and rows else rows
+        if not least <= self.size <= rows:
+            raise ValueError(f"size must be from {least} to {rows} for {rows} rows; got {size}")
+        self.steps: list[_Step] = []
+        self.clock = [time.perf_counter()]
+
+    def norms(self, a: Tensor) -> Tensor:
+        return functional.norm_map(a, self.block)
+
+    def product(
+        self,
+        step: str,
+        a: Tensor,
+        b: Tensor,
+        maps: tuple[Tensor, Tensor],
+        max_error: float | None,
+        *,
+        residual: float = 0.0,
+        beta: float = 0,
+        alpha: float = 1,
+        symmetric: bool = True,
+        out: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """alpha * a @ b + beta * a and its norm map; ``out`` may take it. None: by torch itself."""
+        if self.steps:
+            self.clock.append(time.perf_counter())
+        if self.callback is not None:
+            self.callback(len(self.steps), residual)
+        info = tau = None
+        scaled = (alpha, beta) != (1, 0)
+        if max_error is None:
+            scale = {"beta": beta, "alpha": alpha}
+            c = torch.addmm(a, a, b, **scale, out=out) if scaled else torch.mm(a, b, out=out)
+            norms = norm_of(c)
+        else:
+            operands = (a, a, b) if scaled else (a, b)
+            function: Callable[..., Any] = functional.addmm if scaled else functional.mm
+            options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "return_norms": True}
+            options |= {"beta": beta, "alpha": alpha} if scaled else {}
+            options |= {"symmetric": symmetric, "block": self.block}
+            if self.is_sparse:
+                options |= {"max_error": max_error, "drop": math.inf, "return_info": True}
+                c, norms, info = function(*operands, **options)
+            else:
+                tau = functional.find_tau(*maps, max_error=max_error) if max_error else None
+                options |= {"tau": 0.0 if tau is None else tau, "out": out}
+                c, norms = function(*operands, **options)
+        self.steps.append(_Step(step, a.dtype, max_error, residual, maps, tau, info))
+        return c, norms
+
+    def result(self, matrix: Tensor, residual: float = 0.0, bound: float | None = None) -> Result:
+        """Of the products so far, with the sum of their bounds where there is none."""
+        if self.steps:
+            self.clock.append(time.perf_counter())
+        took = [end - start for start, end in itertools.pairwise(self.clock)]
+        iterations = [step.measured(each) for step, each in zip(self.steps, took, strict=False)]
+        bound = sum(each.error_bound for each in iterations) if bound is None else bound
+        return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
+
+    def shifted(self, a: Tensor, scale: float, shift: float) -> Tensor:
+        """scale * a + shift * 1, where 1 is zero in padding."""
+        if self.is_sparse:
+            return sparse.add(a, sparse.identity(self.size, like=a), alpha=scale, beta=shift)
+        a = a * scale
+        a.diagonal().add_(shift)
+        return a
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        return sparse.add(a, b) if self.is_sparse else a + b
+
+    def symmetric_part(self, a: Tensor) -> Tensor:
+        if self.is_sparse:
+            return sparse.add(a, sparse.transpose(a), alpha=0.5, beta=0.5)
+        return (a + a.mT) / 2
+
+
+def norm_of(a: Tensor) -> Tensor:
+    """The norm of a matrix, or of one with this norm map."""
+    values = a.values() if is_sparse(a) else a
+    return torch.linalg.vector_norm(values, dtype=torch.float64)
+
+
+def gershgorin(a: Tensor) -> tuple[float, float]:
+    """Proven bounds of the eigenvalues of a symmetric matrix (Gershgorin's circles)."""
+    if is_sparse(a):
+        blocks = read(a, "a", "gershgorin")
+        centre = sparse.diagonal(a)
+        sums = blocks.values.new_zeros(blocks.rows, blocks.edge)
+        sums.index_add_(0, blocks.row_of(), blocks.values.abs().sum(2))
+        radius = sums.flatten() - centre.abs()
+    else:
+        centre = a.diagonal()
+        radius = a.abs().sum(1) - centre.abs()
+    lowest, highest = torch.stack(((centre - radius).min(), (centre + radius).max())).tolist()
+    return lowest, highest

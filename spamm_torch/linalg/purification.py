@@ -1,0 +1,212 @@
+"""SP2 purification: from a matrix to the projector on its lowest states, by products alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import sparse
+from .._arguments import check_integer, check_max_error
+from ..sparse.blocks import is_sparse
+from .matrices import Callback, Matrices, NotConverged, Result, gershgorin, norm_of
+
+# Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
+_DECIDED = 0.01
+# Hartree an atom for the square of the max_error of the first iterations; see loose_then_tight.
+_SECOND_ORDER = 4000
+# Products leave up to about twice what they may lose in this trace.
+_NOISE = 4
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one product may lose, and the type that it is computed in.
+
+    Attributes:
+        max_error: as of ``spamm_torch.mm``: the norm of what is lost, relative to norm(X)^2. 0
+            loses nothing; None takes ``torch.mm`` itself, to compare with.
+        dtype: torch.float32 or torch.float64.
+    """
+
+    max_error: float | None
+    dtype: torch.dtype = torch.float64
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How the budget changes over the iterations: ``first``, then ``last`` for the last few."""
+
+    first: Budget
+    last: Budget
+    last_iterations: int = 4
+
+    @property
+    def is_constant(self) -> bool:
+        return self.first == self.last
+
+
+def constant(budget: Budget) -> Schedule:
+    """The same budget in every iteration."""
+    return Schedule(budget, budget)
+
+
+def loose_then_tight(
+    max_error: float,
+    first_dtype: torch.dtype = torch.float32,
+    *,
+    loose: float | None = None,
+    last_iterations: int = 4,
+) -> Schedule:
+    """What costs the energy of a molecule about ``max_error`` hartree an atom.
+
+    Args:
+        max_error: of the last iterations, which are in float64.
+        first_dtype: of the iterations before.
+        loose: how many times more these may lose. None: so much that they cost the energy about as
+            much as the last. Their errors enter it squared: on water clusters they cost about
+            1000 to 6000 max_error^2 hartree an atom.
+        last_iterations: how many are the last.
+    """
+    first = math.sqrt(max_error / _SECOND_ORDER) if loose is None else loose * max_error
+    return Schedule(Budget(first, first_dtype), Budget(max_error), last_iterations)
+
+
+def purify(
+    hamiltonian: Tensor,
+    electrons: int,
+    *,
+    max_error: float | None = None,
+    schedule: Schedule | None = None,
+    block: int = 64,
+    size: int | None = None,
+    tolerance: float = 0.0,
+    most_iterations: int = 120,
+    callback: Callback | None = None,
+) -> Result:
+    """The projector on the lowest states of a Hamiltonian, two electrons in each.
+
+    Method: SP2, A. M. N. Niklasson, "Expansion algorithm for the density matrix", Phys. Rev. B 66,
+    155115 (2002). The spectrum is mapped to [0, 1] and turned over, so that occupied states are
+    near 1. Each step then replaces X by X^2, which pushes eigenvalues down, or by 2 X - X^2, which
+    pushes them up, whichever brings the trace closer to the number of occupied states.
+
+    Args:
+        hamiltonian: (N, N), symmetric, float64, in an orthogonal basis.
+        electrons: even, from 2 to 2 N - 2; there is a gap above the occupied states.
+        max_error: of the last four products. Those before, in float32, lose more, as
+            :func:`loose_then_tight` says. It is about the error of the energy in hartree an atom.
+        schedule: instead of max_error.
+        tolerance: done where trace(X - X^2) is at most this share of the occupied states. The last
+            budget counts where it is larger: products that lose so much leave no less.
+        most_iterations: a gap of 1e-9 of the spectrum's width needs no more.
+        block, size, callback: see above.
+
+    Returns:
+        A :class:`Result` with the projector, float64. The density matrix is twice it.
+    """
+    if (max_error is None) == (schedule is None):
+        got = "neither" if schedule is None else "both"
+        raise ValueError(f"exactly one of max_error and schedule must be given; got {got}")
+    if schedule is None:
+        check_max_error(max_error)
+        schedule = loose_then_tight(max_error or 0.0)
+    of = Matrices("purify", hamiltonian, block, size, callback)
+    check_integer(electrons, "electrons")
+    if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
+        raise ValueError(
+            f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; got "
+            f"{electrons}"
+        )
+    occupied, budget, last_done = electrons // 2, schedule.first, 0
+    tolerance = occupied * max(
+        tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
+    )
+    lowest, highest = gershgorin(hamiltonian)
+    width = highest - lowest or 1.0
+    x = of.shifted(hamiltonian, -1 / width, highest / width).to(budget.dtype)
+    norms = _map_of(of, x, budget)
+    spare = None if of.is_sparse else torch.empty_like(x)
+    residuals: list[float] = []
+    while True:
+        trace, trace_of_square = _traces(x, norms)
+        residuals.append(trace - trace_of_square)
+        decay = [abs(residual) for residual in residuals]
+        if budget == schedule.last:
+            enough = schedule.is_constant or last_done >= schedule.last_iterations
+            if enough and _has_converged(decay, tolerance, budget, occupied):
+                if abs(trace - occupied) < 0.5:
+                    return of.result(x.double(), residuals[-1])
+                break
+        elif _is_time_for_last(decay, tolerance, schedule, occupied):
+            budget = schedule.last
+            x = x.to(budget.dtype)
+            norms = _map_of(of, x, budget)
+            spare = None if of.is_sparse else torch.empty_like(x)
+        if len(of.steps) == most_iterations:
+            break
+        last_done += budget == schedule.last
+        squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
+        step, factors = ("X^2", (0, 1)) if squared else ("2X - X^2", (2, -1))
+        options: dict[str, Any] = {"residual": residuals[-1], "out": spare}
+        options |= {"beta": factors[0], "alpha": factors[1]}
+        product = of.product(step, x, x, (norms, norms), budget.max_error, **options)
+        (x, norms), spare = product, None if of.is_sparse else x
+    raise NotConverged(
+        f"expected a gap above the {occupied} occupied states that the budget resolves; got "
+        f"trace(X - X^2) = {residuals[-1]:.2g} after {len(of.steps)} iterations"
+    )
+
+
+def _map_of(of: Matrices, x: Tensor, budget: Budget) -> Tensor:
+    """The norm map; for torch.mm the norm, which is that of one large block."""
+    return norm_of(x) if budget.max_error is None else of.norms(x)
+
+
+def _traces(x: Tensor, norms: Tensor) -> tuple[float, float]:
+    """tr(X) and, since X is symmetric, tr(X^2) = norm(X)^2: the branch is known before the product.
+
+    Waits for the device.
+    """
+    trace = sparse.trace(x) if is_sparse(x) else x.diagonal().sum(dtype=torch.float64)
+    found, norm = torch.stack((trace, norm_of(norms))).tolist()
+    return found, norm**2
+
+
+def _predicted(decay: list[float], steps: int) -> float:
+    """trace(X - X^2) as it will be ``steps`` iterations from now.
+
+    In the end the branches alternate. Two steps then turn an eigenvalue's distance e from 0 or 1
+    into c e^2, where c is 2 or 4, so that the ratio r of the trace to that two steps before is c e.
+    The next such ratio is c (c e^2) = r^2, the one after it r^4: c need not be known.
+    """
+    if len(decay) < 3 or decay[-1] >= decay[-3]:
+        return decay[-1]
+    ratio = decay[-1] / decay[-3]
+    return decay[-1] * ratio ** (2 ** (steps // 2 + 1) - 2)
+
+
+def _has_stalled(decay: list[float], budget: Budget, occupied: int) -> bool:
+    """Whether errors of the products, and no longer the steps, decide about the trace.
+
+    Once all eigenvalues are decided, two steps divide the trace by more than 25. That a lower order
+    of convergence tells numerical errors: Kruchinina, Rudberg and Rubensson, J. Chem. Theory
+    Comput. 12, 5788 (2016).
+    """
+    decided = max(_DECIDED, occupied * (budget.max_error or 0))
+    return len(decay) > 2 and decay[-3] < decided and decay[-1] > decay[-3] / 4
+
+
+def _is_time_for_last(
+    decay: list[float], tolerance: float, schedule: Schedule, occupied: int
+) -> bool:
+    """True where only the schedule's last iterations remain, or the first can do no more."""
+    enough = _predicted(decay, schedule.last_iterations) <= tolerance
+    return enough or _has_stalled(decay, schedule.first, occupied)
+
+
+def _has_converged(decay: list[float], tolerance: float, budget: Budget, occupied: int) -> bool:
+    return decay[-1] <= _NOISE * tolerance or _has_stalled(decay, budget, occupied)

@@ -1,0 +1,52 @@
+"""Block-sparse matrices: ``torch.sparse_bsr`` with one square block of 32, 64 or 128.
+
+:func:`spamm_torch.mm` and :func:`spamm_torch.addmm` multiply them; here is the rest that purifying
+a density matrix and its like need. Matrices are float16, bfloat16, float32 or float64, on a CPU so
+far, without gradients. Sizes are multiples of the block: what is smaller is padded with zeros.
+
+    import spamm_torch
+    from spamm_torch import sparse
+
+    a = sparse.from_dense(matrix, 64, drop=1e-9)
+    c = spamm_torch.mm(a, a, max_error=1e-6)
+    x = sparse.add(c, a, alpha=-1, beta=2)
+
+All functions return new matrices, and work in proportion to the stored blocks. Errors are one line:
+TypeError for another layout or dtype, ValueError for blocks, RuntimeError for shapes and devices.
+docs/block_sparse.md has the meaning of products.
+"""
+
+from .maps import Plan, plan
+from .matrices import (
+    add,
+    diagonal,
+    from_dense,
+    from_scipy,
+    identity,
+    norm,
+    permute,
+    submatrix,
+    to_dense,
+    to_scipy,
+    trace,
+    transpose,
+)
+from .products import SparseInfo
+
+__all__ = [
+    "Plan",
+    "SparseInfo",
+    "add",
+    "diagonal",
+    "from_dense",
+    "from_scipy",
+    "identity",
+    "norm",
+    "permute",
+    "plan",
+    "submatrix",
+    "to_dense",
+    "to_scipy",
+    "trace",
+    "transpose",
+]

@@ -1,0 +1,255 @@
+"""A block-sparse matrix or its norm map as plain tensors, which ops take, and what may be one."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .._arguments import DTYPES, EDGES, check_number, check_tensor, dtype_name
+
+_ops = torch.ops.spamm_torch
+_SPARSE = {torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc}
+
+
+def is_sparse(*tensors: Any) -> bool:
+    """Whether one of them has a sparse layout."""
+    return any(getattr(x, "layout", None) in _SPARSE for x in tensors)
+
+
+class Blocks(NamedTuple):
+    """A pattern, and for each stored block its values (edge, edge) or its norm.
+
+    Attributes:
+        crow, col: as of ``torch.sparse_bsr``.
+        values: (stored, edge, edge), or (stored,) norms.
+        columns: number of block columns.
+    """
+
+    crow: Tensor
+    col: Tensor
+    values: Tensor
+    columns: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.crow) - 1
+
+    @property
+    def edge(self) -> int:
+        return self.values.shape[-1]
+
+    def block_bytes(self) -> int:
+        """What a stored block takes, its norm and its places in a plan included."""
+        return self.edge**2 * self.values.element_size() + 32
+
+    def row_of(self) -> Tensor:
+        """The block row of each stored block."""
+        return torch.arange(self.rows).repeat_interleave(self.crow.diff().long())
+
+    def has_pattern_of(self, other: Blocks) -> bool:
+        """Whether the same blocks are stored."""
+        same = self.crow is other.crow or torch.equal(self.crow.long(), other.crow.long())
+        return (
+            self.columns == other.columns
+            and same
+            and (self.col is other.col or torch.equal(self.col.long(), other.col.long()))
+        )
+
+    def with_norms(self) -> Blocks:
+        """The norm map."""
+        rows = self.values.reshape(-1, self.edge)
+        return self._replace(values=_ops.norm_map(rows, (self.edge, self.edge)).flatten())
+
+    def matrix(self) -> Tensor:
+        """As ``torch.sparse_bsr``, or ``torch.sparse_csr`` of norms."""
+        _quiet()
+        is_map = self.values.dim() == 1
+        edge = 1 if is_map else self.edge
+        make = torch.sparse_csr_tensor if is_map else torch.sparse_bsr_tensor
+        size = (self.rows * edge, self.columns * edge)
+        return make(self.crow, self.col, self.values, size=size, check_invariants=False)
+
+    def dense(self) -> Tensor:
+        """With zeros where nothing is stored."""
+        if self.values.dim() == 1:
+            found = self.values.new_zeros(self.rows, self.columns)
+            found[self.row_of(), self.col.long()] = self.values
+            return found
+        edge = self.edge
+        found = self.values.new_zeros(self.rows, edge, self.columns, edge)
+        found.transpose(1, 2)[self.row_of(), self.col.long()] = self.values
+        return found.reshape(self.rows * edge, self.columns * edge)
+
+
+@functools.cache
+def _quiet() -> None:
+    """Lets torch say once, unheard, that its BSR tensors are in beta state."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        index = torch.zeros(2, dtype=torch.int32)
+        torch.sparse_bsr_tensor(
+            index, index[:0], torch.zeros(0, 1, 1), size=(1, 1), check_invariants=False
+        )
+
+
+# ---- Arguments ----------------------------------------------------------------------------------
+
+
+def read(x: Any, name: str, function: str) -> Blocks:
+    """The blocks of a ``torch.sparse_bsr`` matrix.
+
+    TypeError for another layout or dtype, ValueError for blocks that are not square or of another
+    size, RuntimeError for a batch, another device than a CPU, or a tensor that requires a gradient.
+    Whether the columns of a row ascend is for the ops to check.
+    """
+    _check_layout(x, name, function, torch.sparse_bsr)
+    values = x.values()
+    if x.dim() != 2 or values.dim() != 3:
+        raise RuntimeError(
+            f"{function} expects block-sparse matrices (2-d); got shape {tuple(x.shape)} for {name}"
+        )
+    height, width = values.shape[1:]
+    if height != width or height not in EDGES:
+        raise ValueError(
+            f"{name} must have square blocks of 32, 64 or 128; got blocks of {height} x {width}"
+        )
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{name} must be float16, bfloat16, float32 or float64; got {dtype_name(x.dtype)}"
+        )
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError(
+            "block-sparse matrices have no gradient here: expected tensors that require none, or "
+            f"no_grad; got {name}, which requires one"
+        )
+    return Blocks(x.crow_indices(), x.col_indices(), values.detach(), x.shape[1] // max(1, width))
+
+
+def read_map(x: Any, name: str, function: str) -> Blocks:
+    """A norm map of :func:`spamm_torch.norm_map` of a block-sparse matrix."""
+    _check_layout(x, name, function, torch.sparse_csr)
+    if x.dim() != 2 or x.dtype not in (torch.float32, torch.float64):
+        raise TypeError(
+            f"{name} must be a matrix of float32 or float64 norms; got {dtype_name(x.dtype)} of "
+            f"shape {tuple(x.shape)}"
+        )
+    return Blocks(x.crow_indices(), x.col_indices(), x.values().detach(), x.shape[1])
+
+
+def _check_layout(x: Any, name: str, function: str, layout: torch.layout) -> None:
+    if not isinstance(x, Tensor):
+        check_tensor(x, name)
+    if x.layout != layout:
+        got = str(x.layout).removeprefix("torch.")
+        if layout == torch.sparse_csr:
+            raise TypeError(
+                f"{function} expects two dense norm maps, or two of sparse_bsr matrices, which are "
+                f"sparse_csr; got {got} for {name}"
+            )
+        if x.layout == torch.strided:
+            raise TypeError(
+                f"{function} expects sparse_bsr; got a dense tensor for {name}: "
+                f"spamm_torch.sparse.from_dense({name}, 64)"
+            )
+        raise TypeError(
+            f"{function} expects dense or sparse_bsr; got {got}: {name}.to_sparse_bsr(64), or call "
+            "to_dense()"
+        )
+    if x.device.type != "cpu":
+        raise RuntimeError(f"block-sparse matrices run on CPUs so far; got {name} on {x.device}")
+
+
+def check_pair(a: Blocks, b: Blocks, what: str = "a and b") -> None:
+    """Raises unless two matrices have one dtype and one block."""
+    if a.values.dtype != b.values.dtype:
+        raise TypeError(
+            f"{what} must have one dtype; got {dtype_name(a.values.dtype)} and "
+            f"{dtype_name(b.values.dtype)}"
+        )
+    if a.edge != b.edge:
+        raise ValueError(f"{what} must have blocks of one size; got {a.edge} and {b.edge}")
+
+
+def check_block_of(block: Any, edge: int) -> None:
+    """ValueError for a block that is neither the default, 64, nor that of the matrices."""
+    if block not in (64, edge, (edge,) * 2, (edge,) * 3, [edge] * 2, [edge] * 3):
+        raise ValueError(f"block must be that of the matrices, {edge}; got {block!r}")
+
+
+def check_drop(drop: Any) -> None:
+    if drop is None:
+        return
+    check_number(drop, "drop")
+    if not drop >= 0:
+        raise ValueError(f"drop must be at least 0; got {drop}")
+
+
+def index_dtype(*of: Blocks) -> torch.dtype:
+    """int32 where all indices are, else int64."""
+    narrow = all(x.crow.dtype == torch.int32 for x in of)
+    return torch.int32 if narrow else torch.int64
+
+
+def free_bytes() -> int | None:
+    """Memory that the process may still take, as the operating system says; None if it does not."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found = [int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable")]
+        folder = Path("/sys/fs/cgroup")
+        if (most := (folder / "memory.max")).exists() and most.read_text().strip() != "max":
+            used = int((folder / "memory.current").read_text())
+            found.append(int(most.read_text()) - used)
+        return max(0, min(found))
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def check_memory(function: str, blocks: int, block_bytes: int, products: int = 0) -> None:
+    """torch.OutOfMemoryError where so many blocks and listed products do not fit in memory."""
+    needed, free = blocks * block_bytes + 8 * products, free_bytes()
+    if free is not None and needed > free:
+        fit = int(free / needed * blocks)
+        listed = f" and {products:,} products" if products else ""
+        raise torch.OutOfMemoryError(
+            f"{function} needs {needed:,} bytes for {blocks:,} blocks{listed}; got {free:,} bytes "
+            f"of free memory, in which about {fit:,} blocks would fit"
+        )
+
+
+# ---- Making them --------------------------------------------------------------------------------
+
+
+def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
+    """A dense matrix with all of its blocks, padded with zeros."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        raise RuntimeError(
+            "block-sparse products have no gradient: expected tensors that require none, or "
+            f"no_grad; got {name}, which requires one"
+        )
+    rows, columns = (-(-length // edge) for length in x.shape)
+    padded = pad(x.detach(), (0, columns * edge - x.shape[1], 0, rows * edge - x.shape[0]))
+    values = padded.reshape(rows, edge, columns, edge).transpose(1, 2).reshape(-1, edge, edge)
+    crow = torch.arange(rows + 1) * columns
+    return Blocks(crow, torch.arange(columns).repeat(rows), values, columns)
+
+
+def chosen(c: Blocks, stays: Tensor) -> Blocks:
+    """Some of the stored blocks."""
+    counts = torch.zeros(c.rows + 1, dtype=torch.int64)
+    counts[1:] = torch.bincount(c.row_of()[stays], minlength=c.rows)
+    return Blocks(counts.cumsum(0).to(c.crow.dtype), c.col[stays], c.values[stays], c.columns)
+
+
+def total(norms: Tensor) -> Tensor:
+    """The norm of a matrix from those of its blocks, 0-d float64, without overflow."""
+    wide = norms.double()
+    largest = wide.max() if len(wide) else wide.new_zeros(())
+    if largest == 0 or not largest.isfinite():
+        return largest
+    return torch.linalg.vector_norm(wide / largest) * largest

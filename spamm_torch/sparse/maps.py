@@ -1,0 +1,296 @@
+"""Norm maps of block-sparse matrices, which are ``torch.sparse_csr``, and plans of products."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.library import get_ctx, register_fake
+
+from .._arguments import as_knobs, check_tensor, dtype_name, held_tau
+from .blocks import (
+    Blocks,
+    check_block_of,
+    check_memory,
+    check_pair,
+    index_dtype,
+    is_sparse,
+    read,
+    read_map,
+)
+
+_ops = torch.ops.spamm_torch
+_MOST_STORED = 2**31 - 1
+
+
+def norm_map(a: Tensor, block: Any) -> Tensor:
+    blocks = read(a, "a", "norm_map")
+    check_block_of(block, blocks.edge)
+    return blocks.with_norms().matrix()
+
+
+def _of_maps(function: str, norm_a: Tensor, norm_b: Tensor) -> tuple[Blocks, Blocks]:
+    a, b = read_map(norm_a, "norm_a", function), read_map(norm_b, "norm_b", function)
+    if a.columns != b.rows:
+        raise RuntimeError(
+            f"norm maps must be (MB, KB) and (KB, NB); got shapes {tuple(norm_a.shape)} and "
+            f"{tuple(norm_b.shape)}"
+        )
+    return a, b
+
+
+def tensors(a: Blocks, b: Blocks) -> tuple[Any, ...]:
+    return *a[:3], *b[:3]
+
+
+def find_tau(
+    norm_a: Tensor, norm_b: Tensor, valid_ratio: float | None, max_error: float | None
+) -> Tensor:
+    a, b = _of_maps("find_tau", norm_a, norm_b)
+    return found_tau(a, b, valid_ratio, max_error)
+
+
+def found_tau(a: Blocks, b: Blocks, valid_ratio: float | None, max_error: float | None) -> Tensor:
+    if max_error is not None:
+        return _ops.bsr_find_tau_for_error(*tensors(a, b), b.columns, max_error)
+    return _ops.bsr_find_tau(*tensors(a, b), b.columns, valid_ratio)
+
+
+def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
+    a, b = _of_maps("valid_counts", norm_a, norm_b)
+    crow, col, first, *_ = _ops.bsr_plan(*tensors(a, b), tau, b.columns, lists=False)
+    index = index_dtype(a, b)
+    return Blocks(crow.to(index), col.to(index), first.diff().int(), b.columns).matrix()
+
+
+def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
+    return shares(*_of_maps("valid_ratio", norm_a, norm_b), tau)[0]
+
+
+def shares(a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """The share of valid products among those of stored blocks, and among all."""
+    valid = _ops.bsr_plan(*tensors(a, b), tau, b.columns, lists=False)[2][-1].double()
+    stored = int(b.crow.diff()[a.col.long()].sum(dtype=torch.int64))
+    whole = a.rows * a.columns * b.columns
+    dtype = a.values.dtype
+    share_of = [(valid / n if n else torch.ones(())).to(dtype) for n in (stored, whole)]
+    return share_of[0], share_of[1]
+
+
+def error_bound(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
+    a, b = _of_maps("error_bound", norm_a, norm_b)
+    return _ops.bsr_error_bound(*tensors(a, b), b.columns, tau)
+
+
+def threshold(
+    map_a: Blocks,
+    map_b: Blocks,
+    tau: float | Tensor | None,
+    valid_ratio: float | None,
+    max_error: float | None,
+) -> Tensor:
+    """The threshold that the one knob given means."""
+    held = held_tau(as_knobs(tau, valid_ratio, max_error))
+    if held is None:
+        return found_tau(map_a, map_b, valid_ratio, max_error)
+    return held
+
+
+def given_maps(
+    function: str,
+    operands: tuple[Tensor, Tensor],
+    blocks: tuple[Blocks, Blocks],
+    norms: tuple[Tensor | None, Tensor | None],
+) -> tuple[Blocks, Blocks]:
+    """The norm maps of the operands: those that are given, checked, the others computed."""
+    if norms == (None, None) and operands[0] is operands[1]:
+        return (blocks[0].with_norms(),) * 2
+    of_a, of_b = (
+        _given_map(given, f"norm_{name}", found, not is_sparse(x), function)
+        for name, x, found, given in zip("ab", operands, blocks, norms, strict=True)
+    )
+    return of_a, of_b
+
+
+def _given_map(
+    norms: Tensor | None, name: str, of: Blocks, is_dense: bool, function: str
+) -> Blocks:
+    """The norm map of an operand: the one that is given, checked, or computed."""
+    if norms is None:
+        return of.with_norms()
+    dtype = torch.float64 if of.values.dtype == torch.float64 else torch.float32
+    if is_dense:
+        check_tensor(norms, name)
+        if norms.shape != (of.rows, of.columns):
+            raise RuntimeError(
+                f"{name} must have shape {[of.rows, of.columns]}; got {list(norms.shape)}"
+            )
+        found = of._replace(values=norms.flatten())
+    else:
+        found = read_map(norms, name, function)
+        if found.rows != of.rows or not found.has_pattern_of(of):
+            raise RuntimeError(
+                f"{name} must have the pattern of its matrix, {len(of.col)} stored blocks in "
+                f"{of.rows} x {of.columns}; got another, of {len(found.col)} in "
+                f"{found.rows} x {found.columns}"
+            )
+    if found.values.dtype != dtype:
+        raise TypeError(
+            f"{name} must be {dtype_name(dtype)} for {dtype_name(of.values.dtype)} operands; got "
+            f"{dtype_name(found.values.dtype)}"
+        )
+    return found
+
+
+# ---- Plans --------------------------------------------------------------------------------------
+
+
+class Plan(NamedTuple):
+    """The pattern of a product and its valid products, as :func:`spamm_torch.sparse.plan` makes it.
+
+    Attributes:
+        norm_a, norm_b: norm maps of the operands, whose patterns a call must have.
+        input: pattern of what is added; None for a plan of mm.
+        tau: the threshold.
+        symmetric: whether only blocks on and above the diagonal are computed.
+        crow, col, first, slots_a, slots_b: as the op ``bsr_plan`` returns them.
+    """
+
+    norm_a: Blocks
+    norm_b: Blocks
+    input: Blocks | None
+    tau: Tensor
+    symmetric: bool
+    crow: Tensor
+    col: Tensor
+    first: Tensor
+    slots_a: Tensor
+    slots_b: Tensor
+
+    @property
+    def blocks(self) -> int:
+        """The number of blocks of the result."""
+        return len(self.col)
+
+    @property
+    def products(self) -> int:
+        """The number of block products that are computed."""
+        return len(self.slots_a)
+
+    def __repr__(self) -> str:
+        return f"Plan(blocks={self.blocks}, products={self.products}, tau={self.tau.item():.3g})"
+
+
+def make_plan(
+    function: str,
+    norm_a: Blocks,
+    norm_b: Blocks,
+    input: Blocks | None,
+    tau: Tensor,
+    symmetric: bool,
+    block_bytes: int,
+) -> Plan:
+    """The plan; torch.OutOfMemoryError before its lists, if they and the result do not fit."""
+    arguments = (*tensors(norm_a, norm_b), tau, norm_b.columns)
+    added = {} if input is None else {"crow_input": input.crow, "col_input": input.col}
+    _, col, first, *_ = _ops.bsr_plan(*arguments, symmetric=symmetric, **added, lists=False)
+    check_memory(function, len(col), block_bytes, int(first[-1]))
+    if index_dtype(norm_a, norm_b) == torch.int32 and len(col) > _MOST_STORED:
+        raise RuntimeError(
+            f"{function} expects int64 indices for a result of {len(col)} blocks; got int32"
+        )
+    found = _ops.bsr_plan(*arguments, symmetric=symmetric, **added)
+    return Plan(norm_a, norm_b, input, tau, symmetric, *found)
+
+
+def check_plan(plan: Plan, a: Blocks, b: Blocks, input: Blocks | None, symmetric: bool) -> None:
+    """Raises unless the plan was made for these patterns."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan must be one of spamm_torch.sparse.plan; got {type(plan).__name__}")
+    pairs = {"a": (plan.norm_a, a), "b": (plan.norm_b, b), "input": (plan.input, input)}
+    for name, (made, got) in pairs.items():
+        if made is None or got is None:
+            if made is got:
+                continue
+            raise RuntimeError(
+                f"plan must be one of {'addmm, with its input' if got else 'mm, without input'}; "
+                "got another"
+            )
+        if made.rows != got.rows or not made.has_pattern_of(got):
+            raise RuntimeError(
+                f"plan must be of the pattern of {name}: expected {len(made.col)} stored blocks in "
+                f"{made.rows} x {made.columns}; got {len(got.col)} in {got.rows} x {got.columns}"
+                + (", in other places" if len(made.col) == len(got.col) else "")
+            )
+    if plan.symmetric != symmetric:
+        raise RuntimeError(f"plan must have the call's symmetric, {symmetric}; got the other")
+
+
+def plan(
+    a: Tensor,
+    b: Tensor,
+    *,
+    tau: float | Tensor | None = None,
+    valid_ratio: float | None = None,
+    max_error: float | None = None,
+    input: Tensor | None = None,
+    symmetric: bool = False,
+    norm_a: Tensor | None = None,
+    norm_b: Tensor | None = None,
+) -> Plan:
+    """The pattern and the products of ``mm(a, b)``, or of ``addmm(input, a, b)``, to be reused.
+
+    ``mm(a, b, plan=plan)`` computes the products of the plan, whatever the values are by then. The
+    patterns of a call must be those of the plan, which is checked; whether norms have changed is
+    not.
+
+    Args:
+        a, b: block-sparse. tau, valid_ratio, max_error: the knob; exactly one.
+        input: of addmm. symmetric, norm_a, norm_b: as of mm.
+
+    Returns:
+        A :class:`Plan` with ``blocks`` and ``products``: how many of the result there are, and how
+        many are computed. It holds 8 bytes a product and 24 a block.
+
+    Raises:
+        torch.OutOfMemoryError: it and the result do not fit in memory.
+    """
+    left, right = read(a, "a", "plan"), read(b, "b", "plan")
+    added = None if input is None else read(input, "input", "plan")
+    check_pair(left, right)
+    if a.shape[1] != b.shape[0]:
+        raise RuntimeError(
+            f"a's columns must match b's rows; got shapes {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    maps = given_maps("plan", (a, b), (left, right), (norm_a, norm_b))
+    held = threshold(*maps, tau, valid_ratio, max_error)
+    return make_plan("plan", *maps, added, held, symmetric, left.block_bytes())
+
+
+# ---- Shapes of the ops' results ------------------------------------------------------------------
+
+
+@register_fake("spamm_torch::bsr_plan")
+def _(crow_a: Tensor, *_: Any, lists: bool = True, **__: Any) -> tuple[Tensor, ...]:
+    blocks = get_ctx().new_dynamic_size()
+    products = get_ctx().new_dynamic_size() if lists else 0
+    crow = crow_a.new_empty(crow_a.shape, dtype=torch.int64)
+    slots = [crow.new_empty((products,), dtype=torch.int32) for _ in range(2)]
+    return crow, crow.new_empty((blocks,)), crow.new_empty((blocks + 1,)), *slots
+
+
+@register_fake("spamm_torch::bsr_multiply")
+def _(crow: Tensor, col: Tensor, *others: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+    values_a = others[5]
+    dtype = torch.float64 if values_a.dtype == torch.float64 else torch.float32
+    values = values_a.new_empty((col.shape[0], *values_a.shape[1:]))
+    return values, values.new_empty(col.shape, dtype=dtype)
+
+
+def _number_of_maps(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any) -> Tensor:
+    return norm_a.new_empty(())
+
+
+for _name in ("bsr_find_tau", "bsr_find_tau_for_error", "bsr_error_bound"):
+    register_fake(f"spamm_torch::{_name}")(_number_of_maps)

@@ -1,0 +1,234 @@
+"""mm and addmm of block-sparse matrices. docs/block_sparse.md has the meaning."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .._arguments import check_tensor
+from .blocks import (
+    Blocks,
+    all_blocks,
+    check_block_of,
+    check_drop,
+    check_pair,
+    chosen,
+    index_dtype,
+    is_sparse,
+    read,
+    total,
+)
+from .maps import Plan, check_plan, given_maps, make_plan, shares, tensors, threshold
+
+_ops = torch.ops.spamm_torch
+
+
+class SparseInfo(NamedTuple):
+    """What a block-sparse call left out, as ``return_info=True`` reports it.
+
+    All but ``block`` are 0-d tensors of the norms' dtype.
+
+    Attributes:
+        tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call.
+        valid_ratio: the share of the products of stored blocks that were computed.
+        error_bound: a proven bound of the Frobenius norm of the result's error, from skipping and
+            dropping together: ``abs(alpha) * skip_bound + drop_bound``.
+        block: the blocks (m, k, n).
+        valid_ratio_of_all: as ``valid_ratio``, of all products that dense storage would have.
+        skip_bound: of what skipping loses, before ``alpha``, as :func:`spamm_torch.error_bound`.
+        drop_bound: of what dropping loses: the norm of all blocks that were dropped.
+    """
+
+    tau: Tensor
+    valid_ratio: Tensor
+    error_bound: Tensor
+    block: tuple[int, int, int]
+    valid_ratio_of_all: Tensor
+    skip_bound: Tensor
+    drop_bound: Tensor
+
+
+def product(
+    function: str,
+    a: Tensor,
+    b: Tensor,
+    knob: dict[str, Any],
+    *,
+    block: Any,
+    norm_a: Tensor | None,
+    norm_b: Tensor | None,
+    symmetric: bool,
+    return_norms: bool,
+    return_info: bool,
+    drop: float | None,
+    plan: Plan | None,
+    input: Tensor | None = None,
+    beta: float = 1,
+    alpha: float = 1,
+    **refused: Any,
+) -> Any:
+    """mm and addmm where an operand is block-sparse; the arguments are theirs, ``knob`` the knobs.
+
+    Two block-sparse operands give a block-sparse result. One dense operand takes part with all of
+    its blocks, and the result is dense.
+    """
+    if given := [name for name, value in refused.items() if value is not None]:
+        raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
+    check_drop(drop)
+    names = {"a": a, "b": b} if input is None else {"a": a, "b": b, "input": input}
+    left, right, added, is_dense = _operands(function, names, block)
+    if is_dense and (drop is not None or plan is not None):
+        raise TypeError(f"{function} takes drop and plan for a sparse_bsr result; got a dense one")
+    added = None if beta == 0 else added
+    if plan is None:
+        max_error = knob["max_error"]
+        maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
+        share = 0.5 if drop else 1.0  # of max_error that skipping may use
+        tau = threshold(*maps, **knob | {"max_error": max_error and max_error * share})
+        plan = make_plan(function, *maps, added, tau, symmetric, left.block_bytes())
+    else:
+        max_error = None
+        if given := [name for name, value in knob.items() if value is not None]:
+            raise ValueError(f"a plan has its own threshold: expected no {given[0]}; got one")
+        check_plan(plan, left, right, added, symmetric)
+    extra = {} if added is None else dict(zip(_OF_INPUT, added[:3], strict=True))
+    found = (*plan[5:], *left[:3], right.values)
+    options = {"beta": beta, "alpha": alpha, "symmetric": symmetric}
+    values, norms = _ops.bsr_multiply(*found, **extra, **options)
+    index = index_dtype(left, right)
+    c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
+    drop_bound = norms.new_zeros(())
+    if drop:
+        most = math.inf if max_error is None else abs(alpha) * _left(plan, max_error)
+        c, norms, drop_bound = _dropped(c, norms, drop, most, symmetric)
+    map_c = c._replace(values=norms)
+    results: list[Any]
+    if is_dense:
+        results = [c.dense()[: a.shape[0], : b.shape[1]].contiguous()]
+        if return_norms:  # its own: blocks at the edge are summed up as they are there
+            results.append(_ops.norm_map(results[0], (left.edge,) * 2))
+    else:
+        results = [c.matrix(), map_c.matrix()][: 1 + return_norms]
+    if return_info:
+        results.append(_info(plan, alpha, drop_bound, left.edge))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+_OF_INPUT = ("crow_input", "col_input", "values_input")
+
+
+def _operands(
+    function: str, names: dict[str, Any], block: Any
+) -> tuple[Blocks, Blocks, Blocks | None, bool]:
+    """a, b and input as blocks, and whether the result is dense: where a or b is."""
+    for name, x in names.items():
+        if not is_sparse(x):
+            check_tensor(x, name)
+    dense = {name for name, x in names.items() if not is_sparse(x)}
+    found = {name: read(x, name, function) for name, x in names.items() if name not in dense}
+    edge = next(iter(found.values())).edge
+    check_block_of(block, edge)
+    for name in ("a", "b"):
+        if names[name].dim() != 2:
+            shape = tuple(names[name].shape)
+            raise RuntimeError(
+                f"{function} expects two matrices (2-d); got shape {shape} for {name}"
+            )
+    shape_a, shape_b = (tuple(names[name].shape) for name in ("a", "b"))
+    if shape_a[1] != shape_b[0]:
+        raise RuntimeError(f"a's columns must match b's rows; got shapes {shape_a} and {shape_b}")
+    shape, is_dense = (shape_a[0], shape_b[1]), bool(dense & {"a", "b"})
+    if "input" in names:
+        kinds = ("sparse_bsr", "dense")
+        if ("input" in dense) != is_dense:
+            raise TypeError(
+                f"{function} expects an input that is {kinds[is_dense]}, as the result is; got one "
+                f"that is {kinds[not is_dense]}"
+            )
+        added = names["input"]
+        if added.shape != shape:
+            if not is_dense or not _broadcasts(tuple(added.shape), shape):
+                raise RuntimeError(
+                    f"input must have the product's shape {shape}; got {tuple(added.shape)}"
+                )
+            names = names | {"input": added.expand(shape)}
+    for name in dense:
+        if names[name].device.type != "cpu":
+            on = names[name].device
+            raise RuntimeError(f"block-sparse matrices run on CPUs so far; got {name} on {on}")
+        found[name] = all_blocks(names[name], edge, name)
+    check_pair(found["a"], found["b"])
+    if "input" in found:
+        check_pair(found["input"], found["a"], "input and the operands")
+    return found["a"], found["b"], found.get("input"), is_dense
+
+
+def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    tail = to[len(to) - len(shape) :] if len(shape) <= len(to) else ()
+    return len(tail) == len(shape) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
+
+
+# ---- Dropping -----------------------------------------------------------------------------------
+
+
+def _slack(norms: Tensor) -> float:
+    """The relative error of a norm, with room for that of a sum of squares."""
+    return 2.0**-44 if norms.dtype == torch.float64 else 2.0**-18
+
+
+def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
+    found = number.to(dtype)
+    return torch.where(
+        found < number, torch.nextafter(found, torch.full_like(found, math.inf)), found
+    )
+
+
+def _left(plan: Plan, max_error: float) -> float:
+    """What a call with a ``max_error`` may still lose behind skipping, before ``alpha``."""
+    maps = plan.norm_a, plan.norm_b
+    whole = math.prod(total(x.values).item() for x in maps)
+    if not math.isfinite(whole):
+        return 0.0
+    most = max_error * whole * (1 - 4 * _slack(plan.norm_a.values))
+    return most - _skip_bound(plan).item()
+
+
+def _skip_bound(plan: Plan) -> Tensor:
+    maps = plan.norm_a, plan.norm_b
+    return _ops.bsr_error_bound(*tensors(*maps), plan.norm_b.columns, plan.tau)
+
+
+def _info(plan: Plan, alpha: float, drop_bound: Tensor, edge: int) -> SparseInfo:
+    skip_bound, dtype = _skip_bound(plan), drop_bound.dtype
+    ratio, of_all = shares(plan.norm_a, plan.norm_b, plan.tau)
+    bound = _rounded_up(abs(alpha) * skip_bound.double() + drop_bound.double(), dtype)
+    tau = plan.tau.to(dtype)
+    return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
+
+
+def _dropped(
+    c: Blocks, norms: Tensor, below: float, most: float, symmetric: bool
+) -> tuple[Blocks, Tensor, Tensor]:
+    """Without blocks whose norm is below a number: the smallest, as long as they lose ``most``.
+
+    Returns the blocks that stay, their norms, and the bound of the norm of the others.
+    """
+    wide, slack = norms.double(), 2 * _slack(norms)
+    if math.isfinite(most):
+        ascending = wide.sort().values
+        scale = max(most, torch.finfo(torch.float64).tiny)
+        lost = (ascending / scale).square().cumsum(0).sqrt() * (1 + slack)
+        count = int((lost <= most / scale).sum()) if most > 0 else 0
+        below = min(below, ascending[count].item() if count < len(ascending) else math.inf)
+    stays = ~(wide < below)
+    if symmetric:  # a block and its mirror image stay together
+        row, column = c.row_of(), c.col.long()
+        mirror = (column * c.rows + row).argsort()
+        stays = torch.where(row <= column, stays, stays[mirror])
+    if stays.all():
+        return c, norms, norms.new_zeros(())
+    gone = total(wide[~stays]) * (1 + slack)
+    return chosen(c, stays), norms[stays], _rounded_up(gone, norms.dtype)

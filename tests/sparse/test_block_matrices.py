@@ -1,0 +1,169 @@
+"""The functions of spamm_torch.sparse, against dense matrices and scipy."""
+
+import math
+
+import block_patterns as patterns
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spamm_torch
+from spamm_torch import sparse
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("edge", [32, 64, 128])
+@pytest.mark.parametrize("shape", [(1, 1), (100, 300), (128, 256), (0, 5)])
+def test_from_and_to_dense(dtype, edge, shape):
+    a = torch.rand(shape, dtype=torch.float64).to(dtype)
+    found = sparse.from_dense(a, edge)
+    assert found.layout == torch.sparse_bsr
+    assert found.shape == tuple(-(-n // edge) * edge for n in shape)
+    assert found.values().shape[1:] == (edge, edge)
+    assert torch.equal(sparse.to_dense(found, shape), a)
+    assert torch.equal(sparse.to_dense(found), found.to_dense())
+
+
+def test_from_dense_drops():
+    """Blocks of zeros always; blocks whose norm is below a number; never NaN or infinity."""
+    a = torch.zeros(128, 128)
+    a[0, 0], a[40, 0], a[0, 40], a[70, 0], a[0, 70], a[127, 127] = (
+        3.0, 1e-44, math.nan, -math.inf, 2.0, -2.5,
+    )  # fmt: skip
+    every = [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0], [3, 3]]
+    large, bad = every[:3] + every[4:], [[0, 1], [2, 0]]
+    for drop, stored in ((0.0, every), (1e-30, large), (math.inf, bad)):
+        found = sparse.from_dense(a, 32, drop)
+        assert patterns.stored_in(found, 32).nonzero().tolist() == stored
+    at = sparse.from_dense(a, 32, 2.5)
+    assert patterns.stored_in(at, 32)[3, 3]
+    assert not patterns.stored_in(at, 32)[0, 2]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", ["csr", "coo", "bsr"])
+def test_from_and_to_scipy(dtype, form):
+    scipy = pytest.importorskip("scipy.sparse")
+    a = torch.rand(100, 150, dtype=dtype) * (torch.rand(100, 150) < 0.02)
+    given = getattr(scipy, f"{form}_array")(a.numpy())
+    found = sparse.from_scipy(given, 32)
+    assert found.shape == (128, 160)
+    assert given.shape == (100, 150)
+    assert torch.equal(sparse.to_dense(found, (100, 150)), a)
+    back = sparse.to_scipy(found)
+    assert back.blocksize == (32, 32)
+    assert torch.equal(torch.from_numpy(back.toarray()), found.to_dense())
+    cropped = sparse.to_scipy(found, (100, 150))
+    assert torch.equal(torch.from_numpy(cropped.toarray()), a)
+    product = torch.from_numpy((back @ back.T).toarray())
+    ours = spamm_torch.mm(found, sparse.transpose(found), tau=0.0)
+    torch.testing.assert_close(ours.to_dense(), product)
+
+
+@pytest.mark.parametrize("size", [0, 1, 32, 70])
+def test_identity(size):
+    found = sparse.identity(size, 32, dtype=torch.float64)
+    assert torch.equal(sparse.to_dense(found, (size, size)), torch.eye(size, dtype=torch.float64))
+    assert sparse.trace(found) == size
+    like = patterns.matrix("random", 2, 2, 64, torch.float16, index=torch.int32)
+    alike = sparse.identity(100, like=like)
+    assert alike.dtype == torch.float16
+    assert alike.crow_indices().dtype == torch.int32
+    assert alike.values().shape[1:] == (64, 64)
+
+
+@pytest.mark.parametrize("pattern", patterns.PATTERNS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+def test_numbers_and_the_transpose(pattern, dtype, index):
+    a = patterns.matrix(pattern, 5, 4, 32, dtype, index=index)
+    dense = a.to_dense()
+    assert torch.equal(sparse.diagonal(a), dense.diagonal())
+    assert sparse.trace(a).item() == pytest.approx(dense.double().trace().item(), abs=1e-9)
+    assert sparse.norm(a).item() == pytest.approx(dense.double().norm().item(), rel=1e-5)
+    turned = sparse.transpose(a)
+    assert torch.equal(turned.to_dense(), dense.mT)
+    assert turned.crow_indices().dtype == index
+    torch.sparse_bsr_tensor(
+        turned.crow_indices(), turned.col_indices(), turned.values(), check_invariants=True
+    )
+
+
+def test_a_norm_neither_vanishes_nor_overflows():
+    a = patterns.matrix("full", 2, 2, 32)
+    for scale in (1e-200, 1e200):
+        assert sparse.norm(a * scale).item() == pytest.approx(a.to_dense().norm().item() * scale)
+
+
+@given(
+    names=st.tuples(*[st.sampled_from(sorted(patterns.PATTERNS))] * 2),
+    factors=st.tuples(*[st.sampled_from([1.0, -2.0, 0.0])] * 2),
+    dtype=st.sampled_from(DTYPES),
+    drop=st.sampled_from([None, 0.0, 1.0, math.inf]),
+)
+def test_add(names, factors, dtype, drop):
+    a, b = (patterns.matrix(name, 4, 5, 32, dtype, seed=i) for i, name in enumerate(names))
+    alpha, beta = factors
+    c = sparse.add(a, b, alpha=alpha, beta=beta, drop=drop)
+    expected = alpha * a.to_dense() + beta * b.to_dense()
+    union = patterns.stored_in(a, 32) | patterns.stored_in(b, 32)
+    if drop:
+        union &= ~(spamm_torch.norm_map(expected, 32) < drop)
+    assert torch.equal(patterns.stored_in(c, 32), union)
+    wide = union.repeat_interleave(32, 0).repeat_interleave(32, 1)
+    assert torch.equal(c.to_dense(), expected * wide)
+
+
+@given(
+    pattern=st.sampled_from(sorted(patterns.PATTERNS)),
+    rows=st.integers(0, 130),
+    columns=st.integers(0, 150),
+    edge=st.sampled_from([32, 64]),
+    seed=st.integers(0, 99),
+)
+def test_submatrix(pattern, rows, columns, edge, seed):
+    a = patterns.matrix(pattern, 5, 6, edge, seed=seed)
+    generator = torch.Generator().manual_seed(seed)
+    row, column = (
+        torch.randperm(edge * n, generator=generator)[:count]
+        for n, count in ((5, rows), (6, columns))
+    )
+    found = sparse.submatrix(a, row, column)
+    expected = a.to_dense()[row][:, column]
+    assert torch.equal(sparse.to_dense(found, (len(row), len(column))), expected)
+    stored = spamm_torch.norm_map(found.to_dense(), edge) != 0
+    assert torch.equal(patterns.stored_in(found, edge), stored)
+    assert found.shape == tuple(-(-n // edge) * edge for n in expected.shape)
+
+
+def test_permute_in_pieces(monkeypatch):
+    monkeypatch.setattr(sparse.matrices, "_ENTRIES", 3 * 32 * 32)  # pieces of three blocks
+    a = patterns.matrix("random", 6, 6, 32)
+    order = torch.randperm(192, generator=torch.Generator().manual_seed(0))
+    found = sparse.permute(a, order)
+    assert torch.equal(found.to_dense(), a.to_dense()[order][:, order])
+    back = sparse.permute(found, order.argsort())
+    assert torch.equal(back.to_dense(), a.to_dense())
+
+
+def test_permute_leaves_padding_at_the_end():
+    dense = torch.rand(70, 70, dtype=torch.float64)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
+    found = sparse.permute(sparse.from_dense(dense, 32), order)
+    assert torch.equal(sparse.to_dense(found, (70, 70)), dense[order][:, order])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_torch_has_stays_usable(dtype, tmp_path):
+    """Scaling, other types, files: matrices are torch's own."""
+    a = patterns.matrix("random", 3, 3, 32, dtype)
+    c = spamm_torch.mm(a, a, tau=1e-3)
+    assert torch.equal((c * 2).to_dense(), c.to_dense() * 2)
+    assert c.to(torch.float64).dtype == torch.float64
+    torch.save(c, tmp_path / "c.pt")
+    assert torch.equal(torch.load(tmp_path / "c.pt").to_dense(), c.to_dense())
+    again = spamm_torch.mm(c, c, tau=1e-3)
+    assert again.layout == torch.sparse_bsr

@@ -1,0 +1,342 @@
+"""Products of block-sparse matrices: against the oracle, and the bits of dense storage."""
+
+import itertools
+import math
+
+import block_patterns as patterns
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spamm_torch
+from spamm_torch import sparse
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-13}
+
+
+def assert_is_product(c, expected, valid, edge):
+    """The right values, and blocks where a product is valid and nowhere else."""
+    assert c.layout == torch.sparse_bsr
+    assert torch.equal(patterns.stored_in(c, edge), torch.from_numpy(valid.any(1)))
+    scale = max(abs(expected).max(), 1e-300) if expected.size else 1.0
+    difference = abs(c.to_dense().double().numpy() - expected).max() if expected.size else 0.0
+    assert difference <= TOLERANCE[c.dtype] * scale
+
+
+@pytest.mark.parametrize("pattern", patterns.PATTERNS)
+@pytest.mark.parametrize("edge", [32, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_against_the_oracle(pattern, edge, dtype, index, share):
+    a = patterns.matrix(pattern, 4, 6, edge, dtype, index=index)
+    b = patterns.matrix("random", 6, 5, edge, dtype, seed=1, index=index)
+    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    tau = patterns.quantile(norm_a, norm_b, share)
+    c, norms, info = spamm_torch.mm(a, b, tau=tau, return_norms=True, return_info=True)
+    valid = patterns.kept(a, b, norm_a, norm_b, tau)
+    assert_is_product(c, patterns.product(a, b, valid), valid, edge)
+    assert c.crow_indices().dtype == c.col_indices().dtype == index
+    assert torch.equal(norms.to_dense(), spamm_torch.norm_map(c.to_dense(), edge))
+    all_stored = patterns.kept(a, b, norm_a, norm_b, 0.0).sum()
+    assert info.valid_ratio.item() == pytest.approx(valid.sum() / all_stored if all_stored else 1)
+    assert info.valid_ratio_of_all.item() == pytest.approx(valid.sum() / valid.size)
+    assert info.block == (edge,) * 3
+    assert info.drop_bound == 0
+
+
+@pytest.mark.parametrize("edge", [32, 64, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("pattern", ["random", "banded", "gaps", "full"])
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.8])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_bits_of_dense_storage(edge, dtype, pattern, share, threads):
+    """13 blocks of 64 reach over a slice of K; products, sums, norms and mirror images alike."""
+    blocks = {32: 18, 64: 13, 128: 6}[edge]
+    a = patterns.matrix(pattern, blocks, blocks, edge, dtype)
+    b = patterns.matrix("random", blocks, blocks, edge, dtype, seed=1)
+    dense_a, dense_b = sparse.to_dense(a), sparse.to_dense(b)
+    tau = patterns.quantile(spamm_torch.norm_map(a), spamm_torch.norm_map(b), share)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = spamm_torch.mm(a, b, tau=tau, return_norms=True)
+        added = spamm_torch.addmm(b, a, a, beta=-2, alpha=0.5, tau=tau)
+        s = patterns.symmetric(a)
+        mirrored = spamm_torch.addmm(s, s, s, beta=2, alpha=-1, tau=tau, symmetric=True)
+    finally:
+        torch.set_num_threads(before)
+    options = {"tau": tau, "block": edge}
+    expected = spamm_torch.mm(dense_a, dense_b, **options, return_norms=True)
+    for x, y in zip(found, expected, strict=True):
+        assert torch.equal(x.to_dense(), y)
+    dense_added = spamm_torch.addmm(dense_b, dense_a, dense_a, beta=-2, alpha=0.5, **options)
+    assert torch.equal(added.to_dense(), dense_added)
+    s = sparse.to_dense(s)
+    right = spamm_torch.addmm(s, s, s, beta=2, alpha=-1, **options, symmetric=True)
+    assert torch.equal(mirrored.to_dense(), right)
+    assert torch.equal(mirrored.to_dense(), mirrored.to_dense().mT)
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 5)] * 3),
+    names=st.tuples(*[st.sampled_from(sorted(patterns.PATTERNS))] * 3),
+    factors=st.tuples(*[st.sampled_from([0.0, 1.0, -1.5])] * 2),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_addmm_with_any_patterns(sizes, names, factors, share, seed):
+    m, k, n = sizes
+    shapes = ((m, k), (k, n), (m, n))
+    a, b, x = (
+        patterns.matrix(name, *shape, 32, seed=seed + i)
+        for i, (name, shape) in enumerate(zip(names, shapes, strict=True))
+    )
+    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    tau, (beta, alpha) = patterns.quantile(norm_a, norm_b, share), factors
+    c = spamm_torch.addmm(x, a, b, beta=beta, alpha=alpha, tau=tau)
+    valid = patterns.kept(a, b, norm_a, norm_b, tau)
+    expected = alpha * patterns.product(a, b, valid) + beta * x.to_dense().numpy()
+    assert abs(c.to_dense().numpy() - expected).max() <= 1e-12
+    of_input = patterns.stored_in(x, 32) if beta else torch.zeros(m, n, dtype=torch.bool)
+    assert torch.equal(patterns.stored_in(c, 32), torch.from_numpy(valid.any(1)) | of_input)
+
+
+@pytest.mark.parametrize("knob", [{"valid_ratio": 0.3}, {"max_error": 1e-2}, {"max_error": 0.0}])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_knobs_that_search(knob, dtype):
+    a, b = (patterns.matrix("random", 7, 7, 32, dtype, seed=seed) for seed in (0, 1))
+    norm_a, norm_b = spamm_torch.norm_map(a), spamm_torch.norm_map(b)
+    c, info = spamm_torch.mm(a, b, **knob, return_info=True)
+    assert info.tau == spamm_torch.find_tau(norm_a, norm_b, **knob)
+    again = spamm_torch.mm(a, b, tau=info.tau, norm_a=norm_a, norm_b=norm_b)
+    assert torch.equal(c.to_dense(), again.to_dense())
+    valid = patterns.kept(a, b, norm_a, norm_b, info.tau)
+    stored = patterns.kept(a, b, norm_a, norm_b, 0.0)
+    if "valid_ratio" in knob:
+        assert abs(valid.sum() - 0.3 * stored.sum()) <= 0.51
+    else:
+        lost = (patterns.product(a, b, stored & ~valid) ** 2).sum() ** 0.5
+        most = knob["max_error"] * norm_a.values().norm() * norm_b.values().norm()
+        assert lost <= info.error_bound <= most
+
+
+def test_a_given_norm_map_decides():
+    a = patterns.matrix("full", 3, 3, 32)
+    norms = spamm_torch.norm_map(a)
+    ones = torch.sparse_csr_tensor(
+        norms.crow_indices(), norms.col_indices(), torch.ones(9, dtype=torch.float64), size=(3, 3)
+    )
+    assert spamm_torch.mm(a, a, tau=1.5, norm_a=ones, norm_b=ones)._nnz() == 0
+    assert spamm_torch.mm(a, a, tau=1.0, norm_a=ones, norm_b=ones)._nnz() == 9
+
+
+# ---- Values that are no numbers -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_bad_blocks_are_kept(bad):
+    """Never skipped and never dropped, wherever they meet a stored block."""
+    a = patterns.matrix("banded", 5, 5, 32)
+    a.values()[4, 3, 7] = bad  # block (1, 2)
+    c, info = spamm_torch.mm(a, a, tau=math.inf, drop=math.inf, return_info=True)
+    stored = [[0, 2], [1, 1], [1, 2], [1, 3], [2, 2]]
+    assert patterns.stored_in(c, 32).nonzero().tolist() == stored
+    assert not c.to_dense()[35, 32:128].isfinite().any()
+    assert info.valid_ratio > 0
+    assert spamm_torch.mm(a, a, max_error=0.5, drop=1.0)._nnz() >= 4
+
+
+# ---- Dropping -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("edge", [32, 64])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_drop_leaves_out_blocks_below_it(edge, symmetric):
+    a = patterns.matrix("random", 8, 8, edge)
+    a = patterns.symmetric(a) if symmetric else a
+    whole, norms = spamm_torch.mm(a, a, tau=1e-3, symmetric=symmetric, return_norms=True)
+    ascending = norms.values().sort().values
+    for drop in (0.0, ascending[0], ascending[9], ascending[10] * 1.01, ascending[-1], math.inf):
+        c, stay, info = spamm_torch.mm(
+            a, a, tau=1e-3, drop=float(drop), symmetric=symmetric, return_norms=True,
+            return_info=True,
+        )  # fmt: skip
+        mask = norms.to_dense() * patterns.stored_in(norms) >= drop
+        mask &= patterns.stored_in(norms)
+        if symmetric:
+            mask = mask.triu() | mask.triu(1).mT
+        assert torch.equal(patterns.stored_in(c, edge), mask)
+        wide = mask.repeat_interleave(edge, 0).repeat_interleave(edge, 1)
+        assert torch.equal(c.to_dense(), whole.to_dense() * wide)
+        assert torch.equal(stay.to_dense(), norms.to_dense() * mask)
+        lost = (whole.to_dense() - c.to_dense()).norm()
+        assert lost <= info.drop_bound <= lost * (1 + 1e-9) + 1e-300
+        assert info.error_bound >= info.drop_bound + info.skip_bound
+
+
+@given(
+    max_error=st.sampled_from([1e-6, 1e-4, 1e-2, 0.5]),
+    drop=st.sampled_from([1e-6, 1e-2, 0.3, math.inf]),
+    alpha=st.sampled_from([1.0, -3.0, 0.0]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    seed=st.integers(0, 50),
+)
+def test_max_error_covers_skipping_and_dropping(max_error, drop, alpha, dtype, seed):
+    a, x = (patterns.matrix("random", 5, 5, 32, dtype, seed=seed + i) for i in (0, 1))
+    options = {"max_error": max_error, "drop": drop, "alpha": alpha, "beta": 1.0}
+    c, info = spamm_torch.addmm(x, a, a, **options, return_info=True)
+    dense, added = a.to_dense().double(), x.to_dense().double()
+    error = (c.to_dense().double() - (added + alpha * dense @ dense)).norm().item()
+    rounding = 1e-5 if dtype == torch.float32 else 1e-12
+    assert error <= info.error_bound.item() * (1 + rounding) + rounding
+    most = abs(alpha) * max_error * dense.norm().item() ** 2
+    assert info.error_bound.item() <= most * (1 + 1e-6)
+
+
+def test_half_of_a_max_error_is_for_skipping():
+    a = patterns.matrix("random", 9, 9, 32)
+    norms = spamm_torch.norm_map(a)
+    for drop, share in ((None, 1.0), (0.0, 1.0), (1.0, 0.5), (math.inf, 0.5)):
+        _, info = spamm_torch.mm(a, a, max_error=1e-2, drop=drop, return_info=True)
+        assert info.tau == spamm_torch.find_tau(norms, norms, max_error=share * 1e-2)
+
+
+# ---- One dense operand --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("edge", [32, 64, 128])
+@pytest.mark.parametrize("width", [1, 70, 128])
+@pytest.mark.parametrize("knob", [{"tau": 1e-1}, {"valid_ratio": 0.5}, {"max_error": 1e-2}])
+def test_a_dense_operand_gives_a_dense_result(dtype, edge, width, knob):
+    a = patterns.matrix("random", 4, 5, edge, dtype)
+    x = torch.rand(5 * edge, width, dtype=torch.float64).to(dtype)
+    y = torch.rand(width, 4 * edge, dtype=torch.float64).to(dtype)
+    for left, right in ((a, x), (y, a)):
+        c, norms, info = spamm_torch.mm(left, right, **knob, return_norms=True, return_info=True)
+        dense = [m.to_dense() if m.layout == torch.sparse_bsr else m for m in (left, right)]
+        expected = spamm_torch.mm(*dense, tau=info.tau, block=edge)
+        assert c.layout == torch.strided
+        assert torch.equal(c, expected)
+        assert torch.equal(norms, spamm_torch.norm_map(c, edge))
+        bias = torch.rand(c.shape[1], dtype=torch.float64).to(dtype)
+        added = spamm_torch.addmm(bias, left, right, beta=2, tau=info.tau)
+        expected = spamm_torch.addmm(bias, *dense, beta=2, tau=info.tau, block=edge)
+        assert torch.equal(added, expected)
+
+
+def test_norms_of_a_dense_operand_may_be_given():
+    a, x = patterns.matrix("random", 3, 3, 32), torch.rand(96, 40, dtype=torch.float64)
+    norms = torch.zeros(3, 2, dtype=torch.float64)
+    assert not spamm_torch.mm(a, x, tau=1e-9, norm_b=norms).any()
+
+
+# ---- Memory and sizes ---------------------------------------------------------------------------
+
+
+def test_values_that_are_views():
+    a = patterns.matrix("random", 4, 4, 32)
+    wide = torch.zeros(a._nnz(), 2, 32, 32, dtype=torch.float64)
+    wide[:, 1] = a.values().mT
+    view = torch.sparse_bsr_tensor(
+        a.crow_indices(), a.col_indices(), wide[:, 1].mT, size=a.shape, check_invariants=True
+    )
+    assert not view.values().is_contiguous()
+    found, expected = (spamm_torch.mm(x, x, tau=1e-2) for x in (view, a))
+    assert torch.equal(found.to_dense(), expected.to_dense())
+    assert torch.equal(spamm_torch.norm_map(view).values(), spamm_torch.norm_map(a).values())
+
+
+def test_empty_matrices():
+    for m, k, n in itertools.product((0, 2), repeat=3):
+        a, b = patterns.matrix("none", m, k, 32), patterns.matrix("none", k, n, 32)
+        c, info = spamm_torch.mm(a, b, tau=1.0, return_info=True)
+        assert c.shape == (32 * m, 32 * n)
+        assert c._nnz() == 0
+        assert info.valid_ratio == 1
+        assert info.error_bound == 0
+
+
+def outer(blocks):
+    """A column and a row of blocks, all of them one in memory, whose product is full."""
+    one = torch.ones(1, 1, 1, dtype=torch.float64).expand(blocks, 128, 128)
+    column = (torch.arange(blocks + 1), torch.zeros(blocks, dtype=torch.int64))
+    row = (torch.tensor([0, blocks]), torch.arange(blocks))
+    sizes = ((128 * blocks, 128), (128, 128 * blocks))
+    for index, size, shape in zip((column, row), sizes, ((blocks, 1), (1, blocks)), strict=True):
+        norms = torch.sparse_csr_tensor(
+            *index, torch.full((blocks,), 128.0, dtype=torch.float64), size=shape
+        )
+        yield torch.sparse_bsr_tensor(*index, one, size=size, check_invariants=False), norms
+
+
+def test_memory_that_does_not_suffice():
+    """2.1 TB of result: said with the bytes, and before they are allocated."""
+    (a, norm_a), (b, norm_b) = outer(4000)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        spamm_torch.mm(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
+    assert (
+        "mm needs 2,097,792,000,000 bytes for 16,000,000 blocks and 16,000,000 products; got "
+        in (str(caught.value))
+    )
+    assert str(caught.value).endswith(" blocks would fit")
+    with pytest.raises(torch.OutOfMemoryError, match="plan needs"):
+        sparse.plan(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
+
+
+# ---- Norm maps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("pattern", patterns.PATTERNS)
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_functions_of_norm_maps(dtype, pattern, share):
+    a = patterns.matrix(pattern, 5, 6, 32, dtype)
+    b = patterns.matrix("random", 6, 4, 32, dtype, seed=1)
+    norm_a, norm_b = spamm_torch.norm_map(a, 32), spamm_torch.norm_map(b, (32, 32))
+    assert norm_a.layout == torch.sparse_csr
+    assert torch.equal(norm_a.to_dense(), spamm_torch.norm_map(sparse.to_dense(a), 32))
+    tau = patterns.quantile(norm_a, norm_b, share)
+    valid = patterns.kept(a, b, norm_a, norm_b, tau)
+    counts = spamm_torch.valid_counts(norm_a, norm_b, tau)
+    assert torch.equal(counts.to_dense(), torch.from_numpy(valid.sum(1)).int())
+    stored = patterns.kept(a, b, norm_a, norm_b, 0.0).sum()
+    ratio = spamm_torch.valid_ratio(norm_a, norm_b, tau)
+    assert ratio.item() == pytest.approx(valid.sum() / stored if stored else 1)
+    bound = spamm_torch.error_bound(norm_a, norm_b, tau).item()
+    right = float(reference.error_bound(norm_a.to_dense(), norm_b.to_dense(), tau))
+    assert right <= bound <= right * (1 + 1e-5) + 1e-300
+    for knob in ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"max_error": math.inf}):
+        found = spamm_torch.find_tau(norm_a, norm_b, **knob)
+        assert found.dtype == dtype
+        if "max_error" in knob:  # blocks that are not stored lose nothing
+            dense = spamm_torch.find_tau(norm_a.to_dense(), norm_b.to_dense(), **knob)
+            assert found == dense
+
+
+# ---- Plans --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_plan_is_used_again(symmetric):
+    a = patterns.symmetric(patterns.matrix("random", 6, 6, 32))
+    x = patterns.symmetric(patterns.matrix("random", 6, 6, 32, seed=2))
+    plan = sparse.plan(a, a, tau=0.3, symmetric=symmetric)
+    added = sparse.plan(a, a, tau=0.3, input=x, symmetric=symmetric)
+    for factor in (1.0, 3.0):  # the plan decides, whatever the norms are
+        b = a * factor
+        c = spamm_torch.mm(b, b, plan=plan, symmetric=symmetric)
+        expected = spamm_torch.mm(b, b, tau=0.3 * factor**2, symmetric=symmetric)
+        assert torch.equal(c.to_dense(), expected.to_dense())
+        assert c._nnz() == plan.blocks
+        c = spamm_torch.addmm(x, b, b, beta=0.5, plan=added, symmetric=symmetric)
+        expected = spamm_torch.addmm(x, b, b, beta=0.5, tau=0.3 * factor**2, symmetric=symmetric)
+        assert torch.equal(c.to_dense(), expected.to_dense())
+    if not symmetric:
+        norms = spamm_torch.norm_map(a)
+        assert plan.products == patterns.kept(a, a, norms, norms, 0.3).sum()
+    assert repr(plan) == f"Plan(blocks={plan.blocks}, products={plan.products}, tau=0.3)"

@@ -1,0 +1,177 @@
+"""Functions of matrices, dense and block-sparse, against eigenvectors."""
+
+import functools
+import math
+
+import pytest
+import torch
+
+from spamm_torch import linalg, sparse
+
+N = 150  # of 160 rows in blocks of 32
+FORMS = ("dense", "sparse", "padded")
+
+
+def decaying(seed=0, base=0.6):
+    """Symmetric, about 1 on the diagonal."""
+    generator = torch.Generator().manual_seed(seed)
+    i = torch.arange(N)
+    a = torch.rand(N, N, generator=generator, dtype=torch.float64) - 0.5
+    return (a + a.mT) * base ** (i[:, None] - i).abs().double()
+
+
+def given(a, form):
+    """A matrix in a form, and the options that say which."""
+    if form == "dense":
+        return a, {"block": 32}
+    if form == "sparse":
+        a = torch.block_diag(a, torch.eye(10, dtype=a.dtype))  # no padding
+        return sparse.from_dense(a, 32), {}
+    return sparse.from_dense(a, 32), {"size": N}
+
+
+def dense(a):
+    return a if a.layout == torch.strided else sparse.to_dense(a, (N, N))
+
+
+def function_of(a, function):
+    values, vectors = torch.linalg.eigh(a)
+    return (vectors * function(values)) @ vectors.mT
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_error", [0.0, 1e-10, 1e-7])
+def test_inverse_sqrt(form, max_error):
+    s = torch.eye(N, dtype=torch.float64) + 0.3 * decaying()
+    a, options = given(s, form)
+    found = linalg.inverse_sqrt(a, max_error=max_error, **options)
+    right = function_of(s, lambda x: x**-0.5)
+    assert found.matrix.layout == a.layout
+    assert torch.linalg.vector_norm(dense(found.matrix) - right) <= 1e-10 + 1e4 * max_error
+    assert found.residual <= 1e-10 + 1e4 * max_error
+    if form == "padded":
+        assert not sparse.to_dense(found.matrix)[N:].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_error", [0.0, 1e-9])
+def test_sign(form, max_error):
+    a = decaying() + torch.diag(1.5 * (-1.0) ** torch.arange(N)).double()
+    given_a, options = given(a, form)
+    found = linalg.sign(given_a, max_error=max_error, **options)
+    right = function_of(a, torch.sign)
+    assert torch.linalg.vector_norm(dense(found.matrix) - right) <= 1e-9 + 1e4 * max_error
+    if form == "padded":
+        assert not sparse.to_dense(found.matrix)[N:].any()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("n", [0, 1, 2, 3, 7, 12])
+@pytest.mark.parametrize("max_error", [0.0, 1e-6, 1e-3])
+def test_matrix_power(form, n, max_error):
+    a = decaying() + 0.1 * decaying(1).triu()  # not symmetric
+    given_a, options = given(a, form)
+    found = linalg.matrix_power(given_a, n, max_error=max_error, **options)
+    whole = given_a if form == "dense" else sparse.to_dense(given_a)
+    right = torch.linalg.matrix_power(whole, n)
+    if form == "padded" and n == 0:
+        right.diagonal()[N:] = 0
+    got = found.matrix if form == "dense" else sparse.to_dense(found.matrix)
+    rounding = 1e-13 * max(1, torch.linalg.vector_norm(whole) ** n)
+    assert torch.linalg.vector_norm(got - right) <= found.error_bound + rounding
+    assert [step.step for step in found.iterations][:2] == ["a^2", "a^3" if n in (3, 7) else "a^4"][
+        : len(found.iterations)
+    ]
+    assert (found.error_bound > 0) == (max_error > 0 and n > 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
+def test_purify(form, max_error):
+    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
+    a, options = given(h, form)
+    extra = 0
+    if form == "sparse":  # what it adds lies at 1, above the occupied states
+        assert torch.linalg.eigvalsh(h)[N // 2 - 1] < 0
+    heard = []
+    found = linalg.purify(
+        a, N + extra, max_error=max_error, callback=lambda *said: heard.append(said), **options
+    )
+    values, vectors = torch.linalg.eigh(h)
+    right = vectors[:, : N // 2] @ vectors[:, : N // 2].mT
+    x = dense(found.matrix)
+    assert x.dtype == torch.float64
+    energy = 2 * (x * h).sum() - 2 * values[: N // 2].sum()
+    assert abs(energy) <= 10 * max_error * N
+    assert torch.linalg.vector_norm(x - right) <= 1e3 * max_error * math.sqrt(N)
+    assert [number for number, _ in heard] == list(range(len(found.iterations)))
+    assert [step.residual for step in found.iterations] == [residual for _, residual in heard]
+    types = [step.dtype for step in found.iterations]
+    assert types[0] == torch.float32
+    assert types[-4:] == [torch.float64] * 4
+    assert found.error_bound == sum(step.error_bound for step in found.iterations) > 0
+    assert all(0 < step.valid_ratio <= 1 for step in found.iterations)
+    if form == "padded":
+        assert not sparse.to_dense(found.matrix)[N:].any()
+
+
+def test_block_sparse_and_dense_agree_where_nothing_is_lost():
+    """The same steps; float64 throughout."""
+    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
+    schedule = linalg.constant(linalg.Budget(0.0))
+    x, y = (
+        linalg.purify(a, N, schedule=schedule, **options)
+        for a, options in (given(h, "dense"), given(h, "padded"))
+    )
+    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
+    torch.testing.assert_close(sparse.to_dense(y.matrix, (N, N)), x.matrix, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("form", ["dense", "sparse"])
+def test_gershgorin(form):
+    a = decaying()
+    lowest, highest = linalg.gershgorin(given(a, form)[0])
+    values = torch.linalg.eigvalsh(a)
+    assert lowest <= values[0]
+    assert values[-1] <= highest
+    radius = a.abs().sum(1) - a.diagonal().abs()
+    assert lowest == pytest.approx(float((a.diagonal() - radius).min()))
+
+
+SQUARE = torch.eye(64, dtype=torch.float64)
+BLOCKS = sparse.from_dense(SQUARE, 32)
+
+
+SIGN = functools.partial(linalg.sign, max_error=0)
+POWER = functools.partial(linalg.matrix_power, BLOCKS, max_error=0)
+PURIFY = functools.partial(linalg.purify, BLOCKS)
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "kind", "words"),
+    [
+        (
+            SIGN,
+            {"a": SQUARE[:32]},
+            RuntimeError,
+            "sign expects a square matrix; got shape (32, 64)",
+        ),
+        (SIGN, {"a": SQUARE.half()}, TypeError, "sign expects float32 or float64; got float16"),
+        (SIGN, {"a": SQUARE.to_sparse()}, TypeError, "sign expects dense or sparse_bsr"),
+        (SIGN, {"a": BLOCKS, "max_error": -1}, ValueError, "must be at least 0; got -1"),
+        (SIGN, {"a": BLOCKS, "size": 30}, ValueError, "from 33 to 64 for 64 rows; got 30"),
+        (SIGN, {"a": SQUARE, "size": 63}, ValueError, "size must be from 64 to 64"),
+        (SIGN, {"a": BLOCKS * 0}, linalg.NotConverged, "without an eigenvalue at 0"),
+        (POWER, {"n": -1}, ValueError, "n must be at least 0; got -1"),
+        (POWER, {"n": 0.5}, TypeError, "n must be an integer; got 0.5"),
+        (PURIFY, {"electrons": 64}, ValueError, "exactly one of max_error and schedule"),
+        (PURIFY, {"electrons": 63, "max_error": 1e-6}, ValueError, "even and from 2 to 126 for 64"),
+        (PURIFY, {"electrons": 64, "max_error": 1e-6}, linalg.NotConverged, "gap above the 32"),
+        (linalg.inverse_sqrt, {"s": -BLOCKS, "max_error": 0}, linalg.NotConverged, "positive"),
+    ],
+)
+def test_bad_input(call, given, kind, words):
+    with pytest.raises(kind) as caught:
+        call(**given)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
