@@ -336,7 +336,8 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
         ("gap(x) > gap(y)", "gap(x) < gap(y)"),
     ]),
     ("csrc/shards/remote_cuts.cpp", "cpp:RemoteCuts.*", [
-        ("std::max(multiply, ", "std::min(multiply, "),
+        ("std::max(multiply, end.fetch_a - begin.fetch_a)",
+         "std::min(multiply, end.fetch_a - begin.fetch_a)"),
     ]),
 ] for old, new in changes]
 # fmt: on

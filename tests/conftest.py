@@ -95,3 +95,12 @@ def either_gpu_is_current(request):
     """Runs a test with the first GPU as the current one, and with the second."""
     with torch.cuda.device(request.param):
         yield
+
+
+@pytest.fixture
+def new_memory_holds_nan(monkeypatch):
+    """So that a block that is read but was not copied shows."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)

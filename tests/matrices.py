@@ -35,6 +35,14 @@ def exponential_decay(n, c=1.0, base=0.9, dtype=torch.float32, device="cpu"):
     return _by_distance((c * base**distance).to(dtype))
 
 
+def fading(rows, columns, dtype=torch.float32, device="cpu", seed=0, rate=20):
+    """Normal entries that fade away from the diagonal, so that parts need different blocks."""
+    i = torch.arange(rows, dtype=torch.float64)[:, None] / max(rows, 1)
+    j = torch.arange(columns, dtype=torch.float64) / max(columns, 1)
+    fade = torch.exp(-rate * (i - j).abs())
+    return (normal(rows, columns, dtype=torch.float64, seed=seed) * fade).to(device, dtype)
+
+
 def normal(*shape, dtype=torch.float32, device="cpu", seed=0):
     """Normally distributed entries."""
     generator = torch.Generator().manual_seed(seed)

@@ -70,3 +70,33 @@ def hopper_kernels_run():
     built = {"9.0a", "9.0a+PTX"} & set(_library.BUILT["cuda_targets"])
     forced = os.environ.get("SPAMM_TORCH_FORCE_SM80") == "1"
     return bool(built) and not forced and torch.cuda.get_device_capability() == (9, 0)
+
+
+def captured(call):
+    """A graph of a call, which is run once before on another stream, and the call's result."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+@contextlib.contextmanager
+def memory_limit(devices, more_bytes):
+    """Lets torch take only so many more bytes of each device."""
+    for device in devices:
+        torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    for device in devices:
+        total = torch.cuda.mem_get_info(device)[1]
+        limit = (torch.cuda.memory_reserved(device) + more_bytes) / total
+        torch.cuda.set_per_process_memory_fraction(limit, device)
+    try:
+        yield
+    finally:
+        for device in devices:
+            torch.cuda.set_per_process_memory_fraction(1.0, device)

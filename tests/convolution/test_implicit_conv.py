@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from im2col_reference import Im2col, gap_near, norm_products
-from support import float32_precision, norms_of_layer
+from support import captured, float32_precision, norms_of_layer
 
 import spamm_torch
 
@@ -278,18 +278,11 @@ def test_runs_in_a_graph_and_reads_tau_there(dtype, precision):
     weight = uneven(128, 64, 3, 3, seed=7, dtype=dtype).cuda()
     tau = torch.zeros((), device="cuda")
     call = lambda: spamm_torch.conv2d(input, weight, padding=1, tau=tau)  # noqa: E731
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
+    graph, result = captured(call)
     for value in (0.0, 3.0, 1e9, 0.0):
         tau.fill_(value)
         graph.replay()
-        assert torch.equal(captured, call())
+        assert torch.equal(result, call())
 
 
 @pytest.mark.cuda

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from im2col_reference import Im2col, gap_near, norm_products
-from support import ACTIVATIONS, hopper_kernels_run, norms_of_layer
+from support import ACTIVATIONS, captured, hopper_kernels_run, norms_of_layer
 from support import uneven as plain_uneven
 
 import spamm_torch
@@ -165,14 +165,7 @@ def test_repeated_runs_and_replays_give_the_same_bits(segments, tau, dtype, forc
     expected = call()
     for _ in range(5):
         assert torch.equal(call(), expected)
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        results = [call() for _ in range(3)]
+    graph, results = captured(lambda: [call() for _ in range(3)])
     for _ in range(2):
         for result in results:
             result.fill_(float("nan"))

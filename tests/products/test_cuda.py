@@ -11,7 +11,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import hopper_kernels_run, norm_maps, operands
+from support import captured, hopper_kernels_run, norm_maps, operands
 
 import spamm_torch
 
@@ -100,14 +100,7 @@ def test_products_in_a_row_wait_for_each_other(dtype, knob):
 def test_a_graph_replays_with_new_data(dtype, knob):
     a, b = (x.clone() for x in operands(dtype))
     knob = {"tau": torch.tensor(60.0, device="cuda")} if knob == {"tau": "tensor"} else knob
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        spamm_torch.mm(a, b, **knob)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = spamm_torch.mm(a, b, **knob)
+    graph, result = captured(lambda: spamm_torch.mm(a, b, **knob))
     for seed in (0, 10, 20):
         new_a, new_b = operands(dtype, seed)
         a.copy_(new_a)

@@ -303,6 +303,7 @@ def test_maps_given_or_taken_make_no_difference(device, case):
 # ---- NaN and Inf --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("new_memory_holds_nan")
 @pytest.mark.strength(4)  # what is skipped is decided here
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("special", [INF, -INF, NAN])

@@ -406,27 +406,14 @@ def test_casting_pins_again(pinned):
     ("setting", "error", "message"),
     [
         ({}, ValueError, r"exactly one of tau, valid_ratio and max_error must be given; got none"),
-        ({"tau": 1.0, "valid_ratio": 0.5}, ValueError, r"exactly one .* got tau and valid_ratio"),
         ({"tau": float("nan")}, ValueError, r"tau must be a number; got nan"),
         ({"tau": "1"}, TypeError, r"tau must be a number or a 0-d floating-point tensor; got '1'"),
         ({"tau": torch.zeros(2)}, RuntimeError, r"tau must be a 0-d tensor; got shape \[2\]"),
-        (
-            {"tau": torch.tensor(1)},
-            TypeError,
-            r"tau must be a floating-point tensor; got int64",
-        ),
-        ({"valid_ratio": 0}, ValueError, r"valid_ratio must be in \(0, 1\]; got 0"),
+        ({"tau": torch.tensor(1)}, TypeError, r"tau must be a floating-point tensor; got int64"),
         ({"valid_ratio": 1.5}, ValueError, r"valid_ratio must be in \(0, 1\]; got 1.5"),
-        ({"valid_ratio": float("nan")}, ValueError, r"valid_ratio must be in \(0, 1\]; got nan"),
         ({"valid_ratio": torch.tensor(0.5)}, TypeError, r"valid_ratio must be a number; got tens"),
         ({"max_error": -0.1}, ValueError, r"max_error must be at least 0; got -0.1"),
-        ({"max_error": float("nan")}, ValueError, r"max_error must be at least 0; got nan"),
-        (
-            {"tau": 1.0, "block": 48},
-            ValueError,
-            r"block must be 32, 64 or 128.*; got 48",
-        ),
-        ({"tau": 1.0, "block": (32, 64)}, ValueError, r"block must be .*; got \[32, 64\]"),
+        ({"tau": 1.0, "block": 48}, ValueError, r"block must be 32, 64 or 128.*; got 48"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(case, setting, error, message):
@@ -441,19 +428,8 @@ def test_bad_settings_are_refused_in_one_line(case, setting, error, message):
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"pixel_block": (1, 3, 8)}, r"powers of two .*; got \[1, 3, 8\]"),
-        ({"pixel_block": (4, 8)}, r"pixel_block must be \(images, rows, columns\).*; got \[4, 8\]"),
-        ({"pixel_block": (1, 4, 4)}, r"product is 32, 64 or 128; got \[1, 4, 4\]"),
-        (
-            {"pixel_block": (1, 4, 8), "block": 64},
-            r"the block's n, 64; got .*, whose product is 32",
-        ),
-    ],
-)
-def test_bad_pixel_blocks_are_refused_in_one_line(setting, message):
+def test_bad_pixel_blocks_are_refused_in_one_line():
+    message = r"the block's n, 64; got .*, whose product is 32"  # rules of one: test_conv2d
     with pytest.raises(ValueError, match=message) as caught:
-        SpAMMConv2d(3, 8, 3, tau=1.0, **setting)
+        SpAMMConv2d(3, 8, 3, tau=1.0, pixel_block=(1, 4, 8), block=64)
     assert "\n" not in str(caught.value)

@@ -76,13 +76,7 @@ def cases(world, device):
 
 
 def decaying(rows, columns, rank, dtype=torch.float32, seed=0):
-    """Random entries that fade away from the diagonal: ranks need some units and not others."""
-    i = torch.arange(rows, dtype=torch.float64)[:, None] / max(rows, 1)
-    j = torch.arange(columns, dtype=torch.float64) / max(columns, 1)
-    fade = torch.exp(-12 * (i - j).abs())
-    return (matrices.normal(rows, columns, dtype=torch.float64, seed=seed) * fade).to(
-        rank.device, dtype
-    )
+    return matrices.fading(rows, columns, dtype, rank.device, seed, rate=12)
 
 
 def operands(rank, m=300, k=260, n=333, dtype=torch.float32):

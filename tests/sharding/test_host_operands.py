@@ -3,34 +3,19 @@
 tests/cpp/spamm_host_test.cpp tries the same code on the CPU.
 """
 
-import contextlib
 import threading
 
 import matrices
 import pytest
 import torch
+from matrices import fading as decay
+from support import memory_limit
 
 import spamm_torch
 
 KNOBS = [{"tau": 0.02}, {"valid_ratio": 0.3}, {"max_error": 0.05}, {"tau": 0.0}]
 DEVICES = [[0], pytest.param([0, 1], marks=pytest.mark.multi_gpu)]
-
-
-@pytest.fixture(autouse=True)
-def new_memory_holds_nan(monkeypatch):
-    """So that a stage that is read but was not copied shows."""
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def decay(rows, columns, dtype=torch.float32, seed=0):
-    """Random entries that decay away from the diagonal."""
-    values = matrices.normal(rows, columns, dtype=torch.float64, seed=seed)
-    i = torch.arange(rows, dtype=torch.float64)[:, None] / rows
-    j = torch.arange(columns, dtype=torch.float64)[None, :] / columns
-    return (values * torch.exp(-20 * (i - j).abs())).to(dtype)
+pytestmark = pytest.mark.usefixtures("new_memory_holds_nan")
 
 
 def check(a, b, devices, **options):
@@ -42,23 +27,6 @@ def check(a, b, devices, **options):
     on_device = spamm_torch.mm(a.contiguous().cuda(), b.contiguous().cuda(), **options, **maps)
     assert torch.equal(c, on_device.cpu())
     return c
-
-
-@contextlib.contextmanager
-def memory_limit(devices, more_bytes):
-    """Lets torch take only so many more bytes of each device."""
-    for device in devices:
-        torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    for device in devices:
-        total = torch.cuda.mem_get_info(device)[1]
-        limit = (torch.cuda.memory_reserved(device) + more_bytes) / total
-        torch.cuda.set_per_process_memory_fraction(limit, device)
-    try:
-        yield
-    finally:
-        for device in devices:
-            torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
 @pytest.mark.cuda

@@ -9,28 +9,14 @@ import itertools
 import matrices
 import pytest
 import torch
+from matrices import fading as decay
+from support import memory_limit
 
 import spamm_torch
 
 KNOBS = [{"tau": 0.02}, {"valid_ratio": 0.3}, {"max_error": 0.05}, {"tau": 0.0}]
 TWO_GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
-
-
-@pytest.fixture(autouse=True)
-def new_memory_holds_nan(monkeypatch):
-    """So that a block that is read but was not copied shows."""
-    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    yield
-    torch.use_deterministic_algorithms(False)
-
-
-def decay(rows, columns, dtype=torch.float32, device="cpu", seed=0):
-    """Random entries that decay away from the diagonal, so that stages need different units."""
-    values = matrices.normal(rows, columns, dtype=torch.float64, seed=seed)
-    i = torch.arange(rows, dtype=torch.float64)[:, None] / rows
-    j = torch.arange(columns, dtype=torch.float64)[None, :] / columns
-    return (values * torch.exp(-20 * (i - j).abs())).to(device, dtype)
+pytestmark = pytest.mark.usefixtures("new_memory_holds_nan")
 
 
 def cut(x, cuts, devices):
@@ -290,16 +276,10 @@ class TestTwoGpus:
     def test_out_of_memory_names_the_device(self):
         a, b = decay(1024, 1024, device="cuda:0"), decay(1024, 8192, device="cuda:0", seed=1)
         a_shards, b_shards = (cut(x, (0, 512, 1024), TWO_GPUS) for x in (a, b))
-        torch.cuda.synchronize()
-        total = torch.cuda.mem_get_info(1)[1]
-        torch.cuda.empty_cache()
-        torch.cuda.set_per_process_memory_fraction(
-            (torch.cuda.memory_reserved(1) + 24 * 2**20) / total, 1
-        )
-        try:
-            with pytest.raises(torch.OutOfMemoryError, match=r"bytes on cuda:1"):
-                spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, 1)
+        with (
+            memory_limit([1], 24 * 2**20),
+            pytest.raises(torch.OutOfMemoryError, match=r"bytes on cuda:1"),
+        ):
+            spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
         shards = spamm_torch.mm_shards(a_shards, b_shards, tau=0.02)
         assert torch.equal(shards[1].to("cuda:0"), spamm_torch.mm(a, b, tau=0.02)[512:])

@@ -370,123 +370,106 @@ def units_of(largest_a=NORM_A, norm_b=NORM_B, tau=0.5, stage_blocks=2):
     return ops.needed_units(largest_a, norm_b, host(tau), stage_blocks)
 
 
-def raises_one_line(error, line, call, **arguments):
+# Of both calls: arguments, error and line.
+BAD_MAPS = [
+    (
+        {"norm_a": NORM_A[None], "norm_b": NORM_B[None]},
+        RuntimeError,
+        "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [1, 8, 4] and [1, 4, 6]",
+    ),
+    (
+        {"norm_a": NORM_A.half(), "norm_b": NORM_B.half()},
+        TypeError,
+        "norm_a must be float32 or float64; got float16",
+    ),
+    (
+        {"norm_b": NORM_B.double()},
+        TypeError,
+        "norm_a and norm_b must have one dtype; got float32 and float64",
+    ),
+    ({"norm_a": [1.0]}, TypeError, "norm_a must be a tensor; got list"),
+    ({"tau": math.nan}, ValueError, "tau must be a number; got nan"),
+    ({"tau": torch.ones(1)}, RuntimeError, "tau must be a 0-d tensor; got shape [1]"),
+    (
+        {"block": 48},
+        ValueError,
+        "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
+    ),
+]
+CUTS_LINE = (
+    "{} must be {} ascending numbers from 0 into the last of {} blocks of 64, multiples of 64 but "
+    "for the last; got {}"
+)
+BAD_CUTS = [[0, 256, 448], [0, 256, 513], [0, 100, 512], [0, 512, 256], [64, 256, 512]]
+BAD_CUTS += [[-64, 0, 512], [0, 256.0, 512]]
+MISFIT = {"norm_b": torch.ones(5, 6)}, RuntimeError
+BAD = [
+    (
+        plan_of,
+        *MISFIT,
+        "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [8, 4] and [5, 6]",
+    ),
+    (
+        cuts_of,
+        *MISFIT,
+        "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 4] and [5, 6]",
+    ),
+    *[(call, *bad) for call in (plan_of, cuts_of) for bad in BAD_MAPS],
+    (cuts_of, {"parts": 0}, ValueError, "parts must be positive; got 0"),
+    (cuts_of, {"parts": 2.0}, TypeError, "parts must be an integer; got 2.0"),
+    (cuts_of, {"parts": True}, TypeError, "parts must be an integer; got True"),
+    (
+        lambda: ops.row_cuts(NORM_A, NORM_B, host(0.5), 2, -1),
+        *({}, ValueError, "multiple must be positive; got -1"),
+    ),
+    (units_of, {"stage_blocks": 0}, ValueError, "stage_blocks must be positive; got 0"),
+    (
+        units_of,
+        {"largest_a": NORM_A[:, :3]},
+        RuntimeError,
+        "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]",
+    ),
+    (lambda: ops.stage_blocks(-1, 64), {}, ValueError, "block_columns must be at least 0; got -1"),
+    (lambda: ops.stage_blocks(8, 48), {}, ValueError, "block_n must be 32, 64 or 128; got 48"),
+    *[(plan_of, {"cuts": c}, ValueError, CUTS_LINE.format("cuts", 3, 8, c)) for c in BAD_CUTS],
+    (plan_of, {"b_cuts": [0, 256]}, ValueError, CUTS_LINE.format("b_cuts", 3, 4, [0, 256])),
+    (plan_of, {"mesh_shape": (4, 1)}, ValueError, CUTS_LINE.format("cuts", 5, 8, CUTS)),
+    *[
+        (
+            plan_of,
+            {"mesh_shape": mesh},
+            ValueError,
+            f"mesh_shape must be two positive integers; got {mesh!r}",
+        )
+        for mesh in [(2,), (2, 0), (2, -1), (2, 1, 1), 2, (2, 1.0), "21"]
+    ],
+    (
+        plan_of,
+        {"dtype": torch.float64},
+        TypeError,
+        "dtype must be float32 or float16 or bfloat16 for float32 norms; got float64",
+    ),
+    (
+        plan_of,
+        {"norm_a": NORM_A.double(), "norm_b": NORM_B.double(), "dtype": torch.float16},
+        TypeError,
+        "dtype must be float64 for float64 norms; got float16",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=range(len(BAD)))
+def test_bad_input(case):
+    call, arguments, error, line = case
     with pytest.raises(error) as caught:
         call(**arguments)
     assert str(caught.value) == line
 
 
-every_call = pytest.mark.parametrize("call", [plan_of, cuts_of])
-
-
-class TestBadInput:
-    @every_call
-    def test_maps_and_tau(self, call):
-        shapes = r"^norm maps must be .*got shapes \[8, 4\] and \[5, 6\]$"
-        with pytest.raises(RuntimeError, match=shapes):
-            call(norm_b=torch.ones(5, 6))
-        raises_one_line(
-            RuntimeError,
-            "norm maps must be 2-d: (MB, KB) and (KB, NB); got shapes [1, 8, 4] and [1, 4, 6]",
-            call,
-            norm_a=NORM_A[None],
-            norm_b=NORM_B[None],
-        )
-        raises_one_line(
-            TypeError,
-            "norm_a must be float32 or float64; got float16",
-            call,
-            norm_a=NORM_A.half(),
-            norm_b=NORM_B.half(),
-        )
-        raises_one_line(
-            TypeError,
-            "norm_a and norm_b must have one dtype; got float32 and float64",
-            call,
-            norm_b=NORM_B.double(),
-        )
-        raises_one_line(TypeError, "norm_a must be a tensor; got list", call, norm_a=[1.0])
-        raises_one_line(ValueError, "tau must be a number; got nan", call, tau=math.nan)
-        raises_one_line(
-            RuntimeError, "tau must be a 0-d tensor; got shape [1]", call, tau=torch.ones(1)
-        )
-        raises_one_line(
-            ValueError,
-            "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
-            call,
-            block=48,
-        )
-
-    def test_parts(self):
-        raises_one_line(ValueError, "parts must be positive; got 0", cuts_of, parts=0)
-        raises_one_line(TypeError, "parts must be an integer; got 2.0", cuts_of, parts=2.0)
-        raises_one_line(TypeError, "parts must be an integer; got True", cuts_of, parts=True)
-        with pytest.raises(ValueError, match=r"^multiple must be positive; got -1$"):
-            ops.row_cuts(NORM_A, NORM_B, host(0.5), 2, -1)
-
-    def test_stages(self):
-        line = "stage_blocks must be positive; got 0"
-        raises_one_line(ValueError, line, units_of, stage_blocks=0)
-        with pytest.raises(ValueError, match=r"^block_columns must be at least 0; got -1$"):
-            ops.stage_blocks(-1, 64)
-        with pytest.raises(ValueError, match=r"^block_n must be 32, 64 or 128; got 48$"):
-            ops.stage_blocks(8, 48)
-
-    def test_unit_maps(self):
-        raises_one_line(
-            RuntimeError,
-            "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]",
-            units_of,
-            largest_a=NORM_A[:, :3],
-        )
-
-    @pytest.mark.parametrize(
-        "cuts",
-        [
-            [0, 256, 448],
-            [0, 256, 513],
-            [0, 100, 512],
-            [0, 512, 256],
-            [64, 256, 512],
-            [-64, 0, 512],
-            [0, 256.0, 512],
-        ],
-    )
-    def test_cuts(self, cuts):
-        line = (
-            "cuts must be 3 ascending numbers from 0 into the last of 8 blocks of 64, multiples "
-            f"of 64 but for the last; got {cuts}"
-        )
-        raises_one_line(ValueError, line, plan_of, cuts=cuts)
-
-    @pytest.mark.parametrize("cuts", [[], [512], 2, "0512"])
-    def test_too_few_cuts(self, cuts):
-        with pytest.raises(ValueError, match=r"^cuts must be .*; got .*$"):
-            plan_of(cuts=cuts)
-
-    def test_b_cuts(self):
-        line = (
-            "b_cuts must be 3 ascending numbers from 0 into the last of 4 blocks of 64, multiples "
-            "of 64 but for the last; got [0, 256]"
-        )
-        raises_one_line(ValueError, line, plan_of, b_cuts=[0, 256])
-
-    @pytest.mark.parametrize("mesh", [(2,), (2, 0), (2, -1), (2, 1, 1), 2, (2, 1.0), "21"])
-    def test_mesh(self, mesh):
-        line = f"mesh_shape must be two positive integers; got {mesh!r}"
-        raises_one_line(ValueError, line, plan_of, mesh_shape=mesh)
-
-    def test_cuts_for_another_mesh(self):
-        with pytest.raises(ValueError, match=r"^cuts must be 5 ascending numbers"):
-            plan_of(mesh_shape=(4, 1))
-
-    def test_dtype(self):
-        line = "dtype must be float32 or float16 or bfloat16 for float32 norms; got float64"
-        raises_one_line(TypeError, line, plan_of, dtype=torch.float64)
-        with pytest.raises(
-            TypeError, match=r"^dtype must be float64 for float64 norms; got float16"
-        ):
-            plan_of(NORM_A.double(), NORM_B.double(), dtype=torch.float16)
+@pytest.mark.parametrize("cuts", [[], [512], 2, "0512"])
+def test_too_few_cuts(cuts):
+    with pytest.raises(ValueError, match=r"^cuts must be .*; got .*$"):
+        plan_of(cuts=cuts)
 
 
 # ---- The ops ------------------------------------------------------------------------------------
