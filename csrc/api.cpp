@@ -2,87 +2,56 @@
 // autocast and both devices as Python does.
 #include <algorithm>
 
+#include "arguments.h"
 #include "checks.h"
-#include "ops.h"
 #include "shards/plan.h"
-#include "spamm/spamm.h"
 
 namespace spamm {
 
+using ops::call;
 using ops::find;
-using ops::OptTensor;
-
-Knob Knob::with_tau(double tau) {
-  Knob knob;
-  knob.threshold = tau;
-  return knob;
-}
-
-Knob Knob::with_tau(const Tensor& tau) {
-  Knob knob;
-  knob.tau = tau;
-  return knob;
-}
-
-Knob Knob::with_valid_ratio(double valid_ratio) {
-  Knob knob;
-  knob.valid_ratio = valid_ratio;
-  return knob;
-}
-
-Knob Knob::with_max_error(double max_error) {
-  Knob knob;
-  knob.max_error = max_error;
-  return knob;
-}
 
 Tensor norm_map(const Tensor& a, IntArrayRef block) {
-  static const auto op = find<Tensor(const Tensor&, IntArrayRef)>("spamm_torch::norm_map");
+  static const auto op = find("spamm_torch::norm_map").typed<Tensor(const Tensor&, IntArrayRef)>();
   return op.call(a, block);
 }
 
-Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
-                int64_t max_iterations, double tolerance) {
-  static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, double, int64_t, double)>("spamm_torch::find_tau");
-  return op.call(norm_a, norm_b, valid_ratio, max_iterations, tolerance);
+Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) {
+  static const auto op = find("spamm_torch::find_tau");
+  return call<Tensor>(op, FindTauArguments{norm_a, norm_b, valid_ratio});
 }
 
 Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
                           const OptTensor& skip_norm_b) {
-  static const auto op = find<Tensor(const Tensor&, const Tensor&, double, const OptTensor&)>(
-      "spamm_torch::find_tau_for_error");
-  return op.call(norm_a, norm_b, max_error, skip_norm_b);
+  static const auto op = find("spamm_torch::find_tau");
+  return call<Tensor>(op, FindTauArguments{norm_a, norm_b, {}, max_error, skip_norm_b});
 }
 
+// An op of two norm maps and a threshold.
+using OfMaps = Tensor(const Tensor&, const Tensor&, const Tensor&);
+
 Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
-  static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&)>("spamm_torch::valid_counts");
+  static const auto op = find("spamm_torch::valid_counts").typed<OfMaps>();
   return op.call(norm_a, norm_b, tau);
 }
 
 Tensor valid_ratio(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
-  static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&)>("spamm_torch::valid_ratio");
+  static const auto op = find("spamm_torch::valid_ratio").typed<OfMaps>();
   return op.call(norm_a, norm_b, tau);
 }
 
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                    const OptTensor& skip_norm_b) {
   static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptTensor&)>(
-          "spamm_torch::error_bound");
+      find("spamm_torch::error_bound")
+          .typed<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptTensor&)>();
   return op.call(norm_a, norm_b, tau, skip_norm_b);
 }
 
 Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha, at::OptionalIntArrayRef whole) {
-  static const auto op =
-      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                  IntArrayRef, const OptTensor&, const Scalar&, const Scalar&,
-                  at::OptionalIntArrayRef)>("spamm_torch::multiply");
-  return op.call(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
+                const Tensor& tau, IntArrayRef block, const MultiplyOptions& options) {
+  static const auto op = find("spamm_torch::multiply");
+  return call<Tensor>(op, MultiplyArguments{options, a, b, norm_a, norm_b, tau, DimVector(block)});
 }
 
 namespace {
@@ -94,64 +63,33 @@ void check_two_matrices(const char* name, const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-Tensor mm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block,
-          const OptTensor& norm_a, const OptTensor& norm_b, bool symmetric) {
+Tensor mm(const Tensor& a, const Tensor& b, const ProductOptions& options) {
   check_two_matrices("mm", a, b);
-  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block, norm_a,
-                    norm_b, std::nullopt, 1, 1, std::nullopt, symmetric);
+  return ops::spamm({options, a, b});
 }
 
-Tensor addmm(const Tensor& input, const Tensor& a, const Tensor& b, const Knob& knob,
-             IntArrayRef block, const Scalar& beta, const Scalar& alpha, const OptTensor& norm_a,
-             const OptTensor& norm_b, bool symmetric) {
-  check_two_matrices("addmm", a, b);
-  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block, norm_a,
-                    norm_b, input, beta, alpha, std::nullopt, symmetric);
-}
-
-std::tuple<Tensor, Tensor> mm_with_norms(const Tensor& a, const Tensor& b, const Knob& knob,
-                                         IntArrayRef block, const OptTensor& norm_a,
-                                         const OptTensor& norm_b, bool symmetric) {
+std::tuple<Tensor, Tensor> mm_with_norms(const Tensor& a, const Tensor& b,
+                                         const ProductOptions& options) {
   check_two_matrices("mm_with_norms", a, b);
-  return ops::spamm_with_norms(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
-                               block, norm_a, norm_b, std::nullopt, 1, 1, std::nullopt, symmetric);
+  static const auto op = find("spamm_torch::spamm_with_norms");
+  return call<std::tuple<Tensor, Tensor>>(op, ProductArguments{options, a, b});
 }
 
-std::tuple<Tensor, Tensor> addmm_with_norms(const Tensor& input, const Tensor& a, const Tensor& b,
-                                            const Knob& knob, IntArrayRef block, const Scalar& beta,
-                                            const Scalar& alpha, const OptTensor& norm_a,
-                                            const OptTensor& norm_b, bool symmetric) {
-  check_two_matrices("addmm_with_norms", a, b);
-  return ops::spamm_with_norms(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
-                               block, norm_a, norm_b, input, beta, alpha, std::nullopt, symmetric);
-}
-
-void mm_out(const Tensor& out, const Tensor& a, const Tensor& b, const Knob& knob,
-            IntArrayRef block, const OptTensor& norm_a, const OptTensor& norm_b, bool symmetric) {
+void mm_out(const Tensor& out, const Tensor& a, const Tensor& b, const ProductOptions& options) {
   check_two_matrices("mm_out", a, b);
-  ops::spamm_into(a, b, out, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                  norm_a, norm_b, std::nullopt, 1, 1, std::nullopt, symmetric, std::nullopt);
+  static const auto op = find("spamm_torch::spamm_into");
+  call<void>(op, ProductArguments{options, a, b, out});
 }
 
-void addmm_out(const Tensor& out, const Tensor& input, const Tensor& a, const Tensor& b,
-               const Knob& knob, IntArrayRef block, const Scalar& beta, const Scalar& alpha,
-               const OptTensor& norm_a, const OptTensor& norm_b, bool symmetric) {
-  check_two_matrices("addmm_out", a, b);
-  ops::spamm_into(a, b, out, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                  norm_a, norm_b, input, beta, alpha, std::nullopt, symmetric, std::nullopt);
-}
-
-Tensor bmm(const Tensor& a, const Tensor& b, const Knob& knob, IntArrayRef block) {
+Tensor bmm(const Tensor& a, const Tensor& b, const ProductOptions& options) {
   TORCH_CHECK(a.dim() == 3 && b.dim() == 3,
               "bmm expects two batches of matrices (3-d); got shapes ", a.sizes(), " and ",
               b.sizes());
-  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, std::nullopt, 1, 1, std::nullopt,
-                    /*symmetric=*/false);
+  return ops::spamm({options, a, b});
 }
 
-Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
-              IntArrayRef block) {
+Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+              const ProductOptions& options) {
   TORCH_CHECK(input.dim() >= 1 && weight.dim() == 2 && input.size(-1) == weight.size(1),
               "linear expects input (..., in_features) and weight (out_features, in_features); got "
               "shapes ",
@@ -162,33 +100,27 @@ Tensor linear(const Tensor& input, const Tensor& weight, const OptTensor& bias, 
   auto shape = input.sizes().vec();
   shape.back() = weight.size(0);
   const Tensor rows = input.dim() == 1 ? input.unsqueeze(0) : input.flatten(0, -2);
-  return ops::spamm(rows, weight.t(), knob.tau, knob.threshold, knob.valid_ratio, knob.max_error,
-                    block, std::nullopt, std::nullopt, bias, 1, 1, std::nullopt,
-                    /*symmetric=*/false)
-      .reshape(shape);
+  ProductArguments product{options, rows, weight.t()};
+  product.input = bias;
+  return ops::spamm(product).reshape(shape);
 }
 
-Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias, const Knob& knob,
-              IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-              at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-              const OptTensor& residual, std::string_view activation) {
-  return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, knob.tau,
-                     knob.threshold, knob.valid_ratio, knob.max_error, block, pixel_block,
-                     std::nullopt, std::nullopt, residual, activation, /*weight_is_ready=*/false);
+Tensor conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
+              const ConvOptions& options) {
+  static const auto op = find("spamm_torch::conv2d");
+  return call<Tensor>(op, ConvArguments{options, input, weight, bias});
 }
 
 Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                    IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                    const OptTensor& residual, std::string_view activation) {
-  return ops::dense_conv2d(input, weight, bias, stride, padding, dilation, groups, residual,
-                           activation);
+                    const ConvOptions& options) {
+  static const auto op = find("spamm_torch::dense_conv2d");
+  return call<Tensor>(op, DenseConvArguments{{options, input, weight, bias}});
 }
 
 std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                               int64_t parts, IntArrayRef block) {
-  static const auto op =
-      find<std::vector<int64_t>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t)>(
-          "spamm_torch::row_cuts");
+  using Cuts = std::vector<int64_t>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t);
+  static const auto op = find("spamm_torch::row_cuts").typed<Cuts>();
   const int64_t m = check_block(block).m;
   auto cuts = op.call(norm_a, norm_b, tau, parts, std::max(m, shards::kCutRows) / m);
   for (int64_t& cut : cuts) cut *= m;
@@ -196,41 +128,20 @@ std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const 
 }
 
 std::vector<Tensor> conv2d_shards(at::TensorList input_shards, at::TensorList weight,
-                                  at::TensorList bias, const Knob& knob, IntArrayRef stride,
-                                  IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                                  at::OptionalIntArrayRef block,
-                                  at::OptionalIntArrayRef pixel_block,
-                                  std::string_view activation) {
-  return ops::conv2d_shards(input_shards, weight, bias, stride, padding, dilation, groups, knob.tau,
-                            knob.threshold, knob.valid_ratio, knob.max_error, block, pixel_block,
-                            activation);
+                                  at::TensorList bias, const ConvOptions& options) {
+  return ops::conv2d_shards({options, input_shards.vec(), weight.vec(), bias.vec()});
 }
 
-std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards, const Knob& knob,
-                              IntArrayRef block) {
-  return ops::spamm_shards(a_shards, b_shards, knob.tau, knob.threshold, knob.valid_ratio,
-                           knob.max_error, block);
-}
-
-Tensor mm_on_devices(const Tensor& a, const Tensor& b, IntArrayRef devices, const Knob& knob,
-                     IntArrayRef block) {
-  return ops::spamm(a, b, knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                    std::nullopt, std::nullopt, std::nullopt, 1, 1, devices, /*symmetric=*/false);
-}
-
-Tensor conv2d_on_devices(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                         IntArrayRef devices, const Knob& knob, IntArrayRef stride,
-                         IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                         at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                         std::string_view activation) {
-  return ops::conv2d_on_devices(input, weight, bias, stride, padding, dilation, groups, devices,
-                                knob.tau, knob.threshold, knob.valid_ratio, knob.max_error, block,
-                                pixel_block, activation);
+std::vector<Tensor> mm_shards(at::TensorList a_shards, at::TensorList b_shards,
+                              const ProductOptions& options) {
+  static const auto op = find("spamm_torch::spamm_shards");
+  return call<std::vector<Tensor>>(
+      op, ProductShardsArguments{a_shards.vec(), b_shards.vec(), options.knob, options.block});
 }
 
 std::string backend_for(at::Device device, at::ScalarType dtype, IntArrayRef block) {
-  static const auto op =
-      find<std::string(at::Device, at::ScalarType, IntArrayRef)>("spamm_torch::backend_for");
+  static const auto op = find("spamm_torch::backend_for")
+                             .typed<std::string(at::Device, at::ScalarType, IntArrayRef)>();
   return op.call(device, dtype, block);
 }
 

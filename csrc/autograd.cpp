@@ -9,20 +9,19 @@
 
 #include <algorithm>
 #include <string>
+#include <string_view>
 #include <tuple>
-#include <type_traits>
 #include <utility>
 
 #include "activation.h"
+#include "arguments.h"
 #include "checks.h"
-#include "ops.h"
+#include "conv/layers.h"
 #include "shards/copies.h"
-#include "spamm/spamm.h"
 
 namespace spamm {
 namespace {
 
-using ops::OptTensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -61,21 +60,39 @@ auto with_dense_gradient(const Op& op, std::initializer_list<bool> wanted, Input
   return op();
 }
 
+// For ops without a gradient: autograd treats their outputs as constants.
+void below_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  op.redispatchBoxed(keys & c10::after_ADInplaceOrView_keyset, stack);
+}
+
+// The results of an op of tensors, which leave the stack.
+variable_list run_below(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  below_autograd(op, keys, stack);
+  variable_list results;
+  for (c10::IValue& result : torch::jit::pop(*stack, op.schema().returns().size())) {
+    results.push_back(std::move(result).toTensor());
+  }
+  return results;
+}
+
+void push(Stack* stack, const variable_list& results) {
+  for (const Tensor& result : results) stack->emplace_back(result);
+}
+
 // C = alpha * A @ B + beta * input; `op` computes C, or C and its norms, which have no gradient.
 struct ProductFunction : torch::autograd::Function<ProductFunction> {
   template <class Op>
-  static auto forward(AutogradContext* ctx, const Op& op, const Tensor& a, const Tensor& b,
-                      const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
+  static variable_list forward(AutogradContext* ctx, const Op& op, const Tensor& a, const Tensor& b,
+                               const OptTensor& input, const Scalar& beta, const Scalar& alpha) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->save_for_backward({a, b});
     ctx->saved_data["beta"] = beta;
     ctx->saved_data["alpha"] = alpha;
     if (input) ctx->saved_data["input_shape"] = input->sym_sizes();
-    const auto result = op();
-    if constexpr (!std::is_same_v<decltype(op()), Tensor>) {
-      ctx->mark_non_differentiable({result[1]});
-    }
-    return result;
+    variable_list results = op();
+    if (results.size() > 1) ctx->mark_non_differentiable({results[1]});
+    return results;
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -94,43 +111,14 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
   }
 };
 
-Tensor spamm_autograd(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                      std::optional<double> threshold, std::optional<double> valid_ratio,
-                      std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
-                      const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-                      const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
-  const auto op = [&] {
-    return ops::spamm(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input,
-                      beta, alpha, devices, symmetric);
-  };
-  return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
-                                              a, b, input, beta, alpha);
-}
-
-std::tuple<Tensor, Tensor> spamm_with_norms_autograd(
-    const Tensor& a, const Tensor& b, const OptTensor& tau, std::optional<double> threshold,
-    std::optional<double> valid_ratio, std::optional<double> max_error, IntArrayRef block,
-    const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-    const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
-  const auto op = [&] {
-    auto [c, norms] = ops::spamm_with_norms(a, b, tau, threshold, valid_ratio, max_error, block,
-                                            norm_a, norm_b, input, beta, alpha, devices, symmetric);
-    return variable_list{std::move(c), std::move(norms)};
-  };
-  const variable_list results = with_dense_gradient<ProductFunction>(
-      op, {needs_grad(a), needs_grad(b), needs_grad(input)}, a, b, input, beta, alpha);
-  return {results[0], results[1]};
-}
-
-Tensor multiply_autograd(const Tensor& a, const Tensor& b, const Tensor& norm_a,
-                         const Tensor& norm_b, const Tensor& tau, IntArrayRef block,
-                         const OptTensor& input, const Scalar& beta, const Scalar& alpha,
-                         at::OptionalIntArrayRef whole) {
-  const auto op = [&] {
-    return multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha, whole);
-  };
-  return with_dense_gradient<ProductFunction>(op, {needs_grad(a), needs_grad(b), needs_grad(input)},
-                                              a, b, input, beta, alpha);
+// spamm, spamm_with_norms and multiply.
+template <class Arguments>
+void product_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto x = arguments_of<Arguments>(op, *stack);
+  push(stack,
+       with_dense_gradient<ProductFunction>([&] { return run_below(op, keys, stack); },
+                                            {needs_grad(x.a), needs_grad(x.b), needs_grad(x.input)},
+                                            x.a, x.b, x.input, x.beta, x.alpha));
 }
 
 // The gradient of what an activation is applied to. relu, relu6 and leaky_relu tell from their
@@ -163,13 +151,12 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
   template <class Op>
   static Tensor forward(AutogradContext* ctx, const Op& op, const Tensor& input,
                         const Tensor& weight, const OptTensor& bias, const OptTensor& residual,
-                        IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                        int64_t groups, Activation activation) {
+                        const ConvOptions& options, Activation activation) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    ctx->saved_data["stride"] = stride;
-    ctx->saved_data["padding"] = padding;
-    ctx->saved_data["dilation"] = dilation;
-    ctx->saved_data["groups"] = groups;
+    ctx->saved_data["stride"] = IntArrayRef(options.stride);
+    ctx->saved_data["padding"] = IntArrayRef(options.padding);
+    ctx->saved_data["dilation"] = IntArrayRef(options.dilation);
+    ctx->saved_data["groups"] = options.groups;
     ctx->saved_data["activation"] = static_cast<int64_t>(activation);
     ctx->saved_data["has_residual"] = residual.has_value();
     if (bias) ctx->saved_data["bias_shape"] = bias->sym_sizes();
@@ -208,105 +195,81 @@ struct Conv2dFunction : torch::autograd::Function<Conv2dFunction> {
     const bool for_residual =
         ctx->saved_data["has_residual"].toBool() && ctx->needs_input_grad(with_bias ? 3 : 2);
     return {Tensor(), grad_input, grad_weight, grad_bias, for_residual ? grad : Tensor(),
-            Tensor(), Tensor(),   Tensor(),    Tensor(),  Tensor()};
+            Tensor(), Tensor()};
   }
 };
 
 // A convolution with a dense gradient. `run` computes it with the activation that it is given.
 template <class Run>
-Tensor conv_with_gradient(const Run& run, const Tensor& input, const Tensor& weight,
-                          const OptTensor& bias, const OptTensor& residual, IntArrayRef stride,
-                          IntArrayRef padding, IntArrayRef dilation, int64_t groups,
-                          std::string_view activation_name) {
-  const Activation activation = check_activation(activation_name);
-  const std::initializer_list<bool> wanted = {needs_grad(input), needs_grad(weight),
-                                              needs_grad(bias), needs_grad(residual)};
+Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
+  const Activation activation = check_activation(x.activation);
+  const std::initializer_list<bool> wanted = {needs_grad(x.input), needs_grad(x.weight),
+                                              needs_grad(x.bias), needs_grad(x.residual)};
   const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
                      std::find(wanted.begin(), wanted.end(), true) != wanted.end();
   const Activation inside = apart ? Activation::kNone : activation;
+  const ConvOptions& options = x;
   const Tensor output = with_dense_gradient<Conv2dFunction>(
-      [&] { return run(name_of(inside)); }, wanted, input, weight, bias, residual, stride, padding,
-      dilation, groups, inside);
+      [&] { return run(inside); }, wanted, x.input, x.weight, x.bias, x.residual, options, inside);
   return apart ? activated(output, activation) : output;
 }
 
-Tensor conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                       int64_t groups, const OptTensor& tau, std::optional<double> threshold,
-                       std::optional<double> valid_ratio, std::optional<double> max_error,
-                       at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                       const OptTensor& norm_weight, const OptTensor& norm_input,
-                       const OptTensor& residual, std::string_view activation,
-                       bool weight_is_ready) {
-  const auto run = [&](std::string_view inside) {
-    return ops::conv2d(input, weight, bias, stride, padding, dilation, groups, tau, threshold,
-                       valid_ratio, max_error, block, pixel_block, norm_weight, norm_input,
-                       residual, inside, weight_is_ready);
+// conv2d and dense_conv2d.
+template <class Arguments>
+void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  auto x = arguments_of<Arguments>(op, *stack);
+  if (x.devices) {  // composed of differentiable ops, so it has their gradients
+    torch::jit::drop(*stack, size_of(op));
+    stack->emplace_back(conv2d_on_devices(x));
+    return;
+  }
+  const auto run = [&](Activation inside) {
+    if (const std::string name(name_of(inside)); name != x.activation) {
+      torch::jit::drop(*stack, size_of(op));
+      x.activation = name;
+      push_arguments(op, *stack, x);
+    }
+    return run_below(op, keys, stack)[0];
   };
-  return conv_with_gradient(run, input, weight, bias, residual, stride, padding, dilation, groups,
-                            activation);
-}
-
-Tensor dense_conv2d_autograd(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                             IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                             int64_t groups, const OptTensor& residual,
-                             std::string_view activation) {
-  const auto run = [&](std::string_view inside) {
-    return ops::dense_conv2d(input, weight, bias, stride, padding, dilation, groups, residual,
-                             inside);
-  };
-  return conv_with_gradient(run, input, weight, bias, residual, stride, padding, dilation, groups,
-                            activation);
+  stack->emplace_back(conv_with_gradient(run, x));
 }
 
 // The gradients of each shard are those of its own convolution. A weight that is copied to several
 // shards gets their sum, through the copies, which are therefore made here.
-std::vector<Tensor> conv2d_shards_autograd(
-    at::TensorList input_shards, at::TensorList weight, at::TensorList bias, IntArrayRef stride,
-    IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-    std::optional<double> threshold, std::optional<double> valid_ratio,
-    std::optional<double> max_error, at::OptionalIntArrayRef block,
-    at::OptionalIntArrayRef pixel_block, std::string_view activation) {
-  const std::vector<Tensor> weights = shards::beside(input_shards, weight, "weight");
-  const std::vector<Tensor> biases =
-      bias.empty() ? std::vector<Tensor>() : shards::beside(input_shards, bias, "bias");
+std::vector<Tensor> conv2d_shards_autograd(ConvShardsArguments& x) {
+  x.weight = shards::beside(x.input_shards, x.weight, "weight");
+  if (!x.bias.empty()) x.bias = shards::beside(x.input_shards, x.bias, "bias");
   const auto wants = [](const std::vector<Tensor>& tensors) {
     return std::any_of(tensors.begin(), tensors.end(),
-                       [](const Tensor& x) { return needs_grad(x); });
+                       [](const Tensor& t) { return needs_grad(t); });
   };
-  const bool apart = needs_its_argument(check_activation(activation)) &&
-                     at::GradMode::is_enabled() &&
-                     (wants(input_shards.vec()) || wants(weights) || wants(biases));
-  const std::string_view inside = apart ? name_of(Activation::kNone) : activation;
+  const Activation activation = check_activation(x.activation);
+  const bool apart = needs_its_argument(activation) && at::GradMode::is_enabled() &&
+                     (wants(x.input_shards) || wants(x.weight) || wants(x.bias));
+  if (apart) x.activation = name_of(Activation::kNone);
   std::vector<Tensor> outputs = [&] {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return ops::conv2d_shards(input_shards, weights, biases, stride, padding, dilation, groups, tau,
-                              threshold, valid_ratio, max_error, block, pixel_block, inside);
+    return ops::conv2d_shards(x);
   }();
   for (size_t p = 0; p < outputs.size(); ++p) {
-    const OptTensor bias_beside = biases.empty() ? OptTensor() : OptTensor(biases[p]);
-    const Tensor output = conv_with_gradient(
-        [&](std::string_view) { return outputs[p]; }, input_shards[p], weights[p], bias_beside,
-        /*residual=*/std::nullopt, stride, padding, dilation, groups, inside);
-    outputs[p] = apart ? activated(output, check_activation(activation)) : output;
+    const ConvArguments shard = {x, x.input_shards[p], x.weight[p],
+                                 x.bias.empty() ? OptTensor() : OptTensor(x.bias[p])};
+    const Tensor output = conv_with_gradient([&](Activation) { return outputs[p]; }, shard);
+    outputs[p] = apart ? activated(output, activation) : output;
   }
   return outputs;
 }
 
 // The gradients of each part are those of its rows of A times the whole of B, which is gathered
 // beside them. The gradients of B's shards are sums over the parts, through the copies made here.
-std::vector<Tensor> spamm_shards_autograd(at::TensorList a, at::TensorList b, const OptTensor& tau,
-                                          std::optional<double> threshold,
-                                          std::optional<double> valid_ratio,
-                                          std::optional<double> max_error, IntArrayRef block) {
-  std::vector<Tensor> outputs = [&] {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return ops::spamm_shards(a, b, tau, threshold, valid_ratio, max_error, block);
-  }();
-  const auto wants = [](at::TensorList shards) {
+void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  const auto [a, b, knob, block] = arguments_of<ProductShardsArguments>(op, *stack);
+  below_autograd(op, keys, stack);
+  const auto wants = [](const std::vector<Tensor>& shards) {
     return std::any_of(shards.begin(), shards.end(), [](const Tensor& x) { return needs_grad(x); });
   };
-  if (!at::GradMode::is_enabled() || !(wants(a) || wants(b))) return outputs;
+  if (!at::GradMode::is_enabled() || !(wants(a) || wants(b))) return;
+  std::vector<Tensor> outputs = torch::jit::pop(*stack).toTensorVector();
   const OptTensor no_input;
   for (size_t p = 0; p < outputs.size(); ++p) {
     Tensor whole_b = b[p];
@@ -315,52 +278,50 @@ std::vector<Tensor> spamm_shards_autograd(at::TensorList a, at::TensorList b, co
       for (const Tensor& shard : b) rows.push_back(shard.to(a[p].device()));
       whole_b = at::cat(rows);
     }
-    outputs[p] = with_dense_gradient<ProductFunction>([&] { return outputs[p]; },
+    outputs[p] = with_dense_gradient<ProductFunction>([&] { return variable_list{outputs[p]}; },
                                                       {needs_grad(a[p]), needs_grad(whole_b)}, a[p],
-                                                      whole_b, no_input, 1, 1);
+                                                      whole_b, no_input, 1, 1)[0];
   }
-  return outputs;
-}
-
-// For ops without a gradient: autograd treats their outputs as constants.
-void below_autograd(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  op.callBoxed(stack);
+  stack->emplace_back(outputs);
 }
 
 // The copy's gradient is torch's, of both modes.
 std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, int64_t bands) {
+  using Orders = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
+  using Images = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t);
+  static const auto find_order = ops::find("spamm_torch::likeness_order").typed<Orders>();
+  static const auto order_images = ops::find("spamm_torch::order_images").typed<Images>();
   const bool is_dual = images._fw_grad(/*level=*/0).defined();
   if (is_dual || (at::GradMode::is_enabled() && images.requires_grad())) {
-    const auto [order, places] = ops::likeness_order(images, bands);
+    const auto [order, places] = find_order.call(images, bands);
     return {images.index_select(0, order), order, places};
   }
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return ops::order_images(images, bands);
+  return order_images.call(images, bands);
 }
 
 bool needs_grad(const c10::IValue& argument) {
   if (argument.isTensor()) return needs_grad(argument.toTensor());
-  if (!argument.isList()) return false;
-  const auto list = argument.toListRef();
-  return std::any_of(list.begin(), list.end(), [](const c10::IValue& entry) {
-    return entry.isTensor() && needs_grad(entry.toTensor());
-  });
+  if (!argument.isTensorList()) return false;
+  const auto list = argument.toTensorList();
+  return std::any_of(list.begin(), list.end(), [](const Tensor& t) { return needs_grad(t); });
 }
+
+// What the results of ops without a gradient would have one of. Norm maps and knobs have none.
+constexpr std::string_view kDifferentiable[] = {"input", "weight", "bias",  "residual", "base",
+                                                "a",     "b",      "parts", "out",      "norms"};
 
 // For ops that also return output norms, write to memory that is given, or run several layers: they
 // are for inference. A gradient requested through them is most likely a mistake, so it is an error.
-// Norm maps and knobs have none.
-void check_no_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void check_no_gradient(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   const auto arguments = torch::jit::last(*stack, schema.arguments().size());
   bool wanted = false;
   for (size_t i = 0; i < arguments.size(); ++i) {
-    const std::string& name = schema.arguments()[i].name();
-    const bool differentiable = name == "input" || name == "weight" || name == "bias" ||
-                                name == "residual" || name == "base" || name == "weights" ||
-                                name == "biases" || name == "a" || name == "b" || name == "out" ||
-                                name == "norms" || name == "parts";
+    if (arguments[i].isNone()) continue;
+    const std::string_view name = schema.arguments()[i].name();
+    const bool differentiable =
+        std::ranges::find(kDifferentiable, name) != std::end(kDifferentiable);
     wanted |= differentiable && needs_grad(arguments[i]);
   }
   TORCH_CHECK(!(at::GradMode::is_enabled() && wanted),
@@ -369,21 +330,22 @@ void check_no_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) 
               "arguments that require one");
 }
 
-void refuse_gradient(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void refuse_gradient(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   check_no_gradient(op, stack);
-  below_autograd(op, stack);
+  below_autograd(op, keys, stack);
 }
 
 // For ops that users call to write to a tensor. Two kernels, because in inference mode only the
 // second runs.
-void refuse_gradient_of_writing(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void refuse_gradient_of_writing(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                Stack* stack) {
   check_no_gradient(op, stack);
   at::AutoDispatchBelowAutograd below_gradients;
-  op.callBoxed(stack);
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
 // Moves the version counters of the tensors that are written, as torch's own ops do.
-void count_versions(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+void count_versions(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
   const auto& parameters = op.schema().arguments();
   const auto arguments = torch::jit::last(*stack, parameters.size());
   std::vector<Tensor> written;
@@ -393,35 +355,36 @@ void count_versions(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
       written.push_back(arguments[i].toTensor());
     }
   }
-  below_autograd(op, stack);
+  below_autograd(op, keys, stack);
   for (const Tensor& x : written) x.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
-  m.impl("spamm", &spamm_autograd);
-  m.impl("spamm_with_norms", &spamm_with_norms_autograd);
-  m.impl("multiply", &multiply_autograd);
+  using torch::CppFunction;
+  for (const char* name : {"spamm", "spamm_with_norms"}) {
+    m.impl(name, CppFunction::makeFromBoxedFunction<&product_autograd<ProductArguments>>());
+  }
+  m.impl("multiply", CppFunction::makeFromBoxedFunction<&product_autograd<MultiplyArguments>>());
+  m.impl("conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<ConvArguments>>());
+  m.impl("dense_conv2d", CppFunction::makeFromBoxedFunction<&conv_autograd<DenseConvArguments>>());
+  m.impl("conv2d_shards", boxed<&conv2d_shards_autograd>());
+  m.impl("spamm_shards", CppFunction::makeFromBoxedFunction<&spamm_shards_autograd>());
   m.impl("order_images", &order_images_autograd);
-  m.impl("conv2d", &conv2d_autograd);
-  m.impl("dense_conv2d", &dense_conv2d_autograd);
-  m.impl("conv2d_shards", &conv2d_shards_autograd);
-  m.impl("spamm_shards", &spamm_shards_autograd);
   for (const char* name :
        {"conv2d_with_norms", "conv2d_deviation", "conv2d_deviation_with_norms",
         "conv2d_deviation_parts", "conv2d_max_pool", "max_pool2d", "max_pool2d_with_norms",
         "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient>());
+    m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
   for (const char* name : {"multiply_into", "spamm_into"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
+    m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
   }
-  for (const char* name :
-       {"norm_map", "norm_maps", "find_tau", "find_tau_for_error", "product_histogram",
-        "valid_counts", "valid_ratio", "error_bound", "conv2d_weight_norm", "needed_units",
-        "row_work", "row_cuts", "likeness_order"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&below_autograd>());
+  for (const char* name : {"norm_map", "norm_maps", "find_tau", "product_histogram", "valid_counts",
+                           "valid_ratio", "error_bound", "conv2d_weight_norm", "needed_units",
+                           "row_work", "row_cuts", "likeness_order"}) {
+    m.impl(name, CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }
 

@@ -15,8 +15,8 @@
 #include <string_view>
 
 #include "activation.h"
+#include "arguments.h"
 #include "block.h"
-#include "spamm/spamm.h"
 
 namespace spamm {
 
@@ -158,13 +158,6 @@ inline void check_valid_ratio(double valid_ratio) {
                     valid_ratio);
 }
 
-// Limits of the paper's search. The exact selection meets any valid limits, so they are only
-// checked.
-inline void check_search(int64_t max_iterations, double tolerance) {
-  TORCH_CHECK_VALUE(max_iterations > 0, "max_iterations must be positive; got ", max_iterations);
-  TORCH_CHECK_VALUE(tolerance >= 0, "tolerance must be at least 0; got ", tolerance);
-}
-
 // The bins of product_histogram: `bins` ranges of 2^shift keys. At most 2^11 of them, so that a
 // thread block can count them in shared memory, and no more keys than the norms' type has.
 inline void check_key_bins(const at::Tensor& low, int64_t shift, int64_t bins,
@@ -182,6 +175,19 @@ inline void check_key_bins(const at::Tensor& low, int64_t shift, int64_t bins,
 
 inline void check_max_error(double max_error) {
   TORCH_CHECK_VALUE(max_error >= 0, "max_error must be at least 0; got ", max_error);
+}
+
+// What find_tau searches for. Limits of the paper's search: the exact selection meets any valid
+// limits, so they are only checked.
+inline void check_search(const FindTauArguments& x) {
+  TORCH_CHECK_VALUE(x.valid_ratio.has_value() != x.max_error.has_value(),
+                    "exactly one of valid_ratio and max_error must be given; got ",
+                    x.max_error ? "both" : "none");
+  if (x.valid_ratio) check_valid_ratio(*x.valid_ratio);
+  if (x.max_error) check_max_error(*x.max_error);
+  TORCH_CHECK_VALUE(x.max_iterations > 0, "max_iterations must be positive; got ",
+                    x.max_iterations);
+  TORCH_CHECK_VALUE(x.tolerance >= 0, "tolerance must be at least 0; got ", x.tolerance);
 }
 
 // The knob of a call, checked: exactly one member is set. A threshold becomes a 0-d CPU tensor, the

@@ -1,27 +1,56 @@
-// Every schema of the library and nothing else. Implementations register themselves in cpu/, cuda/
-// and the device-free files. Fake kernels are in Python.
+// Every schema of the library and nothing else; arguments.h has the long ones as structs.
+// Implementations register themselves in cpu/, cuda/ and the device-free files. Fake kernels are in
+// Python.
 #include <ATen/core/enum_tag.h>
 #include <torch/library.h>
 
 #include <string>
-#include <utility>
 #include <vector>
+
+namespace {
+
+using std::string;
+
+// No argument of a whole product or convolution must be given by name: from Python, each name that
+// is looked for takes the host as long as a call through the dispatcher.
+const string knob =
+    "Tensor? tau=None, float? threshold=None, float? valid_ratio=None, float? max_error=None";
+const string product =
+    "Tensor a, Tensor b, " + knob +
+    ", int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, Tensor? input=None, "
+    "Scalar beta=1, Scalar alpha=1, int[]? devices=None, bool symmetric=False";
+const string geometry = "int[2] stride=1, int[2] padding=0, int[2] dilation=1";
+const string groups = geometry + ", int groups=1";
+const string blocks = "int[3]? block=None, int[3]? pixel_block=None";
+const string convolution =
+    "Tensor input, Tensor weight, Tensor? bias=None, " + groups + ", " + knob + ", " + blocks +
+    ", Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
+    "str activation=\"none\", bool weight_is_ready=False";
+const string deviation =
+    "Tensor input, Tensor weight, Tensor base, " + groups +
+    ", *, float? threshold=None, float? valid_ratio=None, float? max_error=None, " + blocks +
+    ", Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
+    "str activation=\"none\"";
+const string pool =
+    "Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, "
+    "bool ceil_mode=False";
+
+}  // namespace
 
 TORCH_LIBRARY(spamm_torch, m) {
   // For products and convolutions. Under torch.compile they keep the strides that eager calls have:
   // kernels read channels-last memory as it lies, and a copy would cost what they save.
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::needs_exact_strides};
+  const auto define = [&](const string& schema) { m.def(schema.c_str(), tags); };
 
   // Stages.
   m.def("norm_map(Tensor a, int[2] block) -> Tensor");
   // Both in one launch where the device can. The matrices need not be operands of one product.
   m.def("norm_maps(Tensor a, Tensor b, int[3] block) -> (Tensor, Tensor)");
+  // The threshold of a valid ratio or of an error bound; exactly one is given.
   m.def(
-      "find_tau(Tensor norm_a, Tensor norm_b, float valid_ratio, *, int max_iterations=20, "
-      "float tolerance=0.01) -> Tensor");
-  m.def(
-      "find_tau_for_error(Tensor norm_a, Tensor norm_b, float max_error, *, "
-      "Tensor? skip_norm_b=None) -> Tensor");
+      "find_tau(Tensor norm_a, Tensor norm_b, float? valid_ratio=None, *, float? max_error=None, "
+      "Tensor? skip_norm_b=None, int max_iterations=20, float tolerance=0.01) -> Tensor");
   // How many products have keys in each of `bins` ranges of 2^shift keys, the first of which begins
   // at `low`, and above them: int64 (bins + 1), all batches together. A product's key is its bit
   // pattern, as an integer; NaN has the key of infinity. `bins` is at most 2048, `shift` at most 20
@@ -71,137 +100,64 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def("row_cuts(Tensor norm_a, Tensor norm_b, Tensor tau, int parts, int multiple) -> int[]");
 
   // Pipelines.
-  m.def(
-      "spamm(Tensor a, Tensor b, *, Tensor? tau=None, float? threshold=None, float? "
-      "valid_ratio=None, "
-      "float? max_error=None, int[3] block=64, Tensor? norm_a=None, Tensor? norm_b=None, "
-      "Tensor? input=None, Scalar beta=1, Scalar alpha=1, int[]? devices=None, "
-      "bool symmetric=False) -> Tensor",
-      tags);
+  define("spamm(" + product + ") -> Tensor");
   // As spamm, and returns the norm map of the result in blocks (m, n). The norms have no gradient.
-  m.def(
-      "spamm_with_norms(Tensor a, Tensor b, *, Tensor? tau=None, float? threshold=None, "
-      "float? valid_ratio=None, float? max_error=None, int[3] block=64, Tensor? norm_a=None, "
-      "Tensor? norm_b=None, Tensor? input=None, Scalar beta=1, Scalar alpha=1, "
-      "int[]? devices=None, bool symmetric=False) -> (Tensor, Tensor)",
-      tags);
+  define("spamm_with_norms(" + product + ") -> (Tensor, Tensor)");
   // As spamm, and writes the result to `out`, which has its shape and may share memory with any
   // argument. norms, if given, becomes out's norm map in blocks (m, n). No gradient.
-  m.def(
-      "spamm_into(Tensor a, Tensor b, Tensor(a!) out, *, Tensor? tau=None, float? threshold=None, "
-      "float? valid_ratio=None, float? max_error=None, int[3] block=64, Tensor? norm_a=None, "
-      "Tensor? norm_b=None, Tensor? input=None, Scalar beta=1, Scalar alpha=1, "
-      "int[]? devices=None, bool symmetric=False, Tensor(b!)? norms=None) -> ()",
-      tags);
+  define("spamm_into(" + product + ", *, Tensor(a!) out, Tensor(b!)? norms=None) -> ()");
   // The product of operands in shards, one of A and one of B on each device. A's shards are its
   // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each
   // where A's are.
-  m.def(
-      "spamm_shards(Tensor[] a, Tensor[] b, *, Tensor? tau=None, float? threshold=None, float? "
-      "valid_ratio=None, "
-      "float? max_error=None, int[3] block=64) -> Tensor[]",
-      tags);
+  define("spamm_shards(Tensor[] a, Tensor[] b, *, " + knob + ", int[3] block=64) -> Tensor[]");
   // threshold: tau as a number that the host knows; no tensor enters a compiled graph. The result
   // is activation(convolution + bias + residual); activation.h names the activations. A convolution
   // of groups that the host knows to skip nothing is dense_conv2d's. weight_is_ready: the caller
   // promises that the weight was complete before this call, or before each replay of a captured
-  // graph. Kernels may then read it while earlier kernels on the stream still run.
-  m.def(
-      "conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, int[2] padding=0, "
-      "int[2] dilation=1, int groups=1, *, Tensor? tau=None, float? threshold=None, float? "
-      "valid_ratio=None, "
-      "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
-      "Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, str "
-      "activation=\"none\", "
-      "bool weight_is_ready=False) -> Tensor",
-      tags);
+  // graph. Kernels may then read it while earlier kernels on the stream still run. devices: CUDA
+  // devices to which the images are sent; conv2d_shards is called there, and its result gathered.
+  define("conv2d(" + convolution + ", int[]? devices=None) -> Tensor");
+  // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
+  define("conv2d_with_norms(" + convolution + ") -> (Tensor, Tensor)");
   // activation(convolution + bias + residual) by torch's convolution, or a device's call that fuses
   // the three. Nothing is skipped.
-  m.def(
-      "dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? residual=None, "
-      "str activation=\"none\") -> Tensor",
-      tags);
+  define("dense_conv2d(Tensor input, Tensor weight, Tensor? bias=None, " + groups +
+         ", *, Tensor? residual=None, str activation=\"none\") -> Tensor");
   // For an input that is the deviation from a reference: activation(convolution + residual + base)
   // - activation(base). Base is the convolution of the reference and its bias, of one image; the
   // residual is a deviation, too. Where input and residual are zero, so is the result. Without a
   // knob dense_conv2d's convolution is called. norm_input: norms of the input's pixels, (images,
   // rows, columns, blocks of 64 channels), as conv2d_deviation_with_norms returns those of its
   // output. No gradient.
-  for (const auto& [name, returned] :
-       {std::pair("conv2d_deviation", "Tensor"),
-        std::pair("conv2d_deviation_with_norms", "(Tensor, Tensor)")}) {
-    const std::string schema =
-        std::string(name) +
-        "(Tensor input, Tensor weight, Tensor base, int[2] stride=1, int[2] padding=0, "
-        "int[2] dilation=1, int groups=1, *, float? threshold=None, float? valid_ratio=None, "
-        "float? max_error=None, int[3]? block=None, int[3]? pixel_block=None, "
-        "Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? residual=None, "
-        "str activation=\"none\") -> " +
-        returned;
-    m.def(schema.c_str(), tags);
-  }
+  define("conv2d_deviation(" + deviation + ") -> Tensor");
+  define("conv2d_deviation_with_norms(" + deviation + ") -> (Tensor, Tensor)");
   // conv2d_deviation_with_norms of the concatenation of parts along their channels, channels-last.
   // norm_parts: norms of the pixels of each part, or none. in_phases: the output's channels are
   // [row][column][C] of 2 x 2 pixels, and the result is (N, C, 2 H, 2 W); with C = 32 its norms are
   // those of two neighbouring columns together, (N, 2 H, W, 1). No gradient.
-  m.def(
-      "conv2d_deviation_parts(Tensor[] parts, Tensor weight, Tensor base, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, *, float threshold, int[3]? block=None, "
-      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor[] norm_parts, "
-      "str activation=\"none\", bool in_phases=False) -> (Tensor, Tensor)",
-      tags);
+  define("conv2d_deviation_parts(Tensor[] parts, Tensor weight, Tensor base, " + geometry +
+         ", *, float threshold, " + blocks +
+         ", Tensor? norm_weight=None, Tensor[] norm_parts, str activation=\"none\", "
+         "bool in_phases=False) -> (Tensor, Tensor)");
   // conv2d of a batch whose images are cut into shards, a shard or more on each device. Weight and
   // bias: one tensor, or one beside each shard; no bias: an empty list. Each result lies beside its
   // images. The results are those of the whole batch, bit for bit, if the devices are alike.
-  m.def(
-      "conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
-      "float? threshold=None, float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, str activation=\"none\") -> Tensor[]",
-      tags);
-  // Sends the images to these CUDA devices, calls conv2d_shards, and gathers the result.
-  m.def(
-      "conv2d_on_devices(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, int[] devices, Tensor? tau=None, "
-      "float? threshold=None, float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, str activation=\"none\") -> Tensor",
-      tags);
-  // As conv2d, and returns output norms, which the next layer accepts as norm_input. No gradient.
-  m.def(
-      "conv2d_with_norms(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? tau=None, "
-      "float? threshold=None, float? valid_ratio=None, float? max_error=None, int[3]? block=None, "
-      "int[3]? pixel_block=None, Tensor? norm_weight=None, Tensor? norm_input=None, Tensor? "
-      "residual=None, "
-      "str activation=\"none\", bool weight_is_ready=False) -> (Tensor, Tensor)",
-      tags);
+  define("conv2d_shards(Tensor[] input_shards, Tensor[] weight, Tensor[] bias, " + groups +
+         ", *, " + knob + ", " + blocks + ", str activation=\"none\") -> Tensor[]");
   // conv2d with nothing skipped, then torch's max pooling of 2 x 2 pixels with stride 2. Of a
   // batch; no gradient.
-  m.def(
-      "conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, int[2] stride=1, "
-      "int[2] padding=0, int[2] dilation=1, int groups=1, *, Tensor? norm_weight=None, "
-      "str activation=\"none\") -> Tensor",
-      tags);
+  define("conv2d_max_pool(Tensor input, Tensor weight, Tensor? bias=None, " + groups +
+         ", *, Tensor? norm_weight=None, str activation=\"none\") -> Tensor");
   // torch's max pooling of a batch, without indices. No gradient.
-  m.def(
-      "max_pool2d(Tensor input, int[2] kernel_size, int[2] stride=[], int[2] padding=0, "
-      "int[2] dilation=1, bool ceil_mode=False) -> Tensor",
-      tags);
+  define("max_pool2d(" + pool + ") -> Tensor");
   // The same and the output norms. No gradient.
-  m.def(
-      "max_pool2d_with_norms(Tensor input, int[2] kernel_size, int[2] stride=[], "
-      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False) -> (Tensor, Tensor)",
-      tags);
+  define("max_pool2d_with_norms(" + pool + ") -> (Tensor, Tensor)");
   // The same for deviations from a reference, one image: the max pooling of input + reference less
   // that of the reference, with norms as conv2d_deviation_with_norms returns them. norm_input:
   // norms of the input's pixels, or of f neighbouring columns together, (N, H, W / f, blocks of 64
   // of f C channels); windows that are zero need not be read then. No gradient.
-  m.def(
-      "max_pool2d_deviation(Tensor input, Tensor reference, int[2] kernel_size, int[2] stride=[], "
-      "int[2] padding=0, int[2] dilation=1, bool ceil_mode=False, *, Tensor? norm_input=None) -> "
-      "(Tensor, Tensor)",
-      tags);
+  define("max_pool2d_deviation(Tensor input, Tensor reference, " +
+         pool.substr(pool.find("int[2]")) + ", *, Tensor? norm_input=None) -> (Tensor, Tensor)");
   // Concatenates deviations (N, C, H, W) along their channels, with norms as
   // conv2d_deviation_with_norms returns them. No gradient.
   m.def("join_deviations(Tensor[] parts) -> (Tensor, Tensor)", tags);

@@ -3,70 +3,50 @@
 #include "spamm.h"
 
 #include <ATen/Functions.h>
-#include <torch/library.h>
 
 #include <algorithm>
-#include <tuple>
 
 #include "checks.h"
-#include "ops.h"
 #include "same_memory.h"
 #include "shards/spamm_devices.h"
-#include "spamm/spamm.h"
+#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm {
+namespace {
 
-using OptTensor = std::optional<Tensor>;
-
-bool share_norm_map(const Tensor& a, const Tensor& b, const Block& block) {
-  return block.m == block.k && block.k == block.n && is_same_view(a, b);
+// The checks of all three ops. A threshold becomes a tau.
+Block check(ProductArguments& x) {
+  x.knob = checked_knob(x.knob);
+  return check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.knob.tau, x.input);
 }
 
-std::tuple<Tensor, Tensor> norm_maps_of(const SpammArguments& arguments) {
-  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
-  const auto [m, k, n] = check_block(block);
-  if (!norm_a && !norm_b) {
-    if (!share_norm_map(a, b, {m, k, n})) return ops::norm_maps(a, b, block);
-    const Tensor shared = norm_map(a, {m, k});
-    return {shared, shared};
-  }
-  return {norm_a ? *norm_a : norm_map(a, {m, k}), norm_b ? *norm_b : norm_map(b, {k, n})};
+// Where the product is symmetric, the whole is computed and mirrored.
+Tensor product_on_devices(const ProductArguments& x) {
+  const Tensor c = shards::spamm_on_devices(x);
+  if (x.symmetric) mirror_upper(c);
+  return c;
 }
 
-Tensor empty_result(const SpammArguments& arguments) {
-  auto shape = arguments.a.sizes().vec();
-  shape.back() = arguments.b.size(-1);
-  return at::empty(shape, arguments.a.options());
+// The maps of both operands, one after the other. CUDA computes both in one launch instead.
+std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
+  const Block edges = check_block(block);
+  check_matrix_pair(a, b);
+  return {norm_map(a, {edges.m, edges.k}), norm_map(b, {edges.k, edges.n})};
 }
 
-Tensor empty_map_of_result(const Tensor& c, const Block& block) {
-  auto shape = c.sizes().vec();
-  shape[shape.size() - 2] = blocks_of(c.size(-2), block.m);
-  shape[shape.size() - 1] = blocks_of(c.size(-1), block.n);
-  return at::empty(shape, c.options().dtype(norm_dtype(c.scalar_type())));
+// For devices that cannot multiply into memory that is given.
+void multiply_into_op(MultiplyIntoArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
+  check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
+  const Tensor c = multiply(x.a, x.b, x.norm_a, x.norm_b, x.tau, x.block,
+                            {.input = x.input, .beta = x.beta, .alpha = x.alpha});
+  if (x.symmetric) mirror_upper(c);
+  x.out.copy_(c);
+  if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));
 }
 
-void spamm_into_by_stages(const SpammArguments& arguments, const Tensor& out,
-                          const OptTensor& norms) {
-  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
-  const auto [map_a, map_b] = norm_maps_of(arguments);
-  const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
-  ops::multiply_into(a, b, map_a, map_b, threshold, block, out, input, beta, alpha, symmetric,
-                     norms);
-}
-
-Tensor spamm_by_stages(const SpammArguments& arguments) {
-  const auto& [a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
-  if (symmetric) {
-    const Tensor c = empty_result(arguments);
-    spamm_into_by_stages(arguments, c, std::nullopt);
-    return c;
-  }
-  const auto [map_a, map_b] = norm_maps_of(arguments);
-  const Tensor threshold = threshold_from_knob(map_a, map_b, knob);
-  return multiply(a, b, map_a, map_b, threshold, block, input, beta, alpha);
-}
+}  // namespace
 
 void mirror_upper(const Tensor& c) {
   // In strips: few calls for large matrices, and little memory beside them.
@@ -87,89 +67,65 @@ void mirror_upper(const Tensor& c) {
   }
 }
 
-namespace {
-
-// The maps of both operands, one after the other. CUDA computes both in one launch instead.
-std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArrayRef block) {
-  const auto [m, k, n] = check_block(block);
-  check_matrix_pair(a, b);
-  return {norm_map(a, {m, k}), norm_map(b, {k, n})};
+bool share_norm_map(const Tensor& a, const Tensor& b, const Block& block) {
+  return block.m == block.k && block.k == block.n && is_same_view(a, b);
 }
 
-// For devices that cannot multiply into memory that is given.
-void multiply_into_op(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                      const Tensor& tau, IntArrayRef block, const Tensor& out,
-                      const OptTensor& input, const Scalar& beta, const Scalar& alpha,
-                      bool symmetric, const OptTensor& norms) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
-  check_into(out, a, b, edges, input, symmetric, norms);
-  const Tensor c = multiply(a, b, norm_a, norm_b, tau, block, input, beta, alpha);
-  if (symmetric) mirror_upper(c);
-  out.copy_(c);
-  if (norms) norms->copy_(norm_map(out, {edges.m, edges.n}));
-}
-
-Tensor spamm_op(const Tensor& a, const Tensor& b, const OptTensor& tau,
-                std::optional<double> threshold, std::optional<double> valid_ratio,
-                std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
-                const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  check_operands(a, b);
-  if (symmetric) check_symmetric(a, b, check_block(block), input);
-  const SpammArguments arguments{a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric};
-  if (!devices) return spamm_by_stages(arguments);
-  const Tensor c = shards::spamm_on_devices(arguments, *devices);
-  if (symmetric) mirror_upper(c);
-  return c;
-}
-
-std::tuple<Tensor, Tensor> spamm_with_norms_op(
-    const Tensor& a, const Tensor& b, const OptTensor& tau, std::optional<double> threshold,
-    std::optional<double> valid_ratio, std::optional<double> max_error, IntArrayRef block,
-    const OptTensor& norm_a, const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-    const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric) {
-  const Block edges = check_block(block);
-  if (devices) {
-    const Tensor c = spamm_op(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b,
-                              input, beta, alpha, devices, symmetric);
-    return {c, norm_map(c, {edges.m, edges.n})};
+std::tuple<Tensor, Tensor> norm_maps_of(const ProductArguments& x) {
+  const Block block = check_block(x.block);
+  const auto map_of_a = [&] { return norm_map(x.a, {block.m, block.k}); };
+  if (!x.norm_a && !x.norm_b) {
+    if (!share_norm_map(x.a, x.b, block)) return ops::norm_maps(x.a, x.b, x.block);
+    const Tensor shared = map_of_a();
+    return {shared, shared};
   }
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  check_operands(a, b);
-  const SpammArguments arguments{a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric};
-  const Tensor c = empty_result(arguments), norms = empty_map_of_result(c, edges);
-  spamm_into_by_stages(arguments, c, norms);
+  return {x.norm_a ? *x.norm_a : map_of_a(),
+          x.norm_b ? *x.norm_b : norm_map(x.b, {block.k, block.n})};
+}
+
+void product_by_stages(const ProductArguments& x, const Block&, const Tensor& c,
+                       const Tensor& norms) {
+  const auto [map_a, map_b] = norm_maps_of(x);
+  const Tensor tau = threshold_from_knob(map_a, map_b, x.knob);
+  const StageRange stage(kMultiplyStage);
+  ops::multiply_into({{{x.input, x.beta, x.alpha}, x.a, x.b, map_a, map_b, tau, x.block},
+                      c,
+                      x.symmetric,
+                      norms.defined() ? OptTensor(norms) : std::nullopt});
+}
+
+std::tuple<Tensor, Tensor> new_product(ProductArguments& x, bool wants_norms, WriteProduct* write) {
+  const Block block = check(x);
+  if (x.symmetric) check_symmetric(x.a, x.b, block, x.input);
+  if (x.devices) {
+    const Tensor c = product_on_devices(x);
+    return {c, wants_norms ? norm_map(c, {block.m, block.n}) : Tensor()};
+  }
+  DimVector shape(x.a.sizes());
+  shape.back() = x.b.size(-1);
+  const Tensor c = at::empty(shape, x.a.options());
+  Tensor norms;
+  if (wants_norms) {
+    shape.end()[-2] = blocks_of(c.size(-2), block.m);
+    shape.end()[-1] = blocks_of(c.size(-1), block.n);
+    norms = at::empty(shape, c.options().dtype(norm_dtype(c.scalar_type())));
+  }
+  write(x, block, c, norms);
   return {c, norms};
 }
 
-void spamm_into_op(const Tensor& a, const Tensor& b, const Tensor& out, const OptTensor& tau,
-                   std::optional<double> threshold, std::optional<double> valid_ratio,
-                   std::optional<double> max_error, IntArrayRef block, const OptTensor& norm_a,
-                   const OptTensor& norm_b, const OptTensor& input, const Scalar& beta,
-                   const Scalar& alpha, at::OptionalIntArrayRef devices, bool symmetric,
-                   const OptTensor& norms) {
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  const Block edges = check_product(a, b, block, norm_a, norm_b, knob.tau, input);
-  check_into(out, a, b, edges, input, symmetric, norms);
-  if (devices) {
-    out.copy_(spamm_op(a, b, tau, threshold, valid_ratio, max_error, block, norm_a, norm_b, input,
-                       beta, alpha, devices, symmetric));
-    if (norms) norms->copy_(norm_map(out, {edges.m, edges.n}));
-    return;
-  }
-  spamm_into_by_stages({a, b, knob, block, norm_a, norm_b, input, beta, alpha, symmetric}, out,
-                       norms);
+void product_into_given(ProductArguments& x, WriteProduct* write) {
+  const Block block = check(x);
+  check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
+  if (!x.devices) return write(x, block, x.out, x.norms.value_or(Tensor()));
+  x.out.copy_(product_on_devices(x));
+  if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("norm_maps", &norm_maps_op);
-  m.impl("multiply_into", &multiply_into_op);
-  m.impl("spamm", &spamm_op);
-  m.impl("spamm_with_norms", &spamm_with_norms_op);
-  m.impl("spamm_into", &spamm_into_op);
+  m.impl("multiply_into", boxed<&multiply_into_op>());
+  ProductOps<product_by_stages, product_by_stages>::register_in(m);
 }
 
 }  // namespace spamm

@@ -4,9 +4,6 @@
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include "checks.h"
-#include "spamm/spamm.h"
-
 namespace spamm {
 namespace {
 

@@ -202,7 +202,7 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
         ("sums == nullptr && !arguments_.input.defined()", "sums == nullptr"),
     ]),
     ("csrc/cpu/multiply/multiply.cpp", "products/test_outputs.py products/test_symmetric.py", [
-        ("may_overlap(out, b)", "false"),
+        ("overwrites(x.b)", "false"),
         ("if (arguments_.symmetric && i != j) write_norm(batch, j, i, is_zero);", ""),
     ]),
     ("csrc/cpu/multiply/multiply.cpp", "products/test_multiply.py products/test_cpu.py", [
@@ -214,13 +214,14 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
     ]),
     ("csrc/cpu/multiply/multiply.cpp",
      "sharding/test_multiply_part.py sharding/test_mm_shards.py", [
-        ("if (own_rows) b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);", ""),
+        ("if (x.own_rows) x.b.narrow(0, x.first_own_row, x.own_rows->size(0)).copy_(*x.own_rows);",
+         ""),
     ]),
     ("csrc/spamm.cpp", "products/test_multiply.py products/test_outputs.py", [
         ("block.m == block.k && block.k == block.n && is_same_view(a, b)", "is_same_view(a, b)"),
     ]),
     ("csrc/spamm.cpp", "products/test_multiply.py products/test_errors.py", [
-        ("norm_b ? *norm_b : norm_map(b, {k, n})", "norm_b ? *norm_b : norm_map(b, {n, k})"),
+        ("norm_map(x.b, {block.k, block.n})", "norm_map(x.b, {block.n, block.k})"),
     ]),
     ("csrc/threshold.cpp", "convolution/test_conv2d.py convolution/test_batches.py", [
         ("skip_norm_b.value_or(norm_b)", "norm_b"),

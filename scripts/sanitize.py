@@ -99,7 +99,7 @@ def stages():
         spamm_torch.valid_counts(norm_a, norm_b, tau)
         spamm_torch.valid_ratio(norm_a, norm_b, tau)
         spamm_torch.error_bound(norm_a, norm_b, tau)
-        torch.ops.spamm_torch.find_tau_for_error(norm_a, norm_b, 0.1)
+        torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=0.1)
 
 
 def batches_and_convolutions():

@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 from torch.masked import MaskedTensor
+from torch.nn import Parameter
 
 EDGES = (32, 64, 128)
 ACTIVATIONS = ("none", "relu", "relu6", "hardswish", "silu", "leaky_relu")
@@ -41,6 +42,13 @@ def as_knobs(
     tau: float | Tensor | None, valid_ratio: float | None, max_error: float | None
 ) -> Knobs:
     """The op's keyword arguments for the one knob given; raises as :func:`check_knobs`."""
+    if (  # the usual case, without the cost of the others
+        type(tau) is float
+        and valid_ratio is max_error is None
+        and tau == tau
+        and not torch.compiler.is_compiling()
+    ):
+        return {"tau": None, "threshold": tau, "valid_ratio": None, "max_error": None}
     check_knobs(tau, valid_ratio, max_error)
     threshold = None
     if tau is not None and not isinstance(tau, Tensor):
@@ -117,15 +125,14 @@ def check_max_error(max_error: Any) -> None:
         raise ValueError(f"max_error must be at least 0; got {max_error}")
 
 
-def check_search(valid_ratio: Any, max_iterations: Any, tolerance: Any) -> None:
-    """Raises unless these are what the op find_tau takes; ValueError, TypeError."""
-    check_valid_ratio(valid_ratio)
+def check_search(valid_ratio: Any, max_error: Any, max_iterations: Any, tolerance: Any) -> None:
+    """Raises unless these are numbers that the op find_tau takes; ValueError, TypeError."""
+    if valid_ratio is not None:
+        check_valid_ratio(valid_ratio)
+    if max_error is not None:
+        check_max_error(max_error)
     check_integer(max_iterations, "max_iterations")
-    if not max_iterations > 0:
-        raise ValueError(f"max_iterations must be positive; got {max_iterations}")
     check_number(tolerance, "tolerance")
-    if not tolerance >= 0:
-        raise ValueError(f"tolerance must be at least 0; got {tolerance}")
 
 
 def as_tau(tau: float | Tensor) -> Tensor:
@@ -167,6 +174,8 @@ def is_number(value: Any) -> bool:
 
 
 def is_integer(value: Any) -> bool:
+    if type(value) is int:
+        return True
     return isinstance(value, (numbers.Integral, torch.SymInt)) and not isinstance(value, bool)
 
 
@@ -323,8 +332,11 @@ def _cuda_number(device: Any) -> int:
 
 def check_tensor(value: Any, name: str) -> None:
     """TypeError unless ``value`` is a dense tensor."""
+    kind = type(value)
+    is_plain = kind is Tensor or kind is Parameter
+    if is_plain and value.layout is torch.strided and not value.is_nested:
+        return  # the usual case
     if not isinstance(value, Tensor):
-        kind = type(value)
         hint = {
             "numpy": " (torch.from_numpy makes a tensor of it)",
             "scipy": " (torch.from_numpy makes a tensor of its toarray())",

@@ -6,7 +6,7 @@ shape or of a wrong one, and tensors on several devices, of which some may be on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,31 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.library import register_fake
 
 from ._arguments import check_block, check_block_pair, conv_block, dtype_name
+
+_ops = torch.ops.spamm_torch
+
+
+def _fake(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers the fake kernel of these ops. It gets every argument of the schema, by name."""
+
+    def register(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            schema = getattr(_ops, name).default._schema.arguments
+            defaults = {x.name: x.default_value for x in schema if x.has_default_value()}
+            order = [x.name for x in schema]
+
+            def by_name(
+                *args: Any,
+                _order: list[str] = order,
+                _defaults: dict[str, Any] = defaults,
+                **given: Any,
+            ) -> Any:
+                return kernel(**_defaults | dict(zip(_order, args, strict=False)) | given)
+
+            register_fake(f"spamm_torch::{name}")(by_name)
+        return kernel
+
+    return register
 
 
 def _blocks(length: int, edge: int) -> int:
@@ -36,14 +61,11 @@ def _check_together(first: Tensor, tau: Tensor | None = None, **others: Tensor |
                 f"{name} must be on the operands' device {first.device}; got {x.device}"
             ),
         )
-    if tau is not None:
-        place = tau.device
-        torch._check(
-            place == first.device or place.type == "cpu",
-            lambda: (
-                f"tau must be on the operands' device {first.device} or on the CPU; got {place}"
-            ),
-        )
+    place = first.device if tau is None else tau.device
+    torch._check(
+        place == first.device or place.type == "cpu",
+        lambda: f"tau must be on the operands' device {first.device} or on the CPU; got {place}",
+    )
 
 
 def _check_dtype(x: Tensor, y: Tensor, names: str) -> None:
@@ -51,26 +73,6 @@ def _check_dtype(x: Tensor, y: Tensor, names: str) -> None:
         x.dtype == y.dtype,
         lambda: f"{names} must have one dtype; got {dtype_name(x.dtype)} and {dtype_name(y.dtype)}",
     )
-
-
-# ---- Norm maps and thresholds -------------------------------------------------------------------
-
-
-def _map(x: Tensor, block: Sequence[int]) -> Tensor:
-    torch._check(
-        x.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(x.shape)}"
-    )
-    rows, columns = check_block_pair(block)
-    return _norms(x, *x.shape[:-2], _blocks(x.shape[-2], rows), _blocks(x.shape[-1], columns))
-
-
-register_fake("spamm_torch::norm_map")(_map)
-
-
-@register_fake("spamm_torch::norm_maps")
-def _(a: Tensor, b: Tensor, block: Sequence[int]) -> tuple[Tensor, Tensor]:
-    m, k, n = check_block(block)
-    return _map(a, (m, k)), _map(b, (k, n))
 
 
 def _check_product(a: Tensor, b: Tensor, names: str) -> None:
@@ -92,88 +94,99 @@ def _check_product(a: Tensor, b: Tensor, names: str) -> None:
     )
 
 
-def _threshold(norm_a: Tensor, norm_b: Tensor, *given: Any, **options: Any) -> Tensor:
+# ---- Norm maps and thresholds -------------------------------------------------------------------
+
+
+@_fake("norm_map")
+def _map(a: Tensor, block: Sequence[int]) -> Tensor:
+    torch._check(
+        a.dim() >= 2, lambda: f"a must be (..., rows, columns); got shape {tuple(a.shape)}"
+    )
+    rows, columns = check_block_pair(block)
+    return _norms(a, *a.shape[:-2], _blocks(a.shape[-2], rows), _blocks(a.shape[-1], columns))
+
+
+@_fake("norm_maps")
+def _(a: Tensor, b: Tensor, block: Sequence[int]) -> tuple[Tensor, Tensor]:
+    m, k, n = check_block(block)
+    return _map(a, (m, k)), _map(b, (k, n))
+
+
+@_fake("find_tau", "valid_ratio", "error_bound")
+def _number(
+    norm_a: Tensor,
+    norm_b: Tensor,
+    tau: Tensor | None = None,
+    skip_norm_b: Tensor | None = None,
+    **_: Any,
+) -> Tensor:
     """One number for a pair of maps: a threshold, a ratio or a bound."""
     _check_product(norm_a, norm_b, "norm_a and norm_b")
-    [tau, *_] = [*(x for x in given if isinstance(x, Tensor)), None]
-    _check_together(norm_a, tau, skip_norm_b=options.get("skip_norm_b"))
+    _check_together(norm_a, tau, skip_norm_b=skip_norm_b)
     return norm_a.new_empty(())
 
 
-for _name in ("find_tau", "find_tau_for_error", "valid_ratio", "error_bound"):
-    register_fake(f"spamm_torch::{_name}")(_threshold)
-
-
-@register_fake("spamm_torch::product_histogram")
-def _(norm_a: Tensor, norm_b: Tensor, low: Tensor, shift: int, bins: int) -> Tensor:
+@_fake("product_histogram")
+def _(norm_a: Tensor, norm_b: Tensor, low: Tensor, bins: int, **_: Any) -> Tensor:
     _check_product(norm_a, norm_b, "norm_a and norm_b")
     _check_together(norm_a, low=low)
     return norm_a.new_empty((bins + 1,), dtype=torch.int64)
 
 
-@register_fake("spamm_torch::valid_counts")
+@_fake("valid_counts")
 def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    _threshold(norm_a, norm_b, tau)
+    _number(norm_a, norm_b, tau)
     return norm_a.new_empty((*norm_a.shape[:-1], norm_b.shape[-1]), dtype=torch.int32)
 
 
-@register_fake("spamm_torch::needed_units")
+@_fake("needed_units")
 def _(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage_blocks: int) -> Tensor:
-    _threshold(largest_a, norm_b, tau)
+    _number(largest_a, norm_b, tau)
     stages = _blocks(norm_b.shape[1], stage_blocks)
     return norm_b.new_empty((*largest_a.shape, stages), dtype=torch.bool)
 
 
-@register_fake("spamm_torch::row_work")
+@_fake("row_work")
 def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    _threshold(norm_a, norm_b, tau)
+    _number(norm_a, norm_b, tau)
     return norm_a.new_empty(norm_a.shape[:1], dtype=torch.int64)
 
 
-@register_fake("spamm_torch::row_cuts")
-def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor, parts: int, multiple: int) -> list[int]:
+@_fake("row_cuts")
+def _(**_: Any) -> list[int]:
     """Cuts are numbers that depend on norms: a graph without data cannot have them."""
-    raise DataDependentOutputException(torch.ops.spamm_torch.row_cuts.default)
+    raise DataDependentOutputException(_ops.row_cuts.default)
 
 
 # ---- Products -----------------------------------------------------------------------------------
 
 
+@_fake("spamm", "multiply")
 def _product(
     a: Tensor,
     b: Tensor,
-    *,
-    tau: Tensor | None = None,
-    norm_a: Tensor | None = None,
-    norm_b: Tensor | None = None,
+    tau: Tensor | None,
+    block: Sequence[int],
+    norm_a: Tensor | None,
+    norm_b: Tensor | None,
     input: Tensor | None = None,
-    **options: Any,
+    **_: Any,
 ) -> Tensor:
     _check_product(a, b, "a and b")
     _check_together(a, tau, norm_a=norm_a, norm_b=norm_b, input=input)
-    check_block(options.get("block", 64))
+    check_block(block)
     return a.new_empty((*a.shape[:-1], b.shape[-1]))
 
 
-register_fake("spamm_torch::spamm")(_product)
+@_fake("spamm_with_norms")
+def _(block: Sequence[int], **arguments: Any) -> tuple[Tensor, Tensor]:
+    product = _product(block=block, **arguments)
+    return product, _map(product, block[::2])
 
 
-@register_fake("spamm_torch::multiply")
-def _multiply(
-    a: Tensor,
-    b: Tensor,
-    norm_a: Tensor,
-    norm_b: Tensor,
-    tau: Tensor,
-    block: Sequence[int],
-    *,
-    input: Tensor | None = None,
-    **options: Any,
-) -> Tensor:
-    return _product(a, b, tau=tau, norm_a=norm_a, norm_b=norm_b, input=input, block=block)
-
-
-def _check_into(out: Tensor, product: Tensor, norms: Tensor | None = None) -> None:
+@_fake("spamm_into", "multiply_into", "multiply_part")
+def _(out: Tensor, norms: Tensor | None = None, **arguments: Any) -> None:
+    product = _product(**arguments)
     _check_dtype(out, product, "out and the operands")
     _check_together(product, out=out, norms=norms)
     torch._check(
@@ -182,56 +195,29 @@ def _check_into(out: Tensor, product: Tensor, norms: Tensor | None = None) -> No
     )
 
 
-def _multiply_into(*operands: Any, norms: Tensor | None = None, **options: Any) -> None:
-    *operands_of_product, out = operands
-    _check_into(out, _multiply(*operands_of_product, **options), norms)
-
-
-for _name in ("multiply_into", "multiply_part"):
-    register_fake(f"spamm_torch::{_name}")(_multiply_into)
-
-
-@register_fake("spamm_torch::spamm_into")
-def _(a: Tensor, b: Tensor, out: Tensor, *, norms: Tensor | None = None, **options: Any) -> None:
-    _check_into(out, _product(a, b, **options), norms)
-
-
-@register_fake("spamm_torch::spamm_with_norms")
-def _(
-    a: Tensor, b: Tensor, *, block: Sequence[int] = (64, 64, 64), **options: Any
-) -> tuple[Tensor, Tensor]:
-    product = _product(a, b, block=block, **options)
-    return product, _map(product, block[::2])
-
-
-@register_fake("spamm_torch::spamm_shards")
-def _(a: Sequence[Tensor], b: Sequence[Tensor], **options: Any) -> list[Tensor]:
+@_fake("spamm_shards")
+def _(a: Sequence[Tensor], b: Sequence[Tensor], **_: Any) -> list[Tensor]:
     return [shard.new_empty(shard.shape[0], b[0].shape[1]) for shard in a]
 
 
 # ---- Convolutions -------------------------------------------------------------------------------
 
 
-def _pair(numbers: Sequence[int]) -> tuple[int, int]:
-    """One integer for both dimensions or one for each."""
-    return numbers[0], numbers[-1]
-
-
+@_fake("conv2d", "dense_conv2d")
 def _conv(
     input: Tensor,
     weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Sequence[int] = (1,),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
     groups: int = 1,
-    *,
     tau: Tensor | None = None,
     norm_weight: Tensor | None = None,
     norm_input: Tensor | None = None,
     residual: Tensor | None = None,
     base: Tensor | None = None,
-    **options: Any,
+    **_: Any,
 ) -> Tensor:
     """The output of a convolution, channels last if the batch or the weight is."""
     _check_dtype(input, weight, "input and weight")
@@ -247,9 +233,8 @@ def _conv(
     )
     batch = input if input.dim() == 4 else input.unsqueeze(0)
     sides = []
-    for size, kernel, s, p, d in zip(
-        batch.shape[2:], weight.shape[2:], *map(_pair, (stride, padding, dilation)), strict=True
-    ):
+    for axis, (size, kernel) in enumerate(zip(batch.shape[2:], weight.shape[2:], strict=True)):
+        s, p, d = (numbers[min(axis, len(numbers) - 1)] for numbers in (stride, padding, dilation))
         window, padded = d * (kernel - 1) + 1, size + 2 * p
         torch._check(
             window <= padded,
@@ -268,40 +253,30 @@ def _conv(
     return output if input.dim() == 4 else output.squeeze(0)
 
 
-for _name in ("conv2d", "dense_conv2d"):
-    register_fake(f"spamm_torch::{_name}")(_conv)
-
-
 def _with_norms(output: Tensor) -> tuple[Tensor, Tensor]:
     """An output, and the norms that it leaves for the next layer."""
     images, channels, rows, columns = (output if output.dim() == 4 else output[None]).shape
     return output, _norms(output, _blocks(images, 64), rows, columns, _blocks(channels, 64))
 
 
-@register_fake("spamm_torch::conv2d_with_norms")
-def _(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    return _with_norms(_conv(*args, **options))
+@_fake("conv2d_with_norms")
+def _(**arguments: Any) -> tuple[Tensor, Tensor]:
+    return _with_norms(_conv(**arguments))
 
 
-@register_fake("spamm_torch::conv2d_shards")
+@_fake("conv2d_shards")
 def _(
     input_shards: Sequence[Tensor],
     weight: Sequence[Tensor],
     bias: Sequence[Tensor],
-    *geometry: Any,
-    **options: Any,
+    tau: Tensor | None,
+    **arguments: Any,
 ) -> list[Tensor]:
-    return [_conv(shard, weight[0].to(shard.device), None, *geometry) for shard in input_shards]
+    return [_conv(shard, weight[0].to(shard.device), None, **arguments) for shard in input_shards]
 
 
-@register_fake("spamm_torch::conv2d_weight_norm")
-def _(
-    weight: Tensor,
-    groups: int = 1,
-    *,
-    block: Sequence[int] | None = None,
-    pixel_block: Sequence[int] | None = None,
-) -> Tensor:
+@_fake("conv2d_weight_norm")
+def _(weight: Tensor, groups: int, block: Any, pixel_block: Any) -> Tensor:
     """(groups, MB, KB) with each kernel position in blocks of its own."""
     out_channels, channels, *kernel = weight.shape
     m, k, _ = conv_block(out_channels // groups, channels, block, pixel_block)
@@ -312,33 +287,23 @@ def _(
 # ---- Pools --------------------------------------------------------------------------------------
 
 
-def _max_pool(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> Tensor:
+@_fake("max_pool2d")
+def _max_pool(input: Tensor, kernel_size: Any, **setting: Any) -> Tensor:
     torch._check(
         input.dim() == 4,
         lambda: f"input must be a batch (N, C, H, W); got shape {tuple(input.shape)}",
     )
-    setting = (kernel_size, stride, padding, dilation, ceil_mode)
-    return torch.nn.functional.max_pool2d(input, *setting)
+    return torch.nn.functional.max_pool2d(input, kernel_size, **setting)
 
 
-register_fake("spamm_torch::max_pool2d")(_max_pool)
+@_fake("max_pool2d_with_norms")
+def _(**arguments: Any) -> tuple[Tensor, Tensor]:
+    return _with_norms(_max_pool(**arguments))
 
 
-@register_fake("spamm_torch::max_pool2d_with_norms")
-def _(*args: Any) -> tuple[Tensor, Tensor]:
-    return _with_norms(_max_pool(*args))
-
-
-@register_fake("spamm_torch::conv2d_max_pool")
-def _(*args: Any, **options: Any) -> Tensor:
-    return _max_pool(_conv(*args, **options), 2)
+@_fake("conv2d_max_pool")
+def _(**arguments: Any) -> Tensor:
+    return _max_pool(_conv(**arguments), 2)
 
 
 # ---- Deviations ---------------------------------------------------------------------------------
@@ -351,18 +316,14 @@ def _with_pixel_norms(output: Tensor, together: int = 1) -> tuple[Tensor, Tensor
     return output, norms
 
 
-def _deviation(
-    input: Tensor, weight: Tensor, base: Tensor, *geometry: Any, **options: Any
-) -> Tensor:
-    return _conv(input, weight, None, *geometry, base=base, **options)
+@_fake("conv2d_deviation")
+def _deviation(**arguments: Any) -> Tensor:
+    return _conv(bias=None, **arguments)
 
 
-register_fake("spamm_torch::conv2d_deviation")(_deviation)
-
-
-@register_fake("spamm_torch::conv2d_deviation_with_norms")
-def _(*args: Any, **options: Any) -> tuple[Tensor, Tensor]:
-    return _with_pixel_norms(_deviation(*args, **options))
+@_fake("conv2d_deviation_with_norms")
+def _(**arguments: Any) -> tuple[Tensor, Tensor]:
+    return _with_pixel_norms(_deviation(**arguments))
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
@@ -372,16 +333,9 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(parts), 1).to(memory_format=torch.channels_last)
 
 
-@register_fake("spamm_torch::conv2d_deviation_parts")
-def _(
-    parts: Sequence[Tensor],
-    weight: Tensor,
-    base: Tensor,
-    *geometry: Any,
-    in_phases: bool = False,
-    **options: Any,
-) -> tuple[Tensor, Tensor]:
-    output = _deviation(_joined(parts), weight, base, *geometry)
+@_fake("conv2d_deviation_parts")
+def _(parts: Sequence[Tensor], in_phases: bool, **arguments: Any) -> tuple[Tensor, Tensor]:
+    output = _deviation(input=_joined(parts), **arguments)
     if not in_phases:
         return _with_pixel_norms(output)
     images, channels, rows, columns = output.shape
@@ -390,15 +344,15 @@ def _(
     return _with_pixel_norms(placed, 2 if channels // 4 == 32 else 1)
 
 
-@register_fake("spamm_torch::max_pool2d_deviation")
+@_fake("max_pool2d_deviation")
 def _(
-    input: Tensor, reference: Tensor, *setting: Any, norm_input: Tensor | None = None
+    input: Tensor, reference: Tensor, norm_input: Tensor | None, **setting: Any
 ) -> tuple[Tensor, Tensor]:
     _check_together(input, reference=reference, norm_input=norm_input)
-    return _with_pixel_norms(_max_pool(input, *setting))
+    return _with_pixel_norms(_max_pool(input, **setting))
 
 
-@register_fake("spamm_torch::join_deviations")
+@_fake("join_deviations")
 def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     return _with_pixel_norms(_joined(parts))
 
@@ -406,13 +360,12 @@ def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 # ---- Orders -------------------------------------------------------------------------------------
 
 
-@register_fake("spamm_torch::likeness_order")
-def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor]:
+@_fake("likeness_order")
+def _order(images: Tensor, bands: int) -> tuple[Tensor, Tensor]:
     order = images.new_empty(images.shape[:1], dtype=torch.int64)
     return order, torch.empty_like(order)
 
 
-@register_fake("spamm_torch::order_images")
+@_fake("order_images")
 def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor, Tensor]:
-    order = images.new_empty(images.shape[:1], dtype=torch.int64)
-    return torch.empty_like(images), order, torch.empty_like(order)
+    return torch.empty_like(images), *_order(images, bands)

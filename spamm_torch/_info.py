@@ -71,10 +71,9 @@ def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
         tau = norm_a.new_full((), knobs["threshold"])
     elif knobs["tau"] is not None:
         tau = norm_a.new_zeros(()).add(knobs["tau"]).to(norm_a.dtype)  # copies no host memory
-    elif knobs["valid_ratio"] is not None:
-        tau = _ops.find_tau(norm_a, deciding, knobs["valid_ratio"])
     else:
-        tau = _ops.find_tau_for_error(norm_a, norm_b, knobs["max_error"], skip_norm_b=apart)
+        searched = {"max_error": knobs["max_error"], "skip_norm_b": apart}
+        tau = _ops.find_tau(norm_a, norm_b, knobs["valid_ratio"], **searched)
     return SkipInfo(
         tau,
         _ops.valid_ratio(norm_a, deciding, tau),

@@ -128,10 +128,7 @@ class _Maps:
         axes = self._rows.axis, self._columns.axis
         if valid_ratio is not None and axes[0].size * axes[1].size > WHOLE_MAPS_RANKS:
             return self._search_together(valid_ratio)
-        if valid_ratio is not None:
-            tau = _ops.find_tau(*self.whole, valid_ratio)
-        else:
-            tau = _ops.find_tau_for_error(*self.whole, max_error)
+        tau = _ops.find_tau(*self.whole, valid_ratio, max_error=max_error)
         for axis in axes:  # of different devices, say
             axis.broadcast(tau)
         return tau

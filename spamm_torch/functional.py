@@ -58,7 +58,6 @@ from torch.nn.modules.utils import _pair
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from ._arguments import (
-    Knobs,
     as_activation,
     as_devices,
     as_knobs,
@@ -68,7 +67,6 @@ from ._arguments import (
     check_bool,
     check_integer,
     check_integers,
-    check_max_error,
     check_number,
     check_optional_tensor,
     check_pixel_block,
@@ -83,8 +81,11 @@ from ._info import NormMaps, as_multiplied, conv2d_norm_maps, skip_info
 from .sparse import maps, products
 from .sparse.blocks import is_sparse
 
-# Called by their only overload, ``default``: to look for others takes the host two microseconds.
+# Called by their only overload, ``default``, and without names of arguments: to look for others
+# takes the host two microseconds, for a name a tenth.
 _ops = torch.ops.spamm_torch
+_spamm, _spamm_with_norms = _ops.spamm.default, _ops.spamm_with_norms.default
+_conv2d, _conv2d_with_norms = _ops.conv2d.default, _ops.conv2d_with_norms.default
 
 
 def _overridden(function: Callable[..., Any], operands: tuple[Tensor, ...], arguments: Any) -> Any:
@@ -158,20 +159,11 @@ def find_tau(
     of_blocks = is_sparse(norm_a, norm_b)
     if not of_blocks:
         _check_norm_maps(norm_a, norm_b)
-    if (valid_ratio is None) == (max_error is None):
-        got = "none" if max_error is None else "both"
-        raise ValueError(f"exactly one of valid_ratio and max_error must be given; got {got}")
-    if max_error is not None:
-        check_max_error(max_error)
-    else:
-        check_search(valid_ratio, max_iterations, tolerance)
+    check_search(valid_ratio, max_error, max_iterations, tolerance)
     if of_blocks:
         return maps.find_tau(norm_a, norm_b, valid_ratio, max_error)
-    if max_error is not None:
-        return _ops.find_tau_for_error(norm_a, norm_b, max_error)
-    return _ops.find_tau(
-        norm_a, norm_b, valid_ratio, max_iterations=max_iterations, tolerance=tolerance
-    )
+    limits = {"max_iterations": max_iterations, "tolerance": tolerance}
+    return _ops.find_tau(norm_a, norm_b, valid_ratio, max_error=max_error, **limits)
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -262,36 +254,53 @@ _HINTS = {
 def _product(
     a: Tensor,
     b: Tensor,
-    knobs: Knobs,
-    block: tuple[int, int, int],
-    *,
+    knobs: tuple[Any, Any, Any],
+    block: Any,
+    norm_a: Tensor | None = None,
+    norm_b: Tensor | None = None,
+    addition: tuple[Tensor | None, float, float] = (None, 1, 1),
+    devices: list[int] | None = None,
+    symmetric: bool = False,
     return_norms: bool = False,
     return_info: bool = False,
     out: Tensor | None = None,
-    **options: Any,
 ) -> Any:
-    """The product, in a new tensor or in ``out``, then its norm map, and what it skipped."""
+    """The product, in a new tensor or in ``out``, then its norm map, and what it skipped.
+
+    Args:
+        knobs: tau, valid_ratio and max_error. addition: input, beta and alpha.
+    """
+    if return_norms is not False or return_info is not False or symmetric is not False:
+        _check_flags(return_norms, return_info, symmetric)
+    if norm_a is not None:
+        check_tensor(norm_a, "norm_a")
+    if norm_b is not None:
+        check_tensor(norm_b, "norm_b")
+    knob, edges = as_knobs(*knobs), check_block(block)
     info: tuple[Any, ...] = ()
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
-        norm_a, norm_b = _given_norms(a, b, block, out, options)
-        options |= {"norm_a": norm_a, "norm_b": norm_b}
-        info = (skip_info(NormMaps(norm_a, norm_b, norm_b, block), knobs),)
+        norm_a, norm_b = _given_norms(a, b, edges, out, norm_a, norm_b)
+        info = (skip_info(NormMaps(norm_a, norm_b, norm_b, edges), knob),)
+    given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
-        result = _product_into(out, a, b, return_norms, **knobs, block=block, **options)
+        result = _product_into(out, a, b, given, return_norms)
     else:
-        op = _ops.spamm_with_norms if return_norms else _ops.spamm
-        result = op.default(a, b, **knobs, block=block, **options)
+        result = (_spamm_with_norms if return_norms else _spamm)(a, b, *given)
     if not return_info:
         return result
     return (*result, *info) if return_norms else (result, *info)
 
 
 def _given_norms(
-    a: Tensor, b: Tensor, block: tuple[int, int, int], out: Tensor | None, options: dict[str, Any]
+    a: Tensor,
+    b: Tensor,
+    block: tuple[int, int, int],
+    out: Tensor | None,
+    norm_a: Tensor | None,
+    norm_b: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """The norm maps of a product, those that are given among them."""
     m, k, n = block
-    norm_a, norm_b = options.get("norm_a"), options.get("norm_b")
     is_one = norm_a is None and norm_b is None and a is b and m == k == n
     # With out, autocast does not change the operands.
     a, b = (as_multiplied(x) if out is None else x.detach() for x in (a, b))
@@ -301,24 +310,24 @@ def _given_norms(
     return norm_a, norm_b
 
 
-def _product_into(out: Tensor, a: Tensor, b: Tensor, return_norms: bool, **options: Any) -> Any:
-    shape, (m, _, n) = (a.shape[0], b.shape[1]), options["block"]
+def _product_into(
+    out: Tensor, a: Tensor, b: Tensor, given: tuple[Any, ...], return_norms: bool
+) -> Any:
+    shape, (m, _, n) = (a.shape[0], b.shape[1]), given[4]
     # Resized last, so that an error leaves it as it was.
     target = out if out.numel() > 0 or out.shape == shape else a.new_empty(shape)
     norms = None
     if return_norms:
         norm_dtype = torch.float64 if out.dtype == torch.float64 else torch.float32
         norms = target.new_empty((-(-shape[0] // m), -(-shape[1] // n)), dtype=norm_dtype)
-    _ops.spamm_into.default(a, b, target, **options, norms=norms)
+    _ops.spamm_into.default(a, b, *given, out=target, norms=norms)
     if target is not out:
         out.resize_(shape).copy_(target)
     return (out, norms) if return_norms else out
 
 
-def _check_out(name: str, out: Tensor | None, *operands: Tensor) -> None:
-    """Raises unless ``out`` is None or may take the product of the last two operands."""
-    if out is None:
-        return
+def _check_out(name: str, out: Tensor, *operands: Tensor) -> None:
+    """Raises unless ``out`` may take the product of the last two operands."""
     check_tensor(out, "out")
     if out.dtype != operands[-1].dtype or out.device != operands[-1].device:
         kind = TypeError if out.dtype != operands[-1].dtype else RuntimeError
@@ -420,40 +429,42 @@ def mm(
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
-    _check_flags(return_norms=return_norms, return_info=return_info, symmetric=symmetric)
-    options: dict[str, Any] = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-    results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
     if is_sparse(a, b):
+        _check_flags(return_norms, return_info, symmetric)
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
         sparse: dict[str, Any] = {"drop": drop, "plan": plan, "devices": devices}
-        return products.product("mm", a, b, knob, block=block, **options, **results, **sparse)
-    _check_dense_only(drop, plan)
-    if holds_dtensor(a, b):
+        sparse |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
+        sparse |= {"return_norms": return_norms, "return_info": return_info, "out": out}
+        return products.product("mm", a, b, knob, block=block, **sparse)
+    if drop is not None or plan is not None:
+        _refuse_sparse_arguments(drop)
+    if (type(a) is not Tensor or type(b) is not Tensor) and holds_dtensor(a, b):
         from . import _dtensor  # not at the top: it takes half a second
 
+        _check_flags(return_norms, return_info, symmetric)
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        return _dtensor.mm(a, b, **knob, block=block, devices=devices, **options, **results)
+        more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
+        more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
+        return _dtensor.mm(a, b, **knob, block=block, **more)
     _check_matrices("mm", a, b)
-    check_optional_tensor(norm_a, "norm_a")
-    check_optional_tensor(norm_b, "norm_b")
-    _check_out("mm", out, a, b)
-    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    if devices is not None:
-        options["devices"] = as_devices(devices)
-    return _product(a, b, knobs, edges, **options, **results)
+    if out is not None:
+        _check_out("mm", out, a, b)
+    numbers = None if devices is None else as_devices(devices)
+    knobs = (tau, valid_ratio, max_error)
+    results = (return_norms, return_info, out)
+    return _product(a, b, knobs, block, norm_a, norm_b, (None, 1, 1), numbers, symmetric, *results)
 
 
-def _check_dense_only(drop: Any, plan: Any) -> None:
+def _refuse_sparse_arguments(drop: Any) -> None:
     """TypeError for arguments that block-sparse matrices alone have."""
-    if drop is not None or plan is not None:
-        name = "plan" if drop is None else "drop"
-        raise TypeError(f"{name} is for sparse_bsr operands; got dense ones")
+    name = "plan" if drop is None else "drop"
+    raise TypeError(f"{name} is for sparse_bsr operands; got dense ones")
 
 
-def _check_flags(**flags: bool) -> None:
-    for name, flag in flags.items():
-        if type(flag) is not bool:
-            check_bool(flag, name)
+def _check_flags(return_norms: Any, return_info: Any, symmetric: Any) -> None:
+    check_bool(return_norms, "return_norms")
+    check_bool(return_info, "return_info")
+    check_bool(symmetric, "symmetric")
 
 
 def mm_shards(
@@ -547,26 +558,27 @@ def addmm(
         return _overridden(addmm, (input, a, b), locals())
     if holds_dtensor(input, a, b):
         raise TypeError("addmm takes no DTensor, unlike mm; got one")
-    _check_flags(return_norms=return_norms, return_info=return_info, symmetric=symmetric)
     of_blocks = is_sparse(input, a, b)
     if not of_blocks:
-        _check_dense_only(drop, plan)
+        if drop is not None or plan is not None:
+            _refuse_sparse_arguments(drop)
         _check_matrices("addmm", a, b)
         check_tensor(input, "input")
     check_number(beta, "beta")
     check_number(alpha, "alpha")
-    options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha}
-    options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-    results: dict[str, Any] = {"return_norms": return_norms, "return_info": return_info, "out": out}
     if of_blocks:
+        _check_flags(return_norms, return_info, symmetric)
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha, "out": out}
+        options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
+        options |= {"return_norms": return_norms, "return_info": return_info}
         options |= {"drop": drop, "plan": plan}
-        return products.product("addmm", a, b, knob, block=block, **options, **results)
-    check_optional_tensor(norm_a, "norm_a")
-    check_optional_tensor(norm_b, "norm_b")
-    _check_out("addmm", out, input, a, b)
-    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    return _product(a, b, knobs, edges, **options, **results)
+        return products.product("addmm", a, b, knob, block=block, **options)
+    if out is not None:
+        _check_out("addmm", out, input, a, b)
+    knobs, addition = (tau, valid_ratio, max_error), (input, beta, alpha)
+    results = (return_norms, return_info, out)
+    return _product(a, b, knobs, block, norm_a, norm_b, addition, None, symmetric, *results)
 
 
 def bmm(
@@ -594,7 +606,6 @@ def bmm(
     """
     if has_torch_function_variadic(a, b):
         return _overridden(bmm, (a, b), locals())
-    check_bool(return_info, "return_info")
     check_tensor(a, "a")
     check_tensor(b, "b")
     if a.dim() != 3 or b.dim() != 3:
@@ -602,8 +613,7 @@ def bmm(
             "bmm expects two batches of matrices (3-d); got shapes "
             f"{tuple(a.shape)} and {tuple(b.shape)}{_HINTS.get(('bmm', a.dim(), b.dim()), '')}"
         )
-    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    return _product(a, b, knobs, edges, return_info=return_info)
+    return _product(a, b, (tau, valid_ratio, max_error), block, return_info=return_info)
 
 
 def linear(
@@ -637,7 +647,6 @@ def linear(
     """
     if has_torch_function_variadic(input, weight):
         return _overridden(linear, (input, weight), locals())
-    check_bool(return_info, "return_info")
     check_tensor(input, "input")
     check_tensor(weight, "weight")
     check_optional_tensor(bias, "bias")
@@ -661,10 +670,11 @@ def linear(
         refused = {"norm_weight": norm_weight, "return_info": return_info}
         product = _dtensor.mm(rows, columns, **knob, block=block, **refused)
         return (product if bias is None else product + bias).reshape(shape)
-    knobs, edges = as_knobs(tau, valid_ratio, max_error), check_block(block)
-    options: dict[str, Any] = {"norm_b": norm_weight, "input": bias, "return_info": return_info}
+    knobs, addition = (tau, valid_ratio, max_error), (bias, 1, 1)
     try:
-        product = _product(rows, columns, knobs, edges, **options)
+        product = _product(
+            rows, columns, knobs, block, None, norm_weight, addition, return_info=return_info
+        )
     except (TypeError, RuntimeError) as error:
         named = _OF_LINEAR.sub(lambda name: _LINEAR_NAMES[name[0]], str(error), count=1)
         raise type(error)(named) from None
@@ -824,39 +834,49 @@ def conv2d(
     the arguments after ``pixel_block`` only ``activation`` and ``relu`` may be given. Source: data
     parallelism, as in ``nn.DataParallel``, but with one knob for all images.
     """
-    _check_flags(return_norms=return_norms, return_info=return_info)
+    if return_norms is not False or return_info is not False:
+        check_bool(return_norms, "return_norms")
+        check_bool(return_info, "return_info")
     if not isinstance(input, (list, tuple)) and has_torch_function_variadic(input, weight):
         return _overridden(conv2d, (input, weight), locals())
-    more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
-    for name, tensor in more.items():
-        check_optional_tensor(tensor, name)
+    more = (norm_weight, norm_input, residual)
+    if norm_weight is not None or norm_input is not None or residual is not None:
+        check_optional_tensor(norm_weight, "norm_weight")
+        check_optional_tensor(norm_input, "norm_input")
+        check_optional_tensor(residual, "residual")
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
     knobs = as_knobs(tau, valid_ratio, max_error)
-    setting: dict[str, Any] = {
-        **knobs,
-        "block": None if block is None else check_block(block),
-        "pixel_block": None if pixel_block is None else check_pixel_block(pixel_block, block),
-        "activation": as_activation(activation, relu),
-    }
+    blocks = (
+        None if block is None else check_block(block),
+        None if pixel_block is None else check_pixel_block(pixel_block, block),
+    )
+    name = as_activation(activation, relu)
+    refused: dict[str, Any]
     if isinstance(input, (list, tuple)):
-        refused = {"devices": devices, "return_norms": return_norms, "return_info": return_info}
-        _check_alone("a list of shards", {**more, **refused})
+        refused = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
+        refused |= {"devices": devices, "return_norms": return_norms, "return_info": return_info}
+        _check_alone("a list of shards", refused)
+        setting = {**knobs, "block": blocks[0], "pixel_block": blocks[1], "activation": name}
         return _conv2d_shards(input, weight, bias, (stride, padding, dilation, groups), setting)
     check_tensor(input, "input")
     check_tensor(weight, "weight")
-    check_optional_tensor(bias, "bias")
+    if bias is not None:
+        check_tensor(bias, "bias")
     if isinstance(padding, str):
         input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
     else:
         check_integers(padding, "padding")
-    if devices is None:
-        op = _ops.conv2d_with_norms if return_norms else _ops.conv2d
+    given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
+    if return_norms and devices is None:
+        result = _conv2d_with_norms(*given, *more, name)
+    elif devices is None:
+        result = _conv2d(*given, *more, name)
     else:
-        _check_alone("devices", {**more, "return_norms": return_norms})
-        op, more = _ops.conv2d_on_devices, {"devices": as_devices(devices)}
-    result = op.default(input, weight, bias, stride, padding, dilation, groups, **setting, **more)
+        refused = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
+        _check_alone("devices", {**refused, "return_norms": return_norms})
+        result = _conv2d(*given, *more, name, devices=as_devices(devices))
     if not return_info:
         return result
     maps = conv2d_norm_maps(

@@ -124,9 +124,7 @@ def stage_cases(device):
         yield Case(
             f"find_tau {edge}", maps, lambda **maps: spamm_torch.find_tau(**maps, valid_ratio=0.3)
         )
-    yield Case(
-        "find_tau_for_error", maps, lambda **maps: OPS.find_tau_for_error(**maps, max_error=0.1)
-    )
+    yield Case("find_tau_for_error", maps, lambda **maps: OPS.find_tau(**maps, max_error=0.1))
     maps = {**maps, "tau": number(0.5, device)}
     change = {"norm_a": torch.zeros_like, "norm_b": torch.zeros_like, "tau": huge}
     yield Case("valid_counts", maps, spamm_torch.valid_counts, change)
@@ -344,12 +342,12 @@ def symmetric_cases(device, dtype):
 
     def into(a, b, input):
         out, norms = torch.empty_like(a), torch.empty_like(spamm_torch.norm_map(a))
-        OPS.spamm_into(a, b, out, threshold=1.0, input=input, beta=2, alpha=-1, norms=norms)
+        OPS.spamm_into(a, b, out=out, threshold=1.0, input=input, beta=2, alpha=-1, norms=norms)
         return out, norms
 
     def in_place(x):
         x = x.clone()
-        OPS.spamm_into(x, x, x, threshold=1.0, input=x, beta=2, alpha=-1)
+        OPS.spamm_into(x, x, out=x, threshold=1.0, input=x, beta=2, alpha=-1)
         return x
 
     def square(x, **knob):
@@ -376,7 +374,7 @@ def search_cases(device):
             name: torch.rand(edge, edge, device=device, generator=values.generator) + 0.1
             for name in ("norm_a", "norm_b")
         }
-        search = functools.partial(OPS.find_tau_for_error, max_error=0.3)
+        search = functools.partial(OPS.find_tau, max_error=0.3)
         if edge > 1:  # a single product is kept, whatever its norms
             maps["norm_a"] *= torch.rand(edge, edge, device=device, generator=values.generator) ** 8
             yield Case(f"error search {edge}", maps, search, {"norm_a": torch.sqrt})

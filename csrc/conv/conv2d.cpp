@@ -11,6 +11,7 @@
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
+#include <utility>
 #include <vector>
 
 #include "checks.h"
@@ -28,8 +29,6 @@
 
 namespace spamm {
 namespace {
-
-using OptTensor = std::optional<Tensor>;
 
 // Bytes of im2col matrix held at a time; at least one pixel block is, however large.
 int64_t im2col_budget(at::DeviceType device) {
@@ -148,10 +147,10 @@ class MatrixConvolution {
     const auto [m, k, n] = conv_.block;
     const int64_t groups = conv_.shape.groups, channels = conv_.shape.group_out_channels();
     const int64_t all_pixels = volume(conv_.whole_blocks().count()) * n;
-    const OptTensor bias =
-        conv_.bias ? OptTensor(conv_.bias->view({groups, 1, channels})) : std::nullopt;
-    return multiply(pixels, weights_.mT(), skip_norms.mT(), norm_weight_.mT(), tau, {n, k, m}, bias,
-                    /*beta=*/1, /*alpha=*/1, IntArrayRef({all_pixels, channels}));
+    MultiplyOptions options = {.whole = {{all_pixels, channels}}};
+    if (conv_.bias) options.input = conv_.bias->view({groups, 1, channels});
+    return multiply(pixels, weights_.mT(), skip_norms.mT(), norm_weight_.mT(), tau, {n, k, m},
+                    options);
   }
 
   const Convolution& conv_;
@@ -227,39 +226,38 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   return {result.output.contiguous(conv.output_format), result.norms};
 }
 
-Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms) {
-  const auto& [input, weight, bias, stride, padding, dilation, groups, knob, block, pixel_block,
-               norm_weight, norm_input, residual, activation, weight_is_ready, whole_images] =
-      arguments;
-  if (knob.tau) check_tau(*knob.tau, input.device());
-  const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
+Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
+                         std::optional<int64_t> whole_images) {
+  const Tensor& input = x.input;
+  if (x.knob.tau) check_tau(*x.knob.tau, input.device());
+  const ConvShape shape = check_convolution(x);
   const int64_t images = whole_images.value_or(shape.images);
   const Block edges =
-      conv_block(block, pixel_block, shape.group_out_channels(), shape.group_in_channels());
+      conv_block(x.block, x.pixel_block, shape.group_out_channels(), shape.group_in_channels());
   const PixelBlocks blocks = {
       .grid = {shape.images, shape.output.height, shape.output.width},
-      .edge = pixel_block ? check_pixel_block(*pixel_block)
-                          : default_pixel_block(knob.tau.has_value(), images, edges.n)};
-  if (residual) check_residual(*residual, input, shape);
+      .edge = x.pixel_block ? check_pixel_block(*x.pixel_block)
+                            : default_pixel_block(x.knob.tau.has_value(), images, edges.n)};
+  if (x.residual) check_residual(*x.residual, input, shape);
   const auto as_batch = [&](const Tensor& t) { return input.dim() == 4 ? t : t.unsqueeze(0); };
   const Convolution conv = {.input = as_batch(input),
-                            .weight = weight,
-                            .bias = bias,
-                            .residual = residual ? OptTensor(as_batch(*residual)) : std::nullopt,
-                            .activation = activation,
+                            .weight = x.weight,
+                            .bias = x.bias,
+                            .residual = x.residual ? OptTensor(as_batch(*x.residual)) : OptTensor(),
+                            .activation = check_activation(x.activation),
                             .shape = shape,
                             .block = edges,
                             .blocks = blocks,
-                            .norm_weight = norm_weight,
-                            .norm_input = norm_input,
+                            .norm_weight = x.norm_weight,
+                            .norm_input = x.norm_input,
                             .wants_output_norms = wants_output_norms,
-                            .weight_is_ready = weight_is_ready,
+                            .weight_is_ready = x.weight_is_ready,
                             .allow_tf32 = allow_tf32(),
-                            .output_format = conv_output_format(input, weight),
+                            .output_format = conv_output_format(input, x.weight),
                             .whole_images = images};
   check_norm_weight(conv);
-  if (norm_input) {
-    check_precomputed_norm_map(*norm_input,
+  if (x.norm_input) {
+    check_precomputed_norm_map(*x.norm_input,
                                layer_norms_shape(shape.images, shape.input, shape.in_channels),
                                conv.input, conv.input.sizes(), "norm_input");
   }
@@ -276,58 +274,35 @@ void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape)
               IntArrayRef(expected), "; got ", base.sizes());
 }
 
-ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms) {
-  auto [output, norms] = convolve(check_conv2d(arguments, wants_output_norms), arguments.knob);
-  return {arguments.input.dim() == 4 ? output : output.squeeze(0), norms};
-}
-
 namespace {
 
-// conv2d and conv2d_with_norms, which take the same arguments.
-template <bool kWithNorms>
-auto conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias, IntArrayRef stride,
-               IntArrayRef padding, IntArrayRef dilation, int64_t groups, const OptTensor& tau,
-               std::optional<double> threshold, std::optional<double> valid_ratio,
-               std::optional<double> max_error, at::OptionalIntArrayRef block,
-               at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight,
-               const OptTensor& norm_input, const OptTensor& residual, std::string_view activation,
-               bool weight_is_ready) {
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  const ConvArguments arguments = {input,          weight,
-                                   bias,           stride,
-                                   padding,        dilation,
-                                   groups,         knob,
-                                   block,          pixel_block,
-                                   norm_weight,    norm_input,
-                                   residual,       check_activation(activation),
-                                   weight_is_ready};
-  auto [output, norms] = check_and_convolve(arguments, kWithNorms);
-  if constexpr (kWithNorms) {
-    return std::tuple(output, norms);
-  } else {
-    return output;
-  }
+ConvolutionResult check_and_convolve(ConvArguments& x, bool wants_output_norms) {
+  x.knob = checked_knob(x.knob);
+  auto [output, norms] = convolve(check_conv2d(x, wants_output_norms), x.knob);
+  return {x.input.dim() == 4 ? output : output.squeeze(0), norms};
 }
 
-// conv2d_deviation and conv2d_deviation_with_norms, which take the same arguments. Batches alone: a
-// deviation is one of many images from one reference.
-template <bool kWithNorms>
-auto conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tensor& base,
-                         IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                         int64_t groups, std::optional<double> threshold,
-                         std::optional<double> valid_ratio, std::optional<double> max_error,
-                         at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                         const OptTensor& norm_weight, const OptTensor& norm_input,
-                         const OptTensor& residual, std::string_view activation) {
+Tensor conv2d_op(ConvArguments& x) {
+  if (x.devices) return conv2d_on_devices(x);
+  return check_and_convolve(x, /*wants_output_norms=*/false).output;
+}
+
+std::tuple<Tensor, Tensor> conv2d_with_norms_op(ConvArguments& x) {
+  auto [output, norms] = check_and_convolve(x, /*wants_output_norms=*/true);
+  return {output, norms};
+}
+
+// Batches alone: a deviation is one of many images from one reference.
+ConvolutionResult convolve_deviation(DeviationArguments& x, bool wants_output_norms) {
+  const Tensor& input = x.input;
   TORCH_CHECK(input.dim() == 4, "input must be (images, channels, height, width); got shape ",
               input.sizes());
-  const bool is_dense = !threshold && !valid_ratio && !max_error;
-  const Knob knob = checked_knob({{}, is_dense ? 0.0 : threshold, valid_ratio, max_error});
-  Convolution conv = check_conv2d({input, weight, std::nullopt, stride, padding, dilation, groups,
-                                   knob, block, pixel_block, norm_weight, std::nullopt, residual,
-                                   check_activation(activation), /*weight_is_ready=*/false},
-                                  /*wants_output_norms=*/kWithNorms);
-  check_base(base, input, conv.shape);
+  const bool is_dense = !x.knob.threshold && !x.knob.valid_ratio && !x.knob.max_error;
+  if (is_dense) x.knob.threshold = 0;
+  x.knob = checked_knob(x.knob);
+  const OptTensor norm_input = std::exchange(x.norm_input, std::nullopt);
+  Convolution conv = check_conv2d(x, wants_output_norms);
+  check_base(x.base, input, conv.shape);
   if (norm_input) {
     check_precomputed_norm_map(
         *norm_input, pixel_norms_shape(conv.shape.images, conv.shape.input, conv.shape.in_channels),
@@ -335,26 +310,30 @@ auto conv2d_deviation_op(const Tensor& input, const Tensor& weight, const Tensor
     conv.norm_input = norm_input;
   }
   conv.is_deviation = true;
-  if (conv.activation != Activation::kNone) conv.base = base;  // else the base cancels
-  ConvolutionResult result;
-  if (is_dense) {
-    conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-    result.output = without_skipping(conv);
-    if constexpr (kWithNorms) result.norms = pixel_norms(result.output);
-  } else {
-    result = convolve(conv, knob);
-  }
-  if constexpr (kWithNorms) {
-    return std::tuple(result.output, result.norms);
-  } else {
-    return result.output;
-  }
+  if (conv.activation != Activation::kNone) conv.base = x.base;  // else the base cancels
+  if (!is_dense) return convolve(conv, x.knob);
+  conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
+  const Tensor output = without_skipping(conv);
+  return {output, wants_output_norms ? pixel_norms(output) : Tensor()};
+}
+
+Tensor conv2d_deviation_op(DeviationArguments& x) {
+  return convolve_deviation(x, /*wants_output_norms=*/false).output;
+}
+
+std::tuple<Tensor, Tensor> conv2d_deviation_with_norms_op(DeviationArguments& x) {
+  auto [output, norms] = convolve_deviation(x, /*wants_output_norms=*/true);
+  return {output, norms};
 }
 
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
                              at::OptionalIntArrayRef pixel_block) {
   check_conv_weight(weight, groups);
-  const Block edges = conv_block(block, pixel_block, weight.size(0) / groups, weight.size(1));
+  const auto given = [](at::OptionalIntArrayRef edges) {
+    return edges ? std::optional<DimVector>(*edges) : std::nullopt;
+  };
+  const Block edges =
+      conv_block(given(block), given(pixel_block), weight.size(0) / groups, weight.size(1));
   const auto* backend =
       Backends<WeightNormBackend>::find(weight.device().type(), weight, groups, edges);
   return backend ? backend->run(weight, edges) : norms_of_weight_matrix(weight, groups, edges);
@@ -385,10 +364,10 @@ Tensor pixel_norms(const Tensor& output) {
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("conv2d", &conv2d_op</*kWithNorms=*/false>);
-  m.impl("conv2d_with_norms", &conv2d_op</*kWithNorms=*/true>);
-  m.impl("conv2d_deviation", &conv2d_deviation_op</*kWithNorms=*/false>);
-  m.impl("conv2d_deviation_with_norms", &conv2d_deviation_op</*kWithNorms=*/true>);
+  m.impl("conv2d", boxed<&conv2d_op>());
+  m.impl("conv2d_with_norms", boxed<&conv2d_with_norms_op>());
+  m.impl("conv2d_deviation", boxed<&conv2d_deviation_op>());
+  m.impl("conv2d_deviation_with_norms", boxed<&conv2d_deviation_with_norms_op>());
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

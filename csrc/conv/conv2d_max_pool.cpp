@@ -12,29 +12,20 @@
 namespace spamm {
 namespace {
 
-using OptTensor = std::optional<Tensor>;
-
-Tensor conv2d_max_pool_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                          IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                          int64_t groups, const OptTensor& norm_weight,
-                          std::string_view activation) {
+Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
+  const Tensor& input = x.input;
   TORCH_CHECK(input.dim() == 4, "input must be a batch (N, C, H, W); got shape ", input.sizes());
-  const Knob knob = checked_knob({{}, 0.0, {}, {}});
-  const Convolution conv =
-      check_conv2d({input, weight, bias, stride, padding, dilation, groups, knob,
-                    /*block=*/std::nullopt, /*pixel_block=*/std::nullopt, norm_weight,
-                    /*norm_input=*/std::nullopt, /*residual=*/std::nullopt,
-                    check_activation(activation), /*weight_is_ready=*/false},
-                   /*wants_output_norms=*/false);
+  x.knob = checked_knob({.threshold = 0.0});
+  const Convolution conv = check_conv2d(x, /*wants_output_norms=*/false);
   const auto sizes = conv.output_sizes();
   TORCH_CHECK(sizes[2] > 1 && sizes[3] > 1,
               "the convolution's output must have at least 2 x 2 pixels; got ", sizes[2], " x ",
               sizes[3]);
   if (c10::multiply_integers(sizes) > 0) {
     const auto* backend = Backends<ConvPoolBackend>::find(input.device().type(), conv);
-    if (backend != nullptr) return backend->run(conv, knob).contiguous(conv.output_format);
+    if (backend != nullptr) return backend->run(conv, x.knob).contiguous(conv.output_format);
   }
-  return check_and_pool(convolve(conv, knob).output, /*kernel_size=*/{2, 2}, /*stride=*/{2, 2},
+  return check_and_pool(convolve(conv, x.knob).output, /*kernel_size=*/{2, 2}, /*stride=*/{2, 2},
                         /*padding=*/{0, 0}, /*dilation=*/{1, 1}, /*ceil_mode=*/false,
                         /*wants_output_norms=*/false)
       .output;
@@ -43,7 +34,7 @@ Tensor conv2d_max_pool_op(const Tensor& input, const Tensor& weight, const OptTe
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("conv2d_max_pool", &conv2d_max_pool_op);
+  m.impl("conv2d_max_pool", boxed<&conv2d_max_pool_op>());
 }
 
 }  // namespace spamm

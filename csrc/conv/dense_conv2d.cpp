@@ -4,17 +4,12 @@
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include <string_view>
-
+#include "arguments.h"
 #include "checks.h"
 #include "conv/epilogue.h"
 
 namespace spamm {
 namespace {
-
-using at::IntArrayRef;
-using at::Tensor;
-using OptTensor = std::optional<Tensor>;
 
 // torch's own convolution, under its own settings but for TF32.
 Tensor torch_convolution(const DenseConvolution& conv) {
@@ -34,23 +29,21 @@ Tensor zeros_and_bias(const DenseConvolution& conv) {
   return output;
 }
 
-Tensor dense_conv2d_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                       int64_t groups, const OptTensor& residual, std::string_view activation) {
-  const ConvShape shape = check_convolution(input, weight, bias, stride, padding, dilation, groups);
-  if (residual) check_residual(*residual, input, shape);
-  const bool batched = input.dim() == 4;
+Tensor dense_conv2d_op(DenseConvArguments& x) {
+  const ConvShape shape = check_convolution(x);
+  if (x.residual) check_residual(*x.residual, x.input, shape);
+  const bool batched = x.input.dim() == 4;
   const auto as_batch = [&](const Tensor& t) { return batched ? t : t.unsqueeze(0); };
-  const Tensor batch = as_batch(input);
+  const Tensor batch = as_batch(x.input);
   const Tensor output =
       dense_convolution({.input = batch,
-                         .weight = weight,
-                         .bias = bias,
-                         .residual = residual ? OptTensor(as_batch(*residual)) : std::nullopt,
-                         .activation = check_activation(activation),
+                         .weight = x.weight,
+                         .bias = x.bias,
+                         .residual = x.residual ? OptTensor(as_batch(*x.residual)) : OptTensor(),
+                         .activation = check_activation(x.activation),
                          .shape = shape,
                          .allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV),
-                         .output_format = conv_output_format(batch, weight)});
+                         .output_format = conv_output_format(batch, x.weight)});
   return batched ? output : output.squeeze(0);
 }
 
@@ -81,7 +74,7 @@ Tensor dense_convolution(const DenseConvolution& conv) {
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("dense_conv2d", &dense_conv2d_op);
+  m.impl("dense_conv2d", boxed<&dense_conv2d_op>());
 }
 
 }  // namespace spamm

@@ -15,8 +15,6 @@
 namespace spamm {
 namespace {
 
-using OptTensor = std::optional<Tensor>;
-
 DeviationParts checked(at::TensorList parts, at::TensorList norm_parts, bool in_phases) {
   check_parts(parts);
   TORCH_CHECK(norm_parts.empty() || norm_parts.size() == parts.size(),
@@ -61,42 +59,34 @@ ConvolutionResult joined_and_placed(Convolution conv, const Knob& knob,
   return {placed, norms_of_columns(placed, columns_of_norms(placed.size(1)))};
 }
 
-std::tuple<Tensor, Tensor> conv2d_deviation_parts(
-    at::TensorList parts, const Tensor& weight, const Tensor& base, IntArrayRef stride,
-    IntArrayRef padding, IntArrayRef dilation, double threshold, at::OptionalIntArrayRef block,
-    at::OptionalIntArrayRef pixel_block, const OptTensor& norm_weight, at::TensorList norm_parts,
-    std::string_view activation, bool in_phases) {
-  const DeviationParts given = checked(parts, norm_parts, in_phases);
+std::tuple<Tensor, Tensor> conv2d_deviation_parts(DeviationPartsArguments& x) {
+  const DeviationParts given = checked(x.parts, x.norm_parts, x.in_phases);
   const Tensor all = shape_of_all(given);
-  const Knob knob = checked_knob({{}, threshold, {}, {}});
-  Convolution conv =
-      check_conv2d({all, weight, /*bias=*/std::nullopt, stride, padding, dilation, /*groups=*/1,
-                    knob, block, pixel_block, norm_weight, /*norm_input=*/std::nullopt,
-                    /*residual=*/std::nullopt, check_activation(activation),
-                    /*weight_is_ready=*/false},
-                   /*wants_output_norms=*/true);
-  check_base(base, all, conv.shape);
-  TORCH_CHECK(!in_phases || conv.shape.out_channels % 4 == 0,
+  x.input = all;
+  x.knob = checked_knob(x.knob);
+  Convolution conv = check_conv2d(x, /*wants_output_norms=*/true);
+  check_base(x.base, all, conv.shape);
+  TORCH_CHECK(!x.in_phases || conv.shape.out_channels % 4 == 0,
               "an output in phases must have a multiple of 4 channels; got ",
               conv.shape.out_channels);
   conv.input = given.parts[0];
   if (!given.norms.empty()) conv.norm_input = given.norms[0];
   conv.output_format = at::MemoryFormat::ChannelsLast;
   conv.is_deviation = true;
-  if (conv.activation != Activation::kNone) conv.base = base;  // else the base cancels
+  if (conv.activation != Activation::kNone) conv.base = x.base;  // else the base cancels
   const bool is_empty = c10::multiply_integers(conv.output_sizes()) == 0;
   const auto* backend =
       is_empty ? nullptr
-               : Backends<DeviationPartsBackend>::find(all.device().type(), conv, knob, given);
+               : Backends<DeviationPartsBackend>::find(all.device().type(), conv, x.knob, given);
   const ConvolutionResult result =
-      backend ? backend->run(conv, knob, given) : joined_and_placed(conv, knob, given);
+      backend ? backend->run(conv, x.knob, given) : joined_and_placed(conv, x.knob, given);
   return {result.output, result.norms};
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("conv2d_deviation_parts", &conv2d_deviation_parts);
+  m.impl("conv2d_deviation_parts", boxed<&conv2d_deviation_parts>());
 }
 
 }  // namespace spamm

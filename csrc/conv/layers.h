@@ -7,27 +7,15 @@
 #include <optional>
 #include <tuple>
 
+#include "arguments.h"
 #include "conv/backend.h"
 
 namespace spamm {
 
-// The arguments of conv2d and conv2d_with_norms.
-struct ConvArguments {
-  const Tensor &input, &weight;
-  std::optional<Tensor> bias;
-  IntArrayRef stride, padding, dilation;
-  int64_t groups;
-  Knob knob;  // checked
-  at::OptionalIntArrayRef block, pixel_block;
-  std::optional<Tensor> norm_weight, norm_input, residual;
-  Activation activation;
-  bool weight_is_ready;
-  // If the input is a part of a batch: the images of the batch. They also choose the default pixel
-  // block.
-  std::optional<int64_t> whole_images = std::nullopt;
-};
-
-Convolution check_conv2d(const ConvArguments& arguments, bool wants_output_norms);
+// `x.knob` has been checked. whole_images: if the input is a part of a batch, the images of the
+// batch. They also choose the default pixel block.
+Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
+                         std::optional<int64_t> whole_images = std::nullopt);
 
 // The base of deviations must be one image of the convolution's output.
 void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape);
@@ -39,12 +27,12 @@ ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob);
 // conv.wants_output_norms. `knob` has been checked.
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob);
 
-// Both one after the other. The output has the input's dimensions.
-ConvolutionResult check_and_convolve(const ConvArguments& arguments, bool wants_output_norms);
-
 // Without `wants_output_norms`, the result's norms are undefined if they would need a norm pass.
 ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                                  IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
                                  bool wants_output_norms);
+
+// conv2d with `devices`. Composed of differentiable ops, so it has their gradients.
+Tensor conv2d_on_devices(const ConvArguments& x);
 
 }  // namespace spamm

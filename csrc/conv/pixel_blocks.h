@@ -49,8 +49,9 @@ inline Box check_pixel_block(at::IntArrayRef pixel_block) {
 // The block of a convolution whose groups have `out_channels` and `in_channels` each. By default,
 // small layers get small blocks, so that padding does not dominate, and n is the pixel block's
 // product.
-inline Block conv_block(at::OptionalIntArrayRef block, at::OptionalIntArrayRef pixel_block,
-                        int64_t out_channels, int64_t in_channels) {
+inline Block conv_block(const std::optional<DimVector>& block,
+                        const std::optional<DimVector>& pixel_block, int64_t out_channels,
+                        int64_t in_channels) {
   const int64_t n = pixel_block ? volume(check_pixel_block(*pixel_block)) : 64;
   if (!block) return {out_channels <= 32 ? 32 : 64, in_channels <= 32 ? 32 : 64, n};
   const Block edges = check_block(*block);

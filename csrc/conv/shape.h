@@ -8,6 +8,7 @@
 #include <limits>
 #include <optional>
 
+#include "arguments.h"
 #include "checks.h"
 
 namespace spamm {
@@ -67,10 +68,10 @@ inline void check_conv_weight(const at::Tensor& weight, int64_t groups) {
               "; got ", groups);
 }
 
-inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& weight,
-                                   const std::optional<at::Tensor>& bias, at::IntArrayRef stride,
-                                   at::IntArrayRef padding, at::IntArrayRef dilation,
-                                   int64_t groups) {
+inline ConvShape check_convolution(const ConvArguments& x) {
+  const Tensor &input = x.input, &weight = x.weight;
+  const OptTensor& bias = x.bias;
+  const int64_t groups = x.groups;
   check_conv_weight(weight, groups);
   TORCH_CHECK(input.dim() == 3 || input.dim() == 4,
               "input must be (images, channels, height, width) or (channels, height, width); got "
@@ -98,9 +99,9 @@ inline ConvShape check_convolution(const at::Tensor& input, const at::Tensor& we
                   .groups = groups,
                   .input = {input.size(-2), input.size(-1)},
                   .kernel = {weight.size(2), weight.size(3)},
-                  .stride = check_pair(stride, 1, "stride"),
-                  .padding = check_pair(padding, 0, "padding"),
-                  .dilation = check_pair(dilation, 1, "dilation"),
+                  .stride = check_pair(x.stride, 1, "stride"),
+                  .padding = check_pair(x.padding, 0, "padding"),
+                  .dilation = check_pair(x.dilation, 1, "dilation"),
                   .output = {}};
   // Nothing is dilated. Others would change no result, but torch's own CPU convolution crashes.
   if (shape.kernel.height == 1) shape.dilation.height = 1;

@@ -10,19 +10,19 @@
 #include <algorithm>
 #include <vector>
 
+#include "arguments.h"
 #include "checks.h"
 #include "conv/layers.h"
 #include "conv/partial_blocks.h"
-#include "ops.h"
 #include "shards/copies.h"
 #include "shards/devices.h"
 #include "threshold.h"
 
-namespace spamm::shards {
+namespace spamm {
+namespace shards {
 namespace {
 
 using at::TensorList;
-using ops::OptTensor;
 
 // Shards of one batch: (images, channels, height, width), on devices of one kind.
 void check_shards(TensorList shards) {
@@ -77,7 +77,7 @@ OptTensor search(const std::vector<Convolution>& shards, const Knob& knob) {
 // The knob of a shard on this device. A tau on the CPU serves all devices.
 Knob knob_on(at::Device device, const Knob& knob, std::optional<Copies>& tau) {
   if (!tau) return knob;
-  return Knob::with_tau(tau->original().is_cpu() ? tau->original() : tau->on(device));
+  return {.tau = tau->original().is_cpu() ? tau->original() : tau->on(device)};
 }
 
 void check_tau_of_shards(const Tensor& tau, at::Device of_shards) {
@@ -87,46 +87,27 @@ void check_tau_of_shards(const Tensor& tau, at::Device of_shards) {
               tau.device());
 }
 
-std::vector<Tensor> conv2d_shards_op(TensorList input_shards, TensorList weight, TensorList bias,
-                                     IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                                     int64_t groups, const OptTensor& tau,
-                                     std::optional<double> threshold,
-                                     std::optional<double> valid_ratio,
-                                     std::optional<double> max_error, at::OptionalIntArrayRef block,
-                                     at::OptionalIntArrayRef pixel_block,
-                                     std::string_view activation) {
-  check_shards(input_shards);
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  if (knob.tau) check_tau_of_shards(*knob.tau, input_shards.front().device());
-  const std::vector<Tensor> weights = beside(input_shards, weight, "weight");
+std::vector<Tensor> conv2d_shards_op(ConvShardsArguments& x) {
+  check_shards(x.input_shards);
+  x.knob = checked_knob(x.knob);
+  if (x.knob.tau) check_tau_of_shards(*x.knob.tau, x.input_shards.front().device());
+  const std::vector<Tensor> weights = beside(x.input_shards, x.weight, "weight");
   const std::vector<Tensor> biases =
-      bias.empty() ? std::vector<Tensor>() : beside(input_shards, bias, "bias");
+      x.bias.empty() ? std::vector<Tensor>() : beside(x.input_shards, x.bias, "bias");
   int64_t images = 0;
-  for (const Tensor& shard : input_shards) images += shard.size(0);
+  for (const Tensor& shard : x.input_shards) images += shard.size(0);
 
   std::optional<Copies> taus;  // once it is known: held, or found below
-  if (knob.tau) taus.emplace(*knob.tau);
+  if (x.knob.tau) taus.emplace(*x.knob.tau);
   std::vector<Convolution> shards;
-  for (size_t p = 0; p < input_shards.size(); ++p) {
-    const Tensor& input = input_shards[p];
-    shards.push_back(check_conv2d({.input = input,
-                                   .weight = weights[p],
-                                   .bias = biases.empty() ? OptTensor() : OptTensor(biases[p]),
-                                   .stride = stride,
-                                   .padding = padding,
-                                   .dilation = dilation,
-                                   .groups = groups,
-                                   .knob = knob_on(input.device(), knob, taus),
-                                   .block = block,
-                                   .pixel_block = pixel_block,
-                                   .norm_weight = std::nullopt,
-                                   .norm_input = std::nullopt,
-                                   .residual = std::nullopt,
-                                   .activation = check_activation(activation),
-                                   .weight_is_ready = false,
-                                   .whole_images = images},
-                                  /*wants_output_norms=*/false));
+  for (size_t p = 0; p < x.input_shards.size(); ++p) {
+    const Tensor& input = x.input_shards[p];
+    ConvArguments shard = {x, input, weights[p],
+                           biases.empty() ? OptTensor() : OptTensor(biases[p])};
+    shard.knob = knob_on(input.device(), x.knob, taus);
+    shards.push_back(check_conv2d(shard, /*wants_output_norms=*/false, images));
   }
+  const Knob& knob = x.knob;
   check_pixel_blocks(shards);
   if (!knob.tau) {
     if (const OptTensor found = search(shards, knob)) taus.emplace(*found);
@@ -138,31 +119,17 @@ std::vector<Tensor> conv2d_shards_op(TensorList input_shards, TensorList weight,
   return outputs;
 }
 
-// Composed of differentiable ops, so it has their gradients.
-Tensor conv2d_on_devices_op(const Tensor& input, const Tensor& weight, const OptTensor& bias,
-                            IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
-                            int64_t groups, IntArrayRef devices, const OptTensor& tau,
-                            std::optional<double> threshold, std::optional<double> valid_ratio,
-                            std::optional<double> max_error, at::OptionalIntArrayRef block,
-                            at::OptionalIntArrayRef pixel_block, std::string_view activation) {
-  const std::vector<at::Device> places = check_devices(devices);
-  const Convolution conv =
-      check_conv2d({.input = input,
-                    .weight = weight,
-                    .bias = bias,
-                    .stride = stride,
-                    .padding = padding,
-                    .dilation = dilation,
-                    .groups = groups,
-                    .knob = checked_knob({tau, threshold, valid_ratio, max_error}),
-                    .block = block,
-                    .pixel_block = pixel_block,
-                    .norm_weight = std::nullopt,
-                    .norm_input = std::nullopt,
-                    .residual = std::nullopt,
-                    .activation = check_activation(activation),
-                    .weight_is_ready = false},
-                   /*wants_output_norms=*/false);
+}  // namespace
+}  // namespace shards
+
+Tensor conv2d_on_devices(const ConvArguments& x) {
+  const std::vector<at::Device> places = check_devices(*x.devices);
+  ConvArguments checked = x;
+  checked.knob = checked_knob(x.knob);
+  const Convolution conv = check_conv2d(checked, /*wants_output_norms=*/false);
+  TORCH_CHECK_VALUE(!x.norm_weight && !x.norm_input && !x.residual,
+                    "devices must be given without norm_weight, norm_input and residual; got one "
+                    "of them");
   // Whole pixel blocks for each device, as evenly as possible. A small batch takes fewer devices.
   const int64_t images = conv.shape.images, block_images = conv.blocks.edge[0];
   const int64_t blocks = conv.blocks.count()[0];
@@ -177,24 +144,17 @@ Tensor conv2d_on_devices_op(const Tensor& input, const Tensor& weight, const Opt
     shards.push_back(shard.to(shard.options().device(places[p])));
   }
   const std::vector<Tensor> outputs = ops::conv2d_shards(
-      shards, weight, bias ? TensorList(*bias) : TensorList(), stride, padding, dilation, groups,
-      tau, threshold, valid_ratio, max_error, block, pixel_block, activation);
+      {x, shards, {x.weight}, x.bias ? std::vector{*x.bias} : std::vector<Tensor>()});
   const Tensor output = at::empty(
-      conv.output_sizes(), outputs.front().options().device(input.device()), conv.output_format);
+      conv.output_sizes(), outputs.front().options().device(x.input.device()), conv.output_format);
   for (int64_t p = 0; p < parts; ++p) {
     output.narrow(0, cuts[p], cuts[p + 1] - cuts[p]).copy_(outputs[p]);
   }
-  return input.dim() == 4 ? output : output.squeeze(0);
+  return x.input.dim() == 4 ? output : output.squeeze(0);
 }
-
-}  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("conv2d_shards", &conv2d_shards_op);
+  m.impl("conv2d_shards", boxed<&shards::conv2d_shards_op>());
 }
 
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
-  m.impl("conv2d_on_devices", &conv2d_on_devices_op);
-}
-
-}  // namespace spamm::shards
+}  // namespace spamm

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "arguments.h"
 #include "checks.h"
-#include "ops.h"
 #include "shards/plan.h"
 #include "shards/plan_maps.h"
 
@@ -18,13 +18,12 @@ using at::Tensor;
 void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
                    const Tensor& tau, const WholeProduct& whole, const Tensor& out,
                    const std::optional<Tensor>& own_rows, int64_t first_own_row) {
-  static const auto op =
-      ops::find<void(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                     at::IntArrayRef, const Tensor&, at::IntArrayRef, const std::optional<Tensor>&,
-                     int64_t)>("spamm_torch::multiply_part");
   const Block& block = whole.block;
-  op.call(a, b, norm_a, norm_b, tau, {block.m, block.k, block.n}, out, {whole.m, whole.n}, own_rows,
-          first_own_row);
+  ops::multiply_part({{{}, a, b, norm_a, norm_b, tau, {block.m, block.k, block.n}},
+                      out,
+                      {whole.m, whole.n},
+                      own_rows,
+                      first_own_row});
 }
 
 int64_t WholeProduct::stages() const { return blocks_of(n, stage_blocks * block.n); }

@@ -7,9 +7,9 @@
 
 #include <vector>
 
+#include "arguments.h"
 #include "block.h"
 #include "checks.h"
-#include "ops.h"
 #include "shards/plan.h"
 #include "spamm/spamm.h"
 
@@ -37,7 +37,8 @@ void check_unit_maps(const Tensor& largest_a, const Tensor& norm_b, const Tensor
 
 Tensor needed_units(const Tensor& largest_a, const Tensor& norm_b, const Tensor& tau,
                     int64_t stage_blocks) {
-  static const auto op = ops::find<decltype(shards::needed_units)>("spamm_torch::needed_units");
+  static const auto op =
+      ops::find("spamm_torch::needed_units").typed<decltype(shards::needed_units)>();
   return op.call(largest_a, norm_b, tau, stage_blocks);
 }
 

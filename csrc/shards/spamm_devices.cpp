@@ -13,8 +13,8 @@
 #include <span>
 #include <utility>
 
+#include "arguments.h"
 #include "checks.h"
-#include "ops.h"
 #include "shards/devices.h"
 #include "shards/for_each_part.h"
 #include "shards/gather.h"
@@ -213,17 +213,17 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
   return costs;
 }
 
-void check_plain_product(const SpammArguments& arguments) {
-  const Tensor& a = arguments.a;
+void check_plain_product(const ProductArguments& product) {
+  const Tensor& a = product.a;
   TORCH_CHECK(a.dim() == 2, "a product over several devices must be of two matrices; got shapes ",
-              a.sizes(), " and ", arguments.b.sizes());
-  TORCH_CHECK(!arguments.input,
+              a.sizes(), " and ", product.b.sizes());
+  TORCH_CHECK(!product.input,
               "a product over several devices must have no input to add; got one "
               "of shape ",
-              arguments.input->sizes());
-  TORCH_CHECK(arguments.alpha.equal(1),
+              product.input->sizes());
+  TORCH_CHECK(product.alpha.equal(1),
               "a product over several devices must have a factor alpha of 1; got ",
-              arguments.alpha.toDouble());
+              product.alpha.toDouble());
   TORCH_CHECK(a.is_cuda() || a.is_cpu(),
               "operands of a product over several devices must be on a CUDA device or on the CPU; "
               "got ",
@@ -232,18 +232,17 @@ void check_plain_product(const SpammArguments& arguments) {
 
 }  // namespace
 
-Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef device_numbers) {
-  const auto& [a, b, knob, block_edges, given_a, given_b, input, beta, alpha, symmetric] =
-      arguments;
-  const std::vector<at::Device> devices = check_devices(device_numbers);
-  const Block block = check_product(a, b, block_edges, given_a, given_b, knob.tau, std::nullopt);
-  check_plain_product(arguments);
-  if (a.is_cpu()) return spamm_from_host(arguments, devices);
+Tensor spamm_on_devices(const ProductArguments& product) {
+  const Tensor &a = product.a, &b = product.b;
+  const std::vector<at::Device> devices = check_devices(*product.devices);
+  const Block block = check_block(product.block);
+  check_plain_product(product);
+  if (a.is_cpu()) return spamm_from_host(product, devices);
   refuse_capture(a.device());
   const at::Device home = a.device();
   const auto on_home = Lane::current(home).use();
-  const auto [norm_a, norm_b] = norm_maps_of(arguments);
-  const Tensor tau = threshold_from_knob(norm_a, norm_b, knob);
+  const auto [norm_a, norm_b] = norm_maps_of(product);
+  const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
   const int64_t group_blocks = kCutRows / block.m;
   WholeProduct whole{.m = a.size(0),
                      .k = a.size(1),

@@ -10,6 +10,6 @@ namespace spamm::shards {
 // The op spamm with `devices`. The result lies where the operands lie: in pinned memory for
 // operands in host memory, and then complete on return. For operands on a GPU the host waits for it
 // once, to read the plan.
-Tensor spamm_on_devices(const SpammArguments& arguments, IntArrayRef devices);
+Tensor spamm_on_devices(const ProductArguments& product);
 
 }  // namespace spamm::shards

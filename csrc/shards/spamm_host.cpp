@@ -98,10 +98,10 @@ int64_t bytes_of_row(const HostMatrix& x) { return x.rows.size(1) * x.rows.eleme
 
 }  // namespace
 
-Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::Device>& devices,
+Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes) {
-  const auto& [a, b, knob, block_edges, norm_a, norm_b, input, beta, alpha, symmetric] = arguments;
-  const Block block = check_block(block_edges);
+  const Tensor &a = given.a, &b = given.b;
+  const Block block = check_block(given.block);
   for (const at::Device device : devices) refuse_capture(device);
   const int64_t k = a.size(1), n = b.size(1);
   const int64_t least_blocks = blocks_of(kLeastRowBytes, a.element_size() * block.n);
@@ -115,8 +115,8 @@ Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::De
       .a = host_matrix(a, sizes),
       .b = host_matrix(b, sizes),
       .c = at::empty({a.size(0), n}, a.options().pinned_memory(!devices[0].is_cpu())),
-      .norm_a = norm_a,
-      .norm_b = norm_b,
+      .norm_a = given.norm_a,
+      .norm_b = given.norm_b,
       .parts = static_cast<int64_t>(devices.size()),
       .ring_bytes = 0};
   if (product.c.numel() == 0) return product.c;
@@ -124,18 +124,18 @@ Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::De
     product.ring_bytes =
         std::max({sizes.piece_bytes, bytes_of_row(product.a), bytes_of_row(product.b)});
   }
-  if (knob.tau) {
-    product.tau = *knob.tau;
+  if (given.knob.tau) {
+    product.tau = *given.knob.tau;
   } else {
-    const auto map_of = [&](const std::optional<Tensor>& given, const HostMatrix& x,
+    const auto map_of = [&](const OptTensor& map, const HostMatrix& x,
                             std::array<int64_t, 2> edges) {
-      return given ? given->to(devices[0])
-                   : norm_map_from_host(x, edges, devices, sizes.piece_bytes, product.ring_bytes);
+      return map ? map->to(devices[0])
+                 : norm_map_from_host(x, edges, devices, sizes.piece_bytes, product.ring_bytes);
     };
     const auto on_first = Lane::current(devices[0]).use();
-    product.norm_a = map_of(norm_a, product.a, {block.m, block.k});
-    product.norm_b = map_of(norm_b, product.b, {block.k, block.n});
-    product.tau = threshold_from_knob(*product.norm_a, *product.norm_b, knob).cpu();
+    product.norm_a = map_of(given.norm_a, product.a, {block.m, block.k});
+    product.norm_b = map_of(given.norm_b, product.b, {block.k, block.n});
+    product.tau = threshold_from_knob(*product.norm_a, *product.norm_b, given.knob).cpu();
   }
   for (int64_t panels = sizes.panels;; panels *= 2) {
     try {

@@ -31,7 +31,7 @@ struct HostSizes {
 //
 // Throws OutOfMemoryError, which names the device and the bytes, if a panel of the fewest rows does
 // not fit, or three pieces for the norm maps.
-Tensor spamm_from_host(const SpammArguments& arguments, const std::vector<at::Device>& devices,
+Tensor spamm_from_host(const ProductArguments& given, const std::vector<at::Device>& devices,
                        const HostSizes& sizes = {});
 
 }  // namespace spamm::shards

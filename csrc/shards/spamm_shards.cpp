@@ -9,8 +9,8 @@
 #include <optional>
 #include <span>
 
+#include "arguments.h"
 #include "checks.h"
-#include "ops.h"
 #include "shards/for_each_part.h"
 #include "shards/gather.h"
 #include "shards/lane.h"
@@ -201,26 +201,21 @@ class ShardedProduct {
   std::vector<Mark> ready_;              // when both are computed
 };
 
-std::vector<Tensor> spamm_shards_op(TensorList a, TensorList b, const std::optional<Tensor>& tau,
-                                    std::optional<double> threshold,
-                                    std::optional<double> valid_ratio,
-                                    std::optional<double> max_error, at::IntArrayRef block) {
-  const Knob knob = checked_knob({tau, threshold, valid_ratio, max_error});
-  const Block edges = check_block(block);
+std::vector<Tensor> spamm_shards_op(ProductShardsArguments& x) {
+  const TensorList a = x.a, b = x.b;
+  const Knob knob = checked_knob(x.knob);
+  const Block edges = check_block(x.block);
   check_shards(a, b);
   if (knob.tau) check_tau(*knob.tau, knob.tau->device());
   for (const Tensor& shard : a) refuse_capture(shard.device());
-  if (a.size() == 1) {
-    return {ops::spamm(a[0], b[0], tau, threshold, valid_ratio, max_error, block, {}, {}, {}, 1, 1,
-                       {}, /*symmetric=*/false)};
-  }
+  if (a.size() == 1) return {ops::spamm({{.knob = knob, .block = x.block}, a[0], b[0]})};
   return ShardedProduct(a, b, edges).run(knob);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
-  m.impl("spamm_shards", &spamm_shards_op);
+  m.impl("spamm_shards", boxed<&spamm_shards_op>());
 }
 
 }  // namespace spamm::shards

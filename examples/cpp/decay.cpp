@@ -20,7 +20,7 @@ int main(int count, char** arguments) try {
   const at::Tensor tau = spamm::find_tau_for_error(norms, norms, max_error);
   const at::Tensor c = spamm::multiply(a, a, norms, norms, tau, {block, block, block});
   // The same in one call:
-  const at::Tensor in_one = spamm::mm(a, a, spamm::Knob::with_max_error(max_error));
+  const at::Tensor in_one = spamm::mm(a, a, {.knob = {.max_error = max_error}});
 
   const double error = ((c - a.mm(a)).norm() / a.norm().square()).item<double>();
   std::printf("valid ratio %.3f, error %.1e (at most %.1e)\n",

@@ -329,7 +329,7 @@ def test_max_error_is_kept(device, searched, max_error):
     limit = max_error * reference.weights.norm() * reference.columns.norm()
     assert error <= limit + 1e-12 * limit.clamp(min=1)
     norm_a, norm_b, skip_norm = reference.norms(device)
-    tau = ops.find_tau_for_error(norm_a, norm_b, max_error, skip_norm_b=skip_norm)
+    tau = ops.find_tau(norm_a, norm_b, max_error=max_error, skip_norm_b=skip_norm)
     skipped = norm_products(norm_a, skip_norm) < tau
     assert_near(got, reference.product(~skipped))
     loses = bool((norm_products(norm_a, norm_b)[skipped] > 0).any())
@@ -367,7 +367,7 @@ def test_large_convolutions_are_cut_into_pieces(device, knob):
     tau = {
         "tau": norm_a.max() * skip_norm.max() * 0.6,
         "valid_ratio": spamm_torch.find_tau(norm_a, skip_norm, 0.4),
-        "max_error": ops.find_tau_for_error(norm_a, norm_b, 0.3, skip_norm_b=skip_norm),
+        "max_error": ops.find_tau(norm_a, norm_b, max_error=0.3, skip_norm_b=skip_norm),
     }[knob]
     expected = spamm_torch.mm(weight.view(32, 64), matrix, tau=tau, block=block, norm_b=skip_norm)
     expected = expected.view(32, -1, 64, 4, 4, 16).permute(1, 4, 0, 2, 3, 5)

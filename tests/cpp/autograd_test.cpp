@@ -15,7 +15,7 @@ SPAMM_TEST_ON_DEVICES(Autograd);
 TEST_P(Autograd, MmHasTheDenseGradient) {
   const Tensor a = leaf(decaying(96, 80, at::kDouble)), b = leaf(decaying(80, 64, at::kDouble));
   const Tensor grad = random({96, 64}, at::kDouble);
-  mm(a, b, Knob::with_valid_ratio(0.3), {32, 32, 32}).backward(grad);
+  mm(a, b, {.knob = {.valid_ratio = 0.3}, .block = {32, 32, 32}}).backward(grad);
   EXPECT_LE(relative_error(a.grad(), grad.mm(b.t())), tolerance(at::kDouble));
   EXPECT_LE(relative_error(b.grad(), a.t().mm(grad)), tolerance(at::kDouble));
 }
@@ -23,7 +23,8 @@ TEST_P(Autograd, MmHasTheDenseGradient) {
 TEST_P(Autograd, AddmmScalesTheGradients) {
   const Tensor input = leaf(random({64}, at::kDouble)), a = leaf(random({96, 80}, at::kDouble));
   const Tensor b = random({80, 64}, at::kDouble), grad = random({96, 64}, at::kDouble);
-  addmm(input, a, b, Knob::with_tau(0.0), {32, 32, 32}, /*beta=*/3, /*alpha=*/2).backward(grad);
+  mm(a, b, {.knob = kDense, .block = {32, 32, 32}, .input = input, .beta = 3, .alpha = 2})
+      .backward(grad);
   EXPECT_LE(relative_error(input.grad(), grad.sum(0) * 3), tolerance(at::kDouble));
   EXPECT_LE(relative_error(a.grad(), grad.mm(b.t()) * 2), tolerance(at::kDouble));
   EXPECT_FALSE(b.grad().defined());
@@ -33,7 +34,7 @@ TEST_P(Autograd, BmmHasTheDenseGradient) {
   const Tensor a = leaf(random({2, 40, 50}, at::kDouble)),
                b = leaf(random({2, 50, 30}, at::kDouble));
   const Tensor grad = random({2, 40, 30}, at::kDouble);
-  bmm(a, b, Knob::with_valid_ratio(0.5), {32, 32, 32}).backward(grad);
+  bmm(a, b, {.knob = {.valid_ratio = 0.5}, .block = {32, 32, 32}}).backward(grad);
   EXPECT_LE(relative_error(a.grad(), grad.bmm(b.mT())), tolerance(at::kDouble));
   EXPECT_LE(relative_error(b.grad(), a.mT().bmm(grad)), tolerance(at::kDouble));
 }
@@ -43,7 +44,7 @@ TEST_P(Autograd, LinearHasTheDenseGradient) {
                bias = leaf(random({24}, at::kDouble));
   const Tensor weight = leaf(random({24, 48}, at::kDouble));
   const Tensor grad = random({3, 5, 24}, at::kDouble);
-  linear(input, weight, bias, Knob::with_valid_ratio(0.5), {32, 32, 32}).backward(grad);
+  linear(input, weight, bias, {.knob = {.valid_ratio = 0.5}, .block = {32, 32, 32}}).backward(grad);
   EXPECT_LE(relative_error(input.grad(), grad.matmul(weight)), tolerance(at::kDouble));
   EXPECT_LE(relative_error(weight.grad(), grad.flatten(0, 1).t().mm(input.flatten(0, 1))),
             tolerance(at::kDouble));
@@ -55,7 +56,8 @@ TEST_P(Autograd, Conv2dHasTheDenseGradient) {
                bias = leaf(random({24}, at::kDouble));
   const Tensor weight = leaf(random({24, 8, 3, 3}, at::kDouble));
   const Tensor grad = random({2, 24, 4, 4}, at::kDouble);
-  conv2d(input, weight, bias, Knob::with_valid_ratio(0.5), {2, 2}, {1, 1}).backward(grad);
+  conv2d(input, weight, bias, {.stride = {2, 2}, .padding = {1, 1}, .knob = {.valid_ratio = 0.5}})
+      .backward(grad);
   const Tensor dense_input = leaf(input), dense_weight = leaf(weight), dense_bias = leaf(bias);
   at::conv2d(dense_input, dense_weight, dense_bias, 2, 1).backward(grad);
   EXPECT_LE(relative_error(input.grad(), dense_input.grad()), tolerance(at::kDouble));
@@ -70,10 +72,10 @@ TEST_P(Autograd, AResidualHasTheGradientBeforeTheActivation) {
   const Tensor grad = random({2, 24, 5, 5}, at::kDouble);
   for (const char* activation : {"relu", "silu"}) {
     const Tensor ours = leaf(residual), dense = leaf(residual), expected = leaf(residual);
-    conv2d(input, weight, std::nullopt, Knob::with_tau(0.0), {1, 1}, {0, 0}, {1, 1}, 1,
-           std::nullopt, std::nullopt, ours, activation)
+    conv2d(input, weight, std::nullopt,
+           {.knob = kDense, .residual = ours, .activation = activation})
         .backward(grad);
-    dense_conv2d(input, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, 1, dense, activation)
+    dense_conv2d(input, weight, std::nullopt, {.residual = dense, .activation = activation})
         .backward(grad);
     const Tensor sums = at::conv2d(input, weight) + expected;
     (activation == std::string("relu") ? at::relu(sums) : at::silu(sums)).backward(grad);
@@ -84,9 +86,9 @@ TEST_P(Autograd, AResidualHasTheGradientBeforeTheActivation) {
 
 TEST_P(Autograd, NoGraphWithoutGradients) {
   const Tensor a = leaf(random({32, 32})), b = random({32, 32});
-  EXPECT_TRUE(mm(a, b, Knob::with_tau(0.0)).requires_grad());
+  EXPECT_TRUE(mm(a, b, {.knob = kDense}).requires_grad());
   const at::NoGradGuard no_grad;
-  EXPECT_FALSE(mm(a, b, Knob::with_tau(0.0)).requires_grad());
+  EXPECT_FALSE(mm(a, b, {.knob = kDense}).requires_grad());
 }
 
 TEST_P(Autograd, StagesAreConstants) {

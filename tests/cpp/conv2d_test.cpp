@@ -15,7 +15,7 @@ class Conv2d : public OnDevice {
 SPAMM_TEST_ON_DEVICES(Conv2d);
 
 struct Geometry {
-  std::vector<int64_t> kernel, stride, padding, dilation;
+  DimVector kernel, stride, padding, dilation;
   int64_t groups;
 };
 
@@ -29,8 +29,12 @@ TEST_P(Conv2d, WithTauZeroIsTheDenseConvolution) {
     const Tensor input = random({3, 12, 13, 11});
     const Tensor weight = random({10, 12 / groups, kernel[0], kernel[1]}), bias = random({10});
     const Tensor expected = at::conv2d(input, weight, bias, stride, padding, dilation, groups);
-    const Tensor output =
-        conv2d(input, weight, bias, Knob::with_tau(0.0), stride, padding, dilation, groups);
+    const Tensor output = conv2d(input, weight, bias,
+                                 {.stride = stride,
+                                  .padding = padding,
+                                  .dilation = dilation,
+                                  .groups = groups,
+                                  .knob = kDense});
     EXPECT_EQ(output.sizes(), expected.sizes());
     EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat));
   }
@@ -38,9 +42,10 @@ TEST_P(Conv2d, WithTauZeroIsTheDenseConvolution) {
 
 TEST_P(Conv2d, TakesOneImageWithoutABatch) {
   const Tensor input = random({6, 9, 9}), weight = random({4, 6, 3, 3});
-  EXPECT_LE(relative_error(conv2d(input, weight, std::nullopt, Knob::with_tau(-1.0)),
-                           at::conv2d(input, weight)),
-            tolerance(at::kFloat));
+  EXPECT_LE(
+      relative_error(spamm::conv2d(input, weight, std::nullopt, {.knob = {.threshold = -1.0}}),
+                     at::conv2d(input, weight)),
+      tolerance(at::kFloat));
 }
 
 TEST_P(Conv2d, AddsTheResidualAndAppliesTheActivation) {
@@ -56,11 +61,11 @@ TEST_P(Conv2d, AddsTheResidualAndAppliesTheActivation) {
       {"leaky_relu", at::leaky_relu(sums)},
   };
   for (const auto& [activation, expected] : results) {
-    const Tensor output = conv2d(input, weight, bias, Knob::with_tau(0.0), {1, 1}, {0, 0}, {1, 1},
-                                 1, std::nullopt, std::nullopt, residual, activation);
+    const Tensor output = conv2d(input, weight, bias,
+                                 {.knob = kDense, .residual = residual, .activation = activation});
     EXPECT_LE(relative_error(output, expected), tolerance(at::kFloat)) << activation;
     const Tensor dense =
-        dense_conv2d(input, weight, bias, {1, 1}, {0, 0}, {1, 1}, 1, residual, activation);
+        dense_conv2d(input, weight, bias, {.residual = residual, .activation = activation});
     EXPECT_LE(relative_error(dense, expected), tolerance(at::kFloat)) << activation;
   }
 }
@@ -68,16 +73,16 @@ TEST_P(Conv2d, AddsTheResidualAndAppliesTheActivation) {
 TEST_P(Conv2d, GroupsThatSkipNothingAreTheDenseConvolution) {
   const Tensor input = random({2, 32, 9, 9}, at::kDouble),
                weight = random({32, 1, 3, 3}, at::kDouble);
-  const Tensor output = conv2d(input, weight, std::nullopt, Knob::with_tau(0.0), {1, 1}, {1, 1},
-                               {1, 1}, /*groups=*/32);
-  EXPECT_TRUE(at::equal(output, dense_conv2d(input, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1},
-                                             /*groups=*/32)));
+  const Tensor output =
+      conv2d(input, weight, std::nullopt, {.padding = {1, 1}, .groups = 32, .knob = kDense});
+  EXPECT_TRUE(at::equal(
+      output, dense_conv2d(input, weight, std::nullopt, {.padding = {1, 1}, .groups = 32})));
 }
 
 TEST_P(Conv2d, KeepsChannelsLast) {
   const Tensor input = random({2, 32, 8, 8}).contiguous(at::MemoryFormat::ChannelsLast);
   const Tensor weight = random({16, 32, 3, 3});
-  const Tensor output = conv2d(input, weight, std::nullopt, Knob::with_tau(0.0));
+  const Tensor output = spamm::conv2d(input, weight, std::nullopt, {.knob = kDense});
   EXPECT_TRUE(output.is_contiguous(at::MemoryFormat::ChannelsLast));
   // In float64: on CUDA the dense convolution of float32 may run in TF32.
   const Tensor expected = at::conv2d(input.to(at::kDouble), weight.to(at::kDouble));
@@ -89,7 +94,7 @@ TEST_P(Conv2d, KeepsWithinMaxErrorAndUsesIt) {
   const Tensor weight = random({32, 32, 3, 3});
   const Tensor dense = at::conv2d(input, weight, {}, 1, 1);
   const Tensor output =
-      conv2d(input, weight, std::nullopt, Knob::with_max_error(0.01), {1, 1}, {1, 1});
+      conv2d(input, weight, std::nullopt, {.padding = {1, 1}, .knob = {.max_error = 0.01}});
   const double operands = weight.norm().item<double>() *
                           at::im2col(input, {3, 3}, {1, 1}, {1, 1}, {1, 1}).norm().item<double>();
   const double lost = (output - dense).norm().item<double>();
@@ -100,8 +105,11 @@ TEST_P(Conv2d, KeepsWithinMaxErrorAndUsesIt) {
 TEST_P(Conv2d, ImagesByThemselvesDoNotDependOnTheirBatch) {
   const Tensor input = vignetted({3, 32, 16, 16}), weight = random({32, 32, 3, 3});
   const auto convolve = [&](const Tensor& images) {
-    return conv2d(images, weight, std::nullopt, Knob::with_tau(300.0), {1, 1}, {1, 1}, {1, 1}, 1,
-                  at::IntArrayRef({32, 32, 64}), at::IntArrayRef({1, 8, 8}));
+    return conv2d(images, weight, std::nullopt,
+                  {.padding = {1, 1},
+                   .knob = {.threshold = 300.0},
+                   .block = {{32, 32, 64}},
+                   .pixel_block = {{1, 8, 8}}});
   };
   const Tensor output = convolve(input);
   EXPECT_TRUE(at::equal(output.narrow(0, 1, 1), convolve(input.narrow(0, 1, 1))));
@@ -112,15 +120,15 @@ TEST_P(Conv2d, ShardsHaveTheBitsOfTheWhole) {
   const Tensor input = vignetted({100, 32, 16, 16}), weight = random({32, 32, 3, 3});
   const Tensor bias = random({32});
   const std::vector<Tensor> shards = {input.narrow(0, 0, 64), input.narrow(0, 64, 36)};
-  const Tensor dense = conv2d(input, weight, bias, Knob::with_tau(0.0), {1, 1}, {1, 1});
+  const Tensor dense = conv2d(input, weight, bias, {.padding = {1, 1}, .knob = kDense});
   for (const Knob& knob :
-       {Knob::with_tau(300.0), Knob::with_valid_ratio(0.5), Knob::with_max_error(0.01)}) {
-    const Tensor whole = conv2d(input, weight, bias, knob, {1, 1}, {1, 1});
+       {Knob{.threshold = 300.0}, Knob{.valid_ratio = 0.5}, Knob{.max_error = 0.01}}) {
+    const Tensor whole = conv2d(input, weight, bias, {.padding = {1, 1}, .knob = knob});
     EXPECT_FALSE(at::equal(whole, dense));
-    const auto outputs = conv2d_shards(shards, weight, bias, knob, {1, 1}, {1, 1});
+    const auto outputs = conv2d_shards(shards, weight, bias, {.padding = {1, 1}, .knob = knob});
     EXPECT_TRUE(at::equal(at::cat(outputs), whole));
-    const auto with_copies =
-        conv2d_shards(shards, {weight, weight.clone()}, {bias, bias.clone()}, knob, {1, 1}, {1, 1});
+    const auto with_copies = conv2d_shards(shards, {weight, weight.clone()}, {bias, bias.clone()},
+                                           {.padding = {1, 1}, .knob = knob});
     EXPECT_TRUE(at::equal(at::cat(with_copies), whole));
   }
 }

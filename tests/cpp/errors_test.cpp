@@ -29,28 +29,29 @@ void expect_line(const std::string& message, const std::vector<std::string>& par
 class Errors : public ::testing::Test {
  protected:
   Tensor a = at::ones({64, 64}), b = at::ones({64, 64});
-  Knob knob = Knob::with_tau(0.5);
+  Knob knob = Knob{.threshold = 0.5};
 };
 
 TEST_F(Errors, ExactlyOneKnob) {
-  expect_line(error_of<c10::ValueError>([&] { mm(a, b, Knob{}); }), {"exactly one", "got none"});
-  Knob two = Knob::with_valid_ratio(0.5);
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, {.knob = Knob{}}); }),
+              {"exactly one", "got none"});
+  Knob two = Knob{.valid_ratio = 0.5};
   two.max_error = 0.1;
-  expect_line(error_of<c10::ValueError>([&] { mm(a, b, two); }),
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, {.knob = two}); }),
               {"exactly one", "got valid_ratio and max_error"});
 }
 
 TEST_F(Errors, ATauIsATensorOrANumber) {
-  Knob two = Knob::with_tau(at::ones({}));
+  Knob two = Knob{.tau = at::ones({})};
   two.threshold = 1;
-  expect_line(error_of<c10::ValueError>([&] { mm(a, b, two); }),
+  expect_line(error_of<c10::ValueError>([&] { mm(a, b, {.knob = two}); }),
               {"exactly one", "got tau and threshold"});
 }
 
 TEST_F(Errors, ResidualsAndActivations) {
   const Tensor images = at::ones({2, 4, 5, 5}), weight = at::ones({6, 4, 3, 3});
   const auto with = [&](const Tensor& residual, const char* activation) {
-    dense_conv2d(images, weight, std::nullopt, {1, 1}, {0, 0}, {1, 1}, 1, residual, activation);
+    dense_conv2d(images, weight, std::nullopt, {.residual = residual, .activation = activation});
   };
   const Tensor right = at::ones({2, 6, 3, 3});
   expect_line(error_of<c10::ValueError>([&] { with(right, "gelu"); }),
@@ -63,48 +64,54 @@ TEST_F(Errors, ResidualsAndActivations) {
 
 TEST_F(Errors, KnobsHaveARange) {
   const auto with = [&](const Knob& bad) {
-    return error_of<c10::ValueError>([&] { mm(a, b, bad); });
+    return error_of<c10::ValueError>([&] { mm(a, b, {.knob = bad}); });
   };
-  expect_line(with(Knob::with_valid_ratio(0)), {"valid_ratio", "got 0"});
-  expect_line(with(Knob::with_valid_ratio(1.5)), {"valid_ratio", "got 1.5"});
-  expect_line(with(Knob::with_max_error(-1)), {"max_error", "got -1"});
+  expect_line(with(Knob{.valid_ratio = 0}), {"valid_ratio", "got 0"});
+  expect_line(with(Knob{.valid_ratio = 1.5}), {"valid_ratio", "got 1.5"});
+  expect_line(with(Knob{.max_error = -1}), {"max_error", "got -1"});
 }
 
 TEST_F(Errors, BlocksAre32Or64Or128) {
-  expect_line(error_of<c10::ValueError>([&] { mm(a, b, knob, {48, 64, 64}); }), {"block", "48"});
+  expect_line(error_of<c10::ValueError>([&] {
+                mm(a, b, {.knob = knob, .block = {48, 64, 64}});
+              }),
+              {"block", "48"});
   expect_line(error_of<c10::ValueError>([&] { norm_map(a, {64, 16}); }), {"block", "16"});
 }
 
 TEST_F(Errors, Dtypes) {
-  expect_line(error_of<c10::TypeError>([&] { mm(a.to(at::kLong), b.to(at::kLong), knob); }),
-              {"float32", "int64"});
-  expect_line(error_of<c10::TypeError>([&] { mm(a, b.to(at::kDouble), knob); }),
+  expect_line(
+      error_of<c10::TypeError>([&] { mm(a.to(at::kLong), b.to(at::kLong), {.knob = knob}); }),
+      {"float32", "int64"});
+  expect_line(error_of<c10::TypeError>([&] { mm(a, b.to(at::kDouble), {.knob = knob}); }),
               {"one dtype", "float32", "float64"});
 }
 
 TEST_F(Errors, Shapes) {
-  expect_line(error_of<c10::Error>([&] { mm(a, b.narrow(0, 0, 40), knob); }),
+  expect_line(error_of<c10::Error>([&] { mm(a, b.narrow(0, 0, 40), {.knob = knob}); }),
               {"[64, 64]", "[40, 64]"});
-  expect_line(error_of<c10::Error>([&] { mm(a[0], b, knob); }), {"matrices", "[64]"});
-  expect_line(error_of<c10::Error>([&] { bmm(a, b, knob); }), {"3-d", "[64, 64]"});
-  expect_line(error_of<c10::Error>([&] { linear(a, b.narrow(1, 0, 9), std::nullopt, knob); }),
-              {"in_features", "[64, 9]"});
+  expect_line(error_of<c10::Error>([&] { mm(a[0], b, {.knob = knob}); }), {"matrices", "[64]"});
+  expect_line(error_of<c10::Error>([&] { bmm(a, b, {.knob = knob}); }), {"3-d", "[64, 64]"});
+  expect_line(
+      error_of<c10::Error>([&] { linear(a, b.narrow(1, 0, 9), std::nullopt, {.knob = knob}); }),
+      {"in_features", "[64, 9]"});
 }
 
 TEST_F(Errors, ThresholdsAreScalars) {
-  expect_line(error_of<c10::Error>([&] { mm(a, b, Knob::with_tau(at::ones({2}))); }),
+  expect_line(error_of<c10::Error>([&] { mm(a, b, {.knob = {.tau = at::ones({2})}}); }),
               {"0-d", "[2]"});
 }
 
 TEST_F(Errors, Devices) {
   if (!no_cuda().empty()) GTEST_SKIP() << no_cuda();
-  expect_line(error_of<c10::Error>([&] { mm(a, b.cuda(), knob); }), {"same device", "cpu", "cuda"});
+  expect_line(error_of<c10::Error>([&] { mm(a, b.cuda(), {.knob = knob}); }),
+              {"same device", "cpu", "cuda"});
 }
 
 TEST_F(Errors, Shards) {
   const Tensor images = at::ones({100, 4, 5, 5}), weight = at::ones({8, 4, 3, 3});
   const auto with = [&](const std::vector<Tensor>& shards) {
-    return error_of<c10::ValueError>([&] { conv2d_shards(shards, weight, {}, knob); });
+    return error_of<c10::ValueError>([&] { conv2d_shards(shards, weight, {}, {.knob = knob}); });
   };
   expect_line(with({}), {"input_shards", "got none"});
   expect_line(with({images.narrow(0, 0, 50), images.narrow(0, 50, 50)}),
@@ -114,8 +121,9 @@ TEST_F(Errors, Shards) {
 TEST_F(Errors, DevicesAreDistinct) {
   const Tensor images = at::ones({100, 4, 5, 5}), weight = at::ones({8, 4, 3, 3});
   const auto with = [&](IntArrayRef devices) {
-    return error_of<c10::ValueError>(
-        [&] { conv2d_on_devices(images, weight, std::nullopt, devices, knob); });
+    return error_of<c10::ValueError>([&] {
+      spamm::conv2d(images, weight, std::nullopt, {.knob = knob, .devices = DimVector(devices)});
+    });
   };
   expect_line(with({}), {"devices", "got none"});
   expect_line(with({1, 1}), {"devices", "distinct", "got [1, 1]"});

@@ -62,10 +62,10 @@ TEST_P(Nvtx, StagesHaveRanges) {
   const Tensor a = decaying(128, 128), x = at::rand({2, 32, 8, 8}, options());
   const Tensor weight = at::rand({64, 32, 3, 3}, options());
   const Recorder recorder;
-  mm(a, a, Knob::with_valid_ratio(0.5));
+  mm(a, a, {.knob = {.valid_ratio = 0.5}});
   EXPECT_EQ(recorder.has("spamm_torch::spamm"), is_asked_for());
   EXPECT_EQ(recorder.has("spamm_torch::find_tau"), is_asked_for());
-  conv2d(x, weight, std::nullopt, Knob::with_valid_ratio(0.5));
+  spamm::conv2d(x, weight, std::nullopt, {.knob = {.valid_ratio = 0.5}});
   for (const auto* const name :
        {"spamm_torch::conv2d", "spamm_torch::norm_map", "spamm_torch::multiply"}) {
     EXPECT_EQ(recorder.has(name), is_asked_for()) << name;
@@ -76,7 +76,7 @@ TEST_P(Nvtx, StagesHaveRanges) {
 
 TEST_P(Nvtx, RangesEndWhereAnOpFails) {
   const Recorder recorder;
-  EXPECT_ANY_THROW(mm(decaying(64, 32), decaying(64, 32), Knob::with_valid_ratio(0.5)));
+  EXPECT_ANY_THROW(mm(decaying(64, 32), decaying(64, 32), {.knob = {.valid_ratio = 0.5}}));
   EXPECT_EQ(recorder.open(), 0);
 }
 

@@ -2,7 +2,7 @@
 // something is.
 #include <limits>
 
-#include "ops.h"
+#include "arguments.h"
 #include "spamm.h"
 #include "support.h"
 
@@ -17,7 +17,7 @@ SPAMM_TEST_ON_DEVICES(Products);
 TEST_P(Products, MmWithTauZeroIsTheDenseProduct) {
   for (const auto dtype : kDtypes) {
     const Tensor a = random({100, 150}, dtype), b = random({150, 70}, dtype);
-    const Tensor c = mm(a, b, Knob::with_tau(0.0));
+    const Tensor c = mm(a, b, {.knob = kDense});
     EXPECT_EQ(c.scalar_type(), dtype);
     EXPECT_LE(relative_error(c, at::mm(a.to(at::kDouble), b.to(at::kDouble))), tolerance(dtype));
   }
@@ -31,7 +31,7 @@ TEST_P(Products, MmSkipsByTheDefinitionForEveryBlock) {
         const Tensor norm_a = norm_map(a, {m, k}), norm_b = norm_map(b, {k, n});
         const Tensor tau = find_tau(norm_a, norm_b, 0.4);
         const Tensor expected = reference_mm(a, b, norm_a, norm_b, tau.item<double>(), {m, k, n});
-        EXPECT_LE(relative_error(mm(a, b, Knob::with_tau(tau), {m, k, n}), expected),
+        EXPECT_LE(relative_error(mm(a, b, {.knob = {.tau = tau}, .block = {m, k, n}}), expected),
                   tolerance(at::kFloat))
             << "block " << m << ", " << k << ", " << n;
       }
@@ -44,7 +44,7 @@ TEST_P(Products, MmSkipsByTheDefinitionForEveryType) {
     const Tensor a = decaying(200, 200, dtype), b = decaying(200, 200, dtype);
     const Tensor norm_a = norm_map(a, {32, 32}), norm_b = norm_map(b, {32, 32});
     const Tensor expected = reference_mm(a, b, norm_a, norm_b, 1e-2, {32, 32, 32});
-    const Tensor c = mm(a, b, Knob::with_tau(1e-2), {32, 32, 32});
+    const Tensor c = mm(a, b, {.knob = {.threshold = 1e-2}, .block = {32, 32, 32}});
     EXPECT_LE(relative_error(c, expected), tolerance(dtype));
     EXPECT_LT(valid_ratio(norm_a, norm_b, at::scalar_tensor(1e-2)).item<double>(), 0.9);
   }
@@ -53,11 +53,11 @@ TEST_P(Products, MmSkipsByTheDefinitionForEveryType) {
 TEST_P(Products, TheKnobsAgree) {
   const Tensor a = decaying(256, 256), b = decaying(256, 256);
   const Tensor norm_a = norm_map(a, {64, 64}), norm_b = norm_map(b, {64, 64});
-  const Tensor by_ratio = mm(a, b, Knob::with_valid_ratio(0.5));
-  EXPECT_TRUE(at::equal(by_ratio, mm(a, b, Knob::with_tau(find_tau(norm_a, norm_b, 0.5)))));
-  EXPECT_TRUE(
-      at::equal(by_ratio, mm(a, b, Knob::with_valid_ratio(0.5), {64, 64, 64}, norm_a, norm_b)));
-  const Tensor by_error = mm(a, b, Knob::with_max_error(1e-3));
+  const Tensor by_ratio = mm(a, b, {.knob = {.valid_ratio = 0.5}});
+  EXPECT_TRUE(at::equal(by_ratio, mm(a, b, {.knob = {.tau = find_tau(norm_a, norm_b, 0.5)}})));
+  EXPECT_TRUE(at::equal(
+      by_ratio, mm(a, b, {.knob = {.valid_ratio = 0.5}, .norm_a = norm_a, .norm_b = norm_b})));
+  const Tensor by_error = mm(a, b, {.knob = {.max_error = 1e-3}});
   EXPECT_LE((by_error - at::mm(a, b)).norm().item<double>(),
             1.1e-3 * a.norm().item<double>() * b.norm().item<double>());
 }
@@ -65,8 +65,8 @@ TEST_P(Products, TheKnobsAgree) {
 TEST_P(Products, BlocksWithoutValidProductsAreZero) {
   const Tensor a = random({96, 64}), b = random({64, 96});
   const double all = std::numeric_limits<double>::infinity();
-  EXPECT_TRUE(at::equal(mm(a, b, Knob::with_tau(all)), at::zeros({96, 96}, options())));
-  EXPECT_TRUE(at::equal(mm(a.narrow(1, 0, 0), b.narrow(0, 0, 0), Knob::with_tau(0.0)),
+  EXPECT_TRUE(at::equal(mm(a, b, {.knob = {.threshold = all}}), at::zeros({96, 96}, options())));
+  EXPECT_TRUE(at::equal(mm(a.narrow(1, 0, 0), b.narrow(0, 0, 0), {.knob = kDense}),
                         at::zeros({96, 96}, options())));
 }
 
@@ -74,7 +74,7 @@ TEST_P(Products, NanIsNeverSkipped) {
   Tensor a = random({64, 64});
   a[40][3].fill_(std::numeric_limits<float>::quiet_NaN());
   const double all = std::numeric_limits<double>::infinity();
-  const Tensor c = mm(a, random({64, 64}), Knob::with_tau(all), {32, 32, 32});
+  const Tensor c = mm(a, random({64, 64}), {.knob = {.threshold = all}, .block = {32, 32, 32}});
   EXPECT_TRUE(c[40].isnan().all().item<bool>());
   EXPECT_TRUE(at::equal(c.narrow(0, 0, 32), at::zeros({32, 64}, options())));
 }
@@ -82,25 +82,28 @@ TEST_P(Products, NanIsNeverSkipped) {
 TEST_P(Products, StridesDoNotMatter) {
   const Tensor a = random({150, 101}), b = random({140, 151}).narrow(1, 1, 150);
   const Tensor expected =
-      mm(a.t().contiguous(), b.t().contiguous().narrow(0, 0, 150), Knob::with_tau(0.0));
+      mm(a.t().contiguous(), b.t().contiguous().narrow(0, 0, 150), {.knob = kDense});
   EXPECT_LE(relative_error(expected, at::mm(a.t(), b.t())), tolerance(at::kFloat));
-  EXPECT_LE(relative_error(mm(a.t(), b.t(), Knob::with_tau(0.0)), expected), tolerance(at::kFloat));
+  EXPECT_LE(relative_error(mm(a.t(), b.t(), {.knob = kDense}), expected), tolerance(at::kFloat));
 }
 
 TEST_P(Products, AddmmScalesAndIgnoresItsInputForBetaZero) {
   const Tensor a = random({80, 90}), b = random({90, 50}), bias = random({50});
   const Tensor expected = at::addmm(bias, a, b, 0.5, 2);
-  EXPECT_LE(relative_error(addmm(bias, a, b, Knob::with_tau(0.0), {32, 64, 32}, 0.5, 2), expected),
-            tolerance(at::kFloat));
+  EXPECT_LE(
+      relative_error(
+          mm(a, b, {.knob = kDense, .block = {32, 64, 32}, .input = bias, .beta = 0.5, .alpha = 2}),
+          expected),
+      tolerance(at::kFloat));
   const Tensor nan = at::full({50}, std::numeric_limits<float>::quiet_NaN(), options());
-  EXPECT_LE(relative_error(addmm(nan, a, b, Knob::with_tau(0.0), {64, 64, 64}, 0, 1), at::mm(a, b)),
+  EXPECT_LE(relative_error(mm(a, b, {.knob = kDense, .input = nan, .beta = 0}), at::mm(a, b)),
             tolerance(at::kFloat));
 }
 
 TEST_P(Products, BmmSharesOneThreshold) {
   const Tensor a = random({3, 96, 64}) * at::tensor({1.0, 1e-3, 10.0}, options()).view({3, 1, 1});
   const Tensor b = random({3, 64, 96});
-  const Tensor c = bmm(a, b, Knob::with_valid_ratio(2.0 / 3), {32, 32, 32});
+  const Tensor c = bmm(a, b, {.knob = {.valid_ratio = 2.0 / 3}, .block = {32, 32, 32}});
   EXPECT_TRUE(at::equal(c[1], at::zeros({96, 96}, options())));
   EXPECT_LE(relative_error(c[0], at::mm(a[0], b[0])), tolerance(at::kFloat));
   EXPECT_LE(relative_error(c[2], at::mm(a[2], b[2])), tolerance(at::kFloat));
@@ -108,65 +111,68 @@ TEST_P(Products, BmmSharesOneThreshold) {
 
 TEST_P(Products, LinearTakesRowsOfAnyShape) {
   const Tensor input = random({2, 5, 96}), weight = random({40, 96}), bias = random({40});
-  EXPECT_LE(relative_error(linear(input, weight, bias, Knob::with_tau(0.0)),
+  EXPECT_LE(relative_error(linear(input, weight, bias, {.knob = kDense}),
                            at::linear(input, weight, bias)),
             tolerance(at::kFloat));
-  EXPECT_LE(relative_error(linear(input[0][0], weight, std::nullopt, Knob::with_tau(0.0)),
+  EXPECT_LE(relative_error(linear(input[0][0], weight, std::nullopt, {.knob = kDense}),
                            at::linear(input[0][0], weight)),
             tolerance(at::kFloat));
 }
 
 TEST_P(Products, AreTheSameBitsEveryTime) {
   const Tensor a = decaying(300, 300), b = decaying(300, 300);
-  const Tensor first = mm(a, b, Knob::with_valid_ratio(0.3));
+  const Tensor first = mm(a, b, {.knob = {.valid_ratio = 0.3}});
   for (int run = 0; run < 3; ++run) {
-    EXPECT_TRUE(at::equal(mm(a, b, Knob::with_valid_ratio(0.3)), first));
+    EXPECT_TRUE(at::equal(mm(a, b, {.knob = {.valid_ratio = 0.3}}), first));
   }
 }
 
 TEST_P(Products, NormsOfTheResultAreThoseOfNormMap) {
   const Tensor a = decaying(150, 100), b = decaying(100, 210), input = random({150, 210});
   for (const double tau : {0.0, 1e-2, 1e30}) {
-    const auto [c, norms] = mm_with_norms(a, b, Knob::with_tau(tau), {32, 64, 128});
-    EXPECT_TRUE(at::equal(c, mm(a, b, Knob::with_tau(tau), {32, 64, 128})));
+    const auto [c, norms] =
+        mm_with_norms(a, b, {.knob = {.threshold = tau}, .block = {32, 64, 128}});
+    EXPECT_TRUE(at::equal(c, mm(a, b, {.knob = {.threshold = tau}, .block = {32, 64, 128}})));
     EXPECT_TRUE(at::equal(norms, norm_map(c, {32, 128})));
-    const auto [sum, sum_norms] = addmm_with_norms(input, a, b, Knob::with_tau(tau));
-    EXPECT_TRUE(at::equal(sum, addmm(input, a, b, Knob::with_tau(tau))));
+    const auto [sum, sum_norms] = mm_with_norms(a, b, {.knob = {.threshold = tau}, .input = input});
+    EXPECT_TRUE(at::equal(sum, mm(a, b, {.knob = {.threshold = tau}, .input = input})));
     EXPECT_TRUE(at::equal(sum_norms, norm_map(sum, {64, 64})));
   }
 }
 
 TEST_P(Products, SymmetricProductsAreMirrored) {
   const Tensor half = decaying(200, 200), a = half + half.t();
-  const Tensor whole = mm(a, a, Knob::with_tau(1e-2));
-  const Tensor c = mm(a, a, Knob::with_tau(1e-2), {64, 64, 64}, {}, {}, /*symmetric=*/true);
+  const Tensor whole = mm(a, a, {.knob = {.threshold = 1e-2}});
+  const Tensor c = mm(a, a, {.knob = {.threshold = 1e-2}, .symmetric = true});
   EXPECT_TRUE(at::equal(c, c.t()));
   EXPECT_TRUE(at::equal(c.triu(), whole.triu()));
-  EXPECT_THROW(mm(a, a, Knob::with_tau(1e-2), {32, 64, 64}, {}, {}, true), c10::ValueError);
+  EXPECT_THROW(mm(a, a, {.knob = {.threshold = 1e-2}, .block = {32, 64, 64}, .symmetric = true}),
+               c10::ValueError);
 }
 
 TEST_P(Products, ResultsAreWrittenToMemoryThatIsGiven) {
-  const Knob knob = Knob::with_tau(1e-2);
+  const Knob knob = Knob{.threshold = 1e-2};
   const Tensor half = decaying(200, 200), x = half + half.t();
   const Tensor out = at::empty_like(x), map = norm_map(x, {64, 64});
-  mm_out(out, x, x, knob, {64, 64, 64}, map, map);
-  EXPECT_TRUE(at::equal(out, mm(x, x, knob)));
-  const Tensor expected = addmm(x, x, x, knob, {64, 64, 64}, 2, -1, map, map);
-  addmm_out(x, x, x, x, knob, {64, 64, 64}, 2, -1);
+  mm_out(out, x, x, {.knob = knob, .norm_a = map, .norm_b = map});
+  EXPECT_TRUE(at::equal(out, mm(x, x, {.knob = knob})));
+  const Tensor expected =
+      mm(x, x, {.knob = knob, .norm_a = map, .norm_b = map, .input = x, .beta = 2, .alpha = -1});
+  mm_out(x, x, x, {.knob = knob, .input = x, .beta = 2, .alpha = -1});
   EXPECT_TRUE(at::equal(x, expected));
-  EXPECT_THROW(mm_out(x.narrow(0, 0, 64), x, x, knob), c10::Error);
+  EXPECT_THROW(mm_out(x.narrow(0, 0, 64), x, x, {.knob = knob}), c10::Error);
 }
 
 }  // namespace
 
 TEST_P(Products, ShardsHaveTheBitsOfTheWhole) {
   const Tensor a = decaying(300, 256), b = decaying(256, 310);
-  for (const Knob& knob : {Knob::with_tau(0.5), Knob::with_valid_ratio(0.3)}) {
-    const Tensor whole = mm(a, b, knob);
+  for (const Knob& knob : {Knob{.threshold = 0.5}, Knob{.valid_ratio = 0.3}}) {
+    const Tensor whole = mm(a, b, {.knob = knob});
     const std::vector<Tensor> rows = {a.slice(0, 0, 128), a.slice(0, 128)};
     const std::vector<Tensor> depths = {b.slice(0, 0, 64), b.slice(0, 64)};
-    EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, depths, knob)), whole));
-    EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, {b, b}, knob)), whole));
+    EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, depths, {.knob = knob})), whole));
+    EXPECT_TRUE(at::equal(at::cat(mm_shards(rows, {b, b}, {.knob = knob})), whole));
   }
 }
 
@@ -182,15 +188,18 @@ TEST(MirrorUpper, CopiesTheUpperTriangleOfEachMatrix) {
 
 // Devices that have no kernel of their own for multiply_into share one, composed of other ops.
 TEST(MultiplyInto, IsComposedWithTheBitsOfTheCpuKernel) {
-  const auto op = ops::find<decltype(ops::multiply_into)>("spamm_torch::multiply_into");
+  const auto op = ops::find("spamm_torch::multiply_into");
   const auto composed = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
   const Tensor half = at::randn({600, 600}), a = half + half.t(), input = at::ones_like(a);
   const Tensor map = norm_map(a, {64, 64}), tau = at::scalar_tensor(6000.0);
   for (const bool symmetric : {false, true}) {
     const Tensor c = at::empty_like(a), own = at::empty_like(a);
     const Tensor norms = at::empty_like(map), own_norms = at::empty_like(map);
-    op.redispatch(composed, a, a, map, map, tau, {64, 64, 64}, c, input, 2, -1, symmetric, norms);
-    ops::multiply_into(a, a, map, map, tau, {64, 64, 64}, own, input, 2, -1, symmetric, own_norms);
+    const MultiplyArguments arguments{{input, 2, -1}, a, a, map, map, tau, {64, 64, 64}};
+    Stack stack;
+    push_arguments(op, stack, MultiplyIntoArguments{arguments, c, symmetric, norms});
+    op.redispatchBoxed(composed, &stack);
+    ops::multiply_into({arguments, own, symmetric, own_norms});
     EXPECT_TRUE(at::equal(c, own));
     EXPECT_TRUE(at::equal(norms, own_norms));
   }
@@ -198,7 +207,7 @@ TEST(MultiplyInto, IsComposedWithTheBitsOfTheCpuKernel) {
 
 TEST(ProductsOnDevices, RefuseNoDevices) {
   const Tensor a = at::ones({64, 64});
-  EXPECT_THROW(mm_on_devices(a, a, {}, Knob::with_tau(0.5)), c10::ValueError);
+  EXPECT_THROW(mm(a, a, {.knob = {.threshold = 0.5}, .devices = DimVector()}), c10::ValueError);
 }
 
 }  // namespace spamm::testing

@@ -43,10 +43,9 @@ class SpammHost : public ::testing::Test {
   static Tensor from_host(const Tensor& a, const Tensor& b, const Knob& knob, int64_t devices,
                           const HostSizes& sizes, at::IntArrayRef block = {64, 64, 64},
                           const Maps& maps = {}) {
-    const std::optional<Tensor> input;
-    const Scalar one = 1;
-    return spamm_from_host({a, b, knob, block, maps.norm_a, maps.norm_b, input, one, one},
-                           std::vector<at::Device>(devices, at::kCPU), sizes);
+    const ProductOptions options = {
+        .knob = knob, .block = DimVector(block), .norm_a = maps.norm_a, .norm_b = maps.norm_b};
+    return spamm_from_host({options, a, b}, std::vector<at::Device>(devices, at::kCPU), sizes);
   }
 
   // Pieces of a few rows and stages of two blocks, so that all rings turn over many times.
@@ -57,9 +56,9 @@ class SpammHost : public ::testing::Test {
 
 // In the form in which the stages take them.
 const std::vector<Knob>& knobs() {
-  static const std::vector<Knob> all = {checked_knob(Knob::with_tau(20)),
-                                        Knob::with_valid_ratio(0.3), Knob::with_max_error(0.05),
-                                        checked_knob(Knob::with_tau(0.0))};
+  static const std::vector<Knob> all = {checked_knob(Knob{.threshold = 20}),
+                                        Knob{.valid_ratio = 0.3}, Knob{.max_error = 0.05},
+                                        checked_knob(Knob{.threshold = 0.0})};
   return all;
 }
 
@@ -67,7 +66,7 @@ TEST_F(SpammHost, HasTheBitsOfOneDevice) {
   for (const auto dtype : {at::kHalf, at::kBFloat16, at::kFloat, at::kDouble}) {
     const Tensor a = decaying(640, 320, dtype), b = decaying(320, 1000, dtype);
     for (const Knob& knob : knobs()) {
-      const Tensor expected = mm(a, b, knob);
+      const Tensor expected = mm(a, b, {.knob = knob});
       for (const int64_t devices : {1, 2, 3}) {
         for (const bool is_pinned : {false, true}) {
           EXPECT_TRUE(at::equal(from_host(a, b, knob, devices, small(1, is_pinned)), expected))
@@ -91,11 +90,10 @@ TEST_F(SpammHost, AnyPanelsSizesAndBlocks) {
     for (const std::vector<int64_t>& size :
          {std::vector<int64_t>{1000, 333, 777}, {129, 65, 1}, {1, 1, 700}, {300, 0, 200}}) {
       const Tensor a = decaying(size[0], size[1]), b = decaying(size[1], size[2]);
-      const Tensor expected = mm(a, b, Knob::with_valid_ratio(0.4), block);
+      const Tensor expected = mm(a, b, {.knob = {.valid_ratio = 0.4}, .block = DimVector(block)});
       for (const int64_t panels : {1, 2, 3, 9}) {
         for (const int64_t devices : {1, 2, 4}) {
-          const Tensor c =
-              from_host(a, b, Knob::with_valid_ratio(0.4), devices, small(panels), block);
+          const Tensor c = from_host(a, b, Knob{.valid_ratio = 0.4}, devices, small(panels), block);
           EXPECT_TRUE(at::equal(c, expected))
               << at::IntArrayRef(size) << ", " << panels << " panels on " << devices << " devices";
         }
@@ -106,9 +104,9 @@ TEST_F(SpammHost, AnyPanelsSizesAndBlocks) {
 
 TEST_F(SpammHost, ChoosesSizesByItself) {
   const Tensor a = decaying(300, 200), b = decaying(200, 9000);
-  const Tensor expected = mm(a, b, knobs()[0]);
+  const Tensor expected = mm(a, b, {.knob = knobs()[0]});
   EXPECT_TRUE(at::equal(from_host(a, b, knobs()[0], 2, {}), expected));
-  EXPECT_TRUE(at::equal(from_host(a, b, knobs()[1], 2, {}), mm(a, b, knobs()[1])));
+  EXPECT_TRUE(at::equal(from_host(a, b, knobs()[1], 2, {}), mm(a, b, {.knob = knobs()[1]})));
 }
 
 TEST_F(SpammHost, EmptyProducts) {
@@ -122,9 +120,9 @@ TEST_F(SpammHost, AnyStrides) {
   const Tensor a = decaying(256, 512).t(), b = decaying(512, 600).slice(1, 3, 503).slice(0, 0, 256);
   const Tensor row = at::randn({1, 500}).expand({256, 500});
   EXPECT_TRUE(at::equal(from_host(a, b, knobs()[0], 2, small()),
-                        mm(a.contiguous(), b.contiguous(), knobs()[0])));
+                        mm(a.contiguous(), b.contiguous(), {.knob = knobs()[0]})));
   EXPECT_TRUE(at::equal(from_host(a, row, knobs()[0], 2, small()),
-                        mm(a.contiguous(), row.contiguous(), knobs()[0])));
+                        mm(a.contiguous(), row.contiguous(), {.knob = knobs()[0]})));
 }
 
 TEST_F(SpammHost, BelievesTheMapsItIsGiven) {
@@ -143,9 +141,9 @@ TEST_F(SpammHost, BelievesTheMapsItIsGiven) {
 TEST_F(SpammHost, BadValuesAreNeverSkipped) {
   Tensor a = decaying(256, 256), b = decaying(256, 600);
   a[200][7] = NAN, b[77][500] = INFINITY;
-  const Tensor expected = mm(a, b, Knob::with_tau(1e30));
+  const Tensor expected = mm(a, b, {.knob = {.threshold = 1e30}});
   ASSERT_TRUE(expected.isnan().any().item<bool>());
-  const Tensor c = from_host(a, b, checked_knob(Knob::with_tau(1e30)), 2, small());
+  const Tensor c = from_host(a, b, checked_knob(Knob{.threshold = 1e30}), 2, small());
   EXPECT_TRUE(at::equal(c.nan_to_num(7), expected.nan_to_num(7)));
 }
 

@@ -83,7 +83,7 @@ TEST_P(Stages, ErrorBoundHoldsAndVanishesWithoutSkipping) {
   const Tensor norm_a = norm_map(a, {32, 32}), norm_b = norm_map(b, {32, 32});
   EXPECT_EQ(error_bound(norm_a, norm_b, at::scalar_tensor(0.0)).item<double>(), 0);
   const Tensor tau = find_tau(norm_a, norm_b, 0.2);
-  const Tensor lost = mm(a, b, Knob::with_tau(tau), {32, 32, 32}) - a.mm(b);
+  const Tensor lost = mm(a, b, {.knob = {.tau = tau}, .block = {32, 32, 32}}) - a.mm(b);
   const double bound = error_bound(norm_a, norm_b, tau).item<double>();
   EXPECT_GT(bound, 0);
   EXPECT_GE(bound, lost.norm().item<double>());
@@ -103,8 +103,8 @@ TEST_P(Stages, MultiplyBelievesTheMapsItIsGiven) {
   const Tensor norm_a = at::tensor({1.0, 0.0, 0.0, 1.0}, at::kFloat).view({2, 2}).to(options());
   const Tensor norm_b = at::ones({2, 2}, options());
   const Tensor input = at::full({64}, 3, options());
-  const Tensor c = multiply(a, b, norm_a, norm_b, at::scalar_tensor(0.5), {32, 32, 32}, input,
-                            /*beta=*/2, /*alpha=*/0.5);
+  const Tensor c = multiply(a, b, norm_a, norm_b, at::scalar_tensor(0.5), {32, 32, 32},
+                            {.input = input, .beta = 2, .alpha = 0.5});
   EXPECT_TRUE(at::equal(c, at::full({64, 64}, 2 * 3 + 0.5 * 32, options())));
 }
 

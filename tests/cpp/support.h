@@ -12,6 +12,8 @@
 
 namespace spamm::testing {
 
+inline const Knob kDense = {.threshold = 0.0};  // nothing is skipped
+
 // Why CUDA tests cannot run here; empty where they can.
 inline std::string no_cuda() {
   if (!at::hasCUDA()) return "needs a CUDA device";

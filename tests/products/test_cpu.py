@@ -72,7 +72,7 @@ def test_the_number_of_threads_changes_no_stage(dtype):
             norm_a,
             norm_b,
             tau,
-            torch.ops.spamm_torch.find_tau_for_error(norm_a, norm_b, 0.1),
+            torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=0.1),
             spamm_torch.valid_counts(norm_a, norm_b, tau),
             spamm_torch.error_bound(norm_a, norm_b, tau),
         )

@@ -51,7 +51,7 @@ def test_no_stage_waits():
     with no_synchronisation():
         maps = norm_maps(a, b)
         spamm_torch.find_tau(*maps, 0.4)
-        torch.ops.spamm_torch.find_tau_for_error(*maps, 0.1)
+        torch.ops.spamm_torch.find_tau(*maps, max_error=0.1)
         spamm_torch.valid_counts(*maps, tau)
         spamm_torch.valid_ratio(*maps, tau)
         spamm_torch.error_bound(*maps, tau)
@@ -121,7 +121,7 @@ def test_every_stage_can_be_captured():
         return (
             *maps,
             tau,
-            torch.ops.spamm_torch.find_tau_for_error(*maps, 0.1),
+            torch.ops.spamm_torch.find_tau(*maps, max_error=0.1),
             spamm_torch.valid_counts(*maps, tau),
             spamm_torch.valid_ratio(*maps, tau),
             spamm_torch.error_bound(*maps, tau),

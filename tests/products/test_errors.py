@@ -217,10 +217,10 @@ SINGLE = [
     (lambda x: find_tau(x, x, 0.5, tolerance=NAN), ValueError, "got nan"),
     (lambda x: find_tau(x, x, max_error=-0.5), ValueError, "got -0.5"),
     (lambda x: find_tau(x, x, max_error=NAN), ValueError, "got nan"),
-    (lambda x: ops.find_tau_for_error(x, x, -0.5), ValueError, "got -0.5"),
-    (lambda x: ops.find_tau_for_error(x, x, NAN), ValueError, "got nan"),
+    (lambda x: ops.find_tau(x, x, max_error=-0.5), ValueError, "got -0.5"),
+    (lambda x: ops.find_tau(x, x, max_error=NAN), ValueError, "got nan"),
     (
-        lambda x: ops.find_tau_for_error(x, x, 0.5, skip_norm_b=x[:2, :3]),
+        lambda x: ops.find_tau(x, x, max_error=0.5, skip_norm_b=x[:2, :3]),
         *(RuntimeError, "2, 3"),
     ),
     (

@@ -117,7 +117,7 @@ def test_norms_thresholds_and_bounds_have_no_gradient(device):
     results = [
         norms,
         tau,
-        torch.ops.spamm_torch.find_tau_for_error(norms, norms, 0.5),
+        torch.ops.spamm_torch.find_tau(norms, norms, max_error=0.5),
         spamm_torch.valid_ratio(norms, norms, tau),
         spamm_torch.error_bound(norms, norms, tau),
     ]

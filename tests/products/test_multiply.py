@@ -461,7 +461,7 @@ def test_bmm_knobs_speak_for_all_batches(device):
     tau = spamm_torch.find_tau(*maps, 0.5)
     assert spamm_torch.valid_counts(*maps, tau).sum((1, 2)).tolist() == [27, 0]
     assert torch.equal(result, spamm_torch.bmm(a, a, tau=tau, block=32))
-    tau = torch.ops.spamm_torch.find_tau_for_error(*maps, 0.05)
+    tau = torch.ops.spamm_torch.find_tau(*maps, max_error=0.05)
     assert torch.equal(
         spamm_torch.bmm(a, a, max_error=0.05, block=32), spamm_torch.bmm(a, a, tau=tau, block=32)
     )
@@ -542,7 +542,7 @@ def test_max_error_is_kept(device, dtype, kind):
     norm = np.linalg.norm(reference.to_float64(a))
     maps = norm_maps(a, a, 32)
     for max_error in (0.0, 1e-6, 1e-3, 0.03, 0.3, 1.01):
-        tau = torch.ops.spamm_torch.find_tau_for_error(*maps, max_error)
+        tau = torch.ops.spamm_torch.find_tau(*maps, max_error=max_error)
         lost = np.linalg.norm(reference.lost(a, a, *maps, tau, 32))
         assert lost <= max_error * norm * norm
         assert lost <= spamm_torch.error_bound(*maps, tau).item()

@@ -44,8 +44,10 @@ class TestStagesOnMaps:
 
     def test_find_tau_for_error(self, device, dtype, batch):
         norm_a, norm_b = maps(device, *batch, dtype=dtype)
-        opcheck(ops.find_tau_for_error.default, (norm_a, norm_b, 0.1))
-        opcheck(ops.find_tau_for_error.default, (norm_a, norm_b, 0.1), {"skip_norm_b": norm_b * 2})
+        opcheck(ops.find_tau.default, (norm_a, norm_b), {"max_error": 0.1})
+        opcheck(
+            ops.find_tau.default, (norm_a, norm_b), {"max_error": 0.1, "skip_norm_b": norm_b * 2}
+        )
 
     def test_product_histogram(self, device, dtype, batch):
         low = torch.tensor(1 << 20, device=device)
@@ -102,8 +104,10 @@ def test_products_into_memory(device):
     a, b = operand(device, 40, 70), operand(device, 70, 40, seed=1)
     out, norms = operand(device, 40, 40), torch.ones(2, 2, device=device)
     more = {"input": operand(device, 40, 40), "beta": 2, "symmetric": True, "norms": norms}
-    opcheck(ops.spamm_into.default, (a, b, out), {"valid_ratio": 0.5})
-    opcheck(ops.spamm_into.default, (a, b, out), {"max_error": 0.1, "block": (32,) * 3, **more})
+    opcheck(ops.spamm_into.default, (a, b), {"out": out, "valid_ratio": 0.5})
+    opcheck(
+        ops.spamm_into.default, (a, b), {"out": out, "max_error": 0.1, "block": (32,) * 3, **more}
+    )
     maps = ops.norm_map(a, (32, 32)), ops.norm_map(b, (32, 32))
     args = (a, b, *maps, torch.tensor(40.0), (32, 32, 32), out)
     opcheck(ops.multiply_into.default, args)

@@ -296,7 +296,7 @@ def test_norms_may_be_a_given_norm_map(device):
     options = {"threshold": 100.0, "block": [32] * 3, "norm_a": norms, "norm_b": norms}
     expected, of_expected = ops.spamm_with_norms(x, x, **options)
     out = torch.empty_like(x)
-    ops.spamm_into(x, x, out, **options, norms=norms)
+    ops.spamm_into(x, x, out=out, **options, norms=norms)
     assert torch.equal(out, expected)
     assert torch.equal(norms, of_expected)
 
@@ -316,7 +316,7 @@ def test_out_has_no_gradient(device):
         with pytest.raises(RuntimeError, match="mm with out has no gradient"):
             mm(a, b, tau=0.0, out=out)
         with pytest.raises(RuntimeError, match="no gradient"):
-            ops.spamm_into(a, b, out, threshold=0.0)
+            ops.spamm_into(a, b, out=out, threshold=0.0)
         with torch.no_grad():
             mm(a, b, tau=0.0, out=out)
         wanting.requires_grad_(False)

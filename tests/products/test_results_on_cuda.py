@@ -99,7 +99,7 @@ def test_results_are_written_where_they_belong(dtype, symmetric_product):
     del expected  # its memory stays with the allocator, and counts as free
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    ops.spamm_into(a, a, out, input=a, beta=2, alpha=-1, **options, norms=of_out)
+    ops.spamm_into(a, a, out=out, input=a, beta=2, alpha=-1, **options, norms=of_out)
     parts = 2 * a.nbytes if dtype == torch.float32 else 0  # split parts of both operands
     assert torch.cuda.max_memory_allocated() - before < parts + out.nbytes / 2
     assert torch.equal(out, ops.spamm(a, a, input=a, beta=2, alpha=-1, **options))
@@ -135,7 +135,7 @@ def test_batches_go_where_they_belong(dtype):
     expected = ops.spamm(a, a, threshold=0.0, symmetric=True)
     for memory in (torch.zeros(3, 100, 128), torch.zeros(3, 104, 101)):
         out = memory.to(a)[:, :100, :100]
-        ops.spamm_into(a, a, out, threshold=0.0, symmetric=True)
+        ops.spamm_into(a, a, out=out, threshold=0.0, symmetric=True)
         assert torch.equal(out, expected)
 
 
@@ -192,8 +192,8 @@ def test_the_error_search_finds_what_the_cpu_finds(dtype, shape):
     norm_a = (4 * matrices.normal(m, k, dtype=torch.float64)).exp().to(dtype)
     norm_b = (4 * matrices.normal(k, n, dtype=torch.float64, seed=1)).exp().to(dtype)
     for max_error in (0.0, 1e-9, 1e-4, 0.1, 0.7, 2.0):
-        expected = ops.find_tau_for_error(norm_a, norm_b, max_error)
-        found = ops.find_tau_for_error(norm_a.cuda(), norm_b.cuda(), max_error)
+        expected = ops.find_tau(norm_a, norm_b, max_error=max_error)
+        found = ops.find_tau(norm_a.cuda(), norm_b.cuda(), max_error=max_error)
         assert found.item() == expected.item(), max_error
 
 
@@ -204,17 +204,17 @@ def test_the_error_search_far_from_one(scale):
     # Where all products are too small for float64, any threshold is right.
     others = (norm_b, norm_b * scale) if scale * scale > 0 else (norm_b,)
     for other in others:
-        expected = ops.find_tau_for_error(norm_a, other, 0.1)
-        assert ops.find_tau_for_error(norm_a.cuda(), other.cuda(), 0.1).item() == expected.item()
+        expected = ops.find_tau(norm_a, other, max_error=0.1)
+        assert ops.find_tau(norm_a.cuda(), other.cuda(), max_error=0.1).item() == expected.item()
 
 
 def test_the_error_search_of_equal_products_and_batches():
     ones = torch.ones(3, 30, 30, device="cuda")
-    assert ops.find_tau_for_error(ones, ones, 0.5).item() == 1
-    assert ops.find_tau_for_error(ones, ones, 2.0).item() == float("inf")
+    assert ops.find_tau(ones, ones, max_error=0.5).item() == 1
+    assert ops.find_tau(ones, ones, max_error=2.0).item() == float("inf")
     norms = matrices.normal(4, 20, 20, device="cuda").abs()
-    expected = ops.find_tau_for_error(norms.cpu(), norms.cpu(), 0.2)
-    assert ops.find_tau_for_error(norms, norms, 0.2).item() == expected.item()
+    expected = ops.find_tau(norms.cpu(), norms.cpu(), max_error=0.2)
+    assert ops.find_tau(norms, norms, max_error=0.2).item() == expected.item()
 
 
 def test_a_product_by_max_error_asks_the_search_once():

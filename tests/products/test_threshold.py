@@ -14,7 +14,10 @@ import spamm_torch
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)
-find_tau_for_error = torch.ops.spamm_torch.find_tau_for_error
+
+
+def find_tau_for_error(norm_a, norm_b, max_error, **skipping):
+    return torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=max_error, **skipping)
 
 
 def maps(device, norm_a, norm_b, dtype=torch.float32):

@@ -387,30 +387,28 @@ Tensor expanded_input(const OptTensor& input, IntArrayRef shape, const Scalar& b
 }
 
 // Writes the product to `result`, whose rows are contiguous, and the result's norm map to `norms`
-// if that is defined. The other arguments are those of multiply_into, checked.
-void write_product(const Tensor& result, const Tensor& a, const Tensor& b, const Tensor& norm_a,
-                   const Tensor& norm_b, const Tensor& tau, const Block& block,
-                   const Tensor& addend, const Scalar& beta, const Scalar& alpha,
+// if that is defined. The arguments have been checked.
+void write_product(const Tensor& result, const MultiplyArguments& x, const Block& block,
                    bool symmetric = false, const Tensor& norms = {}) {
   if (result.numel() == 0) return;
   const auto as_batch = [](const Tensor& t) {
     return t.defined() && t.dim() == 2 ? t.unsqueeze(0) : t;
   };
-  const Arguments arguments{as_batch(a),
-                            as_batch(b),
-                            as_batch(norm_a.contiguous()),
-                            as_batch(norm_b.contiguous()),
-                            as_batch(addend),
+  const Arguments arguments{as_batch(x.a),
+                            as_batch(x.b),
+                            as_batch(x.norm_a.contiguous()),
+                            as_batch(x.norm_b.contiguous()),
+                            as_batch(expanded_input(x.input, result.sizes(), x.beta)),
                             as_batch(result),
                             as_batch(norms),
                             block,
-                            tau.item<double>(),
-                            alpha,
-                            beta,
+                            x.tau.item<double>(),
+                            x.alpha,
+                            x.beta,
                             symmetric};
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, a.scalar_type(), "multiply", [&] {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, x.a.scalar_type(), "multiply", [&] {
     if constexpr (sizeof(scalar_t) == 2) {
-      if (!multiplies_natively(a.scalar_type())) {
+      if (!multiplies_natively(x.a.scalar_type())) {
         Product<scalar_t, float>(arguments).run();
         return;
       }
@@ -420,16 +418,13 @@ void write_product(const Tensor& result, const Tensor& a, const Tensor& b, const
 }
 
 // A block of C has the same bits in any part, so that the whole's size does not matter here.
-Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                const Tensor& tau, IntArrayRef block, const OptTensor& input, const Scalar& beta,
-                const Scalar& alpha, at::OptionalIntArrayRef whole) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
-  if (whole) check_whole(a, b, *whole);
-  auto shape = a.sizes().vec();
-  shape.back() = b.size(-1);
-  const Tensor result = with_large_pages(at::empty(shape, a.options()));
-  write_product(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, shape, beta), beta,
-                alpha);
+Tensor multiply(MultiplyArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
+  if (x.whole) check_whole(x.a, x.b, *x.whole);
+  auto shape = x.a.sizes().vec();
+  shape.back() = x.b.size(-1);
+  const Tensor result = with_large_pages(at::empty(shape, x.a.options()));
+  write_product(result, x, block);
   return result;
 }
 
@@ -437,42 +432,36 @@ bool has_contiguous_rows(const Tensor& out) { return out.size(-1) <= 1 || out.st
 
 // Whether writing the product to `out` would change what is still to be read. Each element of
 // `input` is read just before the element in its place is written.
-bool overwrites_arguments(const Tensor& out, const Tensor& a, const Tensor& b, const Tensor& norm_a,
-                          const Tensor& norm_b, const OptTensor& input) {
-  return may_overlap(out, a) || may_overlap(out, b) || may_overlap(out, norm_a) ||
-         may_overlap(out, norm_b) ||
-         (input && may_overlap(out, *input) && !is_same_view(out, *input));
+bool overwrites_arguments(const MultiplyIntoArguments& x) {
+  const auto overwrites = [&](const Tensor& read) { return may_overlap(x.out, read); };
+  return overwrites(x.a) || overwrites(x.b) || overwrites(x.norm_a) || overwrites(x.norm_b) ||
+         (x.input && overwrites(*x.input) && !is_same_view(x.out, *x.input));
 }
 
-void multiply_into(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const Tensor& tau, IntArrayRef block, const Tensor& out, const OptTensor& input,
-                   const Scalar& beta, const Scalar& alpha, bool symmetric,
-                   const OptTensor& norms) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
-  check_into(out, a, b, edges, input, symmetric, norms);
-  const bool has_rows = has_contiguous_rows(out);
-  const bool in_place = has_rows && !overwrites_arguments(out, a, b, norm_a, norm_b, input);
-  const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
+void multiply_into(MultiplyIntoArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
+  check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
+  const bool has_rows = has_contiguous_rows(x.out);
+  const bool in_place = has_rows && !overwrites_arguments(x);
+  const Tensor result = in_place ? x.out : at::empty(x.out.sizes(), x.out.options());
   if (result.is_contiguous()) with_large_pages(result);  // it may be fresh
   // norm_map sums in the order of memory. The norms of other layouts are therefore its own.
-  const Tensor map = norms && has_rows ? at::empty(norms->sizes(), norms->options()) : Tensor();
-  write_product(result, a, b, norm_a, norm_b, tau, edges, expanded_input(input, out.sizes(), beta),
-                beta, alpha, symmetric, map);
-  if (!in_place) out.copy_(result);
+  const Tensor map =
+      x.norms && has_rows ? at::empty(x.norms->sizes(), x.norms->options()) : Tensor();
+  write_product(result, x, block, x.symmetric, map);
+  if (!in_place) x.out.copy_(result);
   // At the end: norms may be one of the given norm maps.
-  if (norms) norms->copy_(has_rows ? map : norm_map(out, {edges.m, edges.n}));
+  if (x.norms) x.norms->copy_(has_rows ? map : norm_map(x.out, {block.m, block.n}));
 }
 
-void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const Tensor& tau, IntArrayRef block, const Tensor& out, IntArrayRef whole,
-                   const OptTensor& own_rows, int64_t first_own_row) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
-  check_part(out, a, b, whole, own_rows, first_own_row);
-  if (own_rows) b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
-  const bool in_place = has_contiguous_rows(out);
-  const Tensor result = in_place ? out : at::empty(out.sizes(), out.options());
-  write_product(result, a, b, norm_a, norm_b, tau, edges, {}, 1, 1);
-  if (!in_place) out.copy_(result);
+void multiply_part(MultiplyPartArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, std::nullopt);
+  check_part(x.out, x.a, x.b, x.whole, x.own_rows, x.first_own_row);
+  if (x.own_rows) x.b.narrow(0, x.first_own_row, x.own_rows->size(0)).copy_(*x.own_rows);
+  const bool in_place = has_contiguous_rows(x.out);
+  const Tensor result = in_place ? x.out : at::empty(x.out.sizes(), x.out.options());
+  write_product(result, x, block);
+  if (!in_place) x.out.copy_(result);
 }
 
 std::string kernel_name(at::Device, at::ScalarType dtype, const Block&) {
@@ -487,9 +476,9 @@ const Backends<NamedKernels> named(at::kCPU, Rank::kPortable, {&kernel_name});
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
-  m.impl("multiply", &multiply);
-  m.impl("multiply_into", &multiply_into);
-  m.impl("multiply_part", &multiply_part);
+  m.impl("multiply", boxed<&multiply>());
+  m.impl("multiply_into", boxed<&multiply_into>());
+  m.impl("multiply_part", boxed<&multiply_part>());
 }
 
 }  // namespace spamm::cpu

@@ -1,5 +1,7 @@
 // Thresholds, valid counts and error bounds on the CPU. The searches for tau are exact. For a
 // maximum error, a faster search is tried first and its result checked.
+#include "threshold.h"
+
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
@@ -89,11 +91,7 @@ N find_tau_for_error_of(const Maps<N>& maps, const N* skip_norm_b, double max_er
 
 // ---- Operators ---------------------------------------------------------------------------------
 
-Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
-                int64_t max_iterations, double tolerance) {
-  check_norm_maps(norm_a, norm_b);
-  check_valid_ratio(valid_ratio);
-  check_search(max_iterations, tolerance);
+Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) {
   return dispatch_norms(norm_a, [&](auto type) {
     const Maps<decltype(type)> maps(norm_a, norm_b);
     return at::scalar_tensor(find_tau_of(product_counter(maps), valid_ratio), norm_a.options());
@@ -121,17 +119,12 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   return counts;
 }
 
-// The map that decides what is skipped, checked against norm_b.
-Tensor skip_norm_map(const Tensor& norm_b, const OptTensor& skip_norm_b) {
-  check_skip_norm_map(skip_norm_b, norm_b);
-  return skip_norm_b.value_or(norm_b).contiguous();
-}
-
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                    const OptTensor& skip_norm_b) {
   check_norm_maps(norm_a, norm_b);
   check_tau(tau, norm_a.device());
-  const Tensor skip_norms = skip_norm_map(norm_b, skip_norm_b);
+  check_skip_norm_map(skip_norm_b, norm_b);
+  const Tensor skip_norms = skip_norm_b.value_or(norm_b).contiguous();
   return dispatch_norms(norm_a, [&](auto type) {
     using N = decltype(type);
     const Maps<N> maps(norm_a, norm_b);
@@ -142,9 +135,7 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
                           const OptTensor& skip_norm_b) {
-  check_norm_maps(norm_a, norm_b);
-  check_max_error(max_error);
-  const Tensor skip_norms = skip_norm_map(norm_b, skip_norm_b);
+  const Tensor skip_norms = skip_norm_b.value_or(norm_b).contiguous();
   return dispatch_norms(norm_a, [&](auto type) {
     using N = decltype(type);
     const Maps<N> maps(norm_a, norm_b);
@@ -156,8 +147,7 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
-  m.impl("find_tau", &find_tau);
-  m.impl("find_tau_for_error", &find_tau_for_error);
+  m.impl("find_tau", boxed<&find_tau_op<&find_tau, &find_tau_for_error>>());
   m.impl("valid_counts", &valid_counts);
   m.impl("error_bound", &error_bound);
 }

@@ -67,16 +67,19 @@ struct Arguments {
   }
 };
 
-Tensor multiply(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                const Tensor& tau, at::IntArrayRef block, const std::optional<Tensor>& input,
-                const Scalar& beta, const Scalar& alpha, at::OptionalIntArrayRef whole) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
-  ProductSize size = size_of_product(a, b);
-  if (whole) {
-    check_whole(a, b, *whole);
-    size.m = (*whole)[0], size.n = (*whole)[1];
+Tensor multiply(MultiplyArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
+  ProductSize size = size_of_product(x.a, x.b);
+  if (x.whole) {
+    check_whole(x.a, x.b, *x.whole);
+    size.m = (*x.whole)[0], size.n = (*x.whole)[1];
   }
-  return product(a, b, {.whole = size}, norm_a, norm_b, tau, edges, input, beta, alpha);
+  auto shape = x.a.sizes().vec();
+  shape.back() = x.b.size(-1);
+  const Tensor c = at::empty(shape, x.a.options());
+  product_into(c, x.a, x.b, {.whole = size}, x.norm_a, x.norm_b, x.tau, block, x.input, x.beta,
+               x.alpha);
+  return c;
 }
 
 // Whether `rows` of B, from `first` on, can be read where they are, beside the other rows in `b`.
@@ -88,40 +91,36 @@ bool reads_in_place(Kernel kernel, const Tensor& rows, int64_t first, const Tens
          has_rows(rows) && has_rows(b);
 }
 
-void multiply_part(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const Tensor& tau, at::IntArrayRef block, const Tensor& out,
-                   at::IntArrayRef whole, const std::optional<Tensor>& own_rows,
-                   int64_t first_own_row) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, std::nullopt);
-  check_part(out, a, b, whole, own_rows, first_own_row);
-  const OnDevice device(a);
+void multiply_part(MultiplyPartArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, std::nullopt);
+  check_part(x.out, x.a, x.b, x.whole, x.own_rows, x.first_own_row);
+  const OnDevice device(x.a);
   const ProductSize size = {
-      .batch_a = 1, .batch_b = 1, .batch = 1, .m = whole[0], .n = whole[1], .k = a.size(1)};
-  Prepared prepared = {.whole = size, .kernel = kernel_for(a.scalar_type(), size, edges, device)};
-  if (own_rows && own_rows->numel() > 0) {
-    if (reads_in_place(*prepared.kernel, *own_rows, first_own_row, b)) {
-      prepared.own_rows = *own_rows;
-      prepared.first_own_row = first_own_row;
+      .batch_a = 1, .batch_b = 1, .batch = 1, .m = x.whole[0], .n = x.whole[1], .k = x.a.size(1)};
+  Prepared prepared = {.whole = size, .kernel = kernel_for(x.a.scalar_type(), size, block, device)};
+  if (x.own_rows && x.own_rows->numel() > 0) {
+    if (reads_in_place(*prepared.kernel, *x.own_rows, x.first_own_row, x.b)) {
+      prepared.own_rows = *x.own_rows;
+      prepared.first_own_row = x.first_own_row;
     } else {
-      b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
+      x.b.narrow(0, x.first_own_row, x.own_rows->size(0)).copy_(*x.own_rows);
     }
   }
-  const bool in_place = is_writable(out);
-  const Tensor c = in_place ? out : at::empty(out.sizes(), out.options());
-  product_into(c, a, b, prepared, norm_a, norm_b, tau, edges, std::nullopt, 1, 1);
-  if (!in_place) out.copy_(c);
+  const bool in_place = is_writable(x.out);
+  const Tensor c = in_place ? x.out : at::empty(x.out.sizes(), x.out.options());
+  product_into(c, x.a, x.b, prepared, x.norm_a, x.norm_b, x.tau, block, std::nullopt, 1, 1);
+  if (!in_place) x.out.copy_(c);
 }
 
-void multiply_into(const Tensor& a, const Tensor& b, const Tensor& norm_a, const Tensor& norm_b,
-                   const Tensor& tau, at::IntArrayRef block, const Tensor& out,
-                   const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha,
-                   bool symmetric, const std::optional<Tensor>& norms) {
-  const Block edges = check_product(a, b, block, norm_a, norm_b, tau, input);
-  check_into(out, a, b, edges, input, symmetric, norms);
+void multiply_into(MultiplyIntoArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
+  check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
   const auto write = [&](const Tensor& c, const Tensor& map) {
-    product_into(c, a, b, {}, norm_a, norm_b, tau, edges, input, beta, alpha, {symmetric, map});
+    product_into(c, x.a, x.b, {}, x.norm_a, x.norm_b, x.tau, block, x.input, x.beta, x.alpha,
+                 {x.symmetric, map});
   };
-  write_result(out, norms, {a, b, norm_a, norm_b, tau, input.value_or(Tensor())}, edges, write);
+  write_result(x.out, x.norms, {x.a, x.b, x.norm_a, x.norm_b, x.tau, x.input.value_or(Tensor())},
+               block, write);
 }
 
 // Computes what is wanted besides `c`, whose upper triangle or whole is set.
@@ -276,16 +275,6 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
   complete(c, block, wanted, device);
 }
 
-Tensor product(const Tensor& a, const Tensor& b, const Prepared& prepared, const Tensor& norm_a,
-               const Tensor& norm_b, const Tensor& tau, const Block& block,
-               const std::optional<Tensor>& input, const Scalar& beta, const Scalar& alpha) {
-  auto shape = a.sizes().vec();
-  shape.back() = b.size(-1);
-  const Tensor c = at::empty(shape, a.options());
-  product_into(c, a, b, prepared, norm_a, norm_b, tau, block, input, beta, alpha);
-  return c;
-}
-
 namespace {
 
 std::string name_of_kernel(at::Device device, at::ScalarType dtype, const Block& block) {
@@ -298,9 +287,9 @@ const Backends<NamedKernels> named(at::kCUDA, Rank::kPortable, {&name_of_kernel}
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("multiply", &multiply);
-  m.impl("multiply_into", &multiply_into);
-  m.impl("multiply_part", &multiply_part);
+  m.impl("multiply", boxed<&multiply>());
+  m.impl("multiply_into", boxed<&multiply_into>());
+  m.impl("multiply_part", boxed<&multiply_part>());
 }
 
 }  // namespace spamm::cuda

@@ -48,15 +48,11 @@ struct Wanted {
 // 16-byte address on.
 bool is_writable(const at::Tensor& c);
 
-// Computes the op multiply. Its arguments have passed check_product(). product_into() writes to
-// `c`, which is_writable() and shares no memory with an argument.
+// Computes the op multiply. Its arguments have passed check_product(). Writes to `c`, which
+// is_writable() and shares no memory with an argument.
 void product_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
                   const Prepared& prepared, const at::Tensor& norm_a, const at::Tensor& norm_b,
                   const at::Tensor& tau, const Block& block, const std::optional<at::Tensor>& input,
                   const at::Scalar& beta, const at::Scalar& alpha, const Wanted& wanted = {});
-at::Tensor product(const at::Tensor& a, const at::Tensor& b, const Prepared& prepared,
-                   const at::Tensor& norm_a, const at::Tensor& norm_b, const at::Tensor& tau,
-                   const Block& block, const std::optional<at::Tensor>& input,
-                   const at::Scalar& beta, const at::Scalar& alpha);
 
 }  // namespace spamm::cuda

@@ -1,4 +1,6 @@
 // The threshold ops on CUDA: turns tensors into kernel parameters.
+#include "threshold.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -59,11 +61,7 @@ void with_pointers(const Maps& maps, const Run& run) {
   }
 }
 
-Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio,
-                int64_t max_iterations, double tolerance) {
-  check_norm_maps(norm_a, norm_b);
-  check_valid_ratio(valid_ratio);
-  check_search(max_iterations, tolerance);
+Tensor find_tau(const Tensor& norm_a, const Tensor& norm_b, double valid_ratio) {
   const OnDevice device(norm_a);
   const Maps maps(norm_a, norm_b, std::nullopt);
   if (maps.empty()) return at::zeros({}, norm_a.options());
@@ -151,9 +149,6 @@ Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau
 
 Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max_error,
                           const std::optional<Tensor>& skip_norm_b) {
-  check_norm_maps(norm_a, norm_b);
-  check_skip_norm_map(skip_norm_b, norm_b);
-  check_max_error(max_error);
   const OnDevice device(norm_a);
   const Maps maps(norm_a, norm_b, skip_norm_b);
   if (maps.empty()) return at::zeros({}, norm_a.options());
@@ -170,8 +165,7 @@ Tensor find_tau_for_error(const Tensor& norm_a, const Tensor& norm_b, double max
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("find_tau", &find_tau);
-  m.impl("find_tau_for_error", &find_tau_for_error);
+  m.impl("find_tau", boxed<&find_tau_op<&find_tau, &find_tau_for_error>>());
   m.impl("product_histogram", &product_histogram);
   m.impl("needed_units", &needed_units);
   m.impl("valid_counts", &valid_counts);

@@ -52,7 +52,7 @@ endif()
 add_library(spamm_torch::spamm_torch SHARED IMPORTED)
 set_target_properties(spamm_torch::spamm_torch PROPERTIES
   IMPORTED_LOCATION "${_spamm_package}/libspamm_torch.so")
-target_compile_features(spamm_torch::spamm_torch INTERFACE cxx_std_17)
+target_compile_features(spamm_torch::spamm_torch INTERFACE cxx_std_20)
 target_include_directories(spamm_torch::spamm_torch SYSTEM INTERFACE
   "${_spamm_include}" "${_spamm_torch}/include" "${_spamm_torch}/include/torch/csrc/api/include")
 target_link_libraries(spamm_torch::spamm_torch INTERFACE
