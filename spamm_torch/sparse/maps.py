@@ -107,18 +107,21 @@ def given_maps(
     if norms == (None, None) and operands[0] is operands[1]:
         return (blocks[0].with_norms(),) * 2
     of_a, of_b = (
-        _given_map(given, f"norm_{name}", found, not is_sparse(x), function)
+        _given_map(given, f"norm_{name}", x, found, function)
         for name, x, found, given in zip("ab", operands, blocks, norms, strict=True)
     )
     return of_a, of_b
 
 
 def _given_map(
-    norms: Tensor | None, name: str, of: Blocks, is_dense: bool, function: str
+    norms: Tensor | None, name: str, operand: Tensor, of: Blocks, function: str
 ) -> Blocks:
     """The norm map of an operand: the one that is given, checked, or computed."""
-    if norms is None:
+    is_dense = not is_sparse(operand)
+    if norms is None and not is_dense:
         return of.with_norms()
+    if norms is None:  # of blocks as they are: padding would change the order of sums
+        norms = _ops.norm_map(operand.detach(), (of.edge, of.edge))
     dtype = torch.float64 if of.values.dtype == torch.float64 else torch.float32
     if is_dense:
         check_tensor(norms, name)

@@ -213,6 +213,7 @@ def test_half_of_a_max_error_is_for_skipping():
 @pytest.mark.parametrize("width", [1, 70, 128])
 @pytest.mark.parametrize("knob", [{"tau": 1e-1}, {"valid_ratio": 0.5}, {"max_error": 1e-2}])
 def test_a_dense_operand_gives_a_dense_result(dtype, edge, width, knob):
+    torch.manual_seed(0)
     a = patterns.matrix("random", 4, 5, edge, dtype)
     x = torch.rand(5 * edge, width, dtype=torch.float64).to(dtype)
     y = torch.rand(width, 4 * edge, dtype=torch.float64).to(dtype)
