@@ -429,7 +429,9 @@ def mm(
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
-    if is_sparse(a, b):
+    # The usual operands, without the cost of the others.
+    plain = type(a) is type(b) is Tensor and a.layout is b.layout is torch.strided
+    if not plain and is_sparse(a, b):
         _check_flags(return_norms, return_info, symmetric)
         knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
         sparse: dict[str, Any] = {"drop": drop, "plan": plan, "devices": devices}
@@ -438,7 +440,7 @@ def mm(
         return products.product("mm", a, b, knob, block=block, **sparse)
     if drop is not None or plan is not None:
         _refuse_sparse_arguments(drop)
-    if (type(a) is not Tensor or type(b) is not Tensor) and holds_dtensor(a, b):
+    if not plain and holds_dtensor(a, b):
         from . import _dtensor  # not at the top: it takes half a second
 
         _check_flags(return_norms, return_info, symmetric)
@@ -446,7 +448,8 @@ def mm(
         more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
         more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
         return _dtensor.mm(a, b, **knob, block=block, **more)
-    _check_matrices("mm", a, b)
+    if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
+        _check_matrices("mm", a, b)
     if out is not None:
         _check_out("mm", out, a, b)
     numbers = None if devices is None else as_devices(devices)
