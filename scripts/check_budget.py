@@ -1,8 +1,12 @@
 """Compares the lines of text in git, room by room, and the number of files with docs/budget.toml.
 
-python scripts/check_budget.py
+It also refuses some passives in the rooms that docs/budget.toml names under [prose]: a sentence
+says who does a thing.
+
+    python scripts/check_budget.py
 """
 
+import re
 import subprocess
 import sys
 
@@ -17,6 +21,7 @@ else:
     import tomli as tomllib  # of mypy
 
 _BUDGET = REPOSITORY / "docs" / "budget.toml"
+_PASSIVE = re.compile(r"\b(is|are|was|were|been?) (asked|told|looked at|wanted)\b")
 _TEXT = {".cu", ".cpp", ".cuh", ".h", ".py", ".md", ".txt", ".toml", ".sh", ".in", ".cmake"}
 
 
@@ -55,9 +60,25 @@ def check(budget, count_lines=lines, count_files=lambda: len(files())):
     ]
 
 
+def passives(rooms):
+    """Raises a UserError that names the lines with a passive in some rooms."""
+    found = [
+        f"{path.relative_to(REPOSITORY)}:{number}: {match[0]}"
+        for room in rooms
+        for path in files(room)
+        if path.suffix in (".py", ".md")
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if (match := _PASSIVE.search(line))
+    ]
+    if found:
+        raise UserError(f"expected sentences that say who does a thing; got {'; '.join(found)}")
+
+
 def main(arguments=None):
     make_parser(__doc__).parse_args(arguments)
-    print("\n".join(check(tomllib.loads(_BUDGET.read_text()))))
+    budget = tomllib.loads(_BUDGET.read_text())
+    print("\n".join(check(budget)))
+    passives(budget["prose"]["rooms"])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ triangles as float64, in atomic units; models.water.matrices.read reads it.
 import sys
 
 from common.console import exit_code, make_console
-from common.options import add_folder_option, make_parser, natural_number, positive_integer
+from common.options import add, add_folder_option, add_numbers, make_parser, natural_number
 from models.files import require_writable
 from models.water import matrices, program
 from models.water.basis import BASES
@@ -20,36 +20,13 @@ from models.water.geometry import water_cluster
 
 def parse(arguments):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--waters",
-        metavar="N",
-        type=positive_integer,
-        default=30,
-        help="number of molecules (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--basis",
-        choices=BASES,
-        default="6-31G",
-        help="basis set: 7, 13 or 24 functions a molecule (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=natural_number,
-        default=0,
-        help="of the cluster's random numbers (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--no-scf",
-        action="store_true",
-        help="S and H_core alone, in a small part of the time (default: F and D, too)",
-    )
-    parser.add_argument(
-        "--threads",
-        type=positive_integer,
-        default=1,
-        help="threads that ergo uses (default: %(default)s)",
-    )
+    add_numbers(parser, "--waters", "number of molecules", 30, "N", nargs=None)
+    what = "basis set: 7, 13 or 24 functions a molecule"
+    add(parser, "--basis", what, "6-31G", choices=BASES)
+    add(parser, "--seed", "of the cluster's random numbers", 0, type=natural_number)
+    what = "S and H_core alone, in a small part of the time"
+    add(parser, "--no-scf", what, False, "F and D, too", action="store_true")
+    add_numbers(parser, "--threads", "threads that ergo uses", 1, None, nargs=None)
     add_folder_option(parser, "the file")
     return parser.parse_args(arguments)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from common import REPOSITORY, plots, results
 from common.console import exit_code
-from common.options import make_parser
+from common.options import add, make_parser
 from models.errors import UserError
 
 _FOLDER = REPOSITORY / "docs" / "results"
@@ -190,19 +190,10 @@ def _draw_networks(axis, rows):
 
 def main(arguments=None):
     parser = make_parser(__doc__)
-    parser.add_argument(
-        "--results",
-        type=Path,
-        metavar="FOLDER",
-        default=_FOLDER,
-        help="folder of the JSON files and of the picture (default: docs/results)",
-    )
-    parser.add_argument(
-        "--page",
-        type=Path,
-        default=REPOSITORY / "README.md",
-        help="page that has the table (default: README.md)",
-    )
+    what = "folder of the JSON files and of the picture"
+    add(parser, "--results", what, _FOLDER, "docs/results", type=Path, metavar="FOLDER")
+    readme = REPOSITORY / "README.md"
+    add(parser, "--page", "page that has the table", readme, "README.md", type=Path)
     options = parser.parse_args(arguments)
     pages = load(options.results)
     text = with_figures(options.page.read_text(), figures(pages))

@@ -25,17 +25,18 @@ from common.journal import Journal, run_settings
 from common.machine import describe_machine, peer_libraries
 from common.measuring import Measuring, failed
 from common.options import (
+    add,
+    add_numbers,
     add_output_options,
     add_repeats_option,
     file_name,
     fill_in,
     make_parser,
-    positive_integer,
 )
 from common.tables import KINDS
+from common.training import add_training_options
 from models.errors import UserError
 from models.files import require_writable
-from study.training_options import add_training_options
 from tables import Run, table_1, table_2, table_3, table_4, table_5
 
 TABLES = {1: table_1, 2: table_2, 3: table_3, 4: table_4, 5: table_5}
@@ -64,30 +65,16 @@ def parse(arguments):
         default=["all"],
         help=f"{', '.join(map(str, TABLES))} or all (default: all)",
     )
-    parser.add_argument(
-        "--sizes",
-        metavar="N",
-        type=positive_integer,
-        nargs="+",
-        help="edges of the square matrices of Tables 1 to 3 (default: each table's own)",
-    )
+    what = "edges of the square matrices of Tables 1 to 3"
+    add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
     add_repeats_option(parser, DEFAULTS)
-    parser.add_argument(
-        "--matrices",
-        metavar="FILE",
-        type=Path,
-        nargs="+",
-        default=[],
-        help="files of make_ergo_matrices.py for Table 4 (default: none, but for what comes with "
-        "the repository and a model cluster)",
-    )
+    what = "files of make_ergo_matrices.py for Table 4"
+    said = "none, but for what comes with the repository and a model cluster"
+    add(parser, "--matrices", what, [], said, metavar="FILE", type=Path, nargs="+")
     add_training_options(parser)
     add_output_options(parser)
-    parser.add_argument(
-        "--name",
-        type=file_name,
-        help="what the files are called after their table (default: cpu or cuda, the device)",
-    )
+    what = "what the files are called after their table"
+    add(parser, "--name", what, None, "cpu or cuda, the device", type=file_name)
     options = parser.parse_args(arguments)
     options.tables = chosen_tables(options.tables)
     return options

@@ -21,7 +21,8 @@ import torch
 
 from common.console import Steps, exit_code, make_console
 from common.journal import model_digest
-from common.options import choose_device, make_parser, number, positive_integer
+from common.options import add, add_numbers, choose_device, make_parser, number
+from common.training import add_training_options, train_or_load
 from models.errors import UserError
 from models.files import require_writable
 from models.finetuning import (
@@ -33,7 +34,6 @@ from models.finetuning import (
 )
 from models.training import accuracy, validation_pictures
 from spamm_torch import record_stats
-from study.training_options import add_training_options, train_or_load
 
 
 def setting(text):
@@ -140,35 +140,19 @@ def _parse(arguments):
     parser = make_parser(__doc__)
     add_training_options(parser)
     group = parser.add_argument_group("fine-tuning with skipping on")
-    group.add_argument(
-        "--spamm",
-        metavar="SETTING",
-        nargs="+",
-        type=setting,
-        help="the share of block products that a convolution keeps, in (0, 1], or tau=NUMBER: one "
-        "for all convolutions but the first, or one for each of these nine (default: no "
-        "fine-tuning)",
+    what = (
+        "the share of block products that a convolution keeps, in (0, 1], or tau=NUMBER: one for "
+        "all convolutions but the first, or one for each of these nine"
     )
-    group.add_argument(
-        "--spamm-checkpoint",
-        metavar="FILE",
-        type=Path,
-        help="where the fine-tuning is kept and resumed from (default: that of the training, with "
-        "the suffix .spamm.pt)",
-    )
-    group.add_argument(
-        "--spamm-steps",
-        metavar="COUNT",
-        type=positive_integer,
-        help="steps of the fine-tuning (default, and the most: one epoch)",
-    )
-    group.add_argument(
-        "--spamm-rate",
-        metavar="NUMBER",
-        type=number(float, lambda value: 0 < value < 1, "a number between 0 and 1"),
-        default=PEAK_LEARNING_RATE,
-        help="highest learning rate of the fine-tuning (default: %(default)s)",
-    )
+    add(group, "--spamm", what, None, "no fine-tuning", metavar="SETTING", nargs="+", type=setting)
+    what = "where the fine-tuning is kept and resumed from"
+    said = "that of the training, with the suffix .spamm.pt"
+    add(group, "--spamm-checkpoint", what, None, said, metavar="FILE", type=Path)
+    what = "steps of the fine-tuning, one epoch at most"
+    add_numbers(group, "--spamm-steps", what, None, "COUNT", nargs=None, said="one epoch")
+    rate = number(float, lambda value: 0 < value < 1, "a number between 0 and 1")
+    what = "highest learning rate of the fine-tuning"
+    add(group, "--spamm-rate", what, PEAK_LEARNING_RATE, metavar="NUMBER", type=rate)
     return parser.parse_args(arguments)
 
 

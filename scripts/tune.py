@@ -26,6 +26,7 @@ from common.console import exit_code, make_console
 from common.machine import PRECISIONS, describe_machine, use_precision
 from common.operands import operands
 from common.options import (
+    add_choices,
     add_folder_option,
     add_repeats_option,
     add_sizes_option,
@@ -38,8 +39,7 @@ from models.files import require_writable
 
 TILES = ("small", "large")
 RATIOS = (1.0, 0.3, 0.05)
-_DEFAULTS = {"sizes": (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096), "repeats": 7}
-DEFAULTS = {"cpu": _DEFAULTS, "cuda": _DEFAULTS}
+SIZES = (512, 768, 1024, 1280, 1536, 2048, 2560, 3072, 4096)
 
 
 def tiles_each(size, multiprocessors):
@@ -127,21 +127,12 @@ def study(by_tile, options, multiprocessors):
 
 def parse(arguments):
     parser = make_parser(__doc__)
-    add_sizes_option(parser, DEFAULTS)
-    parser.add_argument(
-        "--precisions",
-        nargs="+",
-        choices=PRECISIONS,
-        default=list(PRECISIONS),
-        help="number formats (default: all)",
-    )
-    add_repeats_option(parser, DEFAULTS)
+    add_sizes_option(parser, SIZES)
+    add_choices(parser, "--precisions", "number formats", list(PRECISIONS), PRECISIONS)
+    add_repeats_option(parser, 7)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     add_folder_option(parser, "the results")
-    options = parser.parse_args(arguments)
-    options.sizes = options.sizes or _DEFAULTS["sizes"]
-    options.repeats = options.repeats or _DEFAULTS["repeats"]
-    return options
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):

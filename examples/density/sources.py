@@ -31,7 +31,7 @@ def chain(sites: int, gap: float) -> Problem:
 def embedded(name: str) -> Problem:
     """F, S and D of a water cluster in data/ergo, computed by the program ergo."""
     require_numpy()
-    from models.water.embedded import load
+    from models.water.matrices import load
 
     return _of_ergo(load(name), f"data/ergo, {name}")
 

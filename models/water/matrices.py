@@ -2,6 +2,7 @@
 
 import zipfile
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,16 @@ from models.water.geometry import WaterCluster
 
 MATRICES = ("overlap", "core_hamiltonian", "fock", "density")
 _FORMAT = "spamm_torch water cluster 1"
+# The matrices that come with the repository: what needs them needs no ergo.
+FOLDER = Path(__file__).resolve().parents[2] / "data" / "ergo"
+FILES = {  # by name
+    "default": "waters_36_6-31g.npz",
+    "ten waters": "waters_10_6-31g.npz",
+    "water STO-3G": "waters_1_sto-3g.npz",
+    "water 6-31G": "waters_1_6-31g.npz",
+    "water 6-31G**": "waters_1_6-31gss.npz",
+    "pair 6-31G**": "waters_2_6-31gss.npz",  # S and H_core alone
+}
 
 
 @dataclass(frozen=True)
@@ -120,6 +131,20 @@ def read(path):
         return _parsed(content)
     except (KeyError, ValueError) as error:
         raise UserError(f"expected whole and finite matrices in {path}; it is damaged") from error
+
+
+def load(name="default"):
+    """The ErgoMatrices of an embedded cluster.
+
+    Args:
+        name: a name of FILES.
+
+    Raises:
+        UserError: another name; or the file is missing or damaged.
+    """
+    if name not in FILES:
+        raise UserError(f"expected embedded matrices: {', '.join(FILES)}; got {name}")
+    return read(FOLDER / FILES[name])
 
 
 def _parsed(content):

@@ -16,13 +16,14 @@ import torch.nn.functional as F
 import spamm_torch
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.options import (
-    add_by_device,
+    add,
+    add_choices,
     add_cold_option,
     add_device_option,
+    add_numbers,
     add_ratios_option,
     add_repeats_option,
     fill_in,
-    positive_integer,
 )
 from common.timing import interleaved
 from models.errors import UserError
@@ -95,39 +96,16 @@ LARGE_BATCHES = (64,)  # of the group of large layers
 
 def add_options(parser):
     add_device_option(parser)
-    add_by_device(parser, DEFAULTS, "--groups", "of layers", nargs="+", choices=GROUPS)
-    parser.add_argument(
-        "--layers",
-        metavar="LAYER",
-        nargs="+",
-        choices=NAMES,
-        help=f"some of the groups' layers only (default: all). They are: {', '.join(NAMES)}",
-    )
-    add_by_device(
-        *(parser, DEFAULTS, "--batches", f"images a batch; large layers {LARGE_BATCHES[0]}"),
-        metavar="IMAGES",
-        type=positive_integer,
-        nargs="+",
-    )
-    add_by_device(
-        *(parser, DEFAULTS, "--precisions", "number formats"), nargs="+", choices=PRECISIONS
-    )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        default=["even"],
-        choices=("even", "centred"),
-        help="inputs: even in size at random, or falling off from the middle (default: even)",
-    )
-    parser.add_argument(
-        "--block",
-        type=int,
-        nargs=3,
-        choices=(32, 64, 128),
-        default=[64, 64, 64],
-        metavar=("M", "K", "N"),
-        help="edges of the blocks, each 32, 64 or 128 (default: 64 64 64)",
-    )
+    add_choices(parser, "--groups", "of layers", DEFAULTS, GROUPS)
+    what = f"some of the groups' layers, which are {', '.join(NAMES)}"
+    add_choices(parser, "--layers", what, None, NAMES, "all", metavar="LAYER")
+    what = f"images a batch; large layers {LARGE_BATCHES[0]}"
+    add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
+    add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
+    what = "inputs: even in size at random, or falling off from the middle"
+    add_choices(parser, "--data", what, ["even"], ("even", "centred"))
+    edges = {"type": int, "nargs": 3, "choices": (32, 64, 128), "metavar": ("M", "K", "N")}
+    add(parser, "--block", "edges of the blocks, each 32, 64 or 128", [64, 64, 64], **edges)
     add_ratios_option(parser, RATIOS)
     add_repeats_option(parser, DEFAULTS)
     add_cold_option(parser)

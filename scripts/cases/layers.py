@@ -15,12 +15,12 @@ from cases.conv import Layer
 from cases.networks import PRECISION, said_of
 from common.machine import TOLERANCE, use_precision
 from common.options import (
-    add_by_device,
+    add_choices,
     add_cold_option,
     add_device_option,
+    add_numbers,
     add_repeats_option,
     fill_in,
-    positive_integer,
 )
 from common.timing import interleaved
 from models.errors import UserError
@@ -125,20 +125,8 @@ LAYERS = {layer.name: layer for layer in _layers()}
 
 def add_options(parser):
     add_device_option(parser)
-    parser.add_argument(
-        "--layers",
-        metavar="LAYER",
-        nargs="+",
-        choices=LAYERS,
-        default=list(LAYERS),
-        help=f"some of {', '.join(LAYERS)} (default: all)",
-    )
-    add_by_device(
-        *(parser, DEFAULTS, "--batches", "images a batch"),
-        metavar="IMAGES",
-        type=positive_integer,
-        nargs="+",
-    )
+    add_choices(parser, "--layers", "some of the layers", list(LAYERS), LAYERS, metavar="LAYER")
+    add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
     add_repeats_option(parser, DEFAULTS)
     add_cold_option(parser)
 

@@ -10,7 +10,8 @@ import spamm_torch
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.operands import operands
 from common.options import (
-    add_by_device,
+    add,
+    add_choices,
     add_cold_option,
     add_device_option,
     add_ratios_option,
@@ -56,25 +57,14 @@ def block_edges(text):
 def add_options(parser):
     add_device_option(parser)
     add_sizes_option(parser, DEFAULTS)
-    add_by_device(
-        *(parser, DEFAULTS, "--precisions", "number formats"), nargs="+", choices=PRECISIONS
+    add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
+    what = "edges of the blocks: 32, 64, 128, or three of these as in 128x64x128"
+    add(parser, "--blocks", what, [64], metavar="BLOCK", type=block_edges, nargs="+")
+    what = (
+        "decay: the paper's decay matrix; normal: random ones of N(0, 1); scaled: these with rows "
+        "and columns scaled by 1e-12 to 1; overlap: a water cluster's"
     )
-    parser.add_argument(
-        "--blocks",
-        metavar="BLOCK",
-        type=block_edges,
-        nargs="+",
-        default=[64],
-        help="edges of the blocks: 32, 64, 128, or three of these as in 128x64x128 (default: 64)",
-    )
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        default=["decay"],
-        choices=("decay", "normal", "scaled", "overlap"),
-        help="decay: the paper's decay matrix; normal: random ones of N(0, 1); scaled: these with "
-        "rows and columns scaled by 1e-12 to 1; overlap: a water cluster's (default: decay)",
-    )
+    add_choices(parser, "--data", what, ["decay"], ("decay", "normal", "scaled", "overlap"))
     add_ratios_option(parser, RATIOS)
     add_repeats_option(parser, DEFAULTS)
     add_cold_option(parser)

@@ -16,15 +16,15 @@ from cases.ranks import Ranks
 from common.measuring import attempt, not_measured
 from common.operands import DATA
 from common.options import (
-    add_by_device,
+    add,
+    add_choices,
     add_device_option,
+    add_numbers,
     add_parts_option,
     add_ratios_option,
     add_repeats_option,
     add_sizes_option,
     fill_in,
-    positive_integer,
-    show,
 )
 from models.errors import UserError
 
@@ -57,42 +57,23 @@ _TINY = ("decay", "float16", 256)  # a product that takes next to no time by its
 def add_options(parser):
     add_device_option(parser)
     add_parts_option(parser)
-    add_sizes_option(
-        parser, DEFAULTS, "edges of the square matrices; layouts 0, H and ranks at the largest only"
-    )
-    add_by_device(
-        *(parser, DEFAULTS, "--sweep"),
-        "more sizes, in R and S at the smallest ratio, to see from where on it pays",
-        metavar="N",
-        type=positive_integer,
-        nargs="*",
-    )
-    add_by_device(
-        *(parser, DEFAULTS, "--data"),
+    what = "edges of the square matrices; layouts 0, H and ranks at the largest only"
+    add_sizes_option(parser, DEFAULTS, what)
+    what = "more sizes, in R and S at the smallest ratio, to see from where on it pays"
+    add_numbers(parser, "--sweep", what, DEFAULTS, "N", nargs="*")
+    what = (
         "the paper's decay matrices, exponential decay, N(0, 1), N(0, 1) with heavy rows; all "
-        "layouts with the first",
-        nargs="+",
-        choices=DATA,
+        "layouts with the first"
     )
-    parser.add_argument(
-        "--layouts",
-        nargs="+",
-        choices=LAYOUTS,
-        default=tuple(LAYOUTS),
-        help=f"where the operands lie (default: {show(LAYOUTS)})",
-    )
+    add_choices(parser, "--data", what, DEFAULTS, DATA)
+    add_choices(parser, "--layouts", "where the operands lie", tuple(LAYOUTS), LAYOUTS)
     parser.add_argument(
         "--quick",
         action="store_true",
         help="the smallest size, the first data set, no sweep, no other types (default: all)",
     )
-    parser.add_argument(
-        "--only",
-        metavar="WORD",
-        nargs="+",
-        default=(),
-        help="cells whose name has all these words, as in: S decay 16384 5%% (default: all cells)",
-    )
+    what = "cells whose name has all these words, as in: S decay 16384 5%"
+    add(parser, "--only", what, (), "all cells", metavar="WORD", nargs="+")
     add_ratios_option(parser, RATIOS)
     add_repeats_option(parser, DEFAULTS)
 

@@ -16,13 +16,13 @@ from cases.shards import equal_cuts, figures, split, synchronize
 from common.machine import PRECISIONS, use_precision
 from common.measuring import cell
 from common.options import (
-    add_by_device,
+    add_choices,
     add_device_option,
+    add_numbers,
     add_parts_option,
     add_ratios_option,
     add_repeats_option,
     fill_in,
-    positive_integer,
 )
 from common.timing import by_clock
 
@@ -41,21 +41,9 @@ _BLOCK = (64, 64, 64)  # the last is the images of a pixel block, too
 def add_options(parser):
     add_device_option(parser)
     add_parts_option(parser)
-    parser.add_argument(
-        "--layers",
-        metavar="LAYER",
-        nargs="+",
-        choices=LAYERS,
-        default=tuple(LAYERS),
-        help=f"some of {', '.join(LAYERS)} (default: all)",
-    )
-    add_by_device(
-        *(parser, DEFAULTS, "--batches", "images a batch"),
-        metavar="IMAGES",
-        type=positive_integer,
-        nargs="+",
-    )
-    add_by_device(parser, DEFAULTS, "--precision", "number format", choices=PRECISIONS)
+    add_choices(parser, "--layers", "some of the layers", tuple(LAYERS), LAYERS, metavar="LAYER")
+    add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
+    add_choices(parser, "--precision", "number format", DEFAULTS, PRECISIONS, nargs=None)
     add_ratios_option(parser, RATIOS)
     add_repeats_option(parser, DEFAULTS)
 

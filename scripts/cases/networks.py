@@ -22,11 +22,12 @@ from torch import nn
 import spamm_torch
 from common.machine import PRECISIONS, use_precision
 from common.options import (
-    add_by_device,
+    add,
+    add_choices,
     add_device_option,
+    add_numbers,
     add_repeats_option,
     fill_in,
-    positive_integer,
 )
 from common.timing import interleaved
 from models.errors import UserError, first_line
@@ -147,30 +148,14 @@ PRECISION = {"cpu": "float32", "cuda": "float16"}
 
 def add_options(parser):
     add_device_option(parser)
-    for flag, what, choices in (
-        ("--networks", "some of the networks", NETWORKS),
-        ("--candidates", "some of the candidates", CANDIDATES),
-        ("--modes", "some of the modes", MODES),
-    ):
-        add_by_device(
-            *(parser, DEFAULTS, flag, what),
-            metavar=flag[2:-1].upper(),
-            nargs="+",
-            choices=choices,
-        )
-    add_by_device(
-        *(parser, DEFAULTS, "--batches", "images a batch; None: each network's own, 1 to 128"),
-        metavar="IMAGES",
-        type=positive_integer,
-        nargs="+",
-    )
+    add_choices(parser, "--networks", "some of them", DEFAULTS, NETWORKS, metavar="NETWORK")
+    add_choices(parser, "--candidates", "some of them", DEFAULTS, CANDIDATES, metavar="CANDIDATE")
+    add_choices(parser, "--modes", "some of them", DEFAULTS, MODES, metavar="MODE")
+    what = "images a batch; None: each network's own, 1 to 128"
+    add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
     add_repeats_option(parser, DEFAULTS)
-    parser.add_argument(
-        "--cache",
-        metavar="FOLDER",
-        help="keeps what torch.compile compiles and tunes for the next run (default: torch's own "
-        "temporary folder)",
-    )
+    what = "keeps what torch.compile compiles and tunes for the next run"
+    add(parser, "--cache", what, None, "torch's own temporary folder", metavar="FOLDER")
 
 
 def choose(options):

@@ -35,7 +35,7 @@ def synchronize(devices):
 
 
 class Product:
-    """A @ B with norm maps on the first device; what a layout needs is made when it is asked for.
+    """A @ B with norm maps on the first device; a layout makes what it needs at its first use.
 
     Args:
         data, n: as of operands. precision: a key of PRECISIONS. devices: of the parts.

@@ -1,9 +1,9 @@
 """VGG13 calibrated and served with SpAMM convolutions, against the dense network.
 
 Trains VGG13 on MNIST, or uses the checkpoint of train_vgg13.py. spamm_torch.calibrate finds the
-settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json, and
-inspect_model.py draws what they skip. Then the network so converted is timed beside the dense one.
-If it is interrupted, the same command goes on from there. With --shifted digits are not centred.
+settings that save the most time within an accuracy drop; they go to calibrated_DEVICE.json. Then
+the network so converted is timed beside the dense one. If it is interrupted, the same command goes
+on from there. With --shifted digits are not centred.
 """
 
 import contextlib
@@ -19,14 +19,21 @@ import spamm_torch
 from common.journal import model_digest
 from common.machine import PRECISIONS, use_precision
 from common.measuring import compiled
-from common.options import add_by_device, fill_in, number, positive_integer
+from common.options import (
+    add,
+    add_choices,
+    add_numbers,
+    add_repeats_option,
+    fill_in,
+    number,
+)
 from common.timing import interleaved, medians
+from common.training import add_training_options, train_or_load
 from models.data import MAX_SHIFT, draw_shifts
 from models.errors import UserError, first_line
 from models.files import require_writable
 from models.training import validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from study.training_options import add_training_options, train_or_load
 
 TITLE = "VGG13 as served against the dense network"
 NOTES = """\
@@ -46,46 +53,20 @@ _points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 
 
 def add_options(parser):
     add_training_options(parser)
-    parser.add_argument(
-        "--images",
-        type=positive_integer,
-        default=128,
-        help="images in a batch, in the calibration and in times (default: %(default)s)",
-    )
+    what = "images in a batch, in the calibration and in times"
+    add_numbers(parser, "--images", what, 128, "COUNT", nargs=None)
     dtypes = [name for name in PRECISIONS if name not in ("tf32", "float64")]
-    add_by_device(parser, DEFAULTS, "--dtype", "number format of the network", choices=dtypes)
-    parser.add_argument(
-        "--max-drop",
-        metavar="POINTS",
-        type=_points,
-        default=0.5,
-        help="percentage points of accuracy that may be lost (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--evaluations",
-        metavar="COUNT",
-        type=number(int, lambda value: value >= 5, "an integer of 5 or more"),
-        default=12,
-        help="the most evaluations, each on half of the images (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--shifted",
-        action="store_true",
-        help=f"validation images are shifted at random by up to {MAX_SHIFT} pixels "
-        "(default: as they are)",
-    )
-    parser.add_argument(
-        "--no-compile",
-        action="store_true",
-        help="leave torch.compile out (default: it is measured)",
-    )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=positive_integer,
-        default=15,
-        help="rounds of each timing (default: %(default)s)",
-    )
+    add_choices(parser, "--dtype", "number format of the network", DEFAULTS, dtypes, nargs=None)
+    what = "percentage points of accuracy that may be lost"
+    add(parser, "--max-drop", what, 0.5, metavar="POINTS", type=_points)
+    what = "the most evaluations, each on half of the images"
+    least = number(int, lambda value: value >= 5, "an integer of 5 or more")
+    add(parser, "--evaluations", what, 12, metavar="COUNT", type=least)
+    what = f"validation images are shifted at random by up to {MAX_SHIFT} pixels"
+    add(parser, "--shifted", what, False, "as they are", action="store_true")
+    what = "leave torch.compile out"
+    add(parser, "--no-compile", what, False, "it is measured", action="store_true")
+    add_repeats_option(parser, 15)
 
 
 def choose(options):

@@ -43,46 +43,57 @@ natural_number = number(int, lambda value: value >= 0, "an integer of 0 or more"
 valid_ratio = number(float, lambda value: 0 < value <= 1, "a valid ratio in (0, 1]")
 
 
+def add(parser, flag, what, default, said=None, **rest):
+    """An option whose help names its default.
+
+    Args:
+        what: the help, but for the default. rest: of add_argument.
+        default: a value; or {"cpu" or "cuda": {name of the option: value}}, from which fill_in
+            takes it. said: what the help calls it.
+    """
+    if isinstance(default, dict) and default.keys() == {"cpu", "cuda"}:
+        on_cuda, on_cpu = (show(default[kind][flag[2:]]) for kind in ("cuda", "cpu"))
+        said = said or (on_cuda if on_cuda == on_cpu else f"{on_cuda}; on the CPU {on_cpu}")
+        default = None
+    said = show(default) if said is None else said
+    words = f"{what} (default: {said})".replace("%", "%%")
+    parser.add_argument(flag, default=default, help=words, **rest)
+
+
+def add_numbers(parser, flag, what, default, metavar, **rest):
+    """An option of one or more positive integers."""
+    rest = {"nargs": "+"} | rest
+    add(parser, flag, what, default, metavar=metavar, type=positive_integer, **rest)
+
+
+def add_choices(parser, flag, what, default, choices, said=None, **rest):
+    """An option of one or more of some words."""
+    add(parser, flag, what, default, said, choices=choices, **({"nargs": "+"} | rest))
+
+
 def add_device_option(parser):
-    parser.add_argument(
-        "--device",
-        choices=("auto", "cpu", "cuda"),
-        default="auto",
-        help="auto: cuda where there is one (default: %(default)s)",
-    )
+    choices = ("auto", "cpu", "cuda")
+    add(parser, "--device", "auto: cuda where there is one", "auto", choices=choices)
 
 
 def add_parts_option(parser):
     """``--parts``, into how many a product is cut."""
-    parser.add_argument(
-        "--parts",
-        type=number(int, lambda value: value >= 2, "an integer of 2 or more"),
-        default=2,
-        help="number of devices; on a CPU, of parts that share it (default: %(default)s)",
-    )
+    kind = number(int, lambda value: value >= 2, "an integer of 2 or more")
+    what = "number of devices; on a CPU, of parts that share it"
+    add(parser, "--parts", what, 2, type=kind)
 
 
 def add_folder_option(parser, what):
     """``--out``, the folder of ``what`` the script writes."""
-    parser.add_argument(
-        "--out",
-        metavar="FOLDER",
-        type=Path,
-        default=Path("results"),
-        help=f"folder of {what}, made where it is missing (default: %(default)s)",
-    )
+    what = f"folder of {what}, made where it is missing"
+    add(parser, "--out", what, Path("results"), metavar="FOLDER", type=Path)
 
 
 def add_output_options(parser, name=None):
     """``--out``, ``--fresh`` and, where the script has a default ``name``, ``--name``."""
     add_folder_option(parser, "the results")
     if name is not None:
-        parser.add_argument(
-            "--name",
-            type=file_name,
-            default=name,
-            help="name of the result files, without a suffix (default: %(default)s)",
-        )
+        add(parser, "--name", "name of the result files, without a suffix", name, type=file_name)
     parser.add_argument(
         "--fresh",
         action="store_true",
@@ -90,40 +101,17 @@ def add_output_options(parser, name=None):
     )
 
 
-def add_by_device(parser, defaults, flag, what, **rest):
-    """An option whose default depends on the device.
-
-    Args:
-        defaults: {"cpu" or "cuda": {name of the option: value}}, from which fill_in takes it.
-        what: the help, but for the defaults. rest: of add_argument.
-    """
-    on_cuda, on_cpu = (show(defaults[kind][flag[2:]]) for kind in ("cuda", "cpu"))
-    said = on_cuda if on_cuda == on_cpu else f"{on_cuda}; on the CPU {on_cpu}"
-    parser.add_argument(flag, help=f"{what} (default: {said})".replace("%", "%%"), **rest)
+def add_sizes_option(parser, default, what="edges of the square matrices"):
+    add_numbers(parser, "--sizes", what, default, "N")
 
 
-def add_sizes_option(parser, defaults, what="edges of the square matrices"):
-    add_by_device(parser, defaults, "--sizes", what, metavar="N", type=positive_integer, nargs="+")
-
-
-def add_repeats_option(parser, defaults):
-    add_by_device(
-        *(parser, defaults, "--repeats", "rounds of each timing"),
-        metavar="ROUNDS",
-        type=positive_integer,
-    )
+def add_repeats_option(parser, default):
+    add_numbers(parser, "--repeats", "rounds of each timing", default, "ROUNDS", nargs=None)
 
 
 def add_ratios_option(parser, ratios):
-    """``--ratios``, with its default."""
-    parser.add_argument(
-        "--ratios",
-        metavar="RATIO",
-        type=valid_ratio,
-        nargs="+",
-        default=ratios,
-        help=f"shares of block products to keep, in (0, 1] (default: {show(ratios)})",
-    )
+    what = "shares of block products to keep, in (0, 1]"
+    add(parser, "--ratios", what, ratios, metavar="RATIO", type=valid_ratio, nargs="+")
 
 
 def add_cold_option(parser):
@@ -134,7 +122,7 @@ def fill_in(options, defaults):
     """Makes ``options.device`` a torch.device, and gives options that were left out its defaults.
 
     Args:
-        defaults: as of add_by_device.
+        defaults: {"cpu" or "cuda": {name of the option: value}}.
 
     Raises:
         UserError: there is no such device, or no device for each of ``options.parts``.

@@ -25,7 +25,7 @@ import torch
 
 @dataclass(frozen=True)
 class Run:
-    """What a run was asked for, and what it runs on."""
+    """The options of a run, and the devices that it runs on."""
 
     device: torch.device
     gpus: tuple[torch.device, ...]  # all CUDA devices; empty where ``device`` is the CPU

@@ -17,9 +17,8 @@ from common.measuring import cell, not_measured
 from common.timing import interleaved
 from models.errors import UserError
 from models.water.basis import functions_of
-from models.water.embedded import FILES, FOLDER, load
 from models.water.geometry import ATOMS
-from models.water.matrices import MATRICES, read
+from models.water.matrices import FILES, FOLDER, MATRICES, load, read
 from models.water.model import model_density, model_fock, overlap, water_cluster
 from tables import paper
 

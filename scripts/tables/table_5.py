@@ -12,13 +12,13 @@ from common.journal import model_digest
 from common.machine import use_precision
 from common.measuring import cell, not_measured
 from common.timing import by_clock, interleaved, medians
+from common.training import chosen_training, train_or_load
 from models.data import draw_shifts
 from models.errors import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
-from study.layouts import LAYOUTS, Im2colConv2d, ImageMajor, im2col_operands
-from study.training_options import chosen_training, train_or_load
 from tables import paper
+from tables.layouts import LAYOUTS, Im2colConv2d, ImageMajor, im2col_operands
 
 TITLE = "VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}

@@ -1,19 +1,15 @@
-"""bench.py vgg13 and inspect_model.py: a small real run, and what they refuse."""
+"""bench.py vgg13: a small real run, and what it refuses."""
 
 import json
 
 import pytest
 import torch
 from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
-from torch import nn
 
 import bench
-import inspect_model
-import spamm_torch
 from cases import vgg13
 from common.console import exit_code
 from common.results import load
-from inspect_model import MOST_PANELS, chosen_layers, draw, valid_shares
 from models.vgg13 import VGG13
 from spamm_torch.networks.timing import Timing
 
@@ -33,7 +29,7 @@ def in_proportion(monkeypatch):
 
 @pytest.fixture
 def arguments(tmp_path):
-    """Of both scripts; the network has batch norm."""
+    """The network has batch norm."""
     write_part(tmp_path / "digits", "t10k", *digits(100))
     given = (
         *("--device", "cpu", "--data", tmp_path / "digits", "--checkpoint", tmp_path / "small.pt"),
@@ -47,9 +43,7 @@ def run(arguments):
     return exit_code(lambda: bench.main(["vgg13", *arguments, "--repeats", "1"]))
 
 
-def test_settings_are_found_served_and_drawn(
-    arguments, tmp_path, in_proportion, capsys, monkeypatch
-):
+def test_settings_are_found_and_served(arguments, tmp_path, in_proportion, capsys, monkeypatch):
     monkeypatch.setattr(vgg13, "compiled", lambda model, *_: model)
     assert run([*arguments, "--max-drop", "60"]) == 0
     results = tmp_path / "results"
@@ -72,11 +66,6 @@ def test_settings_are_found_served_and_drawn(
     assert quality["dense_accuracy"] - quality["accuracy"] == pytest.approx(drop)
     layers = found["tables"]["calibrated layers"]
     assert {row["name"] for row in layers if row["tau"] is not None} == set(skipping)
-
-    inspect_model.main([*arguments, "--picture", "3"])
-    assert (results / "inspect_cpu.png").read_bytes().startswith(b"\x89PNG")
-    shown = capsys.readouterr().out
-    assert all(f"\n{name}: " in shown for name in skipping)
 
 
 def test_an_interrupted_calibration_says_how_to_go_on(
@@ -101,62 +90,10 @@ def test_an_interrupted_calibration_says_how_to_go_on(
     assert not list(journal.parent.glob("*.partial.json"))
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (["--settings", "nope.json"], "error: expected a settings file; got none at nope.json"),
-        (["--picture", "5"], "error: expected --picture below --images, 5; got 5"),
-        (
-            ["--images", "64", "--picture", "63", "--ratio", "1"],
-            "error: expected --picture below 20",
-        ),
-    ],
-)
-def test_what_cannot_be_drawn(arguments, capsys, extra, message):
-    assert exit_code(lambda: inspect_model.main([*arguments, *extra])) == 1
-    assert capsys.readouterr().err.startswith(message)
-
-
-def test_the_settings_are_looked_for_before_a_training(arguments, capsys, monkeypatch):
-    monkeypatch.setattr(inspect_model, "train_or_load", None)
-    assert exit_code(lambda: inspect_model.main(arguments)) == 1
-    assert "expected a settings file" in capsys.readouterr().err
-
-
 def test_batches_that_are_too_few(arguments, in_proportion, capsys):
     assert run([*arguments, "--images", "20"]) == 1
     line = "error: loader must give at least two batches, one for each half; got 1\n"
     assert capsys.readouterr().err.endswith(line)
-
-
-@pytest.mark.parametrize("pixel_block", [(1, 8, 8), (4, 4, 4), (64, 1, 1)])
-def test_shares_lie_where_the_picture_is_bright(pixel_block):
-    torch.manual_seed(0)
-    conv = spamm_torch.SpAMMConv2d(32, 40, 3, padding=1, valid_ratio=0.3, pixel_block=pixel_block)
-    pictures = torch.full((6, 32, 20, 20), 1e-3)
-    bright = 4  # the picture, and in it the upper right corner
-    pictures[bright, :, :8, 12:] = 1.0
-    share = valid_shares(nn.Sequential(conv), pictures, bright)["0"]
-    assert share.shape == (20, 20)
-    assert share[1:7, 13:19].min() == 1
-    assert share[10:, :10].max() < 1
-    if pixel_block[0] == 1:  # whose blocks hold no other picture
-        assert valid_shares(nn.Sequential(conv), pictures, 0)["0"].max() < 1
-    if pixel_block[0] == 64:  # whose blocks hold all pictures
-        with spamm_torch.record_stats(conv) as stats:
-            conv(pictures)
-        assert share.mean().item() == pytest.approx(stats[""].valid_ratio)
-
-
-def test_no_more_panels_than_can_be_read():
-    shares = {f"conv{number}": torch.rand(4, 4) for number in range(30)}
-    names = chosen_layers(shares)
-    assert len(names) == MOST_PANELS
-    assert (names[0], names[-1]) == ("conv0", "conv29")
-    assert list(dict.fromkeys(names)) == names
-    assert chosen_layers(dict.fromkeys("abc")) == ["a", "b", "c"]
-    drawn = draw(torch.rand(16, 16), shares, {"device": "a device"}, "a title")
-    assert drawn.startswith(b"\x89PNG")
 
 
 def test_the_score_of_an_evaluation():

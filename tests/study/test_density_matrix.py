@@ -17,7 +17,7 @@ from common import results
 from common.console import exit_code
 from density import sources
 from models.water.basis import BASES
-from models.water.embedded import FILES, FOLDER
+from models.water.matrices import FILES, FOLDER
 
 SCRIPT = Path(density_matrix.__file__)
 ERRORS = (1e-8, 1e-6)

@@ -15,7 +15,7 @@ from common.measuring import cell
 from common.operands import operands
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS
-from models.water.embedded import FILES, FOLDER
+from models.water.matrices import FILES, FOLDER
 from tables import Run, paper, spgemm, table_1, table_2, table_3, table_4, table_5
 from tables.table_5 import Group
 

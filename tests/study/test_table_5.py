@@ -8,8 +8,8 @@ from torch import nn
 
 import spamm_torch
 from models.vgg13 import CONVOLUTIONS, VGG13
-from study.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
 from tables import paper, table_5
+from tables.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
 from tables.table_5 import GROUPS, HeldRatio
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from models.water.embedded import load
-from models.water.matrices import MATRICES
+from models.water.matrices import MATRICES, load
 
 _FILES = ("S_matrix.mtx", "H_core_matrix.mtx", "F_matrix_8.mtx", "D_matrix_7.mtx")
 # A first line that names Python itself could not hold a path with spaces.

@@ -9,8 +9,8 @@ import torch
 import spamm_torch
 from models.water import overlap as overlaps
 from models.water.basis import BASES, HARMONICS, function_atoms
-from models.water.embedded import FILES, load
 from models.water.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
+from models.water.matrices import FILES, load
 from models.water.model import model_fock, overlap
 from models.water.program import OVERLAP_TOLERANCE
 

@@ -7,7 +7,7 @@ import torch
 import spamm_torch
 from models.errors import UserError
 from models.water import matrices
-from models.water.embedded import FILES, FOLDER, load
+from models.water.matrices import FILES, FOLDER, load
 
 
 def levels(known):

@@ -12,8 +12,8 @@ import make_ergo_matrices
 from common.console import exit_code
 from models.errors import UserError
 from models.water import matrices, program
-from models.water.embedded import load
 from models.water.geometry import water_cluster
+from models.water.matrices import load
 
 needs_ergo = pytest.mark.skipif(shutil.which("ergo") is None, reason="needs the program ergo")
 

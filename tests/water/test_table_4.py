@@ -6,7 +6,7 @@ import torch
 import spamm_torch
 from models.errors import UserError
 from models.water import matrices
-from models.water.embedded import FILES, FOLDER, load
+from models.water.matrices import FILES, FOLDER, load
 from models.water.model import model_density, model_fock, overlap, water_cluster
 from tables import table_4
 

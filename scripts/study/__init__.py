@@ -1,1 +1,0 @@
-"""The VGG13 study: what it replaces, measures and reports."""
