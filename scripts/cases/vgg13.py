@@ -102,7 +102,7 @@ def settings(options):
 
 def measure(measuring, options):
     dtype = use_precision(options.dtype)
-    model = options.trained.to(dtype)
+    model = copy.deepcopy(options.trained).to(dtype)
     _, validation = options.digits.split(options.config.seed)
     shifts = None
     if options.shifted:
@@ -218,7 +218,8 @@ def networks_of(model, pictures, settings, options, console):
     skipping_nothing, skipping = copy.deepcopy(model), copy.deepcopy(model)
     spamm_torch.convert_(skipping_nothing, example_input=pictures)
     spamm_torch.convert_(skipping, settings)
-    found = {"dense": dense_network(model, options.device.type == "cuda")}
+    dense = dense_network(options.trained, options.device.type == "cuda")
+    found = {"dense": dense.to(pictures.dtype)}
     peer = None if options.no_compile else compiled(model, pictures, console)
     if peer is not None:
         found["torch.compile"] = peer
