@@ -68,7 +68,7 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
     ("spamm_torch/_axis.py", "sharding/test_distributed.py", [
         ("(c + edge // 2) // edge * edge", "c // edge * edge + 1"),
     ]),
-    ("spamm_torch/networks/fold.py", "networks/test_convert.py networks/test_zoo.py", [
+    ("spamm_torch/networks/operands.py", "networks/test_convert.py networks/test_zoo.py", [
         ("batch_norm.eps, scale, shift)", "batch_norm.eps, None, shift)"),
         ("variance, batch_norm.eps,", "variance, 0.0,"),
     ]),
@@ -76,11 +76,13 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
         ("site.residual = other", "site.residual = None"),
         ("            site.activation = activation\n            self._take(site, node",
          "            self._take(site, node"),
-        ("            start < self._order[node] < stop and ", "            False and "),
+        ("start < self._order[node] < stop and ", "False and "),
+    ]),
+    ("spamm_torch/networks/nodes.py", "networks/test_convert.py networks/test_zoo.py", [
         ("name if plain and slope == _SLOPE else", "name if plain else"),
         ('node.kwargs.get("alpha", 1) != 1', "False"),
     ]),
-    ("spamm_torch/networks/norm_flow.py", "networks/test_norms.py", [
+    ("spamm_torch/networks/plan.py", "networks/test_norms.py", [
         (" or _is_written(plan, value)", ""),
     ]),
     ("spamm_torch/networks/proof.py", "networks/test_lifecycle.py", [

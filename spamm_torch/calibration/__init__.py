@@ -1,4 +1,4 @@
-"""What layers skip: record_stats observes it, calibrate chooses it."""
+"""Statistics of skipping: record_stats observes it, calibrate chooses it."""
 
 from .calibrate import calibrate
 from .outcome import CalibrationReport, CalibrationRow, Outcome

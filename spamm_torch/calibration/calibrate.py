@@ -16,14 +16,12 @@ from torch.utils import _pytree as pytree
 from .._arguments import check_bool, check_integer, check_number
 from .._files import check_path
 from .._progress import Progress
-from ..networks.config import SpAMMConfig
-from ..networks.conversion import _device_name
+from .._state import in_eval_mode
+from .._timing import Timing
+from ..networks.config import DENSE, LEFT, Band, Engine, SpAMMConfig
+from ..networks.conversion import device_name
 from ..networks.example import Example
-from ..networks.leaves import Band
-from ..networks.plan import DENSE, LEFT, Engine
-from ..networks.reference import check_reference
-from ..networks.state import in_eval_mode
-from ..networks.timing import Timing
+from ..reference import check_reference
 from .form import Form, check_model
 from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
@@ -140,7 +138,7 @@ def calibrate(
         if picture is not None:
             _check_sizes(picture, [*inputs, example])
         form = Form(model, example, picture)
-        device = _device_name(model)
+        device = device_name(model)
         settings = {}
         if journal is not None:
             settings = journal_settings(model, inputs, example, device, picture)
@@ -316,7 +314,7 @@ class _Calibration:
         return engines
 
     def _settings(self, chosen: Chosen) -> dict[str, SpAMMConfig]:
-        """What each layer skips with these moves: their shares, by thresholds of their own."""
+        """The setting of each layer with these moves: their shares, by thresholds of their own."""
         if not chosen:
             return {}
         wanted = {name: move.candidate for name, move in chosen.items()}
@@ -434,13 +432,13 @@ class _Calibration:
 
 
 def _nothing(engines: Mapping[str, Engine]) -> str:
-    """What these engines skip where no move was made."""
+    """Names the products that these engines skip where no move was made."""
     skips_zeros = any(engine.may_skip for engine in engines.values())
     return "nothing but zeros is skipped" if skips_zeros else "nothing is skipped"
 
 
 def _band(ratios: list[float]) -> Band:
-    """What was seen, and half of its width or two percent more on either side."""
+    """The range that was seen, with half of its width or two percent more on either side."""
     low, high = min(ratios), max(ratios)
     margin = max(_BAND_MARGIN, (high - low) / 2)
     return max(0.0, low - margin), min(1.0, high + margin)

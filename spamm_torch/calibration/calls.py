@@ -29,9 +29,8 @@ from .._arguments import (
     holds_dtensor,
 )
 from .._info import NormMaps, as_multiplied, conv2d_norm_maps
-from ..networks.config import SpAMMConfig
-from ..networks.fused import fused_of
-from ..networks.leaves import Band, band_of
+from ..networks.config import Band, SpAMMConfig
+from ..networks.install import band_of, fused_of
 from ..nn import _SpAMM
 
 _ops = torch.ops.spamm_torch
@@ -293,7 +292,7 @@ def _first(result: Any) -> Tensor:
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
-    """What a function is called with, if it is one of ours and skips."""
+    """The call of a function that is one of ours and skips; None for others."""
     if func in _PYTHON:
         given = {**dict(zip(_PYTHON[func], args, strict=False)), **kwargs}
         return _linear_call(given) if func is functional.linear else _conv_call(given)

@@ -5,25 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from ..networks.config import NOTHING_SKIPPED, SpAMMConfig
+from .._state import Snapshot
+from .._timing import Around
+from ..networks.config import DENSE, LEFT, NOTHING_SKIPPED, Engine, lossless
 from ..networks.conversion import Conversion
 from ..networks.example import Example, describe
-from ..networks.fused import fused_of
-from ..networks.leaves import is_converted_leaf, reason_not_to_convert, reason_not_to_skip, shape_of
-from ..networks.lossless import lossless
-from ..networks.plan import DENSE, Engine
-from ..networks.reference import ReferenceConversion
-from ..networks.report import ConvertReport
+from ..networks.install import fused_of, is_converted_layer
+from ..networks.report import ConvertReport, shape_of
 from ..networks.request import Request
-from ..networks.state import Snapshot
-from ..networks.timing import Around
+from ..networks.sites import layer_of, reason_not_to_convert, reason_not_to_skip
 from ..nn import SpAMMConv2d
+from ..reference import ReferenceConversion
 
 PixelBlock: TypeAlias = tuple[int, int, int]
 
@@ -45,17 +44,12 @@ class Form:
         reasons: why some of them cannot skip, by name.
         exact: the engine that computes a layer by the op ``conv2d`` without a loss. In the
             reference form it skips zeros.
-        observed: the engine with which a layer is looked at: as it will be when it skips, but
+        observed: the engine of a layer while its calls are observed: that of one that skips, but
             without a loss.
         pixel_blocks: those in which layers may skip.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        example: Example,
-        picture: Tensor | None = None,
-    ) -> None:
+    def __init__(self, model: nn.Module, example: Example, picture: Tensor | None = None) -> None:
         """``picture``: the reference of the reference form, or None."""
         self.model, self._example, self._picture = model, example, picture
         self._conversion: Conversion | None = None  # found once, whatever engines there are
@@ -66,20 +60,17 @@ class Form:
         if picture is None:
             self.reasons = _reasons(self.layers)
         else:  # Layers of few channels may skip, too: zeros cost no accuracy.
-            self._take_blocks_of(lossless(picture.dtype))
+            setting = lossless(picture.dtype)
+            assert setting.pixel_block is not None
+            self.exact, self.pixel_blocks = Engine("spamm", setting), (setting.pixel_block,)
+            # Its tau is not that of zeros alone: such layers get another layout and other blocks.
+            self.observed = Engine("spamm", replace(setting, tau=_NEARLY_ZERO))
         # Every convolution gets an engine here, so that none is measured; several calls of one
         # layer have names of their own, which the first conversion tells.
         self._calls = [n for n, module in model.named_modules() if isinstance(module, nn.Conv2d)]
         self._own = {n for n in self._calls if isinstance(model.get_submodule(n), SpAMMConv2d)}
         with self.installed({}) as report:
-            self._calls = [row.name for row in report if _layer(row.name) in self._calls]
-
-    def _take_blocks_of(self, setting: SpAMMConfig) -> None:
-        """Skips zeros by this setting, and more in its blocks."""
-        assert setting.pixel_block is not None
-        self.exact, self.pixel_blocks = Engine("spamm", setting), (setting.pixel_block,)
-        # Its tau is not that of zeros alone, since such layers get another layout and other blocks.
-        self.observed = Engine("spamm", replace(setting, tau=_NEARLY_ZERO))
+            self._calls = [row.name for row in report if layer_of(row.name) in self._calls]
 
     @property
     def is_of_reference(self) -> bool:
@@ -93,9 +84,8 @@ class Form:
     def bases(self, fastest: Mapping[str, Engine]) -> dict[str, Mapping[str, Engine]]:
         """The engines of layers that lose nothing, in each way that may be the fastest, by name.
 
-        Args:
-            fastest: the faster engine of each layer alone, which finds its input in memory. In a
-                small network it finds it in the L2 cache, and a max pool can be part of the call.
+        ``fastest``: that of each layer alone, which finds its input in memory. In a small network
+        it finds it in the L2 cache, and a max pool can be part of the call.
         """
         found: dict[str, Mapping[str, Engine]] = {"each by its fastest": fastest}
         if self._picture is None:
@@ -108,22 +98,29 @@ class Form:
 
         Layers that were SpAMM layers before keep their own setting.
         """
-        before = Snapshot(self.model)
-        try:
+        with self.kept():
             report = self._convert(self._request(engines))
             with nullcontext() if self._picture is None else other_calls_refused(self.model):
                 yield report
-        finally:
-            before.restore()
 
     def observed_layers(self) -> AbstractContextManager[ConvertReport]:
-        """The model converted as its layers are looked at."""
+        """The model converted so that calls of its layers can be observed."""
         return self.installed(dict.fromkeys(self.layers, self.observed))
 
-    def prepared(self, engines: Mapping[str, Engine]) -> Around:
-        """What gives a context in which the model has these engines, quickly and several times."""
+    def prepared(self, engines: Mapping[str, Engine] | None) -> Around:
+        """A context that sets these engines of layers, quickly; None: as the model was.
+
+        The caller puts the model back (:meth:`kept`).
+        """
         assert self._conversion is not None
-        return self._conversion.installation(self._request(engines)).attached
+        model = self._conversion.installation
+        if engines is None:
+            return partial(model.having, dict.fromkeys(model.engines, LEFT))
+        return partial(model.having, self._conversion.engines_of(self._request(engines)))
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Afterwards the model is as it was before."""
+        return Snapshot(self.model).kept()
 
     def _convert(self, request: Request) -> ConvertReport:
         if self._conversion is not None:
@@ -140,21 +137,17 @@ class Form:
 
     def _request(self, engines: Mapping[str, Engine]) -> Request:
         by_call = {
-            call: engines.get(_layer(call), DENSE)
+            call: engines.get(layer_of(call), DENSE)
             for call in self._calls
-            if _layer(call) not in self._own
+            if layer_of(call) not in self._own
         }
         return Request(None, {}, frozenset(), by_call)
-
-
-def _layer(call: str) -> str:
-    return call.partition("#")[0]
 
 
 def check_model(model: nn.Module, has_reference: bool) -> None:
     """Raises ValueError unless a model is not converted and has a convolution that can skip."""
     for name, module in model.named_modules():
-        if fused_of(module) is not None or is_converted_leaf(module):
+        if fused_of(module) is not None or is_converted_layer(module):
             raise ValueError(
                 "calibrate expects a model that is not converted; got one whose "
                 f"{name or type(model).__name__} is (call revert_ first)"
@@ -220,7 +213,7 @@ def _describe_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _circumstance(model: nn.Module) -> str:
-    """What beside the arguments keeps a call from being served, where that is seen."""
+    """The circumstance that keeps a call from being served, where one is found."""
     if torch._C._is_any_autocast_enabled():
         return " under autocast"
     if any(module.training for module in model.modules()):

@@ -1,4 +1,4 @@
-"""What a loader gives: its two halves, inputs for statistics, and bad loaders told apart."""
+"""Reads a loader: its two halves, and inputs for statistics; refuses bad ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration has measured, on disk, so that a stopped one can go on."""
+"""The measurements of a calibration on disk, so that a stopped one can go on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Journal:
         self._path = None if path is None else Path(path)
         self._settings = settings
         self._results: dict[str, Any] = {} if self._path is None else self._load(self._path)
-        self._save()  # what cannot be written is told before anything is measured
+        self._save()  # a file that cannot be written raises before anything is measured
 
     def measured(
         self, key: str, measure: Callable[[], Any], read: Callable[[Any], Result]
@@ -93,13 +93,9 @@ class Journal:
 
 
 def journal_settings(
-    model: nn.Module,
-    inputs: list[Example],
-    example: Example,
-    device: str,
-    reference: Tensor | None,
+    model: nn.Module, inputs: list[Example], example: Example, device: str, reference: Tensor | None
 ) -> dict[str, Any]:
-    """What decides the results, by name: a journal of others is refused.
+    """The inputs that decide the results, by name: a journal of others is refused.
 
     Args:
         inputs: those of the statistics. example: what is timed; its values do not matter.

@@ -119,11 +119,7 @@ def lower_hull(points: Sequence[Point]) -> list[Point]:
     return hull
 
 
-def _is_above(
-    left: Point,
-    middle: Point,
-    right: Point,
-) -> bool:
+def _is_above(left: Point, middle: Point, right: Point) -> bool:
     """Whether the middle point is on or above the line through the others."""
     rise, run = right[1] - left[1], right[0] - left[0]
     return (middle[1] - left[1]) * run >= rise * (middle[0] - left[0])

@@ -1,4 +1,4 @@
-"""What calibrate chose, as rows, as a table, and as a settings file."""
+"""The report of calibrate: rows, a table, and a settings file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..networks.config import SpAMMConfig
 
 @dataclass(frozen=True)
 class CalibrationRow:
-    """What one convolution got.
+    """The choice for one convolution.
 
     Attributes:
         name: fully qualified. shape: as in "64 > 128, 3x3".
@@ -41,7 +41,7 @@ class CalibrationRow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a calibration found for the whole model.
+    """The findings of a calibration for the whole model.
 
     Attributes:
         max_drop: what was allowed, in the units of ``evaluate``.

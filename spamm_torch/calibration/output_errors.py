@@ -1,4 +1,4 @@
-"""What a layer's error comes to at the model's output, without labels.
+"""The error that a layer makes at the model's output, without labels.
 
 Layers differ: of an error of a tenth, a pooling or a ReLU behind may leave nothing, and what a
 batch normalisation made of dark background weighs much in a layer and little in an answer. So each
@@ -25,7 +25,7 @@ from .form import Form
 from .inputs import batch_size
 from .statistics import Candidate, LayerStatistics
 
-# Shares of what is computed without a loss: about where settings are looked for, and well below.
+# Shares of the products without a loss: about where the search looks, and well below.
 PROBES = (0.5, 0.26)
 _INPUTS = 128
 

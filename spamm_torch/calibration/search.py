@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..networks.state import in_eval_mode
+from .._state import in_eval_mode
 from .inputs import Half, Randomness
 
 LEAST_EVALUATIONS = 5
@@ -25,7 +25,7 @@ _BEYOND = 1.2  # steps to where the loss is expected to be the limit go further,
 
 @dataclass(frozen=True)
 class Score:
-    """What ``evaluate`` gave: a number, and the answer to each input where it gives them."""
+    """The result of ``evaluate``: a number, and the answer to each input where it gives them."""
 
     value: float
     answers: Tensor | None = None
@@ -33,7 +33,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Loss:
-    """What a setting costs on one half of the data, against the model as it was.
+    """The cost of a setting on one half of the data, against the model as it was.
 
     Attributes:
         drop: of the score; negative where it rose.
@@ -86,14 +86,14 @@ class Evaluator:
             )
 
     def loss(self, half: int, installed: AbstractContextManager[Any]) -> Loss:
-        """What the form of the model costs that ``installed`` gives it."""
+        """The cost of the form of the model that ``installed`` gives it."""
         dense = self.dense(half)
         with installed:
             score = self._score(half)
         return Loss(dense.value - score.value, _changed(dense, score))
 
     def resolution(self, half: int) -> float | None:
-        """What one answer is worth, in percent; None without answers."""
+        """The percentage that one answer stands for; None without answers."""
         answers = self.dense(half).answers
         return None if answers is None or not len(answers) else 100 / len(answers)
 
@@ -194,7 +194,7 @@ LossOf = Callable[[int, int], Loss]  # on a half, of the first n moves
 
 @dataclass(frozen=True)
 class Found:
-    """What a search ended with.
+    """The end of a search.
 
     Attributes:
         moves: how many. searched, held: what they cost on both halves; None for no moves.
@@ -237,7 +237,7 @@ class _Search:
 
 
 class _FirstHalf:
-    """What the first half allows, as far as is known.
+    """The choices that the first half allows, as far as it has been tried.
 
     Attributes:
         low: the most moves that it allowed.

@@ -1,4 +1,4 @@
-"""What skipping does to each layer: thresholds, relative errors and times, without labels.
+"""The effect of skipping on each layer: thresholds, relative errors and times, without labels.
 
 Two passes over some 512 inputs with nothing skipped. The first pools each layer's norm maps and
 finds the thresholds of eight valid ratios in each shape of pixel blocks. The second computes the
@@ -46,7 +46,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """What is known of a layer.
+    """The statistics of a layer.
 
     Attributes:
         multiplications: for one input. candidates: the settings that it may get.
@@ -104,7 +104,7 @@ class _Trial:
 
 @dataclass
 class _Pool:
-    """What is gathered of one layer."""
+    """The norm maps and outputs of one layer, as they are gathered."""
 
     pixel_blocks: Sequence[PixelBlock]  # none for a layer that cannot skip
     is_called: bool = False

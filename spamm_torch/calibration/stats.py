@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from .._arguments import has_tau
 from .._info import NormMaps, SkipInfo, skip_info
 from .._table import table
-from ..networks.config import SpAMMConfig
-from ..networks.leaves import Band
+from ..networks.config import Band, SpAMMConfig
 from .calls import Call, Watch, bands_of, watch
 
 Triple: TypeAlias = tuple[int, int, int]
@@ -25,7 +24,7 @@ _HEAD = ("layer", "calls", "valid", "tau", "block", "pixel block", "error bound"
 
 @dataclass(frozen=True)
 class LayerStats:
-    """What one layer skipped, over all its calls.
+    """The statistics of one layer, over all its calls.
 
     Attributes:
         calls: how often it multiplied. With none, the numbers are NaN.

@@ -12,10 +12,9 @@ from typing import Any, TypeAlias
 import torch
 
 from .._progress import Progress
-from ..networks.config import SpAMMConfig
+from .._timing import Around, Mark, Timing, times_of_parts
+from ..networks.config import Engine, SpAMMConfig
 from ..networks.example import Example
-from ..networks.plan import Engine
-from ..networks.timing import Around, Mark, Timing, times_of_parts
 from .calls import Call, ConvCall, watch
 from .form import Form
 from .statistics import Candidate, LayerStatistics
@@ -25,7 +24,7 @@ _LEAST_ROUNDS = 5  # of times, on a CPU
 
 @dataclass(frozen=True)
 class Trial:
-    """What is timed: a layer by an engine, or the whole model (layer "") in a form that is named.
+    """A layer by an engine, or the whole model (layer "") in a named form: one thing to time.
 
     Attributes:
         valid_ratio: the share of block products that are computed; 1 where nothing is skipped.
@@ -79,10 +78,7 @@ class LayerTimes:
 
 
 def time_layers(
-    form: Form,
-    statistics: Mapping[str, LayerStatistics],
-    example: Example,
-    progress: Progress,
+    form: Form, statistics: Mapping[str, LayerStatistics], example: Example, progress: Progress
 ) -> dict[str, LayerTimes]:
     """The times of all layers on an example's activations, each where it stands in the model.
 
@@ -198,7 +194,8 @@ def time_models(
         example.call(form.model)
 
     trials = {name: Trial("", name, None, ratio) for name, (_, ratio) in engines.items()}
-    around = [nullcontext if of is None else form.prepared(of) for of, _ in engines.values()]
+    around = [form.prepared(of) for of, _ in engines.values()]
     device = next(form.model.parameters()).device
-    found = measure([({"": trial}, run) for trial in trials.values()], device, around)
+    with form.kept():
+        found = measure([({"": trial}, run) for trial in trials.values()], device, around)
     return {name: found[trial] for name, trial in trials.items()}

@@ -2,7 +2,7 @@
 
 Tracing starts at the root. Layers of torch.nn, convolutions and batch norms of any class, and
 modules with hooks or a ``forward`` of their own are nodes of the graph. A module that cannot be
-traced (control flow that depends on data) becomes such a node as well; what is inside it is traced
+traced (control flow that depends on data) becomes such a node as well; its inside is traced
 apart. If the root itself cannot be traced its children are, one by one. So is a module that does
 more than compute its result: writes to a buffer, stores an entry, counts, draws random numbers. It
 stays as it is, since generated code would do nothing of this. Parameters and buffers are looked up
@@ -24,11 +24,12 @@ from torch import Tensor, fx, nn
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 from torch.utils import _pytree as pytree
 
+from .._effects import Watch, held_tensor_written, line_of
+from .._state import Snapshot
 from ..nn import _SpAMM
-from .effects import Watch, held_tensor_written, line_of
-from .leaves import reason_not_plain
-from .signature import Signature
-from .state import Snapshot
+from .example import Signature
+from .nodes import is_frozen_batch_norm, reason_not_plain
+from .plan import Island
 
 _PLAIN = (dict, list, tuple, torch.Size, immutable_dict, immutable_list)
 _LEAVES = (
@@ -40,58 +41,33 @@ _LEAVES = (
 )
 
 
-@dataclass(eq=False)
-class Island:
-    """A part of a model that was traced.
-
-    Attributes:
-        name: its fully qualified name; empty for the model itself.
-        module: its root.
-        graph: what ``module.forward`` calls; targets are names below the root.
-        signature: the form of the call that was traced.
-        entered: the modules that the trace went through, which the graph no longer calls, by their
-            names below the root. The root is not among them.
-        reference: its arguments for a reference picture, if its forward is to compute deviations
-            from what it computes for these; None otherwise.
-    """
-
-    name: str
-    module: nn.Module
-    graph: fx.Graph
-    signature: Signature
-    entered: dict[str, nn.Module]
-    reference: tuple[Tensor, ...] | None = None
-
-    def full_name(self, below: str) -> str:
-        """The name in the model of what the root calls ``below``."""
-        return f"{self.name}.{below}" if self.name else below
-
-
 @dataclass
 class Captured:
-    """What tracing found: the islands, and why modules could not be traced, by name."""
+    """The islands that tracing found, and by name why other modules could not be traced."""
 
     islands: list[Island]
     problems: dict[str, str]
 
 
-def capture(model: nn.Module, forms: Mapping[nn.Module, Signature] = {}) -> Captured:
-    """Traces a model that is in eval mode, and leaves it as it was.
+def capture(
+    model: nn.Module, before: Snapshot, forms: Mapping[nn.Module, Signature] = {}
+) -> Captured:
+    """Traces a model that is in eval mode, and leaves it as it was (``before``).
 
-    Args:
-        model: the model.
-        forms: how its modules are called, where that is known.
+    ``forms``: how its modules are called, where that is known.
     """
     captured = Captured([], {})
-    _Capture(captured, forms).visit("", model)
+    _Capture(captured, before, forms).visit("", model)
     return captured
 
 
 class _Capture:
     """The walk over a model."""
 
-    def __init__(self, captured: Captured, forms: Mapping[nn.Module, Signature]) -> None:
-        self._captured, self._forms = captured, forms
+    def __init__(
+        self, captured: Captured, before: Snapshot, forms: Mapping[nn.Module, Signature]
+    ) -> None:
+        self._captured, self._before, self._forms = captured, before, forms
         self._visited: set[int] = set()
 
     def visit(self, name: str, module: nn.Module) -> None:
@@ -117,7 +93,7 @@ class _Capture:
         """The island of this root, or None where the root itself cannot be traced."""
         problem = _reason_not_to_trace(root)
         opaque: set[int] = set()
-        before = Snapshot(root)
+        before = self._before
         while problem is None:
             signature = self._forms.get(root) or Signature(type(root).forward)
             tracer = _Tracer(opaque, signature)
@@ -140,7 +116,8 @@ class _Capture:
                 watch.run(functools.partial(tracer.trace_quietly, root))
                 culprit = None if id(watch.module) in opaque else watch.module
                 problem = f"has an effect beside its result ({watch.line or changed[0].name})"
-                found = [module for module in root.modules() if type(module) is type(culprit)]
+                same: Any = type(culprit)
+                found = [module for module in root.modules() if type(module) is same]
             before.restore()
             if culprit is not None:  # it becomes a node, and may have its own problem
                 opaque |= set(map(id, found))
@@ -190,7 +167,8 @@ class _Held(_Proxy):
             self.__dict__[name] = getattr(tensor, name)
 
     def __len__(self) -> int:
-        return int(self.shape[0])
+        shape: Any = self.shape
+        return int(shape[0])
 
 
 def _record_in_place(name: str) -> None:
@@ -310,8 +288,3 @@ def _is_by_fields(value: Any) -> bool:
     return all(field.init for field in own) and (
         getattr(value, "__dict__", {}).keys() <= {field.name for field in own}
     )
-
-
-def is_frozen_batch_norm(module: nn.Module) -> bool:
-    """Whether it is a batch norm whose statistics and scales are buffers, as detectors have it."""
-    return type(module).__name__ == "FrozenBatchNorm2d" and hasattr(module, "running_var")

@@ -1,4 +1,4 @@
-"""SpAMMConfig: what a layer, or every layer of a model, skips, and in which blocks."""
+"""The setting of a layer, and the engine that computes it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
+
+import torch
 
 from .._arguments import check_block, check_knobs, check_pixel_block, is_number
 
 
 @dataclass(frozen=True)
 class SpAMMConfig:
-    """What a layer of a converted model skips. Exactly one knob is given.
+    """The setting by which a layer of a converted model skips. Exactly one knob is given.
 
     A frozen dataclass: settings compare, hash and print by what they hold, and go to JSON and back.
     ``SpAMMConfig(tau=0.0)`` skips nothing and chooses the op ``conv2d``.
@@ -78,7 +80,7 @@ class SpAMMConfig:
         return {name: value for name, value in found.items() if value is not None}
 
     def to_dict(self) -> dict[str, Any]:
-        """What is set, as JSON holds it: :meth:`from_dict` reads it."""
+        """The values that are set, as JSON holds them: :meth:`from_dict` reads them."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
@@ -114,3 +116,56 @@ class SpAMMConfig:
 
 
 NOTHING_SKIPPED = SpAMMConfig(tau=0.0)
+
+
+def lossless(dtype: torch.dtype) -> SpAMMConfig:
+    """The setting that skips the products whose norms multiply to exactly zero, and no others.
+
+    A product is skipped unless ``not (x < tau)``, where x is the product of norms in their type.
+    With the smallest positive number of that type as tau, x < tau holds for x = 0 alone. So a
+    product is skipped if one of its blocks is all zeros, or if both are so small that the product
+    of their norms rounds to zero. A block is of one image, which skips the same beside any other.
+
+    Args:
+        dtype: of the model. The norms' type is float64 for float64, else float32.
+    """
+    norms = torch.float64 if dtype == torch.float64 else torch.float32
+    info = torch.finfo(norms)
+    return SpAMMConfig(tau=info.smallest_normal * info.eps, pixel_block=(1, 8, 8))
+
+
+Band: TypeAlias = tuple[float, float]  # the lowest and the highest valid ratio of a batch
+
+
+@dataclass(frozen=True)
+class Engine:
+    """How a convolution is computed.
+
+    Attributes:
+        kind: "spamm" (the op conv2d), "dense" (the op dense_conv2d), or "left" (as it was).
+        setting: of the op conv2d; None for the others.
+        band: the lowest and highest valid ratio of a batch when the setting was calibrated.
+        pools: whether its call is to compute the max pool behind the convolution, too.
+        joined: of a dense engine: the setting of the op conv2d with which all groups are one
+            product (operands.py); None: the op dense_conv2d.
+    """
+
+    kind: str
+    setting: SpAMMConfig | None = None
+    band: Band | None = None
+    pools: bool = False
+    joined: SpAMMConfig | None = None
+
+    @property
+    def of_op(self) -> SpAMMConfig | None:
+        """The setting of the op conv2d in a generated forward; None: the op dense_conv2d."""
+        return self.joined or self.setting
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether its setting skips anything, zeros too."""
+        return self.setting is not None and not self.setting.skips_nothing
+
+
+DENSE = Engine("dense")
+LEFT = Engine("left")

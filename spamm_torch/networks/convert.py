@@ -11,16 +11,15 @@ from torch import Tensor, nn
 
 from .._arguments import check_bool
 from .._progress import Progress
+from .._state import Snapshot
 from ..nn import SpAMMConv2d, _SpAMM
+from ..reference import ReferenceConversion, check_reference
 from .config import SpAMMConfig
-from .conversion import Conversion, fuse_again
+from .conversion import Conversion
 from .example import Example
-from .fused import detach, fused_class, fused_of
-from .leaves import is_converted_leaf, revert_leaf
-from .reference import ReferenceConversion, check_reference
+from .install import detach, fuse_again, fused_class, fused_of, is_converted_layer, revert_layer
 from .report import ConvertReport
 from .request import check_like_settings, read_request
-from .state import Snapshot
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -114,7 +113,7 @@ def convert_(
         revert_(model)
         with Progress("convert_", progress) as shown:
             if picture is None:
-                report = Conversion(model, request, example, fuse, shown).run()
+                report = Conversion(model, request, example, fuse, shown, before).run()
             else:
                 report = ReferenceConversion(model, request, example, picture, shown).run()
     except BaseException:
@@ -146,8 +145,8 @@ def revert_(model: Model) -> Model:
     for module in modules:
         if fused_of(module) is not None:
             detach(module)
-        if is_converted_leaf(module):
-            revert_leaf(module)
+        if is_converted_layer(module):
+            revert_layer(module)
     return model
 
 
@@ -172,7 +171,7 @@ def refresh_(model: Model) -> Model:
         RuntimeError: a module whose class something else changed, as :func:`revert_`.
     """
     _check_model(model, "refresh_")
-    converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_leaf(m)]
+    converted = [m for m in model.modules() if fused_of(m) is not None or is_converted_layer(m)]
     if not converted:
         raise ValueError(
             "refresh_ expects a model that convert_ converted; got "
@@ -186,7 +185,7 @@ def refresh_(model: Model) -> Model:
             module._pin_again()
         elif fused is not None and fused.is_stale():
             detach(module)
-            fuse_again(module, fused.recipe, fused.reference, fused.signature.form)
+            fuse_again(module, fused.recipe)
         elif fused is not None:
             fused.renew()
     return model
@@ -213,7 +212,7 @@ def _check_values(model: nn.Module) -> None:
 def _check_state(name: str, module: nn.Module, function: str) -> None:
     """Raises where a module is no longer of the class that convert_ gave it."""
     kind, fused = type(module), fused_of(module)
-    changed = is_converted_leaf(module) and kind is not SpAMMConv2d
+    changed = is_converted_layer(module) and kind is not SpAMMConv2d
     if fused is not None:
         original = getattr(kind, "_spamm_original", None)
         changed = original is None or kind is not fused_class(original)

@@ -1,4 +1,4 @@
-"""Which engine a convolution gets: measured where an example is at hand, else from a table.
+"""The engine of each call of a convolution: measured where an example is at hand, else by a table.
 
 Candidates are "dense", "spamm" with nothing skipped, and "spamm" with the layer's setting where
 that skips. Where a max pool follows that the call may compute, too, "spamm, pool" is one more.
@@ -7,18 +7,25 @@ Grouped convolutions are "dense" or, all groups in one product, "groups joined".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from .config import NOTHING_SKIPPED, SpAMMConfig
-from .joined_groups import joined_setting
-from .leaves import reason_not_to_skip
-from .plan import DENSE, Engine
-from .sites import Site
-from .timing import Timing
+from .._progress import Progress
+from .._timing import Mark, Timing, times_of, times_of_parts
+from ..nn import SpAMMConv2d
+from .config import DENSE, LEFT, NOTHING_SKIPPED, Engine, SpAMMConfig
+from .example import Example
+from .operands import joined_setting
+from .plan import Site
+from .request import Request
+from .sites import layer_of, reason_not_to_call, reason_not_to_convert, reason_not_to_skip
 
 
 @dataclass(frozen=True)
@@ -28,6 +35,233 @@ class Choice:
     engine: Engine
     reason: str
     times: tuple[tuple[str, Timing], ...] = ()
+
+
+def own_setting(site: Site) -> SpAMMConfig | None:
+    """The setting of a convolution that was a SpAMMConv2d before."""
+    conv = site.conv
+    if not isinstance(conv, SpAMMConv2d) or isinstance(conv.tau, Tensor):
+        return None
+    blocks: Any = (conv.block, conv.pixel_block)
+    return SpAMMConfig(conv.tau, conv.valid_ratio, conv.max_error, *blocks)
+
+
+class Settable(Protocol):
+    """A model whose engines can be set (:class:`Installation`)."""
+
+    engines: Mapping[str, Engine]
+
+    @property
+    def changes_anything(self) -> bool: ...
+
+    def having(self, engines: Mapping[str, Engine]) -> AbstractContextManager[None]: ...
+
+    def marked(self, mark: Mark) -> AbstractContextManager[None]: ...
+
+
+class Chooser:
+    """Chooses the engine of each call of a convolution.
+
+    Forms of the model are measured in turns, by setting the engines of ``installation``. Nothing
+    may be converted where there is a ``problem``.
+
+    Attributes:
+        choices: what was chosen, by calls.
+        notes: what measuring the whole model showed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        request: Request,
+        example: Example | None,
+        installation: Settable,
+        sites: Sequence[Site],
+        problem: str | None,
+        progress: Progress,
+    ) -> None:
+        self._model, self._request, self._example = model, request, example
+        self._installation, self._sites, self._problem = installation, sites, problem
+        self._progress = progress
+        # Of the model as it was: forms that are measured have layers of other classes.
+        self._given = {site.name: self._given_for(site) for site in sites}
+        self._is_asked_for = {site.name: self._is_own_choice(site) for site in sites}
+        self.choices: dict[str, Choice] = {}
+        self.notes: list[str] = []
+
+    def choose(self) -> dict[str, Engine]:
+        """The engines of all calls, the fastest as far as they are measured.
+
+        The model is in eval mode where anything is measured; it stays in the last form measured.
+        """
+        self.choices = {
+            site.name: self._given[site.name] or self._predicted(site) for site in self._sites
+        }
+        example = self._example
+        if example is None or not self._is_measured:
+            return self._chosen()
+        with torch.no_grad():
+            self._choose_by_times(example)
+            return self._fastest(example)
+
+    def _chosen(self) -> dict[str, Engine]:
+        return {name: choice.engine for name, choice in self.choices.items()}
+
+    @property
+    def _is_measured(self) -> bool:
+        return self._example is not None and not self._request.engines
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self._model.parameters()).device
+
+    def _setting(self, site: Site) -> SpAMMConfig | None:
+        return self._request.setting_of(layer_of(site.name))
+
+    def _given_for(self, site: Site) -> Choice | None:
+        """The engine of a call that is not to be chosen; None where it is."""
+        request, layer = self._request, layer_of(site.name)
+        if self._problem is not None:
+            return Choice(LEFT, f"not converted: {self._problem}")
+        if (reason := reason_not_to_convert(site.conv)) is not None:
+            return Choice(LEFT, reason)
+        if isinstance(site.conv, SpAMMConv2d) and isinstance(site.conv.tau, Tensor):
+            return Choice(LEFT, "skips by its own setting, a tensor")
+        if site.name in request.engines:
+            return Choice(request.engines[site.name], "settings file")
+        own = own_setting(site)
+        if own is not None and layer not in request.overrides:
+            return Choice(Engine("spamm", own), "skips by its own setting")
+        setting = request.setting_of(layer)
+        if layer in request.named and setting is not None:
+            return Choice(Engine("spamm", setting), "override")
+        return None
+
+    def _is_own_choice(self, site: Site) -> bool:
+        """Whether the engine is the user's own choice, which no measurement overrules."""
+        layer = layer_of(site.name)
+        return isinstance(site.conv, SpAMMConv2d) or (
+            layer in self._request.named and self._request.overrides[layer] is not None
+        )
+
+    def _candidates(self, site: Site) -> dict[str, Engine]:
+        return candidates(site, self._setting(site))
+
+    def _predicted(self, site: Site) -> Choice:
+        return predict(site.conv, self._setting(site))
+
+    def _choose_by_times(self, example: Example) -> None:
+        """Chooses for the calls that have several candidates."""
+        free: dict[str, dict[str, Engine]] = {}
+        for site in self._sites:
+            if self._given[site.name] is None and reason_not_to_call(site.conv) is None:
+                found = self._candidates(site)
+                if len(found) > 1:
+                    free[site.name] = found
+                else:
+                    self.choices[site.name] = without_choice(site.conv, self._setting(site))
+        for name, times in self._times_in_place(example, free).items():
+            if "dense" in times:
+                self.choices[name] = fastest(free[name], times)
+
+    def _times_in_place(
+        self, example: Example, free: Mapping[str, Mapping[str, Engine]]
+    ) -> dict[str, dict[str, Timing]]:
+        """The times of candidates in the running model, from a call to the next convolution's.
+
+        In each round the model runs once with every call's first candidate, once with the second,
+        and so on: operands lie where the layer before left them, and the times add up to the
+        model's.
+        """
+        if not free:
+            return {}
+        forms = []
+        for place in range(max(map(len, free.values()))):
+            of_free = {name: [*of][min(place, len(of) - 1)] for name, of in free.items()}
+            forms.append(self._chosen() | {n: free[n][engine] for n, engine in of_free.items()})
+        self._progress.at(f"measuring layers in the model, in {len(forms)} forms")
+
+        def run(mark: Mark) -> None:
+            with self._installation.marked(mark):
+                example.call(self._model)
+                mark("")
+
+        around = [functools.partial(self._installation.having, form) for form in forms]
+        times = times_of_parts([run] * len(forms), self._device, around)
+        return {
+            name: {
+                engine: of_form[name]
+                for engine, of_form in zip(engines, times, strict=False)
+                if name in of_form
+            }
+            for name, engines in free.items()
+        }
+
+    def _fastest(self, example: Example) -> dict[str, Engine]:
+        """The engines of the fastest of these, measured on the example: the model as it was, all
+        dense, as chosen layer by layer, and with all that may skip. One that is not clearly faster
+        than those before it is not taken, nor any that is slower than the model as it was.
+        """
+        chosen = self._chosen()
+        self._installation.engines = chosen
+        if not self._installation.changes_anything:
+            return chosen
+        given = {name: chosen[name] for name, is_asked in self._is_asked_for.items() if is_asked}
+        dense = {n: engine if engine.kind == "dense" else DENSE for n, engine in chosen.items()}
+        plan, spamm = self._unmeasured()
+        forms = {
+            "original": dict.fromkeys(chosen, LEFT),
+            "all dense, fused": dense | given,
+            "chosen": chosen,
+            plan: spamm | given,
+        }
+        for name, same in (
+            ("chosen", "all dense, fused"),
+            (plan, "all dense, fused"),
+            (plan, "chosen"),
+        ):
+            if name in forms and forms[name] == forms.get(same):
+                del forms[name]
+        self._progress.at(f"measuring the model in {len(forms)} forms")
+        calls = [lambda: example.call(self._model)] * len(forms)
+        around = [
+            functools.partial(self._installation.having, engines) for engines in forms.values()
+        ]
+        found = times_of(calls, self._device, around, is_warm=True)
+        times = dict(zip(forms, found, strict=True))
+        shown = ", ".join(f"{name} {time}" for name, time in times.items())
+        self.notes.append(f"whole model, measured: {shown}")
+        if not all(time.is_steady for time in found):
+            spread = max(time.spread for time in found)
+            self.notes.append(f"times vary by {spread:.2g}x here: other programs run")
+        best = "all dense, fused"
+        for name in list(forms)[2:]:
+            if times[name].beats(times[best], least=1.0):
+                best = name
+        if not given and times[best].median > times["original"].median:
+            best = "original"
+        return forms[best]
+
+    def _unmeasured(self) -> tuple[str, dict[str, Engine]]:
+        """Engines that no measurement of single layers led to, and their name: every convolution
+        that may be one as SpAMM, by its setting where it can skip; with the pool behind it, unless
+        that was measured slower.
+        """
+        engines = {}
+        for site in self._sites:
+            choice = self.choices[site.name]
+            if site.conv.groups > 1:
+                engines[site.name] = choice.engine
+                continue
+            found = candidates(site, self._setting(site))
+            pooling = found.pop("spamm, pool", None)
+            *_, (name, last) = found.items()
+            times = {name: time.median for name, time in choice.times}
+            if pooling and times.get("spamm, pool", 0.0) <= times.get(name, math.inf):
+                last = with_pool(last, site)
+            left = reason_not_to_convert(site.conv) is not None
+            engines[site.name] = LEFT if left else last
+        return "all spamm", engines
 
 
 def candidates(site: Site, setting: SpAMMConfig | None) -> dict[str, Engine]:
@@ -86,11 +320,6 @@ def predict(conv: nn.Conv2d, setting: SpAMMConfig | None) -> Choice:
             if weight.dtype == dtype and least >= channels:
                 return Choice(Engine("spamm", setting), "table: faster than cuDNN on Hopper")
     return Choice(DENSE, "table: nothing is skipped")
-
-
-def asked(setting: SpAMMConfig) -> Choice:
-    """The engine for a convolution that an override names."""
-    return Choice(Engine("spamm", setting), "override")
 
 
 def without_choice(conv: nn.Conv2d, setting: SpAMMConfig | None) -> Choice:

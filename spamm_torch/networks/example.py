@@ -1,10 +1,10 @@
-"""Running a model on the example input: what its parts take and give, and how results differ."""
+"""How a model is called: the form of a call, and running the model on the example input."""
 
 from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -12,20 +12,111 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from .signature import Signature
-from .state import Place, Snapshot, in_eval_mode
+from .._state import Place, Snapshot
 
-# Relative Frobenius norms of differences that rounding alone may make, over a deep network.
-_TOLERANCE = {
-    torch.float64: 1e-9,
-    torch.float32: 1e-4,
-    torch.float16: 2e-2,
-    torch.bfloat16: 1e-1,
-}
-_TF32_TOLERANCE = 1e-2
-_LIKE_ROUNDING = 1.5  # of the rounding of the model itself
-_MOST_ROUNDING = 0.1
 _MOST_CALLS = 8  # of one module that are kept
+
+_SIMPLE = (bool, int, float, str, type(None))
+_GATHERS = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_EMPTY = inspect.Parameter.empty
+
+
+class Signature:
+    """Which arguments a traced forward takes, and the values of those that are held.
+
+    Where no call is known the arguments without a default are traced, or the first one where all
+    have defaults; the others keep theirs.
+
+    Attributes:
+        traced: names of the arguments that are traced, in the forward's order.
+        held: values that others have in place of their defaults, by name.
+        is_guessed: whether all arguments have defaults, and no call told which are given.
+    """
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        traced: tuple[str, ...] | None = None,
+        held: Mapping[str, Any] = {},
+    ) -> None:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]  # without self
+        parameters = [p for p in parameters if p.kind not in _GATHERS]
+        self._defaults = {p.name: p.default for p in parameters}
+        required = tuple(name for name, default in self._defaults.items() if default is _EMPTY)
+        self.is_guessed = traced is None and not required
+        self.traced = (required or tuple(self._defaults)[:1]) if traced is None else traced
+        self.held = dict(held)
+        self._by_position = [p.name for p in parameters if p.kind is not p.KEYWORD_ONLY]
+        self._only_by_position = sum(p.kind is p.POSITIONAL_ONLY for p in parameters)
+        # Arguments that are the first ones are passed by position, which takes the host less time.
+        is_first = self._by_position[: len(self.traced)] == list(self.traced) and not held
+        self._count = len(self.traced) if is_first else -1
+
+    @classmethod
+    def of_call(
+        cls, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Signature:
+        """The form of a call; where it cannot be held, the form of a forward that nobody called."""
+        plain = cls(forward)
+        given = plain._given(args, kwargs)
+        if given is None:
+            return plain
+        traced = tuple(name for name in plain._defaults if isinstance(given.get(name), Tensor))
+        held = {
+            name: value
+            for name, value in given.items()
+            if name not in traced and not _is_same(value, plain._defaults[name])
+        }
+        if not traced or not all(type(value) in _SIMPLE for value in held.values()):
+            return plain
+        return cls(forward, traced, held)
+
+    @property
+    def form(self) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """The parts that tell this form from others of the same forward."""
+        return self.traced, self.held
+
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """The arguments that were traced, in order; None for a call of another form."""
+        if not kwargs and len(args) == self._count:
+            return args
+        given = self._given(args, kwargs)
+        if given is None or any(name not in given for name in self.traced):
+            return None
+        for name, default in self._defaults.items():
+            if name not in self.traced:
+                value = self.held.get(name, default)
+                if not _is_same(given.get(name, default), value):
+                    return None
+        return tuple(given[name] for name in self.traced)
+
+    def arguments(self, traced: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments of a call of this form, by position and by name."""
+        given = {**self.held, **dict(zip(self.traced, traced, strict=True))}
+        missing = [name for name, d in self._defaults.items() if d is _EMPTY and name not in given]
+        if missing:
+            raise TypeError(f"{missing[0]} is not given")
+        args = []
+        for place, name in enumerate(self._by_position):
+            if name not in given and place >= self._only_by_position:
+                break
+            args.append(given.pop(name, self._defaults[name]))
+        return args, given
+
+    def _given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The arguments of a call by name; None where there are others than the forward names."""
+        if len(args) > len(self._by_position):
+            return None
+        given = {**dict(zip(self._by_position, args, strict=False)), **kwargs}
+        if len(given) != len(args) + len(kwargs) or not given.keys() <= self._defaults.keys():
+            return None
+        return given
+
+
+def _is_same(value: Any, default: Any) -> bool:
+    return value is default or (
+        type(value) is type(default) and isinstance(value, _SIMPLE) and value == default
+    )
 
 
 @dataclass
@@ -76,14 +167,12 @@ class Example:
                 )
 
     def record(
-        self, model: nn.Module, watched: Sequence[nn.Module], times: int = 2
+        self, model: nn.Module, before: Snapshot, watched: Sequence[nn.Module], times: int = 2
     ) -> tuple[dict[nn.Module, Calls], list[Place]]:
-        """Runs the model, as it is but in eval mode, twice in a row.
+        """Runs the model, which is in eval mode, twice in a row, and puts it back (``before``).
 
-        Returns:
-            The calls of the watched modules, and what the calls changed in the model.
-
-        Raises ValueError where the model cannot take the example.
+        Returns the calls of the watched modules, and what the calls changed in the model. Raises
+        ValueError where the model cannot take the example.
         """
         calls = {module: Calls() for module in watched}
 
@@ -91,9 +180,9 @@ class Example:
             for module, found in calls.items():
                 yield from _watch(module, found)
 
-        return calls, self._run(model, hooks, times)
+        return calls, self._run(model, before, hooks, times)
 
-    def forms(self, model: nn.Module) -> dict[nn.Module, Signature]:
+    def forms(self, model: nn.Module, before: Snapshot) -> dict[nn.Module, Signature]:
         """How the modules are called that are called; raises as :meth:`record`."""
         forms: dict[nn.Module, Signature] = {}
 
@@ -106,18 +195,18 @@ class Example:
                 if inspect.isfunction(type(module).forward):
                     yield module.register_forward_pre_hook(look, with_kwargs=True)
 
-        self._run(model, hooks, 1)
+        self._run(model, before, hooks, 1)
         return forms
 
-    def _run(self, model: nn.Module, hooks: Callable[[], Iterator[Any]], times: int) -> list[Place]:
-        """Calls the model in eval mode with these hooks, and says what that changed in it."""
-        with in_eval_mode(model), torch.no_grad():
+    def _run(
+        self, model: nn.Module, before: Snapshot, hooks: Callable[[], Iterator[Any]], times: int
+    ) -> list[Place]:
+        """Calls the model with these hooks, and says what that changed in it."""
+        with before.kept(), torch.no_grad():
             handles = list(hooks())
-            before = Snapshot(model)
             try:
                 for _ in range(times):
                     self.call(model)
-                return before.changed()
             except torch.OutOfMemoryError:
                 raise
             except Exception as error:  # whatever the model raises for what it cannot take
@@ -129,6 +218,7 @@ class Example:
             finally:
                 for handle in handles:
                     handle.remove()
+            return before.changed()
 
 
 def _watch(module: nn.Module, calls: Calls) -> list[Any]:
@@ -167,106 +257,3 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {str(value.dtype)[6:]}"
     return f"a {type(value).__name__}"
-
-
-def other_form(expected: Any, found: Any) -> str | None:
-    """How two results differ but for their numbers, or None."""
-    if type(expected) is not type(found):
-        kinds = [type(value).__name__ for value in (found, expected)]
-        return f"its result is a {kinds[0]} where it was a {kinds[1]}"
-    if isinstance(expected, Tensor):
-        kinds = [f"{tuple(x.shape)} {x.dtype}" for x in (found, expected)]
-        return None if kinds[0] == kinds[1] else f"its result is {kinds[0]} where it was {kinds[1]}"
-    parts, other_parts = _parts(expected), _parts(found)
-    if parts is None or other_parts is None:
-        return None
-    if parts[1] != other_parts[1] or len(parts[0]) != len(other_parts[0]):
-        return "its result has another structure"
-    found_forms = map(other_form, parts[0], other_parts[0])
-    return next((form for form in found_forms if form is not None), None)
-
-
-def _parts(value: Any) -> tuple[list[Any], Any] | None:
-    """What a result consists of, and what else tells it from others; None for no container."""
-    known = pytree.SUPPORTED_NODES.get(type(value))
-    if known is not None:
-        children, context = known.flatten_fn(value)
-        return list(children), context
-    if is_dataclass(value):
-        return [getattr(value, each.name) for each in fields(value)], None
-    if hasattr(value, "_fields"):
-        return list(value), None
-    return None
-
-
-def _numbers(value: Any) -> list[Any]:
-    """The tensors and numbers of a result."""
-    parts = _parts(value)
-    if parts is None:
-        return [value] if isinstance(value, (Tensor, bool, int, float)) else []
-    return [number for part in parts[0] for number in _numbers(part)]
-
-
-def difference(expected: Any, found: Any) -> str | None:
-    """How two results differ by more than rounding, or None."""
-    problem = other_form(expected, found)
-    if problem is not None:
-        return problem
-    for pair in zip(_numbers(expected), _numbers(found), strict=True):
-        problem = _tensor_difference(*map(torch.as_tensor, pair))
-        if problem is not None:
-            return problem
-    return None
-
-
-def is_rounding(expected: Any, found: Any, wide: Any) -> bool:
-    """Whether ``found`` is about as near to the result in a wider type as ``expected`` is.
-
-    In deep networks rounding alone may grow beyond what :func:`difference` allows. A result that is
-    far from that of the wider type is no proof of anything: the model may draw random numbers.
-    """
-    own = _distance(expected, wide)
-    sizes = [x.double().norm() for x in _numbers(wide) if _is_floating(x)]
-    is_near = own <= _MOST_ROUNDING * (torch.stack(sizes).norm().item() if sizes else 0.0)
-    return is_near and _distance(found, wide) <= _LIKE_ROUNDING * own
-
-
-def _is_floating(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point()
-
-
-def _distance(value: Any, wide: Any) -> float:
-    """The Frobenius norm of the difference of all tensors."""
-    pairs = zip(_numbers(value), _numbers(wide), strict=True)
-    norms = [(a.double() - b.double()).norm() for a, b in pairs if _is_floating(a)]
-    return torch.stack(norms).norm().item() if norms else 0.0
-
-
-def _tensor_difference(a: Tensor, b: Tensor) -> str | None:
-    if not a.is_floating_point():
-        return None if torch.equal(a, b) else "its result differs"
-    wide_a, wide_b = a.double(), b.double()
-    finite = torch.isfinite(wide_a)
-    infinite = wide_a.isinf(), wide_b.isinf()
-    if (
-        not torch.equal(wide_a.isnan(), wide_b.isnan())
-        or not torch.equal(*infinite)
-        or not torch.equal(wide_a[infinite[0]], wide_b[infinite[1]])
-    ):
-        return "its result has other infinities or NaNs"
-    wide_a, wide_b = wide_a[finite], wide_b[finite]
-    error = (wide_a - wide_b).norm().item()
-    size = wide_a.norm().item()
-    limit = _tolerance(a)
-    if error <= limit * size:
-        return None
-    return f"its result differs by {error / size if size else error:.2g}, more than {limit:.2g}"
-
-
-def _tolerance(a: Tensor) -> float:
-    uses_tf32 = a.is_cuda and (
-        torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    )
-    if a.dtype == torch.float32 and uses_tf32:
-        return _TF32_TOLERANCE
-    return _TOLERANCE.get(a.dtype, 0.0)

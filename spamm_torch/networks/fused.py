@@ -1,19 +1,16 @@
-"""A module whose generated forward takes the place of its own where that is right.
+"""The generated forward of a module, its operands, and the guards that say where it is right.
 
-The module stays the same object and gets a subclass of its class. The generated forward is taken in
-eval mode, without gradients, autocast and hooks, for plain tensors; elsewhere the module's own
-forward runs. See :class:`Fused` for what the module carries.
+It is taken in eval mode, without gradients, autocast and hooks, for plain tensors; elsewhere the
+module's own forward runs.
 """
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,102 +18,92 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as torch_module
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from .._arguments import DTYPES
-from ..nn import _SpAMM
-from .fold import folded
+from .config import Band, Engine
 from .generate import Forward, generate
-from .joined_groups import joined_weight
-from .leaves import Band
-from .norm_flow import computes_output_norms, fills_norm_block, norm_flow
-from .plan import LINEAR_MODULES, Engine, Plan
+from .operands import Made, Source
+from .plan import Island, Plan, Site, computes_output_norms, fills_norm_block, norm_flow
 from .proof import Origin, Proof
-
-_ops = torch.ops.spamm_torch
-
-# The engine of each call of a convolution, and what it absorbed.
-Recipe: TypeAlias = dict[str, tuple[Engine, tuple[str, ...]]]
 
 _registry: weakref.WeakValueDictionary[int, Fused] = weakref.WeakValueDictionary()
 _keys = itertools.count()
 
 
-@dataclass(frozen=True, eq=False)
-class Source:
-    """Where three operands of a fused call come from: weight, bias and weight norms."""
+@dataclass(frozen=True)
+class Recipe:
+    """The parts from which copies and pickles of a module generate its forward again.
 
-    conv: nn.Conv2d
-    batch_norm: nn.Module | None
-    engine: Engine
+    Attributes:
+        calls: the engine of each call and what it absorbed, by names below the module.
+        form: the form of the call that was traced (:attr:`Signature.form`).
+    """
+
+    calls: Mapping[str, tuple[Engine, tuple[str, ...]]]
+    form: tuple[tuple[str, ...], dict[str, Any]]
+
+    def fused(self, island: Island, sites: Sequence[Site]) -> Fused | None:
+        """The generated forward of an island of the module; None where nothing is computed."""
+        plan = Plan(island, sites, self.engines)
+        return Fused(plan) if plan.fused else None
 
     @property
-    def is_owned(self) -> tuple[bool, bool, bool]:
-        """Which operands have memory of their own; the others are the convolution's Parameters."""
-        is_folded = self.batch_norm is not None
-        return is_folded or self.engine.joined is not None, is_folded, True
-
-    def operands(self) -> list[Tensor | None]:
-        """The operands as they are to be now.
-
-        The op conv2d reads weights on CUDA as channels-last, and would copy others in each call;
-        its results have the input's format all the same.
-        """
-        weight, bias = folded(self.conv, self.batch_norm)
-        setting, groups = self.engine.of_op, self.conv.groups
-        if self.engine.joined is not None:
-            weight, groups = joined_weight(weight, groups), 1
-        if setting is not None and weight.is_cuda:
-            weight = weight.contiguous(memory_format=torch.channels_last)
-        norms = None
-        if setting is not None:  # where nothing is skipped they tell what meets padding alone
-            options = setting.op_arguments()
-            blocks = {name: options.get(name) for name in ("block", "pixel_block")}
-            norms = _ops.conv2d_weight_norm(weight, groups, **blocks)
-        return [weight, bias, norms]
+    def engines(self) -> dict[str, Engine]:
+        """The engines by the names of calls."""
+        return {name: engine for name, (engine, _) in self.calls.items()}
 
 
 class Fused:
     """The generated forward of a module, its operands, and the proof that they are right.
 
     Attributes:
-        recipe: the engine of each call of a convolution and what it absorbed, by names below the
-            module; from these the forward is generated again after unpickling.
-        reference: the arguments from which the reference form computes deviations; None elsewhere.
-        forward: the generated function.
+        names: of the calls of convolutions that it computes, in the order of their operands.
+        forward: the generated function, in which no norms travel.
         on_other_call: called with the arguments before the module's own forward runs instead.
     """
 
     on_other_call: Callable[[tuple[Any, ...], Mapping[str, Any]], None] | None = None
+    forward: Forward
 
-    def __init__(self, root: nn.Module, plan: Plan) -> None:
-        self.root = root
-        self.recipe: Recipe = {
-            _below(plan.island.name, site.name): (
-                plan.engines[site.name],
-                site.absorbed,
-            )
+    def __init__(self, plan: Plan, made: Made | None = None) -> None:
+        """``made``: as of :meth:`Source.operands`; what other forms of the model share."""
+        self.root = plan.island.module
+        self.signature = plan.island.signature
+        self.names = [site.name for site in plan.fused]
+        self._calls = {
+            _below(plan.island.name, site.name): (plan.engines[site.name], site.absorbed)
             for site in plan.sites
         }
-        self.reference = plan.island.reference
-        self.forward: Forward
-        # Forwards in which norms travel: for batches that fill a block of images, and for others.
-        self._forward_with_norms: Forward | None = None
-        self._forward_of_few: Forward | None = None
+        # Forwards in which norms travel, for batches that fill a block of images and for others:
+        # each is generated when it is first called.
+        self._plan: Plan | None = plan
+        self._with_norms: dict[bool, Forward | None] = {}
+        self._reads_norms = any(engine.may_skip for engine in plan.engines.values())
         self._generate(plan)
         self._sources = [
             Source(site.conv, site.batch_norm, plan.engines[site.name]) for site in plan.fused
         ]
         modules = [m for s in self._sources for m in (s.conv, s.batch_norm) if m is not None]
-        self._proof = Proof(_passed_by(plan), list(dict.fromkeys(modules)))
-        self.signature = plan.island.signature
+        self._proof = Proof(plan.modules_replaced(), list(dict.fromkeys(modules)))
         self._prepare()
-        self.renew()
+        self.renew(made={} if made is None else made)
+
+    @property
+    def recipe(self) -> Recipe:
+        """The parts from which copies generate it again."""
+        return Recipe(self._calls, self.signature.form)
 
     def _generate(self, plan: Plan) -> None:
         self.forward = generate(plan)
-        self._forward_with_norms, self._forward_of_few = (
-            generate(plan, flow) if flow.readers else None
-            for flow in (norm_flow(plan), norm_flow(plan, of_few=True))
-        )
+
+    def forward_with_norms(self, fills: bool) -> Forward | None:
+        """The generated function in which norms travel; None where no call reads any.
+
+        ``fills``: for batches that fill a block of images.
+        """
+        if fills not in self._with_norms:
+            assert self._plan is not None
+            flow = norm_flow(self._plan, of_few=not fills)
+            self._with_norms[fills] = generate(self._plan, flow) if flow.readers else None
+        return self._with_norms[fills]
 
     def _prepare(self) -> None:
         # Operands, and of what they are: one attribute, which threads may replace. They are folded
@@ -127,13 +114,9 @@ class Fused:
         self.key = next(_keys)
         _registry[self.key] = self
 
-    def watch_operands(self, names: Sequence[str], mark: Callable[[str], None]) -> None:
-        """Has ``mark`` called with a call's name when its operands are read, right before it.
-
-        Args:
-            names: of the calls, in the order of their operands.
-        """
-        places = {3 * place: name for place, name in enumerate(names)}
+    def watch_operands(self, mark: Callable[[str], None]) -> None:
+        """Has ``mark`` called with a call's name when its operands are read, right before it."""
+        places = {3 * place: name for place, name in enumerate(self.names)}
         self.operands = _Watched(self.operands, places, mark)
 
     @property
@@ -149,8 +132,7 @@ class Fused:
         """The result of the generated forward."""
         forward = self.forward
         if self._passes_norms_on(args):
-            fills = fills_norm_block(args[0])
-            forward = (self._forward_with_norms if fills else self._forward_of_few) or forward
+            forward = self.forward_with_norms(fills_norm_block(args[0])) or forward
         operands = self.operands
         is_eager_on_cuda = not torch.compiler.is_compiling() and args and args[0].is_cuda
         if is_eager_on_cuda and torch.cuda.is_current_stream_capturing():
@@ -158,16 +140,14 @@ class Fused:
         return forward(self.root, operands, *args)
 
     def _passes_norms_on(self, args: tuple[Any, ...]) -> bool:
-        """Whether there are norms to pass on, and layers that compute them with their output."""
+        """Whether layers compute norms with their output there, for others to read."""
         return (
-            self._forward_with_norms is not None
+            self._reads_norms
             and not torch.compiler.is_compiling()
             and not torch.is_grad_enabled()
             and args[0].dim() == 4
             and computes_output_norms(args[0].device, args[0].dtype)
         )
-
-    # ---- Whether it may be taken ----------------------------------------------------------------
 
     def serves(self, args: tuple[Any, ...]) -> bool:
         """Whether the generated forward is right for these arguments, as things are now."""
@@ -249,22 +229,21 @@ class Fused:
         """The valid ratios that convolutions had when they were calibrated."""
         return {source.conv: source.engine.band for source in self._sources}
 
-    # ---- Operands -------------------------------------------------------------------------------
-
     def prove_again(self) -> None:
         """Takes classes and settings as they are now for those that were traced."""
         self._proof.take()
 
-    def renew(self, in_place: bool = True) -> bool:
+    def renew(self, in_place: bool = True, made: Made | None = None) -> bool:
         """Folds weights and biases anew; False where that cannot be done now.
 
         Args:
             in_place: operands keep their addresses where shape, dtype and device are the same, so
                 that captured graphs and compiled code read the new values. Without, nothing is
                 written that another thread may be reading.
+            made: as of :meth:`Source.operands`; None: everything is made anew.
         """
         self.forget()
-        if not self._proof.fits() or not all(map(_is_served, self._sources)):
+        if not self._proof.fits() or not all(source.can_be_read for source in self._sources):
             return False
         if _get_current_dispatch_mode() is not None or _is_capturing():
             return False
@@ -272,7 +251,7 @@ class Fused:
         if not origin.is_possible:
             return False
         with torch.inference_mode(False), torch.no_grad():
-            found = self._operands_now()
+            found = self._operands_now({} if made is None else made)
             read = self._read_elsewhere or self.operands
             if in_place and len(read) == len(found):
                 own = zip(read, found, self._owned(), strict=True)
@@ -285,23 +264,25 @@ class Fused:
         self._folded, self._held = (found, origin), self._proof.places()
         return True
 
-    def _operands_now(self) -> list[Tensor | None]:
-        found: list[Tensor | None] = []
-        for source in self._sources:
-            found += source.operands()
-        return found
+    def _operands_now(self, made: Made) -> list[Tensor | None]:
+        return [tensor for source in self._sources for tensor in source.operands(made)]
 
     def _owned(self) -> list[bool]:
         """Which operands have memory of their own; the others are Parameters, not to be written."""
         return [is_owned for source in self._sources for is_owned in source.is_owned]
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy has tensors of its own, and folds them when it is first called.
-        own = ("_folded", "_read_elsewhere", "_held", "key")
+        # A copy has tensors of its own, and folds them when it is first called. The graph stays
+        # behind, so that what may be generated from it is generated now.
+        if self._reads_norms:
+            for fills in (True, False):
+                self.forward_with_norms(fills)
+        own = ("_folded", "_read_elsewhere", "_held", "key", "_plan")
         return {name: value for name, value in self.__dict__.items() if name not in own}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
+        self._plan = None
         self._prepare()
 
 
@@ -320,44 +301,8 @@ class _Watched(list[Any]):
         return super().__getitem__(place)
 
 
-def _is_served(source: Source) -> bool:
-    weight, batch_norm = source.conv.weight, source.batch_norm
-    if weight is None or (batch_norm is not None and not _keeps_statistics(batch_norm)):
-        return False
-    return weight.device.type in ("cpu", "cuda", "meta") and weight.dtype in DTYPES
-
-
-def _keeps_statistics(batch_norm: Any) -> bool:
-    """Whether a batch norm computes with running statistics, and every change of these is told:
-    training counts its batches.
-    """
-    counts = "num_batches_tracked" in batch_norm._buffers
-    return (
-        batch_norm.running_mean is not None
-        and batch_norm.running_var is not None
-        and (not counts or batch_norm.num_batches_tracked is not None)
-    )
-
-
 def _below(root: str, name: str) -> str:
     return name[len(root) + 1 :] if root else name
-
-
-def _passed_by(plan: Plan) -> list[nn.Module]:
-    """The modules of an island, the root first, but those that the generated forward calls."""
-    island = plan.island
-    done = set(itertools.chain(plan.pools, plan.upsamplings, plan.linear_relus))
-    done |= set(plan.linear_relus.values()) | set(itertools.chain(*map(plan.nodes, plan.fused)))
-    called: set[nn.Module] = set()
-    passed = set(island.entered.values())
-    for node in island.graph.nodes:
-        if node.op == "call_module":
-            module = island.module.get_submodule(str(node.target))
-            # Of the reference form: what it makes of the reference is held.
-            is_held = island.reference is not None and type(module) in LINEAR_MODULES
-            (passed if node in done or is_held else called).add(module)
-    inside = {inner for module in called - passed for inner in module.modules()} - passed
-    return [module for module in island.module.modules() if module not in inside]
 
 
 def _written(old: Tensor | None, new: Tensor | None) -> Tensor | None:
@@ -387,124 +332,3 @@ def _is_ready(key: int, is_grad_enabled: bool) -> bool:
     """:meth:`Fused.is_ready`, asked once while a call is compiled."""
     with torch.set_grad_enabled(is_grad_enabled):
         return _registry[key].is_ready_to_compile()
-
-
-# ---- The subclass -------------------------------------------------------------------------------
-
-
-class FusedModule:
-    """What a fused module does differently; a base before the module's own class."""
-
-    _spamm_fused: Fused | None = None
-    _spamm_original: type[nn.Module]
-
-    def train(self: Any, mode: bool = True) -> Any:
-        """As of the module's class; back in eval mode, weights are folded anew."""
-        was_training = self.training
-        result = super().train(mode)  # type: ignore[misc]
-        fused = self._spamm_fused
-        if not mode and fused is not None and was_training:
-            fused.renew()
-        return result
-
-    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
-        if self._spamm_fused is not None:
-            self._spamm_fused.renew()
-        return result
-
-    def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """As of the module's class; then weights are folded anew."""
-        result = super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
-        if self._spamm_fused is not None:
-            self._spamm_fused.renew()
-        return result
-
-    __prepare_scriptable__ = _SpAMM.__prepare_scriptable__
-
-    def __deepcopy__(self: Any, memo: dict[int, Any]) -> Any:
-        new = _new(type(self))
-        memo[id(self)] = new
-        new.__setstate__(copy.deepcopy(_state(self), memo))
-        if new._spamm_fused is not None:
-            new._spamm_fused._proof.find_again()
-        return new
-
-    def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        state = dict(_state(self))
-        fused = state.pop("_spamm_fused", None)
-        recipe = None if fused is None else (fused.recipe, fused.reference, fused.signature.form)
-        return _new, (self._spamm_original,), (state, recipe), None, None, _unpickle
-
-
-def _new(kind: Any) -> Any:
-    return kind.__new__(kind)
-
-
-def _state(module: nn.Module) -> Any:
-    """What a module's class gives to those who copy or pickle it: its attributes, or fewer."""
-    made: Any = object.__reduce_ex__(module, 4)
-    return made[2]
-
-
-def _unpickle(module: nn.Module, state: tuple[dict[str, Any], Any]) -> None:
-    from .conversion import fuse_again  # which builds on this file
-
-    attributes, recipe = state
-    module.__setstate__(attributes)
-    if recipe is not None:
-        fuse_again(module, *recipe)
-
-
-@functools.cache
-def fused_class(original: Any) -> Any:
-    """The subclass that a module of this class gets."""
-
-    @functools.wraps(original.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        fused = self._spamm_fused
-        # A replica of nn.DataParallel shares what its original carries, on another device.
-        if fused is not None and fused.root is self:
-            if not self.training:
-                traced = fused.signature.bound(args, kwargs)
-                if traced is not None and fused.serves(traced):
-                    return fused.run(traced)
-            if not torch.compiler.is_compiling():
-                fused.forget_what_may_change()
-        if fused is not None and fused.on_other_call is not None:
-            fused.on_other_call(args, kwargs)
-        return original.forward(self, *args, **kwargs)
-
-    attributes = {
-        "forward": forward,
-        "_spamm_original": original,
-        "__module__": original.__module__,
-        "__qualname__": original.__qualname__,
-        "__doc__": original.__doc__,
-    }
-    return type(original.__name__, (FusedModule, original), attributes)
-
-
-def attach(fused: Fused) -> None:
-    """Gives a module its generated forward."""
-    module = fused.root
-    module.__class__ = _fused_class_of(module)
-    module.__dict__["_spamm_fused"] = fused
-    fused.prove_again()  # the convolutions may be of another class since it was made
-
-
-def _fused_class_of(module: nn.Module) -> Any:
-    kind: Any = type(module)
-    return fused_class(kind)
-
-
-def detach(module: nn.Module) -> None:
-    """Undoes :func:`attach`."""
-    kind: Any = type(module)
-    module.__class__ = kind._spamm_original
-    del module.__dict__["_spamm_fused"]
-
-
-def fused_of(module: nn.Module) -> Fused | None:
-    """What :func:`attach` gave a module, if it did."""
-    return module.__dict__.get("_spamm_fused")

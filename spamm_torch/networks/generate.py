@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import operator
+import re
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -12,47 +13,33 @@ from typing import Any, TypeAlias
 import torch
 from torch import fx, nn
 
-from .containers import share_containers
-from .dense import dense_conv2d
-from .linear import linear_relu
-from .norm_flow import NormFlow
-from .plan import Plan
-from .pool import Pooling, conv2d_max_pool, max_pool2d
-from .sites import Site
-from .upsample import Upsampling, upsample_nearest
+from .calls import conv2d_max_pool, dense_conv2d, linear_relu, max_pool2d, upsample_nearest
+from .nodes import Pooling, Upsampling
+from .plan import NormFlow, Plan, Site
 
 _ops = torch.ops.spamm_torch
 
 Forward: TypeAlias = Callable[..., Any]
 
-# The ops of generated code. It calls them by a name of its own: looking one up in torch.ops takes
-# time in each call.
-_NAMES = (
-    *("conv2d", "conv2d_with_norms", "dense_conv2d", "conv2d_deviation"),
-    *("conv2d_deviation_with_norms", "conv2d_deviation_parts", "max_pool2d_with_norms"),
-    *("max_pool2d_deviation", "join_deviations"),
-)
+# How a graph prints the ops. Generated code calls them by names of its own: looking one up in
+# torch.ops takes time in each call.
+_PRINTED_OP = re.compile(r"torch\.ops\.spamm_torch\.(\w+)\.default\(")
 
 _counter = itertools.count(1)  # of generated functions, each in a file of its own for tracebacks
 
 
 def generate(plan: Plan, flow: NormFlow | None = None) -> Forward:
-    """The function ``forward(self, spamm_operands, *args)``.
+    """The function ``forward(self, spamm_operands, *args)``; None as ``flow``: no norms travel.
 
     ``spamm_operands`` holds weight, bias and weight norms of each fused site, one after the other;
     bias and norms may be None.
-
-    Args:
-        plan: the island, its sites and their engines.
-        flow: where norms travel; None: nowhere.
     """
     return _Generator(plan, flow or NormFlow()).run()
 
 
 def _geometry(conv: nn.Conv2d, groups: int) -> tuple[Any, ...]:
     """The arguments behind the bias: one number where both sides have it, and no trailing defaults.
-
-    The host takes most of a small call's time, and a third of that to read its arguments.
+    The host takes a third of a small call's time to read its arguments.
     """
     of_both = map(tuple, (conv.stride, conv.padding, conv.dilation))
     stride, padding, dilation = (
@@ -79,16 +66,16 @@ class _Generator:
     def run(self) -> Forward:
         for node, pooling in self._plan.pools.items():
             self._replace_pool(node, pooling)
-        for node, upsampling in self._plan.upsamplings.items():
+        for node, upsampling in self._plan.island.upsamplings.items():
             self._replace_upsampling(node, upsampling)
-        for linear, relu in self._plan.linear_relus.items():
+        for linear, relu in self._plan.island.linear_relus.items():
             self._replace_linear_relu(linear, relu)
         for place, site in enumerate(self._plan.fused):
             self._replace_site(place, site)
         return compiled(self._graph)
 
     def _now(self, node: Any) -> Any:
-        """What computes the value of an island's node by now."""
+        """The node of the new graph that computes the value of an island's node."""
         if not isinstance(node, fx.Node):
             return node
         copy = self._copies[node]
@@ -178,18 +165,58 @@ class _Generator:
 
 def compiled(graph: fx.Graph) -> Forward:
     """The function that the graph prints."""
-    share_containers(graph)
+    _share_containers(graph)
     code = graph.python_code("self")
     names: dict[str, Any] = dict(code.globals)
     source = code.src
-    for name in _NAMES:
-        printed, own = f"torch.ops.spamm_torch.{name}.default(", f"_spamm_torch_{name}"
-        if printed in source:
-            source = source.replace(printed, f"{own}(")
-            names[own] = getattr(_ops, name).default
+    for name in set(_PRINTED_OP.findall(source)):
+        names[f"_spamm_torch_{name}"] = getattr(_ops, name).default
+    source = _PRINTED_OP.sub(r"_spamm_torch_\1(", source)
     file = f"<spamm_torch generated {next(_counter)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     exec(compile(source, file, "exec"), names)
     forward = names["forward"]
     weakref.finalize(forward, linecache.cache.pop, file, None).atexit = False
     return forward
+
+
+# ---- Containers ---------------------------------------------------------------------------------
+# Looking up a child of an nn.Module takes the host most of a microsecond, and a layer may lie four
+# containers deep: in a network of 150 layers that is as long as dozens of small kernels take. So
+# generated code looks up each container once a call, not on the way to every module.
+
+
+def _share_containers(graph: fx.Graph) -> None:
+    """Rewrites calls of modules, and reads of attributes, of a graph that is to be printed."""
+    shared = _Containers(graph)
+    for node in list(graph.nodes):
+        if node.op not in ("call_module", "get_attr"):
+            continue
+        with graph.inserting_before(node):
+            value = shared.attribute(str(node.target))
+            if node.op == "call_module":
+                value = graph.call_method("__call__", (value, *node.args), dict(node.kwargs))
+        node.replace_all_uses_with(value)
+        graph.erase_node(node)
+
+
+class _Containers:
+    """The containers on the way to modules, each where it is first needed."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph = graph
+        self._found: dict[str, fx.Node] = {}
+
+    def attribute(self, path: str) -> fx.Node:
+        """The module or tensor at a path such as ``features.0.weight``."""
+        container, _, name = path.rpartition(".")
+        own = "at_" + path.replace(".", "_")  # no name of the code around it, such as self
+        if not container:
+            return self._graph.create_node("get_attr", name, name=own)
+        arguments = (self._container(container), name)
+        return self._graph.create_node("call_function", getattr, arguments, name=own)
+
+    def _container(self, path: str) -> fx.Node:
+        if path not in self._found:
+            self._found[path] = self.attribute(path)
+        return self._found[path]

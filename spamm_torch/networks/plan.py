@@ -1,59 +1,104 @@
-"""The engine of each convolution of an island."""
+"""A part of a model that was traced, its calls of convolutions, and the engine of each call."""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
-from .capture import Island
-from .config import SpAMMConfig
-from .leaves import Band
-from .linear import find_linear_relus
-from .pool import Pooling, find_pools
-from .sites import Site
-from .upsample import Upsampling, find_upsamplings
+from .._arguments import check_block
+from .config import Engine
+from .example import Signature
+from .nodes import Pooling, Upsampling, find_linear_relus, may_write, pooling_of, upsampling_of
 
-# Without weights: the reference form has them take deviations.
-LINEAR_MODULES = (
-    *(nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.Upsample, nn.UpsamplingNearest2d),
-    *(nn.UpsamplingBilinear2d, nn.Identity, nn.Dropout, nn.Dropout2d, nn.PixelShuffle),
-)
+_ops = torch.ops.spamm_torch
+
+# The shape and dtype of what nodes of a graph compute.
+Shapes: TypeAlias = dict[fx.Node, tuple[tuple[int, ...], torch.dtype]]
+
+_EDGE = 64  # of the blocks of the norms that travel: images, and channels
 
 
-@dataclass(frozen=True)
-class Engine:
-    """How a convolution is computed.
+@dataclass(eq=False)
+class Island:
+    """A part of a model that was traced.
 
     Attributes:
-        kind: "spamm" (the op conv2d), "dense" (the op dense_conv2d), or "left" (as it was).
-        setting: of the op conv2d; None for the others.
-        band: the lowest and highest valid ratio of a batch when the setting was calibrated.
-        pools: whether its call is to compute the max pool behind the convolution, too.
-        joined: of a dense engine: the setting of the op conv2d with which all groups are one
-            product (joined_groups.py); None: the op dense_conv2d.
+        name: its fully qualified name; empty for the model itself.
+        module: its root.
+        graph: what ``module.forward`` calls; targets are names below the root.
+        signature: the form of the call that was traced.
+        entered: the modules that the trace went through, which the graph no longer calls, by their
+            names below the root. The root is not among them.
     """
 
-    kind: str
-    setting: SpAMMConfig | None = None
-    band: Band | None = None
-    pools: bool = False
-    joined: SpAMMConfig | None = None
+    name: str
+    module: nn.Module
+    graph: fx.Graph
+    signature: Signature
+    entered: dict[str, nn.Module]
+
+    def full_name(self, below: str) -> str:
+        """The name in the model of what the root calls ``below``."""
+        return f"{self.name}.{below}" if self.name else below
+
+    @cached_property
+    def pools(self) -> dict[fx.Node, Pooling]:
+        """The max pools that return no indices, in the graph's order."""
+        found = {node: pooling_of(node, self.module) for node in self.graph.nodes}
+        return {node: pooling for node, pooling in found.items() if pooling is not None}
+
+    @cached_property
+    def upsamplings(self) -> dict[fx.Node, Upsampling]:
+        """The nearest upsamplings, in the graph's order."""
+        found = {node: upsampling_of(node, self.module) for node in self.graph.nodes}
+        return {node: given for node, given in found.items() if given is not None}
+
+    @cached_property
+    def linear_relus(self) -> dict[fx.Node, fx.Node]:
+        """The linear layers whose only reader is a ReLU, and that ReLU."""
+        return find_linear_relus(self.graph, self.module)
+
+
+@dataclass(eq=False)
+class Site:
+    """A call of a convolution, and what it absorbs.
+
+    Attributes:
+        name: of the convolution in the model; further calls of the same one have "#2" and so on
+            behind it.
+        conv: the module.
+        node: its call; None for a convolution that no island calls, which absorbs nothing.
+        batch_norm: the module that is folded into weight and bias, or None.
+        residual: what is added, or None. activation: "none", or as the ops name it.
+        nodes: the nodes whose work the fused call does, the convolution first.
+        absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
+        images: of a batch of the example; 0 where none was seen.
+        pool: the max pool of 2 x 2 pixels that alone reads what the site computes, where a call
+            that skips nothing may compute it, too; or None.
+    """
+
+    name: str
+    conv: nn.Conv2d
+    node: fx.Node | None = None
+    batch_norm: nn.Module | None = None
+    residual: fx.Node | None = None
+    activation: str = "none"
+    nodes: list[fx.Node] = field(default_factory=list)
+    absorbed: tuple[str, ...] = ()
+    images: int = 0
+    pool: fx.Node | None = None
 
     @property
-    def of_op(self) -> SpAMMConfig | None:
-        """The setting of the op conv2d in a generated forward; None: the op dense_conv2d."""
-        return self.joined or self.setting
-
-    @property
-    def may_skip(self) -> bool:
-        """Whether its setting skips anything, zeros too."""
-        return self.setting is not None and not self.setting.skips_nothing
-
-
-DENSE = Engine("dense")
-LEFT = Engine("left")
+    def last(self) -> fx.Node:
+        """The node whose value the fused call returns."""
+        return self.nodes[-1]
 
 
 @dataclass
@@ -64,10 +109,15 @@ class Plan:
     sites: Sequence[Site]
     engines: Mapping[str, Engine]
 
-    @property
+    @cached_property
     def fused(self) -> list[Site]:
         """The sites that the generated forward computes itself, in the order of its operands."""
         return [site for site in self.sites if self._pays(site)]
+
+    def _pays(self, site: Site) -> bool:
+        engine = self.engines[site.name]
+        works = bool(site.absorbed) or engine.joined is not None
+        return engine.kind == "spamm" or (engine.kind == "dense" and works)
 
     def nodes(self, site: Site) -> list[fx.Node]:
         """The nodes whose work the site's call does, the convolution first."""
@@ -78,26 +128,102 @@ class Plan:
         """Whether the site's call computes the max pool behind it."""
         return len(self.nodes(site)) > len(site.nodes)
 
-    @property
+    @cached_property
     def pools(self) -> dict[fx.Node, Pooling]:
         """The max pools that are calls of their own in the generated forward."""
         absorbed = {node for site in self.sites for node in self.nodes(site)}
-        found = find_pools(self.island)
-        return {node: pooling for node, pooling in found.items() if node not in absorbed}
+        found = self.island.pools.items()
+        return {node: pooling for node, pooling in found if node not in absorbed}
 
-    @property
-    def linear_relus(self) -> dict[fx.Node, fx.Node]:
-        """The linear layers that it computes with the ReLU behind them, and that ReLU."""
-        return find_linear_relus(self.island)
+    def modules_replaced(self) -> list[nn.Module]:
+        """The modules that the generated forward does not call, the root first."""
+        island = self.island
+        done = {*self.pools, *island.upsamplings}
+        done |= set(itertools.chain(*island.linear_relus.items()))
+        done |= set(itertools.chain(*map(self.nodes, self.fused)))
+        called: set[nn.Module] = set()
+        replaced = set(island.entered.values())
+        for node in island.graph.nodes:
+            if node.op == "call_module":
+                module = island.module.get_submodule(str(node.target))
+                is_done = node in done or self._replaces(module)
+                (replaced if is_done else called).add(module)
+        inside = {inner for module in called - replaced for inner in module.modules()} - replaced
+        return [module for module in island.module.modules() if module not in inside]
 
-    @property
-    def upsamplings(self) -> dict[fx.Node, Upsampling]:
-        """The nearest upsamplings that it computes itself."""
-        return find_upsamplings(self.island)
+    def _replaces(self, module: nn.Module) -> bool:
+        """Whether the generated forward holds results of a module that it calls as well."""
+        return False
 
-    def _pays(self, site: Site) -> bool:
-        engine = self.engines[site.name]
-        if self.island.reference is not None:  # every convolution computes deviations
-            return engine.kind != "left"
-        works = bool(site.absorbed) or engine.joined is not None
-        return engine.kind == "spamm" or (engine.kind == "dense" and works)
+
+@dataclass
+class NormFlow:
+    """Which layers of an island compute norms for the next, and which read these.
+
+    A convolution that skips needs the norms of its input. A convolution of the op ``conv2d`` or a
+    max pool right before it computes them with its output; generated code passes them on. Behind
+    other layers (additions that were not absorbed, means, dense convolutions) it computes them
+    itself.
+
+    Attributes:
+        producers: the sites that compute the norms of what they return, by name.
+        pools: the max pools that do.
+        readers: the sites that take norms, by name.
+    """
+
+    producers: set[str] = field(default_factory=set)
+    pools: set[fx.Node] = field(default_factory=set)
+    readers: set[str] = field(default_factory=set)
+
+
+def norm_flow(plan: Plan, of_few: bool = False) -> NormFlow:
+    """The flow of norms in a plan, as if its device computed output norms.
+
+    ``of_few``: for batches that do not fill a block of 64 images. Only a held tau keeps that block
+    there, and a max pool is faster without norms.
+    """
+    flow = NormFlow()
+    pools = {} if of_few else plan.pools
+    by_last = {site.last: site for site in plan.fused}
+    for site in plan.fused:
+        if not _needs_norms(plan, site, of_few):
+            continue
+        value = site.nodes[0].args[0]
+        if not isinstance(value, fx.Node) or _is_written(plan, value):
+            continue
+        producer = by_last.get(value)
+        if producer is not None and plan.engines[producer.name].kind == "spamm":
+            flow.producers.add(producer.name)
+        elif value in pools:
+            flow.pools.add(value)
+        else:
+            continue
+        flow.readers.add(site.name)
+    return flow
+
+
+def _needs_norms(plan: Plan, site: Site, of_few: bool) -> bool:
+    """Whether the norms of the layer before are those of the blocks that this site reads."""
+    setting = plan.engines[site.name].setting
+    if setting is None or setting.skips_nothing or (of_few and setting.tau is None):
+        return False
+    channels = site.conv.in_channels
+    _, k, n = (0, _EDGE, _EDGE) if setting.block is None else check_block(setting.block)
+    images_first = setting.pixel_block is None or setting.pixel_block == (_EDGE, 1, 1)
+    reads_them = (k == _EDGE or channels <= k < _EDGE) and n == _EDGE
+    return site.conv.groups == 1 and reads_them and images_first
+
+
+def _is_written(plan: Plan, value: fx.Node) -> bool:
+    return any(may_write(user, plan.island.module) for user in value.users)
+
+
+def fills_norm_block(images: Tensor) -> bool:
+    """Whether a batch has the images of a block of the norms that travel."""
+    return images.shape[0] >= _EDGE
+
+
+@functools.cache
+def computes_output_norms(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether convolutions there compute the norms of their output without a pass over it."""
+    return _ops.computes_output_norms(device, dtype)

@@ -1,12 +1,13 @@
 """The proof that a generated forward still stands for its module's own.
 
-Everything that modules hold counts, but a short list of names. The proof is asked for in every
-eager call, for the whole network at once, and written for speed: numbers that are compared by
-functions of C, no loop in Python over what a network has hundreds of.
+Everything that modules hold counts, but a short list of names. Every eager call checks the proof,
+once for the whole network. So functions of C compare numbers: no loop in Python runs over hundreds
+of modules.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import types
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 _UNREAD = frozenset(  # what no call in eval mode without gradients reads
     (
-        "training",  # which is looked at by itself
+        "training",  # which has a check of its own
         *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
         *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"),
         *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
@@ -40,7 +41,7 @@ _address = Tensor.data_ptr
 
 
 class _State(NamedTuple):
-    """What dictionaries held when they had these versions, and the tensors among it."""
+    """The contents of dictionaries at these versions, and the tensors among them."""
 
     versions: list[int]
     held: list[dict[str, Any]]
@@ -48,14 +49,13 @@ class _State(NamedTuple):
 
 
 class Proof:
-    """What modules were when a forward was generated.
+    """The state of modules when a forward was generated.
 
     Args:
         modules: the modules whose work the generated forward does, the root first.
         sources: those of them whose tensors are folded.
 
-    Other tensors, and a tensor where there was None, are no other plan for ``sources``: what is
-    folded follows them (:class:`Origin`).
+    Other tensors of ``sources`` are no other plan: what is folded follows them (:class:`Origin`).
     """
 
     def __init__(self, modules: Sequence[nn.Module], sources: Sequence[nn.Module]) -> None:
@@ -70,14 +70,15 @@ class Proof:
         self._find()
         self._kinds = list(map(type, self._modules))
         bases = dict.fromkeys(base for kind in self._kinds for base in kind.__mro__)
-        self._functions = [_functions_of(base) for base in bases if _is_below_module(base)]
-        self._entries = list(map(_copied, self._containers))
+        own = [base for base in bases if issubclass(base, nn.Module) and base is not nn.Module]
+        self._functions = list(map(_functions_of, own))
+        self._entries = list(map(copy.copy, self._containers))
         versions = self._versions()
         held = list(map(dict, self._dicts))
         self._state = _State(versions, held, self._tensors_of(held))
 
     def _find(self) -> None:
-        """Finds what is compared, in the modules as they are now."""
+        """Finds the objects to compare, in the modules as they are now."""
         root = self._modules[0]
         owns = list(map(vars, self._modules))
         values = [
@@ -195,7 +196,7 @@ class Proof:
             known = frozenset[str]().union(*map(_names_in, set(self._kinds))) if new else new
             for name in new - known:
                 del now[name]
-            if number == 0:  # which the root's class is not asked for
+            if number == 0:  # on the root it does not count
                 now.pop("forward", None)
         return now
 
@@ -286,10 +287,6 @@ def _names_in(kind: type) -> frozenset[str]:
     return frozenset(names)
 
 
-def _copied(container: Any) -> Any:
-    return container.copy()
-
-
 def _has_settings(value: Any) -> bool:
     """Whether a module's attribute is an object that holds settings of its own."""
     own = getattr(value, "__dict__", None)
@@ -300,10 +297,6 @@ def _is_of_users(module: nn.Module) -> bool:
     """Whether a forward may ask what the module does not hold yet; layers of torch.nn do not."""
     kind = type(module).__module__
     return not kind.startswith("torch.nn.") or kind.endswith(".container")
-
-
-def _is_below_module(kind: type) -> bool:
-    return issubclass(kind, nn.Module) and kind is not nn.Module
 
 
 def _functions_of(kind: Any) -> tuple[Any, Any, Any]:

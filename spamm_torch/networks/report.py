@@ -1,4 +1,4 @@
-"""What convert_ did to each layer, as rows and as a table."""
+"""The report of convert_: a row for each layer, and a table."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from .._files import write_text
+from .._library import VERSION
 from .._table import table
-from .config import SpAMMConfig
-from .leaves import Band
-from .timing import Timing
+from .._timing import Timing
+from .config import Band, SpAMMConfig
 
 FORMAT = 3  # of settings files
 
@@ -28,7 +29,7 @@ _COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us
 
 @dataclass(frozen=True)
 class Row:
-    """What :func:`convert_` did to one layer, or why it left it.
+    """The change that :func:`convert_` made to one layer, or why it made none.
 
     Attributes:
         name: fully qualified; further calls of the same layer have "#2" and so on behind it.
@@ -118,12 +119,10 @@ class ConvertReport(tuple[Row, ...]):
 
     def to_dict(self) -> dict[str, Any]:
         """The settings of all layers, as :func:`convert_` takes them from a file."""
-        from .. import __version__
-
         return {
             "format": FORMAT,
             "device": self.device,
-            "versions": {"spamm_torch": __version__, "torch": torch.__version__},
+            "versions": {"spamm_torch": VERSION, "torch": torch.__version__},
             "reference": self.reference,
             "layers": {row.name: _layer_to_dict(row) for row in self},
             "notes": list(self.notes),
@@ -166,3 +165,27 @@ def _short(setting: SpAMMConfig | None) -> str:
     knob, *blocks = setting.to_dict().items()
     sizes = ["x".join(map(str, size)) if type(size) is tuple else str(size) for _, size in blocks]
     return " ".join([f"{knob[0]}={knob[1]:.4g}", *sizes])
+
+
+def shape_of(layer: nn.Module) -> str:
+    """A layer's shape in a few characters, as in "64 > 128, 3x3, /2"."""
+    if isinstance(layer, nn.Linear):
+        return f"{layer.in_features} > {layer.out_features}"
+    if not isinstance(layer, nn.modules.conv._ConvNd):
+        return ""
+    parts = [f"{layer.in_channels} > {layer.out_channels}", "x".join(map(str, layer.kernel_size))]
+    if set(layer.stride) != {1}:
+        parts.append("/" + "x".join(map(str, dict.fromkeys(layer.stride))))
+    if set(layer.dilation) != {1}:
+        parts.append(f"dilation {'x'.join(map(str, dict.fromkeys(layer.dilation)))}")
+    if layer.groups > 1:
+        parts.append(f"groups {layer.groups}")
+    return ", ".join(parts)
+
+
+def geometry_of(conv: nn.modules.conv._ConvNd) -> str:
+    """The shape with padding and bias, as in "64 > 128, 3x3, /2, padding 1x1, bias"."""
+    padding = conv.padding if isinstance(conv.padding, str) else "x".join(map(str, conv.padding))
+    mode = "" if conv.padding_mode == "zeros" else f" {conv.padding_mode}"
+    bias = "" if conv.bias is None else ", bias"
+    return f"{shape_of(conv)}, padding {padding}{mode}{bias}"

@@ -1,4 +1,4 @@
-"""What the user asked convert_ for, layer by layer."""
+"""Reads the arguments of convert_: overrides and settings files, layer by layer."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
 from .._arguments import is_integer, is_number
-from .config import NOTHING_SKIPPED, SpAMMConfig
-from .leaves import Band, geometry_of
-from .plan import DENSE, LEFT, Engine
-from .report import FORMAT
+from .._library import VERSION
+from .config import DENSE, LEFT, NOTHING_SKIPPED, Band, Engine, SpAMMConfig
+from .report import FORMAT, geometry_of
 
 _KINDS = ("spamm", "dense", "left")
 
@@ -40,7 +39,7 @@ class Request:
     reference: tuple[int, ...] | None = None
 
     def setting_of(self, layer: str) -> SpAMMConfig | None:
-        """What a layer skips at most; None where it is to stay dense."""
+        """The setting by which a layer may skip; None where it is to stay dense."""
         if layer in self.overrides:
             return self.overrides[layer]
         return self.config or NOTHING_SKIPPED
@@ -63,14 +62,16 @@ def read_request(
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.Conv2d)
     }
-    settings = _Settings({}, None)
+    engines: Mapping[str, Engine] = {}
+    reference = None
     if isinstance(config, (str, os.PathLike)):
         if overrides:
             raise ValueError(
                 "overrides must not come with a settings file, which names each layer's engine; "
                 f"got both ({os.fspath(config)!r})"
             )
-        config, settings = None, _read_settings(config, convolutions)
+        engines, reference = _read_settings(config, convolutions)
+        config = None
     elif config is not None and not isinstance(config, SpAMMConfig):
         got = type(config).__name__
         if is_number(config):
@@ -82,7 +83,7 @@ def read_request(
     known_as = _first_names(convolutions)
     named = frozenset(known_as[key] for key in overrides if key in known_as)
     own = {known_as[name]: setting for name, setting in by_name.items()}
-    return Request(config, own, named, *settings)
+    return Request(config, own, named, engines, reference)
 
 
 def check_like_settings(request: Request, reference: Tensor | None) -> None:
@@ -153,16 +154,10 @@ def _close_names(key: str, names: Mapping[str, Any]) -> str:
     return f" (close: {', '.join(close)})" if close else f" (it has {len(names)} convolutions)"
 
 
-class _Settings(NamedTuple):
-    """What a settings file holds; see :class:`Request`."""
-
-    engines: Mapping[str, Engine]
-    reference: tuple[int, ...] | None
-
-
 def _read_settings(
     path: str | os.PathLike[str], convolutions: Mapping[str, nn.Conv2d]
-) -> _Settings:
+) -> tuple[dict[str, Engine], tuple[int, ...] | None]:
+    """The engines and the shape of the reference, as of a :class:`Request`."""
     try:
         with open(path) as file:
             settings = json.load(file)
@@ -205,20 +200,18 @@ def _read_settings(
             f"the settings must be those of this model; got none for {missing[0]!r} "
             f"({len(missing)} layers are missing)"
         )
-    return _Settings(engines, _reference(reference))
+    return engines, _reference(reference)
 
 
 def _check_version(file_format: Any, version: Any) -> None:
     """Raises for settings of another release: its taus may mean something else."""
-    from .. import __version__
-
     if file_format != FORMAT:
         raise ValueError(
             f"the settings must be of format {FORMAT}; got format {file_format!r} (make them anew)"
         )
-    if _release(version) != _release(__version__):
+    if _release(version) != _release(VERSION):
         raise ValueError(
-            f"the settings must be of spamm_torch {'.'.join(_release(__version__))}; got those of "
+            f"the settings must be of spamm_torch {'.'.join(_release(VERSION))}; got those of "
             f"{version!r} (make them anew)"
         )
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from .capture import Island
-
-Shape: TypeAlias = tuple[tuple[int, ...], torch.dtype]
-Shapes: TypeAlias = dict[fx.Node, Shape]
+from .nodes import reason_not_plain
+from .plan import Island, Shapes
 
 _MADE_UP_IMAGES = ((2, 224, 160), (3, 192, 256))  # images, rows, columns
-_SMALL_IMAGES = ((2, 64, 48), (2, 224, 224))  # likewise, to compute with
+_SMALL_IMAGES = ((2, 48, 32), (2, 224, 224))  # likewise, to compute with
+_KEEP_SHAPE = (nn.BatchNorm2d, nn.ReLU, nn.ReLU6, nn.SiLU, nn.Hardswish, nn.LeakyReLU)
 _UNKNOWN = object()
 
 
@@ -99,9 +98,24 @@ class _Recorder(fx.Interpreter):
 
     def call_module(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         module = self.fetch_attr(target)
-        # Its decomposition takes most of the time that a network of fake tensors does.
-        keeps_shape = type(module) is nn.BatchNorm2d and not module.training
-        has_hooks = module._forward_hooks or module._forward_pre_hooks
-        if keeps_shape and not has_hooks and len(args) == 1 and isinstance(args[0], FakeTensor):
-            return torch.empty_like(args[0])
+        # Fake tensors take longer for these than all else that a network computes.
+        is_fake = len(args) == 1 and isinstance(args[0], FakeTensor) and not kwargs
+        if is_fake and reason_not_plain(module) is None:
+            if type(module) in _KEEP_SHAPE:
+                return args[0]
+            if type(module) is nn.Conv2d and (shape := _after(module, args[0])) is not None:
+                return args[0].new_empty(shape, dtype=module.weight.dtype)
         return super().call_module(target, args, kwargs)
+
+
+def _after(conv: nn.Conv2d, images: Tensor) -> list[int] | None:
+    """The shape that a convolution makes of images; None where torch has to say."""
+    if isinstance(conv.padding, str) or images.dim() != 4 or images.shape[1] != conv.in_channels:
+        return None
+    padded = (length + 2 * pad for length, pad in zip(images.shape[2:], conv.padding, strict=True))
+    windows = zip(padded, conv.kernel_size, conv.dilation, conv.stride, strict=True)
+    rest = [
+        (length - dilation * (kernel - 1) - 1) // stride + 1
+        for length, kernel, dilation, stride in windows
+    ]
+    return [images.shape[0], conv.out_channels, *rest] if min(rest) > 0 else None

@@ -1,4 +1,4 @@
-"""What each convolution of an island may absorb: batch norm, the residual add, the activation.
+"""The calls of convolutions of an island, and what each may absorb: batch norm, add, activation.
 
 From the call of a convolution single users are followed, in this order. Whatever is absorbed is
 computed in the convolution's own call, in one rounding where the device has a kernel for it.
@@ -6,93 +6,37 @@ computed in the convolution's own call, in one rounding where the device has a k
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-import torch
 from torch import fx, nn
-from torch.nn import functional as F
 
-from .capture import Island, is_frozen_batch_norm
-from .leaves import reason_not_plain
-from .pool import is_of_pairs, pooling_of
-from .shapes import Shapes
+from ..nn import SpAMMConv2d
+from .nodes import (
+    activation_of,
+    activation_of_module,
+    is_frozen_batch_norm,
+    is_in_place_add,
+    is_of_pairs,
+    may_write,
+    operands_of_add,
+    plain_module,
+    pooling_of,
+    reason_not_plain,
+)
+from .plan import Island, Shapes, Site
 
-_MODULES: dict[type[nn.Module], str] = {
-    nn.ReLU: "relu",
-    nn.ReLU6: "relu6",
-    nn.Hardswish: "hardswish",
-    nn.SiLU: "silu",
-    nn.LeakyReLU: "leaky_relu",
-}
-_FUNCTIONS: dict[Callable[..., Any], str] = {
-    torch.relu: "relu",
-    torch.relu_: "relu",
-    F.relu: "relu",
-    F.relu_: "relu",
-    F.relu6: "relu6",
-    F.hardswish: "hardswish",
-    F.silu: "silu",
-    F.leaky_relu: "leaky_relu",
-    F.leaky_relu_: "leaky_relu",
-}
-_METHODS = {"relu": "relu", "relu_": "relu"}
-# Functions that pass their input on unless they are told to train, and where they are told.
+# Functions that pass their input on unless an argument says that they train, and its place.
 _PLACE_OF_TRAINING = {"dropout": 2, "stochastic_depth": 3}
-_SLOPE = 0.01  # of the leaky ReLU that the ops compute
-
-_ADDS = (operator.add, torch.add)
-_IN_PLACE_ADDS = (operator.iadd,)
-
-
-@dataclass(eq=False)
-class Site:
-    """A call of a convolution, and what it absorbs.
-
-    Attributes:
-        name: of the convolution in the model; further calls of the same one have "#2" and so on
-            behind it.
-        conv: the module.
-        node: its call; None for a convolution that no island calls, which absorbs nothing.
-        batch_norm: the module that is folded into weight and bias, or None.
-        residual: what is added, or None. activation: "none", or as the ops name it.
-        nodes: the nodes whose work the fused call does, the convolution first.
-        absorbed: what was absorbed, in order: "bn", "add", and the activation's name.
-        images: of a batch of the example; 0 where none was seen.
-        pool: the max pool of 2 x 2 pixels that alone reads what the site computes, where a call
-            that skips nothing may compute it, too; or None.
-    """
-
-    name: str
-    conv: nn.Conv2d
-    node: fx.Node | None = None
-    batch_norm: nn.Module | None = None
-    residual: fx.Node | None = None
-    activation: str = "none"
-    nodes: list[fx.Node] = field(default_factory=list)
-    absorbed: tuple[str, ...] = ()
-    images: int = 0
-    pool: fx.Node | None = None
-
-    @property
-    def last(self) -> fx.Node:
-        """The node whose value the fused call returns."""
-        return self.nodes[-1]
-
 
 # Whether the add behind a call of a convolution, by name, adds operands of one shape and dtype.
 Alike: TypeAlias = Callable[[str, fx.Node, fx.Node], bool]
 
 
 def alike_by_shapes(measured: Sequence[Shapes], likely: Sequence[Shapes]) -> Alike:
-    """Judges adds by shapes.
+    """Judges adds by the shapes in calls that were seen, and in likely ones.
 
-    Args:
-        measured: shapes of the nodes in calls that were seen. May be empty.
-        likely: the same for made-up inputs. They must not disagree: operands may be alike for a
-            batch of one alone.
+    These must not disagree: operands may be alike for a batch of one alone.
     """
     certain = measured or likely
 
@@ -137,38 +81,13 @@ def _calls(island: Island) -> list[Site]:
     return sites
 
 
-def reason_not_to_call(conv: nn.Conv2d) -> str | None:
-    """Why the ops cannot be called in place of this convolution's ``forward``, or None."""
-    kind = type(conv)
-    if kind.forward is not nn.Conv2d.forward:
-        return f"a subclass with a forward of its own, {kind.__name__}"
-    if not is_known_convolution(conv):
-        return f"a subclass, {kind.__name__}"
-    if (reason := reason_not_plain(conv)) is not None:
-        return reason
-    if not isinstance(conv._parameters.get("weight"), nn.Parameter):
-        return "its weight is not a Parameter"
-    if nn.parameter.is_lazy(conv.weight):
-        return "its weight is not initialised"
-    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
-        return f"padding {conv.padding!r} of mode {conv.padding_mode!r} is made by torch"
-    return None
-
-
-def is_known_convolution(conv: nn.Module) -> bool:
-    """Whether it is exactly ``nn.Conv2d`` or :class:`SpAMMConv2d`."""
-    from ..nn import SpAMMConv2d
-
-    return type(conv) in (nn.Conv2d, SpAMMConv2d)
-
-
 class _Finder:
     """Follows single users of a convolution through the graph."""
 
     def __init__(self, island: Island, are_alike: Alike) -> None:
         self._root, self._are_alike = island.module, are_alike
-        self._has_reference = island.reference is not None
         self._order = {node: place for place, node in enumerate(island.graph.nodes)}
+        self._writers = [node for node in self._order if may_write(node, island.module)]
         self._taken: set[fx.Node] = set()
 
     def follow(self, site: Site) -> None:
@@ -186,8 +105,7 @@ class _Finder:
         # What passes its input on is only worth taking where something behind it was taken.
         while len(site.nodes) > 1 and self._is_identity(site.last):
             self._taken.discard(site.nodes.pop())
-        if not self._has_reference:
-            site.pool = self._pool_behind(site)
+        site.pool = self._pool_behind(site)
 
     def _pool_behind(self, site: Site) -> fx.Node | None:
         if site.activation != "relu" or site.residual is not None:
@@ -254,7 +172,7 @@ class _Finder:
         if first is second or own not in operands:
             return
         other = second if first is own else first
-        if _is_in_place_add(node) and first is not own:
+        if is_in_place_add(node) and first is not own:
             return  # the other operand is written to, and may be read elsewhere
         if not self._are_alike(site.name, own, other) or self._is_written_between(site, node):
             return
@@ -277,49 +195,7 @@ class _Finder:
         """
         own = set(site.nodes)
         start, stop = self._order[site.node], self._order[end]
-        return any(
-            start < self._order[node] < stop and node not in own and may_write(node, self._root)
-            for node in self._order
-        )
-
-
-def plain_module(node: fx.Node, root: nn.Module) -> nn.Module | None:
-    """The module that a node calls with one argument and that does nothing but forward."""
-    if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
-        return None
-    module = root.get_submodule(str(node.target))
-    return module if reason_not_plain(module) is None else None
-
-
-def activation_of(node: fx.Node, root: nn.Module) -> str | None:
-    """The name of the activation that a node computes, if the ops compute it."""
-    if node.op == "call_module":
-        module = plain_module(node, root)
-        return None if module is None else activation_of_module(module)
-    if node.op == "call_method":
-        known = len(node.args) == 1 and not node.kwargs
-        return _METHODS.get(str(node.target)) if known else None
-    if node.op != "call_function" or node.target not in _FUNCTIONS:
-        return None
-    name = _FUNCTIONS[node.target]
-    options = dict(node.kwargs)
-    options.pop("inplace", None)
-    options.pop("input", None)
-    slope = options.pop("negative_slope", _SLOPE)
-    rest = list(node.args[1:])
-    if name == "leaky_relu" and rest:
-        slope = rest.pop(0)
-    plain = not options and all(isinstance(value, bool) for value in rest)
-    return name if plain and slope == _SLOPE else None
-
-
-def activation_of_module(module: nn.Module) -> str | None:
-    """The name of what an activation module computes, if the ops compute it."""
-    if type(module) is nn.LeakyReLU and module.negative_slope != _SLOPE:
-        return None
-    if type(module) is nn.ReLU6 and (module.min_val, module.max_val) != (0, 6):
-        return None
-    return _MODULES.get(type(module))
+        return any(start < self._order[node] < stop and node not in own for node in self._writers)
 
 
 def _can_fold(module: nn.Module) -> bool:
@@ -347,71 +223,56 @@ def _activation_of_batch_norm(module: nn.Module) -> str | None:
     return activation_of_module(act)
 
 
-def operands_of_add(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    is_add = (node.op == "call_function" and node.target in (*_ADDS, *_IN_PLACE_ADDS)) or (
-        node.op == "call_method" and node.target in ("add", "add_")
-    )
-    if not is_add or len(node.args) != 2 or node.kwargs.get("alpha", 1) != 1:
-        return None
-    if set(node.kwargs) - {"alpha"}:
-        return None
-    first, second = node.args
-    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
-        return None
-    return first, second
+_LEAST_CHANNELS = 32  # the smallest edge of a block
 
 
-def _is_in_place_add(node: fx.Node) -> bool:
-    return node.target in _IN_PLACE_ADDS or node.target == "add_"
+def layer_of(call: str) -> str:
+    """The name of the layer in a call's name."""
+    return call.partition("#")[0]
 
 
-def may_write(node: fx.Node, root: nn.Module) -> bool:
-    """Whether a node may change a tensor in place, by its name and options."""
-    if node.op == "call_module":
-        module = root.get_submodule(str(node.target))
-        known = type(module).__module__.startswith("torch.nn")
-        return bool(getattr(module, "inplace", False)) if known else not _is_pure(module)
-    if node.op == "call_method":
-        return str(node.target).endswith("_")
-    if node.op == "call_function":
-        if node.kwargs.get("inplace") or "out" in node.kwargs or any(a is True for a in node.args):
-            return True
-        name = getattr(node.target, "__name__", "")
-        is_operator = getattr(node.target, "__module__", "") == "_operator"
-        return name.endswith("_") or name == "setitem" or (is_operator and name in _IN_PLACE_NAMES)
-    return False
+def reason_not_to_convert(conv: nn.Module) -> str | None:
+    """Why this convolution cannot become a :class:`SpAMMConv2d`, or None."""
+    kind = type(conv)
+    if kind not in (nn.Conv2d, SpAMMConv2d):
+        return f"a subclass, {kind.__name__}"
+    weight = conv._parameters.get("weight")
+    if not isinstance(weight, nn.Parameter):
+        return "its weight is not a Parameter"
+    if nn.parameter.is_lazy(weight):
+        return "its weight is not initialised"
+    if not weight.is_floating_point():
+        return f"its weight is {str(weight.dtype).removeprefix('torch.')}"
+    if "forward" in conv.__dict__ or "_conv_forward" in conv.__dict__:
+        return reason_not_plain(conv)
+    return None
 
 
-_CONCATENATIONS = (torch.cat, torch.concat, torch.concatenate)
+def reason_not_to_skip(conv: nn.Conv2d) -> str | None:
+    """Why skipping cannot pay in this convolution, or None."""
+    inner, outer = conv.in_channels // conv.groups, conv.out_channels // conv.groups
+    if conv.groups > 1 and inner == 1:
+        return "depthwise: a block would be nearly empty"
+    which = "input" if inner < _LEAST_CHANNELS else "output"
+    if min(inner, outer) < _LEAST_CHANNELS:
+        of = " a group" if conv.groups > 1 else ""
+        return f"{min(inner, outer)} {which} channels{of} do not fill a block of 32"
+    return None
 
 
-def concatenated(node: fx.Node) -> tuple[Sequence[Any], Any] | None:
-    """What a node concatenates, and along which dimension; None for other nodes."""
-    if node.op != "call_function" or node.target not in _CONCATENATIONS or not node.args:
-        return None
-    parts = node.args[0]
-    dim = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
-    return (parts, dim) if isinstance(parts, (list, tuple)) else None
-
-
-def concatenated_channels(node: fx.Node) -> Sequence[Any] | None:
-    """The parts of a concatenation of channels; None for other nodes."""
-    joined = concatenated(node)
-    return joined[0] if joined is not None and joined[1] == 1 else None
-
-
-def looks_at_shape(node: fx.Node) -> bool:
-    """Whether a node asks a value for its shape, dtype or device alone."""
-    if node.op == "call_method":
-        return node.target in ("size", "dim")
-    looks = node.op == "call_function" and node.target is getattr
-    return looks and node.args[1] in ("shape", "dtype", "device", "ndim")
-
-
-_IN_PLACE_NAMES = frozenset(
-    name for name in dir(operator) if name.startswith("i") and not name.startswith("is")
-) - {"index", "indexOf", "inv", "invert", "itemgetter"}
-
-
-def _is_pure(module: nn.Module) -> bool:
-    return isinstance(module, (nn.Conv2d, nn.Linear)) or is_frozen_batch_norm(module)
+def reason_not_to_call(conv: nn.Conv2d) -> str | None:
+    """Why the ops cannot be called in place of this convolution's ``forward``, or None."""
+    kind = type(conv)
+    if kind.forward is not nn.Conv2d.forward:
+        return f"a subclass with a forward of its own, {kind.__name__}"
+    if kind not in (nn.Conv2d, SpAMMConv2d):
+        return f"a subclass, {kind.__name__}"
+    if (reason := reason_not_plain(conv)) is not None:
+        return reason
+    if not isinstance(conv._parameters.get("weight"), nn.Parameter):
+        return "its weight is not a Parameter"
+    if nn.parameter.is_lazy(conv.weight):
+        return "its weight is not initialised"
+    if conv.padding_mode != "zeros" or isinstance(conv.padding, str):
+        return f"padding {conv.padding!r} of mode {conv.padding_mode!r} is made by torch"
+    return None

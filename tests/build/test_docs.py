@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 import distributed_mm
 import spamm_torch
+from spamm_torch import _timing as timing
 from spamm_torch.calibration import (
     CalibrationReport,
     CalibrationRow,
@@ -19,7 +20,7 @@ from spamm_torch.calibration import (
     ModelStats,
     Outcome,
 )
-from spamm_torch.networks import ConvertReport, timing
+from spamm_torch.networks import ConvertReport
 
 ROOT = Path(__file__).parents[2]
 API = (ROOT / "docs" / "api.md").read_text()

@@ -21,11 +21,11 @@ from spamm_torch import (
     convert_,
     record_stats,
 )
+from spamm_torch._timing import Timing
 from spamm_torch.calibration import CalibrationReport
 from spamm_torch.calibration.journal import Journal
 from spamm_torch.calibration.statistics import RATIOS
 from spamm_torch.networks.config import NOTHING_SKIPPED
-from spamm_torch.networks.timing import Timing
 
 LAYERS = ("conv_b", "conv_c")  # those that may skip
 

@@ -13,8 +13,8 @@ from spamm_torch import calibrate, convert_, record_stats
 from spamm_torch._progress import SILENT
 from spamm_torch.calibration.form import Form
 from spamm_torch.calibration.statistics import RATIOS, measure_layers
+from spamm_torch.networks.config import lossless
 from spamm_torch.networks.example import Example
-from spamm_torch.networks.lossless import lossless
 
 SIZE = 32
 BLOCK = (1, 8, 8)
@@ -122,8 +122,8 @@ def test_small_deviations_are_skipped_within_the_drop(made, tmp_path):
 @torch.no_grad()
 def test_where_layers_leave_norms_and_read_parts(timed, tmp_path, monkeypatch):
     """As on Hopper: there a threshold is searched for ops that take none but a number."""
-    for module in ("reference", "reference_form"):
-        name = f"spamm_torch.networks.{module}.computes_output_norms"
+    for module in ("conversion", "fused"):
+        name = f"spamm_torch.reference.{module}.computes_output_norms"
         monkeypatch.setattr(name, lambda *_: True)
     model, loader, evaluate = network(32), batches(), Distance()
     seen, parts = [], torch.ops.spamm_torch.conv2d_deviation_parts.default

@@ -11,8 +11,8 @@ from spamm_torch._progress import SILENT
 from spamm_torch.calibration.form import SPAMM, Form
 from spamm_torch.calibration.output_errors import _power_law, with_output_errors
 from spamm_torch.calibration.statistics import measure_layers
+from spamm_torch.networks.config import Engine
 from spamm_torch.networks.example import Example
-from spamm_torch.networks.plan import Engine
 
 
 @torch.no_grad()

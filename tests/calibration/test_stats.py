@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 
 import spamm_torch
 from spamm_torch import SpAMMConfig, SpAMMConv2d, SpAMMLinear, convert_, record_stats
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 TAU = 0.5
 SKIPS = SpAMMConfig(tau=8.0)  # of the tiny network

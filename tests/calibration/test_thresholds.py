@@ -9,8 +9,8 @@ from spamm_torch._progress import SILENT
 from spamm_torch.calibration.form import PIXEL_BLOCKS, Form
 from spamm_torch.calibration.statistics import measure_layers
 from spamm_torch.calibration.thresholds import thresholds_for
+from spamm_torch.networks.config import Engine
 from spamm_torch.networks.example import Example
-from spamm_torch.networks.plan import Engine
 
 LAYERS = ("conv_b", "conv_c")
 

@@ -8,14 +8,14 @@ from tiny import dark_pictures, made_up, tiny_network
 from torch import nn
 
 from spamm_torch import SpAMMConfig, SpAMMConv2d
+from spamm_torch import _timing as timing
 from spamm_torch._progress import SILENT
+from spamm_torch._timing import Timing
 from spamm_torch.calibration import times
 from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form
 from spamm_torch.calibration.statistics import Candidate, LayerStatistics
 from spamm_torch.calibration.times import Trial, time_layers, time_models
-from spamm_torch.networks import timing
 from spamm_torch.networks.example import Example
-from spamm_torch.networks.timing import Timing
 
 RATIOS = (0.8, 0.6, 0.4, 0.2)
 

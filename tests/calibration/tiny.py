@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from spamm_torch.networks.timing import Timing
+from spamm_torch._timing import Timing
 
 CLASSES = 4
 LEVELS = 60.0  # of an answer, for one unit of the output

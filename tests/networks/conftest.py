@@ -2,7 +2,7 @@
 
 import pytest
 
-from spamm_torch.networks.timing import Timing
+from spamm_torch._timing import Timing
 
 
 @pytest.fixture
@@ -25,11 +25,11 @@ def measured(monkeypatch):
                 found.append(dict.fromkeys(names, timing(time)))
             return found
 
-        def times_of(calls, *_):
+        def times_of(calls, *_, **__):
             return list(map(timing, of_models[: len(calls)]))
 
         for function in (times_of_parts, times_of):
-            name = f"spamm_torch.networks.conversion.{function.__name__}"
+            name = f"spamm_torch.networks.engines.{function.__name__}"
             monkeypatch.setattr(name, function)
 
     return replace

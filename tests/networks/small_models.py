@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 
 class Block(nn.Module):
@@ -77,29 +77,23 @@ def pictures(count=2, channels=3, size=16, dtype=torch.float32, seed=0):
 def is_served(model, *args, **kwargs):
     """Whether a call takes a generated forward, in the model or anywhere in it."""
     count = 0
-    generated = [
-        (fused, name, forward)
-        for module in model.modules()
-        if (fused := fused_of(module)) is not None
-        for name in ("forward", "_forward_with_norms")
-        if (forward := getattr(fused, name)) is not None
-    ]
+    generated = [fused for module in model.modules() if (fused := fused_of(module)) is not None]
 
-    def counted(forward):
-        def run(*inputs):
+    def counted(run):
+        def run_and_count(inputs):
             nonlocal count
             count += 1
-            return forward(*inputs)
+            return run(inputs)
 
-        return run
+        return run_and_count
 
     try:
-        for fused, name, forward in generated:
-            setattr(fused, name, counted(forward))
+        for fused in generated:
+            fused.run = counted(fused.run)
         model(*args, **kwargs)
     finally:
-        for fused, name, forward in generated:
-            setattr(fused, name, forward)
+        for fused in generated:
+            del fused.run
     return count > 0
 
 

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
-from spamm_torch.networks.example import difference, other_form
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.compare import difference, other_form
+from spamm_torch.networks.install import fused_of
 
 EXACT = {"conv": SpAMMConfig(tau=0.0)}
 

@@ -8,7 +8,7 @@ from small_models import is_served
 from torch import nn
 
 from spamm_torch import convert_
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 
 class Block(nn.Module):

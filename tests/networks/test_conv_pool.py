@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import SpAMMConfig, convert_, revert_
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 OPS = torch.ops.spamm_torch
 

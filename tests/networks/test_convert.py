@@ -14,7 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
 
 import spamm_torch
 from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, revert_
-from spamm_torch.networks.timing import Timing
+from spamm_torch._timing import Timing
 
 SKIPS = SpAMMConfig(tau=1e-3)
 
@@ -658,7 +658,7 @@ def test_each_call_of_a_convolution_is_timed_where_the_model_makes_it(monkeypatc
                 call(forms[-1].append)
         return [dict.fromkeys(forms[-1], Timing(1.0))] * len(calls)
 
-    monkeypatch.setattr("spamm_torch.networks.conversion.times_of_parts", times_of_parts)
+    monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
 
     def forward(self, x):
         return self.conv2(self.conv2(F.relu(self.conv1(F.relu(self.conv1(x))))))

@@ -267,6 +267,6 @@ def test_a_failure_late_in_the_conversion_leaves_the_model_as_it_was(monkeypatch
 
     model = resnet()
     convert_(model, SKIPS)
-    monkeypatch.setattr("spamm_torch.networks.conversion.attach", fail)
+    monkeypatch.setattr("spamm_torch.networks.install.attach", fail)
     refused(model, RuntimeError, "no memory", SpAMMConfig(tau=1.0))
     assert model.layer1[0].conv1.tau == 0.5

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from spamm_torch.networks.dense import dense_conv2d
+from spamm_torch.networks.calls import dense_conv2d
 
 CALLS = torch.ops.spamm_torch.dense_conv2d.default
 

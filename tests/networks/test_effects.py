@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import SpAMMConfig, convert_
-from spamm_torch.networks.fused import fused_of
-from spamm_torch.networks.state import Snapshot
+from spamm_torch import _timing as timing
+from spamm_torch._state import Snapshot
+from spamm_torch.networks.install import fused_of
 
 EXACT = SpAMMConfig(tau=0.0)
 CALLS = 0
@@ -236,6 +237,19 @@ KINDS = [
     *(CountsInGlobal, AppendsToGlobal, CountsInClass, CountsInClosure, DrawsOnTheHost),
     DrawsByTorch,
 ]
+
+
+@pytest.fixture(autouse=True)
+def fused_is_fastest(monkeypatch):
+    """Forms of the model run as where they are timed; their times are the same each time."""
+
+    def times_of(*args, **options):
+        found = timing.times_of(*args, **options)
+        return list(map(timing.Timing, (2.0, 1.0, 3.0, 4.0)))[: len(found)]
+
+    monkeypatch.setattr("spamm_torch.networks.engines.times_of", times_of)
+
+
 HOW = pytest.mark.parametrize("options", [{}, {"example_input"}, {"example_input", "dry_run"}])
 
 

@@ -10,21 +10,21 @@ from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import SpAMMConfig, convert_, record_stats
-from spamm_torch.networks.joined_groups import joined_setting, joined_weight
+from spamm_torch.networks.operands import joined_setting, joined_weight
 
 
 @pytest.fixture
 def joins_groups(monkeypatch):
     """Measured times by which joined groups are fastest."""
-    from spamm_torch.networks import conversion
-    from spamm_torch.networks.engines import Choice, fastest
+    from spamm_torch.networks import engines as engines_module
+    from spamm_torch.networks.engines import Choice, Chooser, fastest
 
     def choose(engines, times):
         joined = engines.get("groups joined")
         return fastest(engines, times) if joined is None else Choice(joined, "measured")
 
-    monkeypatch.setattr(conversion, "fastest", choose)
-    monkeypatch.setattr(conversion.Conversion, "_fastest", lambda self, chosen: chosen)
+    monkeypatch.setattr(engines_module, "fastest", choose)
+    monkeypatch.setattr(Chooser, "_fastest", lambda self, _: self._chosen())
 
 
 def network():

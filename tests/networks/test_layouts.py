@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_
-from spamm_torch.networks import layouts
-from spamm_torch.networks.fused import fused_of
-from spamm_torch.networks.layouts import Layout, find_layout
-from spamm_torch.networks.lossless import lossless
-from spamm_torch.networks.pixel_norms import regrouped
-from spamm_torch.networks.timing import Timing
+from spamm_torch._timing import Timing
+from spamm_torch.networks.config import lossless
+from spamm_torch.networks.install import fused_of
+from spamm_torch.reference import layouts
+from spamm_torch.reference.layouts import Layout, find_layout
+from spamm_torch.reference.pixel_norms import regrouped
 
 ZEROS = lossless(torch.float32)
 FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
@@ -27,8 +27,8 @@ FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 @pytest.fixture
 def computing_norms(monkeypatch):
     """The code for devices that compute norms on the way, where it runs on the CPU, too."""
-    for module in ("reference", "reference_form"):
-        name = f"spamm_torch.networks.{module}.computes_output_norms"
+    for module in ("conversion", "fused"):
+        name = f"spamm_torch.reference.{module}.computes_output_norms"
         monkeypatch.setattr(name, lambda device, dtype: True)
 
 
@@ -204,7 +204,7 @@ def test_generated_code_looks_no_op_up(computing_norms):
     """Looking one up in torch.ops takes time in each call."""
     model = trained(UNet(1, 4, width=32, depth=1))
     convert_(model, reference=canvas())
-    forward = fused_of(model)._forward_with_norms
+    forward = fused_of(model).forward_with_norms(True)
     source = "".join(linecache.getlines(forward.__code__.co_filename))
     assert "_spamm_torch_conv2d_deviation_parts(" in source
     assert "torch.ops.spamm_torch." not in source
@@ -363,8 +363,8 @@ class Mixed(nn.Module):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_network_of_two_types(when, monkeypatch):
     """Where only the half types have norms; no layout takes the operands of another."""
-    for module in ("reference", "reference_form"):
-        name = f"spamm_torch.networks.{module}.computes_output_norms"
+    for module in ("conversion", "fused"):
+        name = f"spamm_torch.reference.{module}.computes_output_norms"
         monkeypatch.setattr(name, lambda device, dtype: dtype == torch.bfloat16)
     torch.manual_seed(0)
     model = Mixed().eval()
@@ -465,7 +465,7 @@ def test_marks_come_right_before_the_calls_that_the_model_makes(computing_norms,
             forms.append([name for name, *_ in operations.found])
         return [{} for _ in calls]
 
-    monkeypatch.setattr("spamm_torch.networks.conversion.times_of_parts", times_of_parts)
+    monkeypatch.setattr("spamm_torch.networks.engines.times_of_parts", times_of_parts)
     torch.manual_seed(0)
     report = convert_(unet(), example_input=scattered(), reference=canvas())
     layers = {row.name for row in report}
@@ -529,10 +529,10 @@ def test_any_plan_gives_what_the_model_gives(kind, first, device, computing_norm
             {name: Timing(0.5 + (n + first_is_dense) % 2) for n, name in enumerate(layers)},
         ]
 
-    conversion = "spamm_torch.networks.conversion"
+    conversion = "spamm_torch.networks.engines"
     monkeypatch.setattr(f"{conversion}.times_of_parts", times_of_parts)
     of_models = [Timing(time) for time in (4.0, 3.0, 1.0, 2.0)]
-    monkeypatch.setattr(f"{conversion}.times_of", lambda calls, *_: of_models[: len(calls)])
+    monkeypatch.setattr(f"{conversion}.times_of", lambda calls, *_, **__: of_models[: len(calls)])
     dtype, most = (torch.half, 1e-2) if device.type == "cuda" else (torch.float32, 1e-5)
     torch.manual_seed(0)
     model = kind().to(device, dtype).eval().to(memory_format=torch.channels_last)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import SpAMMConfig, SpAMMConv2d, convert_, refresh_, revert_
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 EXACT = SpAMMConfig(max_error=1e-6)
 
@@ -128,7 +128,7 @@ def test_writes_through_data_need_a_refresh(pair):
 
 
 def test_a_refresh_writes_where_compiled_code_reads(pair):
-    from spamm_torch.networks.fused import fused_of
+    from spamm_torch.networks.install import fused_of
 
     model, _ = pair
     before = [t.data_ptr() for t in fused_of(model).operands if t is not None]

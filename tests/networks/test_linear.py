@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import convert_
-from spamm_torch.networks.fused import fused_of
-from spamm_torch.networks.linear import linear_relu
+from spamm_torch.networks.calls import linear_relu
+from spamm_torch.networks.install import fused_of
 
 RELUS = {
     "module": nn.ReLU(),

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import spamm_torch
 from spamm_torch import SpAMMConfig, convert_
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 OPS = torch.ops.spamm_torch
 TAU = 30.0
@@ -44,7 +44,7 @@ def network(pool=None):
 
 def code_of(model):
     """The names of the ops that the generated forward with norms calls."""
-    forward = fused_of(model)._forward_with_norms
+    forward = fused_of(model).forward_with_norms(True)
     return None if forward is None else forward.__code__.co_names
 
 
@@ -103,7 +103,7 @@ def test_pools(pool, takes_norms):
     assert ("_spamm_torch_max_pool2d_with_norms" in code_of(model)) == takes_norms
     with torch.no_grad():
         found = model(dark_pictures())
-        fused_of(model)._forward_with_norms = None
+        fused_of(model)._reads_norms = False
         assert torch.equal(found, model(dark_pictures()))
 
 
@@ -111,7 +111,7 @@ def test_pools(pool, takes_norms):
 def test_small_batches_take_norms_themselves():
     model = network()
     convert_(model, SKIPS)
-    fused_of(model)._forward_with_norms = None
+    fused_of(model)._reads_norms = False
     few = model(dark_pictures(8))
     model = network()
     convert_(model, SKIPS)

@@ -13,7 +13,7 @@ from zoo_cases import ZOO
 
 from models.unet import UNet
 from spamm_torch import SpAMMConfig, convert_, refresh_, revert_
-from spamm_torch.networks.fused import fused_of
+from spamm_torch.networks.install import fused_of
 
 NOTE = "generated forwards compute deviations from the reference picture"
 
@@ -245,7 +245,7 @@ def test_zeros_reach_as_far_as_no_pixel_changed():
 )
 def test_norms_travel_from_layer_to_layer(width, read, monkeypatch):
     """On a device that computes them on the way, each is that of the deviation it stands for."""
-    device_computes = "spamm_torch.networks.reference_form.computes_output_norms"
+    device_computes = "spamm_torch.reference.fused.computes_output_norms"
     monkeypatch.setattr(device_computes, lambda device, dtype: True)
     torch.manual_seed(0)
     model = trained(UNet(1, 4, width=width, depth=1))

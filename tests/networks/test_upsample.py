@@ -7,15 +7,15 @@ from torch import nn
 from torch.nn import functional as F
 
 from spamm_torch import convert_
-from spamm_torch.networks import upsample
-from spamm_torch.networks.fused import fused_of
-from spamm_torch.networks.upsample import enlarged, upsample_nearest
+from spamm_torch.networks import calls
+from spamm_torch.networks.calls import enlarged, upsample_nearest
+from spamm_torch.networks.install import fused_of
 
 
 @pytest.fixture(autouse=True)
 def small_images_too(monkeypatch):
     """Pixels of the tests' small images are repeated as those of large ones are."""
-    monkeypatch.setattr(upsample, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(calls, "_LEAST_BYTES", 0)
 
 
 class Level(nn.Module):
@@ -166,7 +166,7 @@ def test_a_result_has_memory_of_its_own(device, size, factors):
 
 def test_factors_for_which_torch_repeats_pixels():
     """In float32 a step may be a little less than 1 / factor; torch then reads the row before."""
-    judged = {factor: upsample._is_repeat(300, 300 * factor) for factor in range(1, 65)}
+    judged = {factor: calls._is_repeat(300, 300 * factor) for factor in range(1, 65)}
     row = torch.arange(300.0)
     for factor, repeats in judged.items():
         found = F.interpolate(row.view(1, 1, -1), scale_factor=factor).flatten()
@@ -174,8 +174,8 @@ def test_factors_for_which_torch_repeats_pixels():
             assert torch.equal(found, row.repeat_interleave(factor))
     assert all(judged[factor] for factor in range(1, 25))
     assert not judged[41]
-    assert not upsample._is_repeat(300, 450)
-    assert not upsample._is_repeat(300, 100)
+    assert not calls._is_repeat(300, 450)
+    assert not calls._is_repeat(300, 100)
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_factors_for_which_torch_repeats_pixels():
     ],
 )
 def test_sizes(size, scale_factor, after):
-    assert upsample.size_after((5, 6), size, scale_factor) == after
+    assert calls.size_after((5, 6), size, scale_factor) == after
 
 
 @pytest.mark.cuda
@@ -211,7 +211,7 @@ def test_a_cuda_graph_captures_it():
 @pytest.mark.parametrize("images", ["wide", "narrow", "one pixel", "off the grid", "a row of many"])
 def test_on_cuda_any_images_give_torch_s(images, monkeypatch):
     copies = []
-    monkeypatch.setattr(upsample, "enlarged", lambda *args: copies.append(1) or enlarged(*args))
+    monkeypatch.setattr(calls, "enlarged", lambda *args: copies.append(1) or enlarged(*args))
     of = {
         "wide": lambda x: x,
         "narrow": lambda x: x[:, :3].contiguous(memory_format=torch.channels_last),

@@ -11,7 +11,7 @@ from cases import vgg13
 from common.console import exit_code
 from common.results import load
 from models.vgg13 import VGG13
-from spamm_torch.networks.timing import Timing
+from spamm_torch._timing import Timing
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from examples.scattered_digits.network import Config, quality, train
 from models.data import Digits
 from models.errors import UserError
 from models.unet import UNet
-from spamm_torch.networks import timing
+from spamm_torch import _timing as timing
 
 TINY = Config(width=32, depth=1, size=64, steps=2, batch=2)
 

@@ -18,7 +18,7 @@ _ATTEMPTS = 3  # at rounds that vary little
 _STEADY = 1.25  # the largest spread of times that are not measured again
 _CUDA_REPEATS = 15
 _CPU_REPEATS = (3, 50)  # the least and the most; short calls are repeated more often
-_CPU_SECONDS = 0.2  # for each call
+_CPU_SECONDS = 0.1  # for each call
 _L2_BYTES = 1 << 27  # more than the L2 of any GPU that is served
 _MOST_CYCLES = 1 << 30  # of a wait on the device: about half a second
 
@@ -55,7 +55,10 @@ class Timing:
 
 
 def times_of(
-    calls: Sequence[Call], device: torch.device, around: Sequence[Around] = ()
+    calls: Sequence[Call],
+    device: torch.device,
+    around: Sequence[Around] = (),
+    is_warm: bool = False,
 ) -> list[Timing]:
     """The time of each call; one run of each in turn.
 
@@ -65,12 +68,13 @@ def times_of(
 
     Args:
         around: for each call the context in which it runs, whose time does not count.
+        is_warm: whether all that they compute was computed before; else a first run warms it up.
     """
     around = around or [nullcontext] * len(calls)
     runs: list[Run]
     if device.type != "cuda":
         runs = [
-            _cpu_run(lambda _, call=call: call(), context)  # type: ignore[misc]
+            _cpu_run(lambda _, call=call: call(), context, is_warm)  # type: ignore[misc]
             for call, context in zip(calls, around, strict=True)
         ]
         return [found[""] for found in _steadiest(runs, device)]
@@ -133,14 +137,14 @@ def _rounds(device: torch.device, count: int) -> Iterator[int]:
 def _by_part(
     marks: Sequence[tuple[str, Any]], between: Callable[[Any, Any], float]
 ) -> dict[str, float]:
-    """What lies between each mark and the next one; the last mark ends the last part."""
+    """The time between each mark and the next one; the last mark ends the last part."""
     found: dict[str, float] = {}
     for (name, start), (_, end) in itertools.pairwise(marks):
         found[name] = found.get(name, 0.0) + between(start, end)
     return found
 
 
-def _cpu_run(call: Marking, around: Around) -> Run:
+def _cpu_run(call: Marking, around: Around, is_warm: bool = False) -> Run:
     def run() -> dict[str, float]:
         with around():
             marks = [("", perf_counter())]
@@ -148,7 +152,8 @@ def _cpu_run(call: Marking, around: Around) -> Run:
             marks.append(("", perf_counter()))
         return _by_part(marks, lambda start, end: 1e6 * (end - start))
 
-    run()
+    if not is_warm:
+        run()
     return run
 
 

@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .fused import Fused
-from .norm_flow import computes_output_norms
-from .plan import Plan
-from .reference_code import generate_reference_code
-from .shapes import shapes_of
-from .state import in_eval_mode
+from .._state import in_eval_mode
+from ..networks.fused import Fused, Recipe
+from ..networks.operands import Made
+from ..networks.plan import Island, Plan, Site, computes_output_norms
+from ..networks.shapes import shapes_of
+from .code import generate_reference_code
+from .plan import ReferencePlan
 
 
-def fused_for(plan: Plan) -> Fused:
-    """The generated forward of a plan: in the reference form if its island has a reference."""
-    kind = Fused if plan.island.reference is None else ReferenceForm
-    return kind(plan.island.module, plan)
+@dataclass(frozen=True)
+class ReferenceRecipe(Recipe):
+    """As of a generated forward, with the module's arguments for the reference picture."""
+
+    reference: tuple[Tensor, ...]
+
+    def fused(self, island: Island, sites: Sequence[Site]) -> Fused | None:
+        """The reference form of the module itself; parts of it get generated forwards."""
+        if island.name:
+            return super().fused(island, sites)
+        plan = ReferencePlan(island, sites, self.engines, self.reference)
+        return ReferenceForm(plan) if plan.fused else None
 
 
 class ReferenceForm(Fused):
@@ -29,26 +39,30 @@ class ReferenceForm(Fused):
     with these.
     """
 
-    reference: tuple[Tensor, ...]
+    @property
+    def recipe(self) -> Recipe:
+        """The parts from which copies generate it again."""
+        return ReferenceRecipe(self._calls, self.signature.form, self.reference)
 
     def _generate(self, plan: Plan) -> None:
-        island = plan.island
-        with in_eval_mode(island.module):
-            code = generate_reference_code(
-                plan, shapes_of(island, _like(self.reference, plan.fused[0].conv.weight))
-            )
+        assert isinstance(plan, ReferencePlan)
+        self.reference = plan.reference
+        with in_eval_mode(plan.island.module):
+            reference = _like(self.reference, plan.fused[0].conv.weight)
+            code = generate_reference_code(plan, shapes_of(plan.island, reference))
         self.forward, self._base = code.forward, code.base
         self._layouts, self._first_in_layouts = code.layouts, 0
         # Its norms are of single images: the same for batches of few.
-        self._forward_with_norms = self._forward_of_few = code.forward_with_norms
+        self._with_norms = dict.fromkeys((True, False), code.forward_with_norms)
+        self._reads_norms = code.forward_with_norms is not None
         self._taken: list[tuple[Any, ...]] = []  # what arguments must have
 
-    def watch_operands(self, names: Sequence[str], mark: Callable[[str], None]) -> None:
-        super().watch_operands(names, mark)
+    def watch_operands(self, mark: Callable[[str], None]) -> None:
+        super().watch_operands(mark)
         count = len(self._layouts)
         watched: Any = self.operands
         for number, (place, _, _) in enumerate(self._layouts):  # the last operands
-            watched.places[3 * (number - count)] = names[place]
+            watched.places[3 * (number - count)] = self.names[place]
 
     def serves(self, args: tuple[Any, ...]) -> bool:
         """As of a generated forward, for arguments that are like the reference but in number, where
@@ -69,17 +83,17 @@ class ReferenceForm(Fused):
             args[0].device, args[0].dtype
         )
 
-    def renew(self, in_place: bool = True) -> bool:
+    def renew(self, in_place: bool = True, made: Made | None = None) -> bool:
         """Computes the operands anew; False where that cannot be done now, as in training mode."""
         self.forget()
         is_in_training = any(module.training for module in self.root.modules())
-        return not is_in_training and super().renew(in_place)
+        return not is_in_training and super().renew(in_place, made)
 
-    def _operands_now(self) -> list[Tensor | None]:
-        found = super()._operands_now()
+    def _operands_now(self, made: Made) -> list[Tensor | None]:
+        found = super()._operands_now(made)
         reference = _like(self.reference, self._sources[0].conv.weight)
-        made = self._base(self.root, found, *reference)
-        bases, held = made[: len(self._sources)], made[len(self._sources) :]
+        computed = self._base(self.root, found, *reference)
+        bases, held = computed[: len(self._sources)], computed[len(self._sources) :]
         found[1::3] = bases
         self._taken = [_kind(arg) for arg in reference]
         # All or none: they are counted from the end, whatever their types.
@@ -103,7 +117,7 @@ class ReferenceForm(Fused):
 
 
 def _kind(arg: Any) -> tuple[Any, ...]:
-    """What an argument must have in common with the reference's: all but the number of pictures."""
+    """The properties that arguments share with the reference: all but the number of pictures."""
     if not isinstance(arg, Tensor) or arg.dim() < 2:
         return (type(arg),)
     return tuple(arg.shape[1:]), arg.dtype, arg.device

@@ -24,8 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .config import SpAMMConfig
-from .lossless import lossless
+from ..networks.config import SpAMMConfig, lossless
 
 _ops = torch.ops.spamm_torch
 
@@ -44,7 +43,7 @@ class Layout:
 
     Attributes:
         columns: neighbouring ones that are together.
-        in_phases: whether it takes what is upsampled by 2 before that, and computes phases.
+        in_phases: whether it takes the image before upsampling by 2, and computes phases.
         parts: the channels of the parts that it takes, each with its columns together; empty where
             the input is one.
     """
@@ -68,7 +67,7 @@ class Layout:
         return in_phases(image) if self.in_phases else columns_together(image, self.columns)
 
     def input(self, image: Tensor) -> Tensor:
-        """An input (N, C, H, W) in this layout: for phases, what it was before upsampling."""
+        """An input (N, C, H, W) in this layout: for phases, the image before upsampling."""
         if not self.in_phases:
             return columns_together(image, self.columns)
         return image[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)
@@ -98,11 +97,7 @@ def find_layout(
 
     Another layout has other blocks. That changes nothing where products of zeros alone are skipped.
 
-    Args:
-        setting: of the convolution's engine.
-        width: columns of its input.
-        is_doubled: whether the input is nearest upsampling by 2 of what has half the rows and
-            columns.
+    ``width``: columns of its input. ``is_doubled``: the input is upsampled by 2, by nearest pixels.
     """
     if setting != lossless(conv.weight.dtype) or conv.groups > 1 or not _keeps_width(conv):
         return None
@@ -157,9 +152,6 @@ def one_for_each(image: Tensor, images: Tensor) -> Tensor:
     return image.expand(images.shape[0], -1, -1, -1)
 
 
-# ---- Columns together ---------------------------------------------------------------------------
-
-
 def columns_together(images: Tensor, factor: int) -> Tensor:
     """Images (N, C, H, W) as (N, factor * C, H, W / factor): a view of channels-last memory."""
     channels, width = images.shape[1] * factor, images.shape[3] // factor
@@ -191,9 +183,6 @@ def _weight_of_columns(weight: Tensor, factor: int, dilation: int) -> Tensor:
         group, place = divmod(own + column * dilation - padding, factor)
         made[own, :, place, :, :, group + most] = weight[..., column]
     return made.flatten(0, 1).flatten(1, 2)
-
-
-# ---- Phases -------------------------------------------------------------------------------------
 
 
 def in_phases(images: Tensor) -> Tensor:

@@ -19,13 +19,12 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from .._arguments import check_block
+from ..networks.calls import size_after
+from ..networks.config import lossless
+from ..networks.nodes import Upsampling, may_write
+from ..networks.plan import NormFlow, Plan, Shapes, Site
 from .layouts import ALIGNED, BLOCK, Layout, columns_of_phases, find_layout
-from .lossless import lossless
-from .norm_flow import NormFlow
-from .plan import Plan
-from .shapes import Shapes
-from .sites import Site, concatenated_channels, may_write
-from .upsample import Upsampling, size_after
+from .plan import concatenated_channels
 
 _MOST_JOINED = 4  # parts that the kernel which concatenates takes
 
@@ -52,9 +51,7 @@ class PixelNormFlow(NormFlow):
 def pixel_norm_flow(plan: Plan, shapes: Shapes) -> PixelNormFlow:
     """The flow of norms in the reference form, as if its device computed output norms.
 
-    Args:
-        plan: of an island with a reference.
-        shapes: of the island's nodes for the reference.
+    ``shapes``: of the island's nodes for the reference.
     """
     return _Flow(plan, shapes).run()
 
@@ -72,7 +69,7 @@ class _Flow:
         self._plan, self._shapes = plan, shapes
         self._root = plan.island.module
         self._by_last = {site.last: site for site in plan.fused}
-        self._pools, self._upsamplings = plan.pools, plan.upsamplings
+        self._pools, self._upsamplings = plan.pools, plan.island.upsamplings
         self._layouts = find_layouts(plan, shapes)
 
     def run(self) -> PixelNormFlow:
@@ -114,7 +111,7 @@ class _Flow:
             self._take(found, True, flow)
 
     def _parts_for(self, site: Site) -> dict[fx.Node, _Found]:
-        """What a site may read in place of its input, which concatenates it, and the norms.
+        """The parts of a concatenation that a site may read in place of it, and their norms.
 
         None where the kernel that reads parts does not compute the site. As behind upsampling,
         nothing may write to the parts before the site runs.
@@ -155,7 +152,7 @@ class _Flow:
         )
 
     def _norms_for(self, site: Site) -> _Found | None:
-        """What leaves the norms that a site reads; None where nothing does."""
+        """The nodes that write the norms that a site reads; None where there are none."""
         layout = self._layouts.get(site.name, Layout())
         value = site.nodes[0].args[0]
         if layout.in_phases:
@@ -230,14 +227,14 @@ def find_layouts(plan: Plan, shapes: Shapes) -> dict[str, Layout]:
 
 
 def _reads_doubled(plan: Plan, site: Site, shapes: Shapes) -> bool:
-    """Whether a site may read what is before nearest upsampling that doubles rows and columns.
+    """Whether a site may read the value before nearest upsampling that doubles rows and columns.
 
     It then reads that where the site runs, no longer where the upsampling stood: nothing may write
     to it in between. Of a new tensor that shows in the graph, of what may be an alias it does not.
     """
     value, root = site.nodes[0].args[0], plan.island.module
     assert isinstance(value, fx.Node)
-    before = passed_on(value, plan.upsamplings, shapes)
+    before = passed_on(value, plan.island.upsamplings, shapes)
     if before is None or _is_written(value, root) or _is_written(before, root):
         return False
     if not _is_new(before, plan, shapes) or _writes_between(value, site.nodes[0], plan):
@@ -266,7 +263,7 @@ def _writes_between(first: fx.Node, last: fx.Node, plan: Plan) -> bool:
 def passed_on(
     node: fx.Node, upsamplings: Mapping[fx.Node, Upsampling], shapes: Shapes
 ) -> fx.Node | None:
-    """What nearest upsampling by whole factors repeats; None for other nodes.
+    """The value that nearest upsampling by whole factors repeats; None for other nodes.
 
     Lengths alone do not tell: of 12 rows, a factor of 2.05 makes 24 others than a factor of 2.
 
@@ -299,9 +296,6 @@ def can_be_joined(node: fx.Node, shapes: Shapes) -> bool:
 def _is_pictures(part: fx.Node, shapes: Shapes) -> bool:
     shape, dtype = shapes.get(part, ((), torch.bool))
     return len(shape) == 4 and dtype.is_floating_point and shape[1] % ALIGNED == 0
-
-
-# ---- What is made of norms ----------------------------------------------------------------------
 
 
 def upsampled(norms: Tensor, size: Sequence[int]) -> Tensor:

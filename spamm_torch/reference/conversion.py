@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,22 +12,19 @@ from torch.utils._pytree import tree_leaves
 
 from .._arguments import check_tensor, dtype_name
 from .._progress import SILENT, Progress
-from .capture import Island
-from .config import SpAMMConfig
-from .conversion import Conversion, layer_of
-from .engines import Choice, candidates
-from .example import Example, describe
-from .fused import fused_of
+from ..networks.config import DENSE, LEFT, Engine, lossless
+from ..networks.conversion import Conversion
+from ..networks.engines import Choice, Chooser, candidates
+from ..networks.example import Example, describe
+from ..networks.fused import Fused
+from ..networks.plan import Island, Site, computes_output_norms
+from ..networks.report import ConvertReport
+from ..networks.request import Request
+from ..networks.shapes import shapes_of
+from .fused import ReferenceForm
 from .layouts import Layout
-from .lossless import lossless
-from .norm_flow import computes_output_norms
 from .pixel_norms import pixel_norm_flow
-from .plan import DENSE, LEFT, Engine, Plan
-from .report import ConvertReport
-from .request import Request
-from .shapes import shapes_of
-from .sites import Site
-from .state import in_eval_mode
+from .plan import ReferencePlan
 
 
 def check_reference(
@@ -72,6 +70,8 @@ def _as_the_model_takes_it(reference: Tensor, model: nn.Module) -> Tensor:
 class ReferenceConversion(Conversion):
     """Converts a model to the reference form."""
 
+    _keeps_layers = True  # deviations skip, not what the layers themselves get
+
     def __init__(
         self,
         model: nn.Module,
@@ -84,19 +84,13 @@ class ReferenceConversion(Conversion):
             request = dataclasses.replace(request, config=lossless(picture.dtype))
         self._picture, self._has_example = picture, example is not None
         self._layouts: dict[str, Layout] = {}  # where all sites that may skip do
+        self._references: dict[Island, tuple[Tensor, ...]] = {}
         example = example or Example(_made_up(picture), "reference")
         super().__init__(model, request, example, fuse=True, progress=progress)
-        if not self._islands:
-            notes = "; ".join(self._notes)
-            raise ValueError(
-                "convert_ with a reference expects a model with a part that torch.fx can trace; "
-                f"got {type(model).__name__}, which has none ({notes})"
-            )
 
-    def _install(self) -> ConvertReport:
-        report = super()._install()
-        fused = filter(None, map(fused_of, self._model.modules()))
-        if any(found.reference is not None for found in fused):
+    def _install(self, chooser: Chooser, engines: Mapping[str, Engine]) -> ConvertReport:
+        report = super()._install(chooser, engines)
+        if self.installation.fused:
             report.notes += ("generated forwards compute deviations from the reference picture",)
         report.reference = tuple(self._picture.shape)
         return report
@@ -105,7 +99,8 @@ class ReferenceConversion(Conversion):
         """The islands that are called once for the reference, with tensors of one picture."""
         islands = super()._capture()
         roots = [island.module for island in islands]
-        calls, _ = Example(self._picture, "reference").record(self._model, roots, 1)
+        picture = Example(self._picture, "reference")
+        calls, _ = picture.record(self._model, self._before, roots, 1)
         kept = []
         for island in islands:
             found = calls[island.module]
@@ -114,12 +109,30 @@ class ReferenceConversion(Conversion):
                 for args, kwargs in zip(found.args, found.kwargs, strict=True)
             ]
             if len(traced) == 1 and traced[0] and all(map(_is_picture, traced[0])):
-                island.reference = traced[0]
+                self._references[island] = traced[0]
                 kept.append(island)
             else:
                 name = island.name or "the model"
                 self._notes.append(f"{name} is not called once with pictures of floats alone")
+        if not kept:
+            notes = "; ".join(self._notes)
+            raise ValueError(
+                "convert_ with a reference expects a model with a part that torch.fx can trace; "
+                f"got {type(self._model).__name__}, which has none ({notes})"
+            )
         return kept
+
+    def _sites_of(self, island: Island) -> list[Site]:
+        sites = super()._sites_of(island)
+        for site in sites:
+            site.pool = None  # no kernel computes deviations and a pool
+        return sites
+
+    def _generate(
+        self, island: Island, sites: Sequence[Site], engines: Mapping[str, Engine]
+    ) -> Fused | None:
+        plan = ReferencePlan(island, sites, engines, self._references[island])
+        return ReferenceForm(plan, self._made) if plan.fused else None
 
     def _problem_of(self, island: Island, sites: list[Site]) -> str | None:
         try:
@@ -127,16 +140,17 @@ class ReferenceConversion(Conversion):
         except ValueError as error:  # it has no reference form
             return str(error)
 
-    def _leave_what_differs(self, plans: dict[Island, list[Site]]) -> None:
-        super()._leave_what_differs(plans)
+    def _leave_what_differs(self, found: dict[Island, list[Site]]) -> None:
+        super()._leave_what_differs(found)
         if not computes_output_norms(self._picture.device, self._picture.dtype):
             return
-        for island, sites in plans.items():
-            plan = Plan(island, sites, {site.name: self._engine_to_compare(site) for site in sites})
-            assert island.reference is not None
-            with in_eval_mode(self._model):
-                flow = pixel_norm_flow(plan, shapes_of(island, island.reference))
-            self._layouts |= flow.layouts
+        for island, sites in found.items():
+            engines = {site.name: self._engine_to_compare(site) for site in sites}
+            reference = self._references[island]
+            with self._before.kept():
+                shapes = shapes_of(island, reference)
+            plan = ReferencePlan(island, sites, engines, reference)
+            self._layouts |= pixel_norm_flow(plan, shapes).layouts
 
     def _engine_to_compare(self, site: Site) -> Engine:
         if site.node is None:
@@ -144,42 +158,53 @@ class ReferenceConversion(Conversion):
         engine = super()._engine_to_compare(site)
         return engine if engine.setting is None else Engine("spamm", lossless(self._picture.dtype))
 
-    @property
-    def _is_measured(self) -> bool:
-        return self._has_example and super()._is_measured
+    def _chooser(self) -> Chooser:
+        example = self._example if self._has_example else None
+        return _Chooser(
+            *(self._model, self._request, example, self.installation),
+            *(self._sites, self._problem, self._progress),
+            dtype=self._picture.dtype,
+            layouts=self._layouts,
+        )
 
-    def _candidates(self, site: Site, setting: SpAMMConfig | None) -> dict[str, Engine]:
+
+class _Chooser(Chooser):
+    """Chooses among the engines of the reference form."""
+
+    def __init__(self, *args: Any, dtype: torch.dtype, layouts: Mapping[str, Layout]) -> None:
+        self._lossless, self._layouts = lossless(dtype), layouts
+        super().__init__(*args)
+
+    def _candidates(self, site: Site) -> dict[str, Engine]:
         """Those that skip do so for any number of channels: zeros cost no accuracy. Groups stay
         apart: their deviations are computed group by group.
         """
+        setting = self._setting(site)
         if site.conv.groups > 1:
             return {"dense": DENSE}
         if setting is None or setting.skips_nothing:
             return candidates(site, setting)
         return {"dense": DENSE, f"spamm at {setting}": Engine("spamm", setting)}
 
-    def _given(self, site: Site) -> Choice | None:
+    def _given_for(self, site: Site) -> Choice | None:
         if site.node is None:
             return Choice(LEFT, "not in a part that was traced")
-        return super()._given(site)
+        return super()._given_for(site)
 
     def _predicted(self, site: Site) -> Choice:
-        choice = super()._predicted(site)
-        setting = self._request.setting_of(layer_of(site.name))
+        choice, setting = super()._predicted(site), self._setting(site)
         layout = self._layouts.get(site.name)
-        if layout is None or choice.engine != DENSE or setting != lossless(self._picture.dtype):
+        if layout is None or choice.engine != DENSE or setting != self._lossless:
             return choice
         how = "in phases" if layout.in_phases else "columns together"
         return Choice(Engine("spamm", setting), f"skips zeros, {how}")
 
     def _unmeasured(self) -> tuple[str, dict[str, Engine]]:
-        """The plan of a conversion without an example.
-
-        Calls measured among others that skip do not show what they leave to these: a dense one
-        leaves no norms.
-        """
-        choices = {site.name: self._given(site) or self._predicted(site) for site in self._sites}
-        return "as without an example", {name: found.engine for name, found in choices.items()}
+        # Calls measured among others that skip do not show that a dense one computes no norms.
+        return "as without an example", {
+            site.name: (self._given[site.name] or self._predicted(site)).engine
+            for site in self._sites
+        }
 
 
 def _is_picture(value: Any) -> bool:

@@ -22,15 +22,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from .activations import activated
-from .generate import Forward, compiled
-from .layouts import (
-    Layout,
-    columns_apart,
-    columns_of_phases,
-    columns_together,
-    one_for_each,
-)
+from ..networks.calls import activated, upsample_nearest
+from ..networks.generate import Forward, compiled
+from ..networks.nodes import may_write, operands_of_add
+from ..networks.plan import Shapes, Site
+from .layouts import Layout, columns_apart, columns_of_phases, columns_together, one_for_each
 from .pixel_norms import (
     PixelNormFlow,
     layouts_by_place,
@@ -39,17 +35,7 @@ from .pixel_norms import (
     regrouped,
     upsampled,
 )
-from .plan import LINEAR_MODULES, Plan
-from .shapes import Shapes
-from .sites import (
-    Site,
-    concatenated,
-    concatenated_channels,
-    looks_at_shape,
-    may_write,
-    operands_of_add,
-)
-from .upsample import upsample_nearest
+from .plan import LINEAR_MODULES, ReferencePlan, concatenated, concatenated_channels, looks_at_shape
 
 _ops = torch.ops.spamm_torch
 
@@ -77,15 +63,10 @@ class ReferenceCode:
     base: Callable[..., list[Tensor]]
 
 
-def generate_reference_code(plan: Plan, shapes: Shapes) -> ReferenceCode:
-    """The reference form of an island.
+def generate_reference_code(plan: ReferencePlan, shapes: Shapes) -> ReferenceCode:
+    """The reference form of an island; ValueError where it has none, and why.
 
-    Args:
-        plan: the island, its sites and their engines.
-        shapes: of the island's nodes for the reference.
-
-    Raises:
-        ValueError: an island that has no reference form; says why.
+    ``shapes``: of the island's nodes for the reference.
     """
     places: dict[fx.Node, int] = {}
     flow = pixel_norm_flow(plan, shapes)
@@ -104,7 +85,7 @@ class _Generator:
     """
 
     def __init__(
-        self, plan: Plan, shapes: Shapes, flow: PixelNormFlow, places: dict[fx.Node, int]
+        self, plan: ReferencePlan, shapes: Shapes, flow: PixelNormFlow, places: dict[fx.Node, int]
     ) -> None:
         self._plan, self._shapes, self._flow, self._places = plan, shapes, flow, places
         self._root = plan.island.module
@@ -121,7 +102,7 @@ class _Generator:
         self._held: dict[fx.Node, fx.Node] = {}  # references in the base
         # In the forward, by the island's nodes: norms, and of how many columns together.
         self._norms: dict[fx.Node, tuple[fx.Node, int]] = {}
-        self._pools, self._upsamplings = plan.pools, plan.upsamplings
+        self._pools, self._upsamplings = plan.pools, plan.island.upsamplings
         in_phases = [
             site
             for site in plan.fused
@@ -255,7 +236,7 @@ class _Generator:
         return self._apart(result, layout), left
 
     def _call(self, place: int, site: Site, layout: Layout) -> tuple[fx.Node, fx.Node | None]:
-        """A site's deviations, and their norms if they are wanted."""
+        """A site's deviations, and their norms where another site reads them."""
         weight, base, norms = self._operands_of(place, site)
         setting = self._plan.engines[site.name].setting
         options: dict[str, Any] = {} if setting is None else setting.op_arguments()
@@ -288,7 +269,7 @@ class _Generator:
         return self._apart(result, layout), left
 
     def _read_by(self, site: Site, layout: Layout) -> fx.Node:
-        """What a site's call takes: for phases, what is before the upsampling."""
+        """The value that a site's call takes: for phases, the one before the upsampling."""
         value = _input_of(site)
         if not layout.in_phases:
             return value
@@ -395,7 +376,7 @@ def _pair(size: Any) -> list[int]:
 
 
 def _input_of(site: Site) -> fx.Node:
-    """What the site's convolution takes."""
+    """The input of the site's convolution."""
     node = site.nodes[0].args[0]
     assert isinstance(node, fx.Node)
     return node

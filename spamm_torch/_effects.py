@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import fx, nn
 
-from .state import Place, is_own
+from ._state import Place, is_own
 
 _IN_PLACE = frozenset(
     getattr(operator, f"i{name}")
@@ -53,7 +53,7 @@ def held_tensor_written(node: fx.Node) -> str | None:
 
 
 def line_of(error: BaseException) -> str:
-    """The last line of the user's code on the way to an error, with what is in front of it."""
+    """The last line of the user's code on the way to an error, with its file and number."""
     frames = traceback.walk_tb(error.__traceback__)
     own = [(frame, line) for frame, line in frames if _is_own(frame)]
     return _quoted(*own[-1]) if own else ""
@@ -68,7 +68,8 @@ class Watch:
     """
 
     def __init__(self, place: Place, stack: Sequence[nn.Module]) -> None:
-        self.line, self.module = "", None
+        self.line = ""
+        self.module: nn.Module | None = None
         self._place, self._stack = place, stack
         self._last: tuple[FrameType, int, nn.Module | None] | None = None
 

@@ -22,6 +22,7 @@ _FOREIGN = frozenset({*sys.stdlib_module_names, "torch", "numpy", "spamm_torch"}
 _CONTAINERS = (collections.OrderedDict, dict, list, set, collections.deque)
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device})
 _MISSING = object()
+_dict_version = torch._C._dynamo.guards.dict_version  # changes with every change of a dictionary
 _HOOKS = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 
 
@@ -56,6 +57,7 @@ class _Container(Place):
         self._container = container
         self._kind = next(kind for kind in _CONTAINERS if isinstance(container, kind))
         self._entries = self._now()
+        self._version = _dict_version(container) if isinstance(container, dict) else None
 
     def _now(self) -> Any:
         is_dict = isinstance(self._container, dict)
@@ -63,13 +65,19 @@ class _Container(Place):
 
     def is_changed(self) -> bool:
         container, entries = self._container, self._entries
+        version = None if self._version is None else _dict_version(container)
+        if version is not None and version == self._version:
+            return False
         if len(container) != len(entries):
             return True
         if isinstance(container, dict):
             if not all(map(operator.is_, container, entries)):
                 return True
             container, entries = dict.values(container), entries.values()
-        return not all(map(operator.is_, container, entries))
+        if not all(map(operator.is_, container, entries)):
+            return True
+        self._version = version
+        return False
 
     def restore(self) -> None:
         kind: Any = self._kind  # a subclass may forbid these
@@ -182,8 +190,16 @@ class Snapshot:
         self._places = _Finder(model).places
 
     def changed(self) -> list[Place]:
-        """What is no longer as it was."""
+        """The places that are no longer as they were."""
         return [place for place in self._places if place.is_changed()]
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Puts everything back when the block inside ends."""
+        try:
+            yield
+        finally:
+            self.restore()
 
     def restore(self) -> None:
         """Puts everything back."""
@@ -211,8 +227,8 @@ class _Finder:
                 self._put(getattr(kind, "forward", None), module, "forward", 0)
         while self._queue:
             self._visit(*self._queue.popleft())
-        for module, names in self._names.items():
-            self.places.append(_Names(None, f"a global of {module.__name__}", module, names))
+        for file, names in self._names.items():
+            self.places.append(_Names(None, f"a global of {file.__name__}", file, names))
 
     def _put(self, value: Any, owner: nn.Module | None, name: str, depth: int) -> None:
         if type(value) not in _SIMPLE and id(value) not in self._seen and depth <= _DEPTH:
@@ -299,7 +315,7 @@ class _Finder:
                 self._put_inner(value, owner, name, depth)
 
     def _put_inner(self, value: Any, owner: nn.Module | None, name: str, depth: int) -> None:
-        """What code names: the code itself is followed as far as it goes."""
+        """A value that code names; code is followed as far as it goes."""
         is_code = isinstance(value, types.FunctionType)
         self._put(value, owner, name, depth if is_code else depth + 1)
 
@@ -322,15 +338,19 @@ def _names_of(code: types.CodeType) -> frozenset[str]:
 
 
 @contextmanager
-def in_eval_mode(model: nn.Module) -> Iterator[None]:
+def in_eval_mode(model: nn.Module, known: Snapshot | None = None) -> Iterator[Snapshot]:
     """All modules in eval mode, and afterwards each as it was, whatever a forward did meanwhile.
 
-    The flags are set without ``train``, which models override with effects of their own.
+    The flags are set without ``train``, which models override with effects of their own. Gives the
+    state in eval mode, to go back to between the steps inside: ``known`` where that still holds.
     """
-    before = Snapshot(model)
-    for module in model.modules():
+    modes = [(module, module.training) for module in model.modules() if module.training]
+    for module, _ in modes:
         module.training = False
+    before = Snapshot(model) if known is None or known.changed() else known
     try:
-        yield
+        yield before
     finally:
         before.restore()
+        for module, mode in modes:
+            module.training = mode

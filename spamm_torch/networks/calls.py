@@ -1,0 +1,232 @@
+"""The functions that generated forwards call: each picks the faster of an op and torch's own.
+
+A compiler gets torch's own calls, since Inductor joins these with their neighbours. So does a call
+that wants a gradient.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .nodes import pair_of
+
+_ops = torch.ops.spamm_torch
+_conv2d, _conv2d_max_pool = _ops.conv2d.default, _ops.conv2d_max_pool.default
+_max_pool2d = _ops.max_pool2d.default
+
+_HALF_OR_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
+_PLAIN = (Tensor, nn.Parameter)
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": torch.clone,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "hardswish": F.hardswish,
+    "silu": F.silu,
+    "leaky_relu": F.leaky_relu,
+}
+
+
+def activated(values: Tensor, activation: str) -> Tensor:
+    """The activation of this name, in memory of its own."""
+    return _ACTIVATIONS[activation](values)
+
+
+def dense_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    residual: Tensor | None = None,
+    activation: str = "none",
+) -> Tensor:
+    """``torch.ops.spamm_torch.dense_conv2d``, in parts where a compiler makes more of them."""
+    geometry = (stride, padding, dilation, groups)
+    in_parts = torch.compiler.is_compiling() and input.is_cuda
+    if not in_parts or _is_one_kernel(weight, groups, activation):
+        options = {"residual": residual, "activation": activation}
+        return _ops.dense_conv2d.default(input, weight, bias, *geometry, **options)
+    output = F.conv2d(input, weight, bias, *geometry)
+    if residual is not None:
+        output = output + residual
+    return output if activation == "none" else activated(output, activation)
+
+
+def _is_one_kernel(weight: Tensor, groups: int, activation: str) -> bool:
+    """Whether cuDNN's fused call takes such a weight (csrc/cuda/conv/dense_conv2d.cpp)."""
+    in_units = all(channels * weight.itemsize % 16 == 0 for channels in weight.shape[:2])
+    return activation == "relu" and groups == 1 and in_units and weight.dtype.itemsize == 2
+
+
+def linear_relu(input: Tensor, linear: nn.Linear) -> Tensor:
+    """As ``torch.relu(linear(input))``, up to rounding; input (..., in_features) of its dtype.
+
+    On CUDA it is one call of cuBLASLt, whose kernel applies bias and ReLU.
+    """
+    weight, bias = linear.weight, linear.bias
+    if _is_one_call(input, weight, bias):
+        return torch._addmm_activation(bias, input, weight.t())
+    return torch.relu(F.linear(input, weight, bias))
+
+
+def _is_one_call(input: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    return (
+        bias is not None  # as it was when the forward was generated
+        and type(weight) in _PLAIN  # a quantised weight, say, computes otherwise
+        and type(bias) in _PLAIN
+        and input.dim() == 2
+        and input.dtype in _HALF_OR_SINGLE
+        and all(features % 8 == 0 for features in weight.shape)  # else its ReLU loses NaN
+        and _can_be_own(input, weight, bias)
+    )
+
+
+def _can_be_own(*tensors: Tensor) -> bool:
+    """Whether a call on CUDA is neither compiled nor to be differentiated."""
+    return (
+        tensors[0].is_cuda
+        and not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+    )
+
+
+def conv2d_max_pool(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: int | Sequence[int],
+    padding: int | Sequence[int],
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    *,
+    norm_weight: Tensor | None,
+    activation: str,
+) -> Tensor:
+    """The op ``conv2d_max_pool``, or two calls where a gradient is wanted or a single image came.
+
+    Args:
+        input: (N, C, H, W) or (C, H, W).
+        norm_weight: the weight's norms, as the op ``conv2d_weight_norm`` returns them.
+        weight, bias, stride, padding, dilation, groups, activation: as of the op ``conv2d``.
+    """
+    args = (input, weight, bias, stride, padding, dilation, groups)
+    options = {"norm_weight": norm_weight, "activation": activation}
+    if input.dim() == 4 and not (torch.is_grad_enabled() and input.requires_grad):
+        return _conv2d_max_pool(*args, **options)
+    return F.max_pool2d(_conv2d(*args, threshold=0.0, **options), 2)
+
+
+def max_pool2d(
+    input: Tensor, kernel_size: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Tensor:
+    """As ``torch.nn.functional.max_pool2d``, without a gradient."""
+    pooling = (kernel_size, stride, padding, dilation, ceil_mode)
+    if _op_is_faster(input):
+        return _max_pool2d(input, *pooling)
+    return F.max_pool2d(input, *pooling)
+
+
+def _op_is_faster(input: Tensor) -> bool:
+    return (
+        _can_be_own(input)
+        and input.dim() == 4
+        and input.dtype in _HALF_OR_SINGLE
+        and input.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+_LEAST_BYTES = 1 << 22  # of a result: for fewer, Python's calls take longer than the copy saves
+_MOST_ROWS = 1 << 20  # or columns: float32 numbers them exactly, with room for rounding
+
+_WIDE = torch.complex128  # stands for any 16 bytes
+
+
+def upsample_nearest(input: Tensor, size: Any, scale_factor: Any) -> Tensor:
+    """As torch's ``interpolate(..., mode="nearest")``, bit for bit, without a gradient."""
+    if _can_be_repeated(input):
+        after = size_after(input.shape[2:], size, scale_factor)
+        if after is not None and _repeats_faster(input, after):
+            return enlarged(input, after)
+    return F.interpolate(input, size, scale_factor)
+
+
+def _can_be_repeated(input: Tensor) -> bool:
+    return (
+        _can_be_own(input)
+        and input.dim() == 4
+        and input.is_contiguous(memory_format=torch.channels_last)
+        and _has_wide_pixels(input)
+        # Of one pixel or channel, torch tells the memory format of its result by strides.
+        and not input.is_contiguous()
+    )
+
+
+def _repeats_faster(input: Tensor, after: tuple[int, int]) -> bool:
+    height, width = input.shape[2:]
+    if not (_is_repeat(height, after[0]) and _is_repeat(width, after[1])):
+        return False
+    return input.nbytes * (after[0] // height) * (after[1] // width) >= _LEAST_BYTES
+
+
+def size_after(before: Sequence[int], size: Any, scale_factor: Any) -> tuple[int, int] | None:
+    """Rows and columns of the result for a size or whole factors; None for others."""
+    if (size is None) == (scale_factor is None):
+        return None  # an error, for torch to tell
+    given = pair_of(size if scale_factor is None else scale_factor)
+    if given is None or not all(_is_whole(x, scale_factor is not None) for x in given):
+        return None
+    factors = (1, 1) if scale_factor is None else tuple(before)
+    return int(given[0]) * factors[0], int(given[1]) * factors[1]
+
+
+def _is_whole(x: Any, may_be_float: bool) -> bool:
+    return type(x) is int or (may_be_float and type(x) is float and x.is_integer())
+
+
+@functools.lru_cache(1 << 10)
+def _is_repeat(before: int, after: int) -> bool:
+    """Whether torch repeats each row (or column) equally often.
+
+    It takes row floor(i * step) for row i, where step is 1 / factor in float32. If that was rounded
+    down, as for a factor of 41, it may take the row before.
+    """
+    if before == 0 or after > _MOST_ROWS or after < before or after % before:
+        return False
+    factor = after // before
+    return ctypes.c_float(1 / factor).value * factor >= 1
+
+
+def _has_wide_pixels(images: Tensor) -> bool:
+    """Whether a channels-last pixel is a number of whole, aligned 16 bytes."""
+    size = images.element_size()
+    places = (images.shape[1] * size, images.storage_offset() * size, images.data_ptr())
+    return not any(place % _WIDE.itemsize for place in places)
+
+
+def enlarged(images: Tensor, size: Sequence[int]) -> Tensor:
+    """Channels-last images with each pixel repeated up to ``size``, 16 aligned bytes at a time.
+
+    Args:
+        images: (N, C, H, W); the bytes of a pixel are a multiple of 16, as is its address.
+        size: rows and columns of the result, multiples of H and W.
+    """
+    pixels = images.permute(0, 2, 3, 1).view(_WIDE)
+    count, height, width, chunks = pixels.shape
+    image, row, column, chunk = pixels.stride()
+    repeated = pixels.as_strided(  # one view: each costs time on the host
+        (count, height, size[0] // height, width, size[1] // width, chunks),
+        (image, row, 0, column, 0, chunk),
+    )
+    # Not reshape(), which returns a view where a factor or a length is 1.
+    copied = repeated.clone(memory_format=torch.contiguous_format)
+    return copied.view(count, *size, chunks).view(images.dtype).permute(0, 3, 1, 2)
