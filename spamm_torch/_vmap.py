@@ -43,7 +43,7 @@ def _register(name: str, op: Any) -> None:
         return stacked, pytree.tree_map(lambda x: 0 if isinstance(x, Tensor) else None, stacked)
 
     def rule(_: Any, *args: Any, **kwargs: Any) -> Any:
-        interpreter = retrieve_current_functorch_interpreter()
+        interpreter: Any = retrieve_current_functorch_interpreter()
         return custom_function_call_vmap_helper(interpreter, each, call, args, kwargs)
 
     _library.impl(name, rule, "FuncTorchBatched", with_keyset=True)

@@ -49,7 +49,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -88,7 +88,7 @@ _spamm, _spamm_with_norms = _ops.spamm.default, _ops.spamm_with_norms.default
 _conv2d, _conv2d_with_norms = _ops.conv2d.default, _ops.conv2d_with_norms.default
 
 
-def _overridden(function: Callable[..., Any], operands: tuple[Tensor, ...], arguments: Any) -> Any:
+def _overridden(function: Callable[..., Any], operands: tuple[Any, ...], arguments: Any) -> Any:
     """The call as ``__torch_function__`` of an operand answers it: ``torch.fx`` records one node.
 
     Args:
@@ -868,7 +868,9 @@ def conv2d(
     if bias is not None:
         check_tensor(bias, "bias")
     if isinstance(padding, str):
-        input, padding = _explicit_padding(input, weight, _both(stride), padding, _both(dilation))
+        input, padding = _explicit_padding(
+            cast(Tensor, input), cast(Tensor, weight), _both(stride), padding, _both(dilation)
+        )
     else:
         check_integers(padding, "padding")
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
@@ -883,8 +885,8 @@ def conv2d(
     if not return_info:
         return result
     maps = conv2d_norm_maps(
-        as_multiplied(input),
-        as_multiplied(weight),
+        as_multiplied(cast(Tensor, input)),
+        as_multiplied(cast(Tensor, weight)),
         (_both(stride), _both(padding), _both(dilation), groups),
         has_tau(knobs),
         block,

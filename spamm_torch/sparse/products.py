@@ -105,13 +105,13 @@ def product(
         most = math.inf if max_error is None else abs(alpha) * _left(plan, max_error)
         c, norms, drop_bound = _dropped(c, norms, drop, most, symmetric)
     map_c = c._replace(values=norms)
-    results: list[Any]
+    results: list[Any] = []
     if is_dense:
-        results = [c.dense()[: a.shape[0], : b.shape[1]].contiguous()]
+        results.append(c.dense()[: a.shape[0], : b.shape[1]].contiguous())
         if return_norms:  # its own: blocks at the edge are summed up as they are there
             results.append(_ops.norm_map(results[0], (left.edge,) * 2))
     else:
-        results = [c.matrix(), map_c.matrix()][: 1 + return_norms]
+        results += [c.matrix(), map_c.matrix()][: 1 + return_norms]
     if return_info:
         results.append(_info(plan, alpha, drop_bound, left.edge))
     return results[0] if len(results) == 1 else tuple(results)
