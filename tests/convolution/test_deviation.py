@@ -54,6 +54,7 @@ def assert_near(found, wanted):
         assert (found.double() - wanted).norm() <= digits * wanted.norm()
 
 
+@pytest.mark.strength(3)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("with_residual", [False, True])

@@ -70,6 +70,7 @@ def assert_near(actual, expected):
     torch.testing.assert_close(actual.double(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.strength(3)
 @each_call
 @activations
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -164,6 +165,7 @@ def test_output_norms_are_those_of_the_result(device, dtype, with_residual):
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.strength(3)
 @each_call
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["relu", "relu6"])
@@ -207,6 +209,7 @@ def test_groups_that_skip_nothing_are_the_dense_convolution(device, dtype, tau, 
     assert torch.equal(actual, ops.dense_conv2d(input, weight, bias, **options))
 
 
+@pytest.mark.strength(3)
 @each_call
 @pytest.mark.parametrize(
     ("images", "channels"),
