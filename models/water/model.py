@@ -33,8 +33,7 @@ def model_fock(cluster, basis, s):
     Returns:
         (N, N) float64 on the device of ``s``, symmetric, in hartree.
     """
-    rotations = _function_rotations(cluster, basis).to(s.device)
-    own = rotations.mT @ _molecule_fock(basis).to(s.device) @ rotations
+    own = molecule_focks(cluster, basis).to(s.device)
     molecules, functions = own.shape[:2]
     rows = s.view(molecules, functions, -1)
     index = torch.arange(molecules, device=s.device)
@@ -59,6 +58,12 @@ def model_density(fock, s, electrons):
     _, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(lower, half.mT, upper=False))
     occupied = torch.linalg.solve_triangular(lower.mT, vectors[:, : electrons // 2], upper=True)
     return 2 * occupied @ occupied.mT
+
+
+def molecule_focks(cluster, basis):
+    """(molecules, functions, functions): F of each molecule by itself, turned as it is."""
+    rotations = _function_rotations(cluster, basis)
+    return rotations.mT @ _molecule_fock(basis) @ rotations
 
 
 @functools.cache

@@ -1,17 +1,20 @@
 """Overlaps of contracted Gaussians, exact: S of a cluster of any size, without a program.
 
-By the recurrences of Obara and Saika, J. Chem. Phys. 84, 3963 (1986), pair of shells by pair; only
-those near enough for an overlap above 1e-20 or so are computed.
+By the recurrences of Obara and Saika, J. Chem. Phys. 84, 3963 (1986), pair of molecules by pair and
+in them pair of shells by pair; only those near enough for an overlap above 1e-20 or so, or what the
+caller names, are computed. Nothing has a number for each pair of molecules but S as a whole.
 """
 
 import itertools
+import math
+from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
-from models.water.basis import BASES, HARMONICS, function_atoms
+from models.water.basis import BASES, HARMONICS
+from models.water.geometry import ATOMS
 
-_FAR = 46  # exp(-46) is 1e-20: overlaps beyond are zero
+FAR = 46.0  # exp(-46) is 1e-20: overlaps beyond are zero
 _CHUNK = 1 << 21  # numbers of a table that are computed at once
 
 
@@ -25,90 +28,125 @@ def overlap(cluster, basis):
         (N, N) float64 on the CPU, symmetric, ones on its diagonal. Functions stand atom by atom in
         the cluster's order, on each atom in the order of the basis set.
     """
-    atoms = function_atoms(cluster, basis)
-    first = np.searchsorted(atoms, np.arange(len(cluster.positions)))
-    result = np.zeros((len(atoms), len(atoms)))
-    np.fill_diagonal(result, 1)
-    sites = _sites(cluster, basis, first)
-    for (number, a), (other, b) in itertools.combinations_with_replacement(enumerate(sites), 2):
-        _fill(result, a, b, once=number == other)
-    return torch.from_numpy(result)
+    atoms = torch.from_numpy(cluster.positions).view(-1, len(ATOMS), 3)
+    i, j = near_pairs(atoms, basis)
+    i, j = i[i <= j], j[i <= j]
+    blocks = pair_overlaps(atoms, basis, i, j)
+    functions = blocks.shape[1]
+    result = blocks.new_zeros(len(atoms), functions, len(atoms), functions)
+    by_molecules = result.transpose(1, 2)
+    by_molecules[i, j] = blocks
+    by_molecules[j, i] = blocks.mT
+    return result.view(len(atoms) * functions, -1)
 
 
-class _Sites:
-    """All shells of one kind: one contraction on all atoms of one element."""
+def near_pairs(atoms, basis, rows=slice(None), far=FAR):
+    """The pairs (i, j) of molecules with an overlap above exp(-far) or so, by a list of cells.
 
-    def __init__(self, shell, positions, first):
-        self.l = shell.l
-        self.positions, self.first = positions, first
-        self.exponents = np.array(shell.exponents)
-        self.coefficients = _normalised(shell)
+    Args:
+        atoms: (molecules, 3, 3) positions in bohr. basis: a name of ergo.basis.BASES.
+        rows: the molecules i that count, a slice. far: see above.
 
-    @property
-    def functions(self):
-        return self.first[:, None] + np.arange(2 * self.l + 1)
+    Returns:
+        Two int64 tensors on the device of ``atoms``; each pair in both orders, and those of a
+        molecule with itself. By i, and in no order of j.
+    """
+    centre, reach = atoms[:, 0], _reach(basis, far) + 2 * (atoms[0] - atoms[0, 0]).norm(dim=1).max()
+    cell = ((centre - centre.min(0).values) / reach).long() + 1  # an empty cell at each end
+    counts = cell.max(0).values + 2
+    stride = torch.stack((counts[1] * counts[2], counts[2], torch.ones_like(counts[0])))
+    key = (cell * stride).sum(1)
+    sorted_key, order = key.sort(stable=True)
+    i = torch.arange(len(atoms), device=atoms.device)[rows]
+    around = torch.arange(-1, 2, device=atoms.device)
+    # Three cells along the last axis are neighbours in the order.
+    beside = torch.cartesian_prod(around, around, around[1:2])
+    middle = key[i, None] + (beside * stride).sum(1)
+    first = torch.searchsorted(sorted_key, middle - 1)
+    lengths = (torch.searchsorted(sorted_key, middle + 1, right=True) - first).flatten()
+    before = lengths.cumsum(0) - lengths
+    place = torch.arange(int(lengths.sum()), device=atoms.device)
+    place += (first.flatten() - before).repeat_interleave(lengths)
+    j = order[place]
+    i = i.repeat_interleave(lengths.view(len(i), -1).sum(1))
+    near = (centre[i] - centre[j]).square().sum(1) <= reach**2
+    return i[near], j[near]
 
 
-def _sites(cluster, basis, first):
-    symbols = np.array(cluster.symbols)
-    found = []
-    for symbol, shells in BASES[basis].items():
-        of_element = np.flatnonzero(symbols == symbol)
-        starts = first[of_element]
-        for shell in shells:
-            found.append(_Sites(shell, cluster.positions[of_element], starts))
-            starts = starts + shell.functions
+def pair_overlaps(atoms, basis, i, j, far=FAR):
+    """Overlaps (pairs, f, f) of the f functions of molecules ``i`` with those of molecules ``j``.
+
+    Args:
+        atoms: (molecules, 3, 3) positions in bohr, float64, on any device; the rest is as of
+            near_pairs. What it gives for (j, i) is the transpose but for rounding.
+    """
+    shells = _shells(basis)
+    functions = shells[-1].places.stop
+    found = atoms.new_zeros(len(i), functions, functions)
+    for a, b in itertools.product(shells, shells):
+        apart = atoms[i, a.atom] - atoms[j, b.atom]
+        reach = far * (1 / min(a.exponents) + 1 / min(b.exponents))
+        near = (apart.square().sum(1) <= reach).nonzero()[:, 0]
+        chunk = max(1, _CHUNK // (len(a.exponents) * len(b.exponents) * 3 ** (a.l + b.l)))
+        for part in near.split(chunk):
+            found[part, a.places, b.places] = _blocks(a, b, apart[part])
+    own = (i == j).nonzero()[:, 0]
+    above = found[own].triu(1)
+    found[own] = above + above.mT + torch.eye(functions).to(found)
     return found
 
 
-def _normalised(shell):
-    """Factors of the plain Gaussians with which each function of a shell has the norm 1."""
-    exponents = np.array(shell.exponents)
-    # A primitive's norm is this, times what depends on l alone.
-    factors = np.array(shell.coefficients) * exponents ** ((2 * shell.l + 3) / 4)
-    here = np.zeros((1, 3))
-    own = _blocks(shell.l, exponents, factors, shell.l, exponents, factors, here)[0]
-    return factors / np.sqrt(own[0, 0])
+# ---- Shells -------------------------------------------------------------------------------------
 
 
-def _fill(result, a, b, *, once):
-    """Writes the overlaps of all shells of two kinds; ``once``: of one kind with itself."""
-    reach = np.sqrt(_FAR * (1 / a.exponents.min() + 1 / b.exponents.min()))
-    i, j = _near(a.positions, b.positions, reach)
-    if once:
-        i, j = i[i < j], j[i < j]  # a shell's own functions are orthonormal
-    rows, columns = a.functions[i][:, :, None], b.functions[j][:, None, :]
-    apart = a.positions[i] - b.positions[j]
-    chunk = max(1, _CHUNK // (len(a.exponents) * len(b.exponents) * 3 ** (a.l + b.l)))
-    for start in range(0, len(i), chunk):
-        part = slice(start, start + chunk)
-        blocks = _blocks(
-            a.l, a.exponents, a.coefficients, b.l, b.exponents, b.coefficients, apart[part]
-        )
-        result[rows[part], columns[part]] = blocks
-        result[columns[part], rows[part]] = blocks
+@dataclass(frozen=True)
+class _Shell:
+    """A shell of a molecule: its atom there, and the places of its functions."""
+
+    atom: int
+    places: slice
+    l: int
+    exponents: tuple[float, ...]
+    factors: list[float]  # of the plain Gaussians with which each function has the norm 1
 
 
-def _near(positions, others, reach):
-    """The pairs of indices whose points are within reach of each other."""
-    distances = torch.cdist(
-        torch.from_numpy(positions),
-        torch.from_numpy(others),
-        compute_mode="donot_use_mm_for_euclid_dist",
-    )
-    return [indices.numpy() for indices in (distances <= reach).nonzero(as_tuple=True)]
+def _shells(basis):
+    found, at = [], 0
+    for atom, symbol in enumerate(ATOMS):
+        for shell in BASES[basis][symbol]:
+            # A primitive's norm is this, times what depends on l alone.
+            power = (2 * shell.l + 3) / 4
+            pairs = zip(shell.coefficients, shell.exponents, strict=True)
+            factors = [c * e**power for c, e in pairs]
+            places = slice(at, at := at + shell.functions)
+            plain = _Shell(atom, places, shell.l, shell.exponents, factors)
+            norm = _blocks(plain, plain, torch.zeros(1, 3, dtype=torch.float64))[0, 0, 0].sqrt()
+            found.append(replace(plain, factors=[f / norm.item() for f in factors]))
+    return found
 
 
-def _blocks(l_a, exponents_a, factors_a, l_b, exponents_b, factors_b, apart):
+def _reach(basis, far):
+    widest = min(e for shells in BASES[basis].values() for s in shells for e in s.exponents)
+    return math.sqrt(2 * far / widest)
+
+
+def _blocks(a, b, apart):
     """Overlaps (pairs, 2 l_a + 1, 2 l_b + 1) of shells whose centres are A - B = ``apart``."""
-    along = _along_axes(l_a, exponents_a, l_b, exponents_b, apart)
-    weights = factors_a[:, None] * factors_b
-    forms = np.empty((len(apart), 3**l_a, 3**l_b))
-    for p, powers_a in enumerate(_powers(l_a)):
-        for q, powers_b in enumerate(_powers(l_b)):
-            x, y, z = (along[powers_a[axis], powers_b[axis]][axis] for axis in range(3))
-            forms[:, p, q] = np.einsum("nij,nij,nij,ij->n", x, y, z, weights)
-    return HARMONICS[l_a] @ forms @ HARMONICS[l_b].T
+    of_a, of_b = (apart.new_tensor(x.exponents) for x in (a, b))
+    total = of_a[:, None] + of_b
+    factors = apart.new_tensor(a.factors)[:, None] * apart.new_tensor(b.factors)
+    weights = factors * (math.pi / total) ** 1.5
+    distance = apart.square().sum(1)[:, None, None]
+    gaussian = weights * torch.exp(-of_a[:, None] * of_b / total * distance)
+    along = _along_axes(a.l, of_a[:, None], b.l, of_b, apart)
+    forms = apart.new_empty(len(apart), 3**a.l, 3**b.l)
+    for p, powers_a in enumerate(_powers(a.l)):
+        for q, powers_b in enumerate(_powers(b.l)):
+            powers = enumerate(zip(powers_a, powers_b, strict=True))
+            factors = [along[of][axis] for axis, of in powers if any(of)]
+            forms[:, p, q] = math.prod(factors, start=gaussian).sum((1, 2))
+    left, right = (torch.from_numpy(HARMONICS[x.l]).to(forms) for x in (a, b))
+    return left @ forms @ right.T
 
 
 def _powers(l):
@@ -119,14 +157,13 @@ def _powers(l):
     ]
 
 
-def _along_axes(l_a, exponents_a, l_b, exponents_b, apart):
-    """{(i, j): (3, pairs, primitives of A, of B)}: integrals of (x - A)^i (x - B)^j and both
-    Gaussians along each axis."""
-    a, b = exponents_a[:, None], exponents_b
-    total = a + b
+def _along_axes(l_a, of_a, l_b, of_b, apart):
+    """{(i, j): (3, pairs, primitives of A, of B)}: means of (x - A)^i (x - B)^j over the product of
+    both Gaussians, along each axis."""
+    total = of_a + of_b
     x = apart.T[:, :, None, None]
-    to_a, to_b = -b / total * x, a / total * x  # from A and from B to the product's centre
-    along = {(0, 0): np.sqrt(np.pi / total) * np.exp(-a * b / total * x**2)}
+    to_a, to_b = -of_b / total * x, of_a / total * x  # from A and from B to the product's centre
+    along = {(0, 0): torch.ones_like(to_a)}
     for i, j in itertools.product(range(l_a + 1), range(l_b + 1)):
         if i:
             lower = sum(

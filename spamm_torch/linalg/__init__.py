@@ -3,8 +3,8 @@
 Matrices are dense, or block-sparse (``torch.sparse_bsr``, see :mod:`spamm_torch.sparse`), float32
 or float64, on any device that multiplies them; without gradients. Common arguments:
 
-* ``max_error``: what each product may lose, as of :func:`spamm_torch.mm`. Half of that is for
-  dropping blocks where matrices are block-sparse.
+* ``max_error``: what each product may lose, as of :func:`spamm_torch.mm`. A tenth of that is
+  for dropping blocks where matrices are block-sparse.
 * ``block``: edge of the blocks of a dense matrix, 32, 64 or 128; of others it is their own.
 * ``size``: the true number of rows of a block-sparse matrix whose last rows are padding, which
   stays zero. None: all.

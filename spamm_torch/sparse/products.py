@@ -86,7 +86,7 @@ def product(
     if plan is None:
         max_error = knob["max_error"]
         maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
-        share = 0.5 if drop else 1.0  # of max_error that skipping may use
+        share = 1.0 - _TO_DROP if drop else 1.0  # of max_error that skipping may use
         tau = threshold(*maps, **knob | {"max_error": max_error and max_error * share})
         plan = make_plan(function, *maps, added, tau, symmetric, left.block_bytes())
     else:
@@ -102,7 +102,7 @@ def product(
     c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
     drop_bound = norms.new_zeros(())
     if drop:
-        most = math.inf if max_error is None else abs(alpha) * _left(plan, max_error)
+        most = math.inf if max_error is None else abs(alpha) * _to_drop(plan, max_error)
         c, norms, drop_bound = _dropped(c, norms, drop, most, symmetric)
     map_c = c._replace(values=norms)
     results: list[Any] = []
@@ -173,6 +173,10 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 # ---- Dropping -----------------------------------------------------------------------------------
 
+# The share of max_error for dropping. What is dropped is lost in full, of what skipping may lose
+# only a part is: with halves SP2 of 300 waters loses 8 times the energy, at nearly the same work.
+_TO_DROP = 0.1
+
 
 def _slack(norms: Tensor) -> float:
     """The relative error of a norm, with room for that of a sum of squares."""
@@ -186,14 +190,12 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _left(plan: Plan, max_error: float) -> float:
-    """What a call with a ``max_error`` may still lose behind skipping, before ``alpha``."""
-    maps = plan.norm_a, plan.norm_b
-    whole = math.prod(total(x.values).item() for x in maps)
+def _to_drop(plan: Plan, max_error: float) -> float:
+    """What a call with a ``max_error`` may lose by dropping, before ``alpha``."""
+    whole = math.prod(total(x.values).item() for x in (plan.norm_a, plan.norm_b))
     if not math.isfinite(whole):
         return 0.0
-    most = max_error * whole * (1 - 4 * _slack(plan.norm_a.values))
-    return most - _skip_bound(plan).item()
+    return _TO_DROP * max_error * whole * (1 - 4 * _slack(plan.norm_a.values))
 
 
 def _skip_bound(plan: Plan) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import spamm_torch
+from models.water import blocks
 from models.water import overlap as overlaps
 from models.water.basis import BASES, HARMONICS, function_atoms
 from models.water.geometry import BOHR, JITTER, SPACING, WaterCluster, molecule, water_cluster
@@ -150,6 +151,37 @@ def test_the_model_turns_with_the_cluster(device, basis):
     torch.testing.assert_close(levels[0], levels[1], rtol=0, atol=1e-10)
     occupied = cluster.electrons // 2
     assert levels[0][occupied] - levels[0][occupied - 1] > 0.3  # a gap, as water has
+
+
+@pytest.mark.parametrize(("basis", "molecules"), [("STO-3G", 150), ("6-31G", 90)])
+@pytest.mark.parametrize("block", [32, 64])
+def test_block_sparse_matrices_are_the_dense_ones(device, monkeypatch, basis, molecules, block):
+    monkeypatch.setattr(blocks, "_PAIRS", 1)  # in several parts
+    cluster = water_cluster(molecules)
+    s = overlap(cluster, basis)
+    for drop, most in ((0.0, 1e-14), (1e-3, 1e-3)):
+        found = blocks.block_sparse(cluster, basis, block=block, drop=drop, device=device)
+        for given, expected in zip(found, (s, model_fock(cluster, basis, s)), strict=True):
+            dense = given.to_dense().cpu()
+            assert torch.equal(dense, dense.T)
+            off = (dense[: len(s), : len(s)] - expected).abs().max()
+            assert off <= most * expected.abs().max()
+            assert not dense[len(s) :].any()
+            assert (given.values().abs().amax((1, 2)) >= drop).all()
+            assert (given._nnz() < 0.8 * (len(dense) // block) ** 2) == (drop > 0)
+
+
+def test_near_pairs_by_brute_force():
+    cluster = water_cluster(300)
+    atoms = torch.from_numpy(cluster.positions).view(-1, 3, 3)
+    i, j = overlaps.near_pairs(atoms, "STO-3G", slice(50, 90), far=6)
+    found = torch.zeros(300, 300, dtype=torch.bool).index_put((i, j), torch.tensor(True))
+    assert len(i) == found.sum() < 300 * 40
+    apart = torch.cdist(atoms.flatten(0, 1), atoms.flatten(0, 1)).view(300, 3, 300, 3).amin((1, 3))
+    near = apart <= (2 * 6 / 0.1688554) ** 0.5  # hydrogen's widest Gaussian
+    assert not (near & ~found)[50:90].any()
+    assert not found[:50].any()
+    assert not found[90:].any()
 
 
 def test_orders_keep_as_much_as_the_docstring_says():
