@@ -91,14 +91,14 @@ def draw(picture, rows, title, header):
     for row in rows:
         groups.setdefault(row.get(picture.panel), []).append(row)
     shown = dict(list(groups.items())[:_MOST_PANELS])
-    height = 3.6
-    if picture.is_map:
+    height, is_map = 3.6, not picture.labels
+    if is_map:
         height = 1.3 + 0.25 * max(len(_lines(group, picture)) for group in shown.values())
-    figure, (axes,) = panels(1, len(shown), height, sharey=not picture.is_map)
+    figure, (axes,) = panels(1, len(shown), height, sharey=not is_map)
     for axis, (name, group) in zip(axes, shown.items(), strict=True):
-        (_draw_map if picture.is_map else _draw_lines)(axis, picture, group)
+        (_draw_map if is_map else _draw_lines)(axis, picture, group)
         axis.set_title(text(name, picture.panel))
-    if not picture.is_map:
+    if not is_map:
         axes[0].set_ylabel(picture.labels[1])
         if picture.drawn == "speedup":
             factor_axis(axes[0], [row["speedup"] for row in rows], picture.labels[1])

@@ -1,7 +1,7 @@
 """Results: rows of figures in a JSON file, and the page and the picture that are made of them.
 
-A file is a page: {"title", "headline", "notes", "brief", "runs"}; "brief" names runs whose tables
-the page leaves to the JSON file. A run is what one command measured:
+A file is a page: {"title", "headline", "notes", "brief", "runs"}; "brief" names runs of which the
+page has one line, and the JSON file the tables. A run is what one command measured:
 {"name", "said", "header", "tables"}. A table is a list of rows, dicts with the same keys, under
 its kind; common.tables says how a page shows a kind. In the file a table is {"columns", "rows"},
 one row a line.
@@ -11,6 +11,7 @@ new one, on the same device, with the date of the new one. Pages show the rows t
 """
 
 import datetime
+import functools
 import importlib.util
 import json
 import shlex
@@ -160,10 +161,11 @@ def finish(path, title, run, console=None, notes=""):
         notes: what a reader of the tables must know.
     """
     _check(run)
-    say = console.print if console else print
+    say = functools.partial(console.print, soft_wrap=True, markup=False) if console else print
     for kind, rows in run["tables"].items():
-        for view in KINDS[kind].views:
-            _print(view, rows, console)
+        head, cells, left = _cells(KINDS[kind], rows)
+        for line in [KINDS[kind].title, *table(head, cells, left)] if cells else ():
+            say(line)
     say(run["said"])
     if not _can_draw():
         say("no picture: matplotlib is not installed")
@@ -185,13 +187,16 @@ def _markdown(page, name):
         for header in (run["header"],)
     ]
     lines += [*table(("run", *_APART, "with"), runs, left=5), ""]
+    brief = page.get("brief", ())
     for run in page["runs"]:
-        lines += [f"## {run['name']}", "", *_wrapped(run["said"])]
-        if run["name"] in page.get("brief", ()):
-            lines += [f"Its tables are in [{name}.json]({name}.json).", ""]
-            continue
-        for kind, rows in run["tables"].items():
-            lines += _of_table(kind, rows, brief=len(page["runs"]) > 1)
+        if run["name"] not in brief:
+            lines += [f"## {run['name']}", "", *_wrapped(run["said"])]
+            for kind, rows in run["tables"].items():
+                lines += _of_table(KINDS[kind], rows, brief=len(page["runs"]) > 1)
+    if brief:
+        said = {run["name"]: run["said"] for run in page["runs"]}
+        lines += [f"## Runs whose tables are in [{name}.json]({name}.json) alone", ""]
+        lines += [line for run in brief for line in _wrapped(f"- {run}: {said[run]}")[:-1]]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -211,50 +216,40 @@ def _wrapped(words):
 
 
 def _of_table(kind, rows, brief):
-    lines = []
     holding = [row for row in rows if not row.get(_MARK)]
-    for view in KINDS[kind].views:
-        head, cells, left = _cells(view, holding, brief)
-        if cells:
-            lines += [view.title, "", *table(head, cells, left), ""]
-    dates = sorted({row[_MARK] for row in rows if row.get(_MARK)})
-    if dates:
+    head, cells, left = _cells(kind, holding, brief)
+    lines = [kind.title, "", *table(head, cells, left), ""] if cells else []
+    if dates := sorted({row[_MARK] for row in rows if row.get(_MARK)}):
         said = f"{len(rows) - len(holding)} of {len(rows)} rows are not shown: superseded on "
         lines += [f"{said}{', '.join(dates)} by a run below.", ""]
-    return lines + _absent(kind, holding)
-
-
-def _absent(kind, rows):
-    """Which rows have no figures, and why: a line for each reason."""
     by_reason = {}
-    for row in rows:
+    for row in holding:
         if row.get("absent"):
-            name = " ".join(
-                text(row[key], key) for key in KINDS[kind].key if row.get(key) is not None
-            )
-            by_reason.setdefault(row["absent"], []).append(name)
-    lines = [f"- Not measured: {'; '.join(names)}: {why}." for why, names in by_reason.items()]
-    return [*lines, ""] if lines else []
+            place = " ".join(text(row[key], key) for key in kind.key if row.get(key) is not None)
+            by_reason.setdefault(row["absent"], []).append(place)
+    absent = [f"- Not measured: {'; '.join(names)}: {why}." for why, names in by_reason.items()]
+    return [*lines, *absent, ""] if absent else lines
 
 
-def _cells(view, rows, brief=False):
+def _cells(kind, rows, brief=False):
     """Head and rows of a table, as text, and how many columns say where a row belongs.
 
     ``brief``: as on a page of several runs.
     """
-    rows = [row for row in rows if not row.get("absent")]
-    for name, values in view.shown.items() if brief else ():
+    rows = [row for row in rows if kind.title and not row.get("absent")]
+    for name, values in kind.shown.items() if brief else ():
         rows = [row for row in rows if row[name] in values] or rows
-    index = [name for name in view.index if any(row.get(name) is not None for row in rows)]
+    index = [name for name in kind.index if any(row.get(name) is not None for row in rows)]
     lines = {}
     for row in rows:
         place = tuple(text(row.get(name), name) for name in index)
-        lines.setdefault(place, {})[row[view.across] if view.across else None] = row
-    values = [x for x in view.values if any(row.get(x.column) is not None for row in rows)]
-    apart = [x for x in values if x.beside or view.across is None]
+        column = " ".join(text(row[name], name) for name in kind.across)
+        lines.setdefault(place, {})[column] = row
+    values = [x for x in kind.values if any(row.get(x.column) is not None for row in rows)]
+    apart = [x for x in values if x.beside or not kind.across]
     inside = [x for x in values if x not in apart]
     across = list(dict.fromkeys(key for line in lines.values() for key in line)) if inside else []
-    head = (*index, *(x.title for x in apart), *(text(key, view.across) for key in across))
+    head = (*index, *(x.title for x in apart), *across)
     cells = [
         (
             *at,
@@ -274,25 +269,6 @@ def table(head, rows, left=1):
 
 def _row(cells):
     return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
-
-
-def _print(view, rows, console):
-    """A table on the terminal; where rich is not installed as in Markdown."""
-    head, cells, left = _cells(view, rows)
-    if not cells:
-        return
-    if console is None:
-        print("\n".join([view.title, *table(head, cells, left)]))
-        return
-    from rich.table import Table
-
-    shown = Table(title=view.title, title_justify="left")
-    for place, name in enumerate(head):
-        wrapped = "\n".join(textwrap.wrap(name, 9, break_long_words=False)) if place else name
-        shown.add_column(wrapped, justify="left" if place < left else "right", no_wrap=place > 0)
-    for row in cells:
-        shown.add_row(*row)
-    console.print(shown)
 
 
 def index(pages):

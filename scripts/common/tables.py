@@ -1,4 +1,4 @@
-"""How pages of results show each kind of table: its key, its views and its picture.
+"""How pages of results show each kind of table: what tells its rows apart, its view, its picture.
 
 A value of a view is "column", "column|format" or "column|format|title"; a ">" before it says that
 it has a column of its own, from the first row of a line, in a view with columns ``across``. Formats
@@ -6,7 +6,7 @@ are Python's (".4g", ".1%", "({:.2f}x)"); "us" shows milliseconds as microsecond
 times and numbers have four digits, and factors are "1.23x".
 """
 
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 _SHARES = ("ratio", "share")  # columns that are shown in percent
 
@@ -42,402 +42,176 @@ class Value:
         return self._format.format(value) if "{" in self._format else format(value, self._format)
 
 
-class View:
-    """A table of rows: a line for each value of ``index``, a column for each of ``across``.
-
-    ``shown``: on a page of several runs only rows with these values of some columns.
-    """
-
-    def __init__(self, title, index, values, across=None, /, **shown):
-        self.title, self.index, self.across = title, index.split(), across
-        self.values, self.shown = [Value(value) for value in values], shown
-
-
-@dataclass(frozen=True)
-class Picture:
+class Picture(NamedTuple):
     """``drawn`` by ``x``, a line for each of ``line``, a panel for each value of ``panel``.
 
     ``prefer`` names columns of which one value is drawn: the one given or, where it is None or
-    missing, the largest. A map has speedups in cells instead, blue above 1 and red below, a row for
-    each of ``line``, a column for each value of ``x``.
+    missing, the largest. Without ``labels`` it is a map: speedups in cells, blue above 1 and red
+    below, a row for each of ``line``, a column for each value of ``x``.
     """
 
     x: str
     drawn: str  # on the y axis, or in the cells
     line: str  # columns
     panel: str | None = None
-    prefer: dict = field(default_factory=dict)
+    prefer: dict = {}  # noqa: RUF012  nothing writes to it
     log: str = ""  # "x", "y", "xy": axes by factors
-    labels: tuple[str, str] = ("", "")
-    is_map: bool = False
+    labels: tuple[str, ...] = ()
 
 
 class Kind:
-    """What tells rows apart, and how they are shown."""
+    """What tells rows apart, and how they are shown; without a title they are shown nowhere.
 
-    def __init__(self, key, *views, picture=None):
-        self.key, self.views, self.picture = key.split(), views, picture
+    A table has a line for each value of the columns ``index``, a column for each of ``across``.
 
+    ``shown``: on a page of several runs only rows with these values of some columns.
+    """
 
-_KEPT = "block products kept"
-_STUDIED = "title precision ratio"  # and the images
+    def __init__(self, key, title="", index="", values="", across="", /, *, picture=None, **shown):
+        self.key, self.title = key.split(), title
+        self.index, self.across = index.split(), across.split()
+        self.values = [Value(value) for value in values.split("; ")] if values else []
+        self.picture, self.shown = picture, shown
 
-_PRODUCTS = {
-    "products": Kind(
-        "data precision block n ratio cold",
-        View(
-            "Speedup of mm over torch.mm (ms), norms included, by the share of block products "
-            "kept:",
-            "data precision block n",
-            (">dense_ms||torch.mm", "speedup"),
-            "ratio",
-            n=(8192,),
-        ),
-        picture=Picture(
-            *("valid_ratio", "speedup", "precision block", "data"),
-            {"n": 8192, "cold": False, "block": 64},
-            "xy",
-            (_KEPT, "speedup over torch.mm"),
-        ),
-    ),
-    "norm maps": Kind(
-        "data precision block n cold",
-        View(
-            "Norm maps of both operands, ms (share of a copy's bandwidth), and the search for tau "
-            "of a valid ratio of 30%, ms, by N:",
-            "data precision block",
-            ("norms_ms", "norms_share_of_copy|({:.0%}),", "search_ms"),
-            "n",
-        ),
-    ),
-    "convolutions": Kind(
-        "layer batch precision data block ratio cold",
-        View(
-            "Speedup over the dense convolution (us), by the share of block products kept; after "
-            "it, where measured, that with input norms from the layer before:",
-            "layer batch precision data",
-            (">dense_ms|us|dense", "speedup|.2f", "speedup_chained|/ {:.2f}"),
-            "ratio",
-            batch=(64, 128),
-        ),
-        picture=Picture(*("ratio", "speedup", "layer", "precision", {"batch": None}), is_map=True),
-    ),
-}
-
-_NETWORKS = {
-    "networks": Kind(
-        "network batch mode candidate",
-        View(
-            "Time of a batch in us, and the speed over torch.compile (in a CUDA graph) or over the "
-            "dense network (eager):",
-            "network batch mode",
-            ("ms|us", "speedup|({:.2f}x)"),
-            "candidate",
-            mode=("CUDA graph",),
-        ),
-        picture=Picture(
-            *("candidate", "speedup", "network batch", None, {"mode": "CUDA graph"}), is_map=True
-        ),
-    ),
-    "fused layers": Kind(
-        "layer batch candidate",
-        View(
-            "ResNet-50's convolutions with bias, residual and ReLU, us; the floor is what bytes or "
-            "operations take on an H200:",
-            "group layer count batch",
-            (">floor_us||floor", "ms|us"),
-            "candidate",
-        ),
-    ),
-    "served": Kind(
-        "model mode network",
-        View(
-            "Time of a batch in us, and the speed over the dense network:",
-            "network",
-            ("ms|us", "speedup|({:.2f}x)"),
-            "mode",
-        ),
-    ),
-    "served, quality": Kind(
-        "model",
-        View(
-            "Accuracy on images that took no part in the choice of thresholds:",
-            "model",
-            (
-                "dense_accuracy|{:.2f}%|dense",
-                "accuracy|{:.2f}%|with SpAMM",
-                "changed|{:.2f}%|answers changed",
-            ),
-        ),
-    ),
-    "served layers": Kind(
-        "model layer",
-        View(
-            "Layers by themselves, with bias and ReLU:",
-            "layer dense",
-            ("ratio|.0%|valid", "tau|.3g", "dense_ms|us|dense, us", "spamm_ms|us|SpAMM, us"),
-        ),
-    ),
-    "served layers by ratio": Kind("model layer ratio"),
-    "calibrated layers": Kind(
-        "case name",
-        View(
-            "Layers as chosen, us:",
-            "name shape reason",
-            (
-                *("valid_ratio|.1%|valid", "tau", "dense_us|.1f|dense", "chosen_us|.1f|chosen"),
-                "error|.2%",
-            ),
-        ),
-    ),
-    "calibrated": Kind(
-        "case form", View("The whole model:", "form", ("ms|us|us", "speedup||over compiled"))
-    ),
-    "canvases": Kind(
-        "canvas form",
-        View(
-            "Time of a batch in ms, the speed over torch.compile, and how many pixels change:",
-            "canvas",
-            ("ms", "speedup|({:.2f}x)", "changed|{}"),
-            "form",
-        ),
-        picture=Picture(*("form", "speedup", "canvas"), is_map=True),
-    ),
-    "quality": Kind(
-        "form",
-        View(
-            "Quality of the labels:",
-            "form",
-            ("mean_iou|.3f|mean IoU", "found|.1%|digits found"),
-        ),
-    ),
-}
-
-_TABLES = {
-    "thresholds": Kind(
-        "n ratio",
-        View(
-            "Table 1: tau by valid ratio and N, and the difference from the paper's:",
-            "ratio",
-            ("tau|.6f", "difference|({:+.2%})"),
-            "n",
-        ),
-    ),
-    "valid products": Kind("n ratio"),
-    "speedups": Kind(
-        "precision block n ratio",
-        View(
-            "Table 2: speedup over torch.mm by N; after it the paper's over cuBLAS (V100):",
-            "precision block ratio",
-            ("speedup|.2f", "paper|/ {:.1f}"),
-            "n",
-            block=(64,),
-        ),
-    ),
-    "speedups, two GPUs": Kind(
-        "precision n ratio layout",
-        View(
-            "On two GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
-            "precision n layout",
-            ("speedup|.2f",),
-            "ratio",
-            precision=("float16",),
-        ),
-    ),
-    "block-sparse products": Kind("precision n ratio"),
-    "at equal error": Kind(
-        "n share block",
-        View(
-            "Table 3: mm against the fastest sparse product at equal error:",
-            "n share block",
-            (
-                *("valid_ratio|.2%|valid", "paper_valid|.2%|paper's valid"),
-                *("error|.5g", "paper_error|.5g|paper's error", "ms||mm, ms"),
-                *("graph_ms||in a graph", "speedup|{:.4g}x", "speedup_two|{:.4g}x|two GPUs"),
-                *("paper_speedup_1|{:.4g}x|paper's speedup", "paper_speedup_2|{:.4g}x|on two"),
-            ),
-        ),
-    ),
-    "sparse products": Kind(
-        "n share peer",
-        View(
-            "The sparse products:",
-            "n share peer",
-            (
-                *("ms", "conversion_ms||conversion, ms", "dense_ms||torch.mm, ms"),
-                *("products|.2g", "trun|.6g|TRUN", "error|.5g"),
-            ),
-        ),
-    ),
-    "squares": Kind(
-        "matrix n precision block origin waters basis tau",
-        View(
-            "Table 4: speedup over torch.mm (ms), and the error, by tau:",
-            "matrix n precision block origin",
-            (">dense_ms||torch.mm", "speedup", "error|({:.1e})"),
-            "tau",
-            precision=("float64",),
-        ),
-    ),
-    "the paper's squares": Kind(
-        "number tau",
-        View(
-            "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
-            "number",
-            (">norm|.5g|norm of C", "error|.2g", "speedup|{:.1f}x"),
-            "tau",
-        ),
-    ),
-    "study": Kind(
-        f"images {_STUDIED} layout",
-        View(
-            "Table 5: change of accuracy in points and speed over the dense convolution, by layout "
-            "beside the paper's, whose speed is over its dense product:",
-            _STUDIED,
-            (
-                *(">paper_change|+.1f|paper: change", ">paper_speedup|{:.1f}x|paper: speed"),
-                *("accuracy_change|+.2f", "over_conv"),
-            ),
-            "layout",
-        ),
-        picture=Picture(
-            *("over_conv", "accuracy_change", "layout", "precision"),
-            {"title": "conv12 to conv52", "images": "MNIST in full"},
-            "",
-            ("speedup over the dense convolution", "change of accuracy, points"),
-        ),
-    ),
-    "study, dense": Kind(
-        "images title precision",
-        View(
-            "The dense layers, ms:",
-            "title precision",
-            (
-                *("dense_accuracy|{:.2f}%|accuracy", "conv_ms||convolution"),
-                *("im2col_gemm_ms||im2col + GEMM", "gemm_ms||GEMM"),
-            ),
-        ),
-    ),
-    "study, layers": Kind("images title precision layer candidate"),
-    "study, two GPUs": Kind(
-        f"images {_STUDIED}",
-        View(
-            "By position on two GPUs, over torch's convolution on one:",
-            _STUDIED,
-            ("speedup", "paper_2|{:.1f}x|paper, two", "paper_4|{:.1f}x|paper, four"),
-        ),
-    ),
-    "study, whole network": Kind(
-        f"images {_STUDIED} candidate",
-        View(
-            "The whole network, ms a batch, by the share of block products kept:",
-            "title precision candidate",
-            ("ms",),
-            "ratio",
-        ),
-    ),
-}
-
-_SEVERAL_DEVICES = {
-    "several devices": Kind(
-        "layout data precision n ratio",
-        View(
-            "Speedup over one device, by where operands lie:",
-            "data precision n ratio",
-            (">one_ms||one, ms", "speedup"),
-            "layout",
-        ),
-    ),
-    "several devices, peers": Kind(
-        "peer data precision n",
-        View(
-            "Dense products of other libraries on the same devices, ms:",
-            "data precision n",
-            ("ms",),
-            "peer",
-        ),
-    ),
-    "several devices, overheads": Kind(
-        "layout n",
-        View(
-            "Until mm returns to Python, us:",
-            "layout n",
-            ("one_us|.3g|one", "all_us|.3g|all"),
-        ),
-    ),
-    "several devices, layers": Kind(
-        "layer batch ratio",
-        View(
-            "Speedup of a batch's convolution over one device, by batch:",
-            "layer ratio",
-            ("speedup",),
-            "batch",
-        ),
-    ),
-}
-
-_OTHERS = {
-    "density matrix": Kind(
-        "problem method",
-        View(
-            "Methods; the energy error is in hartree an atom, the bound that of each step:",
-            "method",
-            (
-                *("seconds|.3g", "over_dense|{:.2g}x|over torch.mm", "over_eigh|{:.2g}x|over eigh"),
-                *("energy_error|.1e|energy error", "iterations|{}", "most_valid|.1%|most valid"),
-            ),
-        ),
-        picture=Picture(
-            *("seconds", "distance", "series", "problem"),
-            {},
-            "xy",
-            ("seconds", "energy error, hartree an atom"),
-        ),
-    ),
-    "density matrix, iterations": Kind("problem method iteration"),
-    "tiles": Kind(
-        "precision",
-        View(
-            "Tiles for each multiprocessor from which on the larger tile is better:",
-            "precision",
-            (
-                *("best_threshold|.2f|from", "best_loss|.3f|its loss"),
-                "chosen_loss|.3f|loss of the choice as it stands",
-            ),
-        ),
-    ),
-    "tile times": Kind(
-        "precision n ratio tile", View("Times, ms:", "precision n ratio", ("ms",), "tile")
-    ),
-    # Of finished studies.
-    "orders of images": Kind(
-        "network arrangement order",
-        View(
-            "Answers changed in percent, and the change of accuracy in points, by arrangement:",
-            "order",
-            ("changed|.2f", "accuracy_change|/ {:+.2f}"),
-            "arrangement",
-        ),
-    ),
-    "low ratios": Kind(
-        "network case ratio",
-        View(
-            "Change of accuracy in points, with the share of multiplications kept:",
-            "case",
-            ("accuracy_change|+.2f", "valid|.1%"),
-            "ratio",
-        ),
-    ),
-    "pixel blocks": Kind(
-        "case pixel_block ratio",
-        View(
-            "Change of accuracy in points by pixel block (images, rows, columns):",
-            "case pixel_block",
-            ("accuracy_change|+.2f",),
-            "ratio",
-        ),
-    ),
-}
 
 # In the order in which a page draws the first kind that has a picture.
-KINDS: dict[str, Kind] = _PRODUCTS | _NETWORKS | _TABLES | _SEVERAL_DEVICES | _OTHERS
+# fmt: off
+KINDS: dict[str, Kind] = {
+    # ---- Products and convolutions
+    "products": Kind("data precision block n ratio cold",
+        "Speedup of mm over torch.mm (ms), norms included, by the share of block products kept:",
+        "data precision block n", ">dense_ms||torch.mm; speedup", "ratio", n=(8192,),
+        picture=Picture("valid_ratio", "speedup", "precision block", "data",
+                        {"n": 8192, "cold": False, "block": 64}, "xy",
+                        ("block products kept", "speedup over torch.mm"))),
+    "norm maps": Kind("data precision block n cold",
+        "Norm maps of both operands, ms (share of a copy's bandwidth), and the search for tau of a "
+        "valid ratio of 30%, ms, by N:",
+        "data precision block", "norms_ms; norms_share_of_copy|({:.0%}),; search_ms", "n",
+        data=("decay",)),
+    "convolutions": Kind("layer batch precision data block ratio cold",
+        "Speedup over the dense convolution (us), by the share of block products kept; after it, "
+        "where measured, that with input norms from the layer before:",
+        "layer batch precision data",
+        ">dense_ms|us|dense; speedup|.2f; speedup_chained|/ {:.2f}", "ratio", batch=(64, 128),
+        picture=Picture("ratio", "speedup", "layer", "precision", {"batch": None})),
+    # ---- Networks
+    "networks": Kind("network batch mode candidate",
+        "Time of a batch in us, and the speed over torch.compile (in a CUDA graph) or over the "
+        "dense network (eager):",
+        "network batch mode", "ms|us; speedup|({:.2f}x)", "candidate", mode=("CUDA graph",),
+        picture=Picture("candidate", "speedup", "network batch", None, {"mode": "CUDA graph"})),
+    "fused layers": Kind("layer batch candidate",
+        "ResNet-50's convolutions with bias, residual and ReLU, us; the floor is what bytes or "
+        "operations take on an H200:",
+        "group layer count batch", ">floor_us||floor; ms|us", "candidate"),
+    "served": Kind("model mode network",
+        "Time of a batch in us, and the speed over the dense network:",
+        "network", "ms|us; speedup|({:.2f}x)", "mode"),
+    "served, quality": Kind("model",
+        "Accuracy on images that took no part in the choice of thresholds:",
+        "model", "dense_accuracy|{:.2f}%|dense; accuracy|{:.2f}%|with SpAMM; "
+        "changed|{:.2f}%|answers changed"),
+    "served layers": Kind("model layer", "Layers by themselves, with bias and ReLU:",
+        "layer dense",
+        "ratio|.0%|valid; tau|.3g; dense_ms|us|dense, us; spamm_ms|us|SpAMM, us"),
+    "served layers by ratio": Kind("model layer ratio"),
+    "calibrated layers": Kind("case name", "Layers as chosen, us:",
+        "name shape reason",
+        "valid_ratio|.1%|valid; tau; dense_us|.1f|dense; chosen_us|.1f|chosen; error|.2%"),
+    "calibrated": Kind("case form", "The whole model:",
+        "form", "ms|us|us; speedup||over compiled"),
+    "canvases": Kind("canvas form",
+        "Time of a batch in ms, the speed over torch.compile, and how many pixels change:",
+        "canvas", "ms; speedup|({:.2f}x); changed|{}", "form",
+        picture=Picture("form", "speedup", "canvas")),
+    "quality": Kind("form", "Quality of the labels:",
+        "form", "mean_iou|.3f|mean IoU; found|.1%|digits found"),
+    # ---- The paper's tables
+    "thresholds": Kind("n ratio",
+        "Table 1: tau by valid ratio and N, and the difference from the paper's:",
+        "ratio", "tau|.6f; difference|({:+.2%})", "n"),
+    "valid products": Kind("n ratio"),
+    "speedups": Kind("precision block n ratio",
+        "Table 2: speedup over torch.mm by N; after it the paper's over cuBLAS (V100):",
+        "precision block ratio", "speedup|.2f; paper|/ {:.1f}", "n", block=(64,)),
+    "speedups, two GPUs": Kind("precision n ratio layout",
+        "On two GPUs, operands on the first (0) or in shards (S), over torch.mm on one:",
+        "precision n layout", "speedup|.2f", "ratio", precision=("float16",)),
+    "block-sparse products": Kind("precision n ratio"),
+    "at equal error": Kind("n share block",
+        "Table 3: mm against the fastest sparse product at equal error:",
+        "n share block",
+        "valid_ratio|.2%|valid; paper_valid|.2%|paper's valid; error|.5g; "
+        "paper_error|.5g|paper's error; ms||mm, ms; graph_ms||in a graph; speedup|{:.4g}x; "
+        "speedup_two|{:.4g}x|two GPUs; paper_speedup_1|{:.4g}x|paper's speedup; "
+        "paper_speedup_2|{:.4g}x|on two"),
+    "sparse products": Kind("n share peer", "The sparse products:",
+        "n share peer",
+        "ms; conversion_ms||conversion, ms; dense_ms||torch.mm, ms; products|.2g; trun|.6g|TRUN; "
+        "error|.5g"),
+    "squares": Kind("matrix n precision block origin waters basis tau",
+        "Table 4: speedup over torch.mm (ms), and the error, by tau:",
+        "matrix n precision block origin", ">dense_ms||torch.mm; speedup; error|({:.1e})", "tau",
+        precision=("float64",)),
+    "the paper's squares": Kind("number tau",
+        "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
+        "number", ">norm|.5g|norm of C; error|.2g; speedup|{:.1f}x", "tau"),
+    "study": Kind("images title precision ratio layout",
+        "Table 5: change of accuracy in points and speed over the dense convolution, by type and "
+        "layout beside the paper's, whose speed is over its dense product:",
+        "title ratio",
+        ">paper_change|+.1f|paper: change; >paper_speedup|{:.1f}x|paper: speed; "
+        "accuracy_change|+.2f; over_conv", "precision layout",
+        picture=Picture("over_conv", "accuracy_change", "layout", "precision",
+                        {"title": "conv12 to conv52", "images": "MNIST in full"}, "",
+                        ("speedup over the dense convolution", "change of accuracy, points"))),
+    "study, dense": Kind("images title precision", "The dense layers, ms:",
+        "title precision",
+        "dense_accuracy|{:.2f}%|accuracy; conv_ms||convolution; im2col_gemm_ms||im2col + GEMM; "
+        "gemm_ms||GEMM", title=("conv21", "conv31", "conv12 to conv52")),
+    "study, layers": Kind("images title precision layer candidate"),
+    "study, two GPUs": Kind("images title precision ratio",
+        "By position on two GPUs, over torch's convolution on one:",
+        "title ratio", "speedup; >paper_2|{:.1f}x|paper, two; >paper_4|{:.1f}x|paper, four",
+        "precision"),
+    "study, whole network": Kind("images title precision ratio candidate",
+        "The whole network, ms a batch, by the share of block products kept:",
+        "title precision candidate", "ms", "ratio"),
+    # ---- Several devices
+    "several devices": Kind("layout data precision n ratio",
+        "Speedup over one device, by where operands lie:",
+        "data precision n ratio", ">one_ms||one, ms; speedup", "layout", data=("decay", "normal")),
+    "several devices, peers": Kind("peer data precision n",
+        "Dense products of other libraries on the same devices, ms:",
+        "data precision n", "ms", "peer", data=("decay", "normal")),
+    "several devices, overheads": Kind("layout n", "Until mm returns to Python, us:",
+        "layout n", "one_us|.3g|one; all_us|.3g|all"),
+    "several devices, layers": Kind("layer batch ratio",
+        "Speedup of a batch's convolution over one device, by valid ratio and batch:",
+        "layer", "speedup", "ratio batch"),
+    # ---- Density matrices, tiles, finished studies
+    "density matrix": Kind("problem method",
+        "Methods; the energy error is in hartree an atom, the bound that of each step:",
+        "method",
+        "seconds|.3g; over_dense|{:.2g}x|over torch.mm; over_eigh|{:.2g}x|over eigh; "
+        "energy_error|.1e|energy error; iterations|{}; most_valid|.1%|most valid",
+        picture=Picture("seconds", "distance", "series", "problem", {}, "xy",
+                        ("seconds", "energy error, hartree an atom"))),
+    "density matrix, iterations": Kind("problem method iteration"),
+    "tiles": Kind("precision",
+        "Tiles for each multiprocessor from which on the larger tile is better:",
+        "precision", "best_threshold|.2f|from; best_loss|.3f|its loss; "
+        "chosen_loss|.3f|loss of the choice as it stands"),
+    "tile times": Kind("precision n ratio tile", "Times, ms:", "precision n ratio", "ms", "tile"),
+    "orders of images": Kind("network arrangement order",
+        "Answers changed in percent, and the change of accuracy in points, by arrangement:",
+        "order", "changed|.2f; accuracy_change|/ {:+.2f}", "arrangement"),
+    "low ratios": Kind("network case ratio",
+        "Change of accuracy in points, with the share of multiplications kept:",
+        "case", "accuracy_change|+.2f; valid|.1%", "ratio"),
+    "pixel blocks": Kind("case pixel_block ratio",
+        "Change of accuracy in points by pixel block (images, rows, columns):",
+        "case pixel_block", "accuracy_change|+.2f", "ratio"),
+}
+# fmt: on

@@ -329,7 +329,7 @@ def test_groups_of_layers(folder):
             assert row["accuracy_change"] == pytest.approx(change)
             assert (row["ms"] is None) == plan.shifted
     text = (folder / "tables.md").read_text()
-    assert "| conv31 | float32 | 43.38% | -1.1 | 4.8x |" in text
+    assert "| conv31 | 43.38% | -1.1 | 4.8x |" in text
 
 
 # ---- Going on -----------------------------------------------------------------------------------
