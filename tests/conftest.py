@@ -62,6 +62,7 @@ def _covering(cases):
 
 
 def pytest_runtest_setup(item):
+    torch.manual_seed(0)
     if item.get_closest_marker("cuda") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     if item.get_closest_marker("multi_gpu") and torch.cuda.device_count() < 2:

@@ -51,9 +51,9 @@ class Im2col:
     """The matrices of a convolution, their norms and the products that are valid.
 
     ``weights`` (groups, out_channels / groups, K) and ``columns`` (groups, K, pixels) are in the
-    operands' dtype. ``pixels`` says for each column which (image, row, column) of the output it is,
-    None for columns outside the grid, which are zero. ``existing`` counts for each pixel block the
-    columns inside the grid.
+    operands' dtype. ``inside`` says for each column whether it is a pixel of the output, and
+    ``pixels`` which: images, rows and columns. Columns outside the grid are zero. ``existing``
+    counts for each pixel block the columns inside the grid.
     """
 
     def __init__(
@@ -95,33 +95,24 @@ class Im2col:
             ]
 
         # Columns: pixel block by pixel block, and in each block image by image, row by row.
-        self.pixels, self.existing = [], []
         counts = [blocks_of(size, edge) for size, edge in zip(self.grid, edges, strict=True)]
-        for corner in itertools.product(*map(range, counts)):
-            inside = 0
-            for offset in itertools.product(*map(range, edges)):
-                pixel = tuple(c * e + o for c, e, o in zip(corner, edges, offset, strict=True))
-                exists = all(p < size for p, size in zip(pixel, self.grid, strict=True))
-                self.pixels.append(pixel if exists else None)
-                inside += exists
-            self.existing.append(inside)
+        corners, offsets = (torch.cartesian_prod(*map(torch.arange, of)) for of in (counts, edges))
+        pixels = corners[:, None] * torch.tensor(edges) + offsets  # blocks, columns, coordinates
+        exists = (pixels < torch.tensor(self.grid)).all(2)
+        self.existing, self.inside = exists.sum(1), exists.flatten()
+        self.pixels = image, row, col = pixels[exists].T
 
-        self.columns = input.new_zeros(groups, kh * kw * depth, len(self.pixels))
-        for column, pixel in enumerate(self.pixels):
-            if pixel is None:
-                continue
-            image, row, col = pixel
-            for g, (y, x) in itertools.product(range(groups), positions(kh, kw)):
-                start = (y * kw + x) * depth
-                own = slice(g * group_channels, (g + 1) * group_channels)
-                self.columns[g, start : start + group_channels, column] = padded[
-                    image, own, row * sh + y * dh, col * sw + x * dw
-                ]
+        self.columns = input.new_zeros(groups, kh * kw * depth, exists.numel())
+        for g, (y, x) in itertools.product(range(groups), positions(kh, kw)):
+            start = (y * kw + x) * depth
+            own = padded[:, g * group_channels : (g + 1) * group_channels]
+            read = own[image, :, row * sh + y * dh, col * sw + x * dw]  # pixels, channels
+            self.columns[g, start : start + group_channels, self.inside] = read.T
 
     def skip_norm(self, norm_b):
         """Norms of pixel blocks times sqrt(n / c), c being their columns inside the grid."""
         n = torch.tensor(float(self.block[2]), dtype=norm_b.dtype, device=norm_b.device)
-        return norm_b * torch.sqrt(n / torch.tensor(self.existing).to(norm_b))
+        return norm_b * torch.sqrt(n / self.existing.to(norm_b))
 
     def norms(self, device="cpu"):
         """The library's norms of the matrices: weights, columns, and the skip norms."""
@@ -151,13 +142,16 @@ class Im2col:
                 slice(index * edge, (index + 1) * edge) for index, edge in ((i, m), (s, k), (j, n))
             )
             result[g, at_m, at_n] += weights[g, at_m, at_k] @ columns[g, at_k, at_n]
-        matrix = result.reshape(self.out_channels, -1)
-        images, height, width = self.grid
-        output = matrix.new_zeros(images, self.out_channels, height, width)
-        for column, pixel in enumerate(self.pixels):
-            if pixel is not None:
-                output[pixel[0], :, pixel[1], pixel[2]] = matrix[:, column]
+        output = self.output(result.reshape(self.out_channels, -1))
         return output if bias is None else output + bias.double().view(1, -1, 1, 1)
+
+    def output(self, matrix):
+        """The images of a matrix (out_channels, columns)."""
+        images, height, width = self.grid
+        output = matrix.new_zeros(images, len(matrix), height, width)
+        image, row, col = self.pixels
+        output[image, :, row, col] = matrix[:, self.inside].T
+        return output
 
 
 def positions(kh, kw):

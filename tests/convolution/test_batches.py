@@ -116,7 +116,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13, torch.bfloat16: 1.2e-2, 
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
-@pytest.mark.parametrize("images", [1, 2, 3, 8, 32, 33, 64, 70])
+@pytest.mark.parametrize("images", [1, 3, 33, 70])
 def test_what_is_skipped_elsewhere_changes_no_bit(device, images, dtype):
     input = uneven(images, 136, 9, 8, seed=1, dtype=dtype)
     weight = uneven(72, 136, 3, 3, seed=2, dtype=dtype).to(device)

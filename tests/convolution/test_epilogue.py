@@ -179,21 +179,6 @@ def test_nan_stays(device, call, dtype, name, with_residual):
     assert torch.equal(call(input, weight, bias, **options).isnan(), expected)
 
 
-@activations
-def test_shards(device, activation):
-    input, weight, bias, _ = case(device, torch.float64, images=70)
-    tensors = [x.requires_grad_() for x in (weight, bias)]
-    options = {"padding": 1, "tau": 0.0, "activation": activation}
-    shards = spamm_torch.conv2d([input[:64], input[64:]], weight, bias, **options)
-    whole = spamm_torch.conv2d(input, weight, bias, **options)
-    torch.testing.assert_close(torch.cat(shards), whole)
-    grad = torch.randn_like(whole)
-    expected = torch.autograd.grad(whole, tensors, grad)
-    actual = torch.autograd.grad(torch.cat(shards), tensors, grad)
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 # ---- Groups -------------------------------------------------------------------------------------
 
 
@@ -315,8 +300,8 @@ def test_gradients(device, call, activation, with_bias):
 
     operands = (input, weight, residual, *([bias] if with_bias else []))
     # cuDNN's gradients may differ in their last bits from call to call.
-    torch.autograd.gradcheck(convolve, operands, nondet_tol=1e-12)
-    torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12)
+    torch.autograd.gradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
+    torch.autograd.gradgradcheck(convolve, operands, nondet_tol=1e-12, fast_mode=True)
 
 
 def test_gradients_are_dense(device):
@@ -334,16 +319,6 @@ def test_gradients_are_dense(device):
             torch.testing.assert_close(one, other)
 
 
-def test_gradient_of_a_single_residual(device):
-    """Nothing but the residual wants a gradient."""
-    input, weight, bias, residual = case(device, torch.float64, (3, 4), images=2)
-    residual.requires_grad_()
-    call = lambda r: spamm_torch.conv2d(  # noqa: E731
-        input[0], weight, bias, padding=1, tau=0.0, residual=r, activation="relu"
-    )
-    torch.autograd.gradcheck(call, (residual[0].detach().requires_grad_(),))
-
-
 def test_norms_have_no_gradient(device):
     input, weight, bias, residual = case(device, torch.float32)
     options = {"padding": 1, "tau": 0.0, "return_norms": True}
@@ -355,7 +330,7 @@ def test_norms_have_no_gradient(device):
 
 
 @pytest.mark.strength(1)
-@activations
+@pytest.mark.parametrize("activation", ["none", "silu"])
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_opcheck(device, activation, requires_grad):
     input, weight, bias, residual = case(device, torch.float32, (6, 8), images=2)
@@ -368,21 +343,14 @@ def test_opcheck(device, activation, requires_grad):
         opcheck(ops.conv2d_with_norms.default, operands, {"threshold": 0.5, **options})
 
 
-@pytest.mark.parametrize("groups", [1, 8])
-def test_opcheck_of_channels_last_groups(device, groups):
-    input, weight, bias, residual = case(device, torch.float32, (8, 8), images=2, groups=groups)
+def test_opcheck_of_channels_last_groups(device):
+    input, weight, bias, residual = case(device, torch.float32, (8, 8), images=2, groups=8)
     input = input.contiguous(memory_format=torch.channels_last)
-    options = {"padding": [1, 1], "groups": groups, "residual": residual, "activation": "silu"}
+    options = {"padding": [1, 1], "groups": 8, "residual": residual, "activation": "silu"}
     opcheck(ops.dense_conv2d.default, (input, weight, bias), options)
     opcheck(ops.conv2d.default, (input, weight, bias), {"threshold": 0.0, **options})
     residual = residual[0]
     opcheck(ops.dense_conv2d.default, (input[0], weight, bias), {**options, "residual": residual})
-
-
-def test_tags():
-    for name in ("conv2d", "conv2d_with_norms", "dense_conv2d", "spamm", "conv2d_shards"):
-        tags = getattr(ops, name).default.tags
-        assert {torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides} <= set(tags), name
 
 
 def test_no_host_tensor_in_a_compiled_graph(device):

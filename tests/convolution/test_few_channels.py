@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from support import ACTIVATIONS
 
 import spamm_torch
 
@@ -9,7 +10,7 @@ OPS = torch.ops.spamm_torch
 
 # images, in_channels, out_channels, (rows, columns), kernel, and what else conv2d takes
 CASES = [
-    (128, 3, 64, (32, 32), (3, 3), {"padding": 1}),
+    (72, 3, 64, (32, 32), (3, 3), {"padding": 1}),
     (1, 1, 8, (5, 3), (3, 3), {"padding": 1}),
     (65, 3, 72, (6, 9), (3, 3), {"padding": (0, 2)}),
     (130, 7, 136, (5, 17), (1, 1), {}),
@@ -69,18 +70,38 @@ def test_equal_to_the_convolution(device, dtype, case):
     assert torch.equal(contiguous, actual)
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rectified_and_its_norms(device, dtype, case):
+@pytest.mark.parametrize("activation", ["relu", "silu"])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_the_epilogue_and_norms(device, dtype, case, activation, with_residual):
     input, weight, bias, geometry = operands(device, dtype, case)
-    plain = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
-    actual, norms = spamm_torch.conv2d(
-        input, weight, bias, tau=0.0, relu=True, return_norms=True, **geometry
-    )
-    assert torch.equal(actual, plain.relu())
+    sums = expected_of(input, weight, bias, geometry)
+    residual = torch.randn(sums.shape, generator=torch.Generator().manual_seed(1))
+    residual = residual.to(device, dtype).to(**CHANNELS_LAST) if with_residual else None
+    options = {"tau": 0.0, "residual": residual, "activation": activation, **geometry}
+    actual, norms = spamm_torch.conv2d(input, weight, bias, return_norms=True, **options)
+    assert torch.equal(spamm_torch.conv2d(input, weight, bias, **options), actual)
+    expected = ACTIVATIONS[activation](sums if residual is None else sums + residual.double())
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(actual.double(), expected, rtol=4 * eps, atol=4 * eps)
     # Those of a convolution that reads the output with a weight of its own.
     _, expected = OPS.max_pool2d_with_norms(actual, 1)
     torch.testing.assert_close(norms, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_odd_addresses_and_other_batches_change_no_bit(device):
+    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
+    whole = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
+    buffer = input.new_empty(input.numel() + 1)
+    shifted = buffer[1:].view(input.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+    shifted.copy_(input)
+    for x, b in ((shifted, bias), (input, torch.cat([bias[:1], bias])[1:])):
+        assert torch.equal(spamm_torch.conv2d(x, weight, b, tau=0.0, **geometry), whole)
+    for images in (slice(0, 1), slice(20, 69), slice(64, None)):
+        part = spamm_torch.conv2d(input[images], weight, bias, tau=0.0, **geometry)
+        assert torch.equal(part, whole[images])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -96,56 +117,3 @@ def test_infinities_and_nan_stay_in_their_windows(device, dtype):
     touched[3, :, 9:12, 11:14] = touched[70, :, 30:, 30:] = True
     assert not actual[touched].isfinite().any()
     assert torch.equal(actual[~touched], expected[~touched])
-
-
-@pytest.mark.cuda
-@pytest.mark.parametrize("case", [CASES[0], CASES[4]], ids=str)
-def test_each_image_by_itself(case):
-    """Bit for bit, whatever the batch and with norms or without."""
-    device = torch.device("cuda")
-    input, weight, bias, geometry = operands(device, torch.float16, case)
-    whole, _ = spamm_torch.conv2d(input, weight, bias, tau=0.0, return_norms=True, **geometry)
-    for images in (slice(0, 1), slice(20, 69), slice(64, None)):
-        part = spamm_torch.conv2d(input[images], weight, bias, tau=0.0, **geometry)
-        assert torch.equal(part, whole[images])
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("norms", [False, True])
-def test_with_a_residual(device, case, norms):
-    input, weight, bias, geometry = operands(device, torch.float16, case)
-    expected = expected_of(input, weight, bias, geometry)
-    residual = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1))
-    residual = residual.to(device, torch.float16).to(**CHANNELS_LAST)
-    actual = spamm_torch.conv2d(
-        input,
-        weight,
-        bias,
-        tau=0.0,
-        residual=residual,
-        activation="silu",
-        return_norms=norms,
-        **geometry,
-    )
-    expected = torch.nn.functional.silu(expected + residual.double())
-    actual = actual[0] if norms else actual
-    eps = torch.finfo(torch.float16).eps
-    torch.testing.assert_close(actual.double(), expected, rtol=4 * eps, atol=4 * eps)
-
-
-@pytest.mark.cuda
-def test_an_input_at_an_odd_address():
-    device = torch.device("cuda")
-    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
-    buffer = input.new_empty(input.numel() + 1)
-    shifted = buffer[1:].view(input.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
-    shifted.copy_(input)
-    expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
-    assert torch.equal(spamm_torch.conv2d(shifted, weight, bias, tau=0.0, **geometry), expected)
-
-
-def test_unaligned_bias(device):
-    input, weight, bias, geometry = operands(device, torch.float16, CASES[0])
-    shifted = torch.cat([bias[:1], bias])[1:]
-    expected = spamm_torch.conv2d(input, weight, bias, tau=0.0, **geometry)
-    assert torch.equal(spamm_torch.conv2d(input, weight, shifted, tau=0.0, **geometry), expected)

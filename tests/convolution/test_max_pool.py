@@ -17,7 +17,7 @@ POOLS = [
     {"kernel_size": 2, "stride": 3, "ceil_mode": True},
     {"kernel_size": 5, "stride": 1, "padding": 2},
 ]
-SIZES = [(1, 8, 7, 5), (65, 72, 8, 7), (3, 5, 5, 6), (2, 136, 9, 16)]
+SIZES = [(1, 8, 7, 5), (65, 72, 8, 7), (3, 5, 5, 6), (2, 136, 9, 16), (0, 8, 5, 5)]
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
 
@@ -55,20 +55,12 @@ def test_odd_values(device, dtype):
 
 
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format], ids=str)
-def test_images_of_one_pixel(device, layout):
+def test_images_of_one_pixel_and_off_the_grid_of_16_bytes(device, layout):
     input = torch.randn(3, 8, 1, 1).to(device, torch.float16).contiguous(memory_format=layout)
     assert_is_torchs(input, kernel_size=1)
     assert_is_torchs(input, kernel_size=2, padding=1)
-
-
-def test_off_the_grid_of_16_bytes(device):
     memory = torch.randn(3 * 8 * 6 * 6 + 1, device=device).half()[1:]
     assert_is_torchs(memory.view(3, 6, 6, 8).permute(0, 3, 1, 2), kernel_size=2)
-
-
-def test_empty(device):
-    empty = torch.empty(0, 8, 4, 4, device=device).to(memory_format=torch.channels_last)
-    assert_is_torchs(empty, kernel_size=2)
 
 
 @pytest.mark.parametrize("name", ["max_pool2d", "max_pool2d_with_norms"])
@@ -83,12 +75,9 @@ def test_refuses(device, name):
         op(input.requires_grad_(), 2)
 
 
-@pytest.mark.strength(1)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("pool", POOLS, ids=str)
-def test_opcheck(device, dtype, pool):
-    input = torch.randn(3, 16, 9, 8, device=device).to(dtype, memory_format=torch.channels_last)
-    torch.library.opcheck(OPS.max_pool2d.default, (input,), pool)
+def test_opcheck(device):
+    input = torch.randn(3, 16, 9, 8, device=device).to(memory_format=torch.channels_last)
+    torch.library.opcheck(OPS.max_pool2d.default, (input,), POOLS[1])
 
 
 def operands(
@@ -137,11 +126,7 @@ def test_groups_strides_and_norms_of_the_weight(device):
     assert_is_separate(input, weight[:, :4], bias, (2, 1), (1, 2), (1, 2), 2, activation="relu")
     norms = OPS.conv2d_weight_norm(weight)
     assert_is_separate(input, weight, bias, norm_weight=norms, activation="relu")
-
-
-def test_no_images_to_convolve(device):
-    input, weight, bias = operands((1, 8, 4, 4), (16, 3), device=device)
-    assert OPS.conv2d_max_pool(input[:0], weight, bias).shape == (0, 16, 1, 1)
+    assert OPS.conv2d_max_pool(input[:0], weight, bias).shape == (0, 16, 3, 5)
 
 
 def test_a_convolution_is_refused(device):

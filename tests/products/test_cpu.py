@@ -97,45 +97,19 @@ def test_gradients_from_a_backward_thread():
     assert torch.equal(first, a.grad)
 
 
-# ---- Kernels that are generated ------------------------------------------------------------------
-
-# Prints by how many bytes the code that the process has made grows over many sizes, after as many
-# others.
-GROWTH = """
-import re
-import torch, spamm_torch
-
-def bytes_of_generated_code():
-    with open("/proc/self/maps") as maps:
-        ranges = re.findall(r"^(\\w+)-(\\w+) ..x. \\S+ \\S+ 0 *$", maps.read(), re.MULTILINE)
-    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
-
-torch.set_num_threads(1)
-a, b = torch.ones(128 * 2048), torch.ones(2048 * 64)
-
-def multiply(sizes):
-    for size in sizes:
-        rows = 64 + size % 61
-        spamm_torch.mm(a[: rows * size].view(rows, size), b[: size * 64].view(size, 64), tau=0.0)
-
-multiply(range(600, 800))
-before = bytes_of_generated_code()
-multiply(range(800, 1000))
-print(bytes_of_generated_code() - before)
-"""
-
-
-def test_new_sizes_generate_no_more_code():
-    run = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
-    assert int(run.stdout) < 2**20  # kernels for each size would be 300 MiB
-
+# ---- In a process of its own ---------------------------------------------------------------------
 
 # Multiplies shapes in place, then so many others that the same operands are packed in the end.
-PACKED = """
+# Then it prints by how many bytes the code that the process has made grows over many sizes, after
+# as many others, and the number of operations of a product, for which nothing else is imported.
+PROGRAM = """
 import itertools
+import re
 import torch, spamm_torch
+from torch.utils.flop_counter import FlopCounterMode
 
 torch.manual_seed(0)
+torch.set_num_threads(1)
 SHAPES = [(1, 100, 70), (3, 33, 65), (17, 600, 100), (130, 1030, 200), (200, 129, 31)]
 cases = []
 for dtype, block, (m, k, n) in itertools.product(
@@ -150,11 +124,35 @@ for a, b, block, in_place in cases:
     rows[:, : a.shape[1]] = a
     assert in_place.any()
     assert torch.equal(spamm_torch.mm(rows[:, : a.shape[1]], b, tau=20.0, block=block), in_place)
+
+def bytes_of_generated_code():
+    with open("/proc/self/maps") as maps:
+        ranges = re.findall(r"^(\\w+)-(\\w+) ..x. \\S+ \\S+ 0 *$", maps.read(), re.MULTILINE)
+    return sum(int(end, 16) - int(begin, 16) for begin, end in ranges)
+
+a, b = torch.ones(128 * 2048), torch.ones(2048 * 64)
+
+def multiply(sizes):
+    for size in sizes:
+        rows = 64 + size % 61
+        spamm_torch.mm(a[: rows * size].view(rows, size), b[: size * 64].view(size, 64), tau=0.0)
+
+multiply(range(600, 800))
+before = bytes_of_generated_code()
+multiply(range(800, 1000))
+with FlopCounterMode(display=False) as counter:
+    spamm_torch.mm(torch.ones(4, 5), torch.ones(5, 4), tau=0.0)
+print(bytes_of_generated_code() - before, counter.get_total_flops())
 """
 
 
-def test_packed_rows_change_no_bit():
-    subprocess.run([sys.executable, "-c", PACKED], check=True)
+def test_packed_rows_change_no_bit_and_new_sizes_generate_no_more_code():
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    growth, flops = map(int, run.stdout.split())
+    assert growth < 2**20  # kernels for each size would be 300 MiB
+    assert flops == 160
 
 
 # ---- Accuracy ------------------------------------------------------------------------------------
@@ -164,6 +162,7 @@ def relative_error(result, exact):
     return ((result.double() - exact).norm() / exact.norm()).item()
 
 
+@pytest.mark.strength(1)
 @pytest.mark.parametrize("size", [512, 1024, 2048])
 @pytest.mark.parametrize("decay", ["algebraic", "slow", "exponential"])
 def test_float32_is_as_accurate_as_torch_on_decay_matrices(size, decay):

@@ -118,15 +118,6 @@ def test_norms_of_what_is_not_finite(device):
     assert norms.isnan().any()
 
 
-def test_norms_and_info(device):
-    a, b, _ = operands(device)
-    c, norms, info = mm(a, b, valid_ratio=0.5, return_norms=True, return_info=True)
-    expected, expected_info = mm(a, b, valid_ratio=0.5, return_info=True)
-    assert torch.equal(c, expected)
-    assert torch.equal(norms, norm_map(c))
-    assert all(map(torch.equal, info[:3], expected_info[:3]))
-
-
 def test_norms_serve_the_next_product(device):
     x = symmetric_operand(200, torch.float64, device)
     y, norms = mm(x, x, tau=0.0, symmetric=True, return_norms=True)
@@ -144,14 +135,6 @@ def test_only_the_result_has_a_gradient(device):
     torch.testing.assert_close(a.grad, 3 * ones @ b.detach().mT)
     torch.testing.assert_close(b.grad, 3 * a.detach().mT @ ones)
     torch.testing.assert_close(added.grad, 2 * ones)
-
-
-def test_norms_under_autocast(device):
-    a, b, _ = operands(device)
-    with torch.autocast(device.type, torch.bfloat16):
-        c, norms = mm(a, b, tau=0.5, return_norms=True)
-    assert c.dtype == torch.bfloat16
-    assert torch.equal(norms, norm_map(c))
 
 
 # ---- Precomputed norms of addmm -----------------------------------------------------------------

@@ -29,19 +29,6 @@ def mirrored(c):
 # ---- Symmetric products -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
-@pytest.mark.parametrize("n", [1, 63, 65, 129, 500, 1040])
-@pytest.mark.parametrize("block", [32, 64, (128, 64, 128)])
-def test_symmetric_products_of_any_size(dtype, n, block):
-    """An odd and an even number of tiles along the diagonal, and tiles that stick out."""
-    a = symmetric(n, dtype)
-    edge = block if isinstance(block, int) else block[0]
-    for tau in (0.0, 1.0, 1e30):
-        c, norms = mm(a, a, tau=tau, block=block, symmetric=True, return_norms=True)
-        assert torch.equal(c, mirrored(mm(a, a, tau=tau, block=block)))
-        assert torch.equal(norms, norm_map(c, edge))
-
-
 @pytest.mark.parametrize("n", [2500, 2690])
 def test_symmetric_products_in_large_tiles(n):
     """The norms of float64 products, whose every tile has the bits of the whole product's."""
@@ -52,27 +39,6 @@ def test_symmetric_products_in_large_tiles(n):
     assert torch.equal(norms, norm_map(c))
     c = addmm(a, a, a, beta=2, alpha=-1, tau=1e-3, symmetric=True)
     assert torch.equal(c, mirrored(addmm(a, a, a, beta=2, alpha=-1, tau=1e-3)))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
-def test_symmetric_batches(dtype):
-    a = torch.stack([symmetric(200, dtype, seed) for seed in range(5)])
-    c, norms = ops.spamm_with_norms(a, a, threshold=1.0, block=[32] * 3, symmetric=True)
-    assert torch.equal(c, mirrored(ops.spamm(a, a, threshold=1.0, block=[32] * 3)))
-    assert torch.equal(norms, norm_map(c, 32))
-
-
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
-def test_symmetric_products_that_are_not_finite(dtype):
-    a = torch.zeros(300, 300, dtype=dtype, device="cuda")
-    a[290, 3] = a[3, 290] = float("inf")
-    a[5, 90] = a[90, 5] = float("nan")
-    a[200, 200] = 3
-    c, norms = mm(a, a, tau=1.0, symmetric=True, return_norms=True)
-    expected = mirrored(mm(a, a, tau=1.0))
-    torch.testing.assert_close(c, expected, rtol=0, atol=0, equal_nan=True)
-    torch.testing.assert_close(norms, norm_map(expected), rtol=0, atol=0, equal_nan=True)
-    assert c[200, 200] == 9
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])

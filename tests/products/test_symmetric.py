@@ -24,13 +24,23 @@ def mirrored(c):
 
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("n", [1, 31, 64, 200])
+@pytest.mark.parametrize("n", [1, 31, 64, 200, 500, pytest.param(1040, marks=pytest.mark.cuda)])
 def test_is_the_mirrored_upper_triangle_of_the_product(device, dtype, block, n):
+    """An odd and an even number of tiles along the diagonal, and tiles that stick out."""
     a = symmetric(n, dtype, device)
     for tau in (0.0, 150.0, 1e30):
-        c = mm(a, a, tau=tau, block=block, symmetric=True)
+        c, norms = mm(a, a, tau=tau, block=block, symmetric=True, return_norms=True)
         assert torch.equal(c, mirrored(mm(a, a, tau=tau, block=block)))
         assert torch.equal(c, c.mT)
+        assert torch.equal(norms, norm_map(c, block if isinstance(block, int) else block[0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_batches(device, dtype):
+    a = torch.stack([symmetric(200, dtype, device, seed) for seed in range(5)])
+    c, norms = ops.spamm_with_norms(a, a, threshold=150.0, block=[32] * 3, symmetric=True)
+    assert torch.equal(c, mirrored(ops.spamm(a, a, threshold=150.0, block=[32] * 3)))
+    assert torch.equal(norms, norm_map(c, 32))
 
 
 @pytest.mark.parametrize("knob", [{"valid_ratio": 0.3}, {"max_error": 1e-2}])
@@ -80,21 +90,19 @@ def test_addmm(device, dtype):
         assert torch.equal(c, mirrored(addmm(one, a, a, **options)))
 
 
-def test_batches(device):
-    a = torch.stack([symmetric(90, torch.float32, device, seed) for seed in range(3)])
-    c = ops.spamm(a, a, threshold=150.0, block=[32, 32, 32], symmetric=True)
-    assert torch.equal(c, mirrored(ops.spamm(a, a, threshold=150.0, block=[32, 32, 32])))
-
-
-def test_negative_zeros_infinities_and_nans_are_mirrored(device):
-    a = torch.zeros(100, 100, device=device)
-    a[70, 3] = a[3, 70] = float("inf")
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+def test_negative_zeros_infinities_and_nans_are_mirrored(device, dtype):
+    a = torch.zeros(300, 300, dtype=dtype, device=device)
+    a[290, 3] = a[3, 290] = float("inf")
     a[5, 90] = a[90, 5] = float("nan")
-    c = mm(a, a, tau=1.0, block=32, symmetric=True)
+    a[200, 200] = 3
+    c, norms = mm(a, a, tau=1.0, block=32, symmetric=True, return_norms=True)
     expected = mirrored(mm(a, a, tau=1.0, block=32))
     torch.testing.assert_close(c, expected, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(norms, norm_map(expected, 32), rtol=0, atol=0, equal_nan=True)
     assert c.isnan().any()
-    minus = addmm(torch.full((100, 100), -0.0, device=device), a, a, tau=1e30, symmetric=True)
+    assert c[200, 200] == 9
+    minus = addmm(torch.full_like(a, -0.0), a, a, tau=1e30, symmetric=True)
     assert torch.equal(minus.signbit(), minus.signbit().mT)
 
 

@@ -92,73 +92,48 @@ def test_find_tau_without_ties_meets_the_ratio(device, seed, edges, ratio, dtype
     assert abs(count - ratio * values.size) <= 0.5
 
 
-@pytest.mark.parametrize(
-    ("ratio", "kept"),
-    [
-        (1.0, 8),
-        (0.95, 8),  # 7.6 of 8: 8 is nearer than 5
-        (0.8125, 8),  # 6.5, halfway between 5 and 8: the larger
-        (0.8, 5),
-        (0.375, 5),  # 3, halfway between 1 and 5: the larger
-        (0.37, 1),
-        (0.0625, 1),  # 0.5, halfway between 0 and 1: the larger
-        (0.06, 0),
-    ],
-)
+# Norm maps, and the threshold of each ratio.
+SPECIAL_MAPS = {
+    # Products 1, 1, 1, 2, 2, 2, 2, 3: only 0, 1, 5 and 8 of them can be kept. The nearest number is
+    # kept, and between two the larger: of 6.5, 3 and 0.5.
+    "ties": (
+        *([[1], [2], [1], [2], [1], [2], [2], [3]], [[1]]),
+        {1.0: 1, 0.95: 1, 0.8125: 1, 0.8: 2, 0.375: 2, 0.37: 3, 0.0625: 3, 0.06: INF},
+    ),
+    "equal products": ([[3] * 4] * 4, [[7] * 4] * 4, {1e-9: INF, 0.3: INF, 1.0: 21}),
+    "zeros": ([[0] * 4] * 4, [[0] * 4] * 4, {0.2: INF, 1.0: 0}),  # all are kept, or none
+    "infinity": ([[INF] * 3] * 2, [[1] * 2] * 3, {0.1: INF, 0.5: INF, 1.0: INF}),
+    "NaN": ([[NAN] * 3] * 2, [[1] * 2] * 3, {0.1: INF, 0.5: INF, 1.0: INF}),
+    # Two of eight products are never skipped, so a quarter needs no finite one.
+    "some": ([[INF], [NAN], [1], [2], [3], [4], [5], [6]], [[1]], {0.25: INF, 0.5: 5}),
+    "infinity times zero": ([[INF], [1]], [[0, 2]], {0.5: INF, 0.75: 2}),
+    "batches": ([[[1]], [[2]], [[3]], [[4]]], [[[1]]] * 4, {0.5: 3}),
+}
+
+
+@pytest.mark.parametrize("name", SPECIAL_MAPS)
 @pytest.mark.parametrize("dtype", REAL)
-def test_find_tau_between_ties_takes_the_nearest_then_the_larger(device, ratio, kept, dtype):
-    """Products 1, 1, 1, 2, 2, 2, 2, 3: only 0, 1, 5 and 8 of them can be kept."""
-    norm_a, norm_b = maps(device, [[1], [2], [1], [2], [1], [2], [2], [3]], [[1]], dtype)
-    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
-    assert tau.item() == {8: 1, 5: 2, 1: 3, 0: INF}[kept]
-    assert spamm_torch.valid_counts(norm_a, norm_b, tau).sum() == kept
+def test_find_tau_of_special_maps(device, name, dtype):
+    *pair, taus = SPECIAL_MAPS[name]
+    norm_a, norm_b = maps(device, *pair, dtype)
+    for ratio, tau in taus.items():
+        found = spamm_torch.find_tau(norm_a, norm_b, ratio)
+        assert found.item() == tau
+        kept = spamm_torch.valid_counts(norm_a, norm_b, found).sum().item()
+        assert kept == reference.valid_counts(norm_a, norm_b, tau).sum()
 
 
-@pytest.mark.parametrize("ratio", [1e-9, 0.3, 1.0])
-def test_find_tau_of_equal_products(device, ratio):
-    norm_a, norm_b = torch.full((4, 4), 0.3, device=device), torch.full((4, 4), 0.7, device=device)
-    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
-    product = (norm_a[0, 0] * norm_b[0, 0]).item()
-    assert tau.item() == (product if ratio == 1 else INF)
-
-
-@pytest.mark.parametrize("ratio", [0.2, 1.0])
-def test_find_tau_of_zeros(device, ratio):
-    """Zero products are kept all together, by tau = 0, or not at all."""
-    zeros = torch.zeros(4, 4, device=device)
-    tau = spamm_torch.find_tau(zeros, zeros, ratio)
-    assert tau.item() == (0 if ratio == 1 else INF)
-
-
-@pytest.mark.parametrize("special", [INF, NAN])
-@pytest.mark.parametrize("ratio", [0.1, 0.5, 1.0])
-def test_find_tau_when_nothing_can_be_skipped(device, special, ratio):
-    norm_a, norm_b = maps(device, [[special] * 3] * 2, [[1.0] * 2] * 3)
-    tau = spamm_torch.find_tau(norm_a, norm_b, ratio)
-    assert tau.item() == INF
-    assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == 1
-
-
-def test_find_tau_counts_what_is_never_skipped(device):
-    """Two of eight products are never skipped, so a quarter needs no finite one."""
-    norm_a, norm_b = maps(device, [[INF], [NAN], [1], [2], [3], [4], [5], [6]], [[1]])
-    assert spamm_torch.find_tau(norm_a, norm_b, 0.25).item() == INF
-    assert spamm_torch.find_tau(norm_a, norm_b, 0.5).item() == 5
-
-
-def test_find_tau_counts_products_that_overflow(device):
-    """Finite norms with a product beyond the type: Inf, never skipped."""
+def test_products_that_leave_the_range_of_float32(device):
+    """Those of finite norms beyond it are infinite, never skipped; small ones are not flushed."""
     norm_a, norm_b = maps(device, [[3e38], [2.0]], [[3e38, 1.0]])
-    assert spamm_torch.find_tau(norm_a, norm_b, 0.25).item() == INF
-    assert spamm_torch.find_tau(norm_a, norm_b, 0.75).item() == norm_a[0, 0].item()
-    assert spamm_torch.find_tau(norm_a, norm_b, 1.0).item() == 2
+    for ratio, tau in ((0.25, INF), (0.75, norm_a[0, 0].item()), (1.0, 2)):
+        assert spamm_torch.find_tau(norm_a, norm_b, ratio).item() == tau
     assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[1, 0], [1, 0]]
-
-
-def test_find_tau_inf_times_zero_is_never_skipped(device):
-    norm_a, norm_b = maps(device, [[INF], [1]], [[0, 2]])
-    assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[1, 1], [0, 0]]
-    assert spamm_torch.find_tau(norm_a, norm_b, 0.75).item() == 2
+    norm_a, norm_b = maps(device, [[1e-20]], [[1e-20]])
+    product = float(np.float32(1e-20) * np.float32(1e-20))
+    assert product > 0
+    assert spamm_torch.valid_counts(norm_a, norm_b, product).item() == 1
+    assert spamm_torch.find_tau(norm_a, norm_b, 1.0).item() == product
 
 
 @pytest.mark.parametrize("shapes", [((0, 3), (3, 2)), ((2, 0), (0, 2)), ((0, 2, 2), (0, 2, 2))])
@@ -181,14 +156,6 @@ def test_the_papers_arguments_are_taken(device):
     ratios = [spamm_torch.valid_ratio(norm_a, norm_a, t).item() for t in (tau, loose)]
     assert ratios[0] == pytest.approx(0.3, abs=0.01)
     assert ratios[1] == pytest.approx(0.3, abs=0.5)
-
-
-def test_one_tau_speaks_for_all_batches(device):
-    norm_a = torch.cat([torch.full((1, 2, 2), x, device=device) for x in (1.0, 2.0, 3.0, 4.0)])
-    norm_b = torch.ones_like(norm_a)
-    tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
-    assert tau.item() == 3
-    assert spamm_torch.valid_counts(norm_a, norm_b, tau).sum((1, 2)).tolist() == [0, 0, 8, 8]
 
 
 def test_maps_of_any_stride(device):
@@ -235,11 +202,6 @@ def test_thresholds_that_skip_nothing(device, tau, as_tensor):
     assert spamm_torch.error_bound(norm_a, norm_b, given_tau).item() == 0
 
 
-def test_tau_inf_keeps_what_is_not_finite(device):
-    norm_a, norm_b = maps(device, [[INF, NAN, 3e38, 1.0]], [[1.0], [1.0], [3e38], [1.0]])
-    assert spamm_torch.valid_counts(norm_a, norm_b, INF).tolist() == [[3]]
-
-
 @pytest.mark.parametrize("where", ["float", "host tensor", "device tensor"])
 @pytest.mark.parametrize("dtype", REAL)
 def test_tau_is_rounded_once_to_the_norms_type(device, where, dtype):
@@ -270,14 +232,6 @@ def test_the_product_of_norms_is_one_float32_rounding(device):
         assert spamm_torch.valid_counts(one_block, one_block, tau).item() == 1
 
 
-def test_subnormal_products_are_not_flushed(device):
-    norm_a, norm_b = maps(device, [[1e-20]], [[1e-20]])
-    product = float(np.float32(1e-20) * np.float32(1e-20))
-    assert product > 0
-    assert spamm_torch.valid_counts(norm_a, norm_b, product).item() == 1
-    assert spamm_torch.find_tau(norm_a, norm_b, 1.0).item() == product
-
-
 # ---- The error bound and its search -------------------------------------------------------------
 
 
@@ -306,36 +260,30 @@ def test_error_bound_covers_the_rounding_of_the_norms(device, dtype):
         assert Fraction(bound) >= sum(Fraction(x) ** 2 for x in row.flatten().tolist())
 
 
-def test_error_bound_by_hand(device):
-    """C[0,0] loses 1*1 + 1*1, C[0,1] loses 1*2, C[1,*] loses nothing: sqrt(4 + 4)."""
-    norm_a, norm_b = maps(device, [[1, 1], [5, 5]], [[1, 2], [1, 3]])
-    bound = spamm_torch.error_bound(norm_a, norm_b, 3.0).item()
-    assert 8**0.5 <= bound <= 8**0.5 * (1 + 2e-5)
+@pytest.mark.parametrize(
+    ("norm_a", "norm_b", "tau", "bound"),
+    [
+        # C[0,0] loses 1*1 + 1*1, C[0,1] loses 1*2, C[1,*] loses nothing: sqrt(4 + 4).
+        ([[1, 1], [5, 5]], [[1, 2], [1, 3]], 3.0, 8**0.5),
+        ([[INF, NAN, 2.0]], [[1.0], [1.0], [3.0]], INF, 6),  # what is never skipped is left out
+        ([[0, 0]], [[1], [2]], 1.0, 0),
+    ],
+)
+def test_error_bound_by_hand(device, norm_a, norm_b, tau, bound):
+    found = spamm_torch.error_bound(*maps(device, norm_a, norm_b), tau).item()
+    assert bound <= found <= bound * (1 + 2e-5)
 
 
-@pytest.mark.parametrize(("dtype", "norm"), [(torch.float32, 1e-30), (torch.float64, 1e-160)])
-def test_error_bound_does_not_vanish(device, dtype, norm):
+@pytest.mark.parametrize(
+    ("dtype", "small", "large"), [(torch.float32, 1e-30, 1e15), (torch.float64, 1e-160, 1e120)]
+)
+def test_error_bound_neither_vanishes_nor_overflows(device, dtype, small, large):
     """Squares, or even products, below the type's range still bound what is lost from above."""
-    norm_a, norm_b = maps(device, [[norm]], [[norm]], dtype)
+    norm_a, norm_b = maps(device, [[small]], [[small]], dtype)
     exact = float(reference.error_bound(norm_a, norm_b, 1.0))
     assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() >= exact > 0
-
-
-@pytest.mark.parametrize(("dtype", "norm"), [(torch.float32, 1e15), (torch.float64, 1e120)])
-def test_error_bound_does_not_overflow(device, dtype, norm):
-    norm_a, norm_b = maps(device, [[norm]], [[norm]], dtype)
-    bound = spamm_torch.error_bound(norm_a, norm_b, INF).item()
-    assert bound == pytest.approx(norm * norm, rel=2e-5)
-
-
-def test_error_bound_leaves_out_what_is_never_skipped(device):
-    norm_a, norm_b = maps(device, [[INF, NAN, 2.0]], [[1.0], [1.0], [3.0]])
-    assert spamm_torch.error_bound(norm_a, norm_b, INF).item() == pytest.approx(6, rel=2e-5)
-
-
-def test_error_bound_of_zeros_is_zero(device):
-    norm_a, norm_b = maps(device, [[0, 0]], [[1], [2]])
-    assert spamm_torch.error_bound(norm_a, norm_b, 1.0).item() == 0
+    bound = spamm_torch.error_bound(*maps(device, [[large]], [[large]], dtype), INF).item()
+    assert bound == pytest.approx(large * large, rel=2e-5)
 
 
 @given(
@@ -373,26 +321,17 @@ def test_find_tau_for_error_keeps_the_promise_and_skips_all_it_may(device, pair,
         assert lost * (1 + 2.0**-14) > limit
 
 
-def test_find_tau_for_error_zero_skips_only_zeros(device):
-    norm_a, norm_b = maps(device, [[0, 1, 2]], [[1], [3], [2]])
-    tau = find_tau_for_error(norm_a, norm_b, 0.0)
-    assert tau.item() == 3
-    assert spamm_torch.valid_counts(norm_a, norm_b, tau).item() == 2
-
-
-def test_find_tau_for_error_zero_keeps_products_that_underflow(device):
-    """1e-30 * 1e-30 is zero in float32, but what it stands for is not."""
-    norm_a, norm_b = maps(device, [[1e-30, 1]], [[1e-30], [1]])
-    tau = find_tau_for_error(norm_a, norm_b, 0.0)
-    assert spamm_torch.valid_counts(norm_a, norm_b, tau).item() == 2
-
-
-@pytest.mark.parametrize("special", [INF, NAN])
-@pytest.mark.parametrize("other", [1e-3, 0.0])
-def test_find_tau_for_error_of_unbounded_norms_skips_nothing(device, special, other):
-    """Such norms have no finite limit."""
-    norm_a, norm_b = maps(device, [[special, other]], [[1], [1e-3]])
-    assert find_tau_for_error(norm_a, norm_b, 0.5).item() == 0
+@pytest.mark.parametrize(
+    ("norm_a", "norm_b", "max_error", "tau"),
+    [
+        ([[0, 1, 2]], [[1], [3], [2]], 0.0, 3),  # zeros alone are skipped
+        ([[1e-30, 1]], [[1e-30], [1]], 0.0, 0),  # 1e-30 * 1e-30 is zero in float32 alone
+        # Norms without a bound have no finite limit.
+        *[([[x, y]], [[1], [1e-3]], 0.5, 0) for x in (INF, NAN) for y in (1e-3, 0.0)],
+    ],
+)
+def test_find_tau_for_error_by_hand(device, norm_a, norm_b, max_error, tau):
+    assert find_tau_for_error(*maps(device, norm_a, norm_b), max_error).item() == tau
 
 
 @pytest.mark.parametrize("dtype", REAL)
