@@ -1,6 +1,5 @@
 """FlopCounterMode counts SpAMM's products as the dense ones that they stand for."""
 
-
 import pytest
 import torch
 from torch import nn
