@@ -178,13 +178,43 @@ def sources(*patterns: str) -> list[str]:
     return sorted(str(file.relative_to(ROOT)) for file in files)
 
 
+def instances() -> dict[str, str]:
+    """The files of kernels that csrc/cuda/instances.in lists, without suffix, and their text."""
+    files = {}
+    text = re.sub(r"^#.*\n", "", (ROOT / "csrc/cuda/instances.in").read_text(), flags=re.MULTILINE)
+    for group in re.split(r"^== ", text, flags=re.MULTILINE)[1:]:
+        head, *lines = group.splitlines()
+        space, headers = head.split(": ")
+        includes = [f'#include "{header}"' for header in headers.split()]
+        code = [line for line in lines if line and not line.startswith("= ")]
+        unit = "\n".join([*includes, f"namespace spamm::{space} {{", *code, "}", ""])
+        for line in lines:
+            if line.startswith("= "):
+                name, *words = line.removeprefix("= ").split()
+                files[name] = unit
+                for number, word in enumerate(words, start=1):
+                    files[name] = files[name].replace(f"${number}", word)
+    return files
+
+
+def write_instances() -> list[str]:
+    """Their paths. A file whose text is as before keeps its time, and so its object."""
+    folder = Path("build", "instances")
+    (ROOT / folder).mkdir(parents=True, exist_ok=True)
+    for name, text in instances().items():
+        path = ROOT / folder / f"{name}.cu"
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    return sorted(str(folder / f"{name}.cu") for name in instances())
+
+
 def operators(cuda: bool) -> setuptools.Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     files = sources("*.cpp", "conv/*.cpp", "shards/*.cpp", "sparse/*.cpp", "cpu/**/*.cpp")
     macros, headers = [], []
     if cuda:
-        files += sources("cuda/**/*.cu", "cuda/**/*.cpp")
+        files += sources("cuda/**/*.cu", "cuda/**/*.cpp") + write_instances()
         macros += [("SPAMM_WITH_CUDA", None)]
     if cuda and builds_for_hopper():
         macros += [("SPAMM_WITH_SM90A", None)]

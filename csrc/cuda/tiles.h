@@ -1,5 +1,5 @@
 // The table of all tiles of the multiply and convolution kernels. heuristics.h chooses a row at run
-// time, and the files in instances/ compile the rows. It includes no torch header, so that those
+// time, and those of instances.in compile the rows. It includes no torch header, so that those
 // files compile faster.
 #pragma once
 
@@ -118,7 +118,7 @@ constexpr const TileRow<AnyKernel>* find_tile(AnyKernel kernel, TileSize size) {
   return nullptr;
 }
 
-// The tiles of one kernel, which its file in instances/ compiles.
+// The tiles of one kernel, which its line in instances.in compiles.
 template <auto kKernel>
 constexpr kernels::Tiles kTilesOf = [] {
   const auto config = [](TileSize size) {

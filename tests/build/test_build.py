@@ -73,6 +73,7 @@ def test_kernels_are_built_for_the_chips_that_run_them(setup_module):
         for kind, option in (("cubin", "--list-elf"), ("ptx", "--list-ptx"))
     }
     names = [Path(source).stem for source in setup_module.sources("cuda/**/*.cu")]
+    names += setup_module.instances()
     others = [name for name in names if "sm90" not in name]
     assert len(others) < len(names)
     assert found["ptx"] == sorted((name, "sm_80") for name in others)

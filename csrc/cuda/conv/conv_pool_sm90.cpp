@@ -7,7 +7,7 @@
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/boxes_sm90.h"
 #include "cuda/conv/channels_last.h"
-#include "cuda/conv/launch_conv_pool_sm90.h"
+#include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"

@@ -4,7 +4,6 @@
 #include <cuda_fp16.h>
 
 #include "conv/epilogue.h"
-#include "cuda/conv/launch_deviation_epilogue.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
 #include "kernels/conv/deviation_epilogue_params.h"
@@ -46,11 +45,11 @@ void run(const Tensor& output, const std::optional<Tensor>& residual, const Tens
   const auto launch = [&] {
     switch (output.scalar_type()) {
       case at::kHalf:
-        return launch_deviation_epilogue<__half>;
+        return kernels::launch_deviation_epilogue<__half>;
       case at::kBFloat16:
-        return launch_deviation_epilogue<__nv_bfloat16>;
+        return kernels::launch_deviation_epilogue<__nv_bfloat16>;
       default:
-        return launch_deviation_epilogue<float>;
+        return kernels::launch_deviation_epilogue<float>;
     }
   }();
   C10_CUDA_CHECK(launch(params, device.multiprocessors(), device.stream()));

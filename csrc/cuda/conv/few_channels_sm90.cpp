@@ -6,11 +6,11 @@
 
 #include "conv/backend.h"
 #include "cuda/conv/channels_last.h"
-#include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
+#include "kernels/conv/sm90/few_channels_params.h"
 #include "kernels/conv/sm90/few_channels_plan.h"
 #include "threshold.h"
 

@@ -9,10 +9,10 @@
 
 #include "conv/join_deviations.h"
 #include "cuda/conv/channels_last.h"
-#include "cuda/conv/launch_join_deviations.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
+#include "kernels/conv/sm90/join_deviations_params.h"
 
 namespace spamm::cuda {
 namespace {

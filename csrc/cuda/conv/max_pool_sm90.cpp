@@ -3,11 +3,11 @@
 #include <c10/cuda/CUDAException.h>
 
 #include "conv/backend.h"
-#include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
+#include "kernels/conv/sm90/params.h"
 
 namespace spamm::cuda {
 namespace {

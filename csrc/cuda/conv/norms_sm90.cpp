@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "cuda/conv/channels_last.h"
-#include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"

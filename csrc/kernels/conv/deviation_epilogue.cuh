@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kEpilogueThreads)
 }
 
 template <class Element>
-cudaError_t launch_deviation_epilogue(const DeviationEpilogueParams& p, int multiprocessors,
+cudaError_t launch_deviation_epilogue(DeviationEpilogueParams p, int multiprocessors,
                                       cudaStream_t stream) {
   const int64_t blocks =
       std::min((p.chunks - 1) / kEpilogueThreads + 1, int64_t{kEpilogueBlocks} * multiprocessors);

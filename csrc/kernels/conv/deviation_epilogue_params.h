@@ -1,6 +1,8 @@
 // The parameters of the epilogue of deviations as a pass of its own.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "activation.h"
@@ -15,5 +17,10 @@ struct DeviationEpilogueParams {
   int64_t chunks, image_chunks;
   Activation activation;
 };
+
+// `stream` is the current stream. The result is the launch's error code.
+template <class Element>
+cudaError_t launch_deviation_epilogue(DeviationEpilogueParams params, int multiprocessors,
+                                      cudaStream_t stream);
 
 }  // namespace spamm::kernels

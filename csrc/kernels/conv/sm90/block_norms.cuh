@@ -1,8 +1,10 @@
 // Computes the norms of im2col blocks from the norms of pixels (norms.cuh): the root of the sum of
-// squares over the existing pixels of a block.
+// squares over the existing pixels of a block. And what clears a tile counter where no norms are
+// computed.
 #pragma once
 
 #include "kernels/common/launch.cuh"
+#include "kernels/common/overlap.cuh"
 #include "kernels/conv/sm90/norms.cuh"
 
 namespace spamm::kernels::conv::sm90 {
@@ -111,12 +113,23 @@ __global__ void __launch_bounds__(kNormThreads)
   if (threadIdx.x % sharing == 0) p.norms[index] = norm;
 }
 
-inline cudaError_t launch_block_norms(const BlockNormsParams& p, cudaStream_t stream) {
+cudaError_t launch_block_norms(const BlockNormsParams& p, cudaStream_t stream) {
   const int64_t norms = static_cast<int64_t>(p.blocks.images) * p.blocks.rows * p.blocks.columns *
                         p.shape.kernel.rows * p.shape.kernel.columns * p.groups;
   const int64_t threads = norms << log2_sharing(p.block);
   return launch(block_norms, static_cast<unsigned>((threads - 1) / kNormThreads + 1), kNormThreads,
                 0, /*overlap_previous=*/true, stream, p);
+}
+
+// A kernel, because a memset would keep the convolution behind it from starting early.
+__global__ void clear_counter(int* counter) {
+  let_next_kernel_start();
+  wait_for_previous_kernel();
+  if (threadIdx.x == 0) *counter = 0;
+}
+
+cudaError_t launch_clear_counter(int* counter, cudaStream_t stream) {
+  return launch(clear_counter, 1, 32, 0, /*overlap_previous=*/true, stream, counter);
 }
 
 }  // namespace spamm::kernels::conv::sm90

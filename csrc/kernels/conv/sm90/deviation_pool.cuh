@@ -212,7 +212,7 @@ __global__ void __launch_bounds__(kDeviationPoolThreads, 4)
 }
 
 template <class Element>
-cudaError_t launch_deviation_pool(const DeviationPoolParams& p, cudaStream_t stream) {
+cudaError_t launch_deviation_pool(DeviationPoolParams p, cudaStream_t stream) {
   constexpr int kEntries = Chunk<Element>::kEntries;
   const bool of_deviations = p.reference != nullptr;
   const int64_t chunks = of_deviations ? p.groups * (64 / kEntries) : p.channels / kEntries;

@@ -60,5 +60,7 @@ struct FewChannelsParams {
   int tiles = 0;
   Divisor by_column_tiles{}, by_row_tiles{}, by_strips{}, by_patch_rows{};
 };
+template <class Element>
+cudaError_t launch_few_channels(FewChannelsParams params, int multiprocessors, cudaStream_t stream);
 
 }  // namespace spamm::kernels::conv::sm90

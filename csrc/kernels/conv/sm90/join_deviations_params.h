@@ -21,7 +21,9 @@ struct JoinParams {
   float* norms;  // (images, rows, columns, groups of 64 channels)
   int images, channels, groups;
   Size2 size;
-  Divisor by_lanes;  // threads of a pixel; set by launch_join_deviations()
+  Divisor by_lanes;  // threads of a pixel; set by the launch
 };
+template <class Element>
+cudaError_t launch_join_deviations(JoinParams params, cudaStream_t stream);
 
 }  // namespace spamm::kernels::conv::sm90

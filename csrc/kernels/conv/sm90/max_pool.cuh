@@ -168,7 +168,7 @@ __global__ void __launch_bounds__(kNormThreads, 4)
 }
 
 template <class Element>
-cudaError_t launch_max_pool(const MaxPoolParams& p, cudaStream_t stream) {
+cudaError_t launch_max_pool(MaxPoolParams p, cudaStream_t stream) {
   const int norms = ceil_div(p.job.images, 64) * p.job.pixels * p.job.groups;
   return launch(max_pool<Element>, norms, kNormThreads, 0, /*overlap_previous=*/true, stream, p);
 }

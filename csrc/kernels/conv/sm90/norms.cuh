@@ -288,7 +288,7 @@ __global__ void __launch_bounds__(kNormThreads)
 }
 
 template <class Element>
-cudaError_t launch_pixel_norms(const PixelNormsParams& p, cudaStream_t stream) {
+cudaError_t launch_pixel_norms(PixelNormsParams p, cudaStream_t stream) {
   const int blocks = p.jobs[0].thread_blocks + p.jobs[1].thread_blocks;
   using Kernel = void (*)(PixelNormsParams);
   constexpr int kLog2Lanes = 6 - kLog2Entries<Element>;  // for 64 channels

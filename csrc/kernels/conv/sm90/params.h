@@ -1,5 +1,7 @@
-// The parameters of the Hopper convolution and of the kernels for its norms. launch.cuh says which
-// of them its caller sets.
+// The parameters of the Hopper convolution and of the kernels for its norms, and their launches.
+// launch.cuh says which of the parameters its caller sets. A launch runs on the current stream and
+// may start before the kernel ahead of it has ended (kernels/common/overlap.cuh). Its result is the
+// error code of the driver or the launch.
 #pragma once
 
 #include <cuda.h>
@@ -101,6 +103,8 @@ struct PixelNormsParams {
   PixelNormsJob jobs[2];  // for the input and, in slices, for the weight; empty if not wanted
   int* zeroed;            // the kernel sets it to 0; may be null
 };
+template <class Element>
+cudaError_t launch_pixel_norms(PixelNormsParams params, cudaStream_t stream);
 
 // Max pooling of channels-last images, with output norms. `job` describes the output.
 struct MaxPoolParams {
@@ -109,6 +113,8 @@ struct MaxPoolParams {
   void* output;
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
+template <class Element>
+cudaError_t launch_max_pool(MaxPoolParams params, cudaStream_t stream);
 
 // Max pooling of deviations from a reference, with norms by pixel (images, rows, columns, channel
 // groups); or plain. All images are channels-last, their channels a multiple of 16 bytes.
@@ -123,6 +129,8 @@ struct DeviationPoolParams {
   int images, channels, groups;
   Size2 in_size, out_size, kernel, stride, padding, dilation;
 };
+template <class Element>
+cudaError_t launch_deviation_pool(DeviationPoolParams params, cudaStream_t stream);
 
 // The kernel that computes norms of im2col blocks from norms of pixels.
 struct BlockNormsParams {
@@ -134,6 +142,10 @@ struct BlockNormsParams {
   float* norms;  // (pixel blocks, kernel positions x groups)
   int* zeroed;   // the kernel sets it to 0; may be null
 };
+cudaError_t launch_block_norms(const BlockNormsParams& params, cudaStream_t stream);
+
+// Sets a tile counter to zero.
+cudaError_t launch_clear_counter(int* counter, cudaStream_t stream);
 
 // A box of a pixel block: half of a block of 128 pixels, or a whole block of 64.
 inline Log2Block box_of(Log2Block block) {
