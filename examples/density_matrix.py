@@ -27,19 +27,10 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
+from common import options as cli
 from common import results
 from common.console import exit_code, make_console
 from common.machine import describe_machine
-from common.options import (
-    add_device_option,
-    add_folder_option,
-    choose_device,
-    file_name,
-    make_parser,
-    natural_number,
-    number,
-    positive_integer,
-)
 from common.options import (
     show as shown,
 )
@@ -57,9 +48,11 @@ no eigenvalues were computed. The JSON file has every iteration."""
 
 
 def parse(arguments):
-    parser = make_parser(__doc__)
+    parser = cli.make_parser(__doc__)
     source = parser.add_argument_group("what is computed (one of)").add_mutually_exclusive_group()
-    even = number(int, lambda value: value >= 4 and value % 2 == 0, "an even integer of 4 or more")
+    even = cli.number(
+        int, lambda value: value >= 4 and value % 2 == 0, "an even integer of 4 or more"
+    )
     source.add_argument(
         "--chain", metavar="N", type=even, help="a tight-binding chain of N sites (default: 2000)"
     )
@@ -80,10 +73,10 @@ def parse(arguments):
     source.add_argument(
         "--waters",
         metavar="N",
-        type=positive_integer,
+        type=cli.positive_integer,
         help="a cluster of N water molecules, with exact overlaps and a model of F (default: none)",
     )
-    positive = number(float, lambda value: 0 < value < float("inf"), "a number above 0")
+    positive = cli.number(float, lambda value: 0 < value < float("inf"), "a number above 0")
     parser.add_argument(
         "--gap", type=positive, default=0.2, help="of the chain, hopping 1/2 (default: %(default)s)"
     )
@@ -95,7 +88,7 @@ def parse(arguments):
     )
     parser.add_argument(
         "--seed",
-        type=natural_number,
+        type=cli.natural_number,
         default=0,
         help="of --waters (default: %(default)s)",
     )
@@ -105,7 +98,7 @@ def parse(arguments):
         metavar="N",
         help="how many there are (default: as many as the atoms or the file say; a chain's sites)",
     )
-    add_device_option(parser)
+    cli.add_device_option(parser)
     parser.add_argument(
         "--block",
         type=int,
@@ -117,7 +110,7 @@ def parse(arguments):
     parser.add_argument(
         "--max-errors",
         metavar="ERROR",
-        type=number(float, lambda value: 0 < value < 1, "a number above 0 and below 1"),
+        type=cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1"),
         nargs="+",
         default=budgets,
         help="what each of the last products may lose, relative to norm(X)^2; about the energy "
@@ -126,21 +119,21 @@ def parse(arguments):
     parser.add_argument(
         "--loose",
         metavar="FACTOR",
-        type=number(float, lambda value: 1 < value < float("inf"), "a number above 1"),
+        type=cli.number(float, lambda value: 1 < value < float("inf"), "a number above 1"),
         help="how many times more the products before may lose (default: so many that they cost "
         "the energy as much, sqrt(0.00025 / ERROR))",
     )
     parser.add_argument(
         "--last",
         metavar="COUNT",
-        type=number(int, lambda value: 1 <= value <= 12, "an integer from 1 to 12"),
+        type=cli.number(int, lambda value: 1 <= value <= 12, "an integer from 1 to 12"),
         default=4,
         help="how many products are the last, from 1 to 12 (default: %(default)s)",
     )
     parser.add_argument(
         "--repeats",
         metavar="ROUNDS",
-        type=positive_integer,
+        type=cli.positive_integer,
         default=3,
         help="rounds of each timing, of which the median counts (default: %(default)s)",
     )
@@ -152,10 +145,10 @@ def parse(arguments):
         help="leave these out, which take long for large matrices; one of eigh and torch.mm "
         "stays (default: none)",
     )
-    add_folder_option(parser, "the page, the numbers and the picture")
+    cli.add_folder_option(parser, "the page, the numbers and the picture")
     parser.add_argument(
         "--name",
-        type=file_name,
+        type=cli.file_name,
         default="density_matrix",
         help="of these files (default: %(default)s)",
     )
@@ -170,7 +163,7 @@ def parse(arguments):
     if {EIGH, DENSE} <= set(options.without):
         parser.error("argument --without: expected one of eigh and torch.mm to stay")
     options.chain = options.chain or 2000
-    options.device = choose_device(options.device)
+    options.device = cli.choose_device(options.device)
     return options
 
 

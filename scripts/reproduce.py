@@ -19,21 +19,12 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
+from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
 from common.machine import describe_machine, peer_libraries
 from common.measuring import Measuring, failed
-from common.options import (
-    add,
-    add_numbers,
-    add_output_options,
-    add_repeats_option,
-    file_name,
-    fill_in,
-    make_parser,
-)
-from common.tables import KINDS
 from common.training import add_training_options
 from models.errors import UserError
 from models.files import require_writable
@@ -57,7 +48,7 @@ activations, with norms and bias."""
 
 
 def parse(arguments):
-    parser = make_parser(__doc__)
+    parser = cli.make_parser(__doc__)
     parser.add_argument(
         "tables",
         nargs="*",
@@ -66,15 +57,15 @@ def parse(arguments):
         help=f"{', '.join(map(str, TABLES))} or all (default: all)",
     )
     what = "edges of the square matrices of Tables 1 to 3"
-    add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
-    add_repeats_option(parser, DEFAULTS)
+    cli.add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
+    cli.add_repeats_option(parser, DEFAULTS)
     what = "files of make_ergo_matrices.py for Table 4"
     said = "none, but for what comes with the repository and a model cluster"
-    add(parser, "--matrices", what, [], said, metavar="FILE", type=Path, nargs="+")
+    cli.add(parser, "--matrices", what, [], said, metavar="FILE", type=Path, nargs="+")
     add_training_options(parser)
-    add_output_options(parser)
+    cli.add_output_options(parser)
     what = "what the files are called after their table"
-    add(parser, "--name", what, None, "cpu or cuda, the device", type=file_name)
+    cli.add(parser, "--name", what, None, "cpu or cuda, the device", type=cli.file_name)
     options = parser.parse_args(arguments)
     options.tables = chosen_tables(options.tables)
     return options
@@ -128,26 +119,11 @@ def page_at(path):
     return {"title": "The paper's tables", "headline": HEADLINE, "notes": NOTES, "runs": []}
 
 
-def require_sound(journal):
-    """Finds a damaged journal before anything is measured.
-
-    Raises:
-        UserError: a group of the journal is no tables of rows.
-    """
-    for group in journal.groups().values():
-        if not (
-            isinstance(group, dict)
-            and set(group) <= set(KINDS)
-            and all(isinstance(row, dict) for rows in group.values() for row in rows)
-        ):
-            raise journal.damaged()
-
-
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     console = make_console()
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
     device = options.device
     require_writable(options.out)
     path = options.out / "tables.json"
@@ -165,7 +141,6 @@ def main(arguments=None):
             decided = run_settings(header, repeats=run.repeats, gpus=count, **of_table)
             journal = Journal(options.out, f"table_{number}_{name}", decided, fresh=options.fresh)
             journals[number] = stack.enter_context(journal)
-            require_sound(journal)
         left = {}
         for number, journal in journals.items():
             about = {

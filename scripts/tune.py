@@ -21,18 +21,11 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 import torch
 
 import spamm_torch
+from common import options as cli
 from common import results
 from common.console import exit_code, make_console
 from common.machine import PRECISIONS, describe_machine, use_precision
 from common.operands import operands
-from common.options import (
-    add_choices,
-    add_folder_option,
-    add_repeats_option,
-    add_sizes_option,
-    make_parser,
-    require_cuda,
-)
 from common.timing import interleaved, medians
 from models.errors import UserError
 from models.files import require_writable
@@ -126,19 +119,19 @@ def study(by_tile, options, multiprocessors):
 
 
 def parse(arguments):
-    parser = make_parser(__doc__)
-    add_sizes_option(parser, SIZES)
-    add_choices(parser, "--precisions", "number formats", list(PRECISIONS), PRECISIONS)
-    add_repeats_option(parser, 7)
+    parser = cli.make_parser(__doc__)
+    cli.add_sizes_option(parser, SIZES)
+    cli.add_choices(parser, "--precisions", "number formats", list(PRECISIONS), PRECISIONS)
+    cli.add_repeats_option(parser, 7)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    add_folder_option(parser, "the results")
+    cli.add_folder_option(parser, "the results")
     return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
-    device = require_cuda()
+    device = cli.require_cuda()
     if options.worker:
         print(json.dumps(time_in_this_process(options)))
         return

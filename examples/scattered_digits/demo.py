@@ -20,19 +20,11 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
+from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.machine import describe_machine
 from common.measuring import compiled
-from common.options import (
-    add_device_option,
-    add_folder_option,
-    choose_device,
-    file_name,
-    make_parser,
-    number,
-    positive_integer,
-)
 from common.timing import interleaved
 from examples.scattered_digits.canvases import Scene, draw_scene
 from examples.scattered_digits.network import Config, quality, train
@@ -65,7 +57,7 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parse(arguments)
     console = make_console()
-    device = choose_device(options.device)
+    device = cli.choose_device(options.device)
     require_writable(options.out)
     config = _CONFIGS[device.type]
     if options.steps is not None:
@@ -112,38 +104,42 @@ def _said(rows):
 
 
 def _parse(arguments):
-    parser = make_parser(__doc__)
-    add_device_option(parser)
+    parser = cli.make_parser(__doc__)
+    cli.add_device_option(parser)
     parser.add_argument("--root", help="folder that holds MNIST/raw (default: the embedded t10k)")
     parser.add_argument(
         "--checkpoint",
         type=Path,
         help="where the training is kept and resumed from (default: in the folder of the results)",
     )
-    add_folder_option(parser, "the results")
+    cli.add_folder_option(parser, "the results")
     parser.add_argument(
         "--name",
-        type=file_name,
+        type=cli.file_name,
         default="scattered_digits",
         help="what the files of the results are called (default: %(default)s)",
     )
-    parser.add_argument("--steps", type=positive_integer, help="of training (default: 600 or 3000)")
+    parser.add_argument(
+        "--steps", type=cli.positive_integer, help="of training (default: 600 or 3000)"
+    )
     parser.add_argument(
         "--max-drop",
         metavar="POINTS",
-        type=number(float, lambda value: 0 <= value < 100, "points from 0 to below 100"),
+        type=cli.number(float, lambda value: 0 <= value < 100, "points from 0 to below 100"),
         default=0.5,
         help="points of mean IoU that calibration may cost (default: %(default)s)",
     )
-    parser.add_argument("--repeats", type=positive_integer, help="of timings (default: 7 or 20)")
+    parser.add_argument(
+        "--repeats", type=cli.positive_integer, help="of timings (default: 7 or 20)"
+    )
     parser.add_argument(
         "--size",
-        type=number(int, lambda size: size >= 64 and size % 64 == 0, "a multiple of 64"),
+        type=cli.number(int, lambda size: size >= 64 and size % 64 == 0, "a multiple of 64"),
         default=512,
         help="sides of the canvases that are measured (default: %(default)s)",
     )
     parser.add_argument(
-        "--batch", type=positive_integer, default=1, help="canvases of a call (default: 1)"
+        "--batch", type=cli.positive_integer, default=1, help="canvases of a call (default: 1)"
     )
     parser.add_argument(
         "--dtype",

@@ -14,17 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import spamm_torch
+from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.options import (
-    add,
-    add_choices,
-    add_cold_option,
-    add_device_option,
-    add_numbers,
-    add_ratios_option,
-    add_repeats_option,
-    fill_in,
-)
 from common.timing import interleaved
 from models.errors import UserError
 
@@ -95,25 +86,25 @@ LARGE_BATCHES = (64,)  # of the group of large layers
 
 
 def add_options(parser):
-    add_device_option(parser)
-    add_choices(parser, "--groups", "of layers", DEFAULTS, GROUPS)
+    cli.add_device_option(parser)
+    cli.add_choices(parser, "--groups", "of layers", DEFAULTS, GROUPS)
     what = f"some of the groups' layers, which are {', '.join(NAMES)}"
-    add_choices(parser, "--layers", what, None, NAMES, "all", metavar="LAYER")
+    cli.add_choices(parser, "--layers", what, None, NAMES, "all", metavar="LAYER")
     what = f"images a batch; large layers {LARGE_BATCHES[0]}"
-    add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
-    add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
+    cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
+    cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     what = "inputs: even in size at random, or falling off from the middle"
-    add_choices(parser, "--data", what, ["even"], ("even", "centred"))
+    cli.add_choices(parser, "--data", what, ["even"], ("even", "centred"))
     edges = {"type": int, "nargs": 3, "choices": (32, 64, 128), "metavar": ("M", "K", "N")}
-    add(parser, "--block", "edges of the blocks, each 32, 64 or 128", [64, 64, 64], **edges)
-    add_ratios_option(parser, RATIOS)
-    add_repeats_option(parser, DEFAULTS)
-    add_cold_option(parser)
+    cli.add(parser, "--block", "edges of the blocks, each 32, 64 or 128", [64, 64, 64], **edges)
+    cli.add_ratios_option(parser, RATIOS)
+    cli.add_repeats_option(parser, DEFAULTS)
+    cli.add_cold_option(parser)
 
 
 def choose(options):
     options.large_batches = options.batches or LARGE_BATCHES
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
     if not list(cases_of(options)):
         raise UserError(
             f"expected layers of --groups {' '.join(options.groups)}; got "

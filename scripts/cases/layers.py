@@ -13,15 +13,8 @@ import torch.nn.functional as F
 import spamm_torch
 from cases.conv import Layer
 from cases.networks import PRECISION, said_of
+from common import options as cli
 from common.machine import TOLERANCE, use_precision
-from common.options import (
-    add_choices,
-    add_cold_option,
-    add_device_option,
-    add_numbers,
-    add_repeats_option,
-    fill_in,
-)
 from common.timing import interleaved
 from models.errors import UserError
 
@@ -124,15 +117,15 @@ LAYERS = {layer.name: layer for layer in _layers()}
 
 
 def add_options(parser):
-    add_device_option(parser)
-    add_choices(parser, "--layers", "some of the layers", list(LAYERS), LAYERS, metavar="LAYER")
-    add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
-    add_repeats_option(parser, DEFAULTS)
-    add_cold_option(parser)
+    cli.add_device_option(parser)
+    cli.add_choices(parser, "--layers", "some of the layers", list(LAYERS), LAYERS, metavar="LAYER")
+    cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
+    cli.add_repeats_option(parser, DEFAULTS)
+    cli.add_cold_option(parser)
 
 
 def choose(options):
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
     options.precision = PRECISION[options.device.type]
 
 

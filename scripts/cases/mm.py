@@ -7,18 +7,9 @@ import itertools
 import torch
 
 import spamm_torch
+from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.operands import operands
-from common.options import (
-    add,
-    add_choices,
-    add_cold_option,
-    add_device_option,
-    add_ratios_option,
-    add_repeats_option,
-    add_sizes_option,
-    fill_in,
-)
 from common.tables import text
 from common.timing import interleaved
 from models.errors import UserError
@@ -55,23 +46,23 @@ def block_edges(text):
 
 
 def add_options(parser):
-    add_device_option(parser)
-    add_sizes_option(parser, DEFAULTS)
-    add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
+    cli.add_device_option(parser)
+    cli.add_sizes_option(parser, DEFAULTS)
+    cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     what = "edges of the blocks: 32, 64, 128, or three of these as in 128x64x128"
-    add(parser, "--blocks", what, [64], metavar="BLOCK", type=block_edges, nargs="+")
+    cli.add(parser, "--blocks", what, [64], metavar="BLOCK", type=block_edges, nargs="+")
     what = (
         "decay: the paper's decay matrix; normal: random ones of N(0, 1); scaled: these with rows "
         "and columns scaled by 1e-12 to 1; overlap: a water cluster's"
     )
-    add_choices(parser, "--data", what, ["decay"], ("decay", "normal", "scaled", "overlap"))
-    add_ratios_option(parser, RATIOS)
-    add_repeats_option(parser, DEFAULTS)
-    add_cold_option(parser)
+    cli.add_choices(parser, "--data", what, ["decay"], ("decay", "normal", "scaled", "overlap"))
+    cli.add_ratios_option(parser, RATIOS)
+    cli.add_repeats_option(parser, DEFAULTS)
+    cli.add_cold_option(parser)
 
 
 def choose(options):
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
 
 
 def header(options):

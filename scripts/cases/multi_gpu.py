@@ -7,26 +7,14 @@ row that says why: on a CPU, where the parts share it, those that need GPUs.
 """
 
 import functools
-from dataclasses import dataclass
+import itertools
 
 import torch
 
-from cases import shards
-from cases.ranks import Ranks
-from common.measuring import attempt, not_measured
+from cases import ranks, shards
+from common import options as cli
+from common.measuring import cell, not_measured
 from common.operands import DATA
-from common.options import (
-    add,
-    add_choices,
-    add_device_option,
-    add_numbers,
-    add_parts_option,
-    add_ratios_option,
-    add_repeats_option,
-    add_sizes_option,
-    fill_in,
-)
-from models.errors import UserError
 
 LAYOUTS = {
     "R": "rows of A on each device, the whole of B on each",
@@ -51,46 +39,28 @@ DEFAULTS = {
         "repeats": 5,
     },
 }
-_TINY = ("decay", "float16", 256)  # a product that takes next to no time by itself
+_TINY = {"data": "decay", "precision": "float16"}  # of 256 rows it takes next to no time by itself
 
 
 def add_options(parser):
-    add_device_option(parser)
-    add_parts_option(parser)
+    cli.add_device_option(parser)
+    cli.add_parts_option(parser)
     what = "edges of the square matrices; layouts 0, H and ranks at the largest only"
-    add_sizes_option(parser, DEFAULTS, what)
+    cli.add_sizes_option(parser, DEFAULTS, what)
     what = "more sizes, in R and S at the smallest ratio, to see from where on it pays"
-    add_numbers(parser, "--sweep", what, DEFAULTS, "N", nargs="*")
+    cli.add_numbers(parser, "--sweep", what, DEFAULTS, "N", nargs="*")
     what = (
         "the paper's decay matrices, exponential decay, N(0, 1), N(0, 1) with heavy rows; all "
         "layouts with the first"
     )
-    add_choices(parser, "--data", what, DEFAULTS, DATA)
-    add_choices(parser, "--layouts", "where the operands lie", tuple(LAYOUTS), LAYOUTS)
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="the smallest size, the first data set, no sweep, no other types (default: all)",
-    )
-    what = "cells whose name has all these words, as in: S decay 16384 5%"
-    add(parser, "--only", what, (), "all cells", metavar="WORD", nargs="+")
-    add_ratios_option(parser, RATIOS)
-    add_repeats_option(parser, DEFAULTS)
+    cli.add_choices(parser, "--data", what, DEFAULTS, DATA)
+    cli.add_choices(parser, "--layouts", "where the operands lie", tuple(LAYOUTS), LAYOUTS)
+    cli.add_ratios_option(parser, RATIOS)
+    cli.add_repeats_option(parser, DEFAULTS)
 
 
 def choose(options):
-    fill_in(options, DEFAULTS)
-    sizes, sweep, data = options.sizes, options.sweep, options.data
-    extras = options.device.type == "cuda" and not options.quick
-    if options.quick:
-        sizes, sweep, data = [min(sizes)], [], data[:1]
-    cells = all_cells(sizes, sweep, data, options.ratios, options.layouts, extras)
-    options.cells = [cell for cell in cells if set(options.only) <= set(cell.name.split())]
-    if not options.cells:
-        raise UserError(
-            f"expected words of the name of a cell, such as {cells[0].name!r}, for --only; got "
-            f"{' '.join(options.only)}"
-        )
+    cli.fill_in(options, DEFAULTS)
 
 
 def header(options):
@@ -98,134 +68,87 @@ def header(options):
 
 
 def settings(options):
-    names = [cell.name for cell in options.cells]
-    return {"parts": options.parts, "cells": names, "repeats": options.repeats}
-
-
-# ---- Which cells --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One product to measure. That of a peer has no ratio, for a peer skips nothing."""
-
-    what: str  # a layout or a peer
-    data: str
-    precision: str
-    n: int
-    ratio: float | None = None
-
-    @property
-    def name(self):
-        words = [self.what, self.data, self.precision, str(self.n)]
-        return " ".join(words if self.is_peer else [*words, f"{self.ratio:.0%}"])
-
-    @property
-    def is_peer(self):
-        return self.ratio is None
-
-    @property
-    def product(self):
-        """What decides the operands."""
-        return self.data, self.precision, self.n
-
-
-def all_cells(sizes, sweep, data, ratios, layouts, extras):
-    """Every cell once, the largest products first; those of one product follow each other.
-
-    Args:
-        sizes: of R and S, with every data set. sweep: of R and S at the smallest ratio only.
-        data: names of data sets. ratios: valid ratios asked for. layouts: keys of LAYOUTS.
-        extras: whether float32 in R and S, and float64 in H, are measured at the largest size but
-            one, too.
-    """
-    slabs = [layout for layout in layouts if layout in _EVERYWHERE]
-    cells = []
-    for n in sorted(sizes, reverse=True):
-        for name in data:
-            whole = n == max(sizes) and name == data[0]
-            cells += _of_product(layouts if whole else slabs, (name, "float16", n), ratios)
-    if extras:
-        n = sorted(sizes)[-2:][0]
-        from_host = [layout for layout in layouts if layout == "H"]
-        cells += _of_product(slabs, (data[0], "float32", n), ratios)
-        cells += _of_product(from_host, (data[0], "float64", n), ratios)
-    for n in sorted(set(sweep) - set(sizes), reverse=True):
-        cells += [Cell(layout, data[0], "float16", n, min(ratios)) for layout in slabs]
-    return cells
-
-
-def _of_product(layouts, product, ratios):
-    peers = [Cell(PEERS[layout], *product) for layout in layouts if layout in PEERS]
-    return [Cell(layout, *product, ratio) for ratio in ratios for layout in layouts] + peers
+    names = ("parts", "sizes", "sweep", "data", "layouts", "ratios", "repeats")
+    return {name: getattr(options, name) for name in names}
 
 
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
 def measure(measuring, options):
-    with Ranks(options.devices) as ranks:
-        bandwidth = lambda: measuring.journal.measured(  # noqa: E731
-            "host bandwidth", lambda: shards.host_bandwidth(options.devices, options.repeats)
-        )
-        bench = Bench(options.devices, options.repeats, ranks, bandwidth)
-        calls = {cell.name: functools.partial(measure_cell, cell, bench) for cell in options.cells}
-        for layout in dict.fromkeys(cell.what for cell in options.cells if cell.what in "RS"):
-            calls[f"overhead {layout}"] = functools.partial(measure_overhead, layout, bench)
-        return measuring.tables(calls, said_of)
+    return measuring.tables(cells_of(options), said_of)
 
 
-class Bench:
-    """Measures cells on some devices; keeps the operands of the last product.
+def cells_of(options):
+    """{name: call that measures it}, the largest products first; those of one follow each other."""
+    bench, found = _Bench(options.devices, options.repeats), {}
+    slabs = [layout for layout in options.layouts if layout in _EVERYWHERE]
 
-    Args:
-        ranks: Ranks on the same devices. bandwidth: gives that of the host, as of host_bandwidth.
-    """
+    def add(layouts, data, precision, n, ratios=options.ratios, peers=True):
+        place = {"data": data, "precision": precision, "n": n}
+        name = f"{data} {precision} {n}"
+        for layout in layouts:
+            rows = functools.partial(bench.rows, ratios)
+            found[f"{layout} {name}"] = cell("several devices", rows, layout=layout, **place)
+        for layout in layouts if peers else ():
+            if peer := PEERS.get(layout):
+                found[f"{peer} {name}"] = cell(
+                    "several devices, peers", bench.peer, peer=peer, **place
+                )
 
-    def __init__(self, devices, repeats, ranks, bandwidth):
-        self._kind = devices[0].type
-        self._repeats, self._ranks, self._bandwidth = repeats, ranks, bandwidth
-        self._product = functools.lru_cache(maxsize=1)(
-            lambda *product: shards.Product(*product, devices)
-        )
+    first, sizes = options.data[0], sorted(options.sizes, reverse=True)
+    for n, data in itertools.product(sizes, options.data):
+        add(options.layouts if (n, data) == (sizes[0], first) else slabs, data, "float16", n)
+    if options.device.type == "cuda":
+        n = sizes[:2][-1]
+        add(slabs, first, "float32", n)
+        add([layout for layout in options.layouts if layout == "H"], first, "float64", n)
+    for n in sorted(set(options.sweep) - set(sizes), reverse=True):
+        add(slabs, first, "float16", n, [min(options.ratios)], peers=False)
+    for layout in slabs:
+        call = cell("several devices, overheads", bench.overhead, layout=layout, n=256)
+        found[f"overhead {layout}"] = call
+    return found
 
-    def figures(self, cell):
-        """The figures of a cell.
+
+class _Bench:
+    """Measures cells on some devices; keeps the operands of the last product."""
+
+    def __init__(self, devices, repeats):
+        self._devices, self._repeats = devices, repeats
+        make = functools.partial(shards.Product, devices=devices)
+        self._product = functools.lru_cache(maxsize=1)(make)
+        self._bandwidth = functools.cache(lambda: shards.host_bandwidth(devices, repeats))
+
+    def rows(self, ratios, layout, **product):
+        """A row for each ratio.
 
         Raises:
-            RuntimeError: it needs GPUs and there are none. Other errors come from what is measured.
+            RuntimeError: the layout needs GPUs and there are none. Other errors come from what is
+                measured.
         """
-        if cell.what in NEED_CUDA and self._kind != "cuda":
-            raise RuntimeError(f"{cell.what} needs CUDA devices; got {self._kind}")
-        if cell.what == "ranks":
-            return self._ranks.do("ranks", cell, self._repeats)
-        if not cell.is_peer:
-            bandwidth = self._bandwidth() if cell.what == "H" else None
-            product = self._product(*cell.product)
-            return shards.measure(cell.what, product, cell.ratio, self._repeats, bandwidth)
-        if cell.what == "DTensor":
-            timing = self._ranks.do("DTensor", cell, self._repeats)
+        kind = self._devices[0].type
+        if layout in NEED_CUDA and kind != "cuda":
+            raise RuntimeError(f"{layout} needs CUDA devices; got {kind}")
+        if layout == "ranks":
+            return ranks.run(ranks.multiply, self._devices, product, ratios, self._repeats)
+        bandwidth = self._bandwidth() if layout == "H" else None
+        given = layout, self._product(**product)
+        return [
+            {"ratio": ratio} | shards.measure(*given, ratio, self._repeats, bandwidth)
+            for ratio in ratios
+        ]
+
+    def peer(self, peer, **product):
+        if peer == "DTensor":
+            timing = ranks.run(ranks.dtensor, self._devices, product, self._repeats)
         else:
-            timing = shards.torch_mm(self._product(*cell.product), self._repeats)
-        return {"ms": timing.median, "spread": timing.spread / timing.median}
+            timing = shards.torch_mm(self._product(**product), self._repeats)
+        return [{"ms": timing.median, "spread": timing.spread / timing.median}]
 
-    def overhead(self, layout):
-        """Figures of a layout: the host's time for a product that is next to none."""
-        return shards.overhead(layout, self._product(*_TINY))
-
-
-def measure_cell(cell, bench):
-    """The row of a cell: figures, or why there are none."""
-    place = {"data": cell.data, "precision": cell.precision, "n": cell.n}
-    place |= {"peer": cell.what} if cell.is_peer else {"layout": cell.what, "ratio": cell.ratio}
-    kind = "several devices, peers" if cell.is_peer else "several devices"
-    return attempt(kind, lambda: [bench.figures(cell)], **place)
-
-
-def measure_overhead(layout, bench):
-    """That of a layout, in the same way."""
-    kind = "several devices, overheads"
-    return attempt(kind, lambda: [bench.overhead(layout)], layout=layout, n=_TINY[-1])
+    def overhead(self, layout, n):
+        """The host's time for a product that is next to none."""
+        return [shards.overhead(layout, self._product(**_TINY, n=n))]
 
 
 # ---- What was found -----------------------------------------------------------------------------
@@ -233,15 +156,16 @@ def measure_overhead(layout, bench):
 
 def said_of(found):
     """A line for the terminal."""
-    [[row]] = found.values()
+    [rows] = found.values()
+    row = rows[0]
     if "absent" in row:
         return not_measured(row)
     if "peer" in row:
         return f"{row['ms']:.4g} ms"
     if "one_us" in row:
         return f"{row['one_us']:.3g} -> {row['all_us']:.3g} us"
-    different = "" if row["equal"] else ", RESULT DIFFERS"
-    return f"{row['one_ms']:.4g} -> {row['all_ms']:.4g} ms, {row['speedup']:.2f}x{different}"
+    speedups = ", ".join(f"{row['ratio']:.0%}: {row['speedup']:.2f}x" for row in rows)
+    return speedups + different(rows)
 
 
 def different(rows):

@@ -13,17 +13,9 @@ import spamm_torch
 from cases.conv import GROUPS, Case
 from cases.multi_gpu import different, said_of
 from cases.shards import equal_cuts, figures, split, synchronize
+from common import options as cli
 from common.machine import PRECISIONS, use_precision
 from common.measuring import cell
-from common.options import (
-    add_choices,
-    add_device_option,
-    add_numbers,
-    add_parts_option,
-    add_ratios_option,
-    add_repeats_option,
-    fill_in,
-)
 from common.timing import by_clock
 
 TITLE = "conv2d of a batch on several devices against one"
@@ -39,17 +31,19 @@ _BLOCK = (64, 64, 64)  # the last is the images of a pixel block, too
 
 
 def add_options(parser):
-    add_device_option(parser)
-    add_parts_option(parser)
-    add_choices(parser, "--layers", "some of the layers", tuple(LAYERS), LAYERS, metavar="LAYER")
-    add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
-    add_choices(parser, "--precision", "number format", DEFAULTS, PRECISIONS, nargs=None)
-    add_ratios_option(parser, RATIOS)
-    add_repeats_option(parser, DEFAULTS)
+    cli.add_device_option(parser)
+    cli.add_parts_option(parser)
+    cli.add_choices(
+        parser, "--layers", "some of the layers", tuple(LAYERS), LAYERS, metavar="LAYER"
+    )
+    cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
+    cli.add_choices(parser, "--precision", "number format", DEFAULTS, PRECISIONS, nargs=None)
+    cli.add_ratios_option(parser, RATIOS)
+    cli.add_repeats_option(parser, DEFAULTS)
 
 
 def choose(options):
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
 
 
 def header(options):

@@ -20,15 +20,8 @@ import torchvision
 from torch import nn
 
 import spamm_torch
+from common import options as cli
 from common.machine import PRECISIONS, use_precision
-from common.options import (
-    add,
-    add_choices,
-    add_device_option,
-    add_numbers,
-    add_repeats_option,
-    fill_in,
-)
 from common.timing import interleaved
 from models.errors import UserError, first_line
 from models.files import require_writable
@@ -147,19 +140,21 @@ PRECISION = {"cpu": "float32", "cuda": "float16"}
 
 
 def add_options(parser):
-    add_device_option(parser)
-    add_choices(parser, "--networks", "some of them", DEFAULTS, NETWORKS, metavar="NETWORK")
-    add_choices(parser, "--candidates", "some of them", DEFAULTS, CANDIDATES, metavar="CANDIDATE")
-    add_choices(parser, "--modes", "some of them", DEFAULTS, MODES, metavar="MODE")
+    cli.add_device_option(parser)
+    cli.add_choices(parser, "--networks", "some of them", DEFAULTS, NETWORKS, metavar="NETWORK")
+    cli.add_choices(
+        parser, "--candidates", "some of them", DEFAULTS, CANDIDATES, metavar="CANDIDATE"
+    )
+    cli.add_choices(parser, "--modes", "some of them", DEFAULTS, MODES, metavar="MODE")
     what = "images a batch; None: each network's own, 1 to 128"
-    add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
-    add_repeats_option(parser, DEFAULTS)
+    cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
+    cli.add_repeats_option(parser, DEFAULTS)
     what = "keeps what torch.compile compiles and tunes for the next run"
-    add(parser, "--cache", what, None, "torch's own temporary folder", metavar="FOLDER")
+    cli.add(parser, "--cache", what, None, "torch's own temporary folder", metavar="FOLDER")
 
 
 def choose(options):
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
     options.candidates = [name for name in CANDIDATES if name in options.candidates]
     options.modes = [mode for mode in MODES if mode in options.modes]
     options.precision = PRECISION[options.device.type]

@@ -16,17 +16,10 @@ import torch
 from torch import nn
 
 import spamm_torch
+from common import options as cli
 from common.journal import model_digest
 from common.machine import PRECISIONS, use_precision
 from common.measuring import compiled
-from common.options import (
-    add,
-    add_choices,
-    add_numbers,
-    add_repeats_option,
-    fill_in,
-    number,
-)
 from common.timing import interleaved, medians
 from common.training import add_training_options, train_or_load
 from models.data import MAX_SHIFT, draw_shifts
@@ -48,29 +41,29 @@ nothing skipped before it."""
 MODE = torch.no_grad  # not inference mode, in which weights' norms cannot be pinned
 DEFAULTS = {"cpu": {"dtype": "float32"}, "cuda": {"dtype": "float16"}}
 _SHIFT_SEED = 1
-_points = number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
+_points = cli.number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
 
 
 def add_options(parser):
     add_training_options(parser)
     what = "images in a batch, in the calibration and in times"
-    add_numbers(parser, "--images", what, 128, "COUNT", nargs=None)
+    cli.add_numbers(parser, "--images", what, 128, "COUNT", nargs=None)
     dtypes = [name for name in PRECISIONS if name not in ("tf32", "float64")]
-    add_choices(parser, "--dtype", "number format of the network", DEFAULTS, dtypes, nargs=None)
+    cli.add_choices(parser, "--dtype", "number format of the network", DEFAULTS, dtypes, nargs=None)
     what = "percentage points of accuracy that may be lost"
-    add(parser, "--max-drop", what, 0.5, metavar="POINTS", type=_points)
+    cli.add(parser, "--max-drop", what, 0.5, metavar="POINTS", type=_points)
     what = "the most evaluations, each on half of the images"
-    least = number(int, lambda value: value >= 5, "an integer of 5 or more")
-    add(parser, "--evaluations", what, 12, metavar="COUNT", type=least)
+    least = cli.number(int, lambda value: value >= 5, "an integer of 5 or more")
+    cli.add(parser, "--evaluations", what, 12, metavar="COUNT", type=least)
     what = f"validation images are shifted at random by up to {MAX_SHIFT} pixels"
-    add(parser, "--shifted", what, False, "as they are", action="store_true")
+    cli.add(parser, "--shifted", what, False, "as they are", action="store_true")
     what = "leave torch.compile out"
-    add(parser, "--no-compile", what, False, "it is measured", action="store_true")
-    add_repeats_option(parser, 15)
+    cli.add(parser, "--no-compile", what, False, "it is measured", action="store_true")
+    cli.add_repeats_option(parser, 15)
 
 
 def choose(options):
-    fill_in(options, DEFAULTS)
+    cli.fill_in(options, DEFAULTS)
     options.modes = ["eager", "CUDA graph"] if options.device.type == "cuda" else ["eager"]
 
 

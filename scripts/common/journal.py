@@ -13,7 +13,6 @@ import spamm_torch
 from models.errors import UserError
 from models.files import write_atomically
 
-_FORMAT = "spamm_torch journal 1"
 _NOTHING = "no group of measurements was finished; the same command begins with the first"
 
 
@@ -46,19 +45,8 @@ class Journal:
             kept = f"finished groups are in {self.path}; the same command goes on from there"
             raise KeyboardInterrupt(kept if self._groups else _NOTHING) from None
 
-    def __len__(self):
-        return len(self._groups)
-
     def __contains__(self, key):
         return key in self._groups
-
-    def resumed(self, finished, total):
-        """A line that says where an earlier run stopped; None if nothing was finished."""
-        return f"resumed from {self.path} at {finished} of {total}" if finished else None
-
-    def groups(self):
-        """The groups that are finished, by key."""
-        return dict(self._groups)
 
     def measured(self, key, measure, keep=lambda group: True):
         """The group ``key``: as it was measured before, else as ``measure()`` gives it now.
@@ -81,38 +69,31 @@ class Journal:
         with contextlib.suppress(FileNotFoundError):
             self.path.unlink()
 
-    def damaged(self):
-        """The UserError that says that the file holds something else."""
-        return UserError(
-            f"expected groups of an unfinished run; got something else in {self.path}: "
-            "measure anew with --fresh"
-        )
-
     def _save(self):
-        content = {"format": _FORMAT, "settings": self._settings, "groups": self._groups}
+        content = {"settings": self._settings, "groups": self._groups}
         write_atomically(self.path, lambda file: file.write(json.dumps(content).encode()))
 
     def _load(self):
         try:
             content = json.loads(self.path.read_text())
+            stored, groups = dict(content["settings"]), dict(content["groups"])
         except FileNotFoundError:
             return {}
-        except ValueError:
-            content = None
         except OSError as error:
             raise UserError(f"cannot read {self.path}: {error.strerror}") from error
-        if not _is_journal(content):
-            raise self.damaged()
-        stored = content["settings"]
-        if stored != self._settings:
-            names = [*self._settings, *(name for name in stored if name not in self._settings)]
-            name = next(name for name in names if stored.get(name) != self._settings.get(name))
+        except (ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"expected {name} {_short(stored.get(name))}, as in the unfinished run in "
-                f"{self.path}; got {_short(self._settings.get(name))}: give the same options, "
-                "or measure anew with --fresh"
-            )
-        return content["groups"]
+                f"expected groups of an unfinished run; got something else in {self.path}: "
+                "measure anew with --fresh"
+            ) from error
+        for name in {**self._settings, **stored}:
+            old, new = (json.dumps(of.get(name)) for of in (stored, self._settings))
+            if old != new:
+                raise UserError(
+                    f"expected {name} {_short(old)}, as in the unfinished run in {self.path}; got "
+                    f"{_short(new)}: give the same options, or measure anew with --fresh"
+                )
+        return groups
 
 
 def run_settings(header, **options):
@@ -138,19 +119,9 @@ def model_digest(model):
     return digest.hexdigest()[:16]
 
 
-def _is_journal(content):
-    """Whether a file's content is what a journal saves, its groups aside."""
-    return (
-        isinstance(content, dict)
-        and content.get("format") == _FORMAT
-        and all(isinstance(content.get(name), dict) for name in ("settings", "groups"))
-    )
-
-
 def _plain(value):
     return json.loads(json.dumps(value, default=str))
 
 
-def _short(value):
-    text = json.dumps(value)
+def _short(text):
     return text if len(text) <= 60 else text[:57] + "..."

@@ -30,7 +30,8 @@ class Measuring:
         """
         journal, steps = self.journal, self.steps
         finished = sum(name in journal for name in cells)
-        steps.at(finished, len(cells), journal.resumed(finished, len(cells)))
+        resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"
+        steps.at(finished, len(cells), resumed if finished else None)
         tables = {}
         for done, (name, measure) in enumerate(cells.items(), start=1):
             new = name not in journal

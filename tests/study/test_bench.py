@@ -10,7 +10,8 @@ from bench_checks import assert_refused, assert_resumes, run_bench
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 import bench
-from cases import conv, mm, multi_gpu, multi_gpu_conv
+from cases import conv, mm, multi_gpu_conv
+from common import measuring
 from common.console import exit_code
 from common.machine import TOLERANCE
 from common.operands import operands
@@ -37,7 +38,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("case", "module", "measuring", "arguments"),
+    ("case", "module", "measure", "arguments"),
     [
         ("mm", mm, "bench_operands", ("--sizes", 64, 100, 128, "--precisions", "float32")),
         (
@@ -45,7 +46,7 @@ def folder(tmp_path_factory):
             ("--groups", "vgg13", "--layers", "conv51", "--batches", 1, 2, 3),
         ),
         (
-            *("multi_gpu", multi_gpu, "attempt"),  # a cell, its peer, and what the host takes
+            *("multi_gpu", measuring, "attempt"),  # a cell, its peer, and what the host takes
             ("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5),
         ),
         (
@@ -55,11 +56,11 @@ def folder(tmp_path_factory):
     ],
 )
 def test_an_interrupted_run_goes_on(
-    case, module, measuring, arguments, tmp_path, capsys, monkeypatch
+    case, module, measure, arguments, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(mm, "copy_bandwidth", lambda device, repeats: 1e7)
     rest = (*arguments, "--repeats", 1) + (() if "--ratios" in arguments else ("--ratios", 1, 0.5))
-    assert_resumes(case, module, measuring, rest, tmp_path, 3, capsys, monkeypatch)
+    assert_resumes(case, module, measure, rest, tmp_path, 3, capsys, monkeypatch)
 
 
 def test_no_path_of_this_machine_is_recorded(folder):
@@ -122,7 +123,6 @@ def test_options_out_of_range(capsys, tmp_path, case, arguments, words):
     [
         (("mm", "--device", "cuda"), "expected a CUDA device for --device cuda"),
         (("multi_gpu", "--device", "cuda"), "expected a CUDA device for --device cuda"),
-        (("multi_gpu", "--only", "decay", "9%"), "for --only; got decay 9%"),
         (("conv", "--groups", "large", "--layers", "conv21"), "--groups large; got conv21"),
         (("networks", "--modes", "CUDA graph"), "--modes eager on a CPU; got CUDA graph"),
     ],

@@ -1,7 +1,8 @@
 """The benchmark of several devices: small real runs, failures that become rows, what it refuses."""
 
-import dataclasses
+import argparse
 import itertools
+import os
 from collections import Counter
 
 import pytest
@@ -12,8 +13,7 @@ from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 import bench
 import spamm_torch
 from cases import multi_gpu, ranks, shards
-from cases.multi_gpu import LAYOUTS, PEERS, Cell, all_cells
-from cases.ranks import Ranks
+from cases.multi_gpu import LAYOUTS, PEERS
 from common.operands import DATA, operands
 
 CPU = torch.device("cpu")
@@ -35,13 +35,15 @@ def folder(tmp_path_factory):
 
 def test_every_cell_is_there_once(tables):
     """R and S everywhere; the other layouts at the largest size with the first data set."""
-    found = Counter((r["layout"], r["data"], r["n"], r["ratio"]) for r in tables["several devices"])
+    rows = tables["several devices"]
+    ratios = lambda r: (None,) if r["absent"] else (r["ratio"],)  # noqa: E731
+    found = Counter((r["layout"], r["data"], r["n"], *ratios(r)) for r in rows)
     expected = {
         (layout, data, n, ratio)
         for layout in LAYOUTS
         for data in ("decay", "heavy")
         for n in SIZES
-        for ratio in RATIOS
+        for ratio in ((None,) if layout in multi_gpu.NEED_CUDA else RATIOS)
         if layout in ("R", "S") or (data, n) == ("decay", 300)
     }
     assert found == Counter(expected)
@@ -93,11 +95,6 @@ def test_the_plan_counts_what_the_definition_counts():
     assert shards.sent(product, 0.3, cuts)["sent"] == pytest.approx(needed.item() / 8)
 
 
-def test_a_quick_run(tmp_path):
-    found = run(tmp_path, "--quick", "--layouts", "R", "--sizes", 300, 256)
-    assert {(r["n"], r["data"]) for r in found["several devices"]} == {(256, "decay")}
-
-
 # ---- What fails becomes a row -------------------------------------------------------------------
 
 
@@ -105,19 +102,19 @@ def test_a_cell_without_memory_is_a_row(tmp_path, monkeypatch):
     whole = spamm_torch.mm_shards
 
     def mm_shards(a, b, *, tau):
-        if tau > 0:
+        if sum(map(len, a)) == 256:
             raise torch.OutOfMemoryError("CUDA out of memory on cuda:1.\nMore lines.")
         return whole(a, b, tau=tau)
 
     monkeypatch.setattr(spamm_torch, "mm_shards", mm_shards)
-    found = run(tmp_path, "--layouts", "S", "--sizes", 256, "--data", "decay", "--ratios", 0.3, 1)
-    skipping, dense = found["several devices"]
-    assert skipping["absent"] == "CUDA out of memory on cuda:1."
-    assert skipping["all_ms"] is None
-    assert skipping["may_pass"]
-    assert dense["absent"] is None
+    found = run(tmp_path, "--layouts", "S", "--sizes", 256, 192, "--data", "decay", "--ratios", 1)
+    large, small = found["several devices"]
+    assert large["absent"] == "CUDA out of memory on cuda:1."
+    assert large["all_ms"] is None
+    assert large["may_pass"]
+    assert small["absent"] is None
     text = (tmp_path / "small.md").read_text()
-    assert "- Not measured: S decay float16 256 30%: CUDA out of memory on cuda:1.." in text
+    assert "- Not measured: S decay float16 256: CUDA out of memory on cuda:1.." in text
 
 
 def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
@@ -135,60 +132,37 @@ def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
     assert "1 RESULTS DIFFER from one device's." in text
 
 
-CELL = Cell("ranks", "normal", "float32", 256, 0.5)
+def test_ranks_that_fail_and_that_end_say_which():
+    wrong = {"data": "nothing of the kind", "precision": "float32", "n": 256}
+    with pytest.raises(RuntimeError, match=r"^rank [01]: ValueError: data must be one of "):
+        ranks.run(ranks.multiply, [CPU] * 2, wrong, RATIOS, 1)
+    with pytest.raises(RuntimeError, match=r"^rank 0: process 0 terminated with exit code 3$"):
+        ranks.run(end_the_first, [CPU] * 2)
 
 
-def test_ranks_that_fail_start_anew_and_then_give_up():
-    with Ranks([CPU] * 2) as processes:
-        wrong = dataclasses.replace(CELL, data="nothing of the kind")
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match=r"^rank [01]: "):
-                processes.do("ranks", wrong, 1)
-        with pytest.raises(RuntimeError, match=r"^not tried again after: rank [01]: "):
-            processes.do("ranks", wrong, 1)
-        timing = processes.do("DTensor", CELL, 1)  # another job
-        assert timing.median > 0
-
-
-def test_a_rank_that_ends():
-    with Ranks([CPU] * 2) as processes:
-        assert processes.do("ranks", CELL, 1)["equal"]
-        [_, (process, _)] = processes._running
-        process.kill()
-        process.join()
-        with pytest.raises(RuntimeError, match=r"^rank 1 ended$"):
-            processes.do("ranks", CELL, 1)
-        assert processes.do("ranks", CELL, 1)["equal"]
-
-
-def test_ranks_that_take_too_long(monkeypatch):
-    monkeypatch.setattr(ranks, "_JOB_S", 0)
-    with (
-        Ranks([CPU] * 2) as processes,
-        pytest.raises(RuntimeError, match=r"^the ranks did not answer in 0 s$"),
-    ):
-        processes.do("ranks", CELL, 1)
+def end_the_first(place):
+    if place.rank == 0:
+        os._exit(3)
+    place.slowest([0.0])
 
 
 # ---- Which cells --------------------------------------------------------------------------------
 
 
 def test_the_cells_of_two_gpus():
-    of_cuda = multi_gpu.DEFAULTS["cuda"]
-    sizes, sweep, data = (of_cuda[name] for name in ("sizes", "sweep", "data"))
-    cells = all_cells(sizes, sweep, data, multi_gpu.RATIOS, tuple(LAYOUTS), True)
-    names = [cell.name for cell in cells]
-    assert len(set(names)) == len(names)
-    for layout in LAYOUTS:
-        assert f"{layout} decay float16 32768 5%" in names
+    of_cuda = multi_gpu.DEFAULTS["cuda"] | {"layouts": tuple(LAYOUTS), "ratios": multi_gpu.RATIOS}
+    gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
+    options = argparse.Namespace(device=gpus[0], devices=gpus, **of_cuda)
+    names = list(multi_gpu.cells_of(options))
+    products = [name.split()[1:] for name in names if not name.startswith("overhead")]
+    assert {name.split()[0] for name in names} == {*LAYOUTS, *PEERS.values(), "overhead"}
+    assert {f"{layout} decay float16 32768" for layout in LAYOUTS} <= set(names)
     for kind in DATA:
-        assert {f"{x} {kind} float16 {n} 30%" for x in "RS" for n in sizes} <= set(names)
-    assert {f"R decay float16 {n} 5%" for n in sweep} <= set(names)
-    assert {"S decay float32 16384 100%", "H decay float64 16384 100%"} <= set(names)
-    products = [cell.product for cell in cells]
+        assert {f"{x} {kind} float16 {n}" for x in "RS" for n in of_cuda["sizes"]} <= set(names)
+    assert {f"R decay float16 {n}" for n in of_cuda["sweep"]} <= set(names)
+    assert {"S decay float32 16384", "H decay float64 16384"} <= set(names)
     changes = sum(a != b for a, b in itertools.pairwise(products))
-    assert changes == len(set(products)) - 1  # operands are made once
-    assert {cell.what for cell in cells} == {*LAYOUTS, *PEERS.values()}
+    assert changes == len({*map(tuple, products)}) - 1  # operands are made once
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -86,7 +86,7 @@ def clock(monkeypatch):
     return now
 
 
-def test_messages_are_lines_and_the_last_one_tells_no_time(capsys, clock):
+def test_messages_are_lines(capsys, clock):
     with Steps(make_console(), "work") as steps:
         steps.at(0, 2)
         clock[0] = 10
@@ -95,26 +95,15 @@ def test_messages_are_lines_and_the_last_one_tells_no_time(capsys, clock):
     assert capsys.readouterr().out == "work: done\n"
 
 
-def test_the_remaining_time_is_told_now_and_then(capsys, clock):
+def test_steps_are_told_now_and_then(capsys, clock):
     with Steps(make_console(), "work") as steps:
         steps.at(0, 10)
         for step in range(1, 5):
             clock[0] = 10.0 * step
             steps.at(step, 10, what=f"step {step}")
     assert capsys.readouterr().out.splitlines() == [
-        "work: 2 of 10 (step 2), about 80 s left",
-        "work: 4 of 10 (step 4), about 60 s left",
-    ]
-
-
-def test_what_an_earlier_run_did_took_no_time(capsys, clock):
-    with Steps(make_console(), "work") as steps:
-        steps.at(90, 100, "resumed")
-        clock[0] = 60
-        steps.at(91, 100, "one more")
-    assert capsys.readouterr().out.splitlines() == [
-        "work: resumed",
-        "work: one more, about 9 min left",
+        "work: 2 of 10 (step 2)",
+        "work: 4 of 10 (step 4)",
     ]
 
 

@@ -22,7 +22,6 @@ def test_a_group_is_on_disk_at_once_and_not_measured_again(tmp_path):
     assert "a" in second
     assert "b" not in second
     assert second.measured("a", never) == {"block": [64, 32], "0.5": 1.25}
-    assert len(second) == 1
 
 
 def test_fresh_forgets(tmp_path):
@@ -52,19 +51,10 @@ def test_a_group_that_is_not_to_be_kept(tmp_path):
     journal = Journal(tmp_path, "mm", SETTINGS)
     assert journal.measured("a", lambda: (1, 2), keep=lambda group: False) == [1, 2]
     assert journal.measured("a", lambda: (3,), keep=lambda group: group == [3]) == [3]
-    assert Journal(tmp_path, "mm", SETTINGS).groups() == {"a": [3]}
+    assert Journal(tmp_path, "mm", SETTINGS).measured("a", never) == [3]
 
 
-_OURS = '"format": "spamm_torch journal 1"'
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *("", "{", "[]", "{}", '{"format": "another"}', "{" + _OURS + "}"),
-        "{" + _OURS + ', "settings": {}, "groups": []}',
-    ],
-)
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"settings": {}, "groups": [1]}'])
 def test_a_file_of_something_else_is_refused(tmp_path, content):
     path = tmp_path / "mm.partial.json"
     path.write_text(content)
