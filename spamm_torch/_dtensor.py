@@ -22,15 +22,7 @@ Role = Literal["rows", "columns", "whole"]
 
 
 def mm(
-    a: Any,
-    b: Any,
-    *,
-    tau: Any,
-    valid_ratio: Any,
-    max_error: Any,
-    block: Any,
-    balance: Any = False,
-    **refused: Any,
+    a: Any, b: Any, knobs: dict[str, Any], block: Any, balance: Any = False, **refused: Any
 ) -> Tensor:
     """:func:`spamm_torch.mm` where ``a`` or ``b`` is a DTensor. A collective call of its mesh.
 
@@ -47,7 +39,6 @@ def mm(
                 raise ValueError(f"{name} must not be given for DTensors; got {got}")
         _check_operands(a, b)
         kind = " and ".join(f"a DTensor {tuple(x.shape)} of {x.placements}" for x in (a, b))
-        knobs = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
         return read_call(a, b, knobs, block, balance, backends, kind)
 
     call, _ = agree([Axis(mesh.get_group(dim)) for dim in range(mesh.ndim)], read)

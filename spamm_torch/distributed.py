@@ -83,7 +83,7 @@ def mm(
     if holds_dtensor(a, b):
         from . import _dtensor  # not at the top: it takes half a second
 
-        return _dtensor.mm(a, b, **knobs, block=block, balance=balance, group=group)
+        return _dtensor.mm(a, b, knobs, block, balance, group=group)
     axis = _axis_of(group)
     if axis.size == 1:
         check_bool(balance, "balance")

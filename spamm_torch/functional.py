@@ -13,7 +13,7 @@ Common to all functions:
   strides, all of one dtype and on one device. Norms are float32 (float64 for float64 operands).
 * On CUDA, float32 products have float32's accuracy, unless PyTorch is allowed to use TF32 for its
   own (``torch.backends.cuda.matmul.fp32_precision``): then operands are rounded to eleven bits.
-* Exactly one *knob* says what is skipped:
+* Exactly one *knob* says what is skipped, in all batches or groups of the call together:
 
   ``tau``
       Skip each block product whose two norms multiply to less than this. A float, or a 0-d tensor
@@ -30,6 +30,11 @@ Common to all functions:
       absolute bound e, ``max_error = e / (norm_map(a).norm() * norm_map(b).norm()).item()``: the
       norm of a norm map is that of its matrix. Relative to norm(A @ B), e is that share of it.
 * A ``block`` is 32, 64 or 128, or a triple (m, k, n) of these.
+* Norm maps, ``norm_a`` (..., MB, KB) and ``norm_b`` (..., KB, NB), are as from :func:`norm_map`, of
+  one dtype, device and batch. Norms are >= 0; that is not checked, which would wait for the device.
+  A product with a NaN or infinite norm is never skipped.
+* ``devices`` are CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
+  result lies where the first operand lies and, if they are of one model, has the bits of one.
 * ``return_info=True`` returns a pair, what is returned otherwise and a :class:`SkipInfo` of the
   same norm maps. It costs the counts and the bound of the maps, and a second search.
 * Gradients are dense: those of the product without skipping. They are of reverse mode and can be
@@ -111,9 +116,9 @@ def norm_map(a: Tensor, block: int | Sequence[int] = 64) -> Tensor:
         block: 32, 64 or 128, or a pair (rows, columns) of these.
 
     Returns:
-        (..., ceil(M / rows), ceil(K / columns)) norms, float32 (float64 for float64 matrices), on
-        the matrix's device; right to 1e-5 relative over the whole range of the dtype: nothing
-        vanishes, nothing overflows before the norm itself does. Without a gradient.
+        (..., ceil(M / rows), ceil(K / columns)) norms on the matrix's device, right to 1e-5
+        relative over the whole range of the dtype: nothing vanishes, nothing overflows before the
+        norm itself does. Without a gradient.
     """
     if has_torch_function_variadic(a):
         return _overridden(norm_map, (a,), locals())
@@ -134,25 +139,17 @@ def find_tau(
 ) -> Tensor:
     """The threshold that keeps a given share of the block products, or bounds the error.
 
-    Exactly one of ``valid_ratio`` and ``max_error`` is given.
-
     Args:
-        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`. Norms are
-            >= 0; that is not checked, which would wait for the device. A product with a NaN or
-            infinite norm counts as the largest: it is never skipped.
-        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
-        valid_ratio: share of block products to keep, in (0, 1]. The ratio reached is the nearest
-            that ties allow, the larger at equal distance.
-        max_error: bound >= 0 of the error's Frobenius norm, relative to norm(A) * norm(B): finds
-            the largest threshold whose :func:`error_bound` is at most ``max_error * norm(A) *
-            norm(B)``.
-        max_iterations: the paper's limit of its search, > 0.
-        tolerance: the paper's tolerated error of the ratio, absolute, >= 0. The search here is
-            exact, and so satisfies every limit and tolerance.
+        norm_a, norm_b: the norm maps.
+        valid_ratio, max_error: exactly one of these knobs. The ratio reached is the nearest that
+            ties allow, the larger at equal distance. For an error it is the largest threshold whose
+            :func:`error_bound` is at most ``max_error * norm(A) * norm(B)``.
+        max_iterations, tolerance: the paper's limit of its search, > 0, and its tolerated error of
+            the ratio, >= 0. The search here is exact, and so satisfies all of them.
 
     Returns:
         0-d tensor of the norms' dtype on their device, in units of a product of two norms, found
-        without host synchronisation. One threshold serves all batches.
+        without host synchronisation.
     """
     if has_torch_function_variadic(norm_a, norm_b):
         return _overridden(find_tau, (norm_a, norm_b), locals())
@@ -170,20 +167,13 @@ def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     """The paper's V: for each block of C, the number of k whose product is valid.
 
     Args:
-        norm_a: (..., MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
-        norm_b: (..., KB, NB) norm map of B, of the same dtype, device and batch dimensions.
-        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
-            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        norm_a, norm_b: the norm maps.
+        tau: the threshold, as the knob.
 
     Returns:
         int32, (..., MB, NB), each from 0 to KB.
     """
-    if has_torch_function_variadic(norm_a, norm_b):
-        return _overridden(valid_counts, (norm_a, norm_b), locals())
-    if is_sparse(norm_a, norm_b):
-        return maps.valid_counts(norm_a, norm_b, as_tau(tau))
-    _check_norm_maps(norm_a, norm_b)
-    return _ops.valid_counts(norm_a, norm_b, as_tau(tau))
+    return _of_maps(valid_counts, norm_a, norm_b, tau)
 
 
 def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -195,12 +185,7 @@ def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     Returns:
         0-d tensor of the norms' dtype on their device, from 0 to 1; 1 for empty maps.
     """
-    if has_torch_function_variadic(norm_a, norm_b):
-        return _overridden(valid_ratio, (norm_a, norm_b), locals())
-    if is_sparse(norm_a, norm_b):
-        return maps.valid_ratio(norm_a, norm_b, as_tau(tau))
-    _check_norm_maps(norm_a, norm_b)
-    return _ops.valid_ratio(norm_a, norm_b, as_tau(tau))
+    return _of_maps(valid_ratio, norm_a, norm_b, tau)
 
 
 def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -215,12 +200,17 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
         the norms themselves is in it. Follows from the triangle inequality in each block of C and
         the submultiplicativity of the Frobenius norm.
     """
+    return _of_maps(error_bound, norm_a, norm_b, tau)
+
+
+def _of_maps(function: Callable[..., Tensor], norm_a: Tensor, norm_b: Tensor, tau: Any) -> Tensor:
+    """The result of a function of norm maps, by the op of its name."""
     if has_torch_function_variadic(norm_a, norm_b):
-        return _overridden(error_bound, (norm_a, norm_b), locals())
+        return handle_torch_function(function, (norm_a, norm_b), norm_a, norm_b, tau=tau)
     if is_sparse(norm_a, norm_b):
-        return maps.error_bound(norm_a, norm_b, as_tau(tau))
+        return getattr(maps, function.__name__)(norm_a, norm_b, as_tau(tau))
     _check_norm_maps(norm_a, norm_b)
-    return _ops.error_bound(norm_a, norm_b, as_tau(tau))
+    return getattr(_ops, function.__name__)(norm_a, norm_b, as_tau(tau))
 
 
 def _check_norm_maps(norm_a: Tensor, norm_b: Tensor) -> None:
@@ -362,25 +352,19 @@ def mm(
     drop: float | None = None,
     plan: Any = None,
 ) -> Any:
-    """Approximate ``torch.mm``. Exactly one of the knobs tau, valid_ratio and max_error is given.
+    """Approximate ``torch.mm``.
 
     Args:
         a, b: (M, K) and (K, N).
-        tau, valid_ratio, max_error: the knob; see the common rules.
-        block: 32, 64 or 128, or a triple (m, k, n) of these: A is cut m x k, B k x n.
-        norm_a: (ceil(M / m), ceil(K / k)) norm map of ``a`` to use instead of computing it, as from
-            ``norm_map(a, (m, k))``. Its entries decide what is skipped, whatever they are.
-        norm_b: (ceil(K / k), ceil(N / n)) norm map of ``b``, as from ``norm_map(b, (k, n))``. Where
+        tau, valid_ratio, max_error, block: the knob; A is cut m x k, B k x n.
+        norm_a, norm_b: norm maps to use instead of computing ``norm_map(a, (m, k))`` and
+            ``norm_map(b, (k, n))``. Their entries decide what is skipped, whatever they are. Where
             neither is given and ``a`` and ``b`` are one matrix, cut alike, one map serves both.
-        devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
-            result lies where ``a`` lies and has the bits of one device's, if the devices are of
-            one model. The host waits once for the norms; the call cannot be captured in a CUDA
-            graph. See below for what travels and what is needed of memory.
+        devices: the host waits once for the norms; the call cannot be captured in a CUDA graph.
         symmetric: say that a @ b is symmetric: ``a`` is ``b`` and symmetric, or both are symmetric
             and commute. This is not checked. Only blocks on and above the diagonal are computed
             (all with ``devices`` and by CUDA's portable kernels), and the lower triangle is the
-            mirror image of the upper one. The result must be square, and the block's m equal to
-            its n. See below.
+            mirror image of the upper one. The block's m must be its n.
         return_norms: return a pair, the result c and its norm map: ``norm_map(c, (m, n))``, bit for
             bit, without a gradient. On the CPU it is computed while the result is in cache.
         return_info: add a :class:`SkipInfo`.
@@ -406,48 +390,38 @@ def mm(
         torch.OutOfMemoryError: with ``devices``; for operands on the CPU it names the device and
             the bytes it would need.
 
-    With ``symmetric``, ``valid_ratio``, ``max_error`` and :class:`SkipInfo` speak of the whole
-    product a @ b: they count the blocks below the diagonal with their own norms. What is lost above
-    the diagonal is lost twice. Where ``a`` is ``b`` that is the same, but for block products at the
-    very threshold, whose mirror images may round to its other side. For two matrices that commute
-    the error may be sqrt(2) times what the bound of the whole product says. Where ``a`` is ``b``,
-    float64 and symmetric to the bit, the CPU's result has the bits of the whole product, but for
-    the same block products. Gradients are those of the whole product, a @ b.
+    With ``symmetric``, knobs, :class:`SkipInfo` and gradients speak of the whole product a @ b. For
+    two matrices that commute the error may be sqrt(2) times what the bound says; where ``a`` is
+    ``b``, block products at the very threshold may differ from their mirror images
+    (docs/kernels/multiply.md).
 
-    With ``devices``, operands may lie on any GPU. Each other device fetches what it needs of B and
-    of its rows of A, and sends its rows of C back. It needs memory for the whole of B and for its
-    rows of A and C. The backward pass runs where the operands lie. See :func:`mm_shards` for
+    With ``devices``, operands on any GPU: each other device needs memory for the whole of B and for
+    its rows of A and C. The backward pass runs where the operands lie. See :func:`mm_shards` for
     operands that already lie on several devices.
 
     With ``devices``, operands on the CPU may be larger than the memory of the GPUs. The result is
-    in pinned memory, and complete when the call returns. It has the bits of one GPU and contiguous
-    operands, if the GPUs are of one model. Operands in pinned memory are read as they lie; others
-    are copied to pinned memory on the way by threads, which is slower, and those whose rows are not
-    contiguous are copied as a whole first. A ``tau`` must be on the CPU. A ``valid_ratio`` or
-    ``max_error`` reads the operands twice, unless their norm maps are given. ``return_info``
-    computes the norm maps on the CPU. The backward pass runs on the CPU.
+    in pinned memory, and complete when the call returns. Operands in pinned memory are read as they
+    lie; others are copied to it on the way by threads, which is slower, and as a whole first where
+    their rows are not contiguous. A ``tau`` must be on the CPU. A ``valid_ratio`` or ``max_error``
+    reads the operands twice, unless their norm maps are given. Norm maps of ``return_info`` and
+    gradients are computed on the CPU.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(mm, (a, b), locals())
     # The usual operands, without the cost of the others.
     plain = type(a) is type(b) is Tensor and a.layout is b.layout is torch.strided
     if not plain and is_sparse(a, b):
-        _check_flags(return_norms, return_info, symmetric)
-        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        sparse: dict[str, Any] = {"drop": drop, "plan": plan, "devices": devices}
-        sparse |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-        sparse |= {"return_norms": return_norms, "return_info": return_info, "out": out}
-        return products.product("mm", a, b, knob, block=block, **sparse)
+        return _of_blocks("mm", locals())
     if drop is not None or plan is not None:
         _refuse_sparse_arguments(drop)
     if not plain and holds_dtensor(a, b):
         from . import _dtensor  # not at the top: it takes half a second
 
         _check_flags(return_norms, return_info, symmetric)
-        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
         more = {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric, "devices": devices}
         more |= {"return_norms": return_norms, "return_info": return_info, "out": out}
-        return _dtensor.mm(a, b, **knob, block=block, **more)
+        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        return _dtensor.mm(a, b, knob, block, **more)
     if not plain or a.is_nested or b.is_nested or a.dim() != 2 or b.dim() != 2:
         _check_matrices("mm", a, b)
     if out is not None:
@@ -456,6 +430,17 @@ def mm(
     knobs = (tau, valid_ratio, max_error)
     results = (return_norms, return_info, out)
     return _product(a, b, knobs, block, norm_a, norm_b, (None, 1, 1), numbers, symmetric, *results)
+
+
+def _of_blocks(name: str, given: dict[str, Any]) -> Any:
+    """mm or addmm where an operand is block-sparse; ``given``: its locals."""
+    _check_flags(given["return_norms"], given["return_info"], given["symmetric"])
+    options = {key: value for key, value in given.items() if key not in _NO_OPTIONS}
+    knob = {key: given[key] for key in ("tau", "valid_ratio", "max_error")}
+    return products.product(name, given["a"], given["b"], knob, **options)
+
+
+_NO_OPTIONS = ("a", "b", "plain", "tau", "valid_ratio", "max_error")
 
 
 def _refuse_sparse_arguments(drop: Any) -> None:
@@ -479,7 +464,7 @@ def mm_shards(
     max_error: float | None = None,
     block: int | Sequence[int] = 64,
 ) -> list[Tensor]:
-    """:func:`mm` of operands whose rows lie on several devices. Exactly one of the knobs is given.
+    """:func:`mm` of operands whose rows lie on several devices.
 
     For two devices: ``c0, c1 = mm_shards([a0, a1], [b0, b1], tau=tau)``, where ``a0``, ``b0`` and
     ``c0`` are the first rows of A, B and C, on the first device.
@@ -489,15 +474,12 @@ def mm_shards(
     products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024); docs/kernels/shards.md.
 
     Args:
-        a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part; float16,
-            bfloat16, float32 or float64. Each but the last has a multiple of the block's m rows; a
-            shard may be empty. Several may lie on one device; all on CUDA devices, or all on the
-            CPU. :func:`row_cuts` cuts by work.
+        a_shards: the rows of A (M, K) in order, a matrix (rows, K) for each part. Each but the last
+            has a multiple of the block's m rows; a shard may be empty. Several may lie on one
+            device; all on CUDA devices, or all on the CPU. :func:`row_cuts` cuts by work.
         b_shards: as many, each on the device of the A shard in the same place: the rows of B (K, N)
             in order, cut at multiples of the block's k, or in every place the whole of B.
-        tau, valid_ratio, max_error: the knob, of the whole product. A tau is a float or a 0-d
-            tensor.
-        block: as :func:`mm`.
+        tau, valid_ratio, max_error, block: the knob, of the whole product.
 
     Returns:
         The rows of C: a matrix (rows, N) beside each shard of A. They have the bits of ``mm`` on
@@ -541,17 +523,13 @@ def addmm(
 ) -> Any:
     """Approximate ``torch.addmm``: beta * input + alpha * (a @ b).
 
-    Exactly one of the knobs tau, valid_ratio and max_error is given. They speak of the product a @
-    b alone.
-
     Args:
         input: broadcastable to (M, N), of the operands' dtype; ignored, NaN included, if beta is 0.
             With ``symmetric`` it is symmetric, too, or one number.
         a, b: (M, K) and (K, N).
         beta, alpha: factors of ``input`` and of the product, real numbers.
-        tau, valid_ratio, max_error, block, norm_a, norm_b, symmetric, return_norms, return_info: as
-            :func:`mm`.
-        drop, plan: as :func:`mm`.
+        tau, valid_ratio, max_error, block: the knob, of the product a @ b alone.
+        norm_a, norm_b, symmetric, return_norms, return_info, drop, plan: as :func:`mm`.
         out: as :func:`mm`: X = 2 X - X @ X in place is
             ``addmm(x, x, x, beta=2, alpha=-1, out=x, tau=tau)``.
 
@@ -561,22 +539,16 @@ def addmm(
         return _overridden(addmm, (input, a, b), locals())
     if holds_dtensor(input, a, b):
         raise TypeError("addmm takes no DTensor, unlike mm; got one")
-    of_blocks = is_sparse(input, a, b)
-    if not of_blocks:
-        if drop is not None or plan is not None:
-            _refuse_sparse_arguments(drop)
-        _check_matrices("addmm", a, b)
-        check_tensor(input, "input")
+    if is_sparse(input, a, b):
+        check_number(beta, "beta")
+        check_number(alpha, "alpha")
+        return _of_blocks("addmm", locals())
+    if drop is not None or plan is not None:
+        _refuse_sparse_arguments(drop)
+    _check_matrices("addmm", a, b)
+    check_tensor(input, "input")
     check_number(beta, "beta")
     check_number(alpha, "alpha")
-    if of_blocks:
-        _check_flags(return_norms, return_info, symmetric)
-        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
-        options: dict[str, Any] = {"input": input, "beta": beta, "alpha": alpha, "out": out}
-        options |= {"norm_a": norm_a, "norm_b": norm_b, "symmetric": symmetric}
-        options |= {"return_norms": return_norms, "return_info": return_info}
-        options |= {"drop": drop, "plan": plan}
-        return products.product("addmm", a, b, knob, block=block, **options)
     if out is not None:
         _check_out("addmm", out, input, a, b)
     knobs, addition = (tau, valid_ratio, max_error), (input, beta, alpha)
@@ -594,18 +566,14 @@ def bmm(
     block: int | Sequence[int] = 64,
     return_info: bool = False,
 ) -> Any:
-    """Approximate ``torch.bmm``: (batch, M, K) x (batch, K, N) in one launch.
-
-    Exactly one of the knobs tau, valid_ratio and max_error is given. It speaks for all batches
-    together: one threshold, one ratio, one error bound.
+    """Approximate ``torch.bmm``, in one launch.
 
     Args:
         a, b: (batch, M, K) and (batch, K, N).
-        tau, valid_ratio, max_error, block, return_info: as :func:`mm`.
+        tau, valid_ratio, max_error, block, return_info: as common to all.
 
     Returns:
-        (batch, M, N), of the operands' dtype; with ``return_info`` a pair of it and a
-        :class:`SkipInfo`.
+        (batch, M, N), of the operands' dtype.
     """
     if has_torch_function_variadic(a, b):
         return _overridden(bmm, (a, b), locals())
@@ -633,20 +601,15 @@ def linear(
 ) -> Any:
     """Approximate ``torch.nn.functional.linear``: A is the rows of input, B is weight.T.
 
-    Exactly one of the knobs tau, valid_ratio and max_error is given.
-
     Args:
-        input: (..., in_features).
-        weight: (out_features, in_features).
-        bias: (out_features,), of the same dtype and device, or None.
-        tau, valid_ratio, max_error, return_info: as :func:`mm`.
-        block: 32, 64 or 128, or a triple (m, k, n) of these for rows, in_features and out_features.
-        norm_weight: norm map of weight.T to use instead of computing it, as from
-            ``norm_map(weight.t(), (k, n))``.
+        input, weight, bias: (..., in_features), (out_features, in_features), and (out_features,) or
+            None.
+        tau, valid_ratio, max_error, return_info: as common to all.
+        block: m is for rows, k for in_features, n for out_features.
+        norm_weight: to use instead of computing ``norm_map(weight.t(), (k, n))``.
 
     Returns:
-        (..., out_features), of the operands' dtype; with ``return_info`` a pair of it and a
-        :class:`SkipInfo`.
+        (..., out_features), of the operands' dtype.
     """
     if has_torch_function_variadic(input, weight):
         return _overridden(linear, (input, weight), locals())
@@ -669,9 +632,9 @@ def linear(
     if holds_dtensor(input, weight):
         from . import _dtensor  # not at the top: it takes half a second
 
-        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
         refused = {"norm_weight": norm_weight, "return_info": return_info}
-        product = _dtensor.mm(rows, columns, **knob, block=block, **refused)
+        knob = {"tau": tau, "valid_ratio": valid_ratio, "max_error": max_error}
+        product = _dtensor.mm(rows, columns, knob, block, **refused)
         return (product if bias is None else product + bias).reshape(shape)
     knobs, addition = (tau, valid_ratio, max_error), (bias, 1, 1)
     try:
@@ -758,18 +721,15 @@ def conv2d(
     The result is activation(convolution + bias + residual).
 
     M = out channels, K = (kh, kw, in channels) with each (kh, kw) padded to a multiple of the
-    block's k, N = output pixels of all images, tiled by pixel blocks. Exactly one of the knobs tau,
-    valid_ratio and max_error is given; groups share it.
+    block's k, N = output pixels of all images, tiled by pixel blocks.
 
     Args:
         input: (N, C, H, W) or (C, H, W); or a list of shards, see below.
-        weight: (out_channels, C / groups, kh, kw).
-        bias: (out_channels,), of the same dtype and device, or None.
+        weight, bias: (out_channels, C / groups, kh, kw), and (out_channels,) or None.
         stride, padding, dilation, groups: as torch's, string padding included.
-        tau, valid_ratio, max_error: the knob; see the common rules.
-        block: 32, 64 or 128, or a triple (m, k, n) of these. None picks m = 32 if out_channels /
-            groups <= 32, else 64; k = 32 if in_channels / groups <= 32, else 64; n = 64, or the
-            size of pixel_block.
+        tau, valid_ratio, max_error: the knob.
+        block: None picks m = 32 if out_channels / groups <= 32, else 64; k = 32 if in_channels /
+            groups <= 32, else 64; n = 64, or the size of pixel_block.
         pixel_block: (images, rows, columns), powers of two whose product is the block's n. None
             with a tau is (n, 1, 1) for every batch, so that a tau means the same for all; a block
             that the batch does not fill is skipped as if it were full. None with valid_ratio or
@@ -777,8 +737,7 @@ def conv2d(
             (64, 1, 1) from 64 images on, (1, 8, 8) for one. With more than one image in a block,
             what is skipped for an image depends on its batch; with (1, r, c) each image's result
             under a tau is bitwise independent of the others.
-        norm_weight: norms of the weight matrix to use instead of computing them, as from
-            ``torch.ops.spamm_torch.conv2d_weight_norm``.
+        norm_weight: to use instead of ``torch.ops.spamm_torch.conv2d_weight_norm``.
         norm_input: the input's norms where the layer before computed them (``return_norms``, and
             nothing came between): used where pixel_block is (64, 1, 1), k is 64 and the device has
             a convolution that needs no im2col matrix; elsewhere norms are computed anew.
@@ -789,17 +748,14 @@ def conv2d(
             residual and activation, they are rounded once; elsewhere each is a pass of its own,
             and so are "hardswish" and "silu" where a gradient is wanted.
         relu: True is activation="relu".
-        devices: CUDA devices that share the work, as numbers or ``torch.device``, distinct: each
-            gets whole pixel blocks of images. The result lies where ``input`` lies and, if the
-            devices are of one model, has the bits of one device's. Without ``norm_weight``,
-            ``norm_input``, ``residual`` and ``return_norms``. The images travel in each call.
+        devices: each gets whole pixel blocks of images, which travel in each call. Without
+            ``norm_weight``, ``norm_input``, ``residual`` and ``return_norms``.
         return_norms: return a pair, the output and its norms as norm_input of the next layer, of
             shape (ceil(N / 64), output height, output width, ceil(out_channels / 64)). Without a
             gradient.
-        return_info: return a pair, what is returned otherwise and a :class:`SkipInfo`. The result
-            is the same bit for bit. The information comes from norm maps computed apart, a pass
-            over the input for each kernel position: a product that differs from tau by less than
-            1e-5 may be counted on its other side. For measurements, not for serving.
+        return_info: here norm maps are computed apart, a pass over the input for each kernel
+            position: a product that differs from tau by less than 1e-5 may be counted on its other
+            side. For measurements, not for serving.
 
     Returns:
         The output of the convolution, (N, out_channels, height, width) or without N, of the
@@ -814,28 +770,21 @@ def conv2d(
     own dense convolution: blocks that the channels of a group do not fill are slow.
 
     On CUDA no im2col matrix is in memory. Exceptions: groups whose channels are no multiple of 16
-    bytes, and float32 without TF32 in blocks of 64 and more and 32 channels or more on Hopper, but
-    for what its own kernels take. These take float16, bfloat16 and, where
-    ``torch.backends.cuda.matmul`` allows TF32, float32, without groups: blocks of 64 or 128 (32
-    where one block holds all channels), out_channels a multiple of 16 bytes, a pixel_block whose
-    edges times the stride stay within 256 pixels; and float32 at full accuracy in the same blocks
-    where pixel_block holds images alone (the default with a tau) and there are 32 channels or more,
-    by products of float16 split parts. Input and weight are read as they lie where they are
-    channels-last and have a multiple of 16 bytes of channels; otherwise each call copies them into
-    that form first, and the output back where the input is not channels-last.
+    bytes, and on Hopper float32 without TF32 in blocks of 64 and more and 32 channels or more, but
+    for what its own kernels take (docs/kernels/conv_hopper.md). Input and weight are read as they
+    lie where they are channels-last and have a multiple of 16 bytes of channels; otherwise each
+    call copies them into that form first, and the output back where the input is not channels-last.
 
     **Shards**: ``input`` may be a list, the images in order, a tensor (images, C, H, W) for each
     part; all on CUDA devices, or all on the CPU. Several may lie on one device, and a shard may be
     empty. Each but the last must be whole pixel blocks, a multiple of pixel_block's images: by
     default 64 (n) with a ``tau``. ``weight`` and ``bias`` are one tensor, which is copied to the
-    devices where it does not lie, or a list with a copy beside each shard. The result is a list, a
-    tensor beside each shard, with the bits of all images on one device, if the devices are of one
-    model. Each device convolves its own images. A held ``tau`` needs nothing else. With a
-    ``valid_ratio`` or ``max_error``, which speaks for all images together, the norm maps of all
-    shards travel to the first device, which finds the threshold, and the norms are computed twice.
-    Nothing waits for a device. A weight that was copied gets the sum of its copies' gradients. Of
-    the arguments after ``pixel_block`` only ``activation`` and ``relu`` may be given. Source: data
-    parallelism, as in ``nn.DataParallel``, but with one knob for all images.
+    devices where it does not lie and gets the sum of its copies' gradients, or a list with a copy
+    beside each shard. The result is a list, a tensor beside each shard, with the bits of all images
+    on one device, if the devices are of one model. For a ``valid_ratio`` or ``max_error`` the norm
+    maps of all shards travel to the first device, and the norms are computed twice. Nothing waits
+    for a device. Of the arguments after ``pixel_block`` only ``activation`` and ``relu`` may be
+    given. Source: data parallelism, as in ``nn.DataParallel``, but with one knob for all images.
     """
     if return_norms is not False or return_info is not False:
         check_bool(return_norms, "return_norms")
@@ -948,13 +897,9 @@ def backend_for(
 
     Args:
         device: a torch.device or its name, as in "cpu" or "cuda:0".
-        dtype: the operands': float16, bfloat16, float32 or float64.
-        block: 32, 64 or 128, or a triple (m, k, n) of these.
+        dtype, block: of the operands.
 
-    Raises:
-        ValueError: a block of other sizes.
-        TypeError: another dtype.
-        RuntimeError: a device that torch does not know, or that has no kernels in this build.
+    Raises RuntimeError for a device that torch does not know, or that has no kernels in this build.
     """
     if not isinstance(dtype, torch.dtype):
         raise TypeError(f"dtype must be a torch.dtype; got {dtype!r}")

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from ._arguments import (
     as_activation,
     as_knobs,
-    as_tau,
     check_block,
     check_bool,
     check_knobs,
@@ -84,19 +83,12 @@ class PinnedNorms:
         Compiled code guards on the tensor alone: it is traced without versions and addresses. A
         program that is exported takes the weight as an input, which may be loaded anew.
         """
-        if not torch.compiler.is_compiling():
-            return self.are_of_eager(weight)
-        is_same = self.weight is not None and self.weight() is weight
-        return is_same and not torch.compiler.is_exporting()
-
-    def are_of_eager(self, weight: Tensor) -> bool:
-        """:meth:`are_of` for code that is neither compiled nor exported."""
-        pinned: Any = self.weight and self.weight()
-        return (
-            pinned is weight
-            and weight._version == self.version
-            and weight.data_ptr() == self.address
-        )
+        pinned: Any = None if self.weight is None else self.weight()
+        if pinned is not weight:
+            return False
+        if torch.compiler.is_compiling():
+            return not torch.compiler.is_exporting()
+        return weight._version == self.version and weight.data_ptr() == self.address
 
 
 class _SpAMM(nn.Module):
@@ -107,6 +99,7 @@ class _SpAMM(nn.Module):
     """
 
     _dense: ClassVar[type[nn.Module]]  # the class of torch.nn
+    _shape: ClassVar[tuple[str, ...]]  # the attributes that are its constructor's arguments
 
     weight: Tensor
     tau: float | Tensor | None
@@ -120,48 +113,30 @@ class _SpAMM(nn.Module):
             f"{type(self).__name__} (call revert_ first)"
         )
 
-    def _set(
-        self,
-        *,
-        tau: float | Tensor | None,
-        valid_ratio: float | None,
-        max_error: float | None,
-        **blocks: Any,
-    ) -> None:
-        self.tau = tau
-        self.valid_ratio = valid_ratio
-        self.max_error = max_error
+    def _set(self, tau: Any, valid_ratio: Any, max_error: Any, **blocks: Any) -> None:
+        self.tau, self.valid_ratio, self.max_error = tau, valid_ratio, max_error
         for name, value in blocks.items():
             setattr(self, name, value)
         self._blocks = tuple(blocks)
         self._pinned = None
-        self._tau_taken: tuple[float | None, Tensor | None] = (None, None)
 
     def _knobs(self) -> dict[str, Any]:
-        return {
-            "tau": self.tau,
-            "valid_ratio": self.valid_ratio,
-            "max_error": self.max_error,
-        }
-
-    def _tau_argument(self) -> Tensor:
-        """The threshold in the op's form, made anew only when ``tau`` has been set to another."""
-        tau: Any = self.tau
-        if isinstance(tau, Tensor):
-            return as_tau(tau)
-        taken, argument = self._tau_taken
-        if argument is None or taken is not tau:
-            argument = as_tau(tau)
-            self._tau_taken = (tau, argument)
-        return argument
-
-    @staticmethod
-    def _arguments(module: Any) -> dict[str, Any]:
-        """The constructor's arguments that make a module of the same shape."""
-        raise NotImplementedError
+        return {"tau": self.tau, "valid_ratio": self.valid_ratio, "max_error": self.max_error}
 
     @classmethod
-    def _from_dense(cls: type[Module], module: nn.Module, **setting: Any) -> Module:
+    def _arguments(cls, module: Any) -> dict[str, Any]:
+        """The constructor's arguments that make a module of the same shape."""
+        own = {name: getattr(module, name) for name in cls._shape}
+        return {**own, "bias": module.bias is not None, "dtype": module.weight.dtype}
+
+    @classmethod
+    def from_dense(cls: type[Module], module: Any, **setting: Any) -> Module:
+        """A layer that shares the very same Parameters with torch's own.
+
+        ``setting`` is the constructor's: a knob, blocks. It raises as there. Training mode, device
+        and dtype are the module's; its hooks are not copied. Raises TypeError for a module that
+        computes differently from torch's own, or whose weight is not a Parameter.
+        """
         _check_replaceable(module, cls)
         return _sharing(module, cls(**cls._arguments(module), device="meta", **setting))
 
@@ -335,50 +310,31 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
     """``torch.nn.Conv2d`` that skips the block products that cannot matter.
 
     The convolution is weight matrix (out_channels x K) times im2col matrix (K x output pixels of
-    all images); see :func:`spamm_torch.conv2d`, and there for ``block`` and ``pixel_block``.
+    all images), as :func:`spamm_torch.conv2d` has it.
 
     Which pixels share a block decides how well skipping preserves accuracy. By default a block
     holds images at one position of the picture: skipping then follows the position, which suits
-    centred subjects. With a ``tau`` these are n images (64) whatever the batch, so that the same
-    ``tau`` serves every batch size; a block that the batch does not fill is skipped as if it were
-    full. With ``valid_ratio`` or ``max_error``, blocks of a smaller batch hold its images and some
-    rows and columns. What is skipped for one image depends on the other images in its block. With
-    ``pixel_block=(1, rows, columns)`` each image's result under a ``tau`` is bitwise independent of
-    the others and of the batch size. A ``tau`` is tuned to one pixel_block: keep the two together.
+    centred subjects. A ``tau`` is tuned to one pixel_block: keep the two together.
 
     Args:
         in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias,
             padding_mode, device, dtype: as of ``torch.nn.Conv2d``.
-        tau: threshold, a float or a 0-d tensor; block products whose norms multiply to less are
-            skipped.
-        valid_ratio: share of block products to keep, in (0, 1]; the threshold is searched for in
-            each call.
-        max_error: bound >= 0 of the error from skipping, relative to norm(weight matrix) *
-            norm(im2col matrix); the threshold is searched for in each call.
-        block: (m, k, n), an int for three equal ones, or None for the rule of
-            :func:`spamm_torch.conv2d`.
-        pixel_block: (images, rows, columns), powers of two whose product is the block's n, or None
-            for the default.
-        activation: applied to the result, in the same kernel where the device has one for it:
-            "relu", "relu6", "hardswish", "silu", "leaky_relu" (slope 0.01), or None. For layers
-            that such a module follows. The dense twin has no such option, so that ``to_dense``
-            refuses.
-        relu: True is activation="relu".
-
-    With groups and a float ``tau`` <= 0 the layer is torch's own dense convolution.
+        tau, valid_ratio, max_error, block, pixel_block, activation, relu: as of
+            :func:`spamm_torch.conv2d`. An activation is for layers that such a module follows. The
+            dense twin has no such option, so that ``to_dense`` refuses.
 
     Attributes:
         activation: as the argument; may be set.
         relu: whether it is "relu". Setting it sets or clears that activation.
 
-    Shape, memory format and dtype of input and output are those of ``torch.nn.Conv2d``.
-
-    Raises ValueError for a knob, block, pixel_block or activation out of range, where not exactly
-    one knob is given, and for an activation with ``relu=True``; TypeError for a knob or activation
-    of another type; RuntimeError for a ``tau`` that is not 0-d or requires a gradient.
+    Raises as that function for a setting, now and not in the first call.
     """
 
     _dense = nn.Conv2d
+    _shape = (
+        *("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation"),
+        *("groups", "padding_mode"),
+    )
 
     block: Block | None
     pixel_block: Sequence[int] | None
@@ -413,25 +369,10 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
         if pixel_block is not None:
             check_pixel_block(pixel_block, block)
         super().__init__(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride,
-            padding,
-            dilation,
-            groups,
-            bias,
-            padding_mode,
-            device,
-            dtype,
+            *(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias),
+            *(padding_mode, device, dtype),
         )
-        self._set(
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            pixel_block=pixel_block,
-        )
+        self._set(tau, valid_ratio, max_error, block=block, pixel_block=pixel_block)
         self.activation = None if name == "none" else name
 
     @property
@@ -446,39 +387,16 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             self.activation = "relu" if value else None
 
     @classmethod
-    def from_dense(
-        cls,
-        module: nn.Conv2d,
-        *,
-        tau: float | Tensor | None = None,
-        valid_ratio: float | None = None,
-        max_error: float | None = None,
-        block: Block | None = None,
-        pixel_block: Sequence[int] | None = None,
-        activation: str | None = None,
-        relu: bool | None = None,
-    ) -> "SpAMMConv2d":
-        """A SpAMMConv2d that shares the very same Parameters with an ``nn.Conv2d``.
-
-        With neither ``activation`` nor ``relu`` a SpAMMConv2d keeps its own activation ("none" or
-        ``relu=False`` clears it); the other arguments are the constructor's, and raise as there.
-        Training mode, device and dtype are the module's; its hooks are not copied. Raises TypeError
-        for a module that computes differently from ``nn.Conv2d`` or whose weight is not a
-        Parameter. Warns where groups of fewer than 32 channels will make it slow: a float ``tau``
-        <= 0 makes such a layer torch's own convolution.
+    def from_dense(cls, module: nn.Conv2d, **setting: Any) -> "SpAMMConv2d":
+        """As of the base. With neither ``activation`` nor ``relu`` a SpAMMConv2d keeps its own
+        activation ("none" or ``relu=False`` clears it). Warns where groups of fewer than 32
+        channels will make it slow: a float ``tau`` <= 0 makes it torch's own convolution.
         """
-        if activation is None and relu is None:
-            activation = getattr(module, "activation", None)
-        layer = cls._from_dense(
-            module,
-            tau=tau,
-            valid_ratio=valid_ratio,
-            max_error=max_error,
-            block=block,
-            pixel_block=pixel_block,
-            activation=activation,
-            relu=False if relu is None else relu,
-        )
+        if setting.get("relu") is None:
+            if setting.get("activation") is None:
+                setting["activation"] = getattr(module, "activation", None)
+            setting["relu"] = False
+        layer = super().from_dense(module, **setting)
         if (reason := _reason_slow(layer)) is not None:
             warnings.warn(reason, stacklevel=2)
         return layer
@@ -504,21 +422,6 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             return ""
         return "relu=True" if self.relu else f"activation={self.activation!r}"
 
-    @staticmethod
-    def _arguments(module: Any) -> dict[str, Any]:
-        return {
-            "in_channels": module.in_channels,
-            "out_channels": module.out_channels,
-            "kernel_size": module.kernel_size,
-            "stride": module.stride,
-            "padding": module.padding,
-            "dilation": module.dilation,
-            "groups": module.groups,
-            "bias": module.bias is not None,
-            "padding_mode": module.padding_mode,
-            "dtype": module.weight.dtype,
-        }
-
     def _weight_norms(self) -> Tensor:
         return _ops.conv2d_weight_norm(
             self.weight, self.groups, block=self.block, pixel_block=self.pixel_block
@@ -532,22 +435,15 @@ class SpAMMConv2d(_SpAMM, nn.Conv2d):
             )
             padding = 0
         norm_weight = self._pinned_norms(weight)
-        options: dict[str, Any] = {
-            "stride": self.stride,
-            "padding": padding,
-            "dilation": self.dilation,
-            "groups": self.groups,
-            "block": self.block,
-            "pixel_block": self.pixel_block,
-            "norm_weight": norm_weight,
-            "activation": as_activation(self.activation),
-        }
+        geometry: Any = (self.stride, padding, self.dilation, self.groups)
+        options: dict[str, Any] = {"block": self.block, "pixel_block": self.pixel_block}
+        options |= {"norm_weight": norm_weight, "activation": as_activation(self.activation)}
         is_resolved = isinstance(input, Tensor) and not isinstance(padding, str)
         if norm_weight is not None and is_resolved and takes_ready_weights(input):
-            knobs = as_knobs(**self._knobs())
-            op = _ops.conv2d.default
-            return op(input, weight, bias, **knobs, **options, weight_is_ready=True)
-        return conv2d(input, weight, bias, **self._knobs(), **options)
+            options |= {**as_knobs(**self._knobs()), "weight_is_ready": True}
+            return _ops.conv2d.default(input, weight, bias, *geometry, **options)
+        options |= self._knobs()
+        return conv2d(input, weight, bias, *geometry, **options)
 
 
 def _reason_slow(layer: SpAMMConv2d) -> str | None:
@@ -572,8 +468,7 @@ class SpAMMLinear(_SpAMM, nn.Linear):
 
     Args:
         in_features, out_features, bias, device, dtype: as of ``torch.nn.Linear``.
-        tau, valid_ratio, max_error: exactly one, as of :class:`SpAMMConv2d`.
-        block: (m, k, n) for the rows, in_features and out_features, or an int for three equal ones.
+        tau, valid_ratio, max_error, block: as of :func:`spamm_torch.linear`.
 
     Attention: ``nn.MultiheadAttention`` multiplies with the weight of its ``out_proj`` itself and
     never calls it, so that a SpAMMLinear there skips nothing.
@@ -581,14 +476,11 @@ class SpAMMLinear(_SpAMM, nn.Linear):
     unless one of its modules has a hook: each SpAMMLinear has a forward pre-hook that does nothing,
     so that the layer calls both.
 
-    Shapes: input (..., in_features), output (..., out_features), of the input's dtype.
-
-    Raises ValueError for a knob or block out of range, and where not exactly one knob is given;
-    TypeError for a knob of another type; RuntimeError for a ``tau`` that is not 0-d or requires a
-    gradient.
+    Raises as that function for a setting, now and not in the first call.
     """
 
     _dense = nn.Linear
+    _shape = ("in_features", "out_features")
 
     block: Block
 
@@ -608,45 +500,13 @@ class SpAMMLinear(_SpAMM, nn.Linear):
         check_knobs(tau, valid_ratio, max_error)
         check_block(block)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self._set(tau=tau, valid_ratio=valid_ratio, max_error=max_error, block=block)
-
-    @classmethod
-    def from_dense(
-        cls,
-        module: nn.Linear,
-        *,
-        tau: float | Tensor | None = None,
-        valid_ratio: float | None = None,
-        max_error: float | None = None,
-        block: Block = 64,
-    ) -> "SpAMMLinear":
-        """A SpAMMLinear that shares the very same Parameters with an ``nn.Linear``.
-
-        The other arguments are the constructor's, and raise as there. Training mode, device and
-        dtype are the module's; its hooks are not copied. Raises TypeError for a module that
-        computes differently from ``nn.Linear`` or whose weight is not a Parameter.
-        """
-        return cls._from_dense(
-            module, tau=tau, valid_ratio=valid_ratio, max_error=max_error, block=block
-        )
-
-    @staticmethod
-    def _arguments(module: Any) -> dict[str, Any]:
-        return {
-            "in_features": module.in_features,
-            "out_features": module.out_features,
-            "bias": module.bias is not None,
-            "dtype": module.weight.dtype,
-        }
+        self._set(tau, valid_ratio, max_error, block=block)
+        if _keep_forward_reachable not in self._forward_pre_hooks.values():
+            self.register_forward_pre_hook(_keep_forward_reachable)
 
     def _weight_norms(self) -> Tensor:
         _, k, n = check_block(self.block)
         return norm_map(self.weight.t(), (k, n))
-
-    def _set(self, **setting: Any) -> None:
-        super()._set(**setting)
-        if _keep_forward_reachable not in self._forward_pre_hooks.values():
-            self.register_forward_pre_hook(_keep_forward_reachable)
 
     def forward(self, input: Tensor) -> Tensor:
         """(..., out_features) for an input (..., in_features), which may be a nested tensor."""

@@ -180,7 +180,7 @@ def convert_layer(conv: nn.Conv2d, config: SpAMMConfig, band: Band | None = None
     """
     own, values = conv.__dict__, _values(config).copy()
     if isinstance(conv, SpAMMConv2d):  # keeps the activation that it was given
-        setting = (*config.setting(), "_pinned", "_tau_taken")
+        setting = (*config.setting(), "_pinned")
         values = {name: value for name, value in values.items() if name in setting}
     values[_BAND] = band
     before = {name: own[name] for name in values if name in own}

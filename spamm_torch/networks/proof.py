@@ -24,7 +24,7 @@ _UNREAD = frozenset(  # what no call in eval mode without gradients reads
         *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
         *("_non_persistent_buffers_set", "_state_dict_hooks", "_state_dict_pre_hooks"),
         *("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-        *("_pinned", "_tau_taken"),  # of a SpAMMConv2d: operands hold norms of their own
+        "_pinned",  # of a SpAMMConv2d: operands hold norms of their own
         *("_compiled_call_impl", "_spamm_fused"),
     )
 )
