@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,24 +38,25 @@ def inverse_sqrt(
     check_max_error(max_error)
     of = Matrices("inverse_sqrt", s, block, size, callback)
     _, highest = gershgorin(s) if of.size else (1.0, 1.0)
-    y, z = s * (1 / highest), of.shifted(s, 0.0, 1.0)  # towards S^(1/2), S^(-1/2)
-    maps = {"y": of.norms(y), "z": of.norms(z)}
+    one = of.shifted(s, 0.0, 1.0)
+    y, z = s * (1 / highest), one  # towards S^(1/2), S^(-1/2)
+    map_y, map_z = of.norms(y), of.norms(z)
     before = math.inf
-    for _ in range(most_iterations):
-        zy, _ = of.product("Z Y", z, y, (maps["z"], maps["y"]), max_error, residual=before)
-        residual = of.shifted(zy, -1.0, 1.0)  # 1 - Z Y, of eigenvalues in [0, 1)
-        map_r = of.norms(residual)
-        error = norm_of(map_r).item()
-        if error < 1e-2 and error > before / 4:  # was to be squared: products' errors are left
+    whole = math.sqrt(of.size)  # the norm of 1
+    for _ in range(most_iterations if highest > 0 else 0):
+        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
+        r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), max_error, **options)
+        error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
+        if error < 1e-2 and error >= before / 4:  # was to be squared: products' errors are left
             return of.result(of.symmetric_part(z) * highest**-0.5, error)
         if not error < max(before, of.size) * 2:  # NaN, too
             break
         before = error
-        half, map_h = residual * 0.5, map_r * 0.5
-        change_y, _ = of.product("Y R / 2", y, half, (maps["y"], map_h), max_error, residual=error)
-        change_z, _ = of.product("R Z / 2", half, z, (map_h, maps["z"]), max_error, residual=error)
-        y, z = of.add(y, change_y), of.add(z, change_z)
-        maps = {"y": of.norms(y), "z": of.norms(z)}
+        options = {"residual": error, "alpha": 0.5}
+        share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
+        y_next = of.product("Y + Y R / 2", y, r, (map_y, map_r), share, added=y, **options)
+        z_next = of.product("Z + R Z / 2", r, z, (map_r, map_z), share, added=z, **options)
+        (y, map_y), (z, map_z) = y_next, z_next
     raise NotConverged(
         "expected a positive definite matrix that is far from singular; got one for which "
         f"S^(-1/2) has not converged after {len(of.steps)} products (residual {before:.2g})"
@@ -86,20 +88,19 @@ def sign(
     check_max_error(max_error)
     of = Matrices("sign", a, block, size, callback)
     bound = max(map(abs, gershgorin(a))) if of.size else 1.0
-    x = a * (1 / bound if bound else 1.0)
+    x, one = a * (1 / bound if bound else 1.0), of.shifted(a, 0.0, 1.0)
+    norms, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
     before = math.inf
     for _ in range(most_iterations):
-        norms = of.norms(x)
-        square, _ = of.product("X^2", x, x, (norms, norms), max_error, residual=before)
-        residual = of.shifted(square, -1.0, 1.0)  # 1 - X^2, of eigenvalues in [0, 1)
-        map_r = of.norms(residual)
-        error = norm_of(map_r).item()
-        if error < 1e-2 and error > before / 4:
+        options: dict[str, Any] = {"residual": before, "added": one, "alpha": -1}
+        r, map_r = of.product("1 - X^2", x, x, (norms, norms), max_error, **options)
+        error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
+        if error < 1e-2 and error >= before / 4:
             return of.result(of.symmetric_part(x), error)
         before = error
-        half = (residual * 0.5, map_r * 0.5)
-        change, _ = of.product("X R / 2", x, half[0], (norms, half[1]), max_error, residual=error)
-        x = of.add(x, change)
+        options = {"residual": error, "added": x, "alpha": 0.5}
+        share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
+        x, norms = of.product("X + X R / 2", x, r, (norms, map_r), share, **options)
     raise NotConverged(
         f"expected a symmetric matrix without an eigenvalue at 0; got one whose sign has not "
         f"converged after {len(of.steps)} products (residual {before:.2g})"

@@ -129,28 +129,30 @@ class Matrices:
         max_error: float | None,
         *,
         residual: float = 0.0,
-        beta: float = 0,
+        added: Tensor | None = None,
+        beta: float = 1,
         alpha: float = 1,
         symmetric: bool = True,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """alpha * a @ b + beta * a and its norm map; ``out`` may take it. None: by torch itself."""
+        """alpha * a @ b + beta * added, or a @ b, and its norm map; ``out`` may take it.
+
+        Where ``max_error`` is None, torch's own product.
+        """
         if self.steps:
             self.clock.append(time.perf_counter())
         if self.callback is not None:
             self.callback(len(self.steps), residual)
         info = tau = None
-        scaled = (alpha, beta) != (1, 0)
+        operands = (a, b) if added is None else (added, a, b)
+        scale = {} if added is None else {"beta": beta, "alpha": alpha}
         if max_error is None:
-            scale = {"beta": beta, "alpha": alpha}
-            c = torch.addmm(a, a, b, **scale, out=out) if scaled else torch.mm(a, b, out=out)
+            c = (torch.mm if added is None else torch.addmm)(*operands, **scale, out=out)
             norms = norm_of(c)
         else:
-            operands = (a, a, b) if scaled else (a, b)
-            function: Callable[..., Any] = functional.addmm if scaled else functional.mm
+            function: Callable[..., Any] = functional.mm if added is None else functional.addmm
             options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "return_norms": True}
-            options |= {"beta": beta, "alpha": alpha} if scaled else {}
-            options |= {"symmetric": symmetric, "block": self.block}
+            options |= scale | {"symmetric": symmetric, "block": self.block}
             if self.is_sparse:
                 options |= {"max_error": max_error, "drop": math.inf, "return_info": True}
                 c, norms, info = function(*operands, **options)
@@ -177,9 +179,6 @@ class Matrices:
         a = a * scale
         a.diagonal().add_(shift)
         return a
-
-    def add(self, a: Tensor, b: Tensor) -> Tensor:
-        return sparse.add(a, b) if self.is_sparse else a + b
 
     def symmetric_part(self, a: Tensor) -> Tensor:
         if self.is_sparse:

@@ -150,9 +150,9 @@ def purify(
             break
         last_done += budget == schedule.last
         squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
-        step, factors = ("X^2", (0, 1)) if squared else ("2X - X^2", (2, -1))
+        step = "X^2" if squared else "2X - X^2"
         options: dict[str, Any] = {"residual": residuals[-1], "out": spare}
-        options |= {"beta": factors[0], "alpha": factors[1]}
+        options |= {} if squared else {"added": x, "beta": 2, "alpha": -1}
         product = of.product(step, x, x, (norms, norms), budget.max_error, **options)
         (x, norms), spare = product, None if of.is_sparse else x
     raise NotConverged(
