@@ -4,6 +4,7 @@
     python examples/density_matrix.py                  # a chain of 2000 sites
     python examples/density_matrix.py --ergo           # F and S of a water cluster, from data/ergo
     python examples/density_matrix.py --waters 300     # a larger cluster, with a model of F
+    python examples/density_matrix.py --waters 2000    # from 10,000 functions on block-sparse
 
 SP2 purification turns F into the projector on the occupied states by some 25 products, all of them
 spamm_torch's. Only the last four need accuracy: those before may lose a hundred times more, and be
@@ -14,6 +15,7 @@ docs/density_matrix.md explains the method.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import importlib.util
 import sys
@@ -35,12 +37,14 @@ from common.options import (
     show as shown,
 )
 from density import sources
-from density.basis import inverse_root, symmetric_part, transformed
-from density.measuring import DENSE, EIGH, UNSKIPPED, measure, methods, said, tables
+from density.basis import distance_from_one, inverse_root, is_sparse, symmetric_part, transformed
+from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
 from models.errors import UserError
 from models.files import require_writable, write_atomically
+from spamm_torch import sparse
 
-_PEERS = (EIGH, DENSE, UNSKIPPED)
+_PEERS = (EIGH, DENSE, UNSKIPPED, STORED)
+_LARGE = 10_000  # functions from which on matrices are block-sparse
 _NOTES = """\
 Seconds are medians of the whole iteration, norms and the choice of each step included. The energy
 error is that of 2 tr(X F) against the sum over eigenvalues, or against torch.mm's iteration where
@@ -103,8 +107,13 @@ def parse(arguments):
         "--block",
         type=int,
         choices=(32, 64, 128),
-        default=32,
-        help="edge of the blocks; 32 suits molecules (default: %(default)s)",
+        help="edge of the blocks; 32 suits molecules (default: 32, of block-sparse matrices 64)",
+    )
+    parser.add_argument(
+        "--sparse",
+        action=argparse.BooleanOptionalAction,
+        help="keep only blocks that count, in place of whole matrices; --ergo and --matrices are "
+        f"whole at first (default: from {_LARGE} functions on)",
     )
     budgets = (1e-7, 3e-8, 1e-9)
     parser.add_argument(
@@ -141,9 +150,8 @@ def parse(arguments):
         "--without",
         nargs="+",
         choices=_PEERS,
-        default=(),
-        help="leave these out, which take long for large matrices; one of eigh and torch.mm "
-        "stays (default: none)",
+        help="leave these out, which take long for large matrices; of whole matrices one of eigh "
+        f"and torch.mm stays (default: none; from {_LARGE} functions on, block-sparse, all)",
     )
     cli.add_folder_option(parser, "the page, the numbers and the picture")
     parser.add_argument(
@@ -160,41 +168,65 @@ def parse(arguments):
         "as the array density of an .npz file (default: none)",
     )
     options = parser.parse_args(arguments)
-    if {EIGH, DENSE} <= set(options.without):
+    if {EIGH, DENSE} <= set(options.without or ()) and not options.sparse:
         parser.error("argument --without: expected one of eigh and torch.mm to stay")
     options.chain = options.chain or 2000
     options.device = cli.choose_device(options.device)
     return options
 
 
+def decide(options, functions):
+    """Fills in what depends on the number of functions."""
+    if options.sparse is None:
+        options.sparse = functions >= _LARGE
+    if options.block is None:
+        options.block = 64 if options.sparse else 32
+    if options.without is None:
+        options.without = _PEERS if options.sparse and functions >= _LARGE else ()
+
+
 def load(options):
     """The problem that the options name."""
     if options.matrices:
-        return sources.from_file(options.matrices, options.electrons)
-    if options.ergo:
+        problem = sources.from_file(options.matrices, options.electrons)
+        decide(options, problem.functions)
+    elif options.ergo:
         problem = sources.embedded(options.ergo)
+        decide(options, problem.functions)
     elif options.waters:
-        problem = sources.waters(options.waters, options.basis, options.seed)
+        decide(options, sources.functions_of_waters(options.waters, options.basis))
+        made = {"block": options.block, "drop": min(options.max_errors) / 10}
+        made = made | {"device": options.device} if options.sparse else None
+        problem = sources.waters(options.waters, options.basis, options.seed, made)
     else:
-        problem = sources.chain(options.chain, options.gap)
+        decide(options, options.chain)
+        block = options.block if options.sparse else None
+        problem = sources.chain(options.chain, options.gap, block)
+    if options.sparse:
+        problem = sources.as_blocks(problem, options.block)
     return problem if options.electrons is None else replace(problem, electrons=options.electrons)
 
 
 def orthogonal(problem, options):
-    """F in the basis S^(-1/2), on the device, and S^(-1/2), which is None where S is 1."""
-    fock = symmetric_part(problem.fock.to(options.device))  # exactly, which products rely on
+    """F in the basis S^(-1/2), on the device, and a function of matrices Z A Z; None where S is 1.
+
+    Block-sparse products with Z may lose a hundredth of the smallest --max-errors.
+    """
+    fock, size = problem.fock.to(options.device), problem.functions
+    if not is_sparse(fock):
+        fock = symmetric_part(fock)  # exactly, which products rely on
     if problem.overlap is None:
         return fock, None
     start = time.perf_counter()
+    max_error = min(options.max_errors) / 100 if options.sparse else 1e-13
     overlap = problem.overlap.to(options.device)
-    z = inverse_root(overlap, block=options.block)
-    fock = transformed(fock, z, block=options.block)
-    off = transformed(overlap, z, block=options.block)
-    off.diagonal().sub_(1)
-    off = torch.linalg.vector_norm(off).item()
+    z = inverse_root(overlap, max_error=max_error, block=options.block, size=size)
+    from_given = functools.partial(transformed, z=z, max_error=max_error, block=options.block)
+    fock, off = from_given(fock), from_given(overlap)
+    off = distance_from_one(off, size)
     seconds = time.perf_counter() - start
     print(f"Z = S^(-1/2) and Z F Z: {seconds:.3g} s; norm(Z S Z - 1) = {off:.1e}")
-    return fock, z
+    return fock, from_given
 
 
 def write_density(path, density):
@@ -214,9 +246,10 @@ def main(arguments=None):
         if options.density.is_dir():
             raise UserError(f"expected a file for --density; got the folder {options.density}")
         require_writable(options.density.parent)
-    print(f"{problem.name}: N = {len(problem.fock)}, {problem.electrons} electrons")
-    fock, z = orthogonal(problem, options)
-    compared = methods(options.max_errors, options.loose, options.last, options.without)
+    print(f"{problem.name}: N = {problem.functions}, {problem.electrons} electrons")
+    fock, from_given = orthogonal(problem, options)
+    rest = options.loose, options.last, options.without, options.sparse
+    compared = methods(options.max_errors, *rest)
     say = functools.partial(print, flush=True)  # as it happens, into a file too
     rows, projector = measure(
         fock, problem, compared, repeats=options.repeats, block=options.block, progress=say
@@ -224,10 +257,11 @@ def main(arguments=None):
     machine = describe_machine(options.device)
     header = results.run_header(machine, "density_matrix.py", arguments, folder="examples")
     header |= {
-        "functions": len(fock),
+        "functions": problem.functions,
         "electrons": problem.electrons,
         "atoms": problem.atoms,
         "block": options.block,
+        "storage": "block-sparse" if options.sparse else None,
     }
     found = tables(problem.name, rows)
     run = {
@@ -240,9 +274,13 @@ def main(arguments=None):
     console = make_console() if importlib.util.find_spec("rich") else None
     results.finish(options.out / options.name, title, run, console, _NOTES)
 
-    if z is not None:
-        projector = transformed(projector, z, block=options.block)
+    if problem.density is None and not options.density:
+        return
+    if from_given is not None:
+        projector = from_given(projector)
     density = 2 * projector.cpu()  # of the eigenvalues 2 and 0 against S
+    if options.sparse:
+        density = sparse.to_dense(density, (problem.functions,) * 2)
     if problem.density is not None:
         off = torch.linalg.vector_norm(density - problem.density)
         off = (off / torch.linalg.vector_norm(problem.density)).item()

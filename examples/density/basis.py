@@ -5,28 +5,35 @@ S^(-1/2) is the orthogonal basis closest to the given one (Löwdin), so it decay
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 import spamm_torch
 from models.errors import UserError
-from spamm_torch import linalg
+from spamm_torch import linalg, sparse
 
 # Up to this size eigenvectors are found faster than some sixty products are computed.
 _SMALL = {"cpu": 8192, "cuda": 1024}
 
 
-def inverse_root(overlap: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:
+def inverse_root(
+    overlap: Tensor, *, max_error: float = 1e-13, block: int = 32, size: int | None = None
+) -> Tensor:
     """S^(-1/2), symmetric: by eigenvectors where S is small, by products where it is large.
 
     Args:
-        overlap: (N, N), symmetric and positive definite, float64.
+        overlap: (N, N), symmetric and positive definite, float64, dense or block-sparse.
         max_error: as of ``spamm_torch.mm``, of each product.
         block: edge of the blocks: 32, 64 or 128.
+        size: the true number of rows, where block-sparse ones are padded.
 
     Raises:
         UserError: ``overlap`` is not positive definite, or so nearly not that it does not show.
     """
+    if is_sparse(overlap):
+        return by_products(overlap, max_error=max_error, size=size)
     _, failed_at = torch.linalg.cholesky_ex(overlap)
     if failed_at:
         raise UserError(
@@ -44,24 +51,67 @@ def by_eigenvectors(overlap: Tensor) -> Tensor:
     return symmetric_part((vectors * values.rsqrt()) @ vectors.mT)
 
 
-def by_products(overlap: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:
+def by_products(overlap: Tensor, *, max_error: float = 1e-13, **options: int | None) -> Tensor:
     """S^(-1/2), of one that is positive definite.
 
     Raises:
         UserError: no convergence.
     """
-
     try:
-        return linalg.inverse_sqrt(overlap, max_error=max_error, block=block).matrix
+        return linalg.inverse_sqrt(overlap, max_error=max_error, **options).matrix
     except linalg.NotConverged as error:
         raise UserError(str(error)) from error
 
 
 def transformed(a: Tensor, z: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:
     """Z A Z of symmetric matrices."""
-    multiply = lambda a, b: spamm_torch.mm(a, b, max_error=max_error, block=block)  # noqa: E731
-    return symmetric_part(multiply(multiply(z, a), z))
+    options = {"drop": math.inf} if is_sparse(a) else {"block": block}
+    half = spamm_torch.mm(z, a, max_error=max_error, **options)
+    return spamm_torch.mm(half, z, max_error=max_error, symmetric=True, **options)
+
+
+# ---- Dense and block-sparse matrices alike ------------------------------------------------------
+
+
+def is_sparse(a: Tensor) -> bool:
+    return a.layout == torch.sparse_bsr
 
 
 def symmetric_part(a: Tensor) -> Tensor:
     return (a + a.mT) / 2
+
+
+def trace(a: Tensor) -> float:
+    return (sparse.trace(a) if is_sparse(a) else a.trace()).item()
+
+
+def inner(a: Tensor, b: Tensor) -> float:
+    """The sum of a[i, j] * b[i, j], which is tr(A B) of symmetric matrices."""
+    if not is_sparse(a):
+        return (a * b).sum().item()
+    of_a, of_b = (_keys(x) for x in (a, b))
+    place = torch.searchsorted(of_b, of_a).clamp(max=len(of_b) - 1)
+    both = of_b[place] == of_a
+    return torch.linalg.vecdot(a.values()[both].flatten(), b.values()[place[both]].flatten()).item()
+
+
+def _keys(a: Tensor) -> Tensor:
+    """The number of each stored block among all, ascending."""
+    crow, edge = a.crow_indices(), a.values().shape[1]
+    rows = torch.arange(len(crow) - 1, device=crow.device).repeat_interleave(crow.diff())
+    return rows * (a.shape[1] // edge) + a.col_indices()
+
+
+def distance_from_one(a: Tensor, size: int) -> float:
+    """norm(A - 1)."""
+    if is_sparse(a):
+        return sparse.norm(sparse.add(a, sparse.identity(size, like=a), beta=-1)).item()
+    return torch.linalg.vector_norm(a - torch.eye(size).to(a)).item()
+
+
+def idempotency(x: Tensor) -> float:
+    """norm(X - X^2); of a block-sparse X but for 1e-12 of norm(X)^2."""
+    if is_sparse(x):
+        square = spamm_torch.mm(x, x, max_error=1e-12, symmetric=True)
+        return sparse.norm(sparse.add(x, square, beta=-1)).item()
+    return torch.linalg.vector_norm(torch.addmm(x, x, x, alpha=-1)).item()

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from density.basis import idempotency, inner, is_sparse, trace
 from density.problem import Problem
 from models.errors import UserError
-from spamm_torch import linalg
+from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
 
 DENSE, UNSKIPPED, EIGH = "torch.mm", "nothing skipped", "eigh"
+STORED = "dense storage"
 CONSTANT, SCHEDULED, FLOAT32 = "constant", "scheduled", "float32 first"
 _DIGITS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _GOAL = 1e-7  # hartree an atom, which the conclusion speaks of
@@ -41,7 +43,8 @@ def name_of(method: dict) -> str:
     first = exponent(method["first_max_error"])
     if series == SCHEDULED:
         return f"{first}, last {few} {exponent(error)}"
-    return f"float32 {first}, last {few} float64 {exponent(error)}"
+    name = f"float32 {first}, last {few} float64 {exponent(error)}"
+    return f"{series}, {name}" if series == STORED else name
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ def methods(
     loose: float | None,
     last_iterations: int,
     without: Container[str] = (),
+    blocks: bool = False,
 ) -> list[Method]:
     """All that are compared, peers first and the most accurate schedule last.
 
@@ -81,6 +85,7 @@ def methods(
         max_errors: budgets of the last iterations.
         loose, last_iterations: as of ``loose_then_tight``.
         without: series to leave out.
+        blocks: matrices are block-sparse; the most accurate schedule in dense storage is a peer.
     """
     errors = sorted(max_errors, reverse=True)
     scheduled = {
@@ -95,7 +100,9 @@ def methods(
     found = [
         Method(EIGH, None),
         Method(DENSE, constant(Budget(None))),
-        Method(UNSKIPPED, constant(Budget(0))),
+        Method(STORED, scheduled[FLOAT32][-1])
+        if blocks
+        else Method(UNSKIPPED, constant(Budget(0))),
         *(Method(CONSTANT, constant(budget)) for budget in budgets),
         *(Method(series, schedule) for series, them in scheduled.items() for schedule in them),
     ]
@@ -115,7 +122,7 @@ def measure(
 
     Args:
         fock: in an orthogonal basis.
-        compared: the energy of the first counts as right.
+        compared: the energy of the first peer counts as right, or that of the last.
         progress: called with a line when a method has been measured for the first time.
 
     Returns:
@@ -127,18 +134,23 @@ def measure(
     # Peers converge as far as the most accurate schedule, and no further.
     tolerance = min((method.max_error for method in compared if method.max_error), default=0.0)
     rows: list[dict] = []
+    peers = {EIGH, DENSE, STORED}
+    dense = fock
+    if is_sparse(fock) and peers & {method.series for method in compared}:
+        dense = sparse.to_dense(fock, (problem.functions,) * 2)
     clocks: list[list[list[float]]] = [[] for _ in compared]
     for turn in range(repeats):
         for method, clock in zip(compared, clocks, strict=True):
+            f = dense if method.series in peers else fock
             if method.schedule is None:
-                run = _by_eigenvectors(fock, problem.occupied)
+                run = _by_eigenvectors(f, problem.occupied)
             else:
-                run = _purified(fock, problem, method.schedule, block, tolerance)
+                run = _purified(f, problem, method.schedule, block, tolerance)
             clock.append([run.seconds, *(iteration.seconds for iteration in run.iterations)])
             if turn == 0:
-                rows.append(method.described() | _result(run, fock, problem))
+                rows.append(method.described() | _result(run, f, problem))
                 progress(f"{name_of(rows[-1])}: {run.seconds:.3g} s")
-    right = rows[0]["energy"]
+    right = rows[0 if compared[0].series in (*peers, UNSKIPPED) else -1]["energy"]
     for row, clock in zip(rows, clocks, strict=True):
         row["energy_error"] = (row["energy"] - right) / problem.atoms
         row["seconds"], *each = (statistics.median(turns) for turns in zip(*clock, strict=True))
@@ -151,6 +163,7 @@ def _purified(
     fock: Tensor, problem: Problem, schedule: Schedule, block: int, tolerance: float
 ) -> Result:
     options = {"schedule": schedule, "block": block, "tolerance": tolerance}
+    options["size"] = problem.functions
     try:
         return linalg.purify(fock, problem.electrons, **options)
     except linalg.NotConverged as error:
@@ -162,9 +175,9 @@ def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
     x = run.matrix
     last = [(each.dtype, each.max_error) for each in run.iterations[-1:]]
     return {
-        "energy": 2 * (x * fock).sum().item(),
-        "idempotency": torch.linalg.vector_norm(torch.addmm(x, x, x, alpha=-1)).item(),
-        "electron_error": 2 * x.trace().item() - problem.electrons,
+        "energy": 2 * inner(x, fock),
+        "idempotency": idempotency(x),
+        "electron_error": 2 * trace(x) - problem.electrons,
         "iterations": [
             {
                 "step": iteration.step,
@@ -200,14 +213,15 @@ def _by_eigenvectors(fock: Tensor, occupied: int) -> Result:
 
 def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:
     """The rows of measure as tables of results."""
-    seconds = {row["series"]: row["seconds"] for row in rows if row["max_error"] is None}
+    peers = (EIGH, DENSE, STORED)
+    seconds = {row["series"]: row["seconds"] for row in rows if row["series"] in peers}
     methods, iterations = [], []
     for row in rows:
         place = {"problem": problem, "method": name_of(row)}
         steps = row["iterations"]
         over = {
             f"over_{name}": seconds[peer] / row["seconds"]
-            for name, peer in (("dense", DENSE), ("eigh", EIGH))
+            for name, peer in (("dense", DENSE), ("eigh", EIGH), ("stored", STORED))
             if peer in seconds
         }
         methods.append(
@@ -226,10 +240,11 @@ def tables(problem: str, rows: list[dict]) -> dict[str, list[dict]]:
 
 def said(rows: list[dict]) -> str:
     """What the tables say in one line: the fastest method that is accurate enough."""
-    ours = [row for row in rows if row["series"] not in (EIGH, DENSE)]
+    ours = [row for row in rows if row["series"] not in (EIGH, DENSE, STORED)]
     enough = [row for row in ours if abs(row["energy_error"]) <= _GOAL] or ours[:1]
     best = min(enough, key=lambda row: row["seconds"])
-    peers = ((best.get(f"over_{name}"), peer) for name, peer in (("eigh", EIGH), ("dense", DENSE)))
+    names = (("eigh", EIGH), ("dense", DENSE), ("stored", STORED))
+    peers = ((best.get(f"over_{name}"), peer) for name, peer in names)
     times = "".join(f", {value:.2g}x as fast as {peer}" for value, peer in peers if value)
     return (
         f"{best['problem']}: {best['method']}: energy error {abs(best['energy_error']):.1e} "

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from density.basis import is_sparse
 from models.errors import UserError
 
 _SYMMETRY = 1e-8  # of the largest entry
@@ -17,11 +18,12 @@ class Problem:
 
     Attributes:
         name: as a report calls it.
-        fock: (N, N), symmetric, float64, hartree.
+        fock: (N, N), symmetric, float64, hartree; block-sparse ones are padded.
         electrons: even, from 2 to 2 N - 2.
         atoms: by which energies are divided.
         overlap: (N, N), symmetric, float64; None for orthogonal functions.
         density: to compare with; None where there is none. Its trace with S is the electrons.
+        functions: N.
     """
 
     name: str
@@ -30,13 +32,17 @@ class Problem:
     atoms: int
     overlap: Tensor | None = None
     density: Tensor | None = None
+    functions: int = 0
 
     def __post_init__(self) -> None:
-        _check_symmetric(self.fock, "fock")
-        n = len(self.fock)
+        n = self.functions
+        if not n:
+            _check_symmetric(self.fock, "fock")
+            n = len(self.fock)
+            object.__setattr__(self, "functions", n)
         for name in ("overlap", "density"):
             matrix = getattr(self, name)
-            if matrix is None:
+            if matrix is None or is_sparse(matrix):
                 continue
             _check_symmetric(matrix, name)
             if len(matrix) != n:

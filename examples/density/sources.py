@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import spamm_torch
+from density.basis import is_sparse
 from density.problem import Problem
 from models.errors import UserError, first_line
+from spamm_torch.sparse.blocks import Blocks
 
 _NUMBERS = ("atoms", "electrons")
 _ARRAYS = ("fock", "overlap", "density", *_NUMBERS)
 BASES = ("STO-3G", "6-31G", "6-31G**")  # of the model; named here, for --help has no numpy
 
 
-def chain(sites: int, gap: float) -> Problem:
+def chain(sites: int, gap: float, block: int | None = None) -> Problem:
     """A tight-binding chain, half filled: levels of -gap/2 and gap/2 in turns, hopping 1/2.
 
     Its states have the energies +-sqrt((gap / 2)^2 + cos(k)^2). The density matrix decays the
-    slower, the smaller the gap. Energies are in units of hartree.
+    slower, the smaller the gap. Energies are in units of hartree. ``block``: of a block-sparse F;
+    None: a dense one.
     """
-    site = torch.arange(sites)
+    site = torch.arange(block or sites)
     fock = torch.diag(gap / 2 * (-1.0) ** (site + 1)).double()
     fock += 0.5 * ((site[:, None] - site).abs() == 1)
-    return Problem(f"Chain of {sites} sites, gap {gap:g}", fock, sites, sites)
+    if block is not None:  # all block rows are alike, but for the ends
+        rows = -(-sites // block)
+        beside = torch.zeros_like(fock)
+        beside[0, -1] = 0.5
+        values = torch.stack((beside, fock, beside.mT)).repeat(rows, 1, 1)[1:-1]
+        values[-1, sites - (rows - 1) * block :] = values[-1, :, sites - (rows - 1) * block :] = 0
+        column = (torch.arange(rows)[:, None] + torch.tensor((-1, 0, 1))).flatten()[1:-1]
+        crow = (3 * torch.arange(rows + 1) - 1).clamp(0, len(column))
+        fock = Blocks(crow, column, values, rows).matrix()
+    return Problem(f"Chain of {sites} sites, gap {gap:g}", fock, sites, sites, functions=sites)
 
 
 def embedded(name: str) -> Problem:
@@ -36,16 +50,42 @@ def embedded(name: str) -> Problem:
     return _of_ergo(load(name), f"data/ergo, {name}")
 
 
-def waters(molecules: int, basis: str, seed: int) -> Problem:
-    """A water cluster of any size: exact overlaps and a model of F."""
+def waters(molecules: int, basis: str, seed: int, sparse: dict[str, Any] | None = None) -> Problem:
+    """A water cluster of any size: exact overlaps and a model of F.
+
+    ``sparse``: block, drop and device of block-sparse matrices; None: dense ones.
+    """
     require_numpy()
-    from models.water import model
+    from models.water import blocks, model
 
     cluster = model.water_cluster(molecules, seed)
-    overlap = model.overlap(cluster, basis)
-    fock = model.model_fock(cluster, basis, overlap)
-    atoms = len(cluster.positions)
-    return Problem(f"{molecules} waters, {basis}, model F", fock, cluster.electrons, atoms, overlap)
+    if sparse is not None:
+        overlap, fock = blocks.block_sparse(cluster, basis, **sparse)
+    else:
+        overlap = model.overlap(cluster, basis)
+        fock = model.model_fock(cluster, basis, overlap)
+    name, atoms = f"{molecules} waters, {basis}, model F", len(cluster.positions)
+    functions = functions_of_waters(molecules, basis)
+    return Problem(name, fock, cluster.electrons, atoms, overlap, functions=functions)
+
+
+def functions_of_waters(molecules: int, basis: str) -> int:
+    """N of such a cluster."""
+    require_numpy()
+    from models.water.basis import functions_of
+    from models.water.geometry import ATOMS
+
+    return molecules * sum(functions_of(symbol, basis) for symbol in ATOMS)
+
+
+def as_blocks(problem: Problem, block: int) -> Problem:
+    """A problem with block-sparse matrices in place of dense ones."""
+    made = {
+        name: spamm_torch.sparse.from_dense(matrix, block)
+        for name in ("fock", "overlap")
+        if (matrix := getattr(problem, name)) is not None and not is_sparse(matrix)
+    }
+    return replace(problem, **made)
 
 
 def from_file(path: Path, electrons: int | None) -> Problem:

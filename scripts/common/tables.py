@@ -195,7 +195,8 @@ KINDS: dict[str, Kind] = {
         "Methods; the energy error is in hartree an atom, the bound that of each step:",
         "method",
         "seconds|.3g; over_dense|{:.2g}x|over torch.mm; over_eigh|{:.2g}x|over eigh; "
-        "energy_error|.1e|energy error; iterations|{}; most_valid|.1%|most valid",
+        "over_stored|{:.2g}x|over dense storage; energy_error|.1e|energy error; iterations|{}; "
+        "most_valid|.1%|most valid",
         picture=Picture("seconds", "distance", "series", "problem", {}, "xy",
                         ("seconds", "energy error, hartree an atom"))),
     "density matrix, iterations": Kind("problem method iteration"),

@@ -92,6 +92,38 @@ def test_a_model_cluster(tmp_path):
     assert tuple(BASES) == sources.BASES
 
 
+@pytest.mark.parametrize(
+    "source", [("--chain", "330"), ("--waters", "20"), ("--ergo", "water 6-31G")]
+)
+def test_block_sparse_matrices(source, tmp_path):
+    """The same problem, whole and in blocks: the same energies, and the same density matrix."""
+    densities = []
+    for storage in ("--sparse", "--no-sparse"):
+        path = tmp_path / f"density{storage}.npz"
+        arguments = ["--device", "cpu", *source, "--repeats", "1", "--max-errors", "1e-9"]
+        arguments += ["--out", str(tmp_path), "--density", str(path), storage]
+        density_matrix.main(arguments)
+        densities.append(torch.from_numpy(np.load(path)["density"]))
+        [run] = results.load(tmp_path / "density_matrix.json")["runs"]
+        rows = {row["series"]: row for row in run["tables"]["density matrix"]}
+        assert ("dense storage" in rows) == (storage == "--sparse")
+        assert abs(rows["float32 first"]["energy_error"]) < 3e-9
+        assert rows["float32 first"]["idempotency"] < 1e-5
+    torch.testing.assert_close(*densities, rtol=0, atol=1e-4)
+
+
+def test_large_matrices_are_block_sparse():
+    for words, sparse, block, without in (
+        (("--chain", "9998"), False, 32, 0),
+        (("--chain", "10000"), True, 64, 4),
+        (("--chain", "10000", "--no-sparse"), False, 32, 0),
+        (("--chain", "10", "--sparse", "--block", "128"), True, 128, 0),
+    ):
+        options = density_matrix.parse(["--device", "cpu", *words])
+        density_matrix.decide(options, options.chain)
+        assert (options.sparse, options.block, len(options.without)) == (sparse, block, without)
+
+
 def test_it_runs_with_torch_alone(tmp_path):
     """Without numpy, rich and matplotlib, as after pip install: plain columns and no picture."""
     code = (
