@@ -6,12 +6,12 @@ import os
 import random
 import re
 from collections import OrderedDict
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from tiny import Agreement, dark_pictures, linear_time, tiny_network
+from tiny import Agreement, dark_pictures, linear_time, made_up, tiny_network
 from torch import nn
 
 from spamm_torch import (
@@ -40,6 +40,26 @@ def run(model=None, max_drop=20.0, loader=None, evaluate=None, **options):
     evaluate = Agreement(model, loader) if evaluate is None else evaluate
     options = {"progress": False, **options}
     return calibrate(model, loader, evaluate, max_drop, **options)
+
+
+@dataclass
+class Finished:
+    """A calibration, the text of its journal, and what it was given."""
+
+    report: CalibrationReport
+    journal: str
+    given: dict
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    model, loader, journal = tiny_network(), batches(), tmp_path_factory.mktemp("journal") / "one"
+    given = {"model": model, "loader": loader, "evaluate": Agreement(model, loader)}
+    given["example_input"] = dark_pictures(4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("spamm_torch.calibration.times.measure", made_up(linear_time))
+        report = run(**given, journal=journal)
+    return Finished(report, journal.read_text(), given)
 
 
 def state_of(model):
@@ -125,34 +145,31 @@ def test_changed_answers_count_although_the_score_stays(timed):
     assert outcome.valid_ratio > RATIOS[-1] + 0.05  # a score that never drops would allow all
 
 
-def test_the_same_times_give_the_same_report(timed):
-    first, second = run(), run()
-    assert first.settings == second.settings
-    assert str(first) == str(second)
-
-
-def test_the_table(timed):
-    head, *rows, valid, drop, times = str(run()).splitlines()
+def test_reports(finished, timed, tmp_path):
+    """The same times give the same one."""
+    report = finished.report
+    again = run(**finished.given)
+    assert again.settings == report.settings
+    assert str(again) == str(report)
+    head, *rows, valid, drop, times = str(report).splitlines()
     assert head.split()[:4] == ["layer", "shape", "valid", "tau"]
     assert [row.split()[0] for row in rows] == ["conv_a", *LAYERS]
     assert "3 input channels do not fill a block of 32" in rows[0]
     assert "weighted by multiplications" in valid
     assert "of 20 allowed on unseen data (one answer is 3.1%)" in drop
     assert times.startswith("whole model, measured: 110 us as it was, 100 us with nothing skipped")
-
-
-def test_a_report_comes_with_an_outcome():
+    untried = replace(report.outcome, searched_drop=None)
+    shown = str(CalibrationReport(report, untried, report.settings))
+    assert "; not tried where it was searched; " in shown
     line = "^outcome must be an Outcome, as calibrate gives it; got NoneType$"
     with pytest.raises(TypeError, match=line):
         CalibrationReport([], None, {})
-
-
-def test_a_choice_that_was_not_tried_where_it_was_searched(timed):
-    found = run()
-    outcome = replace(found.outcome, searched_drop=None)
-    assert "; not tried where it was searched; " in str(
-        CalibrationReport(found, outcome, found.settings)
-    )
+    report.save(tmp_path / "net.json")
+    other = nn.Sequential(nn.Conv2d(32, 32, 1))
+    before = state_of(other)
+    with pytest.raises(ValueError, match="must be those of this model; got a layer 'conv_a'"):
+        convert_(other, tmp_path / "net.json")
+    assert_unchanged(other, before)
 
 
 @pytest.mark.parametrize("seconds", [0.01, 20.0])
@@ -424,50 +441,76 @@ def test_it_goes_on_where_it_was_stopped(timed, tmp_path, monkeypatch):
     assert found.outcome.evaluations == expected.outcome.evaluations  # with those that were kept
 
 
+def other_forward():
+    model = tiny_network()
+    model.relu_b = nn.Identity()
+    return model
+
+
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("given", "message"),
     [
-        ("model", "of the same model"),
-        ("forward", "of the same model"),
-        ("data", "of the same data"),
-        ("size", "of the same example_input"),
-        ("strides", "of the same example_input"),
-        ("evaluate", "of the same evaluate and loader"),
-        ("file", "one of a calibration"),
+        ({"model": tiny_network(seed=1)}, "of the same model"),
+        ({"model": other_forward()}, "of the same model"),
+        ({"loader": batches(size=17)}, "of the same data"),
+        ({"example_input": dark_pictures(3)}, "of the same example_input"),
+        (
+            {"example_input": dark_pictures(4).contiguous(memory_format=torch.channels_last)},
+            "of the same example_input",
+        ),
+        ({"evaluate": lambda *_: 3.0}, "of the same evaluate and loader"),
+        ("[1]", "one of a calibration"),
+        ({"settings": [1]}, "one of a calibration"),
+        ({"results": "many"}, "one of a calibration"),
+        ({"format": None}, "one of a calibration"),
     ],
 )
-def test_journals_of_something_else_are_refused(timed, tmp_path, change, message):
-    journal = tmp_path / "journal.json"
-    pictures = dark_pictures(4)
-    run(journal=journal, example_input=pictures)
-    given = {"journal": journal, "example_input": pictures}
-    if change == "model":
-        given["model"] = tiny_network(seed=1)
-    elif change == "forward":
-        given["model"] = tiny_network()
-        given["model"].relu_b = nn.Identity()
-    elif change == "size":
-        given["example_input"] = pictures[:3]
-    elif change == "strides":
-        given["example_input"] = pictures.contiguous(memory_format=torch.channels_last)
-    elif change == "data":
-        given["loader"] = batches(size=17)
-    elif change == "evaluate":
-        given["evaluate"] = lambda *_: 3.0
-    else:
-        journal.write_text("[1]")
-    kept = journal.read_text()
+def test_journals_of_something_else_are_refused(finished, timed, tmp_path, given, message):
+    """Other arguments, or another file."""
+    journal, is_file = tmp_path / "journal.json", message == "one of a calibration"
+    kept = finished.journal
+    if is_file:
+        kept = given if isinstance(given, str) else json.dumps({**json.loads(kept), **given})
+    journal.write_text(kept)
     with pytest.raises(ValueError, match=f"journal must be {message}; got"):
-        run(**given)
+        run(**{**finished.given, **({} if is_file else given)}, journal=journal)
     assert journal.read_text() == kept
 
 
-def test_a_journal_serves_another_example_of_the_same_form(timed, tmp_path):
+def test_a_journal_serves_another_example_of_the_same_form(finished, timed, tmp_path):
     journal = tmp_path / "journal.json"
-    first = run(journal=journal, example_input=dark_pictures(4))
+    journal.write_text(finished.journal)
     timed(lambda _: 0.0)  # nothing is measured again
-    second = run(journal=journal, example_input=dark_pictures(4, seed=9))
-    assert str(second) == str(first)
+    given = {**finished.given, "example_input": dark_pictures(4, seed=9)}
+    assert str(run(**given, journal=journal)) == str(finished.report)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("statistics", 5),
+        ("statistics", {"other": {}}),
+        ("statistics", {"conv_b": {"multiplications": 1, "candidates": [{"setting": 2}]}}),
+        ("times", {}),
+        ("times", {"conv_b": [1]}),
+        ("score", [50]),
+        ("half 0", None),
+        ("half 1", {"drop": "much", "changed": None}),
+        ("whole model", {"as it was": 1}),
+    ],
+)
+def test_damaged_journals_are_refused(finished, timed, tmp_path, key, value):
+    journal, content = tmp_path / "journal.json", json.loads(finished.journal)
+    key = next(name for name in content["results"] if name.startswith(key))
+    content["results"][key] = value
+    journal.write_text(json.dumps(content))
+    kept, before = journal.read_text(), state_of(finished.given["model"])
+    with pytest.raises(ValueError, match=r"an undamaged one .* cannot be read") as error:
+        run(**finished.given, journal=journal)
+    assert f"whose result {key!r}" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert journal.read_text() == kept
+    assert_unchanged(finished.given["model"], before)
 
 
 def test_two_calibrations_with_one_journal(tmp_path, monkeypatch):
@@ -485,48 +528,6 @@ def test_two_calibrations_with_one_journal(tmp_path, monkeypatch):
     one.measured("one", lambda: 1, int)
     assert json.loads(path.read_text())["results"] == {"one": 1}
     assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("statistics", 5),
-        ("statistics", {"other": {}}),
-        ("statistics", {"conv_b": {"multiplications": 1, "candidates": [{"setting": 2}]}}),
-        ("times", {}),
-        ("times", {"conv_b": [1]}),
-        ("score", [50]),
-        ("half 0", None),
-        ("half 1", {"drop": "much", "changed": None}),
-        ("whole model", {"as it was": 1}),
-    ],
-)
-def test_damaged_journals_are_refused(timed, tmp_path, key, value):
-    journal = tmp_path / "journal.json"
-    model = tiny_network()
-    run(model, journal=journal, evaluate=lambda *_: 50.0)
-    content = json.loads(journal.read_text())
-    key = next(name for name in content["results"] if name.startswith(key))
-    content["results"][key] = value
-    journal.write_text(json.dumps(content))
-    kept, before = journal.read_text(), state_of(model)
-    with pytest.raises(ValueError, match=r"an undamaged one .* cannot be read") as error:
-        run(model, journal=journal, evaluate=lambda *_: 50.0)
-    assert f"whose result {key!r}" in str(error.value)
-    assert "\n" not in str(error.value)
-    assert journal.read_text() == kept
-    assert_unchanged(model, before)
-
-
-@pytest.mark.parametrize(
-    ("change", "value"), [("settings", [1]), ("results", "many"), ("format", None)]
-)
-def test_files_that_are_no_journal_are_refused(timed, tmp_path, change, value):
-    journal = tmp_path / "journal.json"
-    run(journal=journal)
-    journal.write_text(json.dumps({**json.loads(journal.read_text()), change: value}))
-    with pytest.raises(ValueError, match=r"journal must be one of a calibration; got '.*json'"):
-        run(journal=journal)
 
 
 @pytest.mark.parametrize(
@@ -597,31 +598,23 @@ def test_an_evaluate_that_moves_or_casts_the_model_is_refused(timed, move, fails
     assert model.conv_a.weight.grad.dtype == torch.float32
 
 
-def test_batches_of_arguments_by_name(timed):
-    class Named(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = tiny_network()
+class OfInput(nn.Module):
+    """The network of what a function makes of an input."""
 
-        def forward(self, pictures):
-            return self.network(pictures)
+    def __init__(self, function):
+        super().__init__()
+        self.network, self.function = tiny_network(), function
 
-    report = run(Named().eval(), 5.0, [{"pictures": x} for x, _ in batches()], lambda *_: 50.0)
-    assert [row.name for row in report][1:] == [f"network.{name}" for name in LAYERS]
+    def forward(self, pictures):
+        return self.network(self.function(pictures))
 
 
-def test_an_input_of_several_tensors(timed):
-    class Sum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = tiny_network()
-
-        def forward(self, given):
-            return self.network(given[0] + given[1])
-
-    loader = [([pictures, pictures], None) for pictures, _ in batches()]
-    report = run(Sum().eval(), 5.0, loader, lambda *_: 50.0)
-    assert [row.name for row in report][1:] == [f"network.{name}" for name in LAYERS]
+def test_batches_of_arguments_by_name_and_of_several_tensors(timed):
+    named = OfInput(lambda x: x).eval(), [{"pictures": x} for x, _ in batches()]
+    several = OfInput(sum).eval(), [([x, x], None) for x, _ in batches()]
+    for model, loader in (named, several):
+        report = run(model, 5.0, loader, lambda *_: 50.0)
+        assert [row.name for row in report][1:] == [f"network.{name}" for name in LAYERS]
 
 
 def test_a_loader_that_shuffles_by_torchs_generator(timed):
@@ -640,11 +633,6 @@ def test_a_loader_that_shuffles_by_torchs_generator(timed):
     assert len(seen[False]) == 2  # the two halves, in the same order each time
     assert seen[True] == seen[False]
     assert len(set().union(*seen[True])) == 64  # which share nothing
-
-
-def test_a_model_without_parameters_is_refused():
-    with pytest.raises(ValueError, match="convolutions that can skip; got ReLU, which has none"):
-        run(nn.ReLU(), evaluate=lambda *_: 50.0)
 
 
 def drifting(model, half, calls=iter(range(100))):  # noqa: B008  counts all calls
@@ -669,6 +657,7 @@ BAD = {
         ValueError,
         "convolutions that can skip; got Sequential, which has none (1 others)",
     ),
+    "no parameters": ({"model": nn.ReLU}, ValueError, "can skip; got ReLU, which has none"),
     "negative drop": ({"max_drop": -0.5}, ValueError, "at least 0, since .* got -0.5"),
     "NaN drop": ({"max_drop": float("nan")}, ValueError, "at least 0, .* got nan"),
     "drop": ({"max_drop": "1"}, TypeError, "max_drop must be a number; got '1'"),
@@ -734,14 +723,3 @@ def test_bad_input_is_one_line(timed, case):
     assert "\n" not in str(error.value)
     if before is not None:
         assert_unchanged(model, before)
-
-
-def test_settings_of_another_model_are_refused(timed, tmp_path):
-    path = tmp_path / "net.json"
-    run().save(path)
-    other = nn.Sequential(nn.Conv2d(32, 32, 1))
-    before = state_of(other)
-    with pytest.raises(ValueError, match="must be those of this model; got a layer 'conv_a'"):
-        convert_(other, path)
-    assert_unchanged(other, before)
-    assert json.loads(path.read_text())["calibration"]["max_drop"] == 20.0

@@ -340,7 +340,7 @@ UNSERVED = {
 def test_calls_that_the_form_does_not_serve_are_refused(timed, case):
     """They would take the dense forward, and any setting would seem to cost nothing."""
     kind, size, got = UNSERVED[case]
-    loader = batches()
+    loader = batches()[:2]
     if size is not None:
         odd = [(nn.functional.pad(x, (0, size - SIZE) * 2), y) for x, y in loader]
         loader = [odd[number] if number % 2 else batch for number, batch in enumerate(loader)]

@@ -1,6 +1,6 @@
-"""Max pools that a converted convolution computes in its own call, where that was measured faster.
+"""Max pools of converted models: torch's values, by themselves and in a convolution's own call.
 
-Behind a convolution with ReLU that skips nothing. Elsewhere pools stay calls of their own.
+The latter behind a convolution with ReLU that skips nothing, where that was measured faster.
 """
 
 import copy
@@ -226,3 +226,46 @@ def test_compilers_see_one_call(pooled):
         assert seen == [OPS.conv2d_max_pool.default]
         exported = torch.export.export(model, (input,), strict=True).module()
         assert torch.equal(exported(input), expected)
+
+
+OTHER_POOLS = {
+    "plain": nn.MaxPool2d(2),
+    "overlapping": nn.MaxPool2d(3, 2, 1),
+    "uneven": nn.MaxPool2d((3, 2), (1, 2), (1, 0), ceil_mode=True),
+    "dilated": nn.MaxPool2d(2, 1, 0, 2),
+}
+
+
+def with_pool(pool):
+    return trained(nn.Sequential(nn.Conv2d(16, 32, 3, padding=1), nn.BatchNorm2d(32), pool))
+
+
+@pytest.mark.parametrize("pool", OTHER_POOLS.values(), ids=OTHER_POOLS.keys())
+@pytest.mark.parametrize("images", [3, 40])
+def test_pools_give_the_values_of_torch(device, pool, images):
+    dtype, most = (torch.float16, 5e-3) if device.type == "cuda" else (torch.float32, 1e-5)
+    model = with_pool(pool).to(device, dtype).to(memory_format=torch.channels_last)
+    torch.manual_seed(0)
+    input = torch.randn(images, 16, 11, 10, device=device).to(dtype)
+    input = input.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        convert_(model)
+        assert is_served(model, input)
+        torch.testing.assert_close(model(input), pool(model[:2](input)), rtol=most, atol=most)
+
+
+def test_pools_that_return_indices_stay():
+    class Unpooled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = nn.Conv2d(3, 8, 3, padding=1)
+            self.pool, self.unpool = nn.MaxPool2d(2, return_indices=True), nn.MaxUnpool2d(2)
+
+        def forward(self, x):
+            return self.unpool(*self.pool(self.conv(x).relu()))
+
+    model, input = trained(Unpooled()), torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = model(input)
+        convert_(model)
+        torch.testing.assert_close(model(input), expected)

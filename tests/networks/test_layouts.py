@@ -262,9 +262,9 @@ class Sums(nn.Module):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", [Readers, Sums])
-@pytest.mark.parametrize("columns", [16, 15])
-def test_other_networks_give_what_they_gave(kind, columns, computing_norms):
+def test_other_networks_give_what_they_gave(kind, computing_norms):
     """Of 15 columns none can be together."""
+    columns = 15
     torch.manual_seed(0)
     model = kind().eval()
     original = copy.deepcopy(model)
@@ -420,17 +420,6 @@ def test_changes_of_weights_are_followed(computing_norms):
         module.up[0][1].weight.mul_(0.5)
         module.encoder[0][1].running_mean.add_(0.1)
     torch.testing.assert_close(model(scattered()), original(scattered()), rtol=1e-4, atol=1e-4)
-
-
-def test_engines_are_measured_in_their_layouts(computing_norms, measured):
-    measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 3.0, 2.0))
-    torch.manual_seed(0)
-    model = trained(UNet(1, 4, width=32, depth=1))
-    original = copy.deepcopy(model)
-    report = convert_(model, example_input=scattered(), reference=canvas())
-    assert next(row for row in report if row.name == "encoder.0.0").action == "spamm"
-    with torch.no_grad():
-        torch.testing.assert_close(model(scattered()), original(scattered()), rtol=1e-4, atol=1e-4)
 
 
 class Operations(TorchDispatchMode):

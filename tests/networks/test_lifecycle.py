@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from small_models import Block, is_served, pictures, resnet, rows, trained
+from small_models import is_served, pictures, resnet, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -79,40 +79,7 @@ def test_the_own_forward_runs_for_tensors_of_other_kinds(pair):
         torch.testing.assert_close(per_image(pictures()), model(pictures()), rtol=1e-4, atol=1e-4)
 
 
-def test_trained_like_its_original(pair):
-    model, original = pair
-    x, target = pictures(), torch.tensor([1, 3])
-    for m in (model, original):
-        m.train()
-        optimizer = torch.optim.SGD(m.parameters(), 0.01)
-        for _ in range(2):
-            optimizer.zero_grad()
-            F.cross_entropy(m(x), target).backward()
-            optimizer.step()
-        m.eval()
-    assert is_served(model, x)
-    assert_same(model, original, tolerance=1e-3)
-
-
 # ---- Folded weights follow ----------------------------------------------------------------------
-
-
-def test_other_tensors_in_their_place_are_used(pair):
-    model, original = pair
-    other = {name: value + 0.1 for name, value in original.named_parameters()}
-    with torch.no_grad():
-        found = torch.func.functional_call(model, other, pictures())
-        expected = torch.func.functional_call(original, other, pictures())
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    assert is_served(model, pictures())
-    for m in (model, original):
-        torch.manual_seed(1)
-        m.layer1[0].conv1 = nn.Conv2d(32, 32, 3, padding=1)
-    assert not is_served(model, pictures())
-    assert_same(model, original)
-    refresh_(model)
-    assert is_served(model, pictures())
-    assert_same(model, original)
 
 
 def test_writes_through_data_need_a_refresh(pair):
@@ -125,16 +92,6 @@ def test_writes_through_data_need_a_refresh(pair):
         refresh_(model)
         assert not torch.allclose(model(pictures()), stale)
     assert_same(model, original)
-
-
-def test_a_refresh_writes_where_compiled_code_reads(pair):
-    from spamm_torch.networks.install import fused_of
-
-    model, _ = pair
-    before = [t.data_ptr() for t in fused_of(model).operands if t is not None]
-    model.bn1.weight.data.mul_(3)
-    refresh_(model)
-    assert [t.data_ptr() for t in fused_of(model).operands if t is not None] == before
 
 
 @torch.no_grad()
@@ -161,17 +118,6 @@ def test_statistics_without_a_counter_are_not_folded():
         F.batch_norm(pictures(channels=8), m[1].running_mean, m[1].running_var, training=True)
     assert not is_served(model, pictures(channels=8))
     assert_same(model, original, pictures(channels=8))
-
-
-@torch.no_grad()
-def test_tensors_of_a_converted_model_can_be_swapped(pair):
-    """Which torch refuses where anything refers to them weakly."""
-    model, original = pair
-    for m in (model, original):
-        for parameter in m.parameters():
-            torch.utils.swap_tensors(parameter, nn.Parameter(parameter * 1.1))
-    assert is_served(model, pictures())
-    assert_same(model, original)
 
 
 def test_generated_code_goes_with_its_model():
@@ -211,7 +157,7 @@ def test_tensors_made_in_inference_mode_prove_nothing():
 # ---- Hooks --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["layer1.0.bn1", "layer1.0.relu", "conv1", "layer2.0", "layer1"])
+@pytest.mark.parametrize("name", ["layer1.0.relu", "layer2.0"])
 def test_hooks_that_come_later_are_called(pair, name):
     model, original = pair
     seen = []
@@ -239,34 +185,7 @@ def test_hooks_on_layers_that_are_still_called_cost_nothing(pair):
     assert_same(model, original)
 
 
-def test_hooks_on_all_modules_are_called(pair):
-    model, _ = pair
-    seen = []
-    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m)))
-    try:
-        assert not is_served(model, pictures())
-    finally:
-        handle.remove()
-    assert nn.BatchNorm2d in seen
-
-
 # ---- Copies -------------------------------------------------------------------------------------
-
-
-def test_copies_have_weights_of_their_own(pair):
-    model, original = pair
-    twin = copy.deepcopy(model)
-    assert type(twin) is type(model)
-    assert is_served(twin, pictures())
-    with torch.no_grad():
-        twin.conv1.weight.zero_()
-    assert is_served(twin, pictures())
-    assert not torch.allclose(twin(pictures()), model(pictures()))
-    assert_same(model, original)
-    part = copy.deepcopy(model.layer1)
-    with torch.no_grad():
-        x = pictures(channels=32)
-        torch.testing.assert_close(part(x), original.layer1(x), rtol=1e-4, atol=1e-4)
 
 
 def test_pickled_and_fused_again(pair):
@@ -278,23 +197,6 @@ def test_pickled_and_fused_again(pair):
     revert_(again)
     assert type(again) is type(original)
     assert {type(m) for m in again.modules()} == {type(m) for m in original.modules()}
-
-
-def test_saved_and_loaded_by_torch(pair, tmp_path):
-    model, original = pair
-    torch.save(model, tmp_path / "model.pt")
-    again = torch.load(tmp_path / "model.pt", weights_only=False)
-    assert is_served(again, pictures())
-    assert_same(again, original)
-
-
-def test_state_dicts_go_both_ways(pair):
-    model, original = pair
-    other = resnet(1)
-    model.load_state_dict(other.state_dict())
-    assert_same(model, other)
-    original.load_state_dict(model.state_dict())
-    assert_same(original, other)
 
 
 def test_threads_share_a_model(pair):
@@ -387,16 +289,6 @@ def test_compiled_with_other_tensors(pair):
         torch.testing.assert_close(call(other, pictures()), expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.thorough
-@pytest.mark.inductor
-def test_compiled_by_inductor():
-    model = resnet()
-    original = copy.deepcopy(model)
-    convert_(model, EXACT)
-    torch._dynamo.reset()
-    assert_same(torch.compile(model, fullgraph=True), original)
-
-
 def test_compiled_for_training(pair):
     model, original = pair
     torch._dynamo.reset()
@@ -409,21 +301,19 @@ def test_compiled_for_training(pair):
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(pair, strict):
+    """An export puts equal settings of another identity into the layers."""
     model, original = pair
     with torch.no_grad():
         program = torch.export.export(model, (pictures(),), strict=strict)
+    assert is_served(model, pictures())
     targets = [str(node.target) for node in program.graph.nodes]
     assert sum("spamm_torch" in target for target in targets) == 6
     assert not any("batch_norm" in target for target in targets)
     assert_same(program.module(), original)
-
-
-def test_a_change_before_an_export_counts(pair):
-    model, original = pair
     for m in (model, original):
         nn.init.ones_(m.bn1.bias)
     with torch.no_grad():
-        program = torch.export.export(model, (pictures(),), strict=False)
+        program = torch.export.export(model, (pictures(),), strict=strict)
     assert_same(program.module(), original)
 
 
@@ -445,16 +335,6 @@ def test_a_captured_graph_reads_what_refresh_writes():
     refresh_(model)
     graph.replay()
     assert torch.equal(result, expected)
-
-
-def test_a_model_is_served_after_its_export(pair):
-    """An export puts equal settings of another identity into the layers."""
-    model, _ = pair
-    with torch.no_grad():
-        before = model(pictures())
-        torch.export.export(model, (pictures(),), strict=False)
-        assert is_served(model, pictures())
-        assert torch.equal(model(pictures()), before)
 
 
 def test_equal_settings_are_those_that_were_traced(pair):
@@ -525,14 +405,6 @@ def test_another_class_on_top_is_refused():
     nn.utils.parametrize.remove_parametrizations(conv, "weight")
     revert_(model)
     assert type(conv) is nn.Conv2d
-
-
-def test_blocks_are_converted_by_themselves():
-    block = trained(Block(32, 32))
-    original = copy.deepcopy(block)
-    report = convert_(block, EXACT)
-    assert rows(report)["conv2"] == ("spamm", ("bn", "add", "relu"))
-    assert_same(block, original, pictures(channels=32))
 
 
 @torch.no_grad()

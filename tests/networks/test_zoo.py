@@ -8,7 +8,6 @@ import pytest
 import torch
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from zoo_cases import ZOO, ZooCase, detector, output_of
 
 import spamm_torch
@@ -218,27 +217,6 @@ def test_copies_are_converted_and_their_own(converted, copied):
     assert torch.equal(output_of(converted.model, converted.pictures), output)
 
 
-@torch.no_grad()
-def test_hooks_added_later_fire(converted):
-    """On layers that the generated forward passes by, and until they are removed."""
-    model, fired = copy.deepcopy(converted.model), []
-    expected = output_of(model, converted.pictures)
-    kinds = (nn.Conv2d, nn.BatchNorm2d, nn.ReLU)
-    watched = [next((m for m in model.modules() if isinstance(m, kind)), None) for kind in kinds]
-    watched = [module for module in watched if module is not None]
-    handles = [
-        module.register_forward_hook(lambda module, *_: fired.append(type(module)))
-        for module in watched
-    ]
-    assert_close(output_of(model, converted.pictures), expected)
-    assert {id(kind) for kind in fired} >= {id(type(module)) for module in watched}
-    fired.clear()
-    for handle in handles:
-        handle.remove()
-    assert torch.equal(output_of(model, converted.pictures), expected)
-    assert not fired
-
-
 # ---- Compilers ----------------------------------------------------------------------------------
 
 _KERNEL = re.compile(r"^cpp_fused_(\w+)_\d+ = async_compile", re.MULTILINE)
@@ -267,20 +245,9 @@ def test_compiled_without_copies(name):
     eager = fused_calls(ops_called(lambda: of.model(of.pictures)))
     calls = re.findall(r"torch\.ops\.spamm_torch\.(?:dense_)?conv2d\.default\(", "".join(codes))
     assert len(calls) == eager
-    kernels = [name for code in codes for name in _KERNEL.findall(code)]
-    assert not [name for name in kernels if _MOVING.fullmatch(name)]
-
-
-@pytest.mark.inductor
-@pytest.mark.thorough
-@torch.no_grad()
-def test_resnet18_compiles_to_calls_and_two_kernels():
-    """The max pool, the mean; the linear layer is a call too."""
-    of = Converted("resnet18")
-    torch._dynamo.reset()
-    compiled = torch.compile(of.model, fullgraph=True, dynamic=False)
-    _, (code,) = torch._inductor.utils.run_and_get_code(compiled, of.pictures)
-    assert len(_KERNEL.findall(code)) == 2
+    kernels = [kernel for code in codes for kernel in _KERNEL.findall(code)]
+    assert not list(filter(_MOVING.fullmatch, kernels))
+    assert name != "resnet18" or len(kernels) == 2  # the max pool, the mean
 
 
 @torch.no_grad()
@@ -314,23 +281,6 @@ def test_a_detector(measured):
             assert torch.equal(found[name], value)
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        SpAMMConfig(valid_ratio=1.0),
-        SpAMMConfig(max_error=0.0),
-        SpAMMConfig(tau=1e-30, pixel_block=(1, 8, 8)),
-        SpAMMConfig(tau=1e-30, block=32),
-    ],
-    ids=str,
-)
-@torch.no_grad()
-def test_settings_that_skip_nothing(config):
-    of = Converted("resnet18", config)
-    assert_close(output_of(of.model, of.pictures), of.expected)
-    assert any(row.action == "spamm" and row.setting == config for row in of.report)
-
-
 @torch.no_grad()
 def test_what_is_skipped_is_what_the_layers_skip():
     """The fused network against the same layers one by one: batch norms fold into the weights, so
@@ -353,47 +303,3 @@ def test_what_is_skipped_is_what_the_layers_skip():
     expected = by_hand(pictures)
     assert (expected - dense).norm() > 1e-3 * dense.norm()  # something is skipped
     assert_close(model(pictures), expected)
-
-
-def test_distributed_data_parallel(tmp_path):
-    """Two rounds of training in a process group of one, with gradients as without."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
-    )
-    try:
-        of = Converted("mobilenet_v3_small")
-        model, alone = copy.deepcopy(of.model), copy.deepcopy(of.model)
-        parallel = DistributedDataParallel(model)
-        for _ in range(2):
-            gradients = [train_a_step(net, of.pictures) for net in (parallel, alone)]
-            assert torch.equal(*gradients)
-            for net in (model, alone):
-                net.zero_grad()
-        with torch.no_grad():
-            assert torch.equal(parallel(of.pictures), alone(of.pictures))
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-@pytest.mark.parametrize("order", ["convert revert convert", "convert convert revert convert"])
-@torch.no_grad()
-def test_any_order_of_converting_and_reverting(order):
-    of = Converted("mobilenet_v3_small")
-    model = copy.deepcopy(of.dense)
-    for step in order.split():
-        if step == "convert":
-            convert_(model, NOTHING_TO_SKIP)
-        else:
-            revert_(model)
-    assert torch.equal(output_of(model, of.pictures), output_of(of.model, of.pictures))
-    revert_(model)
-    assert torch.equal(output_of(model, of.pictures), of.expected)
-
-
-@pytest.mark.parametrize(("name", "channels"), [("layer1", 64), ("layer3", 128), ("layer4.1", 512)])
-@torch.no_grad()
-def test_a_part_of_a_converted_network_by_itself(name, channels):
-    of = Converted("resnet18")
-    features = torch.randn(2, channels, 8, 8, generator=torch.Generator().manual_seed(6))
-    expected = of.dense.get_submodule(name)(features)
-    assert_close(of.model.get_submodule(name)(features), expected)

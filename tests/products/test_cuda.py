@@ -131,48 +131,7 @@ def test_every_search_can_be_captured(shape):
         assert ratio == pytest.approx(0.4, abs=max(1e-6, 1 / (mb * kb * nb)))
 
 
-# Large enough for thread blocks to claim tiles from each other, which takes a counter. Which kernel
-# clears it depends on whether the norm maps are given.
-SIDE = 2560
-
-
-@pytest.fixture(params=[False, True], ids=["norms computed", "norms precomputed"])
-def claiming_product(request):
-    a = matrices.patchy(SIDE, 256, dtype=torch.float16, device="cuda")
-    b = matrices.patchy(256, SIDE, dtype=torch.float16, device="cuda", seed=1)
-    maps = dict(zip(("norm_a", "norm_b"), norm_maps(a, b), strict=True)) if request.param else {}
-    return lambda tau: spamm_torch.mm(a, b, tau=tau, **maps)
-
-
-def test_concurrent_streams_do_not_meet(claiming_product):
-    expected = [claiming_product(tau) for tau in (0.0, 40.0, 90.0)]
-    streams = [torch.cuda.Stream() for _ in expected]
-    torch.cuda.synchronize()
-    results = []
-    for _ in range(20):
-        for stream, tau in zip(streams, (0.0, 40.0, 90.0), strict=True):
-            with torch.cuda.stream(stream):
-                results.append(claiming_product(tau))
-    torch.cuda.synchronize()
-    assert all(map(torch.equal, results, expected * 20))
-
-
-def test_graphs_side_by_side_do_not_meet(claiming_product):
-    expected = claiming_product(40.0)
-    captured = []
-    for _ in range(3):
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            results = [claiming_product(40.0) for _ in range(3)]
-        captured.append((graph, torch.cuda.Stream(), results))
-    torch.cuda.synchronize()
-    for _ in range(10):
-        for graph, stream, _results in captured:
-            with torch.cuda.stream(stream):
-                graph.replay()
-    torch.cuda.synchronize()
-    for _graph, _stream, results in captured:
-        assert all(torch.equal(result, expected) for result in results)
+SIDE = 2560  # large enough for thread blocks to claim tiles from each other
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -351,25 +310,20 @@ def test_more_block_rows_than_a_grid_dimension_holds():
 # ---- Two devices --------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def second_device():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs two CUDA devices")
-    return torch.device("cuda:1")
-
-
+@pytest.mark.multi_gpu
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 @pytest.mark.parametrize("knob", KNOBS)
-def test_operands_on_another_than_the_current_device(second_device, dtype, knob):
+def test_operands_on_another_than_the_current_device(dtype, knob):
     a, b = operands(dtype)
     expected = spamm_torch.mm(a, b, **knob)
-    actual = spamm_torch.mm(a.to(second_device), b.to(second_device), **knob)
-    assert actual.device == second_device
+    actual = spamm_torch.mm(a.to("cuda:1"), b.to("cuda:1"), **knob)
+    assert actual.device == torch.device("cuda:1")
     assert torch.equal(actual.to("cuda:0"), expected)
     assert torch.cuda.current_device() == 0
 
 
-def test_operands_on_two_cuda_devices(second_device):
+@pytest.mark.multi_gpu
+def test_operands_on_two_cuda_devices():
     a, b = operands()
     with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
-        spamm_torch.mm(a, b.to(second_device), tau=1.0)
+        spamm_torch.mm(a, b.to("cuda:1"), tau=1.0)

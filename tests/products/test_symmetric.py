@@ -153,3 +153,93 @@ def test_counts_the_flops_of_the_dense_product():
     with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
         spamm_torch.mm(a, a, tau=0.0, symmetric=True)
     assert counter.get_total_flops() == 2 * 96**3
+
+
+# ---- On CUDA: other tiles and grids, and nothing computed or copied twice ------------------------
+
+
+def rounding(n, dtype=torch.float64, seed=0):
+    """A symmetric matrix under a decay, so that sums round and blocks differ."""
+    upper = matrices.normal(n, n, dtype=torch.float64, device="cuda", seed=seed).triu()
+    whole = upper + upper.triu(1).mT
+    return (whole * matrices.exponential_decay(n, base=0.98, device="cuda")).to(dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("n", [2500, 2690])
+def test_symmetric_products_in_large_tiles(n):
+    """The norms of float64 products, whose every tile has the bits of the whole product's."""
+    a = rounding(n)
+    whole = mm(a, a, tau=1e-3)
+    c, norms = mm(a, a, tau=1e-3, symmetric=True, return_norms=True)
+    assert torch.equal(c, mirrored(whole))
+    assert torch.equal(norms, norm_map(c))
+    c = addmm(a, a, a, beta=2, alpha=-1, tau=1e-3, symmetric=True)
+    assert torch.equal(c, mirrored(addmm(a, a, a, beta=2, alpha=-1, tau=1e-3)))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", matrices.DTYPES)
+@pytest.mark.parametrize("symmetric_product", [False, True])
+def test_results_are_written_where_they_belong(dtype, symmetric_product):
+    """Without memory for a second result."""
+    a = rounding(1520, dtype)
+    out, norms = torch.empty_like(a), norm_map(a)
+    options = {"threshold": 1.0, "norm_a": norms, "norm_b": norms, "symmetric": symmetric_product}
+    of_out = torch.empty_like(norms)
+    expected = ops.spamm(a, a, input=a, beta=2, alpha=-1, **options)
+    del expected  # its memory stays with the allocator, and counts as free
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    ops.spamm_into(a, a, out=out, input=a, beta=2, alpha=-1, **options, norms=of_out)
+    parts = 2 * a.nbytes if dtype == torch.float32 else 0  # split parts of both operands
+    assert torch.cuda.max_memory_allocated() - before < parts + out.nbytes / 2
+    assert torch.equal(out, ops.spamm(a, a, input=a, beta=2, alpha=-1, **options))
+    assert torch.equal(of_out, norm_map(out))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_batches_go_where_they_belong(dtype):
+    a = torch.stack([rounding(100, dtype, seed) for seed in range(3)])
+    expected = ops.spamm(a, a, threshold=0.0, symmetric=True)
+    for memory in (torch.zeros(3, 100, 128), torch.zeros(3, 104, 101)):
+        out = memory.to(a)[:, :100, :100]
+        ops.spamm_into(a, a, out=out, threshold=0.0, symmetric=True)
+        assert torch.equal(out, expected)
+
+
+@pytest.mark.cuda
+def test_captured_in_a_graph():
+    a = rounding(400)
+    out = torch.empty_like(a)
+
+    def step():
+        return mm(a, a, max_error=1e-3, symmetric=True, return_norms=True, out=out)[1]
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        norms = step()
+    for seed in (1, 2):
+        a.copy_(rounding(400, seed=seed))
+        graph.replay()
+        assert torch.equal(out, mm(a, a, max_error=1e-3, symmetric=True))
+        assert torch.equal(norms, norm_map(out))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("shape", [(1040, 300, 1040), (70, 200, 1000), (1000, 65, 80), (1, 40, 1)])
+@pytest.mark.parametrize("tau", [0.0, 4000.0])
+def test_edges_of_float64_products_have_the_bits_of_whole_blocks(shape, tau):
+    """Where half of the last block or more is outside, it is skipped."""
+    m, k, n = shape
+    a = matrices.normal(m, k, dtype=torch.float64, device="cuda")
+    b = matrices.normal(k, n, dtype=torch.float64, device="cuda", seed=1)
+    c = mm(a, b, tau=tau)
+    if tau == 0:
+        torch.testing.assert_close(c, a @ b, rtol=1e-12, atol=1e-11)
+    pad = torch.nn.functional.pad
+    whole = mm(pad(a, (0, 0, 0, -m % 64)), pad(b, (0, -n % 64)), tau=tau)
+    assert torch.equal(c, whole[:m, :n])

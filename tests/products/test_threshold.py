@@ -491,6 +491,41 @@ def test_counts_beyond_32_bits():
         assert spamm_torch.valid_ratio(norm_a, norm_b, tau).item() == ratio
 
 
+# One thread block searches, or many; with a thread for each block of C, for several, or with
+# several for each. They share out K in parts that may be uneven, and the last one empty.
+ERROR_SEARCHES = [(5, 7, 4), (17, 17, 17), (19, 300, 20), (70, 33, 91), (300, 40, 310)]
+ERROR_SEARCHES += [(1, 5000, 1), (1, 97, 1), (2, 5000, 2), (12, 1001, 16), (12, 1001, 17)]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", ERROR_SEARCHES)
+def test_the_error_search_finds_what_the_cpu_finds(dtype, shape):
+    m, k, n = shape
+    # Entries over many powers of two, as in the norm maps of matrices with decay.
+    norm_a = (4 * matrices.normal(m, k, dtype=torch.float64)).exp().to(dtype)
+    norm_b = (4 * matrices.normal(k, n, dtype=torch.float64, seed=1)).exp().to(dtype)
+    for max_error in (0.0, 1e-9, 1e-4, 0.1, 0.7, 2.0):
+        expected = torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=max_error)
+        found = torch.ops.spamm_torch.find_tau(norm_a.cuda(), norm_b.cuda(), max_error=max_error)
+        assert found.item() == expected.item(), max_error
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("scale", [1e-180, 1e-150, 1.0, 1e150])
+def test_the_error_search_far_from_one(scale):
+    norm_a = matrices.normal(40, 50, dtype=torch.float64).abs() * scale
+    norm_b = matrices.normal(50, 60, dtype=torch.float64, seed=1).abs()
+    # Where all products are too small for float64, any threshold is right.
+    others = (norm_b, norm_b * scale) if scale * scale > 0 else (norm_b,)
+    for other in others:
+        expected = torch.ops.spamm_torch.find_tau(norm_a, other, max_error=0.1)
+        assert (
+            torch.ops.spamm_torch.find_tau(norm_a.cuda(), other.cuda(), max_error=0.1).item()
+            == expected.item()
+        )
+
+
 # ---- Table 1 of the paper -----------------------------------------------------------------------
 
 TABLE_1 = {

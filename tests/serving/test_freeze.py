@@ -94,14 +94,6 @@ def test_a_changed_weight_has_norms_of_its_own(frozen, change):
     assert torch.equal(module(input), output)
 
 
-def test_functional_call_has_norms_of_its_own(frozen):
-    module, dense, input = frozen
-    weights = {name: value + 1 for name, value in dense.state_dict().items()}
-    output = functional_call(module, weights, (input,))
-    assert torch.equal(output, functional_call(module.unfreeze_(), weights, (input,)))
-    assert not torch.equal(output, weights["bias"].expand_as(output.movedim(1, -1)).movedim(-1, 1))
-
-
 def test_a_batch_norm_folded_by_torch_has_norms_of_its_own():
     torch.manual_seed(0)
     dense, input = conv()

@@ -155,15 +155,6 @@ def test_compiles_without_graph_breaks(device, case):
     torch.testing.assert_close(compiled(input), dense_result(module, input), rtol=1e-4, atol=1e-4)
 
 
-@each_module
-def test_autocast(device, case):
-    module, input = make(case, device)
-    with torch.autocast(device.type, torch.bfloat16):
-        output = module(input)
-    assert output.dtype == torch.bfloat16
-    assert torch.equal(output, copy.deepcopy(module).bfloat16()(input.bfloat16()))
-
-
 # ---- From dense and back ------------------------------------------------------------------------
 
 
@@ -183,15 +174,6 @@ def test_from_dense_and_back_share_the_parameters(device, case):
     assert type(back) is dense_class
     assert module_class.from_dense(dense.train(), **setting).training
     assert module.to_dense().extra_repr() == dense.extra_repr()
-
-
-@each_module
-def test_from_dense_leaves_the_random_state_alone(case):
-    module_class, dense_class, arguments, setting, _ = case
-    dense = dense_class(*arguments)
-    state = torch.get_rng_state()
-    module_class.from_dense(dense, **setting).to_dense()
-    assert torch.equal(torch.get_rng_state(), state)
 
 
 @each_module

@@ -5,13 +5,14 @@ start at once, and with its own memory lying where such a kernel still reads. On
 feature (programmatic dependent launch, from sm_90 on) the late kernels cannot be built.
 """
 
+import functools
 import threading
 
 import late_cases
 import pytest
 import torch
 from late_cases import FAMILIES, OPS, late_copy, layer_norms, number
-from support import hopper_kernels_run
+from support import hopper_kernels_run, norm_maps
 
 import spamm_torch
 
@@ -270,6 +271,9 @@ def calls():
         operands = normal(2560, 256).to(dtype), normal(256, 2560).to(dtype)
         calls.append(lambda operands=operands: spamm_torch.mm(*operands, valid_ratio=0.3))
         calls.append(lambda operands=operands: spamm_torch.mm(*operands, tau=250.0))
+        # Thread blocks claim tiles by a counter, which another kernel clears where maps are given.
+        maps = dict(zip(("norm_a", "norm_b"), norm_maps(*operands), strict=True))
+        calls.append(functools.partial(spamm_torch.mm, *operands, tau=250.0, **maps))
     x = normal_pictures(128, 64, 16, 16, dtype=torch.float16)
     for channels in (64, 256):
         weight = normal_pictures(channels, 64, 3, 3, dtype=torch.float16, seed=1)

@@ -382,112 +382,56 @@ def groups_that_are_none(rank):
 # ---- Arguments that do not fit ------------------------------------------------------------------
 
 
-def misfits(rank):
-    """(exception, line, operands and options of this rank) for each way not to fit."""
+@case()
+def all_ranks_raise_together(rank):
+    """And stay in step: a right call follows each wrong one."""
+    right = operands(rank)
+    cuts = [cuts_of(len(x), rank.world, "odd") for x in right]
     last = rank.number == rank.world - 1
-    a, b = operands(rank, 64 * rank.world, 64 * rank.world, 96)
     even = [64 * part for part in range(rank.world + 1)]
-    a, b = shard(a, even, rank), shard(b, even, rank)
-    end = f"on rank {rank.world - 1}"
-    same = "must be the same on all ranks; got"
-    tau = {"tau": 1.0}
+    a, b = (shard(x, even, rank) for x in operands(rank, even[-1], even[-1], 96))
+    k, tau = even[-1], {"tau": 1.0}
+    end, on_last = f"on rank {rank.world - 1}", f"(on rank {rank.world - 1})"
 
     def odd(usual, other):
         return other if last else usual
 
-    k = a.shape[1]
-    return [
-        (
-            "TypeError",
-            f"the dtype {same} float32 on rank 0 and float16 {end}",
-            (odd(a, a.half()), odd(b, b.half()), tau),
-        ),
-        (
-            "RuntimeError",
-            f"the number of a's columns {same} {k} on rank 0 and {k - 1} {end}",
-            (odd(a, a[:, 1:]), b, tau),
-        ),
-        (
-            "RuntimeError",
-            f"the number of b's columns {same} 96 on rank 0 and 95 {end}",
-            (a, odd(b, b[:, 1:]), tau),
-        ),
-        (
-            "RuntimeError",
-            f"the rows of b on all ranks must add up to the columns of a, {k}; got {k - 1}",
-            (a, odd(b, b[1:]), tau),
-        ),
-        (
-            "ValueError",
-            f"the block {same} (64, 64, 64) on rank 0 and (32, 64, 64) {end}",
-            (a, b, {**tau, "block": odd(64, (32, 64, 64))}),
-        ),
-        (
-            "ValueError",
-            f"the knob {same} tau=1.0 on rank 0 and tau=1.5 {end}",
-            (a, b, {"tau": odd(torch.tensor(1.0), 1.5)}),
-        ),
-        (
-            "ValueError",
-            f"the knob {same} tau=1.0 on rank 0 and valid_ratio=0.5 {end}",
-            (a, b, odd(tau, {"valid_ratio": 0.5})),
-        ),
-        (
-            "ValueError",
-            f"balance {same} False on rank 0 and True {end}",
-            (a, b, {**tau, "balance": last}),
-        ),
-        (
-            "RuntimeError",
-            f"which of a and b require a gradient {same} b on rank 0 and none {end}",
-            (a, odd(b.clone().requires_grad_(), b), tau),
-        ),
-        (
-            "TypeError",
-            f"a must be a tensor; got list (on rank {rank.world - 1})",
-            (odd(a, [1.0]), b, tau),
-        ),
-        (
-            "TypeError",
-            "a must be float16, bfloat16, float32 or float64; got int64 "
-            f"(on rank {rank.world - 1})",
-            (odd(a, a.long()), b, tau),
-        ),
-        (
-            "RuntimeError",
-            f"a and b must be matrices (2-d); got shapes ({len(a)}, {k}) and (96,) "
-            f"(on rank {rank.world - 1})",
-            (a, odd(b, b[0]), tau),
-        ),
-        (
-            "ValueError",
-            f"valid_ratio must be in (0, 1]; got 2.0 (on rank {rank.world - 1})",
-            (a, b, odd(tau, {"valid_ratio": 2.0})),
-        ),
-        (
-            "ValueError",
-            "exactly one of tau, valid_ratio and max_error must be given; got none",
-            (a, b, {}),
-        ),
-        (
-            "ValueError",
-            "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48",
-            (a, b, {**tau, "block": 48}),
-        ),
-        ("TypeError", "balance must be True or False; got 1", (a, b, {**tau, "balance": 1})),
-    ]
+    def refused(error, line, a=a, b=b, options=tau):
+        assert_all_raise(error, line, functools.partial(distributed.mm, a, b, **options))
+        assert_rows_of_mm(rank, *right, *cuts, tau=3.0)
 
+    def differs(error, what, usual, other, *given, **more):
+        line = f"{what} must be the same on all ranks; got {usual} on rank 0 and {other} {end}"
+        refused(error, line, *given, **more)
 
-@case()
-def all_ranks_raise_together(rank):
-    """And stay in step: a right call follows each wrong one."""
-    a, b = operands(rank)
-    cuts = cuts_of(len(a), rank.world, "odd"), cuts_of(len(b), rank.world, "odd")
-    for error, line, (wrong_a, wrong_b, options) in misfits(rank):
-        assert_all_raise(
-            error, line, functools.partial(distributed.mm, wrong_a, wrong_b, **options)
-        )
-        assert_rows_of_mm(rank, a, b, *cuts, tau=3.0)
+    halves = odd(a, a.half()), odd(b, b.half())
+    differs("TypeError", "the dtype", "float32", "float16", *halves)
+    differs("RuntimeError", "the number of a's columns", k, k - 1, odd(a, a[:, 1:]))
+    differs("RuntimeError", "the number of b's columns", 96, 95, a, odd(b, b[:, 1:]))
+    line = f"the rows of b on all ranks must add up to the columns of a, {k}; got {k - 1}"
+    refused("RuntimeError", line, a, odd(b, b[1:]))
+    block = {**tau, "block": odd(64, (32, 64, 64))}
+    differs("ValueError", "the block", (64, 64, 64), (32, 64, 64), options=block)
+    other_tau = {"tau": odd(torch.tensor(1.0), 1.5)}
+    differs("ValueError", "the knob", "tau=1.0", "tau=1.5", options=other_tau)
+    other = odd(tau, {"valid_ratio": 0.5})
+    differs("ValueError", "the knob", "tau=1.0", "valid_ratio=0.5", options=other)
+    differs("ValueError", "balance", False, True, options={**tau, "balance": last})
+    wants = odd(b.clone().requires_grad_(), b)
+    differs("RuntimeError", "which of a and b require a gradient", "b", "none", a, wants)
+    refused("TypeError", f"a must be a tensor; got list {on_last}", odd(a, [1.0]))
+    line = f"a must be float16, bfloat16, float32 or float64; got int64 {on_last}"
+    refused("TypeError", line, odd(a, a.long()))
+    line = f"a and b must be matrices (2-d); got shapes ({len(a)}, {k}) and (96,) {on_last}"
+    refused("RuntimeError", line, a, odd(b, b[0]))
+    line = f"valid_ratio must be in (0, 1]; got 2.0 {on_last}"
+    refused("ValueError", line, options=odd(tau, {"valid_ratio": 2.0}))
+    line = "exactly one of tau, valid_ratio and max_error must be given; got none"
+    refused("ValueError", line, options={})
+    line = "block must be 32, 64 or 128, or a triple (m, k, n) of these; got 48"
+    refused("ValueError", line, options={**tau, "block": 48})
+    line = "balance must be True or False; got 1"
+    refused("TypeError", line, options={**tau, "balance": 1})
 
 
 @case(devices=("cpu",))
@@ -738,55 +682,38 @@ def dtensors_that_do_not_fit(rank):
         rows[1:] if last else rows, mesh, [S0], shape=a.shape, stride=a.stride()
     )
     length, kind = 96 // rank.world, "a DTensor (96, 96)"
-    for error, line, call in (
-        (
-            "TypeError",
-            "a and b must both be DTensors; got b of Tensor",
-            lambda: distributed.mm(own_a, b, tau=1.0),
-        ),
-        (
-            "ValueError",
-            "group must not be given for DTensors; got ProcessGroup",
-            lambda: distributed.mm(own_a, own_b, tau=1.0, group=dist.group.WORLD),
-        ),
-        (
-            "ValueError",
-            "return_info must not be given for DTensors; got True",
-            lambda: spamm_torch.mm(own_a, own_b, tau=1.0, return_info=True),
-        ),
-        (
-            "TypeError",
-            "addmm takes no DTensor, unlike mm; got one",
-            lambda: spamm_torch.addmm(own_a, own_a, own_b, tau=1.0),
-        ),
-        (
-            "RuntimeError",
-            "a's columns must match b's rows; got shapes (96, 96) and (95, 96)",
-            lambda: distributed.mm(own_a, narrow, tau=1.0),
-        ),
-        (
-            "ValueError",
-            f"a's shard must have shape ({length}, 96), as torch.chunk cuts; got "
-            f"({length - 1}, 96) (on rank {rank.world - 1})",
-            lambda: distributed.mm(uneven, own_b, tau=1.0),
-        ),
-        (
-            "TypeError",
-            "the kind of a and b must be the same on all ranks; got "
-            f"{kind} of (Shard(dim=0),) and {kind} of (Shard(dim=0),) on rank 0 and "
-            f"{kind} of (Shard(dim=0),) and {kind} of (Replicate(),) on rank {rank.world - 1}",
-            lambda: distributed.mm(own_a, replicated_b if last else own_b, tau=1.0),
-        ),
-        (
-            "ValueError",
-            f"the knob must be the same on all ranks; got tau=0.0 on rank 0 and tau=1.0 on rank "
-            f"{rank.world - 1}",
-            lambda: distributed.mm(own_a, own_b, tau=float(last)),
-        ),
-    ):
+
+    def refused(error, line, call):
         assert_all_raise(error, line, call)
         found = distributed.mm(own_a, own_b, tau=1.0).full_tensor()
         assert_bits(found, spamm_torch.mm(a, b, tau=1.0), line)
+
+    mm = functools.partial(distributed.mm, tau=1.0)
+    line = "a and b must both be DTensors; got b of Tensor"
+    refused("TypeError", line, lambda: mm(own_a, b))
+    line = "group must not be given for DTensors; got ProcessGroup"
+    refused("ValueError", line, lambda: mm(own_a, own_b, group=dist.group.WORLD))
+    line = "return_info must not be given for DTensors; got True"
+    call = functools.partial(spamm_torch.mm, own_a, own_b, tau=1.0, return_info=True)
+    refused("ValueError", line, call)
+    line = "addmm takes no DTensor, unlike mm; got one"
+    refused("TypeError", line, lambda: spamm_torch.addmm(own_a, own_a, own_b, tau=1.0))
+    line = "a's columns must match b's rows; got shapes (96, 96) and (95, 96)"
+    refused("RuntimeError", line, lambda: mm(own_a, narrow))
+    line = (
+        f"a's shard must have shape ({length}, 96), as torch.chunk cuts; got ({length - 1}, 96) "
+        f"(on rank {rank.world - 1})"
+    )
+    refused("ValueError", line, lambda: mm(uneven, own_b))
+    line = (
+        "the kind of a and b must be the same on all ranks; got "
+        f"{kind} of (Shard(dim=0),) and {kind} of (Shard(dim=0),) on rank 0 and "
+        f"{kind} of (Shard(dim=0),) and {kind} of (Replicate(),) on rank {rank.world - 1}"
+    )
+    refused("TypeError", line, lambda: mm(own_a, replicated_b if last else own_b))
+    same = "the knob must be the same on all ranks"
+    line = f"{same}; got tau=0.0 on rank 0 and tau=1.0 on rank {rank.world - 1}"
+    refused("ValueError", line, lambda: distributed.mm(own_a, own_b, tau=float(last)))
 
 
 # ---- Ranks that fail: last, since they leave no group behind ------------------------------------

@@ -65,14 +65,6 @@ def test_entries_of_many_magnitudes(device, block):
     )
 
 
-def test_any_strides(device):
-    a = decay(512, 640, device=device).t()
-    b = decay(4100, 512, device=device, seed=1).t()
-    expected = spamm_torch.mm(a, b, tau=0.02)
-    shards = spamm_torch.mm_shards([a[:256], a[256:]], [b[:128], b[128:]], tau=0.02)
-    assert torch.equal(torch.cat(shards), expected)
-
-
 @pytest.mark.parametrize("sizes", [(128, 0, 64), (0, 128, 64), (128, 128, 0), (64, 64, 1)])
 def test_empty_and_tiny_products(device, sizes):
     m, k, n = sizes
@@ -135,70 +127,50 @@ def test_shards_without_gradient(device):
     assert not c.requires_grad
 
 
-class TestErrors:
-    a, b = torch.ones(256, 128), torch.ones(128, 64)
+A, B = torch.ones(256, 128), torch.ones(128, 64)
+TAU = {"tau": 0.1}
+DEVICES = "devices must be a sequence of GPU numbers .*; got "
+NO_CUDA = "devices must be CUDA devices .*; got "
 
-    def test_lists(self):
-        with pytest.raises(ValueError, match="a_shards must hold at least one tensor; got none"):
-            spamm_torch.mm_shards([], [], tau=0.1)
-        with pytest.raises(
-            ValueError, match=r"b_shards must hold as many .* as a_shards, 1; got 2"
-        ):
-            spamm_torch.mm_shards([self.a], [self.b, self.b], tau=0.1)
-        with pytest.raises(TypeError, match="a_shards must be a list of tensors; got Tensor"):
-            spamm_torch.mm_shards(self.a, [self.b], tau=0.1)
 
-    def test_shapes(self):
-        with pytest.raises(RuntimeError, match=r"must have 128 rows together.*; got 100 together"):
-            spamm_torch.mm_shards([self.a, self.a], [self.b[:50], self.b[:50]], tau=0.1)
-        with pytest.raises(RuntimeError, match=r"cut at multiples of .* 64; got a cut at row 100"):
-            spamm_torch.mm_shards([self.a[:100], self.a[100:]], [self.b, self.b], tau=0.1)
-        with pytest.raises(
-            RuntimeError, match=r"b_shards must be cut at .* 64; got a cut at row 8"
-        ):
-            spamm_torch.mm_shards([self.a, self.a], [self.b[:8], self.b[8:]], tau=0.1)
-        with pytest.raises(RuntimeError, match="one number of columns"):
-            spamm_torch.mm_shards([self.a, self.a[:, :64]], [self.b, self.b], tau=0.1)
+@pytest.mark.parametrize(
+    ("given", "options", "error", "message"),
+    [
+        (([], []), TAU, ValueError, "a_shards must hold at least one tensor; got none"),
+        (([A], [B, B]), TAU, ValueError, "b_shards must hold as many .* as a_shards, 1; got 2"),
+        ((A, [B]), TAU, TypeError, "a_shards must be a list of tensors; got Tensor"),
+        (([A, A], [B[:50], B[:50]]), TAU, RuntimeError, "128 rows together.*; got 100 together"),
+        (([A[:100], A[100:]], [B, B]), TAU, RuntimeError, "cut at .* 64; got a cut at row 100"),
+        (([A, A], [B[:8], B[8:]]), TAU, RuntimeError, "b_shards must .* 64; got a cut at row 8"),
+        (([A, A[:, :64]], [B, B]), TAU, RuntimeError, "one number of columns"),
+        (([A], [B.double()]), TAU, TypeError, "one dtype; got float32 and float64"),
+        (([A], [B]), {}, ValueError, "exactly one of tau, valid_ratio and max_error"),
+        (([A], [B]), {**TAU, "block": 48}, ValueError, "block must be 32, 64 or 128"),
+        ((A, B), {"devices": []}, ValueError, "must name at least one CUDA device; got none"),
+        ((A, B), {"devices": [0, 0]}, ValueError, r"devices must be distinct; got \[0, 0\]"),
+        ((A, B), {"devices": [torch.device("cpu")]}, ValueError, f"{NO_CUDA}cpu"),
+        ((A, B), {"devices": ["gpu"]}, ValueError, f"{NO_CUDA}'gpu'"),
+        ((A, B), {"devices": 0}, TypeError, f"{DEVICES}0"),
+        ((A, B), {"devices": [0.5]}, TypeError, f"{DEVICES}0.5 in it"),
+    ],
+)
+def test_errors(given, options, error, message):
+    call = spamm_torch.mm if "devices" in options else spamm_torch.mm_shards
+    with pytest.raises(error, match=message):
+        call(*given, **({**TAU, **options} if "devices" in options else options))
 
-    def test_types_and_knobs(self):
-        with pytest.raises(TypeError, match="one dtype; got float32 and float64"):
-            spamm_torch.mm_shards([self.a], [self.b.double()], tau=0.1)
-        with pytest.raises(ValueError, match="exactly one of tau, valid_ratio and max_error"):
-            spamm_torch.mm_shards([self.a], [self.b])
-        with pytest.raises(ValueError, match="block must be 32, 64 or 128"):
-            spamm_torch.mm_shards([self.a], [self.b], tau=0.1, block=48)
 
-    @pytest.mark.parametrize(
-        ("devices", "error", "message"),
-        [
-            ([], ValueError, "devices must name at least one CUDA device; got none"),
-            ([0, 0], ValueError, r"devices must be distinct; got \[0, 0\]"),
-            ([torch.device("cpu")], ValueError, "devices must be CUDA devices .*; got cpu"),
-            (["gpu"], ValueError, "devices must be CUDA devices .*; got 'gpu'"),
-            (0, TypeError, r"devices must be a sequence of GPU numbers .*; got 0"),
-            ([0.5], TypeError, "devices must be a sequence of GPU numbers .*; got 0.5 in it"),
-        ],
-    )
-    def test_devices(self, devices, error, message):
-        with pytest.raises(error, match=message):
-            spamm_torch.mm(self.a, self.b, tau=0.1, devices=devices)
-
-    @pytest.mark.cuda
-    def test_absent_devices(self):
-        a, b = self.a.cuda(), self.b.cuda()
-        with pytest.raises(ValueError, match=r"devices must be less than .*; got 99"):
-            spamm_torch.mm(a, b, tau=0.1, devices=[0, 99])
-
-    @pytest.mark.cuda
-    def test_capture(self):
-        a, b = self.a.cuda(), self.b.cuda()
+@pytest.mark.cuda
+def test_errors_on_cuda():
+    a, b = A.cuda(), B.cuda()
+    with pytest.raises(ValueError, match=r"devices must be less than .*; got 99"):
+        spamm_torch.mm(a, b, tau=0.1, devices=[0, 99])
+    spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
+    with (
+        pytest.raises(RuntimeError, match="cannot be captured in a graph"),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
         spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
-        graph = torch.cuda.CUDAGraph()
-        with (
-            pytest.raises(RuntimeError, match="cannot be captured in a graph"),
-            torch.cuda.graph(graph),
-        ):
-            spamm_torch.mm_shards([a, a], [b, b], tau=0.1)
 
 
 @pytest.mark.cuda

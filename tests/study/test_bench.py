@@ -143,14 +143,6 @@ def test_a_device_for_each_part(capsys, monkeypatch, tmp_path):
     assert "expected 2 CUDA devices, one a part; got 1" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_written(capsys, tmp_path):
-    (tmp_path / "file").touch()
-    out = tmp_path / "file" / "out"
-    assert exit_code(lambda: bench.main(["mm", "--device", "cpu", "--out", str(out)])) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert str(out) in line
-
-
 # ---- Products -----------------------------------------------------------------------------------
 
 

@@ -1,6 +1,5 @@
 """The benchmark of several devices: small real runs, failures that become rows, what it refuses."""
 
-import argparse
 import itertools
 import os
 from collections import Counter
@@ -147,22 +146,6 @@ def end_the_first(place):
 
 
 # ---- Which cells --------------------------------------------------------------------------------
-
-
-def test_the_cells_of_two_gpus():
-    of_cuda = multi_gpu.DEFAULTS["cuda"] | {"layouts": tuple(LAYOUTS), "ratios": multi_gpu.RATIOS}
-    gpus = [torch.device("cuda", 0), torch.device("cuda", 1)]
-    options = argparse.Namespace(device=gpus[0], devices=gpus, **of_cuda)
-    names = list(multi_gpu.cells_of(options))
-    products = [name.split()[1:] for name in names if not name.startswith("overhead")]
-    assert {name.split()[0] for name in names} == {*LAYOUTS, *PEERS.values(), "overhead"}
-    assert {f"{layout} decay float16 32768" for layout in LAYOUTS} <= set(names)
-    for kind in DATA:
-        assert {f"{x} {kind} float16 {n}" for x in "RS" for n in of_cuda["sizes"]} <= set(names)
-    assert {f"R decay float16 {n}" for n in of_cuda["sweep"]} <= set(names)
-    assert {"S decay float32 16384", "H decay float64 16384"} <= set(names)
-    changes = sum(a != b for a, b in itertools.pairwise(products))
-    assert changes == len({*map(tuple, products)}) - 1  # operands are made once
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -11,6 +11,7 @@ import pytest
 
 from common import console
 from common.console import Steps, make_console
+from models.errors import first_line
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
@@ -137,3 +138,20 @@ def test_imports_that_end_early_say_one_line(module, ends, line, tmp_path):
     )
     assert (run.returncode, run.stderr.splitlines()) == (ends, [line])
     assert run.stdout.startswith("Benchmarks: " if ends == 1 else "")
+
+
+@pytest.mark.parametrize(
+    ("message", "said"),
+    [
+        ("one\ntwo", "one"),
+        ("\n  one  \n", "one"),
+        (
+            "backend='inductor' raised:\n\nCppCompileError: no header\nmore",
+            "backend='inductor' raised: CppCompileError: no header",
+        ),
+        ("it failed:", "it failed:"),
+        ("", "ValueError"),
+    ],
+)
+def test_an_exception_is_said_in_a_line(message, said):
+    assert first_line(ValueError(message)) == said

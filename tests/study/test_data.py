@@ -155,12 +155,6 @@ def assert_one_line(caught):
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_directory(tmp_path):
-    with pytest.raises(UserError, match="missing, which is none") as caught:
-        data.load_digits(tmp_path / "missing")
-    assert_one_line(caught)
-
-
 def test_a_missing_file(tmp_path):
     raw = write_part(tmp_path, "t10k", *digits(10))
     (raw / "t10k-labels-idx1-ubyte.gz").unlink()

@@ -1,6 +1,5 @@
 """Fine-tuning with skipping on, on tiny data."""
 
-import signal
 from dataclasses import replace
 
 import pytest
@@ -90,22 +89,6 @@ def test_the_distillation_loss_is_the_divergence_of_softened_answers():
     expected = 4 * (other * (other / own).log()).sum() / 5
     torch.testing.assert_close(distillation_loss(answers, taught, temperature=2), expected)
     assert distillation_loss(taught, taught, temperature=4).abs() < 1e-6
-
-
-def test_an_interrupted_one_ends_where_it_would_have(tmp_path, data, start):
-    model, config = start
-    path = tmp_path / "cut.pt"
-
-    def stop(step, steps, message):
-        if step == 2:
-            signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt, match=r"step 2 of 4 is saved"):
-        fine_tune(config, model, data, path, CPU, stop)
-    reports = []
-    cut = fine_tune(config, model, data, path, CPU, lambda *report: reports.append(report))
-    assert "resumed" in reports[0][2]
-    assert same(cut, fine_tune(config, model, data, tmp_path / "whole.pt", CPU, silent))
 
 
 def test_fewer_steps_than_an_epoch(tmp_path, data, start):

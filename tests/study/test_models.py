@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -102,15 +99,6 @@ def test_training_learns(name, tmp_path, data):
     assert (found == images.labels).double().mean() > 0.8
 
 
-def test_building_leaves_the_global_generator_alone():
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    first = TINY.build()
-    assert torch.equal(torch.rand(3), expected)
-    assert same_parameters(first, TINY.build())
-
-
 @pytest.mark.parametrize("name", training.MODELS)
 @pytest.mark.parametrize("stop", [3, 4, 6])
 def test_an_interrupted_training_ends_as_an_uninterrupted_one(
@@ -174,47 +162,6 @@ def test_a_second_ctrl_c_does_not_wait(tmp_path, data):
     with pytest.raises(KeyboardInterrupt):
         train(TINY, data, tmp_path / "c.pt", CPU, interrupt)
     assert not (tmp_path / "c.pt").exists()
-
-
-def test_a_killed_training_resumes(tmp_path, data):
-    """The script itself, killed without warning after its first checkpoint."""
-    write_part(tmp_path, "t10k", data.images, data.labels)
-    arguments = ["--width", "2", "--batch", "10", "--epochs", "20", "--data", str(tmp_path)]
-
-    def start(checkpoint):
-        script = str(REPOSITORY / "scripts" / "train_vgg13.py")
-        return subprocess.Popen(
-            [
-                sys.executable,
-                script,
-                *arguments,
-                "--checkpoint",
-                str(checkpoint),
-                "--device",
-                "cpu",
-            ],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    cut = tmp_path / "cut.pt"
-    process = start(cut)
-    while not cut.exists():
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    stopped_at = load_checkpoint(cut)["step"]
-    assert 0 < stopped_at < 80
-
-    output, _ = start(cut).communicate()
-    assert f"resumed from {cut} at step {stopped_at} of 80" in output
-    whole = train(
-        TrainConfig(width=2, batch=10, epochs=20), data, tmp_path / "whole.pt", CPU, silent
-    )
-    for name, tensor in load_checkpoint(cut)["model"].items():
-        assert torch.equal(tensor, whole.state_dict()[name]), name
 
 
 def test_a_finished_training_returns_at_once(tmp_path, data):
@@ -307,12 +254,6 @@ def test_a_checkpoint_with_options_of_another_kind(capsys, trained, change, word
     assert_refused(capsys, trained, words=(words,))
 
 
-def test_a_folder_as_checkpoint(capsys, tmp_path):
-    code, lines = run(capsys, "--checkpoint", tmp_path)
-    assert code == 1
-    assert lines == [f"error: expected a checkpoint; got {tmp_path}: Is a directory"]
-
-
 def test_a_checkpoint_that_would_run_code_is_refused(capsys, trained):
     class Harmful:
         def __reduce__(self):
@@ -321,14 +262,6 @@ def test_a_checkpoint_that_would_run_code_is_refused(capsys, trained):
     torch.save({"model": Harmful()}, trained)
     assert_refused(capsys, trained, words=("expected a checkpoint",))
     assert not (trained.parent / "harm").exists()
-
-
-def test_a_checkpoint_that_cannot_be_written(capsys, tmp_path):
-    (tmp_path / "file").touch()
-    code, lines = run(capsys, "--checkpoint", tmp_path / "file" / "c.pt")
-    assert code == 1
-    assert len(lines) == 1
-    assert str(tmp_path / "file") in lines[0]
 
 
 def test_missing_data_leaves_nothing_behind(capsys, tmp_path):

@@ -1,6 +1,5 @@
 """reproduce.py: small real runs of its tables, how they go on, and what they refuse."""
 
-import argparse
 from functools import partial
 
 import pytest
@@ -10,13 +9,13 @@ from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture
 import reproduce
 import spamm_torch
 from common import results
-from common.console import exit_code, make_console
+from common.console import exit_code
 from common.measuring import cell
 from common.operands import operands
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS
 from models.water.matrices import FILES, FOLDER
-from tables import Run, paper, spgemm, table_1, table_2, table_3, table_4, table_5
+from tables import paper, spgemm, table_1, table_2, table_3, table_4, table_5
 from tables.table_5 import Group
 
 SIZES = (128, 100)
@@ -119,13 +118,6 @@ def test_thresholds_are_the_papers_within_its_tolerance():
     )
 
 
-def test_norm_maps_of_strips_are_the_matrixs(monkeypatch):
-    monkeypatch.setattr(table_1, "_STRIP", 64)
-    a, _ = operands("decay", 200, torch.float32, "cpu")
-    found = table_1._norm_map(200, torch.device("cpu"))
-    assert torch.equal(found, spamm_torch.norm_map(a, table_1.BLOCK))
-
-
 # ---- Table 2 ------------------------------------------------------------------------------------
 
 
@@ -141,22 +133,6 @@ def test_speedups_are_over_the_dense_product_of_the_same_run(folder):
             assert [row["ratio"] for row in rows] == list(paper.RATIOS)
             for row in rows:
                 assert row["speedup"] == pytest.approx(row["dense_ms"] / row["mm_ms"])
-
-
-def test_the_papers_cells_are_measured_first():
-    names = list(table_2.cells(frame_of("cuda")))
-    assert len(names) == 6 * (2 * 2 + 2 + 2 + 2)
-    assert names[:4] == [
-        *("float32, block 32, N = 1024", "float32, block 64, N = 1024"),
-        *("float16, block 32, N = 1024", "float16, block 64, N = 1024"),
-    ]
-    assert names[24] == "two GPUs, float32, N = 1024"
-    assert names[-1] == "float16, block (128, 64, 128), N = 32768"
-
-
-def frame_of(kind, repeats=1):
-    options = argparse.Namespace(sizes=None)
-    return Run(torch.device(kind), (), repeats, options, make_console())
 
 
 @pytest.mark.cuda
@@ -215,11 +191,6 @@ def test_truncation_keeps_the_nearest_share():
     a = torch.tensor([[4.0, 3.0, 3.0, 2.0], [2.0, 2.0, 2.0, 1.0]])
     kept = lambda share: int((a >= table_3.truncation(a, share)).sum())  # noqa: E731
     assert [kept(of / 8) for of in (1, 2, 3, 4, 6, 7, 8)] == [1, 3, 3, 3, 7, 7, 8]
-
-
-def test_shares_of_sizes_that_the_paper_has_not_are_those_of_its_smaller_one():
-    assert table_3.shares_of(8192) == [0.5959, 0.2695, 0.0212]
-    assert table_3.shares_of(1024) == table_3.shares_of(100) == [0.5213, 0.2437, 0.1091]
 
 
 def test_a_sparse_product_that_fails_says_why(monkeypatch):
@@ -380,20 +351,6 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
     assert "## table_3_cpu" in (tmp_path / "tables.md").read_text()
 
 
-def test_a_damaged_journal(tmp_path, capsys, arguments):
-    """Of the last table asked for: found before the first is measured."""
-    journal = tmp_path / "table_2_cpu.partial.json"
-    journal.write_text("{")
-    code, _, errors = run(capsys, "1", "2", *arguments, "--out", tmp_path)
-    assert code == 1
-    assert errors == [
-        f"error: expected groups of an unfinished run; got something else in {journal}: measure "
-        "anew with --fresh"
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == [journal.name]
-    assert journal.read_text() == "{"
-
-
 def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, arguments):
     """Those for want of memory, and only those: the others are not measured again."""
     whole, calls = table_1._rows, []
@@ -419,16 +376,6 @@ def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, argume
     assert not list(tmp_path.glob("*.partial.json"))
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"runs": [1]}'])
-def test_damaged_results_in_the_folder(content, tmp_path, capsys, arguments):
-    path = tmp_path / "tables.json"
-    path.write_text(content)
-    code, _, errors = run(capsys, "1", *arguments, "--out", tmp_path)
-    assert code == 1
-    assert errors == [f"error: expected a page of results as JSON; got something else in {path}"]
-    assert [path.name for path in tmp_path.iterdir()] == [path.name]
-
-
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
@@ -451,22 +398,6 @@ def test_missing_images_are_found_before_the_first_table(tmp_path, capsys):
     [line] = errors
     assert str(tmp_path / "none") in line
     assert not list(out.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--sizes", "0"), "an integer of 1 or more; got 0"),
-        (("--repeats", "x"), "an integer of 1 or more; got x"),
-        (("--device", "foo"), "'foo' (choose from"),
-    ],
-)
-def test_options_out_of_range(arguments, words, tmp_path, capsys):
-    with pytest.raises(SystemExit) as caught:
-        reproduce.main([*arguments, "--out", str(tmp_path / "out")])
-    assert caught.value.code == 2
-    assert words in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_wrong_result_ends_the_run(tmp_path, capsys, monkeypatch, arguments):

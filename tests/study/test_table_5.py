@@ -8,7 +8,7 @@ from torch import nn
 
 import spamm_torch
 from models.vgg13 import CONVOLUTIONS, VGG13
-from tables import paper, table_5
+from tables import table_5
 from tables.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
 from tables.table_5 import GROUPS, HeldRatio
 
@@ -126,26 +126,6 @@ def test_layer_inputs_are_the_dense_networks(model):
     assert list(inputs) == list(CONVOLUTIONS[1:])
     for name, found in inputs.items():
         assert torch.equal(found, model.split(name)[0](x))
-
-
-def test_times_are_taken_of_every_candidate(conv, x):
-    settings = [(layout, ratio) for ratio in (0.9, 0.5) for layout in LAYOUTS]
-    times = table_5.time_layer(conv, x, settings, repeats=2)
-    assert len(times) == 3 + len(settings) + 2  # dense ones, layers, the paper's products
-    assert all(ms > 0 for ms in times.values())
-
-
-def test_the_plan_covers_the_papers_settings_and_goes_down_to_30_percent():
-    centred = [title for title, group in GROUPS.items() if not group.shifted]
-    assert centred == ["conv21", "conv31", "conv12 to conv52"]
-    assert [f"{title}, images shifted" for title in centred] == list(GROUPS)[3:]
-    for layer in ("conv21", "conv31"):
-        papers = [ratio for name, ratio in paper.CONVOLUTION if name == layer]
-        assert len(papers) == 5
-        assert list(GROUPS[layer].ratios[:5]) == papers
-    for title in centred:
-        assert min(GROUPS[title].ratios) == 0.3
-        assert list(GROUPS[title].ratios) == sorted(GROUPS[title].ratios, reverse=True)
 
 
 def test_the_conclusion_is_the_fastest_setting_that_loses_little():

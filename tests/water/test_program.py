@@ -68,96 +68,64 @@ def without_convergence(fake):
     fake.edit("ergoscf.out", "RESC FINAL", "ERSC max number of iterations reached\nINSC")
 
 
-def without_log(fake):
-    fake.path("ergoscf.out").unlink()
+def fock(change):
+    """A change of the text of the Fock matrix."""
+
+    def apply(fake):
+        path = fake.path("F_matrix_8.mtx")
+        path.write_bytes(change(path.read_bytes()))
+
+    return apply
 
 
-def without_density(fake):
-    fake.path("D_matrix_7.mtx").unlink()
+def head(lines):
+    return fock(lambda text: b"\n".join(text.splitlines()[:lines]))
 
 
-def with_half_a_matrix(fake):
-    path = fake.path("F_matrix_8.mtx")
-    path.write_text(path.read_text()[: path.stat().st_size // 2])
+def written(name, matrix):
+    return lambda fake: fake_ergo.write_matrix(fake.path(name), matrix)
 
 
-def with_a_head_alone(fake):
-    path = fake.path("F_matrix_8.mtx")
-    path.write_text("\n".join(path.read_text().splitlines()[:3]))
+def places(text):
+    return lambda fake: fake.path("basis_func_coords.m").write_text(f"x = [\n{text}\n];\n")
 
 
-def with_comments_alone(fake):
-    path = fake.path("F_matrix_8.mtx")
-    path.write_text("\n".join(path.read_text().splitlines()[:2]))
+def missing(name):
+    return lambda fake: fake.path(name).unlink()
 
 
-def with_bytes_for_text(fake):
-    fake.path("F_matrix_8.mtx").write_bytes(fake.path("F_matrix_8.mtx").read_bytes() + b"\xff\xfe")
+def edited(*change):
+    return lambda fake: fake.edit(*change)
 
 
-def with_nan(fake):
-    fake.edit("S_matrix.mtx", "2 1 ", "2 1 nan ")
-    fake.edit("S_matrix.mtx", "2 1 nan", "2 1 nan\n%")
+DAMAGED = "{}; it is damaged".format
+OTHER_SIZE = "expected 7 functions in H_core_matrix.mtx of ergo; got 6"
+BAD = [
+    (without_convergence, "ergo's SCF to converge.*max number of iterations reached"),
+    (missing("ergoscf.out"), "ergo's SCF to converge.*no log"),
+    (missing("D_matrix_7.mtx"), "D_matrix_7.mtx; there is no such file"),
+    (fock(lambda text: text[: len(text) // 2]), DAMAGED("F_matrix_8.mtx")),
+    (head(3), DAMAGED("F_matrix_8.mtx")),  # no entry
+    (head(2), DAMAGED("F_matrix_8.mtx")),  # comments alone
+    (fock(lambda text: text + b"\xff\xfe"), DAMAGED("F_matrix_8.mtx")),
+    (edited("S_matrix.mtx", "2 1 ", "2 1 nan\n%"), DAMAGED("S_matrix.mtx")),
+    (edited("H_core_matrix.mtx", "\n2 1 ", "\n8 1 "), DAMAGED("H_core_matrix.mtx")),
+    (edited("S_matrix.mtx", "symmetric", "general"), "S_matrix.mtx to open with"),
+    (written("H_core_matrix.mtx", np.eye(6)), OTHER_SIZE),
+    (written("S_matrix.mtx", np.eye(7)), "expected ergo's overlaps to be exact"),
+    (missing("basis_func_coords.m"), "expected ergo to write basis_func_coords.m"),
+    (places("\n".join(["0 0 9"] * 7)), "basis_func_coords.m; got other places"),
+    (places("no numbers here"), "cannot read basis_func_coords.m"),
+    (lambda fake: fake.then(fake_ergo.KILLED), "signal 9 ended it"),
+]
 
 
-def with_an_index_outside(fake):
-    fake.edit("H_core_matrix.mtx", "\n2 1 ", "\n8 1 ")
-
-
-def with_another_format(fake):
-    fake.edit("S_matrix.mtx", "symmetric", "general")
-
-
-def with_another_size(fake):
-    fake_ergo.write_matrix(fake.path("H_core_matrix.mtx"), np.eye(6))
-
-
-def with_another_overlap(fake):
-    fake_ergo.write_matrix(fake.path("S_matrix.mtx"), np.eye(7))
-
-
-def without_places(fake):
-    fake.path("basis_func_coords.m").unlink()
-
-
-def with_other_places(fake):
-    fake.path("basis_func_coords.m").write_text("x = [\n" + "0 0 9\n" * 7 + "];\n")
-
-
-def with_no_places(fake):
-    fake.path("basis_func_coords.m").write_text("x = [\nno numbers here\n];\n")
-
-
-def that_is_killed(fake):
-    fake.then(fake_ergo.KILLED)
-
-
-BAD = {
-    without_convergence: "expected ergo's SCF to converge.*max number of iterations reached",
-    without_log: "expected ergo's SCF to converge.*no log",
-    without_density: "D_matrix_7.mtx; there is no such file",
-    with_half_a_matrix: "F_matrix_8.mtx; it is damaged",
-    with_a_head_alone: "F_matrix_8.mtx; it is damaged",
-    with_comments_alone: "F_matrix_8.mtx; it is damaged",
-    with_bytes_for_text: "F_matrix_8.mtx; it is damaged",
-    with_nan: "S_matrix.mtx; it is damaged",
-    with_an_index_outside: "H_core_matrix.mtx; it is damaged",
-    with_another_format: "S_matrix.mtx to open with",
-    with_another_size: "expected 7 functions in H_core_matrix.mtx of ergo; got 6",
-    with_another_overlap: "expected ergo's overlaps to be exact",
-    without_places: "expected ergo to write basis_func_coords.m",
-    with_other_places: "basis_func_coords.m; got other places",
-    with_no_places: "cannot read basis_func_coords.m",
-    that_is_killed: "signal 9 ended it",
-}
-
-
-@pytest.mark.parametrize("change", BAD, ids=lambda change: change.__name__)
-def test_what_goes_wrong_is_one_line(fake, change):
+@pytest.mark.parametrize(("change", "line"), BAD, ids=range(len(BAD)))
+def test_what_goes_wrong_is_one_line(fake, change, line):
     change(fake)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # a second line on the terminal
-        with pytest.raises(UserError, match=BAD[change]) as raised:
+        with pytest.raises(UserError, match=line) as raised:
             run()
     assert "\n" not in str(raised.value)
 
@@ -191,7 +159,7 @@ def test_the_command_writes_a_file(fake, tmp_path, scf):
 
 
 def test_the_command_leaves_nothing_behind_a_failure(fake, tmp_path):
-    without_density(fake)
+    fake.path("D_matrix_7.mtx").unlink()
     arguments = ["--waters", "1", "--basis", "STO-3G", "--out", str(tmp_path / "out")]
     assert exit_code(lambda: make_ergo_matrices.main(arguments)) == 1
     assert list((tmp_path / "out").iterdir()) == []
