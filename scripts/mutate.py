@@ -93,7 +93,7 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
         ("return self.drop <= max_drop and", "return self.drop <= 2 * max_drop and"),
         ("if held.is_within(run.max_drop):", "if True:"),
     ]),
-    ("spamm_torch/calibration/thresholds.py", "calibration/test_thresholds.py", [
+    ("spamm_torch/calibration/statistics.py", "calibration/test_thresholds.py", [
         ("torch.stack(taus).mean()", "torch.stack(taus).amax()"),
     ]),
     ("csrc/cpu/norm_map/norm_map.cpp", "products/test_norm_map.py", [

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -128,13 +128,22 @@ def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list
     table = torch.tensor([own], device=device)
     for axis in reversed(axes):
         table = axis.gather(table, [len(table)] * axis.size)
-    headers = [_Header.read(row) for row in table.tolist()]
-    _raise_together(headers, _Talk(axes, device), problem, texts)
+    headers = [_Header._make([*row[:5], row[5:]]) for row in table.tolist()]
+
+    def text_of(source: int, own: str) -> str:
+        """The text of the rank ``source``, counted in the order of the axes. A collective call."""
+        encoded = own.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
+        raw = torch.tensor(list(encoded), dtype=torch.uint8, device=device)
+        for axis in reversed(axes):
+            source, place = divmod(source, axis.size)
+            axis.broadcast(raw, place)
+        return bytes(raw.tolist()).rstrip(b"\0").decode(errors="replace")
+
+    _raise_together(headers, text_of, problem, texts)
     return call, [(header.rows_a, header.rows_b) for header in headers]
 
 
-@dataclass(frozen=True)
-class _Header:
+class _Header(NamedTuple):
     """What a rank tells all others."""
 
     rows_a: int
@@ -144,11 +153,6 @@ class _Header:
     problem: int
     terms: list[int]
 
-    @classmethod
-    def read(cls, row: list[int]) -> _Header:
-        rows_a, rows_b, rank, status, problem, *terms = row
-        return cls(rows_a, rows_b, rank, status, problem, terms)
-
 
 def _digest(text: str) -> int:
     """63 bits that differ where texts differ."""
@@ -156,36 +160,23 @@ def _digest(text: str) -> int:
 
 
 def _raise_together(
-    headers: list[_Header], talk: _Talk, problem: Exception | None, texts: list[str]
+    headers: list[_Header],
+    text_of: Callable[[int, str], str],
+    problem: Exception | None,
+    texts: list[str],
 ) -> None:
     """Raises on all ranks, or on none, the first thing that is wrong by the headers."""
     for place, header in enumerate(headers):
         if header.status >= 0:
-            text = talk.text_of(place, str(problem))
+            text = text_of(place, str(problem))
             everywhere = all(other.problem == header.problem for other in headers)
             raise _ERRORS[header.status](text if everywhere else f"{text} (on rank {header.rank})")
     first = headers[0]
     for term, (name, error) in enumerate(_TERMS):
         for place, header in enumerate(headers):
             if header.terms[term] != first.terms[term]:
-                got, other = talk.text_of(0, texts[term]), talk.text_of(place, texts[term])
+                got, other = text_of(0, texts[term]), text_of(place, texts[term])
                 raise error(
                     f"{name} must be the same on all ranks; got {got} on rank {first.rank} and "
                     f"{other} on rank {header.rank}"
                 )
-
-
-class _Talk:
-    """Texts that go from one rank to all."""
-
-    def __init__(self, axes: Sequence[Axis], device: torch.device) -> None:
-        self._axes, self._device = axes, device
-
-    def text_of(self, source: int, own: str) -> str:
-        """The text of the rank ``source``, counted in the order of the axes. A collective call."""
-        encoded = own.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES, b"\0")
-        raw = torch.tensor(list(encoded), dtype=torch.uint8, device=self._device)
-        for axis in reversed(self._axes):
-            source, place = divmod(source, axis.size)
-            axis.broadcast(raw, place)
-        return bytes(raw.tolist()).rstrip(b"\0").decode(errors="replace")

@@ -29,33 +29,23 @@ def find_tau_across(
 ) -> Tensor:
     """The threshold that keeps a given share of the block products of all ranks together.
 
-    All ranks call this together, with the same ``valid_ratio`` and ``total_products``. Each block
-    product belongs to one rank. Its part is, for example, its rows of A's map and all of B's.
+    All ranks call this together. Each block product belongs to one rank.
 
     A round forms and counts all products of the rank's maps, and sums 16 KiB of counts over the
     ranks; the search needs about 50 KiB of memory beside the maps. It takes 3 rounds for float32
     norms, 6 for float64. Where equal products make the share without them nearer, as many rounds
-    again find the next larger product. Between rounds nothing waits for the device (unless
-    ``reduce`` does); the host waits once, when the product is found.
+    again find the next larger product. The host waits once, when the product is found.
 
     Args:
-        norm_a: (..., MB, KB) this rank's rows of A's norm map, float32 or float64. MB may be 0.
-        norm_b: (..., KB, NB) norm map of B or this rank's columns of it, of the same dtype, device
-            and batch dimensions.
-        valid_ratio: share of all ranks' block products to keep, in (0, 1].
-        total_products: the number of block products of all ranks.
-        reduce: replaces the int64 tensor that it is given, on the maps' device, by its sum over all
-            ranks, as ``torch.distributed.all_reduce`` does. What it returns is not used.
+        norm_a: this rank's rows of A's norm map; none, too.
+        norm_b: the norm map of B, or this rank's columns of it.
+        valid_ratio, total_products: of all ranks' block products the share to keep, the number.
+        reduce: replaces an int64 tensor on the maps' device by its sum over all ranks.
 
     Returns:
-        0-d tensor of the norms' dtype on their device, in units of a product of two norms: on every
-        rank the bits that :func:`spamm_torch.find_tau` finds for the whole maps on one device.
+        On every rank the bits of :func:`spamm_torch.find_tau` for the whole maps on one device.
 
-    Raises:
-        ValueError: ``valid_ratio`` out of range; on all ranks, ``total_products`` that is not the
-            number of products.
-        TypeError: norm maps of another dtype, or what is no number.
-        RuntimeError: norm maps whose shapes or devices do not fit.
+    Raises as that function; on all ranks ValueError for another number of products.
     """
     check_valid_ratio(valid_ratio)
     check_integer(total_products, "total_products")

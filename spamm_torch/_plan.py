@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
+from ._table import table
 
 _ops = torch.ops.spamm_torch
 
@@ -39,12 +39,9 @@ def row_cuts(
     partitioning", 2004). Waits for the device.
 
     Args:
-        norm_a: (MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
-        norm_b: (KB, NB) norm map of B, of the same dtype and device.
-        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
-            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        norm_a, norm_b, tau: norm maps without batches, and a threshold, as :func:`valid_counts`.
         parts: how many parts, > 0.
-        block: the maps' block: 32, 64 or 128, or a triple (m, k, n) of these.
+        block: the maps' block.
 
     Returns:
         parts + 1 ascending row numbers: part p owns the rows cuts[p] to cuts[p + 1]. They are
@@ -52,10 +49,7 @@ def row_cuts(
         do not fill the last block, where a slice ends with A. Parts are empty where the rows are
         too few.
 
-    Raises:
-        ValueError: no positive ``parts``, a block of other sizes, a NaN ``tau``.
-        TypeError: norm maps or a ``tau`` of another dtype, or ``parts`` that is no integer.
-        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
+    Raises as that function, and for ``parts`` ValueError or TypeError.
     """
     check_tensor(norm_a, "norm_a")
     check_tensor(norm_b, "norm_b")
@@ -78,10 +72,8 @@ class ExchangePlan:
 
     Attributes:
         mesh_shape: (rows, columns) of the mesh of ranks; (ranks, 1) where it is a line.
-        cuts: the rows' cuts, as given; mesh rows + 1 numbers.
-        column_cuts: the columns' cuts; mesh columns + 1 numbers.
-        a_cuts: the cuts of A's columns (K); mesh columns + 1 numbers.
-        b_cuts: the cuts of B's rows (K); mesh rows + 1 numbers.
+        cuts, b_cuts: of the rows of A and C, as given, and of B (K); mesh rows + 1 numbers.
+        column_cuts, a_cuts: of the columns of B and C, and of A (K); mesh columns + 1 numbers.
         stages: the number of stages in which each mesh column receives units of B.
         need: for each mesh column, bool (mesh rows, KB, stages) on the CPU: which units of B each
             rank of it needs, its own among them. An entry is one block row in one stage.
@@ -123,41 +115,26 @@ class ExchangePlan:
         return max(self.work) * len(self.work) / total if total else 1.0
 
     def __str__(self) -> str:
-        ranks = len(self.send)
-        receivers = range(ranks) if ranks <= WIDEST_TABLE else ()
-        head = [
-            "rank",
-            "rows",
-            "columns",
-            "work",
-            *(f"to {r}" for r in receivers),
-            "sends",
-            "dense",
-        ]
-        rows = [head, *(self._line(rank, receivers) for rank in range(ranks))]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.rjust, row, widths)) for row in rows]
-        return "\n".join([*lines, self._summary()])
-
-    def _line(self, rank: int, receivers: Sequence[int]) -> list[str]:
-        row, column = divmod(rank, self.mesh_shape[1])
-        return [
-            str(rank),
-            _range_text(self.cuts, row),
-            _range_text(self.column_cuts, column),
-            f"{self.work[rank]:.0f}",
-            *(_bytes_text(self.send[rank][other]) if other != rank else "-" for other in receivers),
-            _bytes_text(sum(self.send[rank])),
-            _bytes_text(sum(self.dense_send[rank])),
-        ]
-
-    def _summary(self) -> str:
+        ranks = range(len(self.send))
+        receivers = ranks if len(ranks) <= WIDEST_TABLE else ()
+        to = [f"to {rank}" for rank in receivers]
+        rows = [["rank", "rows", "columns", "work", *to, "sends", "dense"]]
+        rows += [self._line(rank, receivers) for rank in ranks]
         share = f" ({self.bytes / self.dense_bytes:.1%})" if self.dense_bytes else ""
-        return (
+        summary = (
             f"{_bytes_text(self.bytes)} of {_bytes_text(self.dense_bytes)}{share} travel in "
             f"{dtype_name(self.dtype)}, stages {self.stages}; "
             f"largest work {self.imbalance:.3f} of the mean"
         )
+        return f"{table(rows, str.rjust)}\n{summary}"
+
+    def _line(self, rank: int, receivers: Sequence[int]) -> list[str]:
+        row, column = divmod(rank, self.mesh_shape[1])
+        sent = ["-" if r == rank else _bytes_text(self.send[rank][r]) for r in receivers]
+        totals = (_bytes_text(sum(of[rank])) for of in (self.send, self.dense_send))
+        cuts = ((self.cuts, row), (self.column_cuts, column))
+        ranges = (f"{at[part]}:{at[part + 1]}" for at, part in cuts)
+        return [str(rank), *ranges, f"{self.work[rank]:.0f}", *sent, *totals]
 
 
 def exchange_plan(
@@ -183,10 +160,7 @@ def exchange_plan(
     so blocks that stick out of a matrix are counted whole. Waits for the device.
 
     Args:
-        norm_a: (MB, KB) norm map of A, float32 or float64, as from :func:`norm_map`.
-        norm_b: (KB, NB) norm map of B, of the same dtype and device.
-        tau: threshold, a float or a 0-d tensor on the maps' device or the CPU, in units of a
-            product of two norms. A product is valid where not (norm_a * norm_b < tau).
+        norm_a, norm_b, tau: norm maps without batches, and a threshold, as :func:`valid_counts`.
         cuts: ascending row numbers from 0 to A's number of rows, as from :func:`row_cuts`:
             one more than the mesh has rows, multiples of the block's m but for the last.
         mesh_shape: (rows, columns) of a mesh of ranks; None: a line of len(cuts) - 1 ranks.
@@ -194,17 +168,15 @@ def exchange_plan(
             their blocks.
         b_cuts: the same for B's rows (K), multiples of the block's k; None: as ``torch.chunk``
             cuts the blocks.
-        block: the maps' block: 32, 64 or 128, or a triple (m, k, n) of these.
+        block: the maps' block.
         dtype: the operands' dtype, whose bytes are counted; None: that of the maps, so float32
             where the operands may as well be half types, which send half of the bytes.
 
     Returns:
         The plan; its tensors are on the CPU.
 
-    Raises:
-        ValueError: cuts, a mesh or a block that do not fit, a NaN ``tau``.
-        TypeError: norm maps or a ``tau`` of another dtype, or a ``dtype`` without such norms.
-        RuntimeError: norm maps or a ``tau`` whose shapes or devices do not fit.
+    Raises as that function; ValueError for cuts or a mesh that do not fit, TypeError for a
+    ``dtype`` without such norms.
     """
     _check_maps(norm_a, norm_b)
     m, k, n = check_block(block)
@@ -233,21 +205,21 @@ def exchange_plan(
     ]
     ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
     send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
-    for group, moved, block_bytes in (
+    for group, (_, blocks, dense_blocks), block_bytes in (
         *((ranks[:, c], moved, k * n * dtype.itemsize) for c, moved in enumerate(along_columns)),
         *((ranks[r], moved, m * k * dtype.itemsize) for r, moved in enumerate(along_rows)),
     ):
-        send[group[:, None], group] += moved.blocks * block_bytes
-        dense_send[group[:, None], group] += moved.dense_blocks * block_bytes
+        send[group[:, None], group] += blocks * block_bytes
+        dense_send[group[:, None], group] += dense_blocks * block_bytes
     return ExchangePlan(
         mesh_shape=(mesh_rows, mesh_columns),
         cuts=[int(cut) for cut in cuts],
         column_cuts=[n * cut for cut in column_blocks],
         a_cuts=[k * cut for cut in a_blocks],
         b_cuts=[k * cut for cut in b_blocks],
-        stages=max(moved.need.shape[2] for moved in along_columns),
-        need=[moved.need for moved in along_columns],
-        need_a=[moved.need for moved in along_rows],
+        stages=max(need.shape[2] for need, *_ in along_columns),
+        need=[need for need, *_ in along_columns],
+        need_a=[need for need, *_ in along_rows],
         send=send.tolist(),
         dense_send=dense_send.tolist(),
         work=_work_of_ranks(norm_a, b_panels, threshold, row_blocks),
@@ -255,30 +227,26 @@ def exchange_plan(
     )
 
 
-class _Exchange(NamedTuple):
-    """What travels within a group of ranks, in blocks: [source, destination], int64."""
-
-    need: Tensor
-    blocks: Tensor
-    dense_blocks: Tensor
-
-
 def _exchange(
     norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], owners: list[int], stage: int
-) -> _Exchange:
+) -> tuple[Tensor, Tensor, Tensor]:
     """What ranks that compute parts of ``norms`` (rows, KB) need of ``other`` (KB, columns).
 
     Rank p computes with the block rows cuts[p] to cuts[p + 1] of ``norms``, and owns the block rows
-    owners[p] to owners[p + 1] of ``other``.
+    owners[p] to owners[p + 1] of ``other``; without rows it needs nothing. Returns the units that
+    each needs, bool (ranks, KB, stages) on the CPU, and in blocks what travels between them,
+    [source, destination], with skipping and without.
     """
-    need = needed_by_parts(norms, other, tau, cuts, stage)
-    has_rows = torch.tensor([begin < end for begin, end in pairwise(cuts)])
+    parts = [norms[begin:end] for begin, end in pairwise(cuts)]
+    largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
+    has_rows = torch.tensor([len(part) > 0 for part in parts])[:, None, None]
+    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu() & has_rows
     columns = other.shape[1]
     widths = torch.tensor(
         [min(stage, columns - first) for first in range(0, columns, stage)], dtype=torch.int64
     )
-    everything = has_rows[:, None, None].expand_as(need)
-    return _Exchange(need, _moved(need, widths, owners), _moved(everything, widths, owners))
+    everything = has_rows.expand_as(need)
+    return need, _moved(need, widths, owners), _moved(everything, widths, owners)
 
 
 def _moved(need: Tensor, widths: Tensor, owners: list[int]) -> Tensor:
@@ -286,20 +254,6 @@ def _moved(need: Tensor, widths: Tensor, owners: list[int]) -> Tensor:
     blocks = (need * widths).sum(2)  # (ranks, KB)
     moved = torch.stack([blocks[:, begin:end].sum(1) for begin, end in pairwise(owners)])
     return moved.fill_diagonal_(0)
-
-
-def needed_by_parts(
-    norms: Tensor, other: Tensor, tau: Tensor, cuts: list[int], stage: int
-) -> Tensor:
-    """The units of ``other`` (KB, columns) that each part needs: bool (parts, KB, stages), CPU.
-
-    Part p owns the block rows cuts[p] to cuts[p + 1] of ``norms`` (rows, KB); without rows, it
-    needs nothing.
-    """
-    parts = [norms[begin:end] for begin, end in pairwise(cuts)]
-    largest = [part.amax(0) if len(part) else norms.new_zeros(norms.shape[1]) for part in parts]
-    need = _ops.needed_units(torch.stack(largest), other, tau, stage).cpu()
-    return need & torch.tensor([len(part) > 0 for part in parts])[:, None, None]
 
 
 def _work_of_ranks(
@@ -369,24 +323,13 @@ def _mesh(mesh_shape: Sequence[int] | None, cuts: Sequence[int]) -> tuple[int, i
 
 def _operand_dtype(dtype: torch.dtype | None, norm_dtype: torch.dtype) -> torch.dtype:
     """The dtype of operands with such norms; TypeError for one whose norms have another."""
-    fitting = (
-        (torch.float64,)
-        if norm_dtype == torch.float64
-        else (torch.float32, torch.float16, torch.bfloat16)
-    )
-    if dtype is None:
-        return fitting[0]
-    if dtype not in fitting:
-        names = " or ".join(map(dtype_name, fitting))
-        raise TypeError(
-            f"dtype must be {names} for {dtype_name(norm_dtype)} norms; got "
-            + (dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype))
-        )
-    return dtype
-
-
-def _range_text(cuts: list[int], part: int) -> str:
-    return f"{cuts[part]}:{cuts[part + 1]}"
+    narrow = (torch.float32, torch.float16, torch.bfloat16)
+    fitting = (torch.float64,) if norm_dtype == torch.float64 else narrow
+    if dtype is None or dtype in fitting:
+        return dtype or fitting[0]
+    names = " or ".join(map(dtype_name, fitting))
+    got = dtype_name(dtype) if isinstance(dtype, torch.dtype) else repr(dtype)
+    raise TypeError(f"dtype must be {names} for {dtype_name(norm_dtype)} norms; got {got}")
 
 
 def _bytes_text(count: int) -> str:

@@ -41,7 +41,6 @@ def mm(
     """:func:`spamm_torch.mm` of A (M, K) and B (K, N), whose rows lie on the ranks of a group.
 
     A collective call: all ranks make it, with the same knob and block, and differentiate together.
-    Exactly one of the knobs tau, valid_ratio and max_error is given, for the whole product.
 
     Method: rows of C stay where they are, and needed pieces of B are fetched, as in sparsity-aware
     products of sparse matrices (Hong and Buluc, arXiv 2408.14558, 2024). Here the norms say what is
@@ -55,13 +54,9 @@ def mm(
         b: this rank's rows of B (rows, N); the rows of all ranks together are K. Or a DTensor on
             the mesh of ``a``.
         group: the ranks; None: all of them. None for DTensors, whose mesh says it.
-        tau: skip each block product whose two norms multiply to less than this: a float, or a 0-d
-            tensor, which is read on the host.
-        valid_ratio: share of block products to keep, in (0, 1], over the whole product.
-        max_error: bound >= 0 of the Frobenius norm of the error from skipping, relative to norm(A)
-            * norm(B), over the whole product.
-        block: 32, 64 or 128, or a triple (m, k, n) of these. Cuts that are no multiples of it cost
-            a copy of ``a``, ``b`` and the result each.
+        tau, valid_ratio, max_error: the knob, of the whole product. A 0-d tensor is read on the
+            host.
+        block: cuts that are no multiples of it cost a copy of ``a``, ``b`` and the result each.
         balance: cut A anew, so that all ranks have about the same work (:func:`row_cuts`). Rows of
             A travel there, and rows of C back.
 
@@ -69,12 +64,8 @@ def mm(
         This rank's rows of C (rows of ``a``, N); for DTensors a DTensor. The same bits as in one
         process, if the devices are of one model. Gradients are dense, and cut as the operands are.
 
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, a block of other sizes, a
-            group or mesh without this rank, arguments that differ between ranks.
-        TypeError: a dtype that is not supported, operands of two dtypes, no dense tensor.
-        RuntimeError: shapes or devices that do not fit, a ``tau`` that requires a gradient, a
-            stream that is being captured in a CUDA graph.
+    Raises as :func:`spamm_torch.mm`; ValueError for a group or mesh without this rank, and for
+    arguments that differ between ranks; RuntimeError for a stream that is being captured.
 
     If the arguments of one rank are wrong, or those of two ranks do not fit, all ranks raise the
     same line before anything else travels, and may go on with another call.

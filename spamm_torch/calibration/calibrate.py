@@ -21,17 +21,22 @@ from .._timing import Timing
 from ..networks.config import DENSE, LEFT, Band, Engine, SpAMMConfig
 from ..networks.conversion import device_name
 from ..networks.example import Example
+from ..networks.report import shape_of
 from ..reference import check_reference
 from .form import Form, check_model
 from .inputs import Randomness, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
 from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
-from .output_errors import with_output_errors
 from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
-from .statistics import Candidate, LayerStatistics, measure_layers
+from .statistics import (
+    Candidate,
+    LayerStatistics,
+    measure_layers,
+    thresholds_for,
+    with_output_errors,
+)
 from .stats import record_stats
-from .thresholds import thresholds_for
 from .times import LayerTimes, time_layers, time_models
 
 _BAND_MARGIN = 0.02  # the least that a band is wider than what was seen, on either side
@@ -53,27 +58,11 @@ def calibrate(
 ) -> CalibrationReport:
     """Picks each convolution's setting, to save the most time within an accuracy drop.
 
-    1. Statistics of some 512 inputs of the loader: for each convolution 8 valid ratios, in blocks
-       of images at one position and in blocks of one image; the thresholds by :func:`find_tau` on
-       the pooled norm maps; the relative error of its output after its activation, and what that
-       comes to at the model's output. No labels, no gradients; the time of 9 to 18 forwards, and of
-       two forwards of 128 inputs for each layer.
-    2. Each layer's time where it stands in the model, on the example input: dense, with nothing
-       skipped, and with three of these in each shape of blocks; a line by valid ratio through
-       them. Times come with their spread, and a gain counts where it is more than 3% and than that.
-    3. The lower convex hull of (time, squared error of the model's output) of each layer, and one
-       list of all moves along them, by the time that they save for the squared error that they add.
-       A move from one ratio to the next is made in three parts.
-    4. Bisection along the list with ``evaluate`` on one half of the data. Each time the thresholds
-       are found anew, front to back: with those layers skipping that come before.
-    5. The other half must agree: a drop of at most ``max_drop``, and at most 2 * ``max_drop``
-       percent of the answers changed. Otherwise fewer moves are made. Evaluations that are left
-       over go between what it refused and what it allowed; where it allowed the first choice, to
-       more moves within the first half's limit.
-    6. The whole model's time, with the layers that lose nothing each by its faster engine, and all
-       by :func:`conv2d`, max pools in the call; the faster counts. It decides: where skipping does
-       not make it less, nothing is skipped; where converting alone saves nothing either, the
-       settings leave every layer as it is.
+    Statistics of some 512 inputs and times of layers give one list of moves: a layer to a lower
+    valid ratio, by the time that it saves for the squared error that it adds. ``evaluate`` says on
+    one half of the data how far to go, the other half must agree, and the whole model's time
+    decides: where skipping does not make it less, nothing is skipped; where converting alone saves
+    nothing either, the settings leave every layer as it is. docs/calibration.md has each step.
 
     Source: layer errors and times on a convex hull are the allocation of rate-distortion theory
     (Shoham and Gersho, "Efficient bit allocation for an arbitrary set of quantizers", 1988), as for
@@ -87,20 +76,18 @@ def calibrate(
             or a list, the first element is the model's input; one that is a dict holds the model's
             arguments by name.
         evaluate: ``evaluate(model, loader)`` is called with the model and half of the loader, which
-            can be iterated over and has a length in batches. It gives a score, higher is better, as
-            accuracy in percentage points; or a pair of the score and the answers: a tensor or list
-            with one entry for each input, such as the class that the model says, in the same order
-            each time. With answers the score should be in percentage points, as what changes is.
+            can be iterated over and has a length in batches. It gives a score, higher is better; or
+            a pair of the score, in percentage points, and the answers: a tensor or list with one
+            entry for each input, such as the class that the model says, in the same order each
+            time. Then at most 2 * ``max_drop`` percent of them may change.
         max_drop: the most that the score may drop, in its units; at least 0.
         example_input: what is timed, as :func:`convert_` takes it; its batch size and dtype should
             be those that will be served. None: the input of the first batch.
         evaluations: the most calls of ``evaluate``, each on half of the loader; at least 5. Three
             are of the model as it is, one of them to see that ``evaluate`` repeats itself.
         reference: a picture (1, C, H, W), as :func:`convert_` takes it: the settings are for the
-            reference form, in which zeros are skipped anyway. They say which small deviations are
-            skipped, too, in blocks (1, 8, 8); ratios are shares of the products that are not zero.
-            All pictures that the model is called with must be of its size. A settings file goes
-            into ``convert_(model, path, reference=picture)``, with a reference of this shape.
+            reference form, and say which small deviations are skipped besides zeros. All pictures
+            that the model is called with must be of its size.
         journal: a file in which finished parts are kept. After an interruption the same call goes
             on from there; a call with another ``max_drop`` uses what it can. None keeps nothing.
         progress: whether to say on standard error how far it is, and about how long it takes.
@@ -117,9 +104,8 @@ def calibrate(
             or one that is used up; an ``evaluate`` that gives no finite number, or two for the same
             model; a ``max_drop`` below 0; a journal of something else; a reference as
             :func:`convert_` refuses it, or of another size than the loader's pictures; with a
-            reference, an ``evaluate`` that calls the model with pictures of another size or type,
-            in training mode, under autocast or with hooks on its layers: the reference form does
-            not serve such calls.
+            reference, calls that the reference form does not serve: pictures of another size or
+            type, training mode, autocast, hooks on layers.
 
     After any error the model is as it was.
     """
@@ -129,7 +115,7 @@ def calibrate(
     if reference is not None:
         picture = check_reference(reference, model, None, fuse=True)
     randomness = Randomness(next(model.parameters()).device)
-    with randomness.again(), in_eval_mode(model), torch.no_grad():
+    with randomness.again(), in_eval_mode(model) as before, torch.no_grad():
         halves = halves_of(loader)
         evaluator = Evaluator(model, evaluate, halves, randomness)
         with randomness.again():
@@ -137,7 +123,7 @@ def calibrate(
         example = inputs[0] if example_input is None else Example(example_input)
         if picture is not None:
             _check_sizes(picture, [*inputs, example])
-        form = Form(model, example, picture)
+        form = Form(model, example, picture, before)
         device = device_name(model)
         settings = {}
         if journal is not None:
@@ -241,8 +227,7 @@ class _Calibration:
         bands, ratios = self._ratios(engines, chosen)
         if chosen:
             engines = self._engines(chosen, bands, base[_CHOSEN])
-        with self._form.installed(engines) as converted:
-            settings = converted.to_dict()
+        settings = self._form.settings(engines)
         outcome = self._outcome(max_drop, found, ratios, times, widest.spread, note)
         rows = [
             self._row(name, engines[name], chosen.get(name), ratios.get(name, 1.0))
@@ -411,12 +396,12 @@ class _Calibration:
             exact_us=times[_EXACT].median,
             after_us=times[_CHOSEN].median,
             spread=spread,
-            reference=self._form.is_of_reference,
+            reference=self._form.picture is not None,
             note=note,
         )
 
     def _row(self, name: str, engine: Engine, move: Move | None, ratio: float) -> CalibrationRow:
-        times, shape = self._times[name], self._form.shape(name)
+        times, shape = self._times[name], shape_of(self._form.layers[name])
         base = times.baseline.median
         setting = engine.setting if engine.may_skip else None
         if move is not None:

@@ -18,7 +18,6 @@ from ..networks.config import DENSE, LEFT, NOTHING_SKIPPED, Engine, lossless
 from ..networks.conversion import Conversion
 from ..networks.example import Example, describe
 from ..networks.install import fused_of, is_converted_layer
-from ..networks.report import ConvertReport, shape_of
 from ..networks.request import Request
 from ..networks.sites import layer_of, reason_not_to_convert, reason_not_to_skip
 from ..nn import SpAMMConv2d
@@ -39,7 +38,7 @@ class Form:
     """A model that is not converted, and the ways to convert it.
 
     Attributes:
-        model: the model.
+        model: the model. picture: the reference of the reference form, or None.
         layers: the convolutions whose engine is to be chosen, by name, in the model's order.
         reasons: why some of them cannot skip, by name.
         exact: the engine that computes a layer by the op ``conv2d`` without a loss. In the
@@ -49,10 +48,16 @@ class Form:
         pixel_blocks: those in which layers may skip.
     """
 
-    def __init__(self, model: nn.Module, example: Example, picture: Tensor | None = None) -> None:
-        """``picture``: the reference of the reference form, or None."""
-        self.model, self._example, self._picture = model, example, picture
-        self._conversion: Conversion | None = None  # found once, whatever engines there are
+    def __init__(
+        self,
+        model: nn.Module,
+        example: Example,
+        picture: Tensor | None = None,
+        before: Snapshot | None = None,
+    ) -> None:
+        """``before``: the model as it is now."""
+        self.model, self.picture = model, picture
+        self._before = before or Snapshot(model)
         self.layers = _layers(model)
         self.exact = self.observed = SPAMM
         self.pixel_blocks: tuple[PixelBlock, ...] = PIXEL_BLOCKS
@@ -65,21 +70,21 @@ class Form:
             self.exact, self.pixel_blocks = Engine("spamm", setting), (setting.pixel_block,)
             # Its tau is not that of zeros alone: such layers get another layout and other blocks.
             self.observed = Engine("spamm", replace(setting, tau=_NEARLY_ZERO))
-        # Every convolution gets an engine here, so that none is measured; several calls of one
-        # layer have names of their own, which the first conversion tells.
-        self._calls = [n for n, module in model.named_modules() if isinstance(module, nn.Conv2d)]
-        self._own = {n for n in self._calls if isinstance(model.get_submodule(n), SpAMMConv2d)}
-        with self.installed({}) as report:
-            self._calls = [row.name for row in report if layer_of(row.name) in self._calls]
-
-    @property
-    def is_of_reference(self) -> bool:
-        """Whether layers compute deviations from a reference."""
-        return self._picture is not None
-
-    def shape(self, layer: str) -> str:
-        """A layer's shape in a few characters."""
-        return shape_of(self.layers[layer])
+        # Every convolution gets an engine here, so that none is measured.
+        named = {n: module for n, module in model.named_modules() if isinstance(module, nn.Conv2d)}
+        own = {name for name, module in named.items() if isinstance(module, SpAMMConv2d)}
+        request = Request(None, {}, frozenset(), dict.fromkeys(named.keys() - own, DENSE))
+        conversion: Conversion
+        if picture is None:
+            conversion = Conversion(model, request, example, fuse=True)
+        else:
+            conversion = ReferenceConversion(model, request, example, picture)
+        with self._before.kept():
+            conversion.run()
+        self._conversion, self._model = conversion, conversion.installation
+        self._given = self._model.engines  # those of SpAMM layers, and what cannot be converted
+        free = (name for name, engine in self._given.items() if engine != LEFT)
+        self._calls = [name for name in free if layer_of(name) not in own]
 
     def bases(self, fastest: Mapping[str, Engine]) -> dict[str, Mapping[str, Engine]]:
         """The engines of layers that lose nothing, in each way that may be the fastest, by name.
@@ -88,60 +93,46 @@ class Form:
         it finds it in the L2 cache, and a max pool can be part of the call.
         """
         found: dict[str, Mapping[str, Engine]] = {"each by its fastest": fastest}
-        if self._picture is None:
+        if self.picture is None:
             found["all by conv2d"] = dict.fromkeys(fastest, _WITH_POOL)
         return found
 
     @contextmanager
-    def installed(self, engines: Mapping[str, Engine]) -> Iterator[ConvertReport]:
-        """The model converted, with these engines of layers by name; dense where none is named.
+    def installed(self, engines: Mapping[str, Engine]) -> Iterator[None]:
+        """The model with these engines of layers by name; dense where none is named.
 
         Layers that were SpAMM layers before keep their own setting.
         """
-        with self.kept():
-            report = self._convert(self._request(engines))
-            with nullcontext() if self._picture is None else other_calls_refused(self.model):
-                yield report
+        with self._before.kept():
+            self._model.engines = self._by_call(engines)
+            with nullcontext() if self.picture is None else other_calls_refused(self.model):
+                yield
 
-    def observed_layers(self) -> AbstractContextManager[ConvertReport]:
-        """The model converted so that calls of its layers can be observed."""
+    def observed_layers(self) -> AbstractContextManager[None]:
+        """The model so that calls of its layers can be observed."""
         return self.installed(dict.fromkeys(self.layers, self.observed))
 
+    def settings(self, engines: Mapping[str, Engine]) -> dict[str, Any]:
+        """The settings that install these engines, as ``convert_`` takes them from a file."""
+        request = Request(None, {}, frozenset(), self._by_call(engines))
+        with self._before.kept():
+            return self._conversion.run_again(request).to_dict()
+
     def prepared(self, engines: Mapping[str, Engine] | None) -> Around:
-        """A context that sets these engines of layers, quickly; None: as the model was.
+        """A context that sets these engines of layers; None: as the model was.
 
         The caller puts the model back (:meth:`kept`).
         """
-        assert self._conversion is not None
-        model = self._conversion.installation
-        if engines is None:
-            return partial(model.having, dict.fromkeys(model.engines, LEFT))
-        return partial(model.having, self._conversion.engines_of(self._request(engines)))
+        left = dict.fromkeys(self._given, LEFT)
+        return partial(self._model.having, left if engines is None else self._by_call(engines))
 
     def kept(self) -> AbstractContextManager[None]:
         """Afterwards the model is as it was before."""
-        return Snapshot(self.model).kept()
+        return self._before.kept()
 
-    def _convert(self, request: Request) -> ConvertReport:
-        if self._conversion is not None:
-            return self._conversion.run_again(request)
-        conversion: Conversion
-        if self._picture is None:
-            conversion = Conversion(self.model, request, self._example, fuse=True)
-        else:
-            conversion = ReferenceConversion(self.model, request, self._example, self._picture)
-        report = conversion.run()
-        if request.engines:  # the first one tells which calls there are
-            self._conversion = conversion
-        return report
-
-    def _request(self, engines: Mapping[str, Engine]) -> Request:
-        by_call = {
-            call: engines.get(layer_of(call), DENSE)
-            for call in self._calls
-            if layer_of(call) not in self._own
-        }
-        return Request(None, {}, frozenset(), by_call)
+    def _by_call(self, engines: Mapping[str, Engine]) -> dict[str, Engine]:
+        found = {call: engines.get(layer_of(call), DENSE) for call in self._calls}
+        return {**self._given, **found}
 
 
 def check_model(model: nn.Module, has_reference: bool) -> None:

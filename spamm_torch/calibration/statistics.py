@@ -1,19 +1,25 @@
-"""The effect of skipping on each layer: thresholds, relative errors and times, without labels.
+"""The effect of skipping on each layer, without labels: thresholds and errors.
 
 Two passes over some 512 inputs with nothing skipped. The first pools each layer's norm maps and
 finds the thresholds of eight valid ratios in each shape of pixel blocks. The second computes the
 layer's output with each of them beside the exact one. Each layer's error is its own: the layers
 before it skip nothing. In the reference form ratios are shares of the products that are not zero.
+
+Layers differ in what their errors do to the model's output, and layers that skip change what those
+behind them see. So errors at the output are measured, and thresholds are found again front to back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .._progress import Progress
 from ..networks.config import SpAMMConfig
@@ -25,6 +31,9 @@ from .inputs import batch_size
 _ops = torch.ops.spamm_torch
 
 RATIOS = (0.85, 0.7, 0.6, 0.5, 0.42, 0.34, 0.26, 0.18)
+# Shares of the products without a loss: about where the search looks, and well below.
+PROBES = (0.5, 0.26)
+_PROBED = 128  # inputs
 
 
 @dataclass(frozen=True)
@@ -167,3 +176,136 @@ def _square(values: Tensor) -> Tensor:
     """The sum of squares, without overflow of half types."""
     wide = torch.float64 if values.dtype == torch.float64 else torch.float32
     return torch.linalg.vector_norm(values, dtype=wide).double().square()
+
+
+# ---- Errors at the model's output ---------------------------------------------------------------
+
+
+def with_output_errors(
+    form: Form,
+    inputs: Sequence[Example],
+    statistics: Mapping[str, LayerStatistics],
+    progress: Progress,
+) -> dict[str, LayerStatistics]:
+    """The statistics with each candidate's error at the model's output, on some 128 inputs.
+
+    Of an error of a tenth, a pooling or a ReLU behind may leave nothing. So each layer skips by
+    itself, twice. Between, the error of the output follows a power of the layer's, which was seen
+    in VGG13 (exponents of 1.1 to 3.1 of squares). Where a model has no floating output, or an
+    output of zeros, the layer's own error stands.
+    """
+    sizes = [batch_size((example.args, example.kwargs)) for example in inputs]
+    before = itertools.accumulate(sizes, initial=0)
+    inputs = [each for each, count in zip(inputs, before, strict=False) if count < _PROBED]
+
+    def outputs(settings: Mapping[str, SpAMMConfig]) -> list[Any]:
+        with watch(form.model, settings=settings):
+            return [pytree.tree_leaves(example.call(form.model)) for example in inputs]
+
+    found = {}
+    with form.observed_layers():
+        exact = outputs({})
+        for number, (name, layer) in enumerate(statistics.items()):
+            progress.at("errors at the output", number, len(statistics))
+            points = []
+            for candidate in _probes(layer):
+                skipping = outputs({name: candidate.setting})
+                points.append((candidate.error, _relative_error(skipping, exact)))
+            law = _power_law(points)
+            candidates = (replace(each, output_error=law(each.error)) for each in layer.candidates)
+            found[name] = replace(layer, candidates=tuple(candidates))
+    return found
+
+
+def _probes(layer: LayerStatistics) -> list[Candidate]:
+    """At most two candidates that lose something, and not the same."""
+    found: list[Candidate] = []
+    for share in PROBES:
+        ratio = share * layer.exact_ratio
+        errors = {candidate.error for candidate in found}
+        rest = [each for each in layer.candidates if each.error > 0 and each.error not in errors]
+        if rest:
+            found.append(min(rest, key=lambda each: abs(each.valid_ratio - ratio)))
+    return found
+
+
+def _relative_error(found: list[Any], exact: list[Any]) -> float:
+    """Of all floating tensors in Frobenius norms; 0 where there are none that are not zero."""
+    lost = kept = 0.0
+    for one, other in zip(pytree.tree_leaves(found), pytree.tree_leaves(exact), strict=True):
+        if isinstance(one, Tensor) and one.is_floating_point():
+            lost += torch.linalg.vector_norm(one.double() - other.double()).square().item()
+            kept += torch.linalg.vector_norm(other.double()).square().item()
+    return math.sqrt(lost / kept) if kept else 0.0
+
+
+def _power_law(points: Sequence[tuple[float, float]]) -> Callable[[float], float]:
+    """A power of the layer's error through these; a multiple through one; itself without any."""
+    points = [point for point in points if all(0 < value < math.inf for value in point)]
+    if not points:
+        return lambda error: error
+    (x, y), *others = points
+    exponent = 1.0
+    for other_x, other_y in others:
+        # Below 1 by chance alone, and then more skipping would seem to be free.
+        exponent = max(1.0, math.log(other_y / y) / math.log(other_x / x))
+    return lambda error: y * (error / x) ** exponent if error else 0.0
+
+
+# ---- Thresholds front to back -------------------------------------------------------------------
+
+
+def thresholds_for(
+    form: Form, inputs: Sequence[Example], wanted: Mapping[str, Candidate]
+) -> dict[str, SpAMMConfig]:
+    """The settings by which layers compute the wanted shares, all layers at once.
+
+    Skipping takes energy from a layer's output. With the thresholds of undisturbed inputs the
+    layers behind it skip more than they are meant to, those behind them more still, and the network
+    falls off a cliff. So there are two passes over the inputs. In the first each call of a layer
+    searches for its own threshold, and so every layer sees what it will see, but for the batches'
+    differences. In the second the layers hold the means of these, and norm maps are pooled.
+
+    Args:
+        wanted: of layers that are to skip; their valid ratios and pixel blocks are kept, their taus
+            are not. The others lose nothing.
+    """
+    least = form.exact.setting
+    assert least is not None
+    own: dict[str, list[Tensor]] = {name: [] for name in wanted}
+    pooled: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in wanted}
+    searched: dict[str, SpAMMConfig] = {}
+
+    def held(name: str, tau: Tensor) -> SpAMMConfig:
+        number = tau.item()
+        if not 0 < number < math.inf:  # where norms are none, there is nothing to skip by
+            number = 0.0
+        return replace(wanted[name].setting, tau=max(number, least.tau or 0.0))
+
+    def run(settings: Mapping[str, SpAMMConfig], **on_call: OnCall) -> None:
+        with watch(form.model, settings=settings, **on_call):
+            for example in inputs:
+                example.call(form.model)
+
+    def search(name: str, call: Call) -> None:
+        if name in wanted and isinstance(call, ConvCall):
+            maps = call.norm_maps_in(None, wanted[name].setting.pixel_block)
+            tau = _ops.find_tau(maps.norm_a, maps.skip_norm_b, wanted[name].valid_ratio)
+            own[name].append(tau)
+            searched[name] = held(name, tau)
+
+    def gather(name: str, call: Call) -> None:
+        if name in wanted and isinstance(call, ConvCall):
+            maps = call.norm_maps()
+            pooled[name].append((maps.norm_a, maps.skip_norm_b))
+
+    with form.observed_layers():
+        run(searched, before=search)
+        means = {name: torch.stack(taus).mean() for name, taus in own.items()}
+        run({name: held(name, tau) for name, tau in means.items()}, on_call=gather)
+    found = {}
+    for name, candidate in wanted.items():
+        (weight, *_), inputs_norms = zip(*pooled[name], strict=True)
+        tau = _ops.find_tau(weight, torch.cat(inputs_norms, -1), candidate.valid_ratio)
+        found[name] = held(name, tau)
+    return found

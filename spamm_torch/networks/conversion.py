@@ -92,11 +92,6 @@ class Conversion:
         chooser = self._chooser()
         return self._install(chooser, chooser.choose())
 
-    def engines_of(self, request: Request) -> dict[str, Engine]:
-        """The engines of all calls by a request that names them."""
-        self._request = request
-        return self._chooser().choose()
-
     def _prepare(self) -> None:
         """Finds what can be converted, whichever engines it gets."""
         self._progress.at("tracing")

@@ -46,7 +46,7 @@ def convert_(
     computes the batch norm, the residual add and the activation behind it as well. It is taken in
     eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. What is
     done to the model later acts in the next eager call: weights are folded anew, or its own forward
-    runs. :func:`refresh_` says when that is not enough.
+    runs. :func:`refresh_` says when that is not enough. docs/networks.md has each step.
 
     Args:
         model: an ``nn.Module``, in any mode; an ``nn.Conv2d`` itself, too. A converted model is
@@ -57,27 +57,23 @@ def convert_(
             depthwise ones, and those with fewer than 32 channels (of a group) on a side.
         tau, valid_ratio, max_error: one of them stands for a ``config`` of it alone.
         example_input: what the model takes: a tensor; a tuple of positional arguments; a dict of
-            arguments by name. Both forms are run on it and compared: a part whose results differ by
-            more than rounding is left as it was and named. The engines of each layer are then
-            measured in the running model, from the layer's call to the next one's, and the whole
-            model as it was, all dense, as chosen, and all SpAMM. The fastest is installed; an
-            engine must win by more than times vary. Without an example, made-up images are compared
-            where the model takes images alone, and ``config`` and a table choose engines.
+            arguments by name. Both forms are run on it: a part whose results differ by more than
+            rounding is left as it was and named. Engines are measured on it, and the fastest form
+            of the model is installed. Without an example, made-up images are compared where the
+            model takes images alone, and ``config`` and a table choose engines.
         overrides: settings of layers by fully qualified name or ``"re:..."``, a regular expression
             for whole names. None leaves a layer dense. A setting under a full name is taken as it
-            is; a pattern's is weighed as ``config`` is. Later keys win. None come with a settings
-            file, which names each layer's engine.
+            is; a pattern's is weighed as ``config`` is. Later keys win.
         fuse: whether anything but the convolutions' classes may change.
         dry_run: do all of it, report, and leave the model as it is.
         progress: whether to say on standard error what it is at.
         reference: a picture (1, C, H, W) like which most of later pictures are, such as an empty
-            canvas or a background. A copy of the device and dtype of the model's first parameter is
-            kept. Generated forwards then compute deviations from what the model makes of it, which
-            are zero where a picture is like it; the results are the model's own, to the rounding of
-            the larger of picture and reference. Without ``config`` convolutions skip exactly the
-            zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a ``config`` skips
-            small deviations too. Layers keep their class. Later inputs of another size than the
-            reference take the model's own forward.
+            canvas or a background. Generated forwards then compute deviations from what the model
+            makes of it, which are zero where a picture is like it; the results are the model's own,
+            to the rounding of the larger of picture and reference. Without ``config`` convolutions
+            skip exactly the zeros of these deviations, in blocks (1, 8, 8), and nothing is lost; a
+            ``config`` skips small deviations too. Layers keep their class. Inputs of another size
+            take the model's own forward.
 
     Returns:
         A :class:`ConvertReport`: a row for each convolution.

@@ -10,9 +10,13 @@ from torch import nn
 from spamm_torch import SpAMMConv2d, record_stats
 from spamm_torch._progress import SILENT
 from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form
-from spamm_torch.calibration.output_errors import _power_law, with_output_errors
-from spamm_torch.calibration.statistics import RATIOS, measure_layers
-from spamm_torch.calibration.thresholds import thresholds_for
+from spamm_torch.calibration.statistics import (
+    RATIOS,
+    _power_law,
+    measure_layers,
+    thresholds_for,
+    with_output_errors,
+)
 from spamm_torch.networks.config import Engine
 from spamm_torch.networks.example import Example
 
