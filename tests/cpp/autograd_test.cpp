@@ -1,6 +1,4 @@
 // Gradients through LibTorch's autograd: those of the operation without skipping.
-#include <ATen/core/grad_mode.h>
-
 #include "support.h"
 
 namespace spamm::testing {
@@ -18,37 +16,6 @@ TEST_P(Autograd, MmHasTheDenseGradient) {
   mm(a, b, {.knob = {.valid_ratio = 0.3}, .block = {32, 32, 32}}).backward(grad);
   EXPECT_LE(relative_error(a.grad(), grad.mm(b.t())), tolerance(at::kDouble));
   EXPECT_LE(relative_error(b.grad(), a.t().mm(grad)), tolerance(at::kDouble));
-}
-
-TEST_P(Autograd, AddmmScalesTheGradients) {
-  const Tensor input = leaf(random({64}, at::kDouble)), a = leaf(random({96, 80}, at::kDouble));
-  const Tensor b = random({80, 64}, at::kDouble), grad = random({96, 64}, at::kDouble);
-  mm(a, b, {.knob = kDense, .block = {32, 32, 32}, .input = input, .beta = 3, .alpha = 2})
-      .backward(grad);
-  EXPECT_LE(relative_error(input.grad(), grad.sum(0) * 3), tolerance(at::kDouble));
-  EXPECT_LE(relative_error(a.grad(), grad.mm(b.t()) * 2), tolerance(at::kDouble));
-  EXPECT_FALSE(b.grad().defined());
-}
-
-TEST_P(Autograd, BmmHasTheDenseGradient) {
-  const Tensor a = leaf(random({2, 40, 50}, at::kDouble)),
-               b = leaf(random({2, 50, 30}, at::kDouble));
-  const Tensor grad = random({2, 40, 30}, at::kDouble);
-  bmm(a, b, {.knob = {.valid_ratio = 0.5}, .block = {32, 32, 32}}).backward(grad);
-  EXPECT_LE(relative_error(a.grad(), grad.bmm(b.mT())), tolerance(at::kDouble));
-  EXPECT_LE(relative_error(b.grad(), a.mT().bmm(grad)), tolerance(at::kDouble));
-}
-
-TEST_P(Autograd, LinearHasTheDenseGradient) {
-  const Tensor input = leaf(random({3, 5, 48}, at::kDouble)),
-               bias = leaf(random({24}, at::kDouble));
-  const Tensor weight = leaf(random({24, 48}, at::kDouble));
-  const Tensor grad = random({3, 5, 24}, at::kDouble);
-  linear(input, weight, bias, {.knob = {.valid_ratio = 0.5}, .block = {32, 32, 32}}).backward(grad);
-  EXPECT_LE(relative_error(input.grad(), grad.matmul(weight)), tolerance(at::kDouble));
-  EXPECT_LE(relative_error(weight.grad(), grad.flatten(0, 1).t().mm(input.flatten(0, 1))),
-            tolerance(at::kDouble));
-  EXPECT_LE(relative_error(bias.grad(), grad.flatten(0, 1).sum(0)), tolerance(at::kDouble));
 }
 
 TEST_P(Autograd, Conv2dHasTheDenseGradient) {
@@ -82,18 +49,6 @@ TEST_P(Autograd, AResidualHasTheGradientBeforeTheActivation) {
     EXPECT_LE(relative_error(ours.grad(), expected.grad()), tolerance(at::kDouble)) << activation;
     EXPECT_LE(relative_error(dense.grad(), expected.grad()), tolerance(at::kDouble)) << activation;
   }
-}
-
-TEST_P(Autograd, NoGraphWithoutGradients) {
-  const Tensor a = leaf(random({32, 32})), b = random({32, 32});
-  EXPECT_TRUE(mm(a, b, {.knob = kDense}).requires_grad());
-  const at::NoGradGuard no_grad;
-  EXPECT_FALSE(mm(a, b, {.knob = kDense}).requires_grad());
-}
-
-TEST_P(Autograd, StagesAreConstants) {
-  const Tensor a = leaf(random({64, 64}));
-  EXPECT_FALSE(norm_map(a, {32, 32}).requires_grad());
 }
 
 }  // namespace

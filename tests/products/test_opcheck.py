@@ -8,7 +8,6 @@ from torch.library import opcheck
 import spamm_torch  # noqa: F401  registers the operators
 
 ops = torch.ops.spamm_torch
-pytestmark = pytest.mark.strength(1)
 
 
 def operand(device, *shape, seed=0, dtype=torch.float32, requires_grad=False):
@@ -16,154 +15,79 @@ def operand(device, *shape, seed=0, dtype=torch.float32, requires_grad=False):
     return values.requires_grad_(requires_grad)
 
 
-def maps(device, *batch, dtype=torch.float32):
-    norm_a = operand(device, *batch, 3, 4, dtype=dtype).abs()
-    return norm_a, operand(device, *batch, 4, 2, dtype=dtype, seed=1).abs()
-
-
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_norm_map(device, dtype, requires_grad):
-    a = operand(device, 2, 70, 100, dtype=dtype, requires_grad=requires_grad)
-    opcheck(ops.norm_map.default, (a, (32, 64)))
-    opcheck(ops.norm_map.default, (a[0].t(), (128, 32)))
-
-
-def test_norm_maps(device):
+def cases_of_stages(device):
+    """(name, op, arguments, options)"""
     a, b = operand(device, 70, 100), operand(device, 100, 40)
-    opcheck(ops.norm_maps.default, (a, b, (32, 64, 128)))
+    batch = operand(device, 2, 70, 100, dtype=torch.float16, requires_grad=True)
+    yield "norm_map", ops.norm_map, (batch, (32, 64)), {}
+    yield "norm_map, strided", ops.norm_map, (a.double().t(), (128, 32)), {}
+    yield "norm_maps", ops.norm_maps, (a, b, (32, 64, 128)), {}
+    for dtype, of in ((torch.float32, (2,)), (torch.float64, ())):
+        maps = [operand(device, *of, *shape, dtype=dtype).abs() for shape in ((3, 4), (4, 2))]
+        name, host, tau = f", {dtype}", torch.tensor(0.5), torch.tensor(0.5, device=device)
+        skip, low = {"skip_norm_b": maps[1] * 2}, torch.tensor(1 << 20, device=device)
+        more = {"max_iterations": 5, "tolerance": 0.1}
+        yield f"find_tau{name}", ops.find_tau, (*maps, 0.4), more
+        yield f"find_tau by error{name}", ops.find_tau, maps, {"max_error": 0.1, **skip}
+        yield f"product_histogram{name}", ops.product_histogram, (*maps, low, 3, 100), {}
+        yield f"valid_counts{name}", ops.valid_counts, (*maps, host), {}
+        yield f"valid_ratio{name}", ops.valid_ratio, (*maps, tau), {}
+        yield f"error_bound{name}", ops.error_bound, (*maps, tau), skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("batch", [(), (2,)])
-class TestStagesOnMaps:
-    def test_find_tau(self, device, dtype, batch):
-        opcheck(ops.find_tau.default, (*maps(device, *batch, dtype=dtype), 0.4))
-        options = {"max_iterations": 5, "tolerance": 0.1}
-        opcheck(ops.find_tau.default, (*maps(device, *batch, dtype=dtype), 0.4), options)
-
-    def test_find_tau_for_error(self, device, dtype, batch):
-        norm_a, norm_b = maps(device, *batch, dtype=dtype)
-        opcheck(ops.find_tau.default, (norm_a, norm_b), {"max_error": 0.1})
-        opcheck(
-            ops.find_tau.default, (norm_a, norm_b), {"max_error": 0.1, "skip_norm_b": norm_b * 2}
-        )
-
-    def test_product_histogram(self, device, dtype, batch):
-        low = torch.tensor(1 << 20, device=device)
-        opcheck(ops.product_histogram.default, (*maps(device, *batch, dtype=dtype), low, 3, 100))
-
-    def test_valid_counts(self, device, dtype, batch):
-        for tau in (torch.tensor(0.5), torch.tensor(0.5, device=device, dtype=dtype)):
-            opcheck(ops.valid_counts.default, (*maps(device, *batch, dtype=dtype), tau))
-
-    def test_valid_ratio(self, device, dtype, batch):
-        for tau in (torch.tensor(0.5), torch.tensor(0.5, device=device, dtype=dtype)):
-            opcheck(ops.valid_ratio.default, (*maps(device, *batch, dtype=dtype), tau))
-
-    def test_error_bound(self, device, dtype, batch):
-        norm_a, norm_b = maps(device, *batch, dtype=dtype)
-        tau = torch.tensor(0.5, device=device)
-        opcheck(ops.error_bound.default, (norm_a, norm_b, tau))
-        opcheck(ops.error_bound.default, (norm_a, norm_b, tau), {"skip_norm_b": norm_b * 2})
-
-
-@pytest.mark.parametrize("dtype", matrices.DTYPES)
-@pytest.mark.parametrize("requires_grad", [False, True])
-@pytest.mark.parametrize("batch", [(), (2,)])
-class TestProducts:
-    def operands(self, device, dtype, requires_grad, batch):
-        options = {"dtype": dtype, "requires_grad": requires_grad}
-        a = operand(device, *batch, 40, 70, **options)
-        b = operand(device, *batch, 70, 50, seed=1, **options)
-        return a, b, operand(device, 40, 50, seed=2, **options)
-
-    def test_multiply(self, device, dtype, requires_grad, batch):
-        a, b, input = self.operands(device, dtype, requires_grad, batch)
-        norm_a, norm_b = ops.norm_map(a, (32, 64)), ops.norm_map(b, (64, 32))
-        args = (a, b, norm_a, norm_b, torch.tensor(40.0, device=device), (32, 64, 32))
-        opcheck(ops.multiply.default, args)
-        opcheck(ops.multiply.default, args, {"input": input, "beta": 2, "alpha": 0.5})
-
-    @pytest.mark.parametrize("knob", ["tau", "threshold", "valid_ratio", "max_error"])
-    def test_spamm(self, device, dtype, requires_grad, batch, knob):
-        a, b, input = self.operands(device, dtype, requires_grad, batch)
-        value = torch.tensor(40.0, device=device) if knob == "tau" else 0.5
-        opcheck(ops.spamm.default, (a, b), {knob: value})
-        more = {"block": (32, 32, 64), "input": input, "beta": 2, "alpha": 0.5}
-        opcheck(ops.spamm.default, (a, b), {knob: value, **more})
-
-    def test_spamm_with_norms(self, device, dtype, requires_grad, batch):
-        a, b, input = self.operands(device, dtype, requires_grad, batch)
-        opcheck(ops.spamm_with_norms.default, (a, b), {"valid_ratio": 0.5})
-        more = {"block": (32, 32, 64), "input": input, "beta": 2, "alpha": 0.5}
-        opcheck(ops.spamm_with_norms.default, (a, b), {"threshold": 40.0, **more})
-
-
-def test_products_into_memory(device):
+def cases_of_products(device):
+    for dtype, of, wants in ((torch.float32, (), True), (torch.bfloat16, (2,), False)):
+        options = {"dtype": dtype, "requires_grad": wants}
+        a, b = operand(device, *of, 40, 70, **options), operand(device, *of, 70, 50, **options)
+        more = {"input": operand(device, 40, 50, **options), "beta": 2, "alpha": 0.5}
+        name, tau = f", {dtype}", torch.tensor(40.0, device=device)
+        maps = ops.norm_map(a, (32, 64)), ops.norm_map(b, (64, 32))
+        yield f"multiply{name}", ops.multiply, (a, b, *maps, tau, (32, 64, 32)), more
+        yield f"spamm{name}", ops.spamm, (a, b), {"tau": tau}
+        yield f"spamm by error{name}", ops.spamm, (a, b), {"max_error": 0.5, **more}
+        ratio = {"valid_ratio": 0.5, "block": (32, 32, 64), **more}
+        yield f"spamm_with_norms{name}", ops.spamm_with_norms, (a, b), ratio
     a, b = operand(device, 40, 70), operand(device, 70, 40, seed=1)
-    out, norms = operand(device, 40, 40), torch.ones(2, 2, device=device)
-    more = {"input": operand(device, 40, 40), "beta": 2, "symmetric": True, "norms": norms}
-    opcheck(ops.spamm_into.default, (a, b), {"out": out, "valid_ratio": 0.5})
-    opcheck(
-        ops.spamm_into.default, (a, b), {"out": out, "max_error": 0.1, "block": (32,) * 3, **more}
-    )
+    ratio = {"valid_ratio": 0.5}
+    square = operand(device, 70, 70, requires_grad=True)
+    yield "symmetric", ops.spamm, (square, square), {**ratio, "symmetric": True}
+    given = {"norm_a": ops.norm_map(a, (64, 64)), "norm_b": ops.norm_map(b, (64, 64))}
+    yield "given maps", ops.spamm, (a, b), {"threshold": 40.0, **given}
+    for sizes in ((0, 4, 3), (5, 0, 3)):
+        m, k, n = sizes
+        yield f"empty {sizes}", ops.spamm, (operand(device, m, k), operand(device, k, n)), ratio
+    for layout in ("transposed", "one row"):
+        yield layout, ops.spamm, [matrices.LAYOUTS[layout](x) for x in (a, b)], ratio
+    into = {"input": operand(device, 40, 40), "beta": 2, "symmetric": True}
+    into["norms"], out = torch.ones(2, 2, device=device), operand(device, 40, 40)
+    block = {"max_error": 0.1, "block": (32, 32, 32)}
+    yield "spamm_into", ops.spamm_into, (a, b), {"out": out, **block, **into}
     maps = ops.norm_map(a, (32, 32)), ops.norm_map(b, (32, 32))
     args = (a, b, *maps, torch.tensor(40.0), (32, 32, 32), out)
-    opcheck(ops.multiply_into.default, args)
-    opcheck(ops.multiply_into.default, args, more)
+    yield "multiply_into", ops.multiply_into, args, {}
+    yield "multiply_into with norms", ops.multiply_into, args, into
 
 
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_symmetric_spamm(device, requires_grad):
-    a = operand(device, 70, 70, requires_grad=requires_grad)
-    opcheck(ops.spamm.default, (a, a), {"valid_ratio": 0.5, "symmetric": True})
+def cases_of_convolutions(device):
+    for dtype in (torch.float32, torch.float16):
+        input = operand(device, 2, 8, 5, 6, dtype=dtype)
+        weight = operand(device, 16, 8, 3, 3, dtype=dtype, seed=1)
+        given = {"valid_ratio": 0.5, "activation": "relu"}
+        yield f"with norms, {dtype}", ops.conv2d_with_norms, (input, weight), {"valid_ratio": 0.5}
+        norms = {"norm_input": torch.ones(1, 5, 6, 1, device=device), "weight_is_ready": True}
+        single = (input[0], weight, None, 2)
+        yield f"one picture, {dtype}", ops.conv2d_with_norms, single, {**given, **norms}
+    bias = operand(device, 16, dtype=dtype, seed=2, requires_grad=True)
+    yield "half types", ops.conv2d, (input, weight, bias, [2, 1], [1, 1]), given
 
 
-def test_spamm_with_given_maps(device):
-    a, b = operand(device, 40, 70), operand(device, 70, 50, seed=1)
-    given = {"norm_a": ops.norm_map(a, (64, 64)), "norm_b": ops.norm_map(b, (64, 64))}
-    opcheck(ops.spamm.default, (a, b), {"valid_ratio": 0.5, **given})
+def cases(device):
+    families = cases_of_stages, cases_of_products, cases_of_convolutions
+    return {name: case for family in families for name, *case in family(device)}
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 3), (5, 0, 3), (5, 4, 0)])
-def test_spamm_of_empty_operands(device, shape):
-    m, k, n = shape
-    a, b = operand(device, m, k), operand(device, k, n)
-    opcheck(ops.spamm.default, (a, b), {"valid_ratio": 0.5})
-
-
-@pytest.mark.parametrize("layout", ["transposed", "every third column", "one row"])
-def test_spamm_of_strided_operands(device, layout):
-    change = matrices.LAYOUTS[layout]
-    a, b = change(operand(device, 40, 70)), change(operand(device, 70, 50, seed=1))
-    opcheck(ops.spamm.default, (a, b), {"valid_ratio": 0.5})
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_rectified_conv2d(device, dtype, requires_grad):
-    input = operand(device, 2, 8, 5, 6, dtype=dtype, requires_grad=requires_grad)
-    weight = operand(device, 16, 8, 3, 3, dtype=dtype, seed=1)
-    bias = operand(device, 16, dtype=dtype, seed=2)
-    opcheck(
-        ops.conv2d.default,
-        (input, weight, bias, [2, 1], [1, 1]),
-        {"valid_ratio": 0.5, "activation": "relu"},
-        rtol=2e-2 if dtype == torch.float16 else None,
-        atol=2e-2 if dtype == torch.float16 else None,
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_conv2d_with_norms(device, dtype, layout):
-    input = operand(device, 2, 8, 5, 6, dtype=dtype).to(memory_format=layout)
-    weight = operand(device, 16, 8, 3, 3, dtype=dtype, seed=1)
-    norms = torch.ones(1, 5, 6, 1, device=device)
-    opcheck(ops.conv2d_with_norms.default, (input, weight), {"valid_ratio": 0.5})
-    opcheck(
-        ops.conv2d_with_norms.default,
-        (input[0], weight, None, 2),
-        {"valid_ratio": 0.5, "norm_input": norms, "activation": "relu", "weight_is_ready": True},
-    )
+@pytest.mark.parametrize("name", cases("cpu"))
+def test_opcheck(device, name):
+    op, args, options = cases(device)[name]
+    rounds = {"rtol": 2e-2, "atol": 2e-2} if name == "half types" else {}
+    opcheck(op.default, tuple(args), options, **rounds)
