@@ -13,8 +13,6 @@ namespace spamm {
 
 struct NamedKernels {
   std::string (*name)(at::Device device, at::ScalarType dtype, const Block& block);
-
-  bool supports() const { return true; }
 };
 
 }  // namespace spamm

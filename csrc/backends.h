@@ -6,6 +6,8 @@
 #include <c10/core/DeviceType.h>
 
 #include <algorithm>
+#include <optional>
+#include <type_traits>
 #include <vector>
 
 namespace spamm {
@@ -13,7 +15,16 @@ namespace spamm {
 // The order in which a device's backends are tried.
 enum class Rank { kSpecial, kHopper, kPortable };
 
-// The backends of one kind. `Backend` has a member supports(arguments...).
+// A function that a backend may have, and whether it serves some arguments.
+template <class Signature>
+struct Way;
+template <class Result, class... Arguments>
+struct Way<Result(Arguments...)> {
+  bool (*supports)(Arguments...) = nullptr;
+  Result (*run)(Arguments...) = nullptr;
+};
+
+// The backends of one kind. Some of the members of `Backend` are ways.
 template <class Backend>
 class Backends {
  public:
@@ -24,13 +35,28 @@ class Backends {
     entries.insert(std::find_if(entries.begin(), entries.end(), later), {device, rank, backend});
   }
 
-  // The device's first backend that supports the arguments, or null.
-  template <class... Arguments>
-  static const Backend* find(at::DeviceType device, const Arguments&... arguments) {
-    for (const Entry& entry : all()) {
-      if (entry.device == device && entry.backend.supports(arguments...)) return &entry.backend;
-    }
-    return nullptr;
+  // The device's first backend, or null.
+  static const Backend* find(at::DeviceType device) {
+    return first(device, [](const Backend&) { return true; });
+  }
+
+  // The device's first backend whose way supports the arguments, or null.
+  template <class Result, class... Arguments>
+  static const Backend* find(at::DeviceType device, Way<Result(Arguments...)> Backend::*way,
+                             std::type_identity_t<Arguments>... arguments) {
+    return first(device, [&](const Backend& backend) {
+      const auto supports = (backend.*way).supports;
+      return supports != nullptr && supports(arguments...);
+    });
+  }
+
+  // That backend's result, or nothing.
+  template <class Result, class... Arguments>
+  static std::optional<Result> run(at::DeviceType device, Way<Result(Arguments...)> Backend::*way,
+                                   std::type_identity_t<Arguments>... arguments) {
+    const Backend* const found = find(device, way, arguments...);
+    if (found == nullptr) return std::nullopt;
+    return (found->*way).run(arguments...);
   }
 
  private:
@@ -39,6 +65,14 @@ class Backends {
     Rank rank;
     Backend backend;
   };
+
+  template <class Test>
+  static const Backend* first(at::DeviceType device, const Test& test) {
+    for (const Entry& entry : all()) {
+      if (entry.device == device && test(entry.backend)) return &entry.backend;
+    }
+    return nullptr;
+  }
 
   static std::vector<Entry>& all() {
     static std::vector<Entry> entries;

@@ -295,18 +295,18 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
     ("csrc/cpu/conv/dense_conv2d.cpp", "convolution/test_epilogue.py", [
         ("!conv.residual", "true"),
     ]),
-    ("csrc/cpu/conv/deviation.h", "convolution/test_deviation.py", [
+    ("csrc/cpu/reference/epilogue.h", "convolution/test_deviation.py", [
         ("activate(s + static_cast<Sum>(widen(add[c])) + b) - activate(b)",
          "activate(s + static_cast<Sum>(widen(add[c])) + b)"),
         ("activate(s + b) - activate(b)", "activate(s + b)"),
     ]),
-    ("csrc/cpu/conv/deviation.cpp", "convolution/test_deviation.py", [
+    ("csrc/cpu/reference/epilogue.cpp", "convolution/test_deviation.py", [
         ("from + offset", "from"),
     ]),
-    ("csrc/conv/epilogue.cpp", "convolution/test_deviation.py", [
+    ("csrc/reference/join_and_pool.cpp", "convolution/test_deviation.py", [
         ("output.sub_(of_reference);", ""),
     ]),
-    ("csrc/cpu/conv/live_tiles.cpp",
+    ("csrc/cpu/reference/live_tiles.cpp",
      "convolution/test_deviation.py convolution/test_deviation_parts.py", [
         ("widen(values[c]) != 0", "widen(values[c]) > 0"),
         ("(output.end - 1) * stride - padding + window",
@@ -315,7 +315,7 @@ TABLE = [Mutation(file, old, new, tests) for file, tests, changes in [
         ("write_row(tile, row, zeros_.data(), 0);", ""),
         ("(columns.begin - first_column) * channels", "0"),
     ]),
-    ("csrc/conv/max_pool.cpp", "convolution/test_deviation.py", [
+    ("csrc/reference/join_and_pool.cpp", "convolution/test_deviation.py", [
         ("pooled(input + reference)", "pooled(input)"),
     ]),
     ("csrc/shards/plan_maps.cpp", "sharding/test_plan.py", [

@@ -17,8 +17,7 @@
 
 namespace spamm {
 
-// A convolution whose arguments have been checked: activation(conv + bias + residual), or with a
-// base activation(conv + residual + base) - activation(base) for deviations. The input
+// A convolution whose arguments have been checked: activation(conv + bias + residual). The input
 // may be a part of a batch, cut where a pixel block ends. The size of the batch then chooses the
 // kernel, because different ones round differently.
 struct Convolution {
@@ -31,12 +30,10 @@ struct Convolution {
   std::optional<at::Tensor> norm_weight;  // (groups, MB, KB)
   std::optional<at::Tensor> norm_input;   // output_norms_of() the input
   bool wants_output_norms;
-  bool weight_is_ready;                           // see kernels/common/overlap.cuh
-  bool allow_tf32;                                // for float32 on CUDA; read once per call
-  at::MemoryFormat output_format;                 // channels last or contiguous
-  int64_t whole_images;                           // of the batch
-  std::optional<at::Tensor> base = std::nullopt;  // one image, with an activation; there is no bias
-  bool is_deviation = false;                      // conv2d_deviation's, with a base or without
+  bool weight_is_ready;            // see kernels/common/overlap.cuh
+  bool allow_tf32;                 // for float32 on CUDA; read once per call
+  at::MemoryFormat output_format;  // channels last or contiguous
+  int64_t whole_images;            // of the batch
 
   PixelBlocks whole_blocks() const {
     PixelBlocks all = blocks;
@@ -61,14 +58,6 @@ inline std::array<int64_t, 4> layer_norms_shape(int64_t images, const Size2& siz
 // Output norms, computed by a norm pass.
 at::Tensor layer_norms(const at::Tensor& output);
 
-// The same for deviations, whose pixel blocks are those of one image: one for each (image, pixel,
-// 64 channels).
-inline std::array<int64_t, 4> pixel_norms_shape(int64_t images, const Size2& size,
-                                                int64_t channels) {
-  return {images, size.height, size.width, blocks_of(channels, kLayerNormBlock)};
-}
-at::Tensor pixel_norms(const at::Tensor& output);
-
 struct ConvolutionResult {
   at::Tensor output;  // in any memory format
   at::Tensor norms;   // output norms; undefined if they still need a norm pass
@@ -89,24 +78,19 @@ inline bool is_at_most_relu(const Convolution& conv) {
          (conv.activation == Activation::kNone || conv.activation == Activation::kRelu);
 }
 
-// Convolution without an im2col matrix in memory.
+// Convolution without an im2col matrix in memory, and norms with its rounding.
 struct ConvBackend {
-  bool (*supports)(const Convolution&, const Knob&);  // the output is not empty
-  ConvolutionResult (*run)(const Convolution&, const Knob&);
-  // The norm maps with which run() searches a threshold, bit for bit. Null if it never does.
-  ConvNormMaps (*norm_maps)(const Convolution&);
-  // Whether run() computes the residual and the activation too. If not, it gets neither, and no
-  // wish for output norms: all three follow in passes of their own.
+  Way<ConvolutionResult(const Convolution&, const Knob&)> convolve = {};  // the output is not empty
+  // The norm maps with which it searches a threshold, bit for bit. Null if it never does.
+  ConvNormMaps (*norm_maps)(const Convolution&) = nullptr;
+  // Whether it computes the residual and the activation too. If not, it gets neither, and no wish
+  // for output norms: all three follow in passes of their own.
   bool (*fuses_epilogue)(const Convolution&) = &is_at_most_relu;
-  // The same for a base and for the norms of deviations.
-  bool (*fuses_base)(const Convolution&) = [](const Convolution&) { return false; };
-};
-
-// The norms (1, MB, KB) of a weight, for a device whose convolution computes them with rounding
-// other than norm_map's. Pinned norms must match them bit for bit.
-struct WeightNormBackend {
-  bool (*supports)(const at::Tensor& weight, int64_t groups, const Block& block);
-  at::Tensor (*run)(const at::Tensor& weight, const Block& block);
+  // The norms (1, MB, KB) of a weight, where they are not norm_map's. Pinned norms must match those
+  // of the convolution bit for bit.
+  Way<at::Tensor(const at::Tensor& weight, int64_t groups, const Block& block)> weight_norms = {};
+  // Whether convolutions compute output norms without a norm pass; there is nothing to run.
+  Way<void(at::Device device, at::ScalarType dtype)> output_norms = {};
 };
 
 // A max pooling whose arguments have been checked.
@@ -114,30 +98,25 @@ struct MaxPool {
   Size2 kernel, stride, padding, dilation, output;
 };
 
-// The pooling of deviations: max(input + reference) - max(reference), with pixel_norms(). The
-// reference is one image. norm_input: pixel_norms() of the input, or of some columns together.
-struct DeviationPoolBackend {
-  bool (*supports)(const at::Tensor& input, const at::Tensor& reference, const MaxPool& pool);
-  ConvolutionResult (*run)(const at::Tensor& input, const at::Tensor& reference,
-                           const std::optional<at::Tensor>& norm_input, const MaxPool& pool);
+// A dense convolution whose arguments have been checked: activation(conv + bias + residual).
+struct DenseConvolution {
+  at::Tensor input, weight;  // a batch, and (out_channels, in_channels / groups, height, width)
+  std::optional<at::Tensor> bias, residual;
+  Activation activation;
+  ConvShape shape;
+  bool allow_tf32;  // for float32 on CUDA
+  at::MemoryFormat output_format;
 };
 
-// The result's norms are defined if they are wanted.
-struct MaxPoolBackend {
-  bool (*supports)(const at::Tensor& input, const MaxPool& pool, bool wants_output_norms);
-  ConvolutionResult (*run)(const at::Tensor& input, const MaxPool& pool);
-};
-
-// Supports the devices and types whose convolutions compute output norms without a norm pass.
-struct OutputNormsBackend {
-  bool (*supports)(at::Device device, at::ScalarType dtype);
-};
-
-// Bytes of the explicit im2col matrix that a device wants at a time.
-struct Im2colBudget {
-  int64_t bytes;
-
-  bool supports() const { return true; }
+// What skips nothing. The outputs of convolutions are not empty, and in any memory format.
+struct DenseBackend {
+  Way<at::Tensor(const DenseConvolution&)> convolve = {};  // the weight is not empty either
+  // And max pooling of 2 x 2 pixels, with stride 2. The result has the bits of both, one after the
+  // other.
+  Way<at::Tensor(const Convolution&, const Knob&)> convolve_and_pool = {};
+  // The result's norms are defined if they are wanted.
+  Way<ConvolutionResult(const at::Tensor& input, const MaxPool& pool, bool wants_output_norms)>
+      pool = {};
 };
 
 }  // namespace spamm

@@ -7,17 +7,13 @@
 //
 // The product is computed transposed, (pixels x K) @ (K x out_channels), because the im2col rows
 // and the output's channels are then contiguous. The same blocks are skipped.
-#include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include <utility>
 #include <vector>
 
 #include "checks.h"
 #include "conv/backend.h"
-#include "conv/dense_conv2d.h"
-#include "conv/epilogue.h"
 #include "conv/im2col.h"
 #include "conv/layers.h"
 #include "conv/partial_blocks.h"
@@ -30,20 +26,9 @@
 namespace spamm {
 namespace {
 
-// Bytes of im2col matrix held at a time; at least one pixel block is, however large.
-int64_t im2col_budget(at::DeviceType device) {
-  const auto* budget = Backends<Im2colBudget>::find(device);
-  return budget != nullptr ? budget->bytes : int64_t{8} << 20;
-}
-
-// What follows the convolution and the bias.
-void finish(const Tensor& output, const Convolution& conv) {
-  if (conv.base) {
-    apply_deviation_epilogue_(output, conv.residual, *conv.base, conv.activation);
-  } else {
-    apply_epilogue_(output, conv.residual, conv.activation);
-  }
-}
+// Bytes of im2col matrix held at a time; at least one pixel block is, however large. On a CPU a
+// piece is still in cache when it is multiplied; elsewhere it fills the device.
+int64_t im2col_budget(const Tensor& input) { return int64_t{input.is_cpu() ? 8 : 256} << 20; }
 
 // Copies the product of one piece, (groups, pixels, out_channels / groups), into the output.
 void store(const Tensor& product, const Piece& piece, const PixelBlocks& blocks,
@@ -94,8 +79,7 @@ class MatrixConvolution {
         norm_weight_(conv.norm_weight ? *conv.norm_weight
                                       : norm_map(weights_, {conv.block.m, conv.block.k})),
         im2col_(conv.input, conv.shape, conv.blocks, conv.block.k),
-        pieces_(cut(conv.blocks.count(),
-                    im2col_budget(conv.input.device().type()) / bytes_of_pixel_block())) {}
+        pieces_(cut(conv.blocks.count(), im2col_budget(conv.input) / bytes_of_pixel_block())) {}
 
   ConvNormMaps norm_maps() const {
     std::vector<Tensor> norms;
@@ -128,7 +112,7 @@ class MatrixConvolution {
       store(product, piece, conv_.blocks, output);
       first += volume(piece.count);
     }
-    finish(output, conv_);
+    apply_epilogue_(output, conv_.residual, conv_.activation);
     return output;
   }
 
@@ -163,7 +147,8 @@ class MatrixConvolution {
 // there is none.
 const ConvBackend* find_backend(const Convolution& conv, const Knob& knob) {
   const auto find = [&](const Convolution& of_batch) {
-    return Backends<ConvBackend>::find(conv.input.device().type(), of_batch, knob);
+    return Backends<ConvBackend>::find(conv.input.device().type(), &ConvBackend::convolve, of_batch,
+                                       knob);
   };
   if (conv.whole_images == conv.shape.images) return find(conv);
   Convolution whole = conv;  // backends look at its sizes, not at the input's pixels
@@ -172,33 +157,16 @@ const ConvBackend* find_backend(const Convolution& conv, const Knob& knob) {
   return find(whole);
 }
 
-// torch's convolution is much faster than blocks that the channels of a group do not fill.
-Tensor without_skipping(const Convolution& conv) {
-  return dense_convolution({.input = conv.input,
-                            .weight = conv.weight,
-                            .bias = conv.bias,
-                            .residual = conv.residual,
-                            .activation = conv.activation,
-                            .shape = conv.shape,
-                            .allow_tf32 = conv.allow_tf32,
-                            .output_format = conv.output_format,
-                            .base = conv.base});
-}
-
 // The backend's result, its output with the whole epilogue.
 ConvolutionResult run_backend(const ConvBackend& backend, const Convolution& conv,
                               const Knob& knob) {
-  Convolution asked = conv;
-  if (conv.is_deviation && !backend.fuses_base(conv)) asked.wants_output_norms = false;
-  const bool fuses = conv.base ? backend.fuses_base(conv) : backend.fuses_epilogue(conv);
-  if (fuses) return backend.run(asked, knob);
+  if (backend.fuses_epilogue(conv)) return backend.convolve.run(conv, knob);
   Convolution plain = conv;
   plain.residual.reset();
-  plain.base.reset();
   plain.activation = Activation::kNone;
   plain.wants_output_norms = false;
-  const Tensor output = backend.run(plain, knob).output;
-  finish(output, conv);
+  const Tensor output = backend.convolve.run(plain, knob).output;
+  apply_epilogue_(output, conv.residual, conv.activation);
   return {output, Tensor()};
 }
 
@@ -214,6 +182,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   if (c10::multiply_integers(conv.output_sizes()) == 0) {
     result.output = at::empty(conv.output_sizes(), conv.input.options(), conv.output_format);
   } else if (conv.shape.groups > 1 && skips_nothing(knob)) {
+    // torch's is much faster than blocks that the channels of a group do not fill.
     result.output = without_skipping(conv);
   } else if (const ConvBackend* const backend = find_backend(conv, knob)) {
     result = run_backend(*backend, conv, knob);
@@ -221,7 +190,7 @@ ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
     result.output = MatrixConvolution(conv).run(knob);
   }
   if (conv.wants_output_norms && !result.norms.defined()) {
-    result.norms = conv.is_deviation ? pixel_norms(result.output) : layer_norms(result.output);
+    result.norms = layer_norms(result.output);
   }
   return {result.output.contiguous(conv.output_format), result.norms};
 }
@@ -264,16 +233,6 @@ Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
   return conv;
 }
 
-void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape) {
-  check_same_device(base, input, "base", "input");
-  TORCH_CHECK_TYPE(base.scalar_type() == input.scalar_type(), "base must have the input's dtype ",
-                   dtype_of(input), "; got ", dtype_of(base));
-  auto expected = shape.output_sizes();
-  expected[0] = 1;
-  TORCH_CHECK(base.sizes() == expected, "base must have the shape of one image's output, ",
-              IntArrayRef(expected), "; got ", base.sizes());
-}
-
 namespace {
 
 ConvolutionResult check_and_convolve(ConvArguments& x, bool wants_output_norms) {
@@ -292,40 +251,6 @@ std::tuple<Tensor, Tensor> conv2d_with_norms_op(ConvArguments& x) {
   return {output, norms};
 }
 
-// Batches alone: a deviation is one of many images from one reference.
-ConvolutionResult convolve_deviation(DeviationArguments& x, bool wants_output_norms) {
-  const Tensor& input = x.input;
-  TORCH_CHECK(input.dim() == 4, "input must be (images, channels, height, width); got shape ",
-              input.sizes());
-  const bool is_dense = !x.knob.threshold && !x.knob.valid_ratio && !x.knob.max_error;
-  if (is_dense) x.knob.threshold = 0;
-  x.knob = checked_knob(x.knob);
-  const OptTensor norm_input = std::exchange(x.norm_input, std::nullopt);
-  Convolution conv = check_conv2d(x, wants_output_norms);
-  check_base(x.base, input, conv.shape);
-  if (norm_input) {
-    check_precomputed_norm_map(
-        *norm_input, pixel_norms_shape(conv.shape.images, conv.shape.input, conv.shape.in_channels),
-        input, input.sizes(), "norm_input");
-    conv.norm_input = norm_input;
-  }
-  conv.is_deviation = true;
-  if (conv.activation != Activation::kNone) conv.base = x.base;  // else the base cancels
-  if (!is_dense) return convolve(conv, x.knob);
-  conv.allow_tf32 = at::globalContext().allowTF32CuDNN(at::Float32Op::CONV);
-  const Tensor output = without_skipping(conv);
-  return {output, wants_output_norms ? pixel_norms(output) : Tensor()};
-}
-
-Tensor conv2d_deviation_op(DeviationArguments& x) {
-  return convolve_deviation(x, /*wants_output_norms=*/false).output;
-}
-
-std::tuple<Tensor, Tensor> conv2d_deviation_with_norms_op(DeviationArguments& x) {
-  auto [output, norms] = convolve_deviation(x, /*wants_output_norms=*/true);
-  return {output, norms};
-}
-
 Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalIntArrayRef block,
                              at::OptionalIntArrayRef pixel_block) {
   check_conv_weight(weight, groups);
@@ -334,13 +259,13 @@ Tensor conv2d_weight_norm_op(const Tensor& weight, int64_t groups, at::OptionalI
   };
   const Block edges =
       conv_block(given(block), given(pixel_block), weight.size(0) / groups, weight.size(1));
-  const auto* backend =
-      Backends<WeightNormBackend>::find(weight.device().type(), weight, groups, edges);
-  return backend ? backend->run(weight, edges) : norms_of_weight_matrix(weight, groups, edges);
+  const auto norms = Backends<ConvBackend>::run(weight.device().type(), &ConvBackend::weight_norms,
+                                                weight, groups, edges);
+  return norms ? *norms : norms_of_weight_matrix(weight, groups, edges);
 }
 
 bool computes_output_norms_op(at::Device device, at::ScalarType dtype) {
-  return Backends<OutputNormsBackend>::find(device.type(), device, dtype) != nullptr;
+  return Backends<ConvBackend>::find(device.type(), &ConvBackend::output_norms, device, dtype);
 }
 
 }  // namespace
@@ -355,19 +280,9 @@ Tensor layer_norms(const Tensor& output) {
   return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).permute({2, 0, 1, 3}).contiguous();
 }
 
-// Each pixel is a matrix of one row. Empty ones have norms of zero.
-Tensor pixel_norms(const Tensor& output) {
-  const int64_t images = output.size(0), channels = output.size(1);
-  const auto shape = pixel_norms_shape(images, {output.size(2), output.size(3)}, channels);
-  const Tensor by_pixel = output.permute({0, 2, 3, 1}).reshape({-1, 1, channels});
-  return norm_map(by_pixel, {kLayerNormBlock, kLayerNormBlock}).view(shape);
-}
-
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("conv2d", boxed<&conv2d_op>());
   m.impl("conv2d_with_norms", boxed<&conv2d_with_norms_op>());
-  m.impl("conv2d_deviation", boxed<&conv2d_deviation_op>());
-  m.impl("conv2d_deviation_with_norms", boxed<&conv2d_deviation_with_norms_op>());
   m.impl("conv2d_weight_norm", &conv2d_weight_norm_op);
 }
 

@@ -1,15 +1,36 @@
-#include "conv/dense_conv2d.h"
-
+// Convolution without skipping: dense_conv2d, and what conv2d leaves dense. And the end of a
+// convolution, by ATen.
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
-#include "arguments.h"
 #include "checks.h"
-#include "conv/epilogue.h"
+#include "conv/layers.h"
 
 namespace spamm {
 namespace {
+
+void activate_(Tensor output, Activation activation) {
+  switch (activation) {
+    case Activation::kNone:
+      return;
+    case Activation::kRelu:
+      output.relu_();
+      return;
+    case Activation::kRelu6:
+      at::hardtanh_(output, 0, 6);
+      return;
+    case Activation::kHardswish:
+      at::hardswish_(output);
+      return;
+    case Activation::kSilu:
+      at::silu_(output);
+      return;
+    case Activation::kLeakyRelu:
+      at::leaky_relu_(output, kLeakySlope);
+      return;
+  }
+}
 
 // torch's own convolution, under its own settings but for TF32.
 Tensor torch_convolution(const DenseConvolution& conv) {
@@ -55,22 +76,35 @@ at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight) {
   return channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
 }
 
+void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation activation) {
+  if (residual) output.add_(*residual);
+  activate_(output, activation);
+}
+
 Tensor dense_convolution(const DenseConvolution& conv) {
   const bool is_empty = conv.shape.images * conv.weight.numel() == 0;
-  if (!is_empty && !conv.base) {
-    if (const auto* backend = Backends<DenseConvBackend>::find(conv.input.device().type(), conv)) {
-      return backend->run(conv).contiguous(conv.output_format);
+  if (!is_empty) {
+    if (const auto output = Backends<DenseBackend>::run(conv.input.device().type(),
+                                                        &DenseBackend::convolve, conv)) {
+      return output->contiguous(conv.output_format);
     }
   }
   // torch refuses some of the empty ones.
   const Tensor output =
       (is_empty ? zeros_and_bias(conv) : torch_convolution(conv)).contiguous(conv.output_format);
-  if (conv.base) {
-    apply_deviation_epilogue_(output, conv.residual, *conv.base, conv.activation);
-  } else {
-    apply_epilogue_(output, conv.residual, conv.activation);
-  }
+  apply_epilogue_(output, conv.residual, conv.activation);
   return output;
+}
+
+Tensor without_skipping(const Convolution& conv) {
+  return dense_convolution({.input = conv.input,
+                            .weight = conv.weight,
+                            .bias = conv.bias,
+                            .residual = conv.residual,
+                            .activation = conv.activation,
+                            .shape = conv.shape,
+                            .allow_tf32 = conv.allow_tf32,
+                            .output_format = conv.output_format});
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {

@@ -1,11 +1,10 @@
-// One layer as a plain function that checks its arguments. Ops that run several layers call these
-// functions and so pay for the dispatcher once.
+// One layer as a plain function, for ops that are made of several. Arguments have been checked, but
+// for those of check_conv2d and check_pool.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <tuple>
 
 #include "arguments.h"
 #include "conv/backend.h"
@@ -17,20 +16,29 @@ namespace spamm {
 Convolution check_conv2d(const ConvArguments& x, bool wants_output_norms,
                          std::optional<int64_t> whole_images = std::nullopt);
 
-// The base of deviations must be one image of the convolution's output.
-void check_base(const Tensor& base, const Tensor& input, const ConvShape& shape);
-
 // The norm maps with which convolve() would search a threshold. The output must not be empty.
 ConvNormMaps norm_maps_of(const Convolution& conv, const Knob& knob);
 
 // The output is a batch, in conv.output_format. The result's norms are undefined unless
-// conv.wants_output_norms. `knob` has been checked.
+// conv.wants_output_norms.
 ConvolutionResult convolve(const Convolution& conv, const Knob& knob);
 
-// Without `wants_output_norms`, the result's norms are undefined if they would need a norm pass.
-ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
-                                 bool wants_output_norms);
+// The output, a batch in output_format: by the device's backend, or else by torch's convolution and
+// the epilogue after it.
+Tensor dense_convolution(const DenseConvolution& conv);
+Tensor without_skipping(const Convolution& conv);
+
+// The end of a convolution, for backends that do not compute all of it: adds the residual, if there
+// is one, and applies the activation, in place. Each step rounds to the output's type. ReLU keeps
+// NaN, as torch's does.
+void apply_epilogue_(const Tensor& output, const OptTensor& residual, Activation activation);
+
+// Channels last if the input or the weight is, as in torch's convolutions.
+at::MemoryFormat conv_output_format(const Tensor& input, const Tensor& weight);
+
+// Checks the arguments as torch does, and computes the output's size.
+MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
+                   IntArrayRef dilation, bool ceil_mode);
 
 // conv2d with `devices`. Composed of differentiable ops, so it has their gradients.
 Tensor conv2d_on_devices(const ConvArguments& x);

@@ -1,14 +1,14 @@
-// Max pooling between two convolutions, with output norms for the next layer or without. Some
-// devices have kernels for both. Otherwise it is torch's max pooling, followed by a norm pass.
+// Max pooling between two convolutions, with output norms for the next layer or without, and a
+// convolution that skips nothing with max pooling of 2 x 2 pixels behind it. Some devices have
+// kernels for them. Otherwise it is torch's max pooling, followed by a norm pass.
 #include <ATen/Functions.h>
-#include <ATen/TensorOperators.h>
 #include <ATen/native/Pool.h>
+#include <c10/util/accumulate.h>
 #include <torch/library.h>
-
-#include <limits>
 
 #include "checks.h"
 #include "conv/layers.h"
+#include "threshold.h"
 
 namespace spamm {
 namespace {
@@ -19,7 +19,8 @@ Size2 pair_of(IntArrayRef values, const char* name) {
   return {values.front(), values.back()};
 }
 
-// Checks the arguments as torch does, and computes the output's size.
+}  // namespace
+
 MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, IntArrayRef padding,
                    IntArrayRef dilation, bool ceil_mode) {
   check_operand_dtype(input.scalar_type(), "input");
@@ -45,6 +46,22 @@ MaxPool check_pool(const Tensor& input, IntArrayRef kernel, IntArrayRef stride, 
   return pool;
 }
 
+namespace {
+
+// The result's norms are undefined unless they are wanted.
+ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
+                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
+                                 bool wants_output_norms) {
+  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
+  if (const auto result = Backends<DenseBackend>::run(input.device().type(), &DenseBackend::pool,
+                                                      input, pool, wants_output_norms)) {
+    return *result;
+  }
+  const Tensor output = std::get<0>(
+      at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
+  return {output, wants_output_norms ? layer_norms(output) : Tensor()};
+}
+
 Tensor max_pool2d(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
                   IntArrayRef padding, IntArrayRef dilation, bool ceil_mode) {
   return check_and_pool(input, kernel_size, stride, padding, dilation, ceil_mode,
@@ -60,66 +77,33 @@ std::tuple<Tensor, Tensor> max_pool2d_with_norms(const Tensor& input, IntArrayRe
   return {output, norms};
 }
 
-// Norms of the pixels of an input, or of neighbouring columns together.
-void check_norm_input(const Tensor& norms, const Tensor& input) {
-  const int64_t width = input.size(3);
-  const bool divides = norms.dim() == 4 && norms.size(2) > 0 && width % norms.size(2) == 0;
-  const int64_t together = divides ? width / norms.size(2) : 1;
-  check_precomputed_norm_map(
-      norms,
-      pixel_norms_shape(input.size(0), {input.size(2), width / together}, input.size(1) * together),
-      input, input.sizes(), "norm_input");
-}
-
-std::tuple<Tensor, Tensor> max_pool2d_deviation(const Tensor& input, const Tensor& reference,
-                                                IntArrayRef kernel_size, IntArrayRef stride,
-                                                IntArrayRef padding, IntArrayRef dilation,
-                                                bool ceil_mode,
-                                                const std::optional<Tensor>& norm_input) {
-  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
-  check_same_device(reference, input, "reference", "input");
-  TORCH_CHECK_TYPE(reference.scalar_type() == input.scalar_type(),
-                   "reference must have the input's dtype ", dtype_of(input), "; got ",
-                   dtype_of(reference));
-  const std::array<int64_t, 4> expected = {1, input.size(1), input.size(2), input.size(3)};
-  TORCH_CHECK(reference.sizes() == expected, "reference must have the shape of one image, ",
-              IntArrayRef(expected), "; got ", reference.sizes());
-  if (norm_input) check_norm_input(*norm_input, input);
-  const auto* backend =
-      Backends<DeviationPoolBackend>::find(input.device().type(), input, reference, pool);
-  if (backend != nullptr) {
-    const ConvolutionResult result = backend->run(input, reference, norm_input, pool);
-    return {result.output, result.norms};
+Tensor conv2d_max_pool_op(ConvPoolArguments& x) {
+  const Tensor& input = x.input;
+  TORCH_CHECK(input.dim() == 4, "input must be a batch (N, C, H, W); got shape ", input.sizes());
+  x.knob = checked_knob({.threshold = 0.0});
+  const Convolution conv = check_conv2d(x, /*wants_output_norms=*/false);
+  const auto sizes = conv.output_sizes();
+  TORCH_CHECK(sizes[2] > 1 && sizes[3] > 1,
+              "the convolution's output must have at least 2 x 2 pixels; got ", sizes[2], " x ",
+              sizes[3]);
+  if (c10::multiply_integers(sizes) > 0) {
+    if (const auto output = Backends<DenseBackend>::run(
+            input.device().type(), &DenseBackend::convolve_and_pool, conv, x.knob)) {
+      return output->contiguous(conv.output_format);
+    }
   }
-  const auto pooled = [&](const Tensor& x) {
-    return std::get<0>(
-        at::max_pool2d_with_indices(x, kernel_size, stride, padding, dilation, ceil_mode));
-  };
-  const Tensor of_reference = pooled(reference);
-  const Tensor output = pooled(input + reference).sub_(of_reference);
-  // A window without a pixel has no deviation.
-  output.masked_fill_(of_reference == -std::numeric_limits<double>::infinity(), 0);
-  return {output, pixel_norms(output)};
+  return check_and_pool(convolve(conv, x.knob).output, /*kernel_size=*/{2, 2}, /*stride=*/{2, 2},
+                        /*padding=*/{0, 0}, /*dilation=*/{1, 1}, /*ceil_mode=*/false,
+                        /*wants_output_norms=*/false)
+      .output;
 }
 
 }  // namespace
 
-ConvolutionResult check_and_pool(const Tensor& input, IntArrayRef kernel_size, IntArrayRef stride,
-                                 IntArrayRef padding, IntArrayRef dilation, bool ceil_mode,
-                                 bool wants_output_norms) {
-  const MaxPool pool = check_pool(input, kernel_size, stride, padding, dilation, ceil_mode);
-  const auto* backend =
-      Backends<MaxPoolBackend>::find(input.device().type(), input, pool, wants_output_norms);
-  if (backend != nullptr) return backend->run(input, pool);
-  const Tensor output = std::get<0>(
-      at::max_pool2d_with_indices(input, kernel_size, stride, padding, dilation, ceil_mode));
-  return {output, wants_output_norms ? layer_norms(output) : Tensor()};
-}
-
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("max_pool2d", &max_pool2d);
   m.impl("max_pool2d_with_norms", &max_pool2d_with_norms);
-  m.impl("max_pool2d_deviation", &max_pool2d_deviation);
+  m.impl("conv2d_max_pool", boxed<&conv2d_max_pool_op>());
 }
 
 }  // namespace spamm

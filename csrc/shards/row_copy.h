@@ -31,8 +31,6 @@ struct RowCopy {
   void (*copy)(at::Device to, at::Device from, std::span<const RowBlock> blocks);
   // Whether the current stream is being captured into a graph.
   bool (*is_capturing)();
-
-  bool supports() const { return true; }
 };
 
 // Rows [first, first + rows) of a block.

@@ -1,14 +1,14 @@
 // Dense convolutions with an activation by oneDNN, which applies it to the sums before it rounds
 // them: the call that torch.compile makes of both. Faster than two passes for channels-last tensors
 // alone (docs/kernels/conv.md). oneDNN's relu and relu6 turn NaN into 0, and are not used.
-#include "conv/dense_conv2d.h"
-
 #include <ATen/Context.h>
 #include <ATen/core/List.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/accumulate.h>
 
 #include <string_view>
+
+#include "conv/backend.h"
 
 namespace spamm::cpu {
 namespace {
@@ -59,7 +59,7 @@ Tensor run(const DenseConvolution& conv) {
       shape.dilation.pair(), shape.groups, attribute_of(conv.activation), Scalars(), "");
 }
 
-const Backends<DenseConvBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run});
+const Backends<DenseBackend> registered(at::kCPU, Rank::kPortable, {.convolve = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cpu

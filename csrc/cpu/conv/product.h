@@ -25,7 +25,6 @@
 #include <vector>
 
 #include "conv/backend.h"
-#include "cpu/conv/deviation.h"
 #include "cpu/conv/epilogue.h"
 #include "cpu/conv/norms.h"
 #include "cpu/conv/pixels.h"
@@ -33,6 +32,7 @@
 #include "cpu/conv/weight_panels.h"
 #include "cpu/multiply/microkernel.h"
 #include "cpu/multiply/valid_masks.h"
+#include "cpu/reference/epilogue.h"
 
 namespace spamm::cpu {
 
@@ -70,9 +70,11 @@ class ImplicitProduct {
   using Sum = typename Microkernel<P>::Sum;
 
  public:
-  // The residual, the base and `output` are channels last.
-  ImplicitProduct(const Convolution& conv, const Pixels<P>& pixels, WeightPanels<T, P>& panels,
-                  const ConvNorms<N>& norms, const at::Tensor& output)
+  // The residual, the base and `output` are channels last. With a base, of one image, the output is
+  // deviations (reference/reference.h).
+  ImplicitProduct(const Convolution& conv, const std::optional<at::Tensor>& base,
+                  const Pixels<P>& pixels, WeightPanels<T, P>& panels, const ConvNorms<N>& norms,
+                  const at::Tensor& output)
       : shape_(conv.shape),
         block_(conv.block),
         edge_(conv.blocks.edge),
@@ -92,7 +94,7 @@ class ImplicitProduct {
                         : at::zeros({shape_.out_channels}, c10::CppTypeToScalarType<Sum>::value)),
         activation_(conv.activation),
         residual_(conv.residual ? conv.residual->const_data_ptr<T>() : nullptr),
-        base_(conv.base ? conv.base->const_data_ptr<T>() : nullptr),
+        base_(base ? base->const_data_ptr<T>() : nullptr),
         output_(output.mutable_data_ptr<T>()) {
     choose_tiles();
     const bool each_panel_once = pixel_tiles() == 1;

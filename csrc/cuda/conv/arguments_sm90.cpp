@@ -9,6 +9,9 @@
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
+#include "cuda/forced_segments.h"
+#include "cuda/forced_tile.h"
+#include "cuda/heuristics.h"
 #include "cuda/hopper.h"
 #include "cuda/tau_argument.h"
 #include "threshold.h"
@@ -16,6 +19,7 @@
 namespace spamm::cuda {
 
 using at::Tensor;
+using namespace kernels::conv::sm90;
 
 namespace {
 
@@ -26,13 +30,19 @@ Tensor find_threshold(const Convolution& conv, const Knob& knob, const Tensor& n
   return threshold_from_knob(norm_weight, map, knob, scale(map, 0));
 }
 
-// The residual, as one image if all images have the same memory, and boxes lie in one image, as
-// those of deviations do.
-Tensor once_if_shared(const Convolution& conv) {
-  const Tensor& residual = *conv.residual;
-  const bool is_shared = conv.is_deviation && conv.blocks.edge[0] == 1 && residual.stride(0) == 0 &&
-                         residual.size(0) == conv.shape.images;
-  return is_shared ? residual.narrow(0, 0, 1) : residual;
+// The logarithm of the number of segments of a tile's steps.
+int choose_log2_segments(const Convolution& conv, bool dense, int multiprocessors) {
+  // Pixel blocks of one image promise that no bit of an image depends on its batch.
+  const int64_t block = conv.blocks.edge[0];
+  if (block == 1 || !is_half(conv.input.scalar_type())) return 0;
+  const spamm::ConvShape& shape = conv.shape;
+  // Missing images change no bit where images are skipped by the block.
+  const int64_t images = dense ? conv.whole_images : blocks_of(conv.whole_images, block) * block;
+  static_assert(kMostSegments == 1 << kLog2MostSegments);
+  return log2_of(choose_conv_segments(
+      shape.out_channels, images * shape.output.height * shape.output.width,
+      shape.kernel.height * shape.kernel.width * blocks_of(shape.in_channels, 64), multiprocessors,
+      forced_segments()));
 }
 
 }  // namespace
@@ -63,33 +73,30 @@ bool fits_hopper(const Convolution& conv) {
          sizes_fit_hopper(conv);
 }
 
+bool fits_boxes(const Convolution& conv) {
+  return strides_fit(log2_block(conv.blocks.edge), size2(conv.shape.stride)) && fits_hopper(conv);
+}
+
 Arguments::Arguments(const Convolution& conv, const at::TensorOptions& options, int64_t channels)
     : conv_(conv),
       output_options_(options),
       bias_(conv.bias ? conv.bias->contiguous() : Tensor()),
-      residual_(conv.residual ? readable_pixels(once_if_shared(conv)) : Tensor()),
-      base_(conv.base ? readable_pixels(*conv.base) : Tensor()) {
+      residual_(conv.residual ? readable_pixels(*conv.residual) : Tensor()) {
   params.shape = kernel_shape(conv.shape, channels);
   params.block = log2_block(conv.blocks.edge);
   params.log2_block_m = log2_of(conv.block.m);
   params.log2_block_k = log2_of(conv.block.k);
   params.bias = conv.bias ? bias_.const_data_ptr() : nullptr;
   params.residual = conv.residual ? residual_.const_data_ptr() : nullptr;
-  params.residual_is_shared = conv.residual && residual_.size(0) < conv.residual->size(0);
-  if (conv.base) {
-    params.base = base_.const_data_ptr();
-    params.base_activation = conv.activation;
-  } else {
-    params.activation = conv.activation;
-  }
+  params.activation = conv.activation;
 }
 
-void Arguments::set(const ConvNorms& norms, const Knob& knob, cudaStream_t stream) {
+void Arguments::set(const ConvNorms& norms, const NormUse& use, const Knob& knob,
+                    cudaStream_t stream) {
   params.norm_weight = norms.weight.const_data_ptr<float>();
   params.norm_input = {norms.pixels.const_data_ptr<float>(), true};
   params.next_tile = norms.next_tile;
-  params.by_strips = runs_by_strips(conv_, knob);
-  if (takes_block_norms(conv_, knob)) {
+  if (use.by_block) {
     norm_blocks_ = im2col_block_norms(conv_, params, norms, stream);
     params.norm_input = {norm_blocks_.const_data_ptr<float>(), false};
   }
@@ -105,6 +112,17 @@ void Arguments::set_dense(const Knob& knob) {
   }
   tau_ = *knob.tau;
   params.tau = tau_argument<float>(tau_);
+}
+
+TileSize Arguments::choose(const Convolution& conv, bool dense, int multiprocessors) {
+  params.log2_segments = choose_log2_segments(conv, dense, multiprocessors);
+  const Extent grid = count(params.shape.output, params.box);
+  const int64_t boxes = int64_t{1} * grid.images * grid.rows * grid.columns;
+  if (params.by_pixel) return choose_by_pixel_tile(conv.shape.out_channels, boxes, multiprocessors);
+  const ConvKernel kernel =
+      choose_conv_kernel(conv.input.scalar_type(), conv.allow_tf32, /*hopper=*/true);
+  return choose_conv_tile_sm90(kernel, conv.shape.out_channels, boxes, multiprocessors,
+                               dense && params.log2_segments == 0, forced_tile());
 }
 
 void Arguments::set_output(at::IntArrayRef sizes) {

@@ -3,12 +3,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "conv/conv2d_max_pool.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/boxes_sm90.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
-#include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
@@ -23,7 +21,7 @@ using namespace kernels::conv::sm90;
 // The kernel has boxes of 64 images: fewer would leave them empty. Behind ReLU no zero has a sign,
 // so that the largest value has the bits of torch's, the first of equal ones. few_channels.cuh is
 // faster for less than 8 channels.
-bool supports(const Convolution& conv) {
+bool supports(const Convolution& conv, const Knob&) {
   const spamm::ConvShape& shape = conv.shape;
   const int64_t unit = kAlignment / conv.input.element_size();
   return is_half(conv.input.scalar_type()) && conv.activation == Activation::kRelu &&
@@ -47,8 +45,7 @@ Tensor convolve_and_pool(const Convolution& conv, const Knob& knob) {
   Arguments arguments(boxed, input.options(), input.size(1));
   ConvParams& p = arguments.params;
   p.box = box_of(p.block);
-  p.log2_segments = choose_log2_segments(conv, /*dense=*/true, device.multiprocessors());
-  const TileSize tile = choose_tile(conv, p, /*dense=*/true, device.multiprocessors());
+  const TileSize tile = arguments.choose(conv, /*dense=*/true, device.multiprocessors());
   arguments.set_dense(knob);
   const auto sizes = conv.output_sizes();
   arguments.set_output({sizes[0], sizes[1], sizes[2] / 2, sizes[3] / 2});
@@ -63,7 +60,8 @@ Tensor run(const Convolution& conv, const Knob& knob) {
                                                : convolve_and_pool<__nv_bfloat16>(conv, knob);
 }
 
-const Backends<ConvPoolBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+const Backends<DenseBackend> registered(at::kCUDA, Rank::kHopper,
+                                        {.convolve_and_pool = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -88,7 +88,7 @@ Tensor im2col_norms(const Im2colMatrix& matrix, const Convolution& conv, const O
 // Whether the output norms of the previous layer are the norms of this convolution's blocks.
 bool can_use_layer_norms(const Convolution& conv) {
   const int64_t channels = conv.shape.in_channels;
-  return conv.norm_input && !conv.is_deviation && conv.shape.groups == 1 &&
+  return conv.norm_input && conv.shape.groups == 1 &&
          conv.norm_input->scalar_type() == norm_dtype(conv.input.scalar_type()) &&
          conv.blocks.edge == Box{kLayerNormBlock, 1, 1} &&
          (conv.block.k == kLayerNormBlock || channels <= std::min(conv.block.k, kLayerNormBlock));
@@ -210,9 +210,8 @@ ConvNormMaps norm_maps(const Convolution& conv) {
   return {weight_norms(conv), norms.mT()};
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable, {&supports, &run, &norm_maps});
-// A piece fills the GPU.
-const Backends<Im2colBudget> budget(at::kCUDA, Rank::kPortable, {int64_t{256} << 20});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kPortable,
+                                       {.convolve = {&supports, &run}, .norm_maps = &norm_maps});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -2,16 +2,21 @@
 //
 // The kernels read and write channels-last memory in which the channels of a pixel are a multiple
 // of 16 bytes. Other inputs are copied. The output's channels must be such a multiple.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
 #include "conv/backend.h"
 #include "cuda/conv/arguments_sm90.h"
 #include "cuda/conv/boxes_sm90.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/launch_sm90.h"
 #include "cuda/conv/norms_sm90.h"
-#include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
+#include "stage_range.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -20,12 +25,38 @@ namespace {
 using at::Tensor;
 using namespace kernels::conv::sm90;
 
-// Computes a convolution with the boxes of `boxed`, which is the same one but in dense mode.
+// Starts the kernel, whose parameters are complete but for the output norms.
 template <class Element>
-ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, const Knob& knob,
-                           bool dense) {
+ConvolutionResult start(const Convolution& conv, Arguments& arguments, const Tensor& input,
+                        const Tensor& weight, TileSize tile, const OnDevice& device) {
+  const StageRange stage(kMultiplyStage);
+  ConvParams& p = arguments.params;
+  Tensor norms;
+  if (conv.wants_output_norms) {
+    norms =
+        at::empty(layer_norms_shape(conv.shape.images, conv.shape.output, conv.shape.out_channels),
+                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+  }
+  // If a box covers the images of its output norms, the kernel computes them.
+  const bool in_kernel =
+      norms.defined() && (p.box.images == log2_of(kLayerNormBlock) ||
+                          (p.by_pixel && takes_norms_of_pixels(p.box, conv.shape.images)));
+  if (in_kernel) p.norm_output = norms.mutable_data_ptr<float>();
+  C10_CUDA_CHECK(launch_conv<Element>(
+      p, input.const_data_ptr(), weight.const_data_ptr(),
+      {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = device.stream()}));
+  if (norms.defined() && !in_kernel) {
+    output_norms<Element>(arguments.output, norms, device.stream());
+  }
+  return {arguments.output, norms};
+}
+
+template <class Element>
+ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
   const OnDevice device(conv.input);
-  const cudaStream_t stream = device.stream();
+  const bool dense = skips_nothing(knob);
+  // The same convolution, in the boxes of dense mode.
+  const Convolution boxed = dense ? in_dense_mode(conv) : conv;
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
   Arguments arguments(boxed, input.options(), input.size(1));
   ConvParams& p = arguments.params;
@@ -35,27 +66,19 @@ ConvolutionResult convolve(const Convolution& conv, const Convolution& boxed, co
     p.by_pixel = box.has_value();
     if (box) p.box = log2_block(*box);
   }
-  p.log2_segments = choose_log2_segments(conv, dense, device.multiprocessors());
-  const TileSize tile = choose_tile(conv, p, dense, device.multiprocessors());
+  const TileSize tile = arguments.choose(conv, dense, device.multiprocessors());
   ConvNorms norms;
   if (dense) {
     arguments.set_dense(knob);
   } else {
-    norms = conv_norms<Element>(conv, input, weight, tile, knob, stream);
-    arguments.set(norms, knob, stream);
+    const NormUse use = norm_use(conv, knob);
+    norms = conv_norms<Element>(conv, input, weight, tile, use, device.stream());
+    arguments.set(norms, use, knob, device.stream());
   }
   arguments.set_output(conv.output_sizes());
   // A copy of the weight is made in this call and so is not complete before it.
   p.weight_is_ready = conv.weight_is_ready && weight.is_same(conv.weight);
-  return finish<Element>(conv, arguments, input.const_data_ptr(), weight.const_data_ptr(), tile,
-                         device);
-}
-
-template <class Element>
-ConvolutionResult convolve(const Convolution& conv, const Knob& knob) {
-  // Boxes of dense mode may have several images, but the base has one.
-  const bool dense = skips_nothing(knob) && !runs_as_deviation(conv);
-  return convolve<Element>(conv, dense ? in_dense_mode(conv) : conv, knob, dense);
+  return start<Element>(conv, arguments, input, weight, tile, device);
 }
 
 template <class Element>
@@ -63,41 +86,26 @@ ConvNormMaps find_norm_maps(const Convolution& conv) {
   const OnDevice device(conv.input);
   const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
   const Arguments arguments(conv, input.options(), input.size(1));
-  const ConvNorms norms =
-      conv_norms<Element>(conv, input, weight, TileSize::kSmall, /*knob=*/{}, device.stream());
+  const ConvNorms norms = conv_norms<Element>(conv, input, weight, TileSize::kSmall,
+                                              norm_use(conv, /*knob=*/{}), device.stream());
   return conv_norm_maps(conv, arguments.params, norms, device.stream());
 }
 
-// For TF32: the weight's norms are those of norm_map, so that pinned norms do not depend on
-// PyTorch's setting.
 Convolution with_norm_weight(Convolution conv) {
-  if (!conv.norm_weight) {
-    const Tensor norms =
-        pixel_map(by_pixel(readable_pixels(conv.weight)), conv.block.m, conv.block.k);
-    conv.norm_weight = norms.view({1, norms.size(0), -1});
-  }
+  if (!conv.norm_weight) conv.norm_weight = norm_map_of_weight(conv.weight, conv.block);
   return conv;
-}
-
-bool blocks_fit(const Convolution& conv) {
-  return strides_fit(log2_block(conv.blocks.edge), size2(conv.shape.stride)) && fits_hopper(conv);
 }
 
 bool supports(const Convolution& conv, const Knob& knob) {
   const at::ScalarType dtype = conv.input.scalar_type();
   return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
          conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
-         (skips_nothing(knob) && !runs_as_deviation(conv) ? sizes_fit_hopper(conv)
-                                                          : blocks_fit(conv));
+         (skips_nothing(knob) ? sizes_fit_hopper(conv) : fits_boxes(conv));
 }
 
 // A residual of float32 would need two blocks for a box.
 bool fuses_epilogue(const Convolution& conv) {
   return !conv.residual || is_half(conv.input.scalar_type());
-}
-
-bool fuses_base(const Convolution& conv) {
-  return conv.blocks.edge[0] == 1 && fuses_epilogue(conv);
 }
 
 ConvolutionResult run(const Convolution& conv, const Knob& knob) {
@@ -123,7 +131,9 @@ ConvNormMaps norm_maps(const Convolution& conv) {
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
-                                       {&supports, &run, &norm_maps, &fuses_epilogue, &fuses_base});
+                                       {.convolve = {&supports, &run},
+                                        .norm_maps = &norm_maps,
+                                        .fuses_epilogue = &fuses_epilogue});
 
 }  // namespace
 }  // namespace spamm::cuda

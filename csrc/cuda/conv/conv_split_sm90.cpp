@@ -52,16 +52,16 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
   // positions, channel groups). If the split computes a map, it is only allocated here.
   constexpr int64_t kEdge = kernels::kSplitBlock;
   const int64_t group = input_group(conv), images = conv.blocks.edge[0];
-  const bool input_precomputed = has_input_norms(conv);
-  const bool split_norms_input = !input_precomputed && images == kEdge && group == kEdge;
+  const NormUse use = norm_use(conv, knob);
+  const bool split_norms_input = !use.input && images == kEdge && group == kEdge;
   const bool split_norms_weight =
       !conv.norm_weight && conv.block.m == kEdge && conv.block.k == kEdge;
   const auto map_of = [&](const Tensor& x, int64_t rows, int64_t columns, bool by_split) {
     return by_split ? empty({blocks_of(x.size(1), rows), x.size(0), blocks_of(x.size(2), columns)})
                     : pixel_map(x, rows, columns);
   };
-  const Tensor map_input = input_precomputed ? conv.norm_input->contiguous()
-                                             : map_of(pixels, images, group, split_norms_input);
+  const Tensor map_input =
+      use.input ? use.input->contiguous() : map_of(pixels, images, group, split_norms_input);
   const Tensor map_weight =
       (conv.norm_weight ? conv.norm_weight->contiguous()
                         : map_of(positions, conv.block.m, conv.block.k, split_norms_weight))
@@ -83,7 +83,7 @@ ConvolutionResult run(const Convolution& conv, const Knob& knob) {
                  .pixels = map_input,
                  .own_pixels = {},
                  .next_tile = counter.mutable_data_ptr<int>()},
-                knob, device.stream());
+                use, knob, device.stream());
   arguments.set_output(conv.output_sizes());
   arguments.params.a = a.source();
   arguments.params.b = b.source();
@@ -109,7 +109,8 @@ ConvNormMaps norm_maps(const Convolution& conv) {
   return conv_norm_maps(conv, arguments.params, norms, device.stream());
 }
 
-const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run, &norm_maps});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
+                                       {.convolve = {&supports, &run}, .norm_maps = &norm_maps});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -1,7 +1,5 @@
 // Dense convolutions with ReLU: cuDNN adds bias and residual and rectifies in the convolution's own
 // kernel. It is torch's call (ATen/native/cudnn/ConvShared.cpp), which torch.compile cannot trace.
-#include "conv/dense_conv2d.h"
-
 #include <ATen/Context.h>
 #include <ATen/ops/cudnn_convolution_add_relu.h>
 #include <ATen/ops/cudnn_convolution_relu.h>
@@ -9,6 +7,8 @@
 
 #include <algorithm>
 #include <limits>
+
+#include "conv/backend.h"
 
 namespace spamm::cuda {
 namespace {
@@ -44,7 +44,8 @@ Tensor run(const DenseConvolution& conv) {
                                         conv.bias, stride, padding, dilation, shape.groups);
 }
 
-const Backends<DenseConvBackend> registered(at::kCUDA, Rank::kPortable, {&supports, &run});
+const Backends<DenseBackend> registered(at::kCUDA, Rank::kPortable,
+                                        {.convolve = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda

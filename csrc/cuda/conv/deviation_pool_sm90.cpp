@@ -8,13 +8,13 @@
 #include <bit>
 
 #include "block.h"
-#include "conv/backend.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "cuda/operand.h"
 #include "kernels/conv/sm90/params.h"
+#include "reference/reference.h"
 
 namespace spamm::cuda {
 namespace {
@@ -90,7 +90,8 @@ ConvolutionResult pooled(const Tensor& input, const Tensor& reference,
   return {output, norms};
 }
 
-bool supports_deviations(const Tensor& input, const Tensor& reference, const MaxPool& pool) {
+bool supports_deviations(const Tensor& input, const Tensor& reference, const std::optional<Tensor>&,
+                         const MaxPool& pool) {
   const int64_t group_chunks = kLayerNormBlock * input.element_size() / kAlignment;
   return reference.numel() < kMost &&
          fits(input, pool, blocks_of(input.size(1), kLayerNormBlock) * group_chunks);
@@ -102,13 +103,14 @@ bool supports_plain(const Tensor& input, const MaxPool& pool, bool wants_output_
          fits(input, pool, input.size(1) * input.element_size() / kAlignment);
 }
 
-ConvolutionResult run_plain(const Tensor& input, const MaxPool& pool) {
+ConvolutionResult run_plain(const Tensor& input, const MaxPool& pool, bool) {
   return pooled(input, /*reference=*/{}, /*norm_input=*/std::nullopt, pool);
 }
 
-const Backends<DeviationPoolBackend> of_deviations(at::kCUDA, Rank::kHopper,
-                                                   {&supports_deviations, &pooled});
-const Backends<MaxPoolBackend> plain(at::kCUDA, Rank::kHopper, {&supports_plain, &run_plain});
+const Backends<ReferenceBackend> of_deviations(at::kCUDA, Rank::kHopper,
+                                               {.pool = {&supports_deviations, &pooled}});
+const Backends<DenseBackend> plain(at::kCUDA, Rank::kHopper,
+                                   {.pool = {&supports_plain, &run_plain}});
 
 }  // namespace
 }  // namespace spamm::cuda

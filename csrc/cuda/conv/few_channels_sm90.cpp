@@ -95,7 +95,8 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial,
-                                       {&supports, &run, nullptr, &fuses_epilogue});
+                                       {.convolve = {&supports, &run},
+                                        .fuses_epilogue = &fuses_epilogue});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -27,7 +27,7 @@ bool supports(const Tensor& input, const MaxPool& pool, bool wants_output_norms)
              kMost;
 }
 
-ConvolutionResult run(const Tensor& input, const MaxPool& pool) {
+ConvolutionResult run(const Tensor& input, const MaxPool& pool, bool) {
   const OnDevice device(input);
   const int64_t images = input.size(0), channels = input.size(1);
   const Tensor output = at::empty({images, channels, pool.output.height, pool.output.width},
@@ -53,7 +53,7 @@ ConvolutionResult run(const Tensor& input, const MaxPool& pool) {
   return {output, norms};
 }
 
-const Backends<MaxPoolBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+const Backends<DenseBackend> registered(at::kCUDA, Rank::kHopper, {.pool = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -5,10 +5,8 @@
 #include <c10/cuda/CUDAException.h>
 
 #include <array>
-#include <limits>
 
 #include "cuda/conv/channels_last.h"
-#include "cuda/conv/run_sm90.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
@@ -37,53 +35,39 @@ std::array<int64_t, 3> weight_norms_shape(const Tensor& weight, const Block& blo
 
 }  // namespace
 
-bool has_input_norms(const Convolution& conv) {
-  const bool blocks_fit =
-      conv.is_deviation ? conv.blocks.edge[0] == 1 : conv.blocks.edge == Box{kLayerNormBlock, 1, 1};
-  return conv.norm_input && blocks_fit && log2_group(conv.block) == log2_of(kLayerNormBlock);
-}
-
-bool runs_by_strips(const Convolution& conv, const Knob& knob) {
-  if (!knob.tau || !knob.tau->is_cpu() || !is_half(conv.input.scalar_type())) return false;
-  const auto tau = static_cast<float>(host_scalar(*knob.tau));
-  // No other product of norms than zero is less than the smallest positive number.
-  return tau > 0 && tau <= std::numeric_limits<float>::denorm_min() && runs_as_deviation(conv) &&
-         takes_strips(kernel_shape(conv.shape, conv.shape.in_channels),
-                      log2_block(conv.blocks.edge), log2_of(conv.block.k));
-}
-
-bool takes_block_norms(const Convolution& conv, const Knob& knob) {
-  return !knob.tau ||
-         (conv.blocks.edge[1] * conv.blocks.edge[2] > 1 && !runs_by_strips(conv, knob));
+NormUse norm_use(const Convolution& conv, const Knob& knob) {
+  const Box& edge = conv.blocks.edge;
+  const bool fits =
+      edge == Box{kLayerNormBlock, 1, 1} && log2_group(conv.block) == log2_of(kLayerNormBlock);
+  return {.input = fits ? conv.norm_input : std::nullopt,
+          .by_block = !knob.tau || edge[1] * edge[2] > 1};
 }
 
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor& weight,
-                     TileSize tile, const Knob& knob, cudaStream_t stream) {
+                     TileSize tile, const NormUse& use, cudaStream_t stream) {
   const auto options = input.options().dtype(at::kFloat);
-  const bool input_precomputed = has_input_norms(conv);
-  const bool computes_norms = !input_precomputed || !conv.norm_weight;
+  const bool computes_norms = !use.input || !conv.norm_weight;
   // The last norm kernel before the convolution sets the counter to zero.
-  const bool zeroed_later = takes_block_norms(conv, knob);
-  if (!claims_conv_tiles(tile, computes_norms || zeroed_later, runs_by_strips(conv, knob))) {
-    return {conv.norm_weight->contiguous(), conv.norm_input->contiguous(), {}, nullptr};
+  if (!claims_conv_tiles(tile, computes_norms || use.by_block, use.tiles_differ)) {
+    return {conv.norm_weight->contiguous(), use.input->contiguous(), {}, nullptr};
   }
   const StageRange stage(kNormMapStage);
   const int64_t pixels = conv.shape.input.height * conv.shape.input.width;
   const int64_t groups = blocks_of(input.size(1), int64_t{1} << log2_group(conv.block));
   const int64_t count =
-      input_precomputed ? 0 : blocks_of(conv.shape.images, conv.blocks.edge[0]) * pixels * groups;
+      use.input ? 0 : blocks_of(conv.shape.images, conv.blocks.edge[0]) * pixels * groups;
   ConvNorms norms;
   norms.own_pixels = at::empty({count + 1}, options);
-  norms.pixels = input_precomputed ? conv.norm_input->contiguous() : norms.own_pixels;
+  norms.pixels = use.input ? use.input->contiguous() : norms.own_pixels;
   norms.weight = conv.norm_weight ? conv.norm_weight->contiguous()
                                   : at::empty(weight_norms_shape(conv.weight, conv.block), options);
   auto* const own_pixels = norms.own_pixels.mutable_data_ptr<float>();
   norms.next_tile = reinterpret_cast<int*>(own_pixels + count);
 
   PixelNormsParams p{};
-  p.zeroed = zeroed_later ? nullptr : norms.next_tile;
-  if (!input_precomputed) {
+  p.zeroed = use.by_block ? nullptr : norms.next_tile;
+  if (!use.input) {
     p.jobs[0] = pixel_norms_job(input.const_data_ptr(), conv.shape.images, pixels, input.size(1),
                                 log2_of(conv.blocks.edge[0]), log2_group(conv.block), own_pixels,
                                 sizeof(Element));
@@ -91,7 +75,7 @@ ConvNorms conv_norms(const Convolution& conv, const Tensor& input, const Tensor&
   if (!conv.norm_weight) p.jobs[1] = weight_job(weight, conv.block, norms.weight);
   if (computes_norms) {
     C10_CUDA_CHECK(launch_pixel_norms<Element>(p, stream));
-  } else if (!zeroed_later) {
+  } else if (!use.by_block) {
     C10_CUDA_CHECK(launch_clear_counter(norms.next_tile, stream));
   }
   return norms;
@@ -104,6 +88,11 @@ Tensor by_pixel(const Tensor& x) {
 
 Tensor pixel_map(const Tensor& x, int64_t rows, int64_t channels) {
   return norm_map(x, {rows, channels}).transpose(0, 1).contiguous();
+}
+
+Tensor norm_map_of_weight(const Tensor& weight, const Block& block) {
+  const Tensor norms = pixel_map(by_pixel(readable_pixels(weight)), block.m, block.k);
+  return norms.view({1, norms.size(0), -1});
 }
 
 Tensor im2col_block_norms(const Convolution& conv, const ConvParams& p, const ConvNorms& norms,
@@ -140,7 +129,7 @@ void output_norms(const Tensor& output, const Tensor& norms, cudaStream_t stream
 
 #define SPAMM_CONV_NORMS(Element)                                                          \
   template ConvNorms conv_norms<Element>(const Convolution&, const Tensor&, const Tensor&, \
-                                         TileSize, const Knob&, cudaStream_t);             \
+                                         TileSize, const NormUse&, cudaStream_t);          \
   template void output_norms<Element>(const Tensor&, const Tensor&, cudaStream_t);
 SPAMM_CONV_NORMS(__half)
 SPAMM_CONV_NORMS(__nv_bfloat16)
@@ -155,7 +144,7 @@ bool supports_weight(const Tensor& weight, int64_t groups, const Block& block) {
          supports_channels(block, weight.size(0), weight.size(1));
 }
 
-Tensor weight_norms_of(const Tensor& weight, const Block& block) {
+Tensor weight_norms_of(const Tensor& weight, int64_t, const Block& block) {
   const OnDevice device(weight);
   const Tensor pixels = readable_pixels(weight);
   const Tensor norms = at::empty(weight_norms_shape(weight, block),
@@ -172,10 +161,9 @@ bool computes_output_norms(at::Device device, at::ScalarType dtype) {
   return is_half(dtype) && has_hopper_kernels(check_device(device));
 }
 
-const Backends<WeightNormBackend> weight_norm(at::kCUDA, Rank::kHopper,
-                                              {&supports_weight, &weight_norms_of});
-const Backends<OutputNormsBackend> with_output_norms(at::kCUDA, Rank::kHopper,
-                                                     {&computes_output_norms});
+const Backends<ConvBackend> registered(at::kCUDA, Rank::kHopper,
+                                       {.weight_norms = {&supports_weight, &weight_norms_of},
+                                        .output_norms = {&computes_output_norms}});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -4,6 +4,8 @@
 #include <ATen/core/Tensor.h>
 #include <cuda_runtime.h>
 
+#include <optional>
+
 #include "conv/backend.h"
 #include "cuda/tiles.h"
 #include "kernels/conv/sm90/params.h"
@@ -18,23 +20,26 @@ struct ConvNorms {
   int* next_tile;         // zero when the kernel starts, or null
 };
 
+// Which norms a convolution reads.
+struct NormUse {
+  std::optional<at::Tensor> input;  // precomputed ones, in the blocks that it needs
+  // Norms of im2col blocks: for a search, and for pixel blocks of several rows or columns, whose
+  // norms are not those of single pixels.
+  bool by_block;
+  bool tiles_differ = false;  // many tiles have no step at all
+};
+NormUse norm_use(const Convolution& conv, const Knob& knob);
+
 // Computes the norms that are not precomputed. One launch computes them all and sets the counter to
-// zero, which im2col_block_norms() does if it follows (takes_block_norms()). `input` and `weight`
-// are results of readable_pixels(), with elements of type Element. No knob: for norm maps alone.
+// zero, which im2col_block_norms() does if it follows. `input` and `weight` are results of
+// readable_pixels(), with elements of type Element.
 template <class Element>
 ConvNorms conv_norms(const Convolution& conv, const at::Tensor& input, const at::Tensor& weight,
-                     TileSize tile, const Knob& knob, cudaStream_t stream);
+                     TileSize tile, const NormUse& use, cudaStream_t stream);
 
-// Whether there are precomputed norms of the input, in the blocks that this convolution needs.
-bool has_input_norms(const Convolution& conv);
-
-// Whether the kernel works by strips (kernels/conv/sm90/list_by_strip.cuh): deviations of half
-// types with a tau on the host that skips products of zeros alone.
-bool runs_by_strips(const Convolution& conv, const Knob& knob);
-
-// Whether the convolution needs norms of im2col blocks: for a search, and for pixel blocks of
-// several rows or columns, whose norms are not those of single pixels. By strips those do.
-bool takes_block_norms(const Convolution& conv, const Knob& knob);
+// The norms of a weight for TF32: those of norm_map, so that pinned norms do not depend on
+// PyTorch's setting.
+at::Tensor norm_map_of_weight(const at::Tensor& weight, const Block& block);
 
 // A channels-last tensor as a batch of matrices (images x channels), one for each pixel.
 at::Tensor by_pixel(const at::Tensor& x);

@@ -35,10 +35,11 @@ inline bool supports_channels(const Block& block, int64_t out_channels, int64_t 
   return (block.m >= 64 || out_channels <= block.m) && (block.k >= 64 || in_channels <= block.k);
 }
 
-// Whether the Hopper kernels run on the input's device and support the convolution's sizes, and
-// whether its blocks too.
+// Whether the Hopper kernels run on the input's device and support the convolution's sizes; its
+// blocks too; and whether TMA can load them as boxes.
 bool sizes_fit_hopper(const Convolution& conv);
 bool fits_hopper(const Convolution& conv);
+bool fits_boxes(const Convolution& conv);
 
 // `channels`: channels of the input, including its padding.
 inline kernels::conv::sm90::ConvShape kernel_shape(const spamm::ConvShape& shape,

@@ -73,9 +73,8 @@ bool supports(const Convolution& conv, const Knob& knob) {
   const auto aligned = [&](int64_t channels) {
     return channels * conv.input.element_size() % kAlignment == 0;
   };
-  return is_half(conv.input.scalar_type()) && skips_nothing(knob) && !conv.is_deviation &&
-         !conv.base && !conv.wants_output_norms && aligned(shape.in_channels) &&
-         aligned(shape.out_channels) && sizes_fit_hopper(conv) &&
+  return is_half(conv.input.scalar_type()) && skips_nothing(knob) && !conv.wants_output_norms &&
+         aligned(shape.in_channels) && aligned(shape.out_channels) && sizes_fit_hopper(conv) &&
          takes_unskipped(kernel_shape(shape, shape.in_channels)) && pays(conv);
 }
 
@@ -105,7 +104,8 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
 }
 
 const Backends<ConvBackend> registered(at::kCUDA, Rank::kSpecial,
-                                       {&supports, &run, nullptr, &fuses_epilogue});
+                                       {.convolve = {&supports, &run},
+                                        .fuses_epilogue = &fuses_epilogue});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -1,5 +1,5 @@
 // The epilogue of deviations in one pass over an output that is complete.
-#include "cpu/conv/deviation.h"
+#include "cpu/reference/epilogue.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "conv/epilogue.h"
+#include "reference/reference.h"
 
 namespace spamm::cpu {
 namespace {
@@ -28,8 +28,8 @@ bool supports(const Tensor& output, const std::optional<Tensor>& residual, const
 }
 
 // Each image is one row, which tasks write in parts.
-void run(const Tensor& output, const std::optional<Tensor>& residual, const Tensor& base,
-         Activation activation) {
+Tensor run(const Tensor& output, const std::optional<Tensor>& residual, const Tensor& base,
+           Activation activation) {
   constexpr int64_t kElementsPerTask = 32 * 1024;
   const int64_t image = base.numel(), parts = (image + kElementsPerTask - 1) / kElementsPerTask;
   AT_DISPATCH_FLOATING_TYPES_AND2(
@@ -55,9 +55,11 @@ void run(const Tensor& output, const std::optional<Tensor>& residual, const Tens
           }
         });
       });
+  return output;
 }
 
-const Backends<DeviationEpilogueBackend> registered(at::kCPU, Rank::kPortable, {&supports, &run});
+const Backends<ReferenceBackend> registered(at::kCPU, Rank::kPortable,
+                                            {.epilogue = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cpu

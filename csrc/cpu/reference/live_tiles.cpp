@@ -15,10 +15,10 @@
 #include <limits>
 #include <vector>
 
-#include "conv/backend.h"
 #include "cpu/common/large_pages.h"
-#include "cpu/conv/deviation.h"
 #include "cpu/conv/pixels.h"
+#include "cpu/reference/epilogue.h"
+#include "reference/reference.h"
 #include "threshold.h"
 
 namespace spamm::cpu {
@@ -52,8 +52,8 @@ bool skips_only_zeros(double tau) {
 // Beyond this, as with a large dilation, the windows of neighbouring tiles are mostly the same.
 constexpr int64_t kMostWindow = 17;  // rows or columns that an output pixel reads
 
-bool supports(const Convolution& conv, const Knob& knob) {
-  if (!conv.is_deviation || !knob.tau || !knob.tau->is_cpu()) return false;
+bool supports(const Deviation& conv, const Knob& knob) {
+  if (!conv.is_whole() || !knob.tau || !knob.tau->is_cpu()) return false;
   if (conv.base && !writes_deviations(conv.activation)) return false;
   const auto [rows, columns] = conv.shape.window();
   if (std::max(rows, columns) > kMostWindow || conv.input.numel() == 0) return false;
@@ -317,7 +317,7 @@ class LiveTiles {
   std::vector<uint8_t> live_;  // one for each tile, picture by picture
 };
 
-ConvolutionResult run(const Convolution& conv, const Knob&) {
+ConvolutionResult run(const Deviation& conv, const Knob&) {
   const auto laid_out = [](const std::optional<Tensor>& tensor) {
     return tensor ? std::optional(tensor->contiguous(kChannelsLast)) : std::nullopt;
   };
@@ -331,10 +331,8 @@ ConvolutionResult run(const Convolution& conv, const Knob&) {
   return {output, Tensor()};
 }
 
-bool fuses(const Convolution&) { return true; }  // supports() asks
-
-const Backends<ConvBackend> registered(at::kCPU, Rank::kSpecial,
-                                       {&supports, &run, nullptr, &fuses, &fuses});
+const Backends<ReferenceBackend> registered(at::kCPU, Rank::kSpecial,
+                                            {.convolve = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cpu

@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "conv/join_deviations.h"
 #include "cuda/conv/channels_last.h"
 #include "cuda/conv/sizes_sm90.h"
 #include "cuda/device.h"
 #include "cuda/hopper.h"
 #include "kernels/conv/sm90/join_deviations_params.h"
+#include "reference/reference.h"
 
 namespace spamm::cuda {
 namespace {
@@ -79,7 +79,7 @@ ConvolutionResult run(at::TensorList parts) {
   return {output, norms};
 }
 
-const Backends<JoinBackend> registered(at::kCUDA, Rank::kHopper, {&supports, &run});
+const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kHopper, {.join = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda

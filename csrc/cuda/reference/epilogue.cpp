@@ -3,10 +3,10 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-#include "conv/epilogue.h"
 #include "cuda/device.h"
 #include "cuda/operand.h"
 #include "kernels/conv/deviation_epilogue_params.h"
+#include "reference/reference.h"
 
 namespace spamm::cuda {
 namespace {
@@ -30,9 +30,9 @@ bool supports(const Tensor& output, const std::optional<Tensor>& residual, const
          (fits(at::MemoryFormat::ChannelsLast) || fits(at::MemoryFormat::Contiguous));
 }
 
-void run(const Tensor& output, const std::optional<Tensor>& residual, const Tensor& base,
-         Activation activation) {
-  if (output.numel() == 0) return;
+Tensor run(const Tensor& output, const std::optional<Tensor>& residual, const Tensor& base,
+           Activation activation) {
+  if (output.numel() == 0) return output;
   const OnDevice device(output);
   const int64_t entries = kAlignment / output.element_size();
   const kernels::DeviationEpilogueParams params = {
@@ -53,9 +53,11 @@ void run(const Tensor& output, const std::optional<Tensor>& residual, const Tens
     }
   }();
   C10_CUDA_CHECK(launch(params, device.multiprocessors(), device.stream()));
+  return output;
 }
 
-const Backends<DeviationEpilogueBackend> registered(at::kCUDA, Rank::kPortable, {&supports, &run});
+const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kPortable,
+                                            {.epilogue = {&supports, &run}});
 
 }  // namespace
 }  // namespace spamm::cuda

@@ -1,0 +1,172 @@
+// Hopper's convolution of deviations in pixel blocks of one image: of half types, and of float32 as
+// TF32. Turns tensors into kernel parameters.
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAException.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <limits>
+
+#include "conv/layers.h"
+#include "cuda/conv/arguments_sm90.h"
+#include "cuda/conv/channels_last.h"
+#include "cuda/conv/launch_sm90.h"
+#include "cuda/conv/norms_sm90.h"
+#include "cuda/conv/sizes_sm90.h"
+#include "cuda/device.h"
+#include "cuda/operand.h"
+#include "reference/reference.h"
+#include "stage_range.h"
+#include "threshold.h"
+
+namespace spamm::cuda {
+namespace {
+
+using at::Tensor;
+using namespace kernels::conv::sm90;
+
+constexpr int64_t kGroup = 64;  // channels that share a norm
+
+// Whether the kernel of deviations runs. It has a base or writes norms of pixels; other
+// convolutions are the plain kernel's.
+bool deviates(const Deviation& conv) { return conv.base || conv.wants_output_norms; }
+
+// Whether the kernel works by strips (kernels/conv/sm90/list_by_strip.cuh): with a tau on the host
+// that skips products of zeros alone.
+bool runs_by_strips(const Deviation& conv, const Knob& knob) {
+  if (!knob.tau || !knob.tau->is_cpu() || !is_half(conv.input.scalar_type())) return false;
+  const auto tau = static_cast<float>(host_scalar(*knob.tau));
+  // No other product of norms than zero is less than the smallest positive number.
+  return tau > 0 && tau <= std::numeric_limits<float>::denorm_min() && deviates(conv) &&
+         takes_strips(kernel_shape(conv.shape, conv.shape.in_channels),
+                      log2_block(conv.blocks.edge), log2_of(conv.block.k));
+}
+
+bool phases_fit(const Deviation& conv) {
+  const int64_t channels = conv.shape.out_channels / 4;
+  const spamm::ConvShape& shape = conv.shape;
+  return is_half(conv.input.scalar_type()) && (2 * channels == kGroup || channels % kGroup == 0) &&
+         4 * shape.images * shape.output.height * shape.output.width * blocks_of(channels, kGroup) <
+             kMost;
+}
+
+bool parts_fit(const Deviation& conv, const Knob& knob) {
+  const auto is_aligned = [](const Tensor& x) {
+    return x.size(1) > 0 && x.size(1) * x.element_size() % kAlignment == 0;
+  };
+  const auto& parts = conv.parts;
+  return parts.size() == 1 ||
+         (parts.size() == 2 && parts[0].size(1) % kGroup == 0 && is_aligned(parts[0]) &&
+          is_aligned(parts[1]) && !conv.norms.empty() && runs_by_strips(conv, knob));
+}
+
+// A residual of float32 would need two blocks for a box.
+bool fuses_epilogue(const Deviation& conv) {
+  return !conv.residual || is_half(conv.input.scalar_type());
+}
+
+bool supports(const Deviation& conv, const Knob& knob) {
+  const at::ScalarType dtype = conv.input.scalar_type();
+  return (is_half(dtype) || (dtype == at::kFloat && conv.allow_tf32)) &&
+         conv.shape.out_channels * conv.input.element_size() % kAlignment == 0 &&
+         conv.blocks.edge[0] == 1 && fits_boxes(conv) && parts_fit(conv, knob) &&
+         (!conv.in_phases || phases_fit(conv)) &&
+         // Where nothing is skipped and nothing is fused, dense mode is faster.
+         !(skips_nothing(knob) && !(deviates(conv) && fuses_epilogue(conv)));
+}
+
+// The residual, as one image if all images have the same memory.
+Deviation with_one_residual(Deviation conv) {
+  if (conv.residual && conv.residual->stride(0) == 0 &&
+      conv.residual->size(0) == conv.shape.images) {
+    conv.residual = conv.residual->narrow(0, 0, 1);
+  }
+  return conv;
+}
+
+template <class Element>
+ConvolutionResult convolve(const Deviation& given, const Knob& knob) {
+  const Deviation conv = with_one_residual(given);
+  const OnDevice device(conv.input);
+  const cudaStream_t stream = device.stream();
+  const Tensor input = readable_pixels(conv.input), weight = readable_pixels(conv.weight);
+  const bool is_one = conv.parts.size() == 1;
+  Arguments arguments(conv, input.options(), is_one ? input.size(1) : conv.shape.in_channels);
+  ConvParams& p = arguments.params;
+  p.box = box_of(p.block);
+  p.by_strips = runs_by_strips(conv, knob);
+  const TileSize tile = arguments.choose(conv, /*dense=*/false, device.multiprocessors());
+  NormUse use = {.input = std::nullopt, .by_block = !p.by_strips, .tiles_differ = p.by_strips};
+  if (!conv.norms.empty() && log2_group(conv.block) == log2_of(kGroup)) use.input = conv.norms[0];
+  const ConvNorms norms = conv_norms<Element>(conv, input, weight, tile, use, stream);
+  arguments.set(norms, use, knob, stream);
+  Tensor base, second, norm_second;  // kept until the launch
+  if (conv.base) {
+    base = readable_pixels(*conv.base);
+    p.base = base.const_data_ptr();
+    p.base_activation = std::exchange(p.activation, Activation::kNone);
+  }
+  if (!is_one) {
+    second = readable_pixels(conv.parts[1]);
+    norm_second = conv.norms[1].contiguous();
+    p.second = {second.const_data_ptr(), static_cast<int>(second.size(1)),
+                norm_second.const_data_ptr<float>()};
+  }
+  auto sizes = conv.output_sizes();
+  int64_t columns = 1;  // that share an output norm
+  if (conv.in_phases) {
+    sizes = {sizes[0], sizes[1] / 4, sizes[2] * 2, sizes[3] * 2};
+    p.phase_channels = static_cast<int>(sizes[1]);
+    columns = columns_of_norms(sizes[1]);
+  }
+  arguments.set_output(sizes);
+  Tensor output_norms;
+  if (conv.wants_output_norms) {
+    output_norms =
+        at::empty(pixel_norms_shape(sizes[0], {sizes[2], sizes[3] / columns}, sizes[1] * columns),
+                  input.options().dtype(at::kFloat), at::MemoryFormat::Contiguous);
+    p.norm_pixels = output_norms.mutable_data_ptr<float>();
+  }
+  const StageRange stage(kMultiplyStage);
+  const auto launch = deviates(conv) ? launch_deviation_conv<Element> : launch_conv<Element>;
+  C10_CUDA_CHECK(
+      launch(p, input.const_data_ptr(), weight.const_data_ptr(),
+             {.tile = tile, .multiprocessors = device.multiprocessors(), .stream = stream}));
+  return {arguments.output, output_norms};
+}
+
+ConvolutionResult convolve_float(Deviation conv, const Knob& knob) {
+  if (!conv.norm_weight && !skips_nothing(knob)) {
+    conv.norm_weight = norm_map_of_weight(conv.weight, conv.block);
+  }
+  if (fuses_epilogue(conv)) return convolve<float>(conv, knob);
+  Deviation plain = conv;
+  plain.residual.reset();
+  plain.base.reset();
+  plain.activation = Activation::kNone;
+  plain.wants_output_norms = false;
+  const Tensor output = convolve<float>(plain, knob).output;
+  if (conv.base) {
+    apply_deviation_epilogue_(output, conv.residual, *conv.base, conv.activation);
+  } else {
+    apply_epilogue_(output, conv.residual, conv.activation);
+  }
+  return {output, Tensor()};
+}
+
+ConvolutionResult run(const Deviation& conv, const Knob& knob) {
+  switch (conv.input.scalar_type()) {
+    case at::kHalf:
+      return convolve<__half>(conv, knob);
+    case at::kBFloat16:
+      return convolve<__nv_bfloat16>(conv, knob);
+    default:
+      return convolve_float(conv, knob);
+  }
+}
+
+const Backends<ReferenceBackend> registered(at::kCUDA, Rank::kHopper,
+                                            {.convolve = {&supports, &run}});
+
+}  // namespace
+}  // namespace spamm::cuda
