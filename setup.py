@@ -211,7 +211,9 @@ def write_instances() -> list[str]:
 def operators(cuda: bool) -> setuptools.Extension:
     """The library of operators. torch's and CUDA's headers are system headers: no warnings."""
     kind = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    files = sources("*.cpp", "conv/*.cpp", "reference/*.cpp", "shards/*.cpp", "sparse/*.cpp", "cpu/**/*.cpp")
+    files = sources(
+        "*.cpp", "conv/*.cpp", "reference/*.cpp", "shards/*.cpp", "sparse/*.cpp", "cpu/**/*.cpp"
+    )
     macros, headers = [], []
     if cuda:
         files += sources("cuda/**/*.cu", "cuda/**/*.cpp") + write_instances()

@@ -16,18 +16,19 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 import torch
 
 from cases import conv, layers, mm, multi_gpu, multi_gpu_conv, networks, vgg13
+from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
 from common.machine import describe_machine
 from common.measuring import Measuring
-from common.options import add_output_options
 from models.files import require_writable
 
-# A case has TITLE, NOTES, MODE (inference_mode or no_grad); add_options(parser); choose(options),
-# which fills in what depends on the device and raises UserError; header(options);
-# settings(options), what decides its figures; measure(measuring, options), the tables of rows;
-# said(tables, options); and where something must be made first, prepare(options, console).
+# A case has TITLE, NOTES, MODE (inference_mode or no_grad); DEFAULTS by kind of device;
+# add_options(parser); measure(measuring, options), the tables of rows; said(tables, options).
+# It may have choose(options), which completes options and raises UserError; prepare(options,
+# console), where something must be made first; header(options); settings(options), what decides its
+# figures beside the options.
 CASES = {
     "mm": mm,
     "conv": conv,
@@ -53,10 +54,27 @@ def parse(arguments):
             allow_abbrev=False,
         )
         case.add_options(of_case)
-        add_output_options(of_case, name)
+        cli.add_output_options(of_case, name)
     options = parser.parse_args(arguments)
-    CASES[options.case].choose(options)
+    cli.fill_in(options, CASES[options.case].DEFAULTS)
+    _if_it_has(CASES[options.case], "choose", options)
     return options
+
+
+def _if_it_has(case, name, *arguments):
+    """What a case's function of this name returns; {} where there is none."""
+    return getattr(case, name, lambda *_: {})(*arguments)
+
+
+def _decisive(options):
+    """The options that decide figures, as they were given or filled in."""
+    free = ("case", "out", "name", "fresh", "device", "devices")
+    plain = (str, int, float, bool, list, tuple)
+    return {
+        name: value
+        for name, value in vars(options).items()
+        if name not in free and isinstance(value, plain)
+    }
 
 
 def main(arguments=None):
@@ -64,13 +82,18 @@ def main(arguments=None):
     options = parse(arguments)
     case, console = CASES[options.case], make_console()
     require_writable(options.out)
-    if hasattr(case, "prepare"):
-        case.prepare(options, console)
+    decisive = _decisive(options)
+    _if_it_has(case, "prepare", options, console)
     torch.backends.cudnn.benchmark = True
     with case.MODE():
         header = results.run_header(describe_machine(options.device), "bench.py", arguments)
-        header |= case.header(options)
-        settings = run_settings(header, case=options.case, **case.settings(options))
+        if hasattr(options, "cold"):
+            header["L2 cache"] = "emptied before each call" if options.cold else "warm"
+        if hasattr(options, "parts"):
+            header["parts"] = options.parts
+        header |= _if_it_has(case, "header", options)
+        more = decisive | _if_it_has(case, "settings", options)
+        settings = run_settings(header, case=options.case, **more)
         with (
             Journal(options.out, options.name, settings, fresh=options.fresh) as journal,
             Steps(console, options.case) as steps,

@@ -11,7 +11,6 @@ or by an error of the device.
     python scripts/reproduce.py 1 2 --out docs/results --name h200
 """
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -88,15 +87,15 @@ def measure(number, run, about, journal, path):
     """Measures one table and puts it into the page of all; says what was found.
 
     Args:
-        about: its run without tables. journal: of the table. path: of the page.
+        about: its run without tables. path: of the page.
 
     Returns:
         How many cells failed that another run may measure. The journal has all others.
     """
     of_table = TABLES[number]
     run.console.print(f"table {number}: {of_table.TITLE}")
-    cells = of_table.cells(run)
-    with Steps(run.console, f"table {number}") as steps:
+    cells = {f"{number}, {name}": call for name, call in of_table.cells(run).items()}
+    with Steps(run.console, "table") as steps:
         measuring = Measuring(journal, steps, run.console)
         tables = measuring.tables(cells, of_table.said_of, lambda found: not failed(found))
     of_run = about | {"said": of_table.said(tables), "tables": tables}
@@ -135,28 +134,19 @@ def main(arguments=None):
     machine = describe_machine(device) | {"libraries": peer_libraries(device)}
     header = results.run_header(machine, "reproduce.py", arguments)
     settings = {number: TABLES[number].settings(run) for number in options.tables}
-    with contextlib.ExitStack() as stack:
-        journals = {}
-        for number, of_table in settings.items():
-            decided = run_settings(header, repeats=run.repeats, gpus=count, **of_table)
-            journal = Journal(options.out, f"table_{number}_{name}", decided, fresh=options.fresh)
-            journals[number] = stack.enter_context(journal)
-        left = {}
-        for number, journal in journals.items():
-            about = {
-                "name": f"table_{number}_{name}",
-                "header": header | {"settings": settings[number]},
-            }
-            left[number] = measure(number, run, about, journal, path)
-        # Only now: were it interrupted before, the tables it has finished would be measured again.
-        for number, journal in journals.items():
-            if left[number]:
-                console.print(
-                    f"table {number}: {left[number]} cells failed; the same command tries these "
-                    "again, --fresh measures all"
-                )
-            else:
-                journal.remove()
+    tables = {f"table {number}": of for number, of in settings.items()}
+    decided = run_settings(header, repeats=run.repeats, gpus=count, **tables)
+    with Journal(options.out, f"tables_{name}", decided, fresh=options.fresh) as journal:
+        left = 0
+        for number, of in settings.items():
+            about = {"name": f"table_{number}_{name}", "header": header | {"settings": of}}
+            left += measure(number, run, about, journal, path)
+        if left:
+            console.print(
+                f"{left} cells failed; the same command tries these again, --fresh measures all"
+            )
+        else:
+            journal.remove()
 
 
 if __name__ == "__main__":

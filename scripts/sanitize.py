@@ -7,10 +7,10 @@ Hopper both with SPAMM_TORCH_FORCE_SM80=1 and without. It checks nothing by itse
 it only makes each kernel touch memory, ragged edges, transposed and misaligned operands included.
 """
 
-import contextlib
 import itertools
 import os
 import sys
+from unittest import mock
 
 import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
 
@@ -20,20 +20,22 @@ import spamm_torch
 from common.console import exit_code
 from common.options import make_parser, require_cuda
 
+DEVICE = "cuda"
+OPS = torch.ops.spamm_torch
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 BLOCKS = (32, 64, 128, (128, 64, 128), (32, 128, 64))
 SHAPES = ((1, 1, 1), (65, 33, 130), (128, 256, 128), (200, 264, 72))
 
 
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE, dtype=torch.float64).to(dtype)
+
+
 def operands(m, k, n, dtype):
     """The layouts the kernels tell apart: row-major, column-major, misaligned."""
-
-    def make(rows, columns):
-        return torch.randn(rows, columns, device="cuda", dtype=torch.float64).to(dtype)
-
-    yield make(m, k), make(k, n)
-    yield make(k, m).t(), make(n, k).t()
-    yield make(m, k + 1)[:, 1:], make(k, n + 1)[:, 1:]
+    yield randn(m, k, dtype=dtype), randn(k, n, dtype=dtype)
+    yield randn(k, m, dtype=dtype).t(), randn(n, k, dtype=dtype).t()
+    yield randn(m, k + 1, dtype=dtype)[:, 1:], randn(k, n + 1, dtype=dtype)[:, 1:]
 
 
 def products():
@@ -46,8 +48,8 @@ def products():
 
 def awkward_float32():
     """Blocks that split parts cannot hold, and powers of two that change along K."""
-    a, b = torch.randn(200, 264, device="cuda"), torch.randn(264, 136, device="cuda")
-    along_k = torch.logspace(-9, 9, 264, device="cuda")
+    a, b = randn(200, 264), randn(264, 136)
+    along_k = torch.logspace(-9, 9, 264, device=DEVICE)
     for block in (32, 64):
         spamm_torch.mm(a * along_k, b / along_k[:, None], tau=0.0, block=block)
         spamm_torch.mm(a * along_k, b, tau=0.0, block=block)
@@ -58,8 +60,8 @@ def awkward_float32():
 
 def wide_float32():
     """Blocks whose entries span many powers of two, more pairs of them than a list keeps."""
-    a, b = torch.randn(70, 64 * 40 + 9, device="cuda"), torch.randn(64 * 40 + 9, 133, device="cuda")
-    rows, columns = (torch.logspace(-12, 0, of, device="cuda") for of in (70, 133))
+    a, b = randn(70, 64 * 40 + 9), randn(64 * 40 + 9, 133)
+    rows, columns = (torch.logspace(-12, 0, of, device=DEVICE) for of in (70, 133))
     along_a, along_b = a.clone(), b.clone()  # no k is large in both
     along_a[:, ::2] *= 2.0**-40
     along_b[1::2] *= 2.0**-40
@@ -72,14 +74,14 @@ def wide_float32():
 def symmetric_products():
     """One triangle and its mirror image, with the norm map of the result."""
     for dtype, block, edge in itertools.product(DTYPES, (32, 64, 128), (65, 200)):
-        a = torch.randn(edge, edge, device="cuda", dtype=torch.float64).to(dtype)
+        a = randn(edge, edge, dtype=dtype)
         spamm_torch.mm(a, a, tau=1.0, block=block, symmetric=True, return_norms=True)
 
 
 def claimed_tiles():
     """More tiles than multiprocessors, with norm maps computed and precomputed."""
     for dtype in (torch.float16, torch.float32):
-        a, b = (torch.randn(*of, device="cuda").to(dtype) for of in ((2560, 128), (128, 2560)))
+        a, b = (randn(*of, dtype=dtype) for of in ((2560, 128), (128, 2560)))
         spamm_torch.mm(a, b, tau=90.0)
         maps = {"norm_a": spamm_torch.norm_map(a), "norm_b": spamm_torch.norm_map(b)}
         spamm_torch.mm(a, b, tau=90.0, **maps)
@@ -91,23 +93,23 @@ def stages():
         (torch.float32, torch.float64), ((5, 7, 4), (20, 48, 30), (70, 1100, 70))
     ):
         norm_a, norm_b = (
-            torch.rand(*of, device="cuda", dtype=dtype) for of in ((mb, kb), (kb, nb))
+            torch.rand(*of, device=DEVICE, dtype=dtype) for of in ((mb, kb), (kb, nb))
         )
         tau = spamm_torch.find_tau(norm_a, norm_b, 0.5)
-        low = torch.tensor(1 << 29, device="cuda")
-        torch.ops.spamm_torch.product_histogram(norm_a, norm_b, low, 20, 2048)
+        low = torch.tensor(1 << 29, device=DEVICE)
+        OPS.product_histogram(norm_a, norm_b, low, 20, 2048)
         spamm_torch.valid_counts(norm_a, norm_b, tau)
         spamm_torch.valid_ratio(norm_a, norm_b, tau)
         spamm_torch.error_bound(norm_a, norm_b, tau)
-        torch.ops.spamm_torch.find_tau(norm_a, norm_b, max_error=0.1)
+        OPS.find_tau(norm_a, norm_b, max_error=0.1)
 
 
 def batches_and_convolutions():
     for dtype in DTYPES:
-        a = torch.randn(3, 70, 100, device="cuda").to(dtype)
+        a = randn(3, 70, 100, dtype=dtype)
         spamm_torch.bmm(a, a.mT, valid_ratio=0.5)
-        x = torch.randn(3, 40, 9, 7, device="cuda").to(dtype)
-        weight = torch.randn(36, 20, 3, 3, device="cuda").to(dtype)
+        x = randn(3, 40, 9, 7, dtype=dtype)
+        weight = randn(36, 20, 3, 3, dtype=dtype)
         spamm_torch.conv2d(x, weight, stride=2, padding=1, groups=2, valid_ratio=0.5)
         for images, block, pixel_block in (
             (70, 64, (64, 1, 1)),
@@ -116,8 +118,8 @@ def batches_and_convolutions():
             (3, 64, (2, 4, 8)),
             (6, 64, (4, 4, 4)),
         ):
-            x = torch.randn(images, 72, 5, 6, device="cuda").to(dtype)
-            weight = torch.randn(136, 72, 3, 3, device="cuda").to(dtype)
+            x = randn(images, 72, 5, 6, dtype=dtype)
+            weight = randn(136, 72, 3, 3, dtype=dtype)
             setting = {"padding": 1, "block": block, "pixel_block": pixel_block}
             spamm_torch.conv2d(x, weight, weight[:, 0, 0, 0], relu=True, tau=100.0, **setting)
             spamm_torch.conv2d(x[:, :3], weight[:9, :3], dilation=2, valid_ratio=0.5, **setting)
@@ -125,7 +127,7 @@ def batches_and_convolutions():
 
 def many_small_float32():
     """Batches that are not split into parts."""
-    a = torch.randn(3000, 4, 5, device="cuda")
+    a = randn(3000, 4, 5)
     spamm_torch.bmm(a, a.mT, valid_ratio=0.5)
 
 
@@ -140,17 +142,17 @@ def convolutions_without_im2col():
     )
     for dtype, case in itertools.product(DTYPES[:3], cases):
         images, channels, out_channels, size, pixel_block = case
-        x = torch.randn(images, channels, size, size, device="cuda").to(dtype)
-        weight = torch.randn(out_channels, channels, 3, 3, device="cuda").to(dtype)
+        x = randn(images, channels, size, size, dtype=dtype)
+        weight = randn(out_channels, channels, 3, 3, dtype=dtype)
         blocks = {"block": (64, 64, 64), "pixel_block": pixel_block}
         setting = {"padding": 1, "relu": True, **blocks}
         hidden, norms = spamm_torch.conv2d(x, weight, tau=1.0, return_norms=True, **setting)
-        pinned = torch.ops.spamm_torch.conv2d_weight_norm(weight, **blocks)
+        pinned = OPS.conv2d_weight_norm(weight, **blocks)
         spamm_torch.conv2d(x, weight, valid_ratio=0.5, norm_weight=pinned, **setting)
         ready = {"norm_weight": pinned, "weight_is_ready": True, "valid_ratio": 0.5, **blocks}
         weight = weight.to(memory_format=torch.channels_last)  # else a copy of it is read
-        torch.ops.spamm_torch.conv2d(x, weight, padding=1, activation="relu", **ready)
-        square = torch.randn(out_channels, out_channels, 3, 3, device="cuda").to(dtype)
+        OPS.conv2d(x, weight, padding=1, activation="relu", **ready)
+        square = randn(out_channels, out_channels, 3, 3, dtype=dtype)
         spamm_torch.conv2d(hidden, square, tau=1.0, norm_input=norms, **setting)
 
 
@@ -163,10 +165,10 @@ def epilogues():
     for dtype, (images, channels, out_channels, kernel, stride) in itertools.product(
         DTYPES, shapes
     ):
-        x = torch.randn(images, channels, 9, 7, device="cuda").to(dtype)
-        weight = torch.randn(out_channels, channels, kernel, kernel, device="cuda").to(dtype)
+        x = randn(images, channels, 9, 7, dtype=dtype)
+        weight = randn(out_channels, channels, kernel, kernel, dtype=dtype)
         setting = {"stride": stride, "padding": kernel // 2}
-        residual = torch.ops.spamm_torch.dense_conv2d(x, weight, **setting)
+        residual = OPS.dense_conv2d(x, weight, **setting)
         for activation in (None, "relu", "relu6", "hardswish", "silu", "leaky_relu"):
             for tau in (0.0, 60.0 * kernel):
                 addend = residual if activation != "silu" else None
@@ -175,25 +177,17 @@ def epilogues():
                 )
 
 
-@contextlib.contextmanager
 def forced(variable, value):
     """Sets an environment variable for a while."""
-    before = os.environ.get(variable)
-    os.environ[variable] = str(value)
-    try:
-        yield
-    finally:
-        os.environ.pop(variable)
-        if before is not None:
-            os.environ[variable] = before
+    return mock.patch.dict(os.environ, {variable: str(value)})
 
 
 def convolution_segments():
     """Steps of a tile shared by clusters of thread blocks, which add up their sums."""
     for dtype, number, images in itertools.product(DTYPES[:2], (2, 4), (5, 70)):
-        x = torch.randn(images, 136, 5, 6, device="cuda").to(dtype)
-        weight = torch.randn(200, 136, 3, 3, device="cuda").to(dtype)
-        residual = torch.ops.spamm_torch.dense_conv2d(x, weight, padding=1)
+        x = randn(images, 136, 5, 6, dtype=dtype)
+        weight = randn(200, 136, 3, 3, dtype=dtype)
+        residual = OPS.dense_conv2d(x, weight, padding=1)
         with forced("SPAMM_TORCH_SEGMENTS", number):
             for tau in (0.0, 60.0):  # of few images, pixels are judged by themselves
                 spamm_torch.conv2d(
@@ -207,10 +201,10 @@ def nothing_skipped():
     geometries = ((3, 1, 1), (1, 1, 0), (3, 2, 1))  # kernel, stride, padding
     tiles = ("128x96w", "128x192p", "128x256w", "64x384w", "64x192p")
     for dtype, (kernel, stride, padding) in itertools.product(DTYPES[:2], geometries):
-        x = torch.randn(7, 72, 15, 14, device="cuda").to(dtype)
-        weight = torch.randn(200, 72, kernel, kernel, device="cuda").to(dtype)
+        x = randn(7, 72, 15, 14, dtype=dtype)
+        weight = randn(200, 72, kernel, kernel, dtype=dtype)
         setting = {"stride": stride, "padding": padding}
-        residual = torch.ops.spamm_torch.dense_conv2d(x, weight, **setting)
+        residual = OPS.dense_conv2d(x, weight, **setting)
         for tile in tiles:
             with forced("SPAMM_TORCH_UNSKIPPED", tile):
                 for addend in (None, residual):
@@ -224,34 +218,34 @@ def product_segments():
     with forced("SPAMM_TORCH_SEGMENTS", 2):
         for m, k, n in ((65, 513, 130), (201, 777, 333)):
             for a, b in operands(m, k, n, torch.float64):
-                added = torch.randn(m, n, device="cuda", dtype=torch.float64)
+                added = torch.randn(m, n, device=DEVICE, dtype=torch.float64)
                 for tau in (0.0, 64.0 * 64.0, 1e30):
                     spamm_torch.mm(a, b, tau=tau)
                     spamm_torch.addmm(added, a, b, tau=tau, beta=0.5, alpha=2, out=added)
         for edge, tau in itertools.product((513, 601), (0.0, 64.0 * 64.0)):
-            a = torch.randn(edge, edge, device="cuda", dtype=torch.float64)
+            a = torch.randn(edge, edge, device=DEVICE, dtype=torch.float64)
             spamm_torch.mm(a, a, tau=tau, symmetric=True, return_norms=True)
 
 
 def first_layers():
     """Few channels with nothing skipped, and max pools, past every edge of a thread block."""
     for dtype in DTYPES[:2]:
-        x = torch.randn(70, 3, 11, 13, device="cuda").to(dtype, memory_format=torch.channels_last)
+        x = randn(70, 3, 11, 13, dtype=dtype).to(memory_format=torch.channels_last)
         weight, bias = torch.randn(72, 3, 3, 3).to(x), torch.randn(72).to(x)
         setting = {"padding": 2, "stride": (2, 1), "relu": True, "return_norms": True}
         output, _ = spamm_torch.conv2d(x, weight, bias, tau=0.0, **setting)
         spamm_torch.conv2d(x[:5], weight, bias, tau=0.0, padding=2, activation="silu")
-        aligned = torch.randn(5, 3, 9, 16, device="cuda").to(dtype)
+        aligned = randn(5, 3, 9, 16, dtype=dtype)
         spamm_torch.conv2d(aligned, weight, bias, tau=0.0, padding=1, stride=2)
         # Several tiles for each thread block, and more of K than registers hold at once.
-        many = torch.randn(300, 3, 17, 40, device="cuda").to(dtype)
+        many = randn(300, 3, 17, 40, dtype=dtype)
         wide = torch.randn(72, 3, 7, 7).to(x)
         spamm_torch.conv2d(many, wide, bias, tau=0.0, padding=3, stride=2, relu=True)
         spamm_torch.conv2d(many[:2], torch.randn(8, 3, 9, 9).to(x), tau=0.0, stride=3)
-        torch.ops.spamm_torch.max_pool2d_with_norms(output, 2)
-        torch.ops.spamm_torch.max_pool2d_with_norms(output, 3, 2, 1)
-        torch.ops.spamm_torch.max_pool2d(output, 2)
-        torch.ops.spamm_torch.max_pool2d(output[:5], 3, 2, 1)
+        OPS.max_pool2d_with_norms(output, 2)
+        OPS.max_pool2d_with_norms(output, 3, 2, 1)
+        OPS.max_pool2d(output, 2)
+        OPS.max_pool2d(output[:5], 3, 2, 1)
 
 
 def networks():
@@ -266,7 +260,7 @@ def networks():
         )
         model = torch.nn.Sequential(*layers).to("cuda", dtype).eval()
         spamm_torch.convert_(model)
-        x = torch.randn(70, 3, 11, 13, device="cuda").to(dtype)
+        x = randn(70, 3, 11, 13, dtype=dtype)
         with torch.no_grad():
             model(x)
 
@@ -274,9 +268,9 @@ def networks():
 def deviations():
     """Convolutions, max pools and joins of deviations; the base in the kernel and behind it."""
     for dtype, pixel_block in itertools.product(DTYPES[:3], ((1, 8, 8), (64, 1, 1))):
-        x = torch.randn(5, 72, 9, 10, device="cuda").to(dtype, memory_format=torch.channels_last)
+        x = randn(5, 72, 9, 10, dtype=dtype).to(memory_format=torch.channels_last)
         weight, base = torch.randn(136, 72, 3, 3).to(x), torch.randn(1, 136, 9, 10).to(x)
-        output, _ = torch.ops.spamm_torch.conv2d_deviation_with_norms(
+        output, _ = OPS.conv2d_deviation_with_norms(
             x,
             weight,
             base,
@@ -285,8 +279,8 @@ def deviations():
             pixel_block=pixel_block,
             activation="relu",
         )
-        torch.ops.spamm_torch.max_pool2d_deviation(output, base, 2)
-        torch.ops.spamm_torch.join_deviations([output, x])
+        OPS.max_pool2d_deviation(output, base, 2)
+        OPS.join_deviations([output, x])
         for pictures in (x, torch.zeros_like(x)):
             strips(pictures)
 
@@ -298,8 +292,8 @@ def strips(x):
     cases = itertools.product((parts[:1], parts), (40, 128, 256), (False, True))
     for own, outer, in_phases in cases:
         weight = torch.randn(outer, sum(part.shape[1] for part in own), 3, 3).to(x)
-        norms = [torch.ops.spamm_torch.join_deviations([part])[1] for part in own]
-        torch.ops.spamm_torch.conv2d_deviation_parts(
+        norms = [OPS.join_deviations([part])[1] for part in own]
+        OPS.conv2d_deviation_parts(
             own,
             weight,
             torch.randn(1, outer, 9, 10).to(x),
@@ -314,9 +308,9 @@ def strips(x):
 def orders():
     """Orders of images, of few and of many; copies by entries and by 16 bytes."""
     for dtype, count, size in itertools.product(DTYPES, (1, 33, 1024), ((7, 9), (8, 8))):
-        images = torch.rand(count, 1, *size, device="cuda").to(dtype)
+        images = torch.rand(count, 1, *size, device=DEVICE).to(dtype)
         spamm_torch.likeness_order(images, 16)
-        torch.ops.spamm_torch.order_images(images, 1)
+        OPS.order_images(images, 1)
 
 
 def extremes():
@@ -324,7 +318,17 @@ def extremes():
     for dtype in DTYPES:
         info = torch.finfo(dtype)
         for value in (info.max, info.tiny, info.smallest_normal / 4, float("inf"), float("nan")):
-            spamm_torch.norm_map(torch.full((40, 70), value, device="cuda", dtype=dtype))
+            spamm_torch.norm_map(torch.full((40, 70), value, device=DEVICE, dtype=dtype))
+
+
+IN_BOTH_FORMATS = (  # of float32
+    *(products, awkward_float32, wide_float32, symmetric_products, batches_and_convolutions),
+    *(many_small_float32, convolutions_without_im2col, epilogues, deviations),
+)
+ONCE = (
+    *(convolution_segments, nothing_skipped, product_segments, claimed_tiles, stages),
+    *(first_layers, networks, orders, extremes),
+)
 
 
 def main(arguments=None):
@@ -332,24 +336,8 @@ def main(arguments=None):
     require_cuda()
     for allow_tf32 in (False, True):
         torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-        products()
-        awkward_float32()
-        wide_float32()
-        symmetric_products()
-        batches_and_convolutions()
-        many_small_float32()
-        convolutions_without_im2col()
-        epilogues()
-        deviations()
-    convolution_segments()
-    nothing_skipped()
-    product_segments()
-    claimed_tiles()
-    stages()
-    first_layers()
-    networks()
-    orders()
-    extremes()
+        for run in (*IN_BOTH_FORMATS, *ONCE) if allow_tf32 else IN_BOTH_FORMATS:
+            run()
     torch.cuda.synchronize()
     print("every kernel ran")
 

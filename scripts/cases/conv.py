@@ -103,8 +103,6 @@ def add_options(parser):
 
 
 def choose(options):
-    options.large_batches = options.batches or LARGE_BATCHES
-    cli.fill_in(options, DEFAULTS)
     if not list(cases_of(options)):
         raise UserError(
             f"expected layers of --groups {' '.join(options.groups)}; got "
@@ -113,13 +111,7 @@ def choose(options):
 
 
 def header(options):
-    l2 = "emptied before each call" if options.cold else "warm"
-    return {"block": " x ".join(map(str, options.block)), "L2 cache": l2}
-
-
-def settings(options):
-    names = ("block", "ratios", "repeats", "cold")
-    return {"cases": list(cells_of(options)), **{name: getattr(options, name) for name in names}}
+    return {"block": " x ".join(map(str, options.block))}
 
 
 def cells_of(options):
@@ -139,7 +131,8 @@ def cases_of(options):
     """(layer, batch, precision, data) in the order of the tables."""
     for group in options.groups:
         layers = [x for x in GROUPS[group] if options.layers is None or x.name in options.layers]
-        batches = options.large_batches if group == "large" else options.batches
+        by_default = options.batches is DEFAULTS[options.device.type]["batches"]
+        batches = LARGE_BATCHES if by_default and group == "large" else options.batches
         yield from itertools.product(layers, batches, options.precisions, options.data)
 
 

@@ -125,17 +125,11 @@ def add_options(parser):
 
 
 def choose(options):
-    cli.fill_in(options, DEFAULTS)
     options.precision = PRECISION[options.device.type]
 
 
 def header(options):
-    l2 = "emptied before each call" if options.cold else "warm"
-    return {"inference": f"{options.precision}, channels last", "L2 cache": l2}
-
-
-def settings(options):
-    return {name: getattr(options, name) for name in ("layers", "batches", "repeats", "cold")}
+    return {"inference": f"{options.precision}, channels last"}
 
 
 def measure(measuring, options):

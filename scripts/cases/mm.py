@@ -61,19 +61,6 @@ def add_options(parser):
     cli.add_cold_option(parser)
 
 
-def choose(options):
-    cli.fill_in(options, DEFAULTS)
-
-
-def header(options):
-    return {"L2 cache": "emptied before each call" if options.cold else "warm"}
-
-
-def settings(options):
-    names = ("sizes", "precisions", "blocks", "ratios", "data", "repeats", "cold")
-    return {name: getattr(options, name) for name in names}
-
-
 def measure(measuring, options):
     bandwidth = measuring.journal.measured(
         "copy bandwidth", lambda: copy_bandwidth(options.device, options.repeats)

@@ -59,19 +59,6 @@ def add_options(parser):
     cli.add_repeats_option(parser, DEFAULTS)
 
 
-def choose(options):
-    cli.fill_in(options, DEFAULTS)
-
-
-def header(options):
-    return {"parts": options.parts}
-
-
-def settings(options):
-    names = ("parts", "sizes", "sweep", "data", "layouts", "ratios", "repeats")
-    return {name: getattr(options, name) for name in names}
-
-
 # ---- Measuring ----------------------------------------------------------------------------------
 
 

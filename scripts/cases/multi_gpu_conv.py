@@ -42,17 +42,8 @@ def add_options(parser):
     cli.add_repeats_option(parser, DEFAULTS)
 
 
-def choose(options):
-    cli.fill_in(options, DEFAULTS)
-
-
 def header(options):
-    return {"parts": options.parts, "type": options.precision}
-
-
-def settings(options):
-    names = ("parts", "precision", "layers", "batches", "ratios", "repeats")
-    return {name: getattr(options, name) for name in names}
+    return {"type": options.precision}
 
 
 def measure(measuring, options):

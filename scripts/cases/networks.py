@@ -9,7 +9,6 @@ as Python launches it.
 import copy
 import functools
 import gc
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from common import options as cli
 from common.machine import PRECISIONS, use_precision
 from common.timing import interleaved
 from models.errors import UserError, first_line
-from models.files import require_writable
 from models.unet import UNet
 from models.vgg13 import VGG13
 
@@ -149,29 +147,18 @@ def add_options(parser):
     what = "images a batch; None: each network's own, 1 to 128"
     cli.add_numbers(parser, "--batches", what, DEFAULTS, "IMAGES")
     cli.add_repeats_option(parser, DEFAULTS)
-    what = "keeps what torch.compile compiles and tunes for the next run"
-    cli.add(parser, "--cache", what, None, "torch's own temporary folder", metavar="FOLDER")
 
 
 def choose(options):
-    cli.fill_in(options, DEFAULTS)
     options.candidates = [name for name in CANDIDATES if name in options.candidates]
     options.modes = [mode for mode in MODES if mode in options.modes]
     options.precision = PRECISION[options.device.type]
     if options.device.type == "cpu" and options.modes != ["eager"]:
         raise UserError("expected --modes eager on a CPU; got CUDA graph")
-    if options.cache is not None:
-        require_writable(options.cache)
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.abspath(options.cache)
 
 
 def header(options):
     return {"inference": f"{options.precision}, channels last"}
-
-
-def settings(options):
-    kept = {name: getattr(options, name) for name in ("candidates", "modes", "repeats")}
-    return {"cells": list(cells_of(options)), **kept}
 
 
 def cells_of(options):
@@ -232,12 +219,21 @@ class Candidates:
     """
 
     def __init__(self, dense, pictures):
-        self._dense, self._pictures = dense, pictures
+        self._dense, self._pictures, self._made = dense, pictures, {}
 
     def prepare(self, name):
         """The candidate as a call, compiled and converted, and the seconds that took."""
         start = time.perf_counter()
-        model = self._prepared(name)
+        made = {
+            "dense": lambda: self._dense,
+            "compiled": lambda: _compiled(self._dense),
+            "max-autotune": lambda: _compiled(self._dense, mode=_MAX_AUTOTUNE),
+            "freezing": self._frozen,
+            "ours": lambda: self._converted(name)[0],
+            "ours-compiled": lambda: _compiled(self._converted("ours")[0], fullgraph=True),
+            "held-tau": lambda: self._converted(name)[0],
+        }
+        model = made[name]()
         model(self._pictures)
         return model, time.perf_counter() - start
 
@@ -245,20 +241,8 @@ class Candidates:
         """{action: number of layers} that the conversion of a candidate reported, or None."""
         if name not in ("ours", "ours-compiled", "held-tau"):
             return None
-        _, report = self._held if name == "held-tau" else self._ours
+        _, report = self._converted(name.removesuffix("-compiled"))
         return dict(Counter(row.action for row in report))
-
-    def _prepared(self, name):
-        made = {
-            "dense": lambda: self._dense,
-            "compiled": lambda: _compiled(self._dense),
-            "max-autotune": lambda: _compiled(self._dense, mode=_MAX_AUTOTUNE),
-            "freezing": self._frozen,
-            "ours": lambda: self._ours[0],
-            "ours-compiled": lambda: _compiled(self._ours[0], fullgraph=True),
-            "held-tau": lambda: self._held[0],
-        }
-        return made[name]()
 
     def _frozen(self):
         """Dynamo and Inductor read the global setting; the option tells this call's code apart
@@ -269,18 +253,17 @@ class Candidates:
             compiled(self._pictures)
         return compiled
 
-    @functools.cached_property
-    def _ours(self):
-        return self._converted(example_input=self._pictures)
-
-    @functools.cached_property
-    def _held(self):
-        return self._converted(spamm_torch.SpAMMConfig(tau=HELD_TAU, pixel_block=(64, 1, 1)))
-
-    def _converted(self, *config, **example):
-        model = copy.deepcopy(self._dense)
-        report = spamm_torch.convert_(model, *config, **example)
-        return model, report
+    def _converted(self, name):
+        """The network converted, once, and the report."""
+        if name not in self._made:
+            model = copy.deepcopy(self._dense)
+            if name == "held-tau":
+                config = spamm_torch.SpAMMConfig(tau=HELD_TAU, pixel_block=(64, 1, 1))
+                report = spamm_torch.convert_(model, config)
+            else:
+                report = spamm_torch.convert_(model, example_input=self._pictures)
+            self._made[name] = model, report
+        return self._made[name]
 
 
 def _compiled(model, **settings):
@@ -297,72 +280,60 @@ def measure_network(name, batch, options):
     network, is a row that says so.
     """
     try:
-        return {"networks": _Cell(name, batch, options).rows()}
+        return {"networks": _rows(name, batch, options)}
     finally:
         torch._dynamo.reset()  # compiled code of one batch is of no use to the next
         gc.collect()
         torch.cuda.empty_cache()
 
 
-class _Cell:
-    def __init__(self, name, batch, options):
-        self._name, self._batch, self._device = name, batch, options.device
-        self._options = options
-        device, dtype = options.device, PRECISIONS[options.precision][0]
-        network = NETWORKS[name]
-        pictures = pictures_for(network, batch, device)
-        model = settled_model(network, device)
-        self._expected = model(pictures)
-        self._pictures = pictures.to(dtype)
-        self._dense = model.to(dtype)
-        self._most_error = _MOST_ERROR * max(self._error(self._dense), _LEAST_ERROR)
+def _rows(network, batch, options):
+    device, dtype = options.device, PRECISIONS[options.precision][0]
+    pictures = pictures_for(NETWORKS[network], batch, device)
+    dense = settled_model(NETWORKS[network], device)
+    expected = dense(pictures)
+    pictures, dense = pictures.to(dtype), dense.to(dtype)
 
-    def rows(self):
-        candidates = Candidates(self._dense, self._pictures)
-        calls, rows = {}, {}
-        for name in self._options.candidates:
-            if name != "held-tau" or self._batch <= HELD_TAU_IMAGES:
-                rows[name] = self._prepared(name, candidates, calls)
-        times = {mode: self._timed(calls, mode) for mode in self._options.modes}
-        found = [
-            row | self._times(mode, name, of)
-            for mode, of in times.items()
-            for name, row in rows.items()
-            if name in of
-        ]
-        return found + [row for name, row in rows.items() if name not in calls]
+    def error_of(model):
+        return ((model(pictures).float() - expected).norm() / expected.norm()).item()
 
-    def _times(self, mode, name, times):
-        peer, own = times.get(_PEERS[mode]), times[name]
-        return {
-            "mode": mode,
-            "ms": own.median,
-            "speedup": peer and peer.median / own.median,
-            "spread": own.spread / own.median,
-        }
+    def timed(calls, mode, repeats=options.repeats):
+        return interleaved(calls, device, repeats, eager=mode == "eager")
 
-    def _prepared(self, name, candidates, calls):
-        """The candidate's row without times; puts its call into ``calls`` if it has one."""
-        row = {"network": self._name, "batch": self._batch, "candidate": name}
+    most = _MOST_ERROR * max(error_of(dense), _LEAST_ERROR)
+    candidates, calls, rows = Candidates(dense, pictures), {}, {}
+    for name in options.candidates:
+        if name == "held-tau" and batch > HELD_TAU_IMAGES:
+            continue
+        row = rows[name] = {"network": network, "batch": batch, "candidate": name}
         try:
             model, seconds = candidates.prepare(name)
-            call = lambda: model(self._pictures)  # noqa: E731
-            for mode in self._options.modes:  # what cannot be captured fails here, and alone
-                self._timed({name: call}, mode, repeats=1)
+            call = functools.partial(model, pictures)
+            for mode in options.modes:  # what cannot be captured fails here, and alone
+                timed({name: call}, mode, repeats=1)
         except Exception as error:
-            return row | {"absent": first_line(error)}
-        error = self._error(model)
-        if not error <= self._most_error:
-            most = f"expected an error of at most {self._most_error:.2g}"
-            return row | {"error": error, "absent": f"WRONG RESULT: {most}; got {error:.2g}"}
-        calls[name] = call
-        return row | {"error": error, "prepare_s": seconds, "actions": candidates.actions(name)}
-
-    def _timed(self, calls, mode, repeats=None):
-        return interleaved(
-            calls, self._device, repeats or self._options.repeats, eager=mode == "eager"
-        )
-
-    def _error(self, model):
-        output = model(self._pictures).float()
-        return ((output - self._expected).norm() / self._expected.norm()).item()
+            row["absent"] = first_line(error)
+            continue
+        row["error"] = error_of(model)
+        if row["error"] <= most:
+            calls[name] = call
+            row |= {"prepare_s": seconds, "actions": candidates.actions(name)}
+        else:
+            row["absent"] = (
+                f"WRONG RESULT: expected an error of at most {most:.2g}; got {row['error']:.2g}"
+            )
+    found = []
+    for mode in options.modes:
+        times = timed(calls, mode)
+        peer = times.get(_PEERS[mode])
+        found += [
+            rows[name]
+            | {
+                "mode": mode,
+                "ms": own.median,
+                "speedup": peer and peer.median / own.median,
+                "spread": own.spread / own.median,
+            }
+            for name, own in times.items()
+        ]
+    return found + [row for name, row in rows.items() if name not in calls]

@@ -8,7 +8,7 @@ import torch
 import spamm_torch
 from common.machine import use_precision
 from common.operands import operands
-from common.timing import by_clock, host_time, side_by_side
+from common.timing import by_clock, host_time
 
 _BLOCK = 64
 _OVERHEAD_ROUNDS = 51
@@ -45,7 +45,7 @@ class Product:
         self.devices = devices
         self.a, self.b = operands(data, n, use_precision(precision), devices[0])
         self.norm_a, self.norm_b = spamm_torch.norm_map(self.a), spamm_torch.norm_map(self.b)
-        self._taus, self._device_ms = {1: 0.0}, {}
+        self._taus = {1: 0.0}
 
     def tau(self, ratio):
         """The threshold of a valid ratio as a number, which calls take on any device."""
@@ -73,33 +73,6 @@ class Product:
             torch.empty_like(matrix, device="cpu", pin_memory=True).copy_(matrix)
             for matrix in (self.a, self.b)
         ]
-
-    def device_ms(self, ratio, repeats):
-        """What each device needs for its part with B at hand: norms of its shards and multiply."""
-        if ratio not in self._device_ms:
-            calls = self._calls_of_parts(ratio)
-            self._device_ms[ratio] = side_by_side(calls, self.devices, repeats)
-        return self._device_ms[ratio]
-
-    def _calls_of_parts(self, ratio):
-        cuts, tau = self.cuts(ratio), torch.tensor(self.tau(ratio), dtype=self.norm_a.dtype)
-        whole = (len(self.a), self.b.shape[1])
-
-        def call_of(a, own_b, b, norm_b):
-            norm_a, out = spamm_torch.norm_map(a), a.new_empty(len(a), whole[1])
-
-            def call():
-                spamm_torch.norm_map(a)
-                spamm_torch.norm_map(own_b)
-                torch.ops.spamm_torch.multiply_part(
-                    a, b, norm_a, norm_b, tau, (_BLOCK,) * 3, out, whole=whole
-                )
-
-            return call
-
-        shards = [split(matrix, cuts, self.devices) for matrix in (self.a, self.b)]
-        parts = zip(*shards, self.b_everywhere, strict=True)
-        return [call_of(a, own_b, b, self.norm_b.to(b.device)) for a, own_b, b in parts]
 
     def synchronize(self):
         synchronize(self.devices)
@@ -143,13 +116,6 @@ def measure(layout, product, ratio, repeats, bandwidth):
         calls["search"] = partial(spamm_torch.find_tau, product.norm_a, product.norm_b, ratio)
     times = by_clock(calls, repeats, product.synchronize)
     traffic = {"search_ms": times["search"].median} if "search" in times else {}
-    if layout in ("R", "S"):
-        device_ms = product.device_ms(ratio, repeats)
-        traffic |= {
-            "device_ms": device_ms,
-            "imbalance": max(device_ms) / (sum(device_ms) / len(device_ms)),
-            "exposed_ms": times["all"].median - max(device_ms),
-        }
     if layout == "S":
         traffic |= sent(product, ratio, product.cuts(ratio))
     if layout == "H":
@@ -163,10 +129,9 @@ def figures(valid_ratio, times, equal, **traffic):
 
     Args:
         traffic: more of them: "sent", bytes of B that travel over those without skipping;
-            "work_imbalance", the largest part's work over the mean; "device_ms" of each device for
-            its part, B being there, and their "imbalance"; "exposed_ms", the time of all less the
-            slowest device's; "of_bound", the time to bring the operands from the host over that of
-            all; "search_ms", of the threshold, from norm maps on one device.
+            "work_imbalance", the largest part's work over the mean; "of_bound", the time to bring
+            the operands from the host over that of all; "search_ms", of the threshold, from norm
+            maps on one device.
     """
     one, every = times["one"], times["all"]
     return {

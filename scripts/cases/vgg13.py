@@ -6,7 +6,6 @@ the network so converted is timed beside the dense one. If it is interrupted, th
 on from there. With --shifted digits are not centred.
 """
 
-import contextlib
 import copy
 import functools
 from collections import OrderedDict
@@ -63,7 +62,6 @@ def add_options(parser):
 
 
 def choose(options):
-    cli.fill_in(options, DEFAULTS)
     options.modes = ["eager", "CUDA graph"] if options.device.type == "cuda" else ["eager"]
 
 
@@ -85,12 +83,7 @@ def header(options):
 
 
 def settings(options):
-    names = ("images", "dtype", "max_drop", "evaluations", "shifted", "repeats")
-    return {
-        **{name: getattr(options, name) for name in names},
-        "network": model_digest(options.trained),
-        "data": options.digits.fingerprint(),
-    }
+    return {"network": model_digest(options.trained), "data": options.digits.fingerprint()}
 
 
 def measure(measuring, options):
@@ -147,33 +140,19 @@ def calibrated(model, batches, options, journal):
     """The report of calibrate, whose finished part is in a file of its own."""
     if options.fresh:
         journal.unlink(missing_ok=True)
-    with _kept(journal):
-        try:
-            report = spamm_torch.calibrate(
-                model,
-                batches,
-                score_and_answers,
-                options.max_drop,
-                evaluations=options.evaluations,
-                journal=journal,
-            )
-        except ValueError as error:
-            raise UserError(first_line(error)) from error
-    journal.unlink(missing_ok=True)
-    return report
-
-
-@contextlib.contextmanager
-def _kept(journal):
-    """Says how to go on if what happens inside is interrupted."""
+    given = model, batches, score_and_answers, options.max_drop
     try:
-        yield
+        report = spamm_torch.calibrate(*given, evaluations=options.evaluations, journal=journal)
+    except ValueError as error:
+        raise UserError(first_line(error)) from error
     except KeyboardInterrupt:
         if not journal.exists():
             raise
         raise KeyboardInterrupt(
             f"what is finished is in {journal}; the same command goes on from there"
         ) from None
+    journal.unlink(missing_ok=True)
+    return report
 
 
 def score_and_answers(model, batches):

@@ -13,8 +13,6 @@ import spamm_torch
 from models.errors import UserError
 from models.files import write_atomically
 
-_NOTHING = "no group of measurements was finished; the same command begins with the first"
-
 
 class Journal:
     """Groups by key, for one run and for those that go on with it.
@@ -41,9 +39,13 @@ class Journal:
         return self
 
     def __exit__(self, kind, error, _):
-        if kind is KeyboardInterrupt and str(error) in ("", _NOTHING):  # said by another journal
+        if kind is KeyboardInterrupt and not str(error):
             kept = f"finished groups are in {self.path}; the same command goes on from there"
-            raise KeyboardInterrupt(kept if self._groups else _NOTHING) from None
+            if not self._groups:
+                kept = (
+                    "no group of measurements was finished; the same command begins with the first"
+                )
+            raise KeyboardInterrupt(kept) from None
 
     def __contains__(self, key):
         return key in self._groups

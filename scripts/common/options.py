@@ -127,7 +127,8 @@ def fill_in(options, defaults):
     Raises:
         UserError: there is no such device, or no device for each of ``options.parts``.
     """
-    options.device = choose_device(options.device)
+    if isinstance(options.device, str):
+        options.device = choose_device(options.device)
     if hasattr(options, "parts"):
         options.devices = choose_devices(options.device, options.parts)
         options.device = options.devices[0]

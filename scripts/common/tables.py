@@ -149,11 +149,11 @@ KINDS: dict[str, Kind] = {
     "sparse products": Kind("n share peer", "The sparse products:",
         "n share peer",
         "ms; conversion_ms||conversion, ms; dense_ms||torch.mm, ms; products|.2g; trun|.6g|TRUN; "
-        "error|.5g"),
+        "error|.5g", n=(8192,)),
     "squares": Kind("matrix n precision block origin waters basis tau",
         "Table 4: speedup over torch.mm (ms), and the error, by tau:",
         "matrix n precision block origin", ">dense_ms||torch.mm; speedup; error|({:.1e})", "tau",
-        precision=("float64",)),
+        precision=("float64",), origin=("model",)),
     "the paper's squares": Kind("number tau",
         "The paper's errors and its mean speedup over cuBLAS, N = 13,656:",
         "number", ">norm|.5g|norm of C; error|.2g; speedup|{:.1f}x", "tau"),

@@ -77,22 +77,8 @@ def by_clock(candidates, repeats, synchronize, agree=lambda times: times):
 
     once = [1] * len(candidates)
     in_a_row(once)  # warms up
-    counts = [_calls_in_a_row(single) for single in in_a_row(once)]
+    counts = [min(_MOST_IN_A_ROW, math.ceil(_ROW_MS / single)) for single in in_a_row(once)]
     return _timings(candidates, [in_a_row(counts) for _ in range(repeats)])
-
-
-def side_by_side(calls, devices, repeats):
-    """Milliseconds of each call on its device while the others run; on CPUs, one after the other.
-
-    Args:
-        calls: one for each device; none waits for its device. devices: of one type.
-        repeats: number of rounds, whose median counts.
-    """
-    timed = _timed_on_cpus if devices[0].type == "cpu" else _timed_on_gpus
-    timed(calls, devices, 1)  # warms up
-    count = _calls_in_a_row(max(timed(calls, devices, 1)))
-    rounds = [timed(calls, devices, count) for _ in range(repeats)]
-    return list(medians(_timings(range(len(calls)), rounds)).values())
 
 
 def host_time(call, repeats, synchronize):
@@ -117,34 +103,6 @@ def _timings(names, rounds):
 
 def _ms_since(start):
     return 1e3 * (time.perf_counter() - start)
-
-
-def _calls_in_a_row(single):
-    """So many calls of ``single`` milliseconds that a row of them is long enough."""
-    return min(_MOST_IN_A_ROW, max(1, math.ceil(_ROW_MS / single)))
-
-
-def _timed_on_cpus(calls, _, count):
-    measured = []
-    for call in calls:
-        start = time.perf_counter()
-        for _ in range(count):
-            call()
-        measured.append(_ms_since(start) / count)
-    return measured
-
-
-def _timed_on_gpus(calls, devices, count):
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in devices]
-    for call, device, (start, end) in zip(calls, devices, events, strict=True):
-        with torch.cuda.device(device):
-            start.record()
-            for _ in range(count):
-                call()
-            end.record()
-    for _, end in events:
-        end.synchronize()
-    return [start.elapsed_time(end) / count for start, end in events]
 
 
 def _wall_clock(calls, _):

@@ -1,13 +1,11 @@
-"""Products of sparse matrices by other libraries, in the CSR format and float32.
+"""Products of sparse matrices by torch.sparse, in the CSR format and float32.
 
-torch.sparse takes cuSPARSE's default algorithm. Called directly, ALG1 was as fast, ALG2 and ALG3
-slower, and only ALG3 could make a product that the default refuses: docs/results/tables.md.
+It takes cuSPARSE's default algorithm. Called directly, ALG1 was as fast, ALG2 and ALG3 slower, and
+only ALG3 could make a product that the default refuses: docs/results/tables.json.
 """
 
 import contextlib
 import gc
-import importlib
-import importlib.util
 import re
 import time
 import warnings
@@ -21,7 +19,7 @@ from models.errors import first_line
 
 _MOST_PRODUCTS = 2**31 - 1  # of entries, that an integer of 32 bits counts
 _SLICE = 2**28  # of them a slice of rows has, which takes a few GB of buffers
-_LONGEST_MS = 10_000.0  # of a product; the other peers would take as long, or fail
+PEERS = {"cpu": "MKL (torch.sparse)", "cuda": "cuSPARSE (torch.sparse, CUSPARSE_SPGEMM_DEFAULT)"}
 _FAILURES = (RuntimeError, MemoryError, OSError)  # out of memory is the first on CUDA
 
 
@@ -42,42 +40,33 @@ class Checked:
     ms: float  # that it took, its first time
 
 
-def peers(device):
-    """{name: what makes {how: call} of a matrix of to_csr}: those that can be had here.
-
-    Of the ways of one peer the first that works counts; the later need less memory.
-    """
-    if device.type == "cuda":
-        return {"cuSPARSE (torch.sparse, CUSPARSE_SPGEMM_DEFAULT)": _by_torch_on_cuda}
-    found = {"MKL (torch.sparse)": _by_torch}
-    if importlib.util.find_spec("scipy"):
-        found[f"SciPy {importlib.import_module('scipy').__version__}"] = _by_scipy
-    return found
-
-
 def calls(matrix, expected, device):
     """Calls that multiply a sparse matrix by itself, each checked once.
 
-    Where a peer takes long, those behind it are not tried.
-
     Args:
-        matrix: dense, with zeros. expected: its square in float64.
+        matrix: dense, with zeros. expected: its square in float64. device: of both.
 
     Returns:
         {peer: Checked}, and {peer: why there is none}, as where memory does not suffice.
     """
-    csr = to_csr(matrix)
-    found, absent = {}, {}
-    for name, ways in peers(device).items():
-        if slow := next((of for of in found.values() if of.ms > _LONGEST_MS), None):
-            absent[name] = f"not tried: a product took {slow.ms / 1e3:.2g} s by another way"
-            continue
-        try:
-            how, found_so = _first_that_works(ways(csr), expected)
-            found[name + how] = found_so
-        except _FAILURES as error:
-            absent[name] = _why(error, csr)
-    return found, absent
+    csr, peer = to_csr(matrix), PEERS[device.type]
+    try:
+        how, found = _first_that_works(ways(csr), expected)
+    except _FAILURES as error:
+        return {}, {peer: _why(error, csr)}
+    return {peer + how: found}, {}
+
+
+def ways(csr):
+    """{how: call}, of which the first that works counts; the later need less memory.
+
+    Whole; on CUDA, where there are too many products of entries for that, in slices of rows.
+    """
+    found = {"": lambda: csr @ csr}
+    if csr.is_cuda and count_products(csr) > _MOST_PRODUCTS:
+        parts = slices(csr)
+        found[f", A in {len(parts)} slices of rows"] = lambda: stacked([x @ csr for x in parts])
+    return found
 
 
 def _first_that_works(ways, expected):
@@ -124,8 +113,7 @@ def _checked_ms(call, expected):
     if expected.is_cuda:
         torch.cuda.synchronize(expected.device)
     ms = 1e3 * (time.perf_counter() - start)
-    dense = product.to_dense() if torch.is_tensor(product) else torch.as_tensor(product.toarray())
-    error = ((dense.double() - expected).norm() / expected.norm()).item()
+    error = ((product.to_dense().double() - expected).norm() / expected.norm()).item()
     if not error <= TOLERANCE["float32"]:
         raise RuntimeError(
             f"wrong result: expected an error of at most {TOLERANCE['float32']}; got {error}"
@@ -145,20 +133,7 @@ def _why(error, csr):
     return f"{said} (for {count_products(csr):.2g} products of entries)"
 
 
-# ---- Peers --------------------------------------------------------------------------------------
-
-
-def _by_torch(csr):
-    return {"": lambda: csr @ csr}
-
-
-def _by_torch_on_cuda(csr):
-    """Whole; where there are too many products of entries for that, in slices of rows."""
-    ways = _by_torch(csr)
-    if count_products(csr) > _MOST_PRODUCTS:
-        parts = slices(csr)
-        ways[f", A in {len(parts)} slices of rows"] = lambda: stacked([x @ csr for x in parts])
-    return ways
+# ---- Slices of rows -----------------------------------------------------------------------------
 
 
 def slices(csr, products=_SLICE):
@@ -188,11 +163,3 @@ def stacked(parts):
     shape = (sum(len(part) for part in parts), parts[0].shape[1])
     with quiet_sparse():
         return torch.sparse_csr_tensor(torch.cat(offsets), columns, values, size=shape)
-
-
-def _by_scipy(csr):
-    from scipy.sparse import csr_matrix
-
-    parts = (csr.values(), csr.col_indices(), csr.crow_indices())
-    matrix = csr_matrix(tuple(part.numpy() for part in parts), shape=tuple(csr.shape))
-    return {"": lambda: matrix @ matrix}

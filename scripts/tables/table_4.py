@@ -33,14 +33,17 @@ MODELS = {"cpu": (300, "STO-3G"), "cuda": (569, "6-31G**")}
 
 def settings(run):
     return {
-        "sources": [asdict(source) for source in _sources(run)],
-        "digests": [_digest(path) for path in (FOLDER / FILES["default"], *run.options.matrices)],
+        "sources": [asdict(source) for source in sources(run.device, run.options.matrices)],
+        "digests": [
+            hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
+            for path in (FOLDER / FILES["default"], *run.options.matrices)
+        ],
     }
 
 
 def cells(run):
     found = {}
-    for source in _sources(run):
+    for source in sources(run.device, run.options.matrices):
         n = source.waters * sum(functions_of(symbol, source.basis) for symbol in ATOMS)
         for name in MATRICES:
             for precision in PRECISIONS:
@@ -88,17 +91,9 @@ def _papers():
     ] + [{"number": "mean", "tau": tau, "speedup": of} for tau, of in paper.SQUARES_SPEEDUP.items()]
 
 
-def _sources(run):
-    return sources(run.device, run.options.matrices)
-
-
 def _rows(run, origin, waters, basis, n, matrix, precision):
     a = matrix_of(Source(origin, waters, basis), matrix, run.device)
     return measure(a, precision, run.repeats)
-
-
-def _digest(path):
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
 
 
 # ---- Squares ------------------------------------------------------------------------------------
@@ -166,18 +161,16 @@ def matrix_of(source, name, device):
 
 @torch.inference_mode()
 def measure(a, precision, repeats):
-    """C = A A at each tau in each block, against torch.mm.
+    """Rows of C = A A at each tau in each block, against torch.mm.
 
     Args:
         a: (N, N) float64, on the device that is measured. precision: "float64" or "float32", to
             which it is rounded first. repeats: rounds of each timing.
 
     Returns:
-        A row for each block and tau, as plain data: "block", "tau"; "norm" of C and "error",
-        Frobenius norms against the float64 product of the rounded A; "dense_error", that of
-        torch.mm; "bound" of what skipping loses; "valid_ratio"; "ms" of mm, norms included, with
-        "spread"; "dense_ms" of torch.mm and "unskipped_ms" of mm at tau = 0; "speedup" over
-        torch.mm and "speedup_unskipped" over mm at tau = 0.
+        A row for each block and tau. Errors are Frobenius norms against the float64 product of the
+        rounded A; "bound" is that of what skipping loses; "ms" is of mm, norms included, and
+        "unskipped_ms" of mm at tau = 0.
 
     Raises:
         UserError: an error is larger than its bound and rounding allow.
@@ -188,43 +181,43 @@ def measure(a, precision, repeats):
     for block in BLOCKS:
         for tau in (0.0, *TAUS):
             calls[block, tau] = partial(spamm_torch.mm, a, a, tau=tau, block=block)
-    dense_error = _distance(calls["dense"](), exact)
-    rows = []
-    for block in BLOCKS:
-        norms = spamm_torch.norm_map(a, block)
-        for tau in TAUS:
-            error = _distance(calls[block, tau](), exact)
-            bound = spamm_torch.error_bound(norms, norms, tau).item()
-            rounding = TOLERANCE[precision] * norms.double().square().sum().item()
-            if not error <= bound + rounding:
-                raise UserError(
-                    f"wrong result in {precision}, block {block}, tau {tau:g}: expected an error "
-                    f"of at most {bound + rounding:g}; got {error:g}"
-                )
-            rows.append(
-                {
-                    "block": block,
-                    "tau": tau,
-                    "norm": exact.norm().item(),
-                    "error": error,
-                    "dense_error": dense_error,
-                    "bound": bound,
-                    "valid_ratio": spamm_torch.valid_ratio(norms, norms, tau).item(),
-                }
+    norms = {block: spamm_torch.norm_map(a, block) for block in BLOCKS}
+    errors = {key: _distance(call(), exact) for key, call in calls.items()}
+    bounds = {
+        (block, tau): spamm_torch.error_bound(norms[block], norms[block], tau).item()
+        for block in BLOCKS
+        for tau in TAUS
+    }
+    rounding = TOLERANCE[precision] * norms[BLOCKS[0]].double().square().sum().item()
+    for (block, tau), bound in bounds.items():
+        error = errors[block, tau]
+        if not error <= bound + rounding:
+            raise UserError(
+                f"wrong result in {precision}, block {block}, tau {tau:g}: expected an error of at "
+                f"most {bound + rounding:g}; got {error:g}"
             )
     times = interleaved(calls, a.device, repeats)
-    dense = times["dense"].median
-    for row in rows:
-        timing, unskipped = times[row["block"], row["tau"]], times[row["block"], 0.0].median
-        row |= {
-            "ms": timing.median,
-            "spread": timing.spread / timing.median,
+
+    def row(block, tau):
+        ms, spread = times[block, tau].median, times[block, tau].spread
+        dense, unskipped = times["dense"].median, times[block, 0.0].median
+        return {
+            "block": block,
+            "tau": tau,
+            "norm": exact.norm().item(),
+            "error": errors[block, tau],
+            "dense_error": errors["dense"],
+            "bound": bounds[block, tau],
+            "valid_ratio": spamm_torch.valid_ratio(norms[block], norms[block], tau).item(),
+            "ms": ms,
+            "spread": spread / ms,
             "dense_ms": dense,
             "unskipped_ms": unskipped,
-            "speedup": dense / timing.median,
-            "speedup_unskipped": unskipped / timing.median,
+            "speedup": dense / ms,
+            "speedup_unskipped": unskipped / ms,
         }
-    return rows
+
+    return [row(*place) for place in bounds]
 
 
 def _distance(product, exact):

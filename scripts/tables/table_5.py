@@ -18,7 +18,7 @@ from models.errors import UserError
 from models.training import accuracy, validation_pictures
 from models.vgg13 import CONVOLUTIONS, fold_batch_norm
 from tables import paper
-from tables.layouts import LAYOUTS, Im2colConv2d, ImageMajor, im2col_operands
+from tables.layouts import LAYOUTS, im2col_conv, im2col_operands
 
 TITLE = "VGG13 on MNIST"
 PRECISIONS = {"cpu": ("float32",), "cuda": ("float32", "float16")}
@@ -176,7 +176,7 @@ def on_devices(conv, x, ratios, devices, run):
     setting = {"padding": 1, "block": layout.block, "pixel_block": layout.pixel_block}
     calls = {"dense": partial(conv, x)}
     for ratio in ratios:
-        tau = spamm_torch.find_tau(*layout.norm_maps(conv, x), ratio).item()
+        tau = layout.held(conv, x, ratio)[1].tau.item()
         one = partial(spamm_torch.conv2d, x, conv.weight, conv.bias, tau=tau, **setting)
         calls[ratio] = partial(one, devices=devices)
         if not torch.equal(calls[ratio](), one()):
@@ -257,11 +257,7 @@ def _speeds(ms, layout, ratio):
 
 
 class HeldRatio(nn.Module):
-    """A convolution by SpAMM whose threshold is found anew for each batch, to hold a valid ratio.
-
-    It is what the knob ``valid_ratio`` does, in two steps, so that the thresholds and the ratios
-    that were reached can be reported.
-    """
+    """A convolution at a valid ratio, whose thresholds and ratios of each batch are kept."""
 
     def __init__(self, layout, conv, ratio):
         super().__init__()
@@ -270,19 +266,17 @@ class HeldRatio(nn.Module):
         self.valid = self.total = 0
 
     def forward(self, x):
-        return self._layout.run(self._conv, x, self._choose_tau)
-
-    def _choose_tau(self, norm_a, norm_b):
-        tau = spamm_torch.find_tau(norm_a, norm_b, self._ratio)
-        self.taus.append(tau)
-        self.valid += spamm_torch.valid_counts(norm_a, norm_b, tau).sum()
-        self.total += norm_a.numel() * norm_b.shape[1]
-        return tau
+        output, info = self._layout.held(self._conv, x, self._ratio)
+        self.taus.append(info.tau)
+        multiplications = self._conv.weight[0].numel() * output.numel()
+        self.valid += info.valid_ratio.double() * multiplications
+        self.total += multiplications
+        return output
 
 
 def valid_share(layers):
-    """Of all block products of all HeldRatios and batches."""
-    return int(sum(of.valid for of in layers)) / sum(of.total for of in layers)
+    """Of all multiplications of all HeldRatios and batches."""
+    return float(sum(of.valid for of in layers)) / sum(of.total for of in layers)
 
 
 @torch.inference_mode()
@@ -340,18 +334,17 @@ def time_layer(conv, x, settings, repeats):
         alone.
     """
     a, b = im2col_operands(conv, x)
-    im2col_gemm = Im2colConv2d(conv, torch.mm)
     candidates = {
-        "conv": lambda: conv(x),
-        "im2col+gemm": lambda: im2col_gemm(x),
-        "gemm": lambda: torch.mm(a, b),
+        "conv": partial(conv, x),
+        "im2col+gemm": partial(im2col_conv, conv, x),
+        "gemm": partial(torch.mm, a, b),
     }
     for layout, ratio in settings:
-        tau = spamm_torch.find_tau(*layout.norm_maps(conv, x), ratio).item()
-        module = layout.module(conv, tau)
-        candidates[_candidate(layout, ratio)] = partial(module, x)
-        if isinstance(layout, ImageMajor):
-            candidates[_candidate(layout, ratio, part="product")] = partial(module.product, a, b)
+        tau = layout.held(conv, x, ratio)[1].tau.item()
+        candidates[_candidate(layout, ratio)] = partial(layout.run, conv, x, tau=tau)
+        if layout.pixel_block is None:
+            product = partial(spamm_torch.mm, a, b, tau=tau, block=layout.block)
+            candidates[_candidate(layout, ratio, part="product")] = product
     return medians(interleaved(candidates, x.device, repeats))
 
 

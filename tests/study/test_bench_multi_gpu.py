@@ -69,11 +69,6 @@ def test_rows_agree_with_themselves(tables):
         assert row["speedup"] == pytest.approx(row["one_ms"] / row["all_ms"])
         assert row["spread"] >= 0
         assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.1)
-        if row["layout"] in ("R", "S"):
-            slowest = max(row["device_ms"])
-            assert len(row["device_ms"]) == 2
-            assert row["imbalance"] == pytest.approx(2 * slowest / sum(row["device_ms"]))
-            assert row["exposed_ms"] == pytest.approx(row["all_ms"] - slowest)
         if row["layout"] in ("S", "ranks"):
             assert row["work_imbalance"] >= 1
             assert row["sent"] == 1 if row["ratio"] == 1 else 0 < row["sent"] < 1

@@ -1,7 +1,5 @@
 """The benchmark of whole networks: a small real run, and what it refuses."""
 
-import os
-
 import pytest
 import torch
 from bench_checks import assert_resumes, run_bench, tables_of
@@ -42,13 +40,6 @@ def tiny():
 def autotuning_is_silent():
     with torch._inductor.config.patch(autotune_num_choices_displayed=0):
         yield
-
-
-@pytest.fixture(autouse=True)
-def caches_stay(monkeypatch):
-    """--cache sets a variable of the environment."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
 
 
 def run(folder, *arguments):

@@ -68,7 +68,7 @@ def test_a_file_of_something_else_is_refused(tmp_path, content):
 
 def test_an_interrupt_says_what_is_kept_and_how_to_go_on(tmp_path):
     def interrupted(finished):
-        with Journal(tmp_path, "mm", SETTINGS) as journal, Journal(tmp_path, "empty", SETTINGS):
+        with Journal(tmp_path, "mm", SETTINGS) as journal:
             for key in finished:
                 journal.measured(key, lambda: 1)
             raise KeyboardInterrupt

@@ -193,46 +193,41 @@ def test_truncation_keeps_the_nearest_share():
     assert [kept(of / 8) for of in (1, 2, 3, 4, 6, 7, 8)] == [1, 3, 3, 3, 7, 7, 8]
 
 
-def test_a_sparse_product_that_fails_says_why(monkeypatch):
-    def too_large(csr):
-        raise MemoryError("no memory for 9 TiB")
+def fails(error):
+    raise error
 
-    def fails(how):
-        raise torch.OutOfMemoryError(f"CUDA out of memory. Tried {how}. GPU 0 has 5 GiB")
 
-    def refused(csr):
-        raise RuntimeError("CUDA error: insufficient resources when calling `cusparseF( handle)`")
+MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried 9. GPU 0 has 5 GiB")
+REFUSED = RuntimeError("CUDA error: insufficient resources when calling `cusparseF( handle)`")
+FOR_PRODUCTS = "(for 64 products of entries)"
 
-    ways = {
-        "large": too_large,
-        "MKL": spgemm._by_torch,
-        "second": lambda csr: {", whole": partial(fails, 1), ", in parts": lambda: csr @ csr},
-        "neither": lambda csr: {"": partial(fails, 8), ", in parts": partial(fails, 9)},
-        "refused": refused,
-    }
-    monkeypatch.setattr(spgemm, "peers", lambda device: ways)
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (MemoryError("no memory for 9 TiB"), "no memory for 9 TiB"),
+        (MEMORY, f"does not fit in memory: CUDA out of memory. Tried 9 {FOR_PRODUCTS}"),
+        (REFUSED, f"cusparseF has insufficient resources {FOR_PRODUCTS}"),
+    ],
+)
+def test_a_sparse_product_that_fails_says_why(monkeypatch, error, why):
     a = torch.eye(64)
-    calls, absent = spgemm.calls(a, a.double(), a.device)
-    assert list(calls) == ["MKL", "second, in parts"]
-    assert all(of.ms > 0 and torch.equal(of.call().to_dense(), a) for of in calls.values())
-    for_products = "(for 64 products of entries)"
-    assert absent == {
-        "large": "no memory for 9 TiB",
-        "neither": f"does not fit in memory: CUDA out of memory. Tried 9 {for_products}",
-        "refused": f"cusparseF has insufficient resources {for_products}",
-    }
-    _, absent = spgemm.calls(a, 2 * a.double(), a.device)
-    assert absent["MKL"].startswith("wrong result: expected an error of at most 1e-05; got 0.5")
+    failing = {"": partial(fails, error)}
+    monkeypatch.setattr(spgemm, "ways", lambda csr: failing)
+    assert spgemm.calls(a, a.double(), a.device) == ({}, {spgemm.PEERS["cpu"]: why})
+    monkeypatch.setattr(spgemm, "ways", lambda csr: failing | {", in parts": lambda: csr @ csr})
+    [(name, of)] = spgemm.calls(a, a.double(), a.device)[0].items()
+    assert name == spgemm.PEERS["cpu"] + ", in parts"
+    assert of.ms > 0
+    assert torch.equal(of.call().to_dense(), a)
 
 
-def test_where_a_sparse_product_takes_long_the_others_are_not_tried(monkeypatch):
-    ways = dict.fromkeys(("first", "second"), spgemm._by_torch)
-    monkeypatch.setattr(spgemm, "peers", lambda device: ways)
-    monkeypatch.setattr(spgemm, "_LONGEST_MS", 0.0)
+def test_a_wrong_sparse_product_is_none():
     a = torch.eye(64)
-    calls, absent = spgemm.calls(a, a.double(), a.device)
-    assert list(calls) == ["first"]
-    assert absent["second"].startswith("not tried: a product took ")
+    found, absent = spgemm.calls(a, 2 * a.double(), a.device)
+    [why] = absent.values()
+    assert not found
+    assert why.startswith("wrong result: expected an error of at most 1e-05; got 0.5")
 
 
 @pytest.fixture
@@ -266,19 +261,20 @@ def test_slices_of_rows_make_the_whole_product(sparse, products, device):
 
 
 @pytest.mark.cuda
-def test_every_peer_of_cuda_multiplies():
+def test_cusparse_multiplies():
     a, _ = operands("decay", 256, torch.float32, "cuda")
     a[a < table_3.truncation(a, 0.5)] = 0
     calls, absent = spgemm.calls(a, a.double() @ a.double(), a.device)
+    assert list(calls) == [spgemm.PEERS["cuda"]]
     assert not absent
-    assert list(calls) == list(spgemm.peers(a.device))
 
 
-def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse, device):
-    sparse = sparse.to(device)
-    assert list(spgemm._by_torch_on_cuda(spgemm.to_csr(sparse))) == [""]
+@pytest.mark.cuda
+def test_what_cusparse_gets_where_its_default_refuses(monkeypatch, sparse):
+    sparse = sparse.cuda()
+    assert list(spgemm.ways(spgemm.to_csr(sparse))) == [""]
     monkeypatch.setattr(spgemm, "_MOST_PRODUCTS", 100)
-    ways = spgemm._by_torch_on_cuda(spgemm.to_csr(sparse))
+    ways = spgemm.ways(spgemm.to_csr(sparse))
     assert list(ways) == ["", ", A in 1 slices of rows"]
     product = ways[", A in 1 slices of rows"]()
     torch.testing.assert_close(product.to_dense(), sparse @ sparse)
@@ -325,7 +321,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
     interrupted_at(3)
     code, _, errors = run(capsys, *command)
     assert code == 130
-    journal = tmp_path / "table_3_cpu.partial.json"
+    journal = tmp_path / "tables_cpu.partial.json"
     assert errors == [
         f"interrupted: finished groups are in {journal}; the same command goes on from there"
     ]
@@ -340,7 +336,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
     interrupted_at(None)
     code, printed, _ = run(capsys, *command)
     assert code == 0
-    assert f"resumed from {tmp_path / 'table_1_cpu.partial.json'} at 2 of 2" in printed
+    assert f"resumed from {journal} at 2 of 2" in printed
     assert f"resumed from {journal} at 1 of 6" in printed
     assert calls == [(3, 128)] * 2 + [(3, 100)] * 3
     assert not list(tmp_path.glob("*.partial.json"))
@@ -365,7 +361,7 @@ def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, argume
     command = ["1", *arguments, "--out", tmp_path]
     code, printed, _ = run(capsys, *command)
     assert code == 0
-    assert "table 1: 1 cells failed; the same command tries these again" in printed
+    assert "1 cells failed; the same command tries these again" in printed
     reasons = [row["absent"] for row in tables_of(tmp_path, 1)["thresholds"]]
     assert reasons == ["MemoryError", *[None] * len(paper.RATIOS)]
     code, printed, _ = run(capsys, *command)

@@ -2,22 +2,15 @@
 
 import pytest
 import torch
-from im2col_reference import Im2col
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 from torch import nn
 
-import spamm_torch
 from models.vgg13 import CONVOLUTIONS, VGG13
 from tables import table_5
-from tables.layouts import LAYOUTS, Im2colConv2d, ImageMajor, PixelBlocks, im2col_operands
+from tables.layouts import LAYOUTS, im2col_conv, im2col_operands
 from tables.table_5 import GROUPS, HeldRatio
 
 by_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.label)
-pixel_layouts = pytest.mark.parametrize(
-    "layout",
-    [*LAYOUTS[1:], PixelBlocks("in between", 64, (16, 2, 2))],
-    ids=lambda layout: layout.label,
-)
 
 
 @pytest.fixture
@@ -40,52 +33,23 @@ def test_im2col_operands_are_torchs_unfold_image_after_image(conv, x):
     unfolded = nn.functional.unfold(x, 3, padding=1)  # (images, Ci * 9, H * W)
     assert torch.equal(a, conv.weight.reshape(40, -1))
     assert torch.equal(b, torch.cat(list(unfolded), dim=1))
-    torch.testing.assert_close(Im2colConv2d(conv, torch.mm)(x), conv(x), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(im2col_conv(conv, x), conv(x), rtol=1e-4, atol=1e-4)
 
 
 @by_layout
 def test_nothing_skipped_is_the_convolution(layout, conv, x):
-    torch.testing.assert_close(layout.module(conv, 0.0)(x), conv(x), rtol=1e-4, atol=1e-4)
-
-
-@pixel_layouts
-def test_norm_maps_are_those_of_the_documented_matrices(layout, conv, x):
-    x = x[:3] if layout.pixel_block[0] == 1 else x[:, :, :3, :2]
-    oracle = Im2col(x, conv.weight, padding=1, block=(64, 64, 64), pixel_block=layout.pixel_block)
-    norm_a, norm_b = layout.norm_maps(conv, x)
-    expected = spamm_torch.norm_map(oracle.columns[0])
-    torch.testing.assert_close(norm_a, spamm_torch.norm_map(oracle.weights[0]))
-    torch.testing.assert_close(norm_b, oracle.skip_norm(expected))
-
-
-def test_the_papers_norm_maps_are_those_of_its_matrices(conv, x):
-    norm_a, norm_b = LAYOUTS[0].norm_maps(conv, x)
-    assert norm_a.shape == (2, 20)  # 40 x 630 in blocks of 32
-    assert norm_b.shape == (20, 134)  # 630 x 4288
-    a, b = im2col_operands(conv, x)
-    torch.testing.assert_close(norm_a[1, 3], a[32:, 96:128].norm())
-    torch.testing.assert_close(norm_b[2, 5], b[64:96, 160:192].norm())
+    torch.testing.assert_close(layout.run(conv, x, tau=0.0), conv(x), rtol=1e-4, atol=1e-4)
 
 
 @by_layout
 @pytest.mark.parametrize("ratio", [0.8, 0.5])
-def test_a_held_ratio_is_the_knob_valid_ratio(layout, ratio, conv, x):
-    """Up to single blocks at the threshold, whose norms the two take in different order."""
+def test_a_held_ratio_keeps_what_its_threshold_keeps(layout, ratio, conv, x):
     held = HeldRatio(layout, conv, ratio)
     found = held(x)
-    if isinstance(layout, ImageMajor):
-        expected = Im2colConv2d(
-            conv, lambda a, b: spamm_torch.mm(a, b, valid_ratio=ratio, block=layout.block)
-        )(x)
-    else:
-        expected = spamm_torch.SpAMMConv2d.from_dense(
-            conv, valid_ratio=ratio, block=layout.block, pixel_block=layout.pixel_block
-        )(x)
-    differing = (found - expected).abs() > 1e-4
-    assert differing.double().mean() < 0.01
+    [tau] = held.taus
+    torch.testing.assert_close(found, layout.run(conv, x, tau=tau.item()))
     assert (found - conv(x)).abs().max() > 1e-2  # something was skipped
-    assert abs(int(held.valid) / held.total - ratio) < 0.01
-    assert len(held.taus) == 1
+    assert table_5.valid_share([held]) == pytest.approx(ratio, abs=0.01)
 
 
 @pytest.fixture
