@@ -119,7 +119,8 @@ def test_where_nothing_is_valid_nothing_is_read(device, engine, dtype):
     options = {"activation": "relu", **ENGINES[engine]}
     found = OPS.conv2d_deviation(input, weight, base, 1, 1, **options)
     assert found[:, :, :6, :6].isnan().all()
-    if is_fused(device) or (device.type == "cpu" and dtype == torch.float32):
+    on_cpu = device.type == "cpu" and dtype == torch.float32
+    if on_cpu or (is_fused(device) and dtype != torch.float32 and engine == "zeros"):
         assert not found[:, :, 9:].any()
         assert not found[:, :, :, 17:].any()
     # A residual may differ from the reference where the input does not.

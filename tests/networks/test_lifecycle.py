@@ -82,18 +82,6 @@ def test_the_own_forward_runs_for_tensors_of_other_kinds(pair):
 # ---- Folded weights follow ----------------------------------------------------------------------
 
 
-def test_writes_through_data_need_a_refresh(pair):
-    model, original = pair
-    for m in (model, original):
-        m.conv1.weight.data.mul_(3)
-        m.layer1[0].bn1.weight.data.mul_(3)
-    with torch.no_grad():
-        stale = model(pictures())
-        refresh_(model)
-        assert not torch.allclose(model(pictures()), stale)
-    assert_same(model, original)
-
-
 @torch.no_grad()
 def test_what_a_call_folds_anew_is_not_written_where_other_threads_read(pair):
     model, original = pair

@@ -434,19 +434,6 @@ def test_it_compiles_into_one_graph():
         torch.testing.assert_close(compiled(pictures()), original(pictures()), rtol=1e-4, atol=1e-4)
 
 
-def test_a_settings_file_gives_the_same_engines(tmp_path):
-    model = unet()
-    report = convert_(model, reference=canvas())
-    report.save(tmp_path / "net.json")
-    other = unet()
-    again = convert_(other, tmp_path / "net.json", reference=canvas())
-    assert [(row.action, row.setting) for row in again] == [
-        (row.action, row.setting) for row in report
-    ]
-    with torch.no_grad():
-        assert torch.equal(other(scattered()), model(scattered()))
-
-
 # ---- With an example ----------------------------------------------------------------------------
 
 

@@ -91,16 +91,6 @@ def test_values_and_strides(device, name, with_example, layout, measured):
     assert found.stride() == expected.stride()
 
 
-def test_the_model_s_own_forward_runs_for_gradients():
-    model, input = level(nn.Upsample(scale_factor=2)), pictures()
-    own, (expected, _) = input.clone().requires_grad_(), model(input)
-    convert_(model)
-    found, _ = model(own)
-    found.sum().backward()
-    assert torch.equal(found, expected)
-    assert own.grad.abs().sum() > 0
-
-
 @torch.no_grad()
 def test_a_changed_setting_is_noticed():
     up = nn.Upsample(scale_factor=2)
@@ -110,16 +100,6 @@ def test_a_changed_setting_is_noticed():
     up.scale_factor = 3
     found, _ = model(pictures())
     assert found.shape[2:] == (18, 15)
-
-
-@torch.no_grad()
-def test_a_hook_is_called():
-    up, seen = nn.Upsample(scale_factor=2), []
-    model = level(up)
-    convert_(model)
-    up.register_forward_hook(lambda *_: seen.append("up"))
-    model(pictures())
-    assert seen == ["up", "up"]
 
 
 @torch.no_grad()

@@ -93,14 +93,6 @@ def test_a_changing_threshold(device):
         assert torch.equal(traced(tau), spamm_torch.mm(a, b, tau=tau))
 
 
-def test_a_changing_ratio(device):
-    a, b = operands(device)
-    traced = compiled(lambda ratio: spamm_torch.mm(a, b, valid_ratio=ratio, block=32))
-    for ratio in (0.1, 0.5, 0.9):
-        expected = spamm_torch.mm(a, b, valid_ratio=ratio, block=32)
-        assert torch.equal(traced(ratio), expected)
-
-
 @pytest.mark.parametrize(("as_knob", "graphs"), [(torch.tensor, 1), (float, 2)])
 def test_graphs_of_a_changing_threshold(device, as_knob, graphs):
     torch._dynamo.reset()

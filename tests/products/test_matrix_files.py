@@ -107,24 +107,6 @@ def test_the_error_shrinks_with_tau(device, overlap):
     assert spamm_torch.valid_ratio(*maps, 1e-10).item() < 0.5  # decay: most products are nothing
 
 
-def test_inverse_square_root_by_newton_schulz(device, overlap):
-    """What SpAMM was made for: an iteration of products, each within its own error."""
-    identity = torch.eye(240, dtype=torch.float64, device=device)
-    a = torch.from_numpy(overlap).to(device)
-    scale = torch.linalg.matrix_norm(a, 2)
-    y, z = a / scale, identity
-
-    def multiply(left, right):
-        return spamm_torch.mm(left, right, max_error=1e-10, block=32)
-
-    for _ in range(30):
-        step = 1.5 * identity - 0.5 * multiply(z, y)
-        y, z = multiply(y, step), multiply(step, z)
-    inverse_root = z / scale.sqrt()
-    residual = inverse_root @ a @ inverse_root - identity
-    assert residual.norm().item() < 1e-6
-
-
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_product_of_two_file_formats(device, dtype):
     """Matrix Market's array form and NumPy's, both stored by columns and used as they lie."""

@@ -410,24 +410,6 @@ def test_find_tau_for_error_with_skip_norms(device, pair, max_error):
 # ---- Same bits ----------------------------------------------------------------------------------
 
 
-def test_same_bits_every_time(device):
-    norm_a = matrices.normal(70, 60, device=device).abs()
-    norm_b = matrices.normal(60, 50, device=device, seed=1).abs()
-
-    def stages():
-        tau = spamm_torch.find_tau(norm_a, norm_b, 0.3)
-        return (
-            tau,
-            find_tau_for_error(norm_a, norm_b, 0.1),
-            spamm_torch.error_bound(norm_a, norm_b, tau),
-            spamm_torch.valid_counts(norm_a, norm_b, tau),
-        )
-
-    first = stages()
-    for _ in range(5):
-        assert all(map(torch.equal, first, stages()))
-
-
 @pytest.mark.cuda
 @given(pair=norm_maps(max_edge=40), ratio=st.floats(0, 1, exclude_min=True))
 def test_cpu_and_cuda_find_the_same_tau(pair, ratio):
