@@ -79,20 +79,14 @@ def cmake_prefix_path() -> Path:
 def build_info() -> dict[str, Any]:
     """How the library was built.
 
-    Returns a dict:
+    Returns a dict. In a CPU-only build ``cuda`` and ``nvcc_flags`` are ``None``:
 
-    ``version``
-        of spamm_torch.
-    ``torch``
-        the torch version the library was built for.
-    ``cuda``
-        the CUDA compiler's version, ``None`` in a CPU-only build.
+    ``version``, ``torch``, ``cuda``
+        the versions of spamm_torch, of the torch the library was built for, of the CUDA compiler.
     ``arch_list``
-        the CUDA targets, as in ``["8.0+PTX", "9.0a"]``; empty in a CPU-only build.
-    ``compiler``, ``cxx_standard``
-        the C++ compiler with its version, and the standard's date, as in ``202002``.
-    ``cxx_flags``, ``nvcc_flags``
-        the flags given to the two compilers; ``nvcc_flags`` is ``None`` in a CPU-only build.
+        the CUDA targets, as in ``["8.0+PTX", "9.0a"]``.
+    ``compiler``, ``cxx_standard``, ``cxx_flags``, ``nvcc_flags``
+        the C++ compiler, the standard's date, as in ``202002``, and the compilers' flags.
     ``copies_through_host``
         pairs of this machine's CUDA devices, as in ``[(1, 0)]``: the first cannot reach the memory
         of the second, so that a product over both copies through the host, which is slower.

@@ -24,11 +24,10 @@ from ..networks.example import Example
 from ..networks.report import shape_of
 from ..reference import check_reference
 from .form import Form, check_model
-from .inputs import Randomness, halves_of, statistics_inputs
+from .inputs import Evaluator, Loss, Randomness, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
-from .moves import Move, chosen_after, moves_of
 from .outcome import CalibrationReport, CalibrationRow, Outcome
-from .search import LEAST_EVALUATIONS, Evaluator, Found, Loss, search
+from .search import LEAST_EVALUATIONS, Found, Move, chosen_after, moves_of, search
 from .statistics import (
     Candidate,
     LayerStatistics,

@@ -1,19 +1,25 @@
-"""The search for the most moves within the accuracy drop, by a user's ``evaluate``."""
+"""What is searched, and the search for the most of it within the accuracy drop.
+
+Of each layer's candidates only those on the lower convex hull of (time, squared error) can be part
+of a best choice. A move takes a layer from one of these to the next. All layers' moves together,
+sorted by the squared error that they add for the time that they save, are a one-parameter family:
+after the first n of them, no other settings save as much time for the same sum of squared errors.
+
+A move from one valid ratio to the next changes a layer much. Between two of one shape of blocks any
+ratio will do, so a move is made in three parts, with time and squared error on the straight line.
+"""
 
 from __future__ import annotations
 
-import inspect
+import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
-import torch
-from torch import Tensor, nn
-
-from .._state import in_eval_mode
-from .inputs import Half, Randomness
+from .inputs import Loss
+from .statistics import Candidate, LayerStatistics
+from .times import LayerTimes
 
 LEAST_EVALUATIONS = 5
 _HELD_SHARE = 3  # one evaluation in so many is kept for the second half
@@ -21,170 +27,110 @@ _STEP_BACK = 0.7  # of the squared error, where the second half refuses
 _ONE_SIDED = 2  # so many steps in a row that end on the same side are too short
 _LIKELY_ERROR = 0.03  # squared, of a model's output, where some answers change; a first guess
 _BEYOND = 1.2  # steps to where the loss is expected to be the limit go further, to get past it
+PARTS = 3  # of a move
+
+Point: TypeAlias = tuple[float, float, int]  # x, y, and a number to know it by
 
 
 @dataclass(frozen=True)
-class Score:
-    """The result of ``evaluate``: a number, and the answer to each input where it gives them."""
-
-    value: float
-    answers: Tensor | None = None
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The cost of a setting on one half of the data, against the model as it was.
+class Move:
+    """One layer to another valid ratio.
 
     Attributes:
-        drop: of the score; negative where it rose.
-        changed: the percentage of answers that changed; None without answers.
+        layer: its name.
+        candidate: what it gets. The tau is that of the candidate to which the move leads.
+        time: of the layer then, in microseconds.
+        saved: microseconds. added: squared relative error of the model's output.
     """
 
-    drop: float
-    changed: float | None = None
-
-    def is_within(self, max_drop: float) -> bool:
-        """Whether it is allowed: changed answers bound the drop, and no luck hides them."""
-        return self.drop <= max_drop and (self.changed is None or self.changed <= 2 * max_drop)
-
-    def share(self, max_drop: float) -> float:
-        """The share of what is allowed that it takes; above 1 where it is not allowed."""
-        drop, changed = max(self.drop, 0.0), self.changed or 0.0
-        if not max_drop:
-            return math.inf if drop or changed else 0.0
-        return max(drop / max_drop, changed / (2 * max_drop))
+    layer: str
+    candidate: Candidate
+    time: float
+    saved: float
+    added: float
 
 
-class Evaluator:
-    """Calls ``evaluate`` on the halves of a loader, and compares with the model as it was."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluate: Callable[..., Any],
-        halves: tuple[Half, Half],
-        randomness: Randomness,
-    ) -> None:
-        _check_evaluate(evaluate, model, halves[0])
-        self._model, self._evaluate, self._halves = model, evaluate, halves
-        self._randomness = randomness
-        self._dense: dict[int, Score] = {}
-
-    def dense(self, half: int) -> Score:
-        """The score of the model as it is; call it before the model is changed."""
-        if half not in self._dense:
-            self._dense[half] = self._score(half)
-        return self._dense[half]
-
-    def check_repeats(self) -> None:
-        """Raises unless a second evaluation of the same model gives the same."""
-        first, second = self.dense(0), self._score(0)
-        if first.value != second.value or _changed(first, second):
-            raise ValueError(
-                "evaluate must give the same for the same model and batches; got "
-                f"{first.value:g} and then {second.value:g} (does the loader shuffle?)"
-            )
-
-    def loss(self, half: int, installed: AbstractContextManager[Any]) -> Loss:
-        """The cost of the form of the model that ``installed`` gives it."""
-        dense = self.dense(half)
-        with installed:
-            score = self._score(half)
-        return Loss(dense.value - score.value, _changed(dense, score))
-
-    def resolution(self, half: int) -> float | None:
-        """The percentage that one answer stands for; None without answers."""
-        answers = self.dense(half).answers
-        return None if answers is None or not len(answers) else 100 / len(answers)
-
-    def _score(self, half: int) -> Score:
-        with torch.no_grad(), in_eval_mode(self._model), self._randomness.again():
-            with _left_in_place(self._model):
-                result = self._evaluate(self._model, self._halves[half])
-            return _read_score(result)
+def moves_of(
+    statistics: Mapping[str, LayerStatistics], times: Mapping[str, LayerTimes]
+) -> list[Move]:
+    """All moves of a model, in the order in which they are to be made."""
+    moves = [
+        move
+        for name, layer in statistics.items()
+        if name in times
+        for move in _layer_moves(name, layer, times[name])
+    ]
+    return sorted(moves, key=lambda move: move.added / move.saved)  # equal ones in their order
 
 
-@contextmanager
-def _left_in_place(model: nn.Module) -> Iterator[None]:
-    """Raises ValueError if the model's tensors are moved or cast inside; they are put back.
+def chosen_after(moves: Sequence[Move]) -> dict[str, Move]:
+    """The last of these moves of each layer."""
+    return {move.layer: move for move in moves}
 
-    ``Module.to`` writes to the ``data`` of parameters, which no list of a module's attributes sees.
+
+def _layer_moves(name: str, layer: LayerStatistics, times: LayerTimes) -> list[Move]:
+    base = times.baseline
+    points = [
+        (base.median - time.median, candidate.output_error**2, number)
+        for number, (candidate, time) in enumerate(
+            zip(layer.candidates, times.candidates, strict=True)
+        )
+        if time.beats(base)
+    ]
+    hull = lower_hull([(0.0, 0.0, -1), *sorted(points)])
+    return [
+        move
+        for before, after in itertools.pairwise(hull)
+        for move in _parts(name, layer, base.median, before, after)
+    ]
+
+
+def _parts(
+    name: str, layer: LayerStatistics, base: float, before: Point, after: Point
+) -> Iterator[Move]:
+    """The move between two corners of a hull, in parts where ratios between are possible."""
+    last = layer.candidates[after[2]]
+    first = layer.candidates[before[2]] if before[2] >= 0 else None
+    if first is None or first.setting.pixel_block != last.setting.pixel_block:
+        first, parts = last, 1
+    else:
+        parts = PARTS
+    for part in range(1, parts + 1):
+        share = part / parts
+        saved, error = (_between(x, y, share) for x, y in zip(before[:2], after[:2], strict=True))
+        candidate = replace(
+            last,
+            valid_ratio=_between(first.valid_ratio, last.valid_ratio, share),
+            error=_between(first.error**2, last.error**2, share) ** 0.5,
+            output_error=error**0.5,
+        )
+        gained, added = ((y - x) / parts for x, y in zip(before[:2], after[:2], strict=True))
+        yield Move(name, candidate, base - saved, gained, added)
+
+
+def _between(first: float, last: float, share: float) -> float:
+    return (1 - share) * first + share * last
+
+
+def lower_hull(points: Sequence[Point]) -> list[Point]:
+    """The corners of the lower convex hull of points (x, y, number) that are sorted.
+
+    The first point is a corner whose y none is below. (Andrew's monotone chain, 1979.)
     """
-    named = [*model.named_parameters(), *model.named_buffers()]
-    named += [(name, x.grad) for name, x in model.named_parameters() if x.grad is not None]
-    # Tensors of subclasses may have no address.
-    plain = [(name, x) for name, x in named if type(x) in (Tensor, nn.Parameter)]
-    before = [(name, x, x.data, _place(x)) for name, x in plain]
-    moved = []
-    try:
-        yield
-    finally:
-        for name, tensor, data, place in before:
-            if _place(tensor) != place:
-                tensor.data = data
-                moved.append(name)
-    if moved:
-        raise ValueError(
-            "evaluate must leave the model as it is; got one that moves or casts its "
-            f"{moved[0]} (do that before calibrate, or to a copy)"
-        )
+    hull: list[Point] = []
+    for point in points:
+        if hull and point[0] == hull[-1][0]:
+            continue  # straight above the last
+        while len(hull) > 1 and _is_above(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
 
 
-def _place(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.device
-
-
-def _check_evaluate(evaluate: Any, model: nn.Module, half: Half) -> None:
-    if not callable(evaluate):
-        raise TypeError(f"evaluate must be a function; got {type(evaluate).__name__}")
-    try:
-        signature = inspect.signature(evaluate)
-    except ValueError:  # it tells nothing of itself
-        return
-    try:
-        signature.bind(model, half)
-    except TypeError:
-        raise TypeError(f"evaluate must take (model, loader); got one of {signature}") from None
-
-
-def _read_score(result: Any) -> Score:
-    value, answers = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
-    try:
-        number = float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(
-            "evaluate must return a number, or a number and the answers; got "
-            f"{type(result).__name__}"
-        ) from None
-    if not math.isfinite(number):
-        raise ValueError(f"evaluate must return a finite number; got {number}")
-    return Score(number, None if answers is None else _read_answers(answers))
-
-
-def _read_answers(answers: Any) -> Tensor:
-    try:
-        return torch.as_tensor(answers).flatten().cpu()
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise TypeError(
-            "evaluate must return answers that are a tensor or a list of numbers; got "
-            f"a {type(answers).__name__} that is none"
-        ) from None
-
-
-def _changed(one: Score, other: Score) -> float | None:
-    """The percentage of answers that differ."""
-    if one.answers is None and other.answers is None:
-        return None
-    if one.answers is None or other.answers is None or one.answers.shape != other.answers.shape:
-        raise ValueError(
-            "evaluate must give as many answers each time; got "
-            f"{_count(one.answers)} and then {_count(other.answers)}"
-        )
-    return 100 * (one.answers != other.answers).double().mean().item() if len(one.answers) else 0.0
-
-
-def _count(answers: Tensor | None) -> str:
-    return "none" if answers is None else str(len(answers))
+def _is_above(left: Point, middle: Point, right: Point) -> bool:
+    """Whether the middle point is on or above the line through the others."""
+    rise, run = right[1] - left[1], right[0] - left[0]
+    return (middle[1] - left[1]) * run >= rise * (middle[0] - left[0])
 
 
 # ---- The search ---------------------------------------------------------------------------------
@@ -206,54 +152,37 @@ class Found:
 
 
 def search(errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf) -> Found:
-    """The most moves whose loss both halves allow.
-
-    The most moves that the first half allows are found by bisection, between losses that are known
-    by a power law of the error. The second half only allows or refuses. Where it refuses, 0.7 of
-    the sum of squared errors is tried, and so on, and then numbers between the last that it refused
-    and the one that it allowed. Where it allows the first choice, what is left goes to more moves
-    within the first half's limit.
+    """The most moves whose loss both halves allow, in the way that docs/calibration.md describes.
 
     Args:
         errors: the sums of squared errors after one move, after two, and so on.
         evaluations: the most calls of ``loss``.
     """
-    run = _Search(max_drop, evaluations, loss)
-    first = _FirstHalf(run, errors)
-    first.narrow(max(1, (evaluations + 3) // _HELD_SHARE))
-    return _held(run, first)
+    run = _Search(errors, max_drop, evaluations, loss)
+    run.narrow(max(1, (evaluations + 3) // _HELD_SHARE))
+    return _held(run)
 
 
 class _Search:
-    """The evaluations of a search: what they give, and how many are left."""
+    """The choices that the first half allows, as far as it has been tried.
 
-    def __init__(self, max_drop: float, evaluations: int, loss: LossOf) -> None:
-        self.max_drop, self.left = max_drop, evaluations
-        self._loss = loss
+    Attributes:
+        left: how many evaluations there may be yet.
+        low: the most moves that the first half allowed.
+        high: the fewest that it did not; at first one more than there are.
+    """
+
+    def __init__(
+        self, errors: Sequence[float], max_drop: float, evaluations: int, loss: LossOf
+    ) -> None:
+        self.errors, self.max_drop, self.left, self._loss = errors, max_drop, evaluations, loss
+        self.low, self.high = 0, len(errors) + 1
+        self.losses: dict[int, Loss] = {}
+        self._side, self._in_a_row = True, 0  # on which side steps ended, and how many in a row
 
     def loss(self, half: int, moves: int) -> Loss:
         self.left -= 1
         return self._loss(half, moves)
-
-
-class _FirstHalf:
-    """The choices that the first half allows, as far as it has been tried.
-
-    Attributes:
-        low: the most moves that it allowed.
-        high: the fewest that it did not; at first one more than there are.
-    """
-
-    def __init__(self, run: _Search, errors: Sequence[float]) -> None:
-        self.errors = errors
-        self.low, self.high = 0, len(errors) + 1
-        self.losses: dict[int, Loss] = {}
-        self._run = run
-        self._side, self._in_a_row = True, 0  # on which side steps ended, and how many in a row
-
-    @property
-    def is_open(self) -> bool:
-        return self.high - self.low > 1
 
     def moves_within(self, error: float, below: int) -> int:
         """The most moves whose error is at most this, and fewer than so many."""
@@ -261,20 +190,19 @@ class _FirstHalf:
 
     def narrow(self, left: int) -> None:
         """Tries numbers between the two, until there is none or so many evaluations are left."""
-        while self.is_open and self._run.left > left:
-            self.allows(self._next())
+        while self.high - self.low > 1 and self.left > left:
+            self._try(self._next())
 
-    def allows(self, moves: int) -> bool:
-        """Whether the first half allows so many moves."""
-        self.losses[moves] = self._run.loss(0, moves)
-        is_allowed = self.losses[moves].is_within(self._run.max_drop)
+    def _try(self, moves: int) -> None:
+        """Evaluates so many moves on the first half."""
+        self.losses[moves] = self.loss(0, moves)
+        is_allowed = self.losses[moves].is_within(self.max_drop)
         self._in_a_row = self._in_a_row + 1 if is_allowed == self._side else 1
         self._side = is_allowed
         if is_allowed:
             self.low = moves
         else:
             self.high = moves
-        return is_allowed
 
     def _next(self) -> int:
         """Where the loss is likely to reach the limit; halfway where nothing tells or it misled."""
@@ -304,24 +232,24 @@ class _FirstHalf:
 
     def _share(self, moves: int) -> float:
         loss = self.losses.get(moves)
-        return math.inf if loss is None else loss.share(self._run.max_drop)
+        return math.inf if loss is None else loss.share(self.max_drop)
 
 
-def _held(run: _Search, first: _FirstHalf) -> Found:
+def _held(run: _Search) -> Found:
     """The most moves that the second half allows, of those that the first does."""
-    errors, found, moves, refused = first.errors, Found(0), first.low, None
+    errors, found, moves, refused = run.errors, Found(0), run.low, None
     while run.left and moves > found.moves:
         held = run.loss(1, moves)
         if held.is_within(run.max_drop):
-            found = Found(moves, first.losses.get(moves), held)
+            found = Found(moves, run.losses.get(moves), held)
         else:
             refused = moves
         if refused is None:
-            first.narrow(1)
-            moves = first.low
+            run.narrow(1)
+            moves = run.low
         elif found.moves:
             middle = (errors[found.moves - 1] + errors[refused - 1]) / 2
-            moves = first.moves_within(middle, refused)
+            moves = run.moves_within(middle, refused)
         else:
-            moves = first.moves_within(_STEP_BACK * errors[refused - 1], refused)
+            moves = run.moves_within(_STEP_BACK * errors[refused - 1], refused)
     return found

@@ -168,12 +168,10 @@ def _cells(name: str, stats: LayerStats) -> tuple[str, ...]:
 def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     """Records what each SpAMM layer skips in the calls inside: tau, valid ratio, error bound.
 
-    Results are the same inside and outside. Outside nothing of it is left: it costs nothing. Inside
-    each call of a layer computes its norm maps once more, with a pass over the input for each
+    Results are the same inside and outside, where it costs nothing. Inside each call of a layer
+    computes its norm maps once more, as for ``return_info``, with a pass over the input for each
     kernel position. Nothing waits for a GPU until the numbers are read. What is recorded is what
     the call skipped: in the generated forward of :func:`convert_` by the folded weights.
-    Norms are computed apart, as for ``return_info``: a product that differs from tau by less than
-    1e-5 may be counted on its other side.
 
     Calls of this thread are recorded: not those of replicas of ``nn.DataParallel``, nor replays of
     CUDA graphs. Compiled functions run uncompiled meanwhile. A call is a layer's by its weight:
@@ -181,16 +179,14 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
     each call (parametrizations) are not counted, which the table says.
 
     Args:
-        model: an ``nn.Module`` with SpAMM layers: set by hand or by :func:`convert_`. One
-            without any gives an empty mapping.
+        model: an ``nn.Module`` with SpAMM layers; one without any gives an empty mapping.
 
     Returns:
         A context manager that gives :class:`ModelStats`, a mapping from qualified names to
         :class:`LayerStats`; ``print`` shows a table. A layer that :func:`calibrate` gave its
         setting knows the valid ratios it had then; ``drifted`` names the layers that left these.
 
-    Raises:
-        TypeError: what is no module.
+    Raises TypeError for what is no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"record_stats expects an nn.Module; got {type(model).__name__}")

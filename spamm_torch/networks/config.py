@@ -21,17 +21,10 @@ class SpAMMConfig:
     ``SpAMMConfig(tau=0.0)`` skips nothing and chooses the op ``conv2d``.
 
     Attributes:
-        tau: skip each block product whose two norms multiply to less than this; a number. tau <= 0
-            skips nothing.
-        valid_ratio: share of block products to keep, in (0, 1]; searched for in each call.
-        max_error: bound >= 0 of the relative error from skipping; searched for in each call.
-        block: 32, 64 or 128, or a triple (m, k, n) of these; None as :func:`conv2d` picks.
-        pixel_block: (images, rows, columns), powers of two whose product is the block's n; None as
-            :func:`conv2d` picks.
+        tau, valid_ratio, max_error, block, pixel_block: as of :func:`conv2d`, and None what that
+            picks; a tau is a number.
 
-    Raises:
-        ValueError: none or several knobs, a knob out of range or NaN, blocks of other sizes.
-        TypeError: a knob that is no number.
+    Raises as that function.
     """
 
     tau: float | None = None

@@ -10,9 +10,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,9 @@ from .operands import joined_setting
 from .plan import Site
 from .request import Request
 from .sites import layer_of, reason_not_to_call, reason_not_to_convert, reason_not_to_skip
+
+if TYPE_CHECKING:
+    from .install import Installation
 
 
 @dataclass(frozen=True)
@@ -46,19 +48,6 @@ def own_setting(site: Site) -> SpAMMConfig | None:
     return SpAMMConfig(conv.tau, conv.valid_ratio, conv.max_error, *blocks)
 
 
-class Settable(Protocol):
-    """A model whose engines can be set (:class:`Installation`)."""
-
-    engines: Mapping[str, Engine]
-
-    @property
-    def changes_anything(self) -> bool: ...
-
-    def having(self, engines: Mapping[str, Engine]) -> AbstractContextManager[None]: ...
-
-    def marked(self, mark: Mark) -> AbstractContextManager[None]: ...
-
-
 class Chooser:
     """Chooses the engine of each call of a convolution.
 
@@ -75,7 +64,7 @@ class Chooser:
         model: nn.Module,
         request: Request,
         example: Example | None,
-        installation: Settable,
+        installation: Installation,
         sites: Sequence[Site],
         problem: str | None,
         progress: Progress,

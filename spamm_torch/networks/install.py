@@ -36,27 +36,22 @@ class FusedModule:
     _spamm_fused: Fused | None = None
     _spamm_original: type[nn.Module]
 
-    def train(self: Any, mode: bool = True) -> Any:
-        """As of the module's class; back in eval mode, weights are folded anew."""
-        was_training = self.training
-        result = super().train(mode)  # type: ignore[misc]
-        fused = self._spamm_fused
-        if not mode and fused is not None and was_training:
-            fused.renew()
-        return result
-
-    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = super()._apply(*args, **kwargs)  # type: ignore[misc]
-        if self._spamm_fused is not None:
+    def _folded_anew(self, result: Any, is_stale: bool = True) -> Any:
+        if is_stale and self._spamm_fused is not None:
             self._spamm_fused.renew()
         return result
+
+    def train(self: Any, mode: bool = True) -> Any:
+        """As of the module's class; back in eval mode, weights are folded anew."""
+        is_stale = self.training and not mode
+        return self._folded_anew(super().train(mode), is_stale)  # type: ignore[misc]
+
+    def _apply(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self._folded_anew(super()._apply(*args, **kwargs))  # type: ignore[misc]
 
     def load_state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
         """As of the module's class; then weights are folded anew."""
-        result = super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
-        if self._spamm_fused is not None:
-            self._spamm_fused.renew()
-        return result
+        return self._folded_anew(super().load_state_dict(*args, **kwargs))  # type: ignore[misc]
 
     __prepare_scriptable__ = _SpAMM.__prepare_scriptable__
 

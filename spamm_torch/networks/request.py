@@ -162,13 +162,9 @@ def _read_settings(
         with open(path) as file:
             settings = json.load(file)
         version = settings["format"], settings["versions"]["spamm_torch"]
-        layers = settings["layers"]
         entries = [
-            (
-                *(name, entry["shape"], entry["engine"], entry["setting"]),
-                *(entry.get("band"), entry.get("pool", False)),
-            )
-            for name, entry in layers.items()
+            (name, entry["shape"], entry["engine"], entry["setting"], entry.get)
+            for name, entry in settings["layers"].items()
         ]
         reference = settings.get("reference")
     except OSError as error:
@@ -179,7 +175,7 @@ def _read_settings(
         ) from None
     _check_version(*version)
     engines = {}
-    for name, shape, kind, setting, band, pools in entries:
+    for name, shape, kind, setting, get in entries:
         layer = convolutions.get(name.partition("#")[0])
         if layer is None:
             if kind == "left":  # linear layers are listed as well
@@ -193,7 +189,8 @@ def _read_settings(
                 f"the settings must be those of this model; got {shape!r} for {name!r}, which is "
                 f"{geometry_of(layer)!r}"
             )
-        engines[name] = _engine(name, layer.groups > 1, kind, setting, band, pools)
+        more = get("band"), get("pool", False)
+        engines[name] = _engine(name, layer.groups > 1, kind, setting, *more)
     missing = [name for name in convolutions if name not in engines]
     if missing:
         raise ValueError(

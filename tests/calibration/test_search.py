@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from spamm_torch import SpAMMConfig
 from spamm_torch._timing import Timing
-from spamm_torch.calibration.moves import PARTS, chosen_after, lower_hull, moves_of
-from spamm_torch.calibration.search import Loss, search
+from spamm_torch.calibration.inputs import Loss
+from spamm_torch.calibration.search import PARTS, chosen_after, lower_hull, moves_of, search
 from spamm_torch.calibration.statistics import Candidate, LayerStatistics
 from spamm_torch.calibration.times import LayerTimes
 
