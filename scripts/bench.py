@@ -15,7 +15,7 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
-from cases import conv, layers, mm, multi_gpu, multi_gpu_conv, networks, vgg13
+from cases import block_sparse, conv, layers, mm, multi_gpu, multi_gpu_conv, networks, vgg13
 from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
@@ -31,6 +31,7 @@ from models.files import require_writable
 # figures beside the options.
 CASES = {
     "mm": mm,
+    "block_sparse": block_sparse,
     "conv": conv,
     "networks": networks,
     "layers": layers,

@@ -86,20 +86,8 @@ def trace(a: Tensor) -> float:
 
 
 def inner(a: Tensor, b: Tensor) -> float:
-    """The sum of a[i, j] * b[i, j], which is tr(A B) of symmetric matrices."""
-    if not is_sparse(a):
-        return (a * b).sum().item()
-    of_a, of_b = (_keys(x) for x in (a, b))
-    place = torch.searchsorted(of_b, of_a).clamp(max=len(of_b) - 1)
-    both = of_b[place] == of_a
-    return torch.linalg.vecdot(a.values()[both].flatten(), b.values()[place[both]].flatten()).item()
-
-
-def _keys(a: Tensor) -> Tensor:
-    """The number of each stored block among all, ascending."""
-    crow, edge = a.crow_indices(), a.values().shape[1]
-    rows = torch.arange(len(crow) - 1, device=crow.device).repeat_interleave(crow.diff())
-    return rows * (a.shape[1] // edge) + a.col_indices()
+    """tr(A B) of symmetric matrices."""
+    return (sparse.inner(a, b) if is_sparse(a) else (a * b).sum()).item()
 
 
 def distance_from_one(a: Tensor, size: int) -> float:

@@ -190,6 +190,21 @@ KINDS: dict[str, Kind] = {
     "several devices, layers": Kind("layer batch ratio",
         "Speedup of a batch's convolution over one device, by valid ratio and batch:",
         "layer", "speedup", "ratio batch"),
+    # ---- Block-sparse matrices
+    "stored products": Kind("precision n valid",
+        "S S of a water cluster, in blocks of 64, ms; valid and stored a block row:",
+        "n precision valid",
+        "stored|.0f; products|.0f|valid products; mm_ms||mm; share_of_plan|{:.0%}|plan's share; "
+        "tflops|.3g|TFLOP/s of multiply; speedup|{:.2g}x|over expanded pairs; "
+        "over_dense|{:.2g}x|over dense storage; over_entries|{:.3g}x|over entries in CSR"),
+    "block-sparse density": Kind("n",
+        "The density matrix of water clusters, ms; the energy error is in hartree an atom:",
+        "waters n",
+        "s_ms|.3g|S; z_ms|.3g|S^(-1/2); zfz_ms|.3g|F in it; sp2_ms|.4g|SP2; "
+        "iterations|{}; stored_x|.0f|stored a block row; energy_error|.1e|energy error; "
+        "over_dense|{:.2g}x|over dense storage; peak_gb|.3g|GB"),
+    "block-sparse growth": Kind("quantity of functions",
+        picture=Picture("functions", "value", "of", "quantity", {}, "xy", ("functions", "ms, GB"))),
     # ---- Density matrices, tiles, finished studies
     "density matrix": Kind("problem method",
         "Methods; the energy error is in hartree an atom, the bound that of each step:",

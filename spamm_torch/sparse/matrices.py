@@ -140,6 +140,24 @@ def norm(a: Tensor) -> Tensor:
     return total(read(a, "a", "norm").with_norms().values)
 
 
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of a[i, j] * b[i, j], 0-d float64: tr(A^T B), of any two patterns."""
+    left, right = read(a, "a", "inner"), read(b, "b", "inner")
+    check_pair(left, right)
+    if a.shape != b.shape:
+        raise RuntimeError(
+            f"inner expects two matrices of one shape; got {tuple(a.shape)} and {tuple(b.shape)}"
+        )
+    of_a, of_b = (x.row_of() * x.columns + x.col for x in (left, right))
+    place = torch.searchsorted(of_b, of_a)
+    both = (of_b[place.clamp(max=len(of_b) - 1)] == of_a).nonzero()[:, 0] if len(of_b) else of_b
+    found = left.values.new_zeros((), dtype=torch.float64)
+    for part in both.split(max(1, _ENTRIES // left.edge**2)):
+        pair = (left.values[part].double(), right.values[place[part]].double())
+        found += (pair[0] * pair[1]).sum()
+    return found
+
+
 # ---- Matrices -----------------------------------------------------------------------------------
 
 

@@ -63,6 +63,15 @@ def test_from_and_to_scipy(dtype, form):
     torch.testing.assert_close(ours.to_dense(), product)
 
 
+def test_inner():
+    a, b = (patterns.matrix("random", 4, 5, 32, seed=seed) for seed in (0, 1))
+    expected = (a.to_dense() * b.to_dense()).sum()
+    torch.testing.assert_close(sparse.inner(a, b), expected)
+    assert sparse.inner(a, sparse.from_dense(torch.zeros(128, 160).double(), 32)) == 0
+    with pytest.raises(RuntimeError, match=r"one shape; got \(128, 160\) and \(160, 128\)"):
+        sparse.inner(a, sparse.transpose(b))
+
+
 @pytest.mark.parametrize("size", [0, 1, 32, 70])
 def test_identity(size):
     found = sparse.identity(size, 32, dtype=torch.float64)

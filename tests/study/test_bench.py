@@ -70,6 +70,22 @@ def test_no_path_of_this_machine_is_recorded(folder):
     assert run["header"]["L2 cache"] == "warm"
 
 
+def test_block_sparse_products_and_density_matrices(tmp_path):
+    tables = run_bench(
+        *("block_sparse", tmp_path, "--waters", 40, "--density", 9, 40, "--repeats", 1),
+        *("--precisions", "float64", "float16", "--valid", 4),
+    )
+    for row in tables["stored products"]:
+        assert row["products"] == pytest.approx(4, abs=0.5)
+        assert row["share_of_plan"] == row["plan_ms"] / row["mm_ms"]
+        assert (row["over_entries"] is None) == (row["precision"] == "float16")
+    for row in tables["block-sparse density"]:
+        assert abs(row["energy_error"]) < 1e-7
+        assert row["stored_x"] <= -(-row["n"] // 64)
+    lines = {row["of"].partition(":")[0] for row in tables["block-sparse growth"]}
+    assert lines == {"SP2", "S^(-1/2)", "S", "SP2, dense storage", "all"}
+
+
 BAD = {
     "mm": [
         (("--device", "foo"), "'foo' (choose from"),
@@ -83,6 +99,10 @@ BAD = {
         (("--blocks", "48"), "three of these as in 128x64x128; got '48'"),
         (("--blocks", "128x64"), "got '128x64'"),
         (("--precisions", "int8"), "'int8' (choose from"),
+    ],
+    "block_sparse": [
+        (("--waters", "-1"), "an integer of 0 or more; got -1"),
+        (("--max-error", "0"), "a number above 0 and below 1; got 0"),
     ],
     "conv": [
         (("--block", "64", "48", "64"), "48 (choose from"),

@@ -1,0 +1,316 @@
+"""Block-sparse products and the density matrix in them, by the size of a water cluster.
+
+Products: the square of the overlap matrix S of a cluster, in blocks of 64, by how many block
+products a block row keeps. Density: S^(-1/2), F in that basis and SP2 purification, with their
+times, energies and memory. Rivals of a product: pairs expanded on the device, torch.bmm of gathered
+blocks and index_add_; dense storage; and, at the smallest size, products of entries in CSR at the
+same error.
+"""
+
+import functools
+import itertools
+import math
+import resource
+import time
+
+import torch
+
+import spamm_torch
+from common import options as cli
+from common.machine import PRECISIONS, TOLERANCE, use_precision
+from common.measuring import cell, not_measured
+from common.timing import by_clock
+from models.errors import UserError
+from models.water import blocks, geometry
+from spamm_torch import linalg, sparse
+from tables import spgemm
+
+TITLE = "Block-sparse products and density matrices"
+NOTES = """\
+Times are medians in ms on the host's clock, candidates in turns, launches and waiting included. mm
+is the whole call: norms, pattern and list of products (plan) and the products themselves
+(multiply), whose rate counts valid products. Dense storage is this library's mm of the same matrix
+and threshold. Density: milliseconds of SP2; its energy is compared with that of a budget a hundred
+times smaller."""
+MODE = torch.inference_mode
+BASIS, BLOCK, DROP = "STO-3G", 64, 1e-8
+DEFAULTS = {
+    "cpu": {"waters": (300, 2000), "density": (300, 2000), "precisions": ("float64",)},
+    "cuda": {
+        "waters": (2000, 10_000, 142_857),
+        "density": (2000, 10_000, 40_000, 142_857),
+        "precisions": ("float64", "float32", "float16"),
+    },
+}
+_SMALL = 20_000  # waters from which on float64 alone, and 200 products a row alone, are measured
+_EXPANDED = 4096  # block products that the rival gathers at once
+_BISECTIONS = 9
+_PRODUCTS, _DENSITY = "stored products", "block-sparse density"
+
+
+def add_options(parser):
+    cli.add_device_option(parser)
+    what = "waters of the clusters whose S is squared; 0: none"
+    kind = {"metavar": "COUNT", "type": cli.natural_number, "nargs": "+"}
+    cli.add(parser, "--waters", what, DEFAULTS, **kind)
+    cli.add(parser, "--density", "waters of those that are purified; 0: none", DEFAULTS, **kind)
+    cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
+    cli.add_numbers(parser, "--valid", "valid products a block row", (50, 200), "COUNT")
+    positive = cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1")
+    what = "max_error of the purification at 2,000 waters; at N waters times sqrt(2000 / N)"
+    cli.add(parser, "--max-error", what, 1e-7, metavar="ERROR", type=positive)
+    cli.add_repeats_option(parser, 3)
+
+
+def header(options):
+    return {"matrices": f"{BASIS}, blocks of {BLOCK}, entries below {DROP:g} left out"}
+
+
+def measure(measuring, options):
+    cells = {}
+    rest = {"device": options.device, "repeats": options.repeats}
+    for waters in filter(None, options.waters):
+        for precision in options.precisions[: 1 if waters > _SMALL else None]:
+            for valid in options.valid[-1 if waters > _SMALL else None :]:
+                place = {"n": 7 * waters, "precision": precision, "valid": valid}
+                call = functools.partial(square, **rest)
+                cells[f"{waters} waters, {precision}, {valid}"] = cell(_PRODUCTS, call, **place)
+    for waters in filter(None, options.density):
+        error = options.max_error * min(1, math.sqrt(2000 / waters))
+        call = functools.partial(density, waters=waters, max_error=error, **rest)
+        cells[f"density of {waters} waters"] = cell(_DENSITY, lambda n, of=call: of(), n=7 * waters)
+    tables = measuring.tables(cells, said_of)
+    if grown := list(growth(tables.get(_DENSITY, ()))):
+        tables["block-sparse growth"] = grown
+    return tables
+
+
+def growth(rows):
+    """Times and memory by size, each with its slope: the exponent of N between the ends."""
+    names = {"sp2_ms": "SP2", "z_ms": "S^(-1/2)", "s_ms": "S", "dense_ms": "SP2, dense storage"}
+    for column, name in (names | {"peak_gb": "all"}).items():
+        points = sorted((row["n"], row[column]) for row in rows if column in row)
+        if len(points) > 1:
+            (n, first), *_, (m, last) = points
+            name += f": N^{math.log(last / first) / math.log(m / n):.2f}"
+        quantity = "memory, GB" if column == "peak_gb" else "time, ms"
+        for n, value in points:
+            yield {"quantity": quantity, "of": name, "functions": n, "value": value}
+
+
+def said_of(found):
+    """A line for the terminal."""
+    [[row]] = found.values()
+    if "absent" in row:
+        return not_measured(row)
+    return ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name.endswith("ms"))
+
+
+def said(tables, options):
+    """What the rows say, in one line."""
+    found = [row for row in tables.get(_PRODUCTS, ()) if "speedup" in row]
+    parts = [
+        f"{row['precision']}, N = {row['n']}, {row['valid']} valid products a block row: "
+        f"{row['speedup']:.2g}x the expanded pairs"
+        for row in found[:2]
+    ]
+    parts += [
+        f"SP2 of N = {row['n']}: {row['sp2_ms']:.4g} ms, {row['energy_error']:.1e} hartree an atom"
+        for row in tables.get(_DENSITY, ())
+        if "sp2_ms" in row
+    ]
+    return "; ".join(parts) + "."
+
+
+# ---- Products -----------------------------------------------------------------------------------
+
+
+def overlap_of(n, dtype, device):
+    """S of a cluster with n functions, n a multiple of 7."""
+    cluster = geometry.water_cluster(n // 7)
+    made = {"block": BLOCK, "drop": DROP, "device": device, "matrices": ("overlap",)}
+    [s] = blocks.block_sparse(cluster, BASIS, **made)
+    return s.to(dtype)
+
+
+def square(n, precision, valid, device, repeats):
+    """The row of S S with so many valid products a block row."""
+    a = overlap_of(n, use_precision(precision), device)
+    norms, rows = spamm_torch.norm_map(a, BLOCK), a.shape[0] // BLOCK
+    stored = a.crow_indices().diff()[a.col_indices()].sum().item()
+    tau = spamm_torch.find_tau(norms, norms, min(1.0, valid * rows / stored))
+    plan = sparse.plan(a, a, tau=tau)
+    c = spamm_torch.mm(a, a, tau=tau)
+    error = distance(c, *expanded(a, tau))
+    # The rival's sums are in the type itself, and its norms may differ in the last bit.
+    most = 10 * TOLERANCE[precision] + 10 * (tau.double() / sparse.norm(c)).item()
+    if not error <= most:
+        raise UserError(
+            f"wrong square of S, N = {n}, {precision}: expected a difference of at most {most:.2g} "
+            f"from expanded pairs; got {error}"
+        )
+    candidates = {
+        "mm": lambda: spamm_torch.mm(a, a, tau=tau),
+        "plan": lambda: sparse.plan(a, a, tau=tau, norm_a=norms, norm_b=norms),
+        "multiply": lambda: spamm_torch.mm(a, a, plan=plan),
+        "rival": lambda: expanded(a, tau),
+    }
+    peers = {}
+    if dense_fits(a):
+        dense = sparse.to_dense(a)
+        candidates["dense"] = lambda: spamm_torch.mm(dense, dense, tau=tau, block=BLOCK)
+        if n <= 14_000 and precision != "float16" and (device.type == "cuda" or n <= 2100):
+            peers = by_entries(dense, c, device)
+    ms = {name: of.median for name, of in by_clock(candidates, repeats, waiting(device)).items()}
+    flops = 2 * BLOCK**3 * plan.products
+    row = {f"{name}_ms": of for name, of in ms.items()} | {
+        "stored": len(norms.values()) / rows,
+        "blocks": plan.blocks / rows,
+        "products": plan.products / rows,
+        "tflops": flops / ms["multiply"] / 1e9,
+        "share_of_plan": ms["plan"] / ms["mm"],
+        "speedup": ms["rival"] / ms["mm"],
+        "error": error,
+    }
+    if "dense" in ms:
+        row["over_dense"] = ms["dense"] / ms["mm"]
+    if "ms" in peers:
+        row["over_entries"] = peers["ms"] / ms["mm"]
+    return [row | {f"entries_{name}": of for name, of in peers.items()}]
+
+
+def waiting(device):
+    return torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+
+def expanded(a, tau):
+    """What users write today: all valid pairs of blocks, their products, and their sums.
+
+    Returns the numbers of the result's blocks among all, ascending, and their values.
+    """
+    crow, col, values = a.crow_indices(), a.col_indices(), a.values()
+    columns = len(crow) - 1
+    norms = torch.linalg.vector_norm(values, dim=(1, 2), dtype=torch.float64).to(tau.dtype)
+    counts = crow.diff()[col]
+    left = torch.arange(len(col), device=col.device).repeat_interleave(counts)
+    right = crow[col] - (counts.cumsum(0) - counts)
+    right = torch.arange(len(left), device=col.device) + right.repeat_interleave(counts)
+    valid = (norms[left] * norms[right] >= tau).nonzero()[:, 0]
+    left, right = left[valid], right[valid]
+    row = torch.arange(columns, device=col.device).repeat_interleave(crow.diff())
+    keys, place = (row[left] * columns + col[right]).unique(return_inverse=True)
+    c = values.new_zeros(len(keys), *values.shape[1:])
+    parts = (x.split(_EXPANDED) for x in (left, right, place))
+    for of_a, of_b, to in zip(*parts, strict=True):
+        c.index_add_(0, to, torch.bmm(values[of_a], values[of_b]))
+    return keys, c
+
+
+def distance(c, keys, values):
+    """How far a matrix is from one of such blocks, relative; blocks of one alone count whole."""
+    columns = len(c.crow_indices()) - 1
+    counts = c.crow_indices().diff()
+    row = torch.arange(columns, device=counts.device).repeat_interleave(counts)
+    place = torch.searchsorted(keys, row * columns + c.col_indices()).clamp(max=len(keys) - 1)
+    both = keys[place] == row * columns + c.col_indices()
+    off = whole = 0.0
+    for part in torch.arange(len(row), device=row.device).split(_EXPANDED):
+        expected = values[place[part]].double() * both[part, None, None]
+        off += (c.values()[part] - expected).square().sum()
+        whole += expected.square().sum()
+    missing = values.double().square().sum() - whole if len(keys) > int(both.sum()) else 0.0
+    return ((off + missing) / whole).sqrt().item()
+
+
+def dense_fits(a):
+    """Whether the matrix, its square and room to spare fit as whole matrices."""
+    bytes_of_three = 3 * a.shape[0] ** 2 * a.values().element_size()
+    if a.device.type == "cuda":
+        return bytes_of_three < 0.95 * torch.cuda.mem_get_info(a.device)[0]
+    return bytes_of_three < 8e9
+
+
+def by_entries(dense, c, device):
+    """The fastest product of entries in CSR with the error of c, by leaving out small entries."""
+    exact = dense.double() @ dense.double()
+    allowed = torch.linalg.vector_norm(sparse.to_dense(c).double() - exact).item()
+    low, high = -16.0, 0.0  # powers of ten of the smallest entry that stays
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        kept = torch.where(dense.abs() >= 10**middle, dense, 0).double()
+        if torch.linalg.vector_norm(kept @ kept - exact).item() <= allowed:
+            low = middle
+        else:
+            high = middle
+    kept = torch.where(dense.abs() >= 10**low, dense, 0)
+    found, absent = spgemm.calls(kept, kept.double() @ kept.double(), device)
+    if not found:
+        return {"absent": "; ".join(absent.values())}
+    name, fastest = min(found.items(), key=lambda item: item[1].ms)
+    again = by_clock({"ms": fastest.call}, 1, waiting(device))["ms"].median
+    return {"peer": name, "ms": again, "smallest": 10**low}
+
+
+# ---- Density matrices ---------------------------------------------------------------------------
+
+
+def density(waters, max_error, device, repeats):
+    """The row of a cluster: F in the basis S^(-1/2), and SP2."""
+    cluster = geometry.water_cluster(waters)
+    size, atoms, electrons = 7 * waters, 3 * waters, cluster.electrons
+    made = {"block": BLOCK, "drop": DROP, "device": device}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    clock = [now(device)]
+    [s] = blocks.block_sparse(cluster, BASIS, **made, matrices=("overlap",))
+    rows = s.shape[0] // BLOCK
+    clock.append(now(device))
+    z = linalg.inverse_sqrt(s, max_error=max_error / 100, size=size).matrix
+    clock.append(now(device))
+    del s
+    [fock] = blocks.block_sparse(cluster, BASIS, **made, matrices=("fock",))
+    clock.append(now(device))
+    options = {"max_error": max_error / 100, "drop": math.inf}
+    half = spamm_torch.mm(z, fock, **options)
+    fock = spamm_torch.mm(half, z, symmetric=True, **options)
+    clock.append(now(device))
+    stored = {"stored_z": len(z.col_indices()) / rows, "stored_f": len(fock.col_indices()) / rows}
+    del z, half
+    purify = functools.partial(linalg.purify, fock, electrons, size=size)
+    runs = [purify(max_error=max_error) for _ in range(repeats if waters < _SMALL else 1)]
+    found = min(runs, key=lambda run: run.seconds)
+    energy = 2 * sparse.inner(found.matrix, fock).item()
+    took = [1e3 * (end - start) for start, end in itertools.pairwise(clock)]
+    row = dict(zip(("s_ms", "z_ms", "f_ms", "zfz_ms"), took, strict=True))
+    row |= stored | {
+        "peak_gb": peak_bytes(device) / 1e9,
+        "waters": waters,
+        "max_error": max_error,
+        "sp2_ms": 1e3 * found.seconds,
+        "iterations": len(found.iterations),
+        "stored_x": len(found.matrix.col_indices()) / rows,
+        "energy": energy / atoms,
+    }
+    row["sp2_us_a_water"] = 1e3 * row["sp2_ms"] / waters
+    if waters < _SMALL:
+        right = 2 * sparse.inner(purify(max_error=max_error / 100).matrix, fock).item()
+        row["energy_error"] = (energy - right) / atoms
+    if dense_fits(fock) and waters <= 2000:
+        dense = sparse.to_dense(fock, (size, size))
+        options = {"block": BLOCK, "max_error": max_error}
+        runs = [linalg.purify(dense, electrons, **options) for _ in range(repeats)]
+        row["dense_ms"] = 1e3 * min(run.seconds for run in runs)
+        row["over_dense"] = row["dense_ms"] / row["sp2_ms"]
+    return [row]
+
+
+def peak_bytes(device):
+    """The most memory so far: of tensors on CUDA, else of the process since it started."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated()
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def now(device):
+    waiting(device)()
+    return time.perf_counter()
