@@ -14,6 +14,9 @@ from torch import Tensor
 
 from ._arguments import as_tau, check_block, check_integer, check_tensor, dtype_name, is_integer
 from ._table import table
+from .sparse.blocks import is_sparse
+from .sparse.exchange import exchange
+from .sparse.maps import of_maps
 
 _ops = torch.ops.spamm_torch
 
@@ -76,7 +79,8 @@ class ExchangePlan:
         column_cuts, a_cuts: of the columns of B and C, and of A (K); mesh columns + 1 numbers.
         stages: the number of stages in which each mesh column receives units of B.
         need: for each mesh column, bool (mesh rows, KB, stages) on the CPU: which units of B each
-            rank of it needs, its own among them. An entry is one block row in one stage.
+            rank of it needs, its own among them. An entry is one block row in one stage; of
+            block-sparse maps (mesh rows, stored blocks, 1), one stored block.
         need_a: for each mesh row, bool (mesh columns, KB, stages of rows) on the CPU: which units
             of A each rank of it needs. An entry is one block column in one stage of rows.
         send: send[source][destination] is the number of bytes that travel between two ranks.
@@ -156,6 +160,9 @@ def exchange_plan(
     mesh of ranks, A is cut along K and travels along mesh rows by the same rule with the roles of
     rows and columns exchanged; B travels along mesh columns.
 
+    Of block-sparse matrices, cut into block rows, each stored block of B is a unit, there is one
+    stage, and the ranks stand in a line.
+
     Pure: of no process group, and nothing travels. The maps say no more than the number of blocks,
     so blocks that stick out of a matrix are counted whole. Waits for the device.
 
@@ -178,7 +185,9 @@ def exchange_plan(
     Raises as that function; ValueError for cuts or a mesh that do not fit, TypeError for a
     ``dtype`` without such norms.
     """
-    _check_maps(norm_a, norm_b)
+    stored = of_maps("exchange_plan", norm_a, norm_b) if is_sparse(norm_a, norm_b) else None
+    if stored is None:
+        _check_maps(norm_a, norm_b)
     m, k, n = check_block(block)
     threshold = as_tau(tau)
     dtype = _operand_dtype(dtype, norm_a.dtype)
@@ -190,19 +199,29 @@ def exchange_plan(
     b_blocks = chunk_cuts(depth, mesh_rows)
     if b_cuts is not None:
         b_blocks = _block_cuts(b_cuts, depth, k, mesh_rows, "b_cuts")
-    # All ranks have stages of one length, that of the ranks with the most blocks.
-    stage = _ops.stage_blocks(_longest(column_blocks), n)
-    row_stage = _ops.stage_blocks(_longest(row_blocks), m)
+    if stored is not None:
+        if mesh_columns != 1 or not m == k == n:
+            raise ValueError(
+                "norm maps of block-sparse matrices need one block edge and a line of ranks; got "
+                f"block {(m, k, n)} and mesh_shape {(mesh_rows, mesh_columns)}"
+            )
+        need, *moved, work = exchange(*stored, threshold, row_blocks, b_blocks)
+        along_columns, along_rows = [(need[:, :, None], *moved)], []
+    else:
+        # All ranks have stages of one length, that of the ranks with the most blocks.
+        stage = _ops.stage_blocks(_longest(column_blocks), n)
+        row_stage = _ops.stage_blocks(_longest(row_blocks), m)
 
-    b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
-    a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
-    along_columns = [
-        _exchange(norm_a, panel, threshold, row_blocks, b_blocks, stage) for panel in b_panels
-    ]
-    along_rows = [
-        _exchange(norm_b.t(), panel, threshold, column_blocks, a_blocks, row_stage)
-        for panel in a_panels
-    ]
+        b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
+        a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
+        along_columns = [
+            _exchange(norm_a, panel, threshold, row_blocks, b_blocks, stage) for panel in b_panels
+        ]
+        along_rows = [
+            _exchange(norm_b.t(), panel, threshold, column_blocks, a_blocks, row_stage)
+            for panel in a_panels
+        ]
+        work = _work_of_ranks(norm_a, b_panels, threshold, row_blocks)
     ranks = torch.arange(mesh_rows * mesh_columns).view(mesh_rows, mesh_columns)
     send, dense_send = torch.zeros(2, ranks.numel(), ranks.numel(), dtype=torch.int64)
     for group, (_, blocks, dense_blocks), block_bytes in (
@@ -222,7 +241,7 @@ def exchange_plan(
         need_a=[need for need, *_ in along_rows],
         send=send.tolist(),
         dense_send=dense_send.tolist(),
-        work=_work_of_ranks(norm_a, b_panels, threshold, row_blocks),
+        work=work,
         dtype=dtype,
     )
 

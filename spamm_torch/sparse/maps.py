@@ -30,7 +30,7 @@ def norm_map(a: Tensor, block: Any) -> Tensor:
     return blocks.with_norms().matrix()
 
 
-def _of_maps(function: str, norm_a: Tensor, norm_b: Tensor) -> tuple[Blocks, Blocks]:
+def of_maps(function: str, norm_a: Tensor, norm_b: Tensor) -> tuple[Blocks, Blocks]:
     a, b = read_map(norm_a, "norm_a", function), read_map(norm_b, "norm_b", function)
     if a.columns != b.rows:
         raise RuntimeError(
@@ -47,7 +47,7 @@ def tensors(a: Blocks, b: Blocks) -> tuple[Any, ...]:
 def find_tau(
     norm_a: Tensor, norm_b: Tensor, valid_ratio: float | None, max_error: float | None
 ) -> Tensor:
-    a, b = _of_maps("find_tau", norm_a, norm_b)
+    a, b = of_maps("find_tau", norm_a, norm_b)
     return found_tau(a, b, valid_ratio, max_error)
 
 
@@ -58,14 +58,14 @@ def found_tau(a: Blocks, b: Blocks, valid_ratio: float | None, max_error: float 
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    a, b = _of_maps("valid_counts", norm_a, norm_b)
+    a, b = of_maps("valid_counts", norm_a, norm_b)
     crow, col, first, *_ = _ops.bsr_plan(*tensors(a, b), tau, b.columns, lists=False)
     index = index_dtype(a, b)
     return Blocks(crow.to(index), col.to(index), first.diff().int(), b.columns).matrix()
 
 
 def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    return shares(*_of_maps("valid_ratio", norm_a, norm_b), tau)[0]
+    return shares(*of_maps("valid_ratio", norm_a, norm_b), tau)[0]
 
 
 def shares(a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ def shares(a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def error_bound(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    a, b = _of_maps("error_bound", norm_a, norm_b)
+    a, b = of_maps("error_bound", norm_a, norm_b)
     return _ops.bsr_error_bound(*tensors(a, b), b.columns, tau)
 
 

@@ -472,6 +472,38 @@ def test_too_few_cuts(cuts):
         plan_of(cuts=cuts)
 
 
+# ---- Block-sparse matrices ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", NORM_DTYPES)
+def test_exchange_plan_of_stored_blocks(dtype):
+    """Against the products of each rank, one at a time."""
+    generator = torch.Generator().manual_seed(3)
+    norm_a, norm_b = (
+        random_map(generator, *shape, dtype) * (torch.rand(shape, generator=generator) < 0.6)
+        for shape in ((7, 5), (5, 6))
+    )
+    maps = [x.to_sparse_csr() for x in (norm_a, norm_b)]
+    cuts, owners, tau = [0, 64, 64, 160, 224], [0, 96, 128, 128, 160], 0.075
+    found = exchange_plan(*maps, tau, cuts, b_cuts=owners, block=32)
+    rows, columns = norm_b.nonzero(as_tuple=True)
+    for rank, (begin, end) in enumerate(itertools.pairwise(cuts)):
+        part = norm_a[begin // 32 : end // 32, rows]  # (block rows of A, stored blocks of B)
+        valid = ~(part * norm_b[rows, columns] < tau) & (part != 0)
+        assert torch.equal(found.need[0][rank, :, 0], valid.any(0))
+        assert found.work[rank] == valid.sum()
+        everything = (part != 0).any(0)
+        for source, (first, last) in enumerate(itertools.pairwise(owners)):
+            here = (first <= rows * 32) & (rows * 32 < last) & torch.tensor(source != rank)
+            size = 32 * 32 * dtype.itemsize
+            assert found.send[source][rank] == (valid.any(0) & here).sum() * size
+            assert found.dense_send[source][rank] == (everything & here).sum() * size
+    assert (found.stages, found.need_a, 0 < found.bytes < found.dense_bytes) == (1, [], True)
+    assert str(found).count("\n") == 5
+    with pytest.raises(ValueError, match=r"a line of ranks; got block \(32, 32, 32\) and mesh"):
+        exchange_plan(*maps, tau, [0, 96, 224], (2, 2), block=32)
+
+
 # ---- The ops ------------------------------------------------------------------------------------
 
 
