@@ -95,6 +95,7 @@ ConvolutionResult convolve(const Deviation& given, const Knob& knob) {
   ConvParams& p = arguments.params;
   p.box = box_of(p.block);
   p.by_strips = runs_by_strips(conv, knob);
+  p.residual_is_shared = conv.residual && conv.residual->size(0) < given.residual->size(0);
   const TileSize tile = arguments.choose(conv, /*dense=*/false, device.multiprocessors());
   NormUse use = {.input = std::nullopt, .by_block = !p.by_strips, .tiles_differ = p.by_strips};
   if (!conv.norms.empty() && log2_group(conv.block) == log2_of(kGroup)) use.input = conv.norms[0];
