@@ -7,31 +7,39 @@
 // columns of a row in ascending order. Only products of two stored blocks exist.
 #include <torch/library.h>
 
+#include <string>
+
 TORCH_LIBRARY_FRAGMENT(spamm_torch, m) {
+  const std::string maps =
+      "(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor col_b, Tensor norm_b, "
+      "int columns, ";
+  const auto define = [&](const std::string& name, const std::string& rest) {
+    m.def((name + maps + rest).c_str());
+  };
   // The pattern of C (block rows of A x `columns`) and its products. A block is in the pattern
   // where a product is valid, or where `crow_input`, `col_input` have one. symmetric: of the
   // products, only those of blocks on and above the diagonal count, and the pattern below is the
   // mirror image. Returns crow, col and first, int64: the products of block c are number first[c]
   // to first[c + 1]
-  // - 1, in the order of k; and for each, with lists, its stored blocks of A and of B, int32.
-  m.def(
-      "bsr_plan(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor col_b, Tensor "
-      "norm_b, Tensor tau, int columns, *, bool symmetric=False, Tensor? crow_input=None, Tensor? "
-      "col_input=None, bool lists=True) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
-  // The blocks of alpha * A @ B + beta * input and their norms, by what bsr_plan returns.
+  // - 1, in the order of k; and for each, with lists, its stored blocks of A and of B, int32. Lists
+  // stay empty where they and `block_bytes` a block of C exceed `free_bytes`, on CUDA by default
+  // what the device has. CUDA: waits once.
+  define("bsr_plan",
+         "Tensor tau, *, bool symmetric=False, Tensor? crow_input=None, Tensor? col_input=None, "
+         "bool lists=True, int block_bytes=0, int? free_bytes=None) -> (Tensor, Tensor, Tensor, "
+         "Tensor, Tensor)");
+  // The blocks of alpha * A @ B + beta * input and their norms, by what bsr_plan returns. On CUDA
+  // nothing waits for the host: indices and lists are not checked there. Blocks of 32 then need B's
+  // pattern, and float32's rounding depends on tau (0 if it is absent), as in dense storage.
   m.def(
       "bsr_multiply(Tensor crow, Tensor col, Tensor first, Tensor slots_a, Tensor slots_b, Tensor "
-      "crow_a, Tensor col_a, Tensor values_a, Tensor values_b, *, Tensor? crow_input=None, Tensor? "
-      "col_input=None, Tensor? values_input=None, Scalar beta=1, Scalar alpha=1, bool "
-      "symmetric=False) -> (Tensor, Tensor)");
-  // As find_tau, find_tau_for_error and error_bound, of the products of stored blocks.
-  m.def(
-      "bsr_find_tau(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor col_b, "
-      "Tensor norm_b, int columns, float valid_ratio) -> Tensor");
-  m.def(
-      "bsr_find_tau_for_error(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor "
-      "col_b, Tensor norm_b, int columns, float max_error) -> Tensor");
-  m.def(
-      "bsr_error_bound(Tensor crow_a, Tensor col_a, Tensor norm_a, Tensor crow_b, Tensor col_b, "
-      "Tensor norm_b, int columns, Tensor tau) -> Tensor");
+      "crow_a, Tensor col_a, Tensor values_a, Tensor values_b, *, Tensor? crow_b=None, Tensor? "
+      "col_b=None, Tensor? tau=None, Tensor? crow_input=None, Tensor? col_input=None, Tensor? "
+      "values_input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False) -> (Tensor, "
+      "Tensor)");
+  // As find_tau and error_bound, of the products of stored blocks. The latter also returns how many
+  // of these are valid, and how many there are, int64 (2,). CUDA: nothing waits, and a pattern that
+  // is not in order gives NaN.
+  define("bsr_find_tau", "*, float? valid_ratio=None, float? max_error=None) -> Tensor");
+  define("bsr_error_bound", "Tensor tau) -> (Tensor, Tensor)");
 }

@@ -1,8 +1,8 @@
 """Block-sparse matrices: ``torch.sparse_bsr`` with one square block of 32, 64 or 128.
 
 :func:`spamm_torch.mm` and :func:`spamm_torch.addmm` multiply them; here is the rest that purifying
-a density matrix and its like need. Matrices are float16, bfloat16, float32 or float64, on a CPU so
-far, without gradients. Sizes are multiples of the block: what is smaller is padded with zeros.
+a density matrix and its like need. Matrices are float16, bfloat16, float32 or float64, on a CPU or
+CUDA, without gradients. Sizes are multiples of the block: what is smaller is padded with zeros.
 
     import spamm_torch
     from spamm_torch import sparse

@@ -53,15 +53,15 @@ class Blocks(NamedTuple):
 
     def row_of(self) -> Tensor:
         """The block row of each stored block."""
-        return torch.arange(self.rows).repeat_interleave(self.crow.diff().long())
+        rows = torch.arange(self.rows, device=self.col.device)
+        return rows.repeat_interleave(self.crow.diff().long(), output_size=len(self.col))
 
     def has_pattern_of(self, other: Blocks) -> bool:
-        """Whether the same blocks are stored."""
-        same = self.crow is other.crow or torch.equal(self.crow.long(), other.crow.long())
+        """Whether the same blocks are stored. Waits for the device unless it is one in memory."""
         return (
             self.columns == other.columns
-            and same
-            and (self.col is other.col or torch.equal(self.col.long(), other.col.long()))
+            and _has_same(self.crow, other.crow)
+            and _has_same(self.col, other.col)
         )
 
     def with_norms(self) -> Blocks:
@@ -90,6 +90,16 @@ class Blocks(NamedTuple):
         return found.reshape(self.rows * edge, self.columns * edge)
 
 
+def _has_same(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape or (x.dtype == y.dtype and x.data_ptr() == y.data_ptr()):
+        return x.shape == y.shape
+    if x.is_cuda and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "a call in a CUDA graph must have the pattern in memory of its plan; got another"
+        )
+    return torch.equal(x.long(), y.long())
+
+
 @functools.cache
 def _quiet() -> None:
     """Lets torch say once, unheard, that its BSR tensors are in beta state."""
@@ -108,7 +118,7 @@ def read(x: Any, name: str, function: str) -> Blocks:
     """The blocks of a ``torch.sparse_bsr`` matrix.
 
     TypeError for another layout or dtype, ValueError for blocks that are not square or of another
-    size, RuntimeError for a batch, another device than a CPU, or a tensor that requires a gradient.
+    size, RuntimeError for a batch, a device that has no kernels, or one that requires a gradient.
     Whether the columns of a row ascend is for the ops to check.
     """
     _check_layout(x, name, function, torch.sparse_bsr)
@@ -164,12 +174,19 @@ def _check_layout(x: Any, name: str, function: str, layout: torch.layout) -> Non
             f"{function} expects dense or sparse_bsr; got {got}: {name}.to_sparse_bsr(64), or call "
             "to_dense()"
         )
-    if x.device.type != "cpu":
-        raise RuntimeError(f"block-sparse matrices run on CPUs so far; got {name} on {x.device}")
+    check_device(x, name)
+
+
+def check_device(x: Tensor, name: str) -> None:
+    if x.device.type not in ("cpu", "cuda"):
+        raise RuntimeError(f"block-sparse matrices run on CPUs and CUDA; got {name} on {x.device}")
 
 
 def check_pair(a: Blocks, b: Blocks, what: str = "a and b") -> None:
-    """Raises unless two matrices have one dtype and one block."""
+    """Raises unless two matrices have one device, one dtype and one block."""
+    if a.values.device != b.values.device:
+        on = f"{a.values.device} and {b.values.device}"
+        raise RuntimeError(f"{what} must be on the same device; got {on}")
     if a.values.dtype != b.values.dtype:
         raise TypeError(
             f"{what} must have one dtype; got {dtype_name(a.values.dtype)} and "
@@ -199,8 +216,11 @@ def index_dtype(*of: Blocks) -> torch.dtype:
     return torch.int32 if narrow else torch.int64
 
 
-def free_bytes() -> int | None:
-    """Memory that the process may still take, as the operating system says; None if it does not."""
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that the process may still take, as the system says; None if it does not."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found = [int(x.split()[1]) * 1024 for x in lines if x.startswith("MemAvailable")]
@@ -213,9 +233,17 @@ def free_bytes() -> int | None:
         return None
 
 
-def check_memory(function: str, blocks: int, block_bytes: int, products: int = 0) -> None:
+def check_memory(
+    function: str, blocks: int, block_bytes: int, device: torch.device, products: int = 0
+) -> None:
     """torch.OutOfMemoryError where so many blocks and listed products do not fit in memory."""
-    needed, free = blocks * block_bytes + 8 * products, free_bytes()
+    needed = blocks * block_bytes + 8 * products
+    if (
+        device.type == "cuda"
+        and needed < torch.cuda.get_device_properties(device).total_memory / 16
+    ):
+        return  # the question would take longer than the answer is worth: torch says it, too
+    free = free_bytes(device)
     if free is not None and needed > free:
         fit = int(free / needed * blocks)
         listed = f" and {products:,} products" if products else ""
@@ -238,21 +266,21 @@ def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
     rows, columns = (-(-length // edge) for length in x.shape)
     padded = pad(x.detach(), (0, columns * edge - x.shape[1], 0, rows * edge - x.shape[0]))
     values = padded.reshape(rows, edge, columns, edge).transpose(1, 2).reshape(-1, edge, edge)
-    crow = torch.arange(rows + 1) * columns
-    return Blocks(crow, torch.arange(columns).repeat(rows), values, columns)
+    crow = torch.arange(rows + 1, device=x.device) * columns
+    col = torch.arange(columns, device=x.device).repeat(rows)
+    return Blocks(crow, col, values, columns)
 
 
-def chosen(c: Blocks, stays: Tensor) -> Blocks:
-    """Some of the stored blocks."""
-    counts = torch.zeros(c.rows + 1, dtype=torch.int64)
-    counts[1:] = torch.bincount(c.row_of()[stays], minlength=c.rows)
-    return Blocks(counts.cumsum(0).to(c.crow.dtype), c.col[stays], c.values[stays], c.columns)
+def chosen(c: Blocks, stays: Tensor, numbers: Tensor | None = None) -> Blocks:
+    """Some of the stored blocks; ``numbers`` are theirs, which waits for the device."""
+    numbers = stays.nonzero()[:, 0] if numbers is None else numbers
+    crow = pad(stays.cumsum(0), (1, 0))[c.crow.long()].to(c.crow.dtype)
+    return Blocks(crow, c.col[numbers], c.values[numbers], c.columns)
 
 
 def total(norms: Tensor) -> Tensor:
     """The norm of a matrix from those of its blocks, 0-d float64, without overflow."""
     wide = norms.double()
     largest = wide.max() if len(wide) else wide.new_zeros(())
-    if largest == 0 or not largest.isfinite():
-        return largest
-    return torch.linalg.vector_norm(wide / largest) * largest
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return torch.linalg.vector_norm(wide / scale) * scale

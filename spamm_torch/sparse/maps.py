@@ -14,6 +14,7 @@ from .blocks import (
     check_block_of,
     check_memory,
     check_pair,
+    free_bytes,
     index_dtype,
     is_sparse,
     read,
@@ -41,7 +42,7 @@ def of_maps(function: str, norm_a: Tensor, norm_b: Tensor) -> tuple[Blocks, Bloc
 
 
 def tensors(a: Blocks, b: Blocks) -> tuple[Any, ...]:
-    return *a[:3], *b[:3]
+    return *a[:3], *b[:3], b.columns
 
 
 def find_tau(
@@ -52,35 +53,37 @@ def find_tau(
 
 
 def found_tau(a: Blocks, b: Blocks, valid_ratio: float | None, max_error: float | None) -> Tensor:
-    if max_error is not None:
-        return _ops.bsr_find_tau_for_error(*tensors(a, b), b.columns, max_error)
-    return _ops.bsr_find_tau(*tensors(a, b), b.columns, valid_ratio)
+    return _ops.bsr_find_tau(*tensors(a, b), valid_ratio=valid_ratio, max_error=max_error)
 
 
 def valid_counts(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     a, b = of_maps("valid_counts", norm_a, norm_b)
-    crow, col, first, *_ = _ops.bsr_plan(*tensors(a, b), tau, b.columns, lists=False)
+    crow, col, first, *_ = _ops.bsr_plan(*tensors(a, b), tau, lists=False)
     index = index_dtype(a, b)
     return Blocks(crow.to(index), col.to(index), first.diff().int(), b.columns).matrix()
 
 
 def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
-    return shares(*of_maps("valid_ratio", norm_a, norm_b), tau)[0]
+    a, b = of_maps("valid_ratio", norm_a, norm_b)
+    return shares(a, b, lost(a, b, tau)[1])[0]
 
 
-def shares(a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
+def lost(a: Blocks, b: Blocks, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """The error bound, and the numbers of valid products and of those of stored blocks."""
+    return _ops.bsr_error_bound(*tensors(a, b), tau)
+
+
+def shares(a: Blocks, b: Blocks, products: Tensor) -> tuple[Tensor, Tensor]:
     """The share of valid products among those of stored blocks, and among all."""
-    valid = _ops.bsr_plan(*tensors(a, b), tau, b.columns, lists=False)[2][-1].double()
-    stored = int(b.crow.diff()[a.col.long()].sum(dtype=torch.int64))
+    valid, stored = products.double()
+    found = torch.where(stored > 0, valid / stored, 1.0).to(a.values.dtype)
     whole = a.rows * a.columns * b.columns
-    dtype = a.values.dtype
-    share_of = [(valid / n if n else torch.ones(())).to(dtype) for n in (stored, whole)]
-    return share_of[0], share_of[1]
+    return found, (valid / whole if whole else torch.ones_like(valid)).to(a.values.dtype)
 
 
 def error_bound(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
     a, b = of_maps("error_bound", norm_a, norm_b)
-    return _ops.bsr_error_bound(*tensors(a, b), b.columns, tau)
+    return lost(a, b, tau)[0]
 
 
 def threshold(
@@ -132,6 +135,10 @@ def _given_map(
         found = of._replace(values=norms.flatten())
     else:
         found = read_map(norms, name, function)
+        if norms.device != of.values.device:
+            raise RuntimeError(
+                f"{name} must be on the operands' device {of.values.device}; got {norms.device}"
+            )
         if found.rows != of.rows or not found.has_pattern_of(of):
             raise RuntimeError(
                 f"{name} must have the pattern of its matrix, {len(of.col)} stored blocks in "
@@ -195,16 +202,23 @@ def make_plan(
     block_bytes: int,
 ) -> Plan:
     """The plan; torch.OutOfMemoryError before its lists, if they and the result do not fit."""
-    arguments = (*tensors(norm_a, norm_b), tau, norm_b.columns)
     added = {} if input is None else {"crow_input": input.crow, "col_input": input.col}
-    _, col, first, *_ = _ops.bsr_plan(*arguments, symmetric=symmetric, **added, lists=False)
-    check_memory(function, len(col), block_bytes, int(first[-1]))
-    if index_dtype(norm_a, norm_b) == torch.int32 and len(col) > _MOST_STORED:
+    device = norm_a.values.device
+    fits = {
+        "block_bytes": block_bytes,
+        "free_bytes": None if device.type == "cuda" else free_bytes(device),
+    }
+    maps = tensors(norm_a, norm_b)
+    crow, col, first, *slots = _ops.bsr_plan(*maps, tau, symmetric=symmetric, **added, **fits)
+    if not len(slots[0]) and (products := int(first[-1])):
+        check_memory(function, len(col), block_bytes, device, products)
+        raise torch.OutOfMemoryError(f"{function} needs lists of {products:,} products; none fit")
+    index = index_dtype(norm_a, norm_b)
+    if index == torch.int32 and len(col) > _MOST_STORED:
         raise RuntimeError(
             f"{function} expects int64 indices for a result of {len(col)} blocks; got int32"
         )
-    found = _ops.bsr_plan(*arguments, symmetric=symmetric, **added)
-    return Plan(norm_a, norm_b, input, tau, symmetric, *found)
+    return Plan(norm_a, norm_b, input, tau, symmetric, crow, col, first, *slots)
 
 
 def check_plan(plan: Plan, a: Blocks, b: Blocks, input: Blocks | None, symmetric: bool) -> None:
@@ -291,9 +305,11 @@ def _(crow: Tensor, col: Tensor, *others: Tensor, **_: Any) -> tuple[Tensor, Ten
     return values, values.new_empty(col.shape, dtype=dtype)
 
 
-def _number_of_maps(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any) -> Tensor:
+@register_fake("spamm_torch::bsr_find_tau")
+def _(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any, **__: Any) -> Tensor:
     return norm_a.new_empty(())
 
 
-for _name in ("bsr_find_tau", "bsr_find_tau_for_error", "bsr_error_bound"):
-    register_fake(f"spamm_torch::{_name}")(_number_of_maps)
+@register_fake("spamm_torch::bsr_error_bound")
+def _(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+    return norm_a.new_empty(()), norm_a.new_empty((2,), dtype=torch.int64)

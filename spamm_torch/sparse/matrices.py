@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .._arguments import EDGES, check_number, check_tensor, dtype_name
 from .blocks import (
@@ -56,7 +55,7 @@ def to_dense(a: Tensor, shape: tuple[int, int] | None = None) -> Tensor:
     if shape is not None and not all(0 <= s <= n for s, n in zip(shape, a.shape, strict=True)):
         raise RuntimeError(f"shape must be at most {tuple(a.shape)}; got {tuple(shape)}")
     entries = blocks.edge**2 * blocks.values.element_size()
-    check_memory("to_dense", blocks.rows * blocks.columns, entries)
+    check_memory("to_dense", blocks.rows * blocks.columns, entries, a.device)
     dense = blocks.dense()
     return dense if shape is None else dense[: shape[0], : shape[1]]
 
@@ -82,7 +81,7 @@ def to_scipy(a: Tensor, shape: tuple[int, int] | None = None) -> Any:
     """As ``scipy.sparse.bsr_array``, sharing memory; with ``shape``, cropped as ``csr_array``."""
     bsr_array = importlib.import_module("scipy.sparse").bsr_array  # the library does without
     crow, col, values, _ = read(a, "a", "to_scipy")
-    found = bsr_array((values.numpy(), col.numpy(), crow.numpy()), shape=tuple(a.shape))
+    found = bsr_array(tuple(x.numpy(force=True) for x in (values, col, crow)), shape=tuple(a.shape))
     if shape is None:
         return found
     found = found.tocsr()
@@ -91,24 +90,30 @@ def to_scipy(a: Tensor, shape: tuple[int, int] | None = None) -> Any:
 
 
 def identity(
-    size: int, block: int = 64, *, dtype: torch.dtype | None = None, like: Tensor | None = None
+    size: int,
+    block: int = 64,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    like: Tensor | None = None,
 ) -> Tensor:
     """The identity of ``size`` rows; rows that pad it to a multiple of the block are zero.
 
     Args:
-        dtype: None: that of ``like``, else torch's default.
-        like: a block-sparse matrix whose block, dtype and index dtype it takes.
+        dtype, device: None: those of ``like``, else torch's default.
+        like: a block-sparse matrix whose block, dtype, device and index dtype it takes.
     """
     index = torch.int64
     if like is not None:
         blocks = read(like, "like", "identity")
         block, dtype, index = blocks.edge, dtype or blocks.values.dtype, blocks.crow.dtype
+        device = like.device if device is None else device
     _check_edge(block)
     rows = -(-size // block)
-    values = torch.eye(block, dtype=dtype).repeat(rows, 1, 1)
+    values = torch.eye(block, dtype=dtype, device=device).repeat(rows, 1, 1)
     if rows:
         values[-1].diagonal()[size - (rows - 1) * block :] = 0
-    offsets = torch.arange(rows + 1, dtype=index)
+    offsets = torch.arange(rows + 1, dtype=index, device=device)
     return Blocks(offsets, offsets[:-1], values, rows).matrix()
 
 
@@ -123,10 +128,13 @@ def _check_edge(block: Any) -> None:
 def diagonal(a: Tensor) -> Tensor:
     """The entries (i, i), as many as the smaller side has."""
     blocks = read(a, "a", "diagonal")
-    row = blocks.row_of()
-    on = row == blocks.col
     found = blocks.values.new_zeros(min(blocks.rows, blocks.columns), blocks.edge)
-    found[row[on]] = blocks.values[on].diagonal(dim1=1, dim2=2)
+    if len(blocks.col):
+        keys = blocks.row_of() * blocks.columns + blocks.col
+        wanted = torch.arange(len(found), device=a.device) * (blocks.columns + 1)
+        at = torch.searchsorted(keys, wanted).clamp(max=len(keys) - 1)
+        stored = blocks.values.diagonal(dim1=1, dim2=2)[at]
+        found = torch.where((keys[at] == wanted)[:, None], stored, found)
     return found.flatten()
 
 
@@ -193,7 +201,7 @@ def add(
     keys = [x.row_of() * x.columns + x.col for x in (left, right)]
     blocks, place = torch.cat(keys).unique(return_inverse=True)
     of_a, of_b = place.split([len(key) for key in keys])
-    check_memory("add", len(blocks), left.edge**2 * left.values.element_size())
+    check_memory("add", len(blocks), left.edge**2 * left.values.element_size(), a.device)
     values = left.values.new_zeros(len(blocks), left.edge, left.edge)
     values[of_a] = left.values * alpha
     values[of_b] += right.values * beta
@@ -215,12 +223,13 @@ def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
         out.
     """
     blocks = read(a, "a", "submatrix")
-    columns = rows if columns is None else columns
+    rows = rows.to(a.device)
+    columns = rows if columns is None else columns.to(a.device)
     place_of_row = _places(rows, a.shape[0], "rows")
     place_of_column = _places(columns, a.shape[1], "columns")
     edge = blocks.edge
     height, width = (-(-len(x) // edge) for x in (rows, columns))
-    within = torch.arange(edge)
+    within = torch.arange(edge, device=a.device)
     pieces = []  # (result's block, place in it, value) of all entries
     step = max(1, _ENTRIES // edge**2)
     row_of, column_of = blocks.row_of(), blocks.col.long()
@@ -237,8 +246,8 @@ def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
     starts = range(0, len(row_of), step)
     for start in starts:
         pieces.append(entries(start)[0].unique())
-    keys = torch.cat(pieces).unique() if pieces else torch.zeros(0, dtype=torch.int64)
-    check_memory("submatrix", len(keys), edge**2 * blocks.values.element_size())
+    keys = torch.cat(pieces).unique() if pieces else rows[:0]
+    check_memory("submatrix", len(keys), edge**2 * blocks.values.element_size(), a.device)
     found = blocks.values.new_zeros(len(keys), edge * edge)
     for start in starts:
         key, place, value = entries(start)
@@ -260,7 +269,7 @@ def permute(a: Tensor, order: Tensor) -> Tensor:
             f"permute expects a square matrix and an order of its rows; got shape {tuple(a.shape)} "
             f"and {len(order)} indices"
         )
-    if not torch.equal(order.sort().values, torch.arange(len(order))):
+    if not torch.equal(order.sort().values, torch.arange(len(order), device=order.device)):
         raise ValueError(
             f"order must hold each number from 0 to {len(order) - 1} once; got another"
         )
@@ -280,14 +289,14 @@ def _places(indices: Tensor, size: int, name: str) -> Tensor:
         )
     if len(indices.unique()) != len(indices):
         raise ValueError(f"{name} must be distinct; got {len(indices)} of which some are equal")
-    places = torch.full((size,), -1)
-    places[indices] = torch.arange(len(indices))
+    places = torch.full((size,), -1, device=indices.device)
+    places[indices] = torch.arange(len(indices), device=indices.device)
     return places
 
 
 def _offsets(row: Tensor, rows: int, index: torch.dtype) -> Tensor:
-    """crow of blocks in these rows."""
-    return pad(torch.bincount(row, minlength=rows).cumsum(0), (1, 0)).to(index)
+    """crow of blocks in these rows, which ascend."""
+    return torch.searchsorted(row, torch.arange(rows + 1, device=row.device)).to(index)
 
 
 def _blocks(keys: Tensor, values: Tensor, rows: int, columns: int, index: torch.dtype) -> Blocks:

@@ -13,6 +13,7 @@ from .blocks import (
     Blocks,
     all_blocks,
     check_block_of,
+    check_device,
     check_drop,
     check_pair,
     chosen,
@@ -21,7 +22,7 @@ from .blocks import (
     read,
     total,
 )
-from .maps import Plan, check_plan, given_maps, make_plan, shares, tensors, threshold
+from .maps import Plan, check_plan, given_maps, lost, make_plan, shares, threshold
 
 _ops = torch.ops.spamm_torch
 
@@ -97,12 +98,13 @@ def product(
     extra = {} if added is None else dict(zip(_OF_INPUT, added[:3], strict=True))
     found = (*plan[5:], *left[:3], right.values)
     options = {"beta": beta, "alpha": alpha, "symmetric": symmetric}
+    options |= {"crow_b": right.crow, "col_b": right.col, "tau": plan.tau}
     values, norms = _ops.bsr_multiply(*found, **extra, **options)
     index = index_dtype(left, right)
     c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
     drop_bound = norms.new_zeros(())
     if drop:
-        most = math.inf if max_error is None else abs(alpha) * _to_drop(plan, max_error)
+        most = None if max_error is None else abs(alpha) * _to_drop(plan, max_error)
         c, norms, drop_bound = _dropped(c, norms, drop, most, symmetric)
     map_c = c._replace(values=norms)
     results: list[Any] = []
@@ -156,9 +158,7 @@ def _operands(
                 )
             names = names | {"input": added.expand(shape)}
     for name in dense:
-        if names[name].device.type != "cpu":
-            on = names[name].device
-            raise RuntimeError(f"block-sparse matrices run on CPUs so far; got {name} on {on}")
+        check_device(names[name], name)
         found[name] = all_blocks(names[name], edge, name)
     check_pair(found["a"], found["b"])
     if "input" in found:
@@ -190,47 +190,50 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _to_drop(plan: Plan, max_error: float) -> float:
+def _to_drop(plan: Plan, max_error: float) -> Tensor:
     """What a call with a ``max_error`` may lose by dropping, before ``alpha``."""
-    whole = math.prod(total(x.values).item() for x in (plan.norm_a, plan.norm_b))
-    if not math.isfinite(whole):
-        return 0.0
-    return _TO_DROP * max_error * whole * (1 - 4 * _slack(plan.norm_a.values))
-
-
-def _skip_bound(plan: Plan) -> Tensor:
-    maps = plan.norm_a, plan.norm_b
-    return _ops.bsr_error_bound(*tensors(*maps), plan.norm_b.columns, plan.tau)
+    whole = total(plan.norm_a.values) * total(plan.norm_b.values)
+    most = _TO_DROP * max_error * whole * (1 - 4 * _slack(plan.norm_a.values))
+    return torch.where(whole.isfinite(), most, 0.0)
 
 
 def _info(plan: Plan, alpha: float, drop_bound: Tensor, edge: int) -> SparseInfo:
-    skip_bound, dtype = _skip_bound(plan), drop_bound.dtype
-    ratio, of_all = shares(plan.norm_a, plan.norm_b, plan.tau)
-    bound = _rounded_up(abs(alpha) * skip_bound.double() + drop_bound.double(), dtype)
-    tau = plan.tau.to(dtype)
+    skip_bound, products = lost(plan.norm_a, plan.norm_b, plan.tau)
+    tau = plan.tau.to(skip_bound.dtype)
+    if tau.device != skip_bound.device:  # by value: a copy would wait
+        tau = torch.full_like(skip_bound, tau.item())
+    bound = _rounded_up(abs(alpha) * skip_bound.double() + drop_bound.double(), tau.dtype)
+    ratio, of_all = shares(plan.norm_a, plan.norm_b, products)
     return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
 
 
 def _dropped(
-    c: Blocks, norms: Tensor, below: float, most: float, symmetric: bool
+    c: Blocks, norms: Tensor, below: float, most: Tensor | None, symmetric: bool
 ) -> tuple[Blocks, Tensor, Tensor]:
     """Without blocks whose norm is below a number: the smallest, as long as they lose ``most``.
 
-    Returns the blocks that stay, their norms, and the bound of the norm of the others.
+    Returns the blocks that stay, their norms, and the bound of the norm of the others. Waits once
+    for the device, for the number of blocks.
     """
     wide, slack = norms.double(), 2 * _slack(norms)
-    if math.isfinite(most):
+    limit = torch.full_like(wide[:1].sum(), below)
+    if most is not None:
         ascending = wide.sort().values
-        scale = max(most, torch.finfo(torch.float64).tiny)
-        lost = (ascending / scale).square().cumsum(0).sqrt() * (1 + slack)
-        count = int((lost <= most / scale).sum()) if most > 0 else 0
-        below = min(below, ascending[count].item() if count < len(ascending) else math.inf)
-    stays = ~(wide < below)
+        squares = (ascending / most.clamp(min=torch.finfo(torch.float64).tiny)).square()
+        unit = 2.0**62 / max(1, len(wide))  # sums of integers are the same in every order
+        squares = (torch.where(squares < 1.5, squares, 1.5) * unit).ceil().long().cumsum(0)
+        count = ((squares <= unit / (1 + slack) ** 2) & (most > 0)).sum()
+        next_one = torch.cat((ascending, limit.new_full((1,), math.inf))).index_select(
+            0, count[None]
+        )
+        limit = torch.minimum(limit, next_one[0])
+    stays = ~(wide < limit)
     if symmetric:  # a block and its mirror image stay together
         row, column = c.row_of(), c.col.long()
         mirror = (column * c.rows + row).argsort()
         stays = torch.where(row <= column, stays, stays[mirror])
-    if stays.all():
+    numbers = stays.nonzero()[:, 0]
+    if len(numbers) == len(norms):
         return c, norms, norms.new_zeros(())
-    gone = total(wide[~stays]) * (1 + slack)
-    return chosen(c, stays), norms[stays], _rounded_up(gone, norms.dtype)
+    gone = total(torch.where(stays, 0.0, wide)) * (1 + slack)
+    return chosen(c, stays, numbers), norms[numbers], _rounded_up(gone, norms.dtype)

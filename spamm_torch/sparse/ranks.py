@@ -30,6 +30,8 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         left, right = read(a, "a", "distributed.mm"), read(b, "b", "distributed.mm")
         check_pair(left, right)
         check_block_of(block, left.edge)
+        if not left.values.is_cpu:
+            raise RuntimeError(f"sparse_bsr shards must be on CPUs; got a on {a.device}")
         if balance:
             raise ValueError("balance is for dense shards; got sparse_bsr ones with balance=True")
         if "cpu:" not in backends:

@@ -48,7 +48,9 @@ PATTERNS = {
 }
 
 
-def matrix(pattern, rows, columns, edge, dtype=torch.float64, *, seed=0, index=torch.int64):
+def matrix(
+    pattern, rows, columns, edge, dtype=torch.float64, *, seed=0, index=torch.int64, device="cpu"
+):
     """So many block rows and columns; blocks of norms from about 1e-3 to 1 times their size."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -58,7 +60,7 @@ def matrix(pattern, rows, columns, edge, dtype=torch.float64, *, seed=0, index=t
     stored = PATTERNS[pattern](rows, columns, draw)
     values = draw(int(stored.sum()), edge, edge) - 0.5
     values *= 10.0 ** (-3 * draw(len(values), 1, 1))
-    return of_blocks(stored, values.to(dtype), index)
+    return of_blocks(stored, values.to(dtype), index).to(device)
 
 
 def of_blocks(stored, values, index=torch.int64):
@@ -78,14 +80,14 @@ def stored_in(a, edge=None):
     """A mask of the stored blocks, from a matrix or a norm map."""
     rows, columns = (n // (edge or 1) for n in a.shape)
     mask = torch.zeros(rows, columns, dtype=torch.bool)
-    row = torch.arange(rows).repeat_interleave(a.crow_indices().diff().long())
-    mask[row, a.col_indices().long()] = True
+    row = torch.arange(rows).repeat_interleave(a.crow_indices().cpu().diff().long())
+    mask[row, a.col_indices().cpu().long()] = True
     return mask
 
 
 def kept(a, b, norm_a, norm_b, tau):
     """(MB, KB, NB): which products of stored blocks are valid, by the oracle."""
-    decided = reference.kept(norm_a.to_dense(), norm_b.to_dense(), tau)
+    decided = reference.kept(norm_a.to_dense().cpu(), norm_b.to_dense().cpu(), tau)
     both = stored_in(norm_a)[:, :, None] & stored_in(norm_b)[None]
     return decided & both.numpy()
 
@@ -93,7 +95,7 @@ def kept(a, b, norm_a, norm_b, tau):
 def product(a, b, valid):
     """The product in float64, over the valid block products alone."""
     edge = a.values().shape[-1]
-    left, right = a.to_dense().double().numpy(), b.to_dense().double().numpy()
+    left, right = (x.to_dense().double().cpu().numpy() for x in (a, b))
     found = np.zeros((a.shape[0], b.shape[1]))
     with np.errstate(all="ignore"):
         for i, k, j in np.argwhere(valid):

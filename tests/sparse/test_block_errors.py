@@ -114,7 +114,7 @@ CASES = {
         RuntimeError,
         "mm expects block-sparse matrices (2-d); got shape (2, 96, 96) for a",
     ),
-    "meta": (lambda: mm(A, X.to("meta")), RuntimeError, "run on CPUs so far; got b on meta"),
+    "meta": (lambda: mm(A, X.to("meta")), RuntimeError, "run on CPUs and CUDA; got b on meta"),
     "gradient": (
         lambda: mm(A.detach().requires_grad_()),
         RuntimeError,
@@ -285,11 +285,15 @@ def test_one_line(name):
 
 
 @pytest.mark.cuda
-def test_cuda_is_refused():
-    a = A.cuda()
-    for call in (lambda: mm(a, a), lambda: mm(A, X.cuda()), lambda: spamm_torch.norm_map(a)):
-        with pytest.raises(RuntimeError, match=r"run on CPUs so far; got . on cuda"):
+def test_two_devices():
+    words = r"must be on the same device; got cpu and cuda:0"
+    for call in (lambda: mm(A, A.cuda()), lambda: mm(A, X.cuda()), lambda: sparse.add(A, A.cuda())):
+        with pytest.raises(RuntimeError, match=words):
             call()
+    with pytest.raises(
+        RuntimeError, match=r"norm_a must be on the operands' device cuda:0; got cpu"
+    ):
+        mm(A.cuda(), A.cuda(), norm_a=MAP)
 
 
 # ---- Plans --------------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("edge", [32, 64, 128])
 @pytest.mark.parametrize("shape", [(1, 1), (100, 300), (128, 256), (0, 5)])
-def test_from_and_to_dense(dtype, edge, shape):
-    a = torch.rand(shape, dtype=torch.float64).to(dtype)
+def test_from_and_to_dense(dtype, edge, shape, device):
+    a = torch.rand(shape, dtype=torch.float64).to(device, dtype)
     found = sparse.from_dense(a, edge)
     assert found.layout == torch.sparse_bsr
     assert found.shape == tuple(-(-n // edge) * edge for n in shape)
@@ -27,9 +27,9 @@ def test_from_and_to_dense(dtype, edge, shape):
     assert torch.equal(sparse.to_dense(found), found.to_dense())
 
 
-def test_from_dense_drops():
+def test_from_dense_drops(device):
     """Blocks of zeros always; blocks whose norm is below a number; never NaN or infinity."""
-    a = torch.zeros(128, 128)
+    a = torch.zeros(128, 128, device=device)
     a[0, 0], a[40, 0], a[0, 40], a[70, 0], a[0, 70], a[127, 127] = (
         3.0, 1e-44, math.nan, -math.inf, 2.0, -2.5,
     )  # fmt: skip
@@ -73,12 +73,14 @@ def test_inner():
 
 
 @pytest.mark.parametrize("size", [0, 1, 32, 70])
-def test_identity(size):
-    found = sparse.identity(size, 32, dtype=torch.float64)
-    assert torch.equal(sparse.to_dense(found, (size, size)), torch.eye(size, dtype=torch.float64))
+def test_identity(size, device):
+    found = sparse.identity(size, 32, dtype=torch.float64, device=device)
+    right = torch.eye(size, dtype=torch.float64, device=device)
+    assert torch.equal(sparse.to_dense(found, (size, size)), right)
     assert sparse.trace(found) == size
-    like = patterns.matrix("random", 2, 2, 64, torch.float16, index=torch.int32)
+    like = patterns.matrix("random", 2, 2, 64, torch.float16, index=torch.int32, device=device)
     alike = sparse.identity(100, like=like)
+    assert alike.device == like.device
     assert alike.dtype == torch.float16
     assert alike.crow_indices().dtype == torch.int32
     assert alike.values().shape[1:] == (64, 64)
@@ -87,8 +89,8 @@ def test_identity(size):
 @pytest.mark.parametrize("pattern", patterns.PATTERNS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
-def test_numbers_and_the_transpose(pattern, dtype, index):
-    a = patterns.matrix(pattern, 5, 4, 32, dtype, index=index)
+def test_numbers_and_the_transpose(pattern, dtype, index, device):
+    a = patterns.matrix(pattern, 5, 4, 32, dtype, index=index, device=device)
     dense = a.to_dense()
     assert torch.equal(sparse.diagonal(a), dense.diagonal())
     assert sparse.trace(a).item() == pytest.approx(dense.double().trace().item(), abs=1e-9)
@@ -113,17 +115,18 @@ def test_a_norm_neither_vanishes_nor_overflows():
     dtype=st.sampled_from(DTYPES),
     drop=st.sampled_from([None, 0.0, 1.0, math.inf]),
 )
-def test_add(names, factors, dtype, drop):
-    a, b = (patterns.matrix(name, 4, 5, 32, dtype, seed=i) for i, name in enumerate(names))
+def test_add(device, names, factors, dtype, drop):
+    options = {"dtype": dtype, "device": device}
+    a, b = (patterns.matrix(name, 4, 5, 32, seed=i, **options) for i, name in enumerate(names))
     alpha, beta = factors
     c = sparse.add(a, b, alpha=alpha, beta=beta, drop=drop)
     expected = alpha * a.to_dense() + beta * b.to_dense()
     union = patterns.stored_in(a, 32) | patterns.stored_in(b, 32)
     if drop:
-        union &= ~(spamm_torch.norm_map(expected, 32) < drop)
+        union &= ~(spamm_torch.norm_map(expected, 32) < drop).cpu()
     assert torch.equal(patterns.stored_in(c, 32), union)
     wide = union.repeat_interleave(32, 0).repeat_interleave(32, 1)
-    assert torch.equal(c.to_dense(), expected * wide)
+    assert torch.equal(c.to_dense(), expected * wide.to(device))
 
 
 @given(
@@ -133,17 +136,17 @@ def test_add(names, factors, dtype, drop):
     edge=st.sampled_from([32, 64]),
     seed=st.integers(0, 99),
 )
-def test_submatrix(pattern, rows, columns, edge, seed):
-    a = patterns.matrix(pattern, 5, 6, edge, seed=seed)
+def test_submatrix(device, pattern, rows, columns, edge, seed):
+    a = patterns.matrix(pattern, 5, 6, edge, seed=seed, device=device)
     generator = torch.Generator().manual_seed(seed)
     row, column = (
         torch.randperm(edge * n, generator=generator)[:count]
         for n, count in ((5, rows), (6, columns))
     )
     found = sparse.submatrix(a, row, column)
-    expected = a.to_dense()[row][:, column]
+    expected = a.to_dense().cpu()[row][:, column].to(device)
     assert torch.equal(sparse.to_dense(found, (len(row), len(column))), expected)
-    stored = spamm_torch.norm_map(found.to_dense(), edge) != 0
+    stored = (spamm_torch.norm_map(found.to_dense(), edge) != 0).cpu()
     assert torch.equal(patterns.stored_in(found, edge), stored)
     assert found.shape == tuple(-(-n // edge) * edge for n in expected.shape)
 
@@ -158,9 +161,9 @@ def test_permute_in_pieces(monkeypatch):
     assert torch.equal(back.to_dense(), a.to_dense())
 
 
-def test_permute_leaves_padding_at_the_end():
-    dense = torch.rand(70, 70, dtype=torch.float64)
-    order = torch.randperm(70, generator=torch.Generator().manual_seed(0))
+def test_permute_leaves_padding_at_the_end(device):
+    dense = torch.rand(70, 70, dtype=torch.float64, device=device)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(0)).to(device)
     found = sparse.permute(sparse.from_dense(dense, 32), order)
     assert torch.equal(sparse.to_dense(found, (70, 70)), dense[order][:, order])
 

@@ -19,13 +19,13 @@ def test_ops(index, dtype):
     pattern = (a.crow_indices().clone(), a.col_indices().clone())  # no views of sparse tensors
     maps, values = (*pattern, norms.values().clone()) * 2, a.values().clone()
     tau = torch.tensor(0.5)
-    opcheck(ops.bsr_find_tau.default, (*maps, 3, 0.4))
-    opcheck(ops.bsr_find_tau_for_error.default, (*maps, 3, 0.1))
+    opcheck(ops.bsr_find_tau.default, (*maps, 3), {"valid_ratio": 0.4})
+    opcheck(ops.bsr_find_tau.default, (*maps, 3), {"max_error": 0.1})
     opcheck(ops.bsr_error_bound.default, (*maps, 3, tau))
     names = ("crow_input", "col_input")
     added = dict(zip(names, pattern, strict=True))
     for options in ({}, {"lists": False}, {"symmetric": True}, added):
-        opcheck(ops.bsr_plan.default, (*maps, tau, 3), options)
+        opcheck(ops.bsr_plan.default, (*maps, 3, tau), options)
     plan = sparse.plan(a, a, tau=0.5)[5:]
     opcheck(ops.bsr_multiply.default, (*plan, *pattern, values, values))
     added = sparse.plan(a, a, tau=0.5, input=a)[5:]
@@ -40,7 +40,7 @@ def test_ops_in_a_graph():
     norms = spamm_torch.norm_map(a)
 
     def product(crow, col, values, norms, tau):
-        plan = ops.bsr_plan(crow, col, norms, crow, col, norms, tau, 4)
+        plan = ops.bsr_plan(crow, col, norms, crow, col, norms, 4, tau)
         return ops.bsr_multiply(*plan, crow, col, values, values)
 
     parts = [x.clone() for x in (a.crow_indices(), a.col_indices(), a.values(), norms.values())]

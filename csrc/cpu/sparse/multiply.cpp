@@ -28,14 +28,11 @@
 #include "cpu/multiply/epilogue.h"
 #include "cpu/multiply/slice_kernel.h"
 #include "cpu/norm_map/strip_norms.h"
-#include "cpu/sparse/csr.h"
+#include "sparse/csr.h"
+#include "sparse/multiply_arguments.h"
 
 namespace spamm::cpu {
 namespace {
-
-using at::Scalar;
-using at::Tensor;
-using OptTensor = std::optional<Tensor>;
 
 constexpr int64_t kGroupRows = 512;      // of C, at most
 constexpr int64_t kGroupsPerThread = 4;  // at least, if C has enough block rows
@@ -266,33 +263,9 @@ class ListProduct {
   bool symmetric_;
 };
 
-// Blocks of one matrix, (stored blocks, edge, edge).
-void check_values(const Tensor& values, int64_t stored, const char* name) {
-  check_operand_dtype(values.scalar_type(), name);
-  TORCH_CHECK(values.dim() == 3 && values.size(0) == stored && values.size(1) == values.size(2) &&
-                  is_block_edge(values.size(1)),
-              name, " must hold ", stored, " square blocks of 32, 64 or 128; got shape ",
-              values.sizes());
-}
-
-void check_like(const Tensor& values, const Tensor& values_a, const char* name) {
-  TORCH_CHECK_TYPE(values.scalar_type() == values_a.scalar_type(), name,
-                   " must have the dtype of a's blocks, ", dtype_of(values_a), "; got ",
-                   dtype_of(values));
-  TORCH_CHECK(values.size(1) == values_a.size(1), name, " must have a's block edge, ",
-              values_a.size(1), "; got ", values.size(1));
-}
-
 // That the lists lead to stored blocks alone, in the order of k.
 void check_lists(const Pattern& c, const Pattern& a, const Tensor& first, const Tensor& slots_a,
                  const Tensor& slots_b, int64_t stored_b, bool symmetric) {
-  TORCH_CHECK(first.scalar_type() == at::kLong && first.dim() == 1 &&
-                  first.numel() == c.stored() + 1 && slots_a.scalar_type() == at::kInt &&
-                  slots_b.scalar_type() == at::kInt && slots_a.dim() == 1 &&
-                  slots_a.sizes() == slots_b.sizes(),
-              "a plan must hold int64 places of ", c.stored(),
-              " blocks and int32 lists of one length; got shapes ", first.sizes(), ", ",
-              slots_a.sizes(), " and ", slots_b.sizes());
   const int64_t* const places = first.const_data_ptr<int64_t>();
   const int32_t* const in_a = slots_a.const_data_ptr<int32_t>();
   const int32_t* const in_b = slots_b.const_data_ptr<int32_t>();
@@ -315,30 +288,17 @@ void check_lists(const Pattern& c, const Pattern& a, const Tensor& first, const 
               "a plan must list stored blocks of a and b in the order of k; got another");
 }
 
-std::tuple<Tensor, Tensor> bsr_multiply(const Tensor& crow, const Tensor& col, const Tensor& first,
-                                        const Tensor& slots_a, const Tensor& slots_b,
-                                        const Tensor& crow_a, const Tensor& col_a,
-                                        const Tensor& values_a, const Tensor& values_b,
-                                        const OptTensor& crow_input, const OptTensor& col_input,
-                                        const OptTensor& values_input, const Scalar& beta,
-                                        const Scalar& alpha, bool symmetric) {
+std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
+  check_arguments(x);
   constexpr int64_t kAnyColumns = std::numeric_limits<int64_t>::max();
-  const Pattern c(crow, col, kAnyColumns, "the result"), a(crow_a, col_a, kAnyColumns, "a");
-  TORCH_CHECK(c.rows == a.rows, "the result must have a's ", a.rows, " block rows; got ", c.rows);
-  check_values(values_a, a.stored(), "a");
-  check_values(values_b, values_b.size(0), "b");
-  check_like(values_b, values_a, "b");
-  check_lists(c, a, first.contiguous(), slots_a.contiguous(), slots_b.contiguous(),
-              values_b.size(0), symmetric);
+  const Pattern c(x.crow, x.col, kAnyColumns, "the result"), a(x.crow_a, x.col_a, kAnyColumns, "a");
+  const Tensor &values_a = x.values_a, &values_b = x.values_b;
+  const Tensor first = x.first.contiguous();
+  const Tensor slots_a = x.slots_a.contiguous(), slots_b = x.slots_b.contiguous();
+  check_lists(c, a, first, slots_a, slots_b, values_b.size(0), x.symmetric);
   const int64_t edge = values_a.size(1);
   std::optional<Pattern> input;
-  if (crow_input && col_input && values_input && beta.toDouble() != 0) {
-    input.emplace(*crow_input, *col_input, kAnyColumns, "input");
-    TORCH_CHECK(input->rows == c.rows, "input must have ", c.rows, " block rows; got ",
-                input->rows);
-    check_values(*values_input, input->stored(), "input");
-    check_like(*values_input, values_a, "input");
-  }
+  if (x.adds_input()) input.emplace(*x.crow_input, *x.col_input, kAnyColumns, "input");
   const Tensor values = at::empty({c.stored(), edge, edge}, values_a.options());
   const Tensor norms =
       at::empty({c.stored()}, values_a.options().dtype(norm_dtype(values_a.scalar_type())));
@@ -346,18 +306,18 @@ std::tuple<Tensor, Tensor> bsr_multiply(const Tensor& crow, const Tensor& col, c
   const Arguments arguments{c,
                             a,
                             input ? &*input : nullptr,
-                            first.contiguous(),
-                            slots_a.contiguous(),
-                            slots_b.contiguous(),
+                            first,
+                            slots_a,
+                            slots_b,
                             values_a.contiguous(),
                             values_b.contiguous(),
-                            input ? values_input->contiguous() : Tensor(),
+                            input ? x.values_input->contiguous() : Tensor(),
                             with_large_pages(values),
                             norms,
                             edge,
-                            beta,
-                            alpha,
-                            symmetric};
+                            x.beta,
+                            x.alpha,
+                            x.symmetric};
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, values_a.scalar_type(), "bsr_multiply",
                                   [&] {
                                     if constexpr (sizeof(scalar_t) == 2) {
@@ -373,6 +333,6 @@ std::tuple<Tensor, Tensor> bsr_multiply(const Tensor& crow, const Tensor& col, c
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_multiply", &bsr_multiply); }
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_multiply", boxed<&bsr_multiply>()); }
 
 }  // namespace spamm::cpu

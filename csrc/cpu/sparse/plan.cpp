@@ -14,14 +14,13 @@
 #include <vector>
 
 #include "checks.h"
-#include "cpu/sparse/csr.h"
 #include "cpu/threshold/maps.h"
+#include "sparse/csr.h"
 
 namespace spamm::cpu {
 namespace {
 
 using at::Tensor;
-using OptTensor = std::optional<Tensor>;
 
 // Blocks of a row of C in ascending order, and how many valid products each has.
 struct Row {
@@ -130,37 +129,30 @@ class Plan {
   std::vector<Row> rows_;
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> bsr_plan(
-    const Tensor& crow_a, const Tensor& col_a, const Tensor& norm_a, const Tensor& crow_b,
-    const Tensor& col_b, const Tensor& norm_b, const Tensor& tau, int64_t columns, bool symmetric,
-    const OptTensor& crow_input, const OptTensor& col_input, bool lists) {
-  const CheckedMaps maps(crow_a, col_a, norm_a, crow_b, col_b, norm_b, columns);
-  check_tau(tau, norm_a.device());
-  TORCH_CHECK(!symmetric || maps.a.rows == columns, "a symmetric product must be square; got ",
-              maps.a.rows, " block rows and ", columns, " block columns");
-  TORCH_CHECK(crow_input.has_value() == col_input.has_value(),
-              "crow_input and col_input must be given together; got one of them");
+BsrPlan bsr_plan(BsrPlanArguments& x) {
+  check_plan(x);
+  const CheckedMaps maps(x);
   std::optional<Pattern> input;
-  if (crow_input) {
-    input.emplace(*crow_input, *col_input, columns, "input");
-    TORCH_CHECK(input->rows == maps.a.rows, "input must have ", maps.a.rows, " block rows; got ",
-                input->rows);
-  }
-  return dispatch_norms(norm_a, [&](auto type) {
+  if (x.crow_input) input.emplace(*x.crow_input, *x.col_input, x.columns, "input");
+  return dispatch_norms(x.norm_a, [&](auto type) -> BsrPlan {
     using N = decltype(type);
-    const Plan<N> plan(maps, static_cast<N>(tau.item<double>()), symmetric, input);
+    const Plan<N> plan(maps, static_cast<N>(x.tau.item<double>()), x.symmetric, input);
     const auto [crow, col, first] = plan.pattern();
-    if (!lists) {
+    const auto* const places = static_cast<const int64_t*>(first.const_data_ptr());
+    const double needed = x.needed_bytes(col.numel(), places[col.numel()]);
+    if (!x.lists || (x.free_bytes && needed > *x.free_bytes)) {
       const Tensor none = at::empty({0}, at::kInt);
-      return std::make_tuple(crow, col, first, none, none.clone());
+      return {crow, col, first, none, none.clone()};
     }
     const auto [slots_a, slots_b] = plan.lists(crow, col, first);
-    return std::make_tuple(crow, col, first, slots_a, slots_b);
+    return {crow, col, first, slots_a, slots_b};
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) { m.impl("bsr_plan", &bsr_plan); }
+TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
+  m.impl("bsr_plan", torch::CppFunction::makeFromBoxedFunction<&run_bsr_plan<&bsr_plan>>());
+}
 
 }  // namespace spamm::cpu

@@ -2,6 +2,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -9,16 +10,17 @@
 #include <cstdint>
 #include <limits>
 #include <optional>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "checks.h"
-#include "cpu/sparse/csr.h"
 #include "cpu/threshold/bound.h"
 #include "cpu/threshold/maps.h"
 #include "cpu/threshold/product_counter.h"
 #include "norm_slack.h"
+#include "sparse/csr.h"
 
 namespace spamm::cpu {
 namespace {
@@ -70,51 +72,49 @@ N bound_at(const CsrMaps<N>& maps, N tau) {
   return bound_of_rows<N>(row_bounds, maps.b.rows + maps.b.columns + maps.a.rows);
 }
 
-Tensor bsr_find_tau(const Tensor& crow_a, const Tensor& col_a, const Tensor& norm_a,
-                    const Tensor& crow_b, const Tensor& col_b, const Tensor& norm_b,
-                    int64_t columns, double valid_ratio) {
-  const CheckedMaps maps(crow_a, col_a, norm_a, crow_b, col_b, norm_b, columns);
-  check_valid_ratio(valid_ratio);
-  return dispatch_norms(norm_a, [&](auto type) {
-    const ProductCounter products = product_counter(CsrMaps<decltype(type)>(maps));
-    return at::scalar_tensor(find_tau_of(products, valid_ratio), norm_a.options());
-  });
-}
-
-Tensor bsr_find_tau_for_error(const Tensor& crow_a, const Tensor& col_a, const Tensor& norm_a,
-                              const Tensor& crow_b, const Tensor& col_b, const Tensor& norm_b,
-                              int64_t columns, double max_error) {
-  const CheckedMaps maps(crow_a, col_a, norm_a, crow_b, col_b, norm_b, columns);
-  check_max_error(max_error);
-  return dispatch_norms(norm_a, [&](auto type) {
+Tensor bsr_find_tau(BsrFindTauArguments& x) {
+  const CheckedMaps maps(x);
+  check_search({.valid_ratio = x.valid_ratio, .max_error = x.max_error});
+  return dispatch_norms(x.norm_a, [&](auto type) {
     using N = decltype(type);
     const CsrMaps<N> of(maps);
+    if (x.valid_ratio) {
+      const N tau = find_tau_of(product_counter(of), *x.valid_ratio);
+      return at::scalar_tensor(tau, x.norm_a.options());
+    }
     const NormSpan<N> a{of.norm_a, of.a.stored()}, b{of.norm_b, of.b.stored()};
     const N tau = find_tau_for_error_of(
-        a, b, max_error, [&](N at) { return bound_at(of, at); },
+        a, b, *x.max_error, [&](N at) { return bound_at(of, at); },
         [](double) { return std::optional<N>(); });
-    return at::scalar_tensor(tau, norm_a.options());
+    return at::scalar_tensor(tau, x.norm_a.options());
   });
 }
 
-Tensor bsr_error_bound(const Tensor& crow_a, const Tensor& col_a, const Tensor& norm_a,
-                       const Tensor& crow_b, const Tensor& col_b, const Tensor& norm_b,
-                       int64_t columns, const Tensor& tau) {
-  const CheckedMaps maps(crow_a, col_a, norm_a, crow_b, col_b, norm_b, columns);
-  check_tau(tau, norm_a.device());
-  return dispatch_norms(norm_a, [&](auto type) {
+// The bound, and the numbers of valid products and of those of stored blocks.
+std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
+  const CheckedMaps maps(x);
+  check_tau(x.tau, x.norm_a.device());
+  return dispatch_norms(x.norm_a, [&](auto type) {
     using N = decltype(type);
-    const N bound = bound_at(CsrMaps<N>(maps), static_cast<N>(tau.item<double>()));
-    return at::scalar_tensor(bound, norm_a.options());
+    const CsrMaps<N> of(maps);
+    const N tau = static_cast<N>(x.tau.item<double>());
+    const Tensor products = at::zeros({2}, at::kLong);
+    int64_t* const counts = products.mutable_data_ptr<int64_t>();
+    for (int64_t i = 0; i < of.a.rows; ++i)
+      of.each_product(i, 0, [&](int64_t slot_a, int64_t slot_b, int64_t) {
+        counts[0] += !(of.norm_a[slot_a] * of.norm_b[slot_b] < tau);
+        ++counts[1];
+      });
+    const N bound = bound_at(of, tau);
+    return std::make_tuple(at::scalar_tensor(bound, x.norm_a.options()), products);
   });
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
-  m.impl("bsr_find_tau", &bsr_find_tau);
-  m.impl("bsr_find_tau_for_error", &bsr_find_tau_for_error);
-  m.impl("bsr_error_bound", &bsr_error_bound);
+  m.impl("bsr_find_tau", boxed<&bsr_find_tau>());
+  m.impl("bsr_error_bound", boxed<&bsr_error_bound>());
 }
 
 }  // namespace spamm::cpu

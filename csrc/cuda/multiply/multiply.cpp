@@ -187,7 +187,7 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
       .stream = device.stream(),
       .group_rows = group_rows(blocks_of(c.size(-1), find_tile(kernel, tile)->config.columns))};
   std::optional<ProductSegments> segments;
-  if (kernel == Kernel::kSm90F64) {
+  if (kernel == Kernel::kSm90F64 && prepared.lists == nullptr) {
     const int count =
         choose_product_segments(kernel, size, device.multiprocessors(), forced_segments());
     // Large tiles have none; only SPAMM_TORCH_TILE takes them where small ones would have some.
@@ -224,12 +224,13 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
     });
   };
   const auto run = [&]<class Norm>(Multiply<Norm> multiply) { run_as(Norm{}, multiply); };
-  const auto run_split = [&](SplitMultiply multiply) {
+  const auto run_split = [&](const auto& multiply) {
     const SplitOperands& parts = prepared.split_parts
                                      ? *prepared.split_parts
                                      : SplitOperands(batch_a, batch_b, split_parts_of(kernel),
                                                      block, Tensor(), Tensor(), device.stream());
-    const Tensor terms = parts.empty_terms(batch_c.size(0), block);
+    const Tensor terms = prepared.lists != nullptr ? parts.empty_terms_of(c, block)
+                                                   : parts.empty_terms(batch_c.size(0), block);
     with_params(float{}, [&](kernels::MultiplyParams<float>& p) {
       p.a = parts.a.operand();
       p.b = parts.b.operand();
@@ -237,6 +238,23 @@ void product_into(const Tensor& c, const Tensor& a, const Tensor& b, const Prepa
                       how);
     });
   };
+  const auto run_listed = [&]<class Norm>(ListedMultiply<Norm> multiply) {
+    run_as(Norm{}, [&](const kernels::MultiplyParams<Norm>& p, const kernels::Launch& launch) {
+      return multiply(p, *prepared.lists, launch);
+    });
+  };
+  const auto run_listed_split = [&](ListedSplitMultiply multiply) {
+    run_split([&](const kernels::MultiplyParams<float>& p, const auto&... others) {
+      return multiply(p, *prepared.lists, others...);
+    });
+  };
+  if (prepared.lists != nullptr) {
+    if (kernel == Kernel::kSm90F16) return run_listed(multiply_listed_f16);
+    if (kernel == Kernel::kSm90Bf16) return run_listed(multiply_listed_bf16);
+    if (kernel == Kernel::kSm90F64) return run_listed(multiply_listed_f64);
+    if (kernel == Kernel::kSm90F32x1) return run_listed_split(multiply_listed_f32x1);
+    return run_listed_split(multiply_listed_f32x3);
+  }
   switch (kernel) {
     case Kernel::kSm90F16:
       run(Multiply<float>(multiply_sm90_f16));

@@ -9,6 +9,7 @@
 #include "cuda/device.h"
 #include "cuda/heuristics.h"
 #include "cuda/multiply/split.h"
+#include "kernels/multiply/lists.h"
 
 namespace spamm::cuda {
 
@@ -20,6 +21,9 @@ ProductSize size_of_product(const at::Tensor& a, const at::Tensor& b);
 // The kernel for a product of this size on `device`.
 Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& block,
                   const OnDevice& device);
+
+// The tile of its result; `upper_only`: of the part on and above the diagonal.
+TileSize tile_for(Kernel kernel, const ProductSize& size, const OnDevice& device, bool upper_only);
 
 // Results of earlier stages that product() reuses.
 struct Prepared {
@@ -36,6 +40,9 @@ struct Prepared {
   const SplitOperands* split_parts = nullptr;
   // A TileCounter that is zero when the previous kernel on the stream has ended.
   int* next_tile = nullptr;
+  // A block-sparse product of matrices as in kernels/multiply/lists.h, by one of Hopper's kernels.
+  // Norm maps are not read.
+  const kernels::ProductLists* lists = nullptr;
 };
 
 // What is wanted besides a product.

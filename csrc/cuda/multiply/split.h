@@ -102,6 +102,12 @@ struct SplitOperands {
     const int64_t rows = a.params().split.extent, columns = b.params().split.extent;
     return at::empty({batch, rows * granules, columns * granules}, a.options().dtype(at::kShort));
   }
+
+  // The same for the cells of a block-sparse C.
+  at::Tensor empty_terms_of(const at::Tensor& c, const Block& block) const {
+    const int granules = granules_of(block), edge = kernels::kSplitBlock / granules;
+    return at::empty({c.numel() / (edge * edge)}, a.options().dtype(at::kShort));
+  }
 };
 
 }  // namespace spamm::cuda

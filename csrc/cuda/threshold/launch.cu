@@ -43,16 +43,6 @@ size_t find_tau_workspace() {
 
 namespace {
 
-// If `share` of all products come before a product in order: its expected rank in a sample, plus
-// and minus two standard deviations. A wider interval would cost time in every search. A miss costs
-// one more round.
-template <class Norm>
-kernels::SampleRanks sample_ranks(double share) {
-  const double place = kernels::kSelectThreads<Norm> * share;
-  const double slack = 2 * std::sqrt(place * (1 - share)) + 1;
-  return {static_cast<int>(std::floor(place - slack)), static_cast<int>(std::ceil(place + slack))};
-}
-
 // kGrid, kLaneRows, Count: see select_tau().
 template <bool kGrid, int kLaneRows, class Count, class Norm>
 void launch_select(const NormMaps<Norm>& maps, double target, double products, void* workspace,
@@ -74,10 +64,10 @@ void launch_select(const NormMaps<Norm>& maps, double target, double products, v
 
   const auto rank = static_cast<Count>(std::max(1.0, std::floor(target + 0.5)));
   const double share = std::min(1.0, static_cast<double>(rank) / products);
-  C10_CUDA_CHECK(kernels::launch_meeting(kernel, blocks, kernels::kSelectThreads<Norm>, bytes,
-                                         kGrid, stream, maps,
-                                         static_cast<kernels::Selection<Norm, Count>*>(workspace),
-                                         rank, target, sample_ranks<Norm>(share), kept, tau));
+  C10_CUDA_CHECK(kernels::launch_meeting(
+      kernel, blocks, kernels::kSelectThreads<Norm>, bytes, kGrid, stream, maps,
+      static_cast<kernels::Selection<Norm, Count>*>(workspace), rank, target,
+      kernels::SampleRanks::of(share, kernels::kSelectThreads<Norm>), kept, tau));
 }
 
 }  // namespace

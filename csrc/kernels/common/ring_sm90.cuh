@@ -151,6 +151,15 @@ class ListWriter {
     count_ += __popc(valid);
   }
 
+  // Room for one step more, which the lanes fill.
+  __device__ Step& add(const Tile& tile) {
+    if (count_ == Ring::kListCapacity) {
+      publish(tile, false, false);
+      wait_for_room();
+    }
+    return ring_.lists[number()].steps[count_++];
+  }
+
   __device__ void end_tile(const Tile& tile) { publish(tile, true, false); }
   __device__ void end_work() { publish({}, false, true); }
 

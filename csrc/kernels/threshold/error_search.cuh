@@ -108,12 +108,11 @@ __device__ SumOfSquares<Norm> sum_block(SumOfSquares<Norm> own,
   return total;
 }
 
-// The norms of both matrices, from their maps.
+// The norms of both matrices, from the norms of their blocks.
 template <bool kGrid, class Norm>
-__device__ void sum_norms(const NormMaps<Norm>& maps, ErrorSearch<Norm>* global,
-                          ErrorSearchShared<Norm>& shared, double (&norms)[2]) {
-  const int64_t sizes[2] = {maps.batch * maps.mb * maps.kb, maps.batch * maps.kb * maps.nb};
-  const Norm* const data[2] = {maps.a, maps.b};
+__device__ void sum_norms(const Norm* const (&data)[2], const int64_t (&sizes)[2],
+                          ErrorSearch<Norm>* global, ErrorSearchShared<Norm>& shared,
+                          double (&norms)[2]) {
   const int64_t threads = static_cast<int64_t>(gridDim.x) * blockDim.x;
   SumOfSquares<Norm> sums[2];
   for (int map = 0; map < 2; ++map) {
@@ -141,23 +140,21 @@ struct SearchLimit {
   double scale, most_square;
   SearchInterval interval;
 
-  __device__ SearchLimit(const NormMaps<Norm>& maps, double limit) {
-    constexpr int kMostExponent = 1000;
+  // `spread`: the bound, if each product loses 1, is at most this. `factor`: a single product of
+  // `factor` times the limit passes it. The scaled limit is about 2^log2_unit.
+  __device__ SearchLimit(double limit, double spread, double order_slack, double factor,
+                         int log2_unit = 0) {
+    constexpr int kLeastExponent = -940, kMostExponent = 1022;
     const int exponent =
-        limit > 0 ? min(max(ilogb(limit), -kMostExponent), kMostExponent) : -kMostExponent;
-    scale = scalbn(1.0, -exponent);
-    const double places = static_cast<double>(maps.batch) * maps.mb * maps.nb;
-    // A sum of n numbers is off by less than n roundings; here and in the bound itself.
-    const double order_slack = (maps.kb + places / 4096 + 128) * 0x1p-53;
+        limit > 0 ? min(max(ilogb(limit), kLeastExponent), kMostExponent) : kLeastExponent;
+    scale = scalbn(1.0, log2_unit - exponent);
     const double slack = __dmul_ru(1 + kNormSlack<Norm>, 1 + order_slack);
     const double scaled = limit * scale;
     most_square = __ddiv_rd(__dmul_rd(scaled, scaled), __dmul_ru(slack, slack));
 
     // Below this, all products together are within the limit: at_most at most doubles a norm.
-    const auto low = static_cast<Norm>(0.24 * limit / (sqrt(places) * maps.kb));
+    const auto low = static_cast<Norm>(0.24 * limit / spread);
     interval.low = low >= Bits<Norm>::to(kLeastNormal) ? Bits<Norm>::of_magnitude(low) : 0;
-    // From here on, a single product passes it. Skip norms may be some times as large as norms.
-    const double factor = maps.skip_norm_b == maps.b ? 2 : 32;
     const auto end = static_cast<Norm>(factor * limit);
     interval.end = max(SearchKey{Bits<Norm>::of_magnitude(end)}, interval.low + 1);
   }
@@ -344,6 +341,23 @@ __device__ Sweep sweep(const NormMaps<Norm>& maps, const SearchInterval& interva
   }
 }
 
+// The largest key whose bound is within the limit. `sweep_of(interval, half)` sweeps all products.
+template <class Norm, class SweepOf>
+__device__ SearchKey search_keys(const SearchLimit<Norm>& start, const SweepOf& sweep_of) {
+  SearchInterval interval = start.interval;
+  // At `low` the bound is within the limit. At `end` it is not, but perhaps before the first sweep.
+  for (int half = 0;; half ^= 1) {
+    const Sweep total = sweep_of(interval, half);
+    const unsigned passes = ~__ballot_sync(~0u, total.square <= start.most_square);
+    if (passes == 0) return total.keys.next;
+    const int bin = __ffs(static_cast<int>(passes)) - 1, shift = interval.shift();
+    const SearchKey low = interval.low + (SearchKey{static_cast<unsigned>(bin)} << shift);
+    interval = {max(low, total.keys.least),
+                min(min(low + (SearchKey{1} << shift), interval.end), total.keys.most + 1)};
+    if (interval.end <= interval.low + 1) return interval.low;
+  }
+}
+
 // `bins` doubles for all threads follow ErrorSearchShared in dynamic shared memory. kGrid: the
 // launch is cooperative and has up to kMostSearchBlocks thread blocks; if not, one, and `global` is
 // unused. `parts`: threads for each block of C; the warps of a thread block are a multiple of it.
@@ -358,31 +372,22 @@ __global__ void __launch_bounds__(kMostSearchThreads, 1)
   wait_for_previous_kernel();
 
   double norms[2];
-  sum_norms<kGrid>(maps, global, shared, norms);
+  const int64_t sizes[2] = {maps.batch * maps.mb * maps.kb, maps.batch * maps.kb * maps.nb};
+  sum_norms<kGrid>({maps.a, maps.b}, sizes, global, shared, norms);
   const double limit = largest_bound<Norm>(max_error, norms[0], norms[1]);
   SearchKey found = 0;
   if (!isfinite(limit)) {
     found = may_skip_all(max_error, norms[0], norms[1]) ? Bits<Norm>::kInfinity : 0;
   } else {
-    const SearchLimit<Norm> start(maps, limit);
-    SearchInterval interval = start.interval;
-    // At `low` the bound is within the limit. At `end` it is not, but perhaps before the first
-    // sweep.
-    for (int half = 0;; half ^= 1) {
-      const Sweep total =
-          sweep<kGrid>(maps, interval, start.scale, parts, half, bins, global, shared);
-      const unsigned passes = ~__ballot_sync(~0u, total.square <= start.most_square);
-      if (passes == 0) {
-        found = total.keys.next;
-        break;
-      }
-      const int bin = __ffs(static_cast<int>(passes)) - 1, shift = interval.shift();
-      const SearchKey low = interval.low + (SearchKey{static_cast<unsigned>(bin)} << shift);
-      interval = {max(low, total.keys.least),
-                  min(min(low + (SearchKey{1} << shift), interval.end), total.keys.most + 1)};
-      found = interval.low;
-      if (interval.end <= interval.low + 1) break;
-    }
+    const double places = static_cast<double>(maps.batch) * maps.mb * maps.nb;
+    // A sum of n numbers is off by less than n roundings; here and in the bound itself.
+    const double order_slack = (maps.kb + places / 4096 + 128) * 0x1p-53;
+    // Skip norms may be some times as large as norms.
+    const double factor = maps.skip_norm_b == maps.b ? 2 : 32;
+    const SearchLimit<Norm> start(limit, sqrt(places) * maps.kb, order_slack, factor);
+    found = search_keys(start, [&](const SearchInterval& interval, int half) {
+      return sweep<kGrid>(maps, interval, start.scale, parts, half, bins, global, shared);
+    });
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     *tau = Bits<Norm>::to(static_cast<typename Bits<Norm>::Type>(found));

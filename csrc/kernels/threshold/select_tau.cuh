@@ -8,6 +8,7 @@
 // One launch: a single thread block for small maps, else a cooperative grid.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include "kernels/common/meeting.cuh"
@@ -65,14 +66,25 @@ __device__ Key least_in_warp(Key x) {
   }
 }
 
+template <class Norm>
+__device__ void start_collecting(SelectShared<Norm>& shared) {
+  if (threadIdx.x == 0) shared.collected = 0, shared.successor = Bits<Norm>::kInfinity;
+  __syncthreads();
+}
+template <class Norm>
+__device__ void include_successor(typename Bits<Norm>::Type successor, SelectShared<Norm>& shared) {
+  successor = least_in_warp(successor);
+  if (threadIdx.x % 32 == 0) atomicMin(&shared.successor, successor);
+  __syncthreads();
+}
+
 // Stores the keys of this thread block's products in the interval into `shared.staged`, unless the
 // interval is a single key. Stores the least key above the interval into `shared.successor`.
 template <class Norm, int kLaneRows>
 __device__ void collect(const Staircases<Norm, kLaneRows>& stairs,
                         const KeyInterval<Norm>& interval, SelectShared<Norm>& shared) {
   using Key = typename Bits<Norm>::Type;
-  if (threadIdx.x == 0) shared.collected = 0, shared.successor = Bits<Norm>::kInfinity;
-  __syncthreads();
+  start_collecting(shared);
   Key successor = Bits<Norm>::kInfinity;
   stairs.for_each([&](const StairRows<Norm, kLaneRows>& rows) {
     int begin[kLaneRows], end[kLaneRows];
@@ -85,9 +97,7 @@ __device__ void collect(const Staircases<Norm, kLaneRows>& stairs,
       for (int i = begin[r]; i < end[r]; ++i) shared.staged[at++] = rows.key(r, i);
     }
   });
-  successor = least_in_warp(successor);
-  if (threadIdx.x % 32 == 0) atomicMin(&shared.successor, successor);
-  __syncthreads();
+  include_successor(successor, shared);
 }
 
 // The sum of `x` over the lower-numbered threads.
@@ -142,24 +152,38 @@ __device__ FoundBin<Count> find_bin(Count above, const BinCount* counts, Count r
 // Two ranks in the sample. The wanted product most likely lies between the products of these ranks.
 struct SampleRanks {
   int first, last;
+
+  // If `share` of all products come before a product in order: its expected rank in a sample of
+  // `size`, plus and minus two standard deviations. A wider interval would cost time in every
+  // search. A miss costs one more round.
+  __host__ __device__ static SampleRanks of(double share, int size) {
+    const double place = size * share, slack = 2 * std::sqrt(place * (1 - share)) + 1;
+    return {static_cast<int>(std::floor(place - slack)),
+            static_cast<int>(std::ceil(place + slack))};
+  }
 };
 
-// The interval between two ranks of a sample with one product for each thread. It extends to the
-// first or last key if a rank is not in the sample. Sample points are multiples of irrational
-// fractions of the maps' extents, which cover the maps evenly.
+// Sample points are multiples of irrational fractions of extents, which cover them evenly.
+__device__ inline int pick(unsigned step, int extent) {
+  return static_cast<int>(__umulhi((threadIdx.x + 1) * step, static_cast<unsigned>(extent)));
+}
+
 template <class Norm>
-__device__ KeyInterval<Norm> sample_interval(const NormMaps<Norm>& maps, const SampleRanks& ranks,
-                                             SelectShared<Norm>& shared) {
-  using Key = typename Bits<Norm>::Type;
-  __shared__ Key least, greatest, low, high;
-  const auto pick = [](unsigned step, int extent) {
-    return static_cast<int>(__umulhi((threadIdx.x + 1) * step, static_cast<unsigned>(extent)));
-  };
+__device__ typename Bits<Norm>::Type sample_key(const NormMaps<Norm>& maps) {
   const int64_t batch = pick(2313256921u, static_cast<int>(maps.batch));
   const int i = pick(3679390609u, maps.mb), k = pick(3152041523u, maps.kb);
   const int j = pick(2700274806u, maps.nb);
-  const Key key = product_key(maps.a[(batch * maps.mb + i) * maps.kb + k],
-                              maps.b[(batch * maps.kb + k) * maps.nb + j]);
+  return product_key(maps.a[(batch * maps.mb + i) * maps.kb + k],
+                     maps.b[(batch * maps.kb + k) * maps.nb + j]);
+}
+
+// The interval between two ranks of a sample with one product, `key`, for each thread. It extends
+// to the first or last key if a rank is not in the sample.
+template <class Norm>
+__device__ KeyInterval<Norm> sample_interval(typename Bits<Norm>::Type key,
+                                             const SampleRanks& ranks, SelectShared<Norm>& shared) {
+  using Key = typename Bits<Norm>::Type;
+  __shared__ Key least, greatest, low, high;
   shared.counts[threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     least = high = Bits<Norm>::kInfinity;
@@ -185,32 +209,16 @@ __device__ KeyInterval<Norm> sample_interval(const NormMaps<Norm>& maps, const S
   return {low, high};
 }
 
-// `target`: the wanted number of products. `rank`: the nearest whole number, at least 1. kGrid: the
-// launch is cooperative and has several thread blocks; if not, `global` is unused. `kept`: see
-// Staircases.
-template <bool kGrid, int kLaneRows, class Norm, class Count>
-__global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
-    select_tau(const __grid_constant__ NormMaps<Norm> maps, Selection<Norm, Count>* global,
-               Count rank, double target, SampleRanks sample, int kept, Norm* tau) {
-  extern __shared__ __align__(16) unsigned char memory[];
-  auto& shared = *reinterpret_cast<SelectShared<Norm>*>(memory);
-  let_next_kernel_start();
-  // The workspace may be memory that the previous kernel still uses.
-  wait_for_previous_kernel();
-
-  // The thread blocks sample and sort while the workspace is cleared.
-  if (kGrid && blockIdx.x == 0) global->clear();
+// Finds tau among `products`, for which count_bins() and collect() exist, from an interval that
+// most likely holds it. `global` is clear. See select_tau().
+template <bool kGrid, class Products, class Norm, class Count>
+__device__ void select_among(const Products& products, KeyInterval<Norm> interval,
+                             Selection<Norm, Count>* global, Count rank, double target,
+                             SelectShared<Norm>& shared, Norm* tau) {
   Meeting<kGrid> meeting;
-  meeting.arrive();
-  using Kept = Staircase<Norm, kLaneRows>;
-  const Staircases<Norm, kLaneRows> stairs(
-      maps, reinterpret_cast<Kept*>(memory + kSelectSharedBytes<Norm>), kept);
-  KeyInterval<Norm> interval = sample_interval(maps, sample, shared);
-  meeting.wait();
-
   FoundBin<Count> found;
   for (int round = 0;; ++round) {
-    count_bins(stairs, interval, interval.shift(), kBins<Norm>, shared.counts);
+    count_bins(products, interval, interval.shift(), kBins<Norm>, shared.counts);
     if constexpr (kGrid) {
       Count* const counts = global->counts[round % 3];
       for (int i = threadIdx.x; i <= kBins<Norm>; i += blockDim.x) {
@@ -234,7 +242,7 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
   }
 
   // Collects all keys of the interval, unless it is a single key.
-  collect(stairs, interval, shared);
+  collect(products, interval, shared);
   if constexpr (kGrid) {
     __shared__ unsigned first;
     if (threadIdx.x == 0) {
@@ -283,6 +291,31 @@ __global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
     key = above == 0 ? Bits<Norm>::kInfinity : shared.successor;
   }
   if (threadIdx.x == 0) *tau = Bits<Norm>::to(key);
+}
+
+// `target`: the wanted number of products. `rank`: the nearest whole number, at least 1. kGrid: the
+// launch is cooperative and has several thread blocks; if not, `global` is unused. `kept`: see
+// Staircases.
+template <bool kGrid, int kLaneRows, class Norm, class Count>
+__global__ void __launch_bounds__(kSelectThreads<Norm>, 1)
+    select_tau(const __grid_constant__ NormMaps<Norm> maps, Selection<Norm, Count>* global,
+               Count rank, double target, SampleRanks sample, int kept, Norm* tau) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<SelectShared<Norm>*>(memory);
+  let_next_kernel_start();
+  // The workspace may be memory that the previous kernel still uses.
+  wait_for_previous_kernel();
+
+  // The thread blocks sample and sort while the workspace is cleared.
+  if (kGrid && blockIdx.x == 0) global->clear();
+  Meeting<kGrid> meeting;
+  meeting.arrive();
+  using Kept = Staircase<Norm, kLaneRows>;
+  const Staircases<Norm, kLaneRows> stairs(
+      maps, reinterpret_cast<Kept*>(memory + kSelectSharedBytes<Norm>), kept);
+  const KeyInterval<Norm> interval = sample_interval<Norm>(sample_key(maps), sample, shared);
+  meeting.wait();
+  select_among<kGrid>(stairs, interval, global, rank, target, shared, tau);
 }
 
 }  // namespace spamm::kernels

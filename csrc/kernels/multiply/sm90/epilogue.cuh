@@ -6,6 +6,7 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "kernels/common/numeric.cuh"
+#include "kernels/multiply/sm90/listed.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 
@@ -90,14 +91,18 @@ __device__ void stage(const StagedBlock<Element>& staged, const float (&values)[
 // Stores a warpgroup's blocks of C, from `first` on. Each warp stores only its own rows, so no warp
 // waits for another.
 template <class Config, bool kPlain, int kColumn = 0>
-__device__ __forceinline__ void store_blocks(const Params& params, Tile first,
+__device__ __forceinline__ void store_blocks(const Params& params, const OwnPart<Config>& first,
                                              OperandBlock& staging,
                                              const float (&acc)[Config::kOwn * kThreadValues]) {
   if constexpr (kColumn < Config::kOwn) {
     using Element = typename Config::Element;
     const MultiplyParams<float>& p = params.product;
     const bool leads = threadIdx.x % 32 == 0;
-    const int row = first.row * kBlock, column = (first.column + kColumn) * kBlock;
+    const BlockPlace place = place_of(p, first, kColumn);
+    if (!place.is_stored) {
+      return store_blocks<Config, kPlain, kColumn + 1>(params, first, staging, acc);
+    }
+    const int batch = place.batch, row = place.row * kBlock, column = place.column * kBlock;
     const StagedBlock<Element> staged{staging};
 
     float values[kThreadValues];
@@ -105,20 +110,19 @@ __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
     for (int i = 0; i < kThreadValues; ++i) values[i] = p.alpha * acc[kColumn * kThreadValues + i];
     if (leads) cute::tma_store_wait<0>();  // until the previous store has read shared memory
     __syncwarp();
-    if (!kPlain && p.input != nullptr) add_input(p, first.batch, row, column, staged, values);
+    if (!kPlain && p.input != nullptr) add_input(p, batch, row, column, staged, values);
     stage(staged, values);
     if (kPlain || params.c_by_tma) {
       cute::tma_store_fence();
       __syncwarp();
       if (leads) {
         cute::SM90_TMA_STORE_3D::copy(&params.map_c, staging.bytes + warp_row() * kLineBytes,
-                                      column, row + warp_row(), first.batch);
+                                      column, row + warp_row(), batch);
         cute::tma_store_arrive();
       }
     } else {
       __syncwarp();
-      auto* c =
-          static_cast<Element*>(p.c) + first.batch * p.c_batch_stride + row * p.c_leading + column;
+      auto* c = static_cast<Element*>(p.c) + batch * p.c_batch_stride + row * p.c_leading + column;
       for_own_entries(p, row, column, [&](int i, int j) {
         c[i * p.c_leading + j] = staged.template at<Element>(i, j);
       });
@@ -129,7 +133,8 @@ __device__ __forceinline__ void store_blocks(const Params& params, Tile first,
 
 // The usual case is an instance of its own, without the registers and branches of the other one.
 template <class Config>
-__device__ __forceinline__ void store(const Params& params, Tile first, OperandBlock& staging,
+__device__ __forceinline__ void store(const Params& params, const OwnPart<Config>& first,
+                                      OperandBlock& staging,
                                       const float (&acc)[Config::kOwn * kThreadValues]) {
   if (params.product.input == nullptr && params.c_by_tma) {
     store_blocks<Config, true>(params, first, staging, acc);

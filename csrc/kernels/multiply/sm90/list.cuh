@@ -151,10 +151,15 @@ __device__ bool is_below(const TiledProduct<Norm>& p, Tile tile) {
   return p.product.upper_only && tile.column + Config::kColumns <= tile.row;
 }
 
+// Whether the steps of a tile are to be marked. Overloaded for kernels that mark some.
+template <class Config, class Norm>
+__device__ bool is_marked(const TiledProduct<Norm>&, const TileOf<Config>&) {
+  return false;
+}
+
 // `warp` counts the list warps.
-template <class Config>
-__device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int warp,
-                           Storage<Config>& storage) {
+template <class Config, class Params>
+__device__ void list_steps(const Params& p, int warp, Storage<Config>& storage) {
   // Nothing is loaded or stored before it is listed, so no other warp needs to wait here.
   wait_for_previous_kernel();
   constexpr int kUnroll = 2 / Config::kGranules;  // loads the norms of up to 64 steps at a time
@@ -168,6 +173,7 @@ __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int war
     const Tile tile = segment_at<Config>(p, number);
     if (is_below<Config>(p, tile)) continue;
     const TileNorms<Config> norms(p.product, batch_of<Config>(p, tile), tile);
+    const bool marked = is_marked<Config>(p, tile);
 #pragma unroll 1
     for (int first = lane; first - lane < own_steps; first += 32 * kUnroll) {
       StepNorms<Config> step_norms[kUnroll];
@@ -178,7 +184,8 @@ __device__ void list_steps(const TiledProduct<typename Config::Norm>& p, int war
 #pragma unroll
       for (int i = 0; i < kUnroll; ++i) {
         const int step = step_number<Config>(p, tile, first + 32 * i);
-        const auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
+        auto mask = step < steps ? step_norms[i].mask(tau) & norms.inside : Mask<Config>{};
+        if constexpr (Config::kMaskBits < 32) mask.mark(marked);
         writer.append(tile, {step, mask});
       }
     }

@@ -2,6 +2,7 @@
 // the blocks of each step into the next stage. fetch() is overloaded for each kernel's parameters.
 #pragma once
 
+#include "kernels/multiply/sm90/listed.cuh"
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
 #include "kernels/multiply/sm90/segments.cuh"
@@ -19,25 +20,34 @@ class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
   __device__ Loader(const Params& params, Storage<Config>& storage)
       : Base(storage.ring), params_(params), storage_(storage) {}
 
-  __device__ void load(Tile tile, const Step<Config>& step, bool ends_tile) {
+  __device__ void load(TileOf<Config> tile, const StepOf<Config>& step, bool ends_tile) {
     constexpr int kStageDepth = Config::kStageDepth;
     if constexpr (kStageDepth == kBlock) {
-      load_stage(tile, step.mask, step.index, ends_tile);
+      load_stage(tile, step.mask, step, first_stage(step), ends_tile);
     } else {
-      const int depth = min(kBlock, static_cast<int>(params_.product.k) - step.index * kBlock);
+      const int depth = depth_of(step);
 #pragma unroll 1
       for (int k = 0; k < depth; k += kStageDepth) {
         const bool ends = ends_tile && k + kStageDepth >= depth;
         const Mask<Config> mask = step.mask.at_depth(k);
         if (!ends && !mask.any()) continue;
-        load_stage(tile, mask, (step.index * kBlock + k) / kStageDepth, ends);
+        load_stage(tile, mask, step, (first_stage(step) * kBlock + k) / kStageDepth, ends);
       }
     }
   }
 
  private:
+  // Cells count stages from their own beginning, and lie inside the operands.
+  __device__ static int first_stage(const Step<Config>& step) { return step.index; }
+  __device__ static int first_stage(const CellStep<Config>&) { return 0; }
+  __device__ int depth_of(const Step<Config>& step) const {
+    return min(kBlock, static_cast<int>(params_.product.k) - step.index * kBlock);
+  }
+  __device__ int depth_of(const CellStep<Config>&) const { return kBlock; }
+
   // Loads depths [number * kStageDepth, (number + 1) * kStageDepth) of K.
-  __device__ void load_stage(Tile tile, const Mask<Config>& mask, int number, bool ends_tile) {
+  __device__ void load_stage(TileOf<Config> tile, const Mask<Config>& mask,
+                             const StepOf<Config>& step, int number, bool ends_tile) {
     const uint32_t needed = needed_blocks(mask);
     this->announce(Notice<Config>::of(mask, ends_tile), tile,
                    __popc(needed) * Config::kBytesPerBlock);
@@ -46,8 +56,16 @@ class Loader : public StageWriter<typename Storage<Config>::Ring, kIsA> {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       if ((needed >> i & 1) == 0) continue;
-      fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, number, i,
-                          this->full(), storage_.stages[at_.slot]);
+      if constexpr (Config::kListed) {
+        const CellPlace cell = place_of(params_.product, kIsA ? step.a[i] : step.b[i]);
+        const int along_k = kIsA ? cell.column : cell.row;
+        fetch<Config, kIsA>(params_, 0, kIsA ? cell.row : cell.column,
+                            along_k * (kBlock / Config::kStageDepth) + number, i, this->full(),
+                            storage_.stages[at_.slot]);
+      } else {
+        fetch<Config, kIsA>(params_, batch, (kIsA ? tile.row : tile.column) + i, number, i,
+                            this->full(), storage_.stages[at_.slot]);
+      }
     }
     at_.advance();
   }
@@ -87,7 +105,7 @@ __device__ void load_lists(const Params& params, Storage<Config>& storage) {
       from ^= 1;
       continue;
     }
-    const Tile tile = list.tile;
+    const TileOf<Config> tile = list.tile;
     const int count = list.count;
     const bool ends_tile = list.ends_tile;
 #pragma unroll 1

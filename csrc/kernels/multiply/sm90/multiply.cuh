@@ -116,7 +116,8 @@ __device__ __forceinline__ void multiply_step(uint32_t bits, uint64_t a, uint64_
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
-__device__ void multiply_stages(const Params& params, int warpgroup, Storage<Config>& storage) {
+__device__ void multiply_stages(const ParamsOf<Config, Params>& params, int warpgroup,
+                                Storage<Config>& storage) {
   constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
   const int row = warpgroup * Config::kOwn / Config::kColumns;
   const int column = warpgroup * Config::kOwn % Config::kColumns;
@@ -131,14 +132,14 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
     if (notice.ends_work()) break;
     const bool ends_tile = notice.ends_tile();
     multiply_step<Config>(notice.mask.bits(warpgroup * kOwnBits, kOwnBits), *a, *b, acc);
-    const Tile tile = ends_tile ? ring.tiles[at.slot] : Tile{};
+    const auto tile =
+        ends_tile ? own_part<Config>(ring.tiles[at.slot], row, column) : OwnPart<Config>{};
     release(ring.empty[at.slot]);
     at.advance();
     a.advance(at.slot == 0);
     b.advance(at.slot == 0);
     if (ends_tile) {
-      store<Config>(params, {tile.batch, tile.row + row, tile.column + column},
-                    storage.output.blocks[warpgroup], acc);
+      store<Config>(params, first_block(tile, row, column), storage.output.blocks[warpgroup], acc);
 #pragma unroll
       for (float& value : acc) value = 0;
     }
@@ -147,7 +148,7 @@ __device__ void multiply_stages(const Params& params, int warpgroup, Storage<Con
 }
 
 template <class Config>
-struct MultiplyRoles : ListAndLoad<Config, Params> {
+struct MultiplyRoles : ListAndLoad<Config, ParamsOf<Config, Params>> {
   __device__ __forceinline__ void set_up(int warp) const {
     const Params& params = this->params;
     if (warp == 1 && threadIdx.x % 32 == 0) {
@@ -155,7 +156,7 @@ struct MultiplyRoles : ListAndLoad<Config, Params> {
       cute::prefetch_tma_descriptor(&params.map_b);
       if (params.c_by_tma) cute::prefetch_tma_descriptor(&params.map_c);
     }
-    ListAndLoad<Config, Params>::set_up(warp);
+    MultiplyRoles::ListAndLoad::set_up(warp);
   }
   __device__ __forceinline__ void multiply(int warp) const {
     multiply_stages<Config>(this->params, multiplying_warpgroup(warp), this->storage);
@@ -164,11 +165,11 @@ struct MultiplyRoles : ListAndLoad<Config, Params> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    multiply_sm90(const __grid_constant__ Params params) {
+    multiply_sm90(const __grid_constant__ ParamsOf<Config, Params> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(MultiplyRoles<Config>{params, storage});
+  run_roles<Config>(MultiplyRoles<Config>{{params, storage}});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

@@ -3,6 +3,9 @@
 
 #include <cuda.h>
 
+#include <type_traits>
+
+#include "kernels/multiply/lists.h"
 #include "kernels/multiply/params.h"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -34,6 +37,14 @@ __device__ __forceinline__ RowOfB find_row_of_b(const Params& params, int k) {
   const bool is_own = static_cast<uint32_t>(own) < params.product.own_rows;
   return {is_own ? params.map_own_b : params.map_b, is_own ? own : k};
 }
+
+// Base: the parameters of a kernel.
+template <class Config, class Base>
+struct ListedParams : Base {
+  ProductLists lists;
+};
+template <class Config, class Base>
+using ParamsOf = std::conditional_t<Config::kListed, ListedParams<Config, Base>, Base>;
 
 struct Params : TiledProduct<float> {
   CUtensorMap map_a, map_b, map_own_b, map_c;

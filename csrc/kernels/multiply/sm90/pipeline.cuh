@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/common/numeric.cuh"
 #include "kernels/common/ring_sm90.cuh"
@@ -29,8 +30,9 @@ struct Config {
       kGranules * kGranules * kGranules;  // bits of a mask for each block of C
   static constexpr int kMaskBits = kRows * kColumns * kBlockBits;
   static constexpr int kListWarps = 2, kLists = kListWarps, kListCapacity = 96;
-  static constexpr int kMultiplyRegisters = 0;  // as launched
+  static constexpr int kMultiplyRegisters = 0, kOtherRegisters = 0;  // as launched
   static constexpr bool kNamesTiles = false;
+  static constexpr bool kListed = false;      // whether lists stand for norm maps (listed.cuh)
   static constexpr bool kSkipsEdges = false;  // whether granules outside C are skipped
   static constexpr bool kSegmented = false;   // whether thread blocks may share a tile's steps
   static constexpr auto kNextKernel = NextKernel::kWhenSetUp;
@@ -83,6 +85,13 @@ struct Mask {
     words[index / 32] |= static_cast<uint32_t>(value) << index % 32;
   }
 
+  // A bit beside those of the granules, for a mask that has any and leaves room.
+  __device__ void mark(bool value) {
+    static_assert(Config::kMaskBits < 32);
+    words[0] |= static_cast<uint32_t>(value && any()) << 31;
+  }
+  __device__ bool is_marked() const { return words[0] >> 31 != 0; }
+
   __device__ bool any() const {
     uint32_t any = 0;
     for (const uint32_t word : words) any |= word;
@@ -124,9 +133,26 @@ struct Step {
   __device__ bool is_valid() const { return mask.any(); }
 };
 
+// With lists: a step and a tile of a block-sparse product, in cells (multiply/lists.h). Where the
+// mask has no bit, a number may be anything. Those of C are -1 where nothing is stored.
+template <class Config>
+struct CellStep {
+  int a[Config::kRows], b[Config::kColumns];
+  Mask<Config> mask;
+};
+template <class Config>
+struct CellTile {
+  int cells[Config::kRows * Config::kColumns];
+};
+
+template <class Config>
+using StepOf = std::conditional_t<Config::kListed, CellStep<Config>, Step<Config>>;
+template <class Config>
+using TileOf = std::conditional_t<Config::kListed, CellTile<Config>, Tile>;
+
 template <class Config>
 struct Storage {
-  using Ring = kernels::sm90::Ring<Tile, Step<Config>, Notice<Config>, Config::kStages,
+  using Ring = kernels::sm90::Ring<TileOf<Config>, StepOf<Config>, Notice<Config>, Config::kStages,
                                    Config::kLists, Config::kListCapacity, Config::kNamesTiles>;
 
   typename Config::Stage stages[Config::kStages];

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/multiply/sm90/list.cuh"
+#include "kernels/multiply/sm90/listed.cuh"
 #include "kernels/multiply/sm90/load.cuh"
 
 namespace spamm::kernels::multiply::sm90 {
@@ -19,7 +20,11 @@ struct ListAndLoad {
   __device__ __forceinline__ void load_a() const { load_lists<Config, true>(params, storage); }
   __device__ __forceinline__ void load_b() const { load_lists<Config, false>(params, storage); }
   __device__ __forceinline__ void list(int number) const {
-    list_steps<Config>(params, number, storage);
+    if constexpr (Config::kListed) {
+      list_products<Config>(params, number, storage);
+    } else {
+      list_steps<Config>(params, number, storage);
+    }
   }
 };
 

@@ -25,6 +25,10 @@ template <class Config, class Norm>
 __device__ __forceinline__ int batch_of(const TiledProduct<Norm>& p, const Tile& tile) {
   return Config::kSegmented ? tile.batch >> p.log2_segments : tile.batch;
 }
+template <class Config, class Norm>
+__device__ __forceinline__ int batch_of(const TiledProduct<Norm>&, const CellTile<Config>&) {
+  return 0;
+}
 
 // The number of a segment's step `index`, among all of its tile. From the number of its steps on,
 // an index gives a number past the end.

@@ -216,7 +216,8 @@ class WarpSums {
   }
 
   // Stores the sums and resets them.
-  __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch, Tile tile) {
+  __device__ __forceinline__ void store(const MultiplyParams<double>& p, int batch,
+                                        const TileOf<Config>& tile) {
     exchange<Exchange::kStore>(p, batch, tile);
   }
 
@@ -272,30 +273,51 @@ class WarpSums {
     }
   }
 
+  // Cells lie in C as a whole, and each has a place of its own.
+  template <Exchange kWhat>
+  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int,
+                                           const CellTile<Config>& tile) {
+    const auto place = [&](int block) { return place_of(p, tile.cells[block]); };
+    const auto exists = [&](int block) { return tile.cells[block] >= 0; };
+    const auto row = [&](int block) { return int64_t{place(block).row * kBlock + row_}; };
+    const auto column = [&](int block) { return int64_t{place(block).column * kBlock + column_}; };
+    if (p.input == nullptr) {
+      exchange<kWhat, true>(p, 0, exists, row, column);
+    } else {
+      exchange<kWhat, false>(p, 0, exists, row, column);
+    }
+  }
+
   template <Exchange kWhat>
   __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch, Tile tile) {
-    const int64_t row = tile.row * kBlock + row_, column = tile.column * kBlock + column_;
+    const int64_t first_row = tile.row * kBlock + row_;
+    const int64_t first_column = tile.column * kBlock + column_;
+    const auto exists = [](int) { return true; };
+    const auto row = [&](int block) { return first_row + block / kColumns * kBlock; };
+    const auto column = [&](int block) { return first_column + block % kColumns * kBlock; };
     const bool whole =
         (tile.row + kRows) * kBlock <= p.m && (tile.column + kColumns) * kBlock <= p.n;
     const bool reads_input = kWhat == Exchange::kStore && p.input != nullptr;
     if (whole && p.c_leading % 2 == 0 && !reads_input) {
-      exchange<kWhat, true>(p, batch, row, column);
+      exchange<kWhat, true>(p, batch, exists, row, column);
     } else {
-      exchange<kWhat, false>(p, batch, row, column);
+      exchange<kWhat, false>(p, batch, exists, row, column);
     }
   }
 
   // An instruction gives a lane columns 2t and 2t + 1 of a group of eight. These are neighbours in
   // C, unless B is K-major: then the same column of both groups are neighbours.
-  template <Exchange kWhat, bool kPairs>
-  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch, int64_t row,
-                                           int64_t column) {
+  // The functions say of a block whether it is stored, and where the warp's piece begins.
+  template <Exchange kWhat, bool kPairs, class Exists, class Row, class Column>
+  __device__ __forceinline__ void exchange(const MultiplyParams<double>& p, int batch,
+                                           const Exists& exists, const Row& row,
+                                           const Column& column) {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     constexpr bool kAcross = Config::kMajorB == Major::K;
 #pragma unroll
     for (int block = 0; block < kRows * kColumns; ++block) {
-      const int64_t first_row = row + block / kColumns * kBlock;
-      const int64_t first_column = column + block % kColumns * kBlock;
+      if (!exists(block)) continue;
+      const int64_t first_row = row(block), first_column = column(block);
 #pragma unroll
       for (int i = 0; i < 4 * kPiecesA * kPiecesB; ++i) {
         const int piece_a = i / 4 / kPiecesB, piece_b = i / 4 % kPiecesB;
@@ -339,7 +361,8 @@ __device__ __forceinline__ int piece_of_warp(int warp) {
 
 // `warp` counts the multiplying warps.
 template <class Config>
-__device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<Config>& storage) {
+__device__ void multiply_doubles(const ParamsOf<Config, DoubleProduct>& params, int warp,
+                                 Storage<Config>& storage) {
   const int piece = piece_of_warp<Config>(warp);
   WarpSums<Config> sums(piece);
   constexpr uint32_t kAll = WarpSums<Config>::kAll;
@@ -361,7 +384,7 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
   while (ends != Notice<Config>::End::kWork) {
     const int slot = at.slot;
     const bool ends_tile = ends == Notice<Config>::End::kTile;
-    Tile tile;
+    TileOf<Config> tile;
     const auto proceed = [&] {
       if (ends_tile) tile = ring.tiles[slot];
       ring.empty[slot].arrive();
@@ -384,7 +407,7 @@ __device__ void multiply_doubles(const DoubleProduct& params, int warp, Storage<
 }
 
 template <class Config>
-struct DoubleRoles : ListAndLoad<Config, DoubleProduct> {
+struct DoubleRoles : ListAndLoad<Config, ParamsOf<Config, DoubleProduct>> {
   __device__ __forceinline__ void multiply(int warp) const {
     multiply_doubles<Config>(this->params, warp - kFirstMultiplyWarp, this->storage);
   }
@@ -392,11 +415,11 @@ struct DoubleRoles : ListAndLoad<Config, DoubleProduct> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kBlocksPerSm)
-    multiply_dmma_sm90(const __grid_constant__ DoubleProduct params) {
+    multiply_dmma_sm90(const __grid_constant__ ParamsOf<Config, DoubleProduct> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(DoubleRoles<Config>{params, storage});
+  run_roles<Config>(DoubleRoles<Config>{{params, storage}});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

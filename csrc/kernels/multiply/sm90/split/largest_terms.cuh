@@ -32,6 +32,7 @@ constexpr int kTermsWarps = 8;  // which take the blocks along K in turns
 constexpr int kTermsThreads = 32 * kTermsWarps;
 constexpr int kOwnTerms = kTermsEdge * kTermsEdge / 32;  // granules of C of each lane, in a row
 constexpr int16_t kNoTerms = 0x7fff;                     // all terms are 0
+constexpr int16_t kPlainTerms = -0x8000;                 // no product of the tile needs_exact()
 
 // The number that counts as a largest term where all terms are smaller, for a product of `margin`.
 __device__ __forceinline__ int least_term(float tau, int margin) {
@@ -104,16 +105,23 @@ __device__ int find_kinds(const TermsLines<kGranules>& lines, int depth) {
   return kinds;
 }
 
-// Whether some product of a granule of A and one of B may ask for the largest term
-// (needs_exact()). The thread block calls it together.
+// Which products of a granule of A and one of B may need an exact product (needs_exact()).
+struct TileKinds {
+  bool special;    // some do whatever the largest term is
+  bool ask_terms;  // some may, by the largest term
+};
+
+// The thread block calls it together.
 template <int kGranules>
-__device__ bool any_asks(const TermsLines<kGranules>& a, const TermsLines<kGranules>& b,
-                         int depth) {
+__device__ TileKinds find_tile_kinds(const TermsLines<kGranules>& a, const TermsLines<kGranules>& b,
+                                     int depth) {
   const int kinds_a = find_kinds(a, depth), kinds_b = find_kinds(b, depth);
   const auto any = [](int kinds) { return __syncthreads_or(kinds) != 0; };
-  if (!any((kinds_a | kinds_b) & kSplitFaint)) return false;
-  return (any(kinds_a & kSplitFaint) && any(kinds_b & kSplitWide)) ||
-         (any(kinds_b & kSplitFaint) && any(kinds_a & kSplitWide));
+  const int kinds = kinds_a | kinds_b;
+  if (!any(kinds & (kSplitFaint | kSplitSpecial))) return {};
+  return {any(kinds & kSplitSpecial),
+          (any(kinds_a & kSplitFaint) && any(kinds_b & kSplitWide)) ||
+              (any(kinds_b & kSplitFaint) && any(kinds_a & kSplitWide))};
 }
 
 // What a lane needs to know about a block along K.
@@ -163,7 +171,18 @@ __global__ void __launch_bounds__(kTermsThreads)
   const TermsLines<kGranules> b(p.b, p.b_has_batch ? batch : 0, first_column,
                                 product.norm_b + batch * norm_depth * norm_columns,
                                 product.log2_block_n, norm_columns, 1, norm_columns);
-  if (!any_asks(a, b, depth)) return;
+  const int own_row = first_row + threadIdx.x / kTermsEdge;
+  const int own_column = first_column + threadIdx.x % kTermsEdge;
+  const auto write = [&](int term) {
+    p.terms[(batch * rows + own_row) * columns + own_column] = static_cast<int16_t>(term);
+  };
+  const bool writes =
+      threadIdx.x < kTermsEdge * kTermsEdge && own_row < rows && own_column < columns;
+  const TileKinds kinds = find_tile_kinds(a, b, depth);
+  if (!kinds.ask_terms) {
+    if (writes) write(kinds.special ? kNoTerms : kPlainTerms);
+    return;
+  }
 
   const float tau = product.tau.value();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -233,14 +252,11 @@ __global__ void __launch_bounds__(kTermsThreads)
 #pragma unroll
   for (int i = 0; i < kOwnTerms; ++i) found[warp][row * kTermsEdge + column + i] = largest[i];
   __syncthreads();
-  const int own_row = first_row + threadIdx.x / kTermsEdge;
-  const int own_column = first_column + threadIdx.x % kTermsEdge;
-  if (threadIdx.x < kTermsEdge * kTermsEdge && own_row < rows && own_column < columns) {
+  if (writes) {
     int most = kNone;
 #pragma unroll
     for (int i = 0; i < kTermsWarps; ++i) most = max(most, found[i][threadIdx.x]);
-    p.terms[(batch * rows + own_row) * columns + own_column] =
-        most == kNone ? kNoTerms : static_cast<int16_t>(max(most, least_term(tau, p.margin)));
+    write(most == kNone ? kNoTerms : max(most, least_term(tau, p.margin)));
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten

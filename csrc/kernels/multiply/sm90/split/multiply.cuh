@@ -20,17 +20,36 @@
 
 namespace spamm::kernels::multiply::sm90 {
 
-// Stores a warpgroup's blocks of C, from `first` on.
-template <bool kPairs, class Config, class Sums>
+// Stores kCount of a thread's sums, from kFirst on, to the blocks of C from `first` on.
+template <bool kPairs, int kFirst, int kCount, class Sums>
 __device__ __forceinline__ void store_totals(const MultiplyParams<float>& p, Tile first,
                                              const Sums& sums) {
   const int lane = threadIdx.x % 32;
   const int64_t row = first.row * kBlock + threadIdx.x % 128 / 32 * 16 + lane / 4;
   const int64_t column = first.column * kBlock + lane % 4 * 2;
 #pragma unroll
-  for (int i = 0; i < Config::kOwn * kThreadValues; i += 2) {
-    store_pair<kPairs>(p, first.batch, row + i / 2 % 2 * 8, column + i / 4 * 8, sums.total(i),
-                       sums.total(i + 1));
+  for (int i = 0; i < kCount; i += 2) {
+    store_pair<kPairs>(p, first.batch, row + i / 2 % 2 * 8, column + i / 4 * 8,
+                       sums.total(kFirst + i), sums.total(kFirst + i + 1));
+  }
+}
+
+// The same for cells. They lie in C as a whole, and each has a place of its own.
+template <class Config, int kBlockOfOwn = 0, class Sums>
+__device__ __forceinline__ void store_cells(const MultiplyParams<float>& p,
+                                            const OwnCells<Config>& own, const Sums& sums) {
+  if constexpr (kBlockOfOwn < Config::kOwn) {
+    const int cell = own.cells[kBlockOfOwn];
+    if (cell >= 0) {
+      const CellPlace place = place_of(p, cell);
+      const Tile first{0, place.row, place.column};
+      if (p.input == nullptr) {
+        store_totals<true, kBlockOfOwn * kThreadValues, kThreadValues>(p, first, sums);
+      } else {
+        store_totals<false, kBlockOfOwn * kThreadValues, kThreadValues>(p, first, sums);
+      }
+    }
+    store_cells<Config, kBlockOfOwn + 1>(p, own, sums);
   }
 }
 
@@ -43,7 +62,7 @@ using SumsOf =
 
 // `warpgroup` counts the multiplying warpgroups.
 template <class Config>
-__device__ void multiply_stages(const SplitProduct& params, int warpgroup,
+__device__ void multiply_stages(const ParamsOf<Config, SplitProduct>& params, int warpgroup,
                                 Storage<Config>& storage) {
   const MultiplyParams<float>& p = params.product;
   const int row = warpgroup * Config::kOwn / Config::kColumns;
@@ -63,18 +82,25 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     constexpr int kOwnBits = Config::kOwn * Config::kBlockBits;
     const uint32_t bits = notice.mask.bits(warpgroup * kOwnBits, kOwnBits);
     const bool ends_tile = notice.ends_tile();
-    Tile tile{};
+    OwnPart<Config> tile{};
     const auto release = [&] {
-      if (ends_tile) tile = ring.tiles[at.slot];
+      if (ends_tile) tile = own_part<Config>(ring.tiles[at.slot], row, column);
       kernels::sm90::release(ring.empty[at.slot]);
     };
     const auto begun = [&] { turns.pass(); };
     turns.wait();
     if (bits != 0) {
       const auto& stage = storage.stages[at.slot];
+      const auto add = [&](const auto& terms) {
+        sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, terms, begun,
+                 release);
+      };
       const LargestTerms<Config> terms(params, ring.tiles[at.slot], row, column);
-      sums.add(params, bits, *a, *b, stage.a_header[row], stage.b_header + column, terms, begun,
-               release);
+      if constexpr (Config::kGranules == 1) {
+        notice.mask.is_marked() ? add(PlainTerms{}) : add(terms);
+      } else {
+        add(terms);
+      }
     } else {
       begun();
       release();
@@ -84,13 +110,18 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
     b.advance(at.slot == 0);
     sums.add_later(params, ends_tile);
     if (ends_tile) {
-      const Tile first{tile.batch, tile.row + row, tile.column + column};
-      const bool whole = (first.row + 1) * kBlock <= p.m &&
-                         (first.column + Config::kOwn) * kBlock <= p.n && p.c_leading % 2 == 0;
-      if (whole && p.input == nullptr) {
-        store_totals<true, Config>(p, first, sums);
+      if constexpr (Config::kListed) {
+        store_cells<Config>(p, tile, sums);
       } else {
-        store_totals<false, Config>(p, first, sums);
+        const Tile first{tile.batch, tile.row + row, tile.column + column};
+        constexpr int kSums = Config::kOwn * kThreadValues;
+        const bool whole = (first.row + 1) * kBlock <= p.m &&
+                           (first.column + Config::kOwn) * kBlock <= p.n && p.c_leading % 2 == 0;
+        if (whole && p.input == nullptr) {
+          store_totals<true, 0, kSums>(p, first, sums);
+        } else {
+          store_totals<false, 0, kSums>(p, first, sums);
+        }
       }
       sums.reset();
     }
@@ -99,7 +130,7 @@ __device__ void multiply_stages(const SplitProduct& params, int warpgroup,
 }
 
 template <class Config>
-struct SplitRoles : ListAndLoad<Config, SplitProduct> {
+struct SplitRoles : ListAndLoad<Config, ParamsOf<Config, SplitProduct>> {
   __device__ __forceinline__ void multiply(int warp) const {
     multiply_stages<Config>(this->params, multiplying_warpgroup(warp), this->storage);
   }
@@ -107,11 +138,11 @@ struct SplitRoles : ListAndLoad<Config, SplitProduct> {
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    multiply_split_sm90(const __grid_constant__ SplitProduct params) {
+    multiply_split_sm90(const __grid_constant__ ParamsOf<Config, SplitProduct> params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   extern __shared__ __align__(1024) uint8_t shared[];
   auto& storage = *reinterpret_cast<Storage<Config>*>(shared);
-  run_roles<Config>(SplitRoles<Config>{params, storage});
+  run_roles<Config>(SplitRoles<Config>{{params, storage}});
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
 #endif

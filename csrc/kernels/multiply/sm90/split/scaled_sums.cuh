@@ -62,14 +62,12 @@ struct ScaledSums {
   float values[Config::kOwn * kThreadValues] = {};
   SumScale scales[Config::kOwn];
 
-  using Terms = LargestTerms<Config>;
-
   __device__ explicit ScaledSums(const NothingLater&) {}
 
   // values += a block of A times the blocks of B whose bits are set; at least one bit is set.
   // `terms` are the largest terms of the blocks of C. Calls begun() and release() once the stage
   // has been read.
-  template <class Begun, class Release>
+  template <class Terms, class Begun, class Release>
   __device__ __forceinline__ void add(const SplitProduct& params, uint32_t bits, uint64_t a,
                                       uint64_t b, const SplitHeader& header_a,
                                       const SplitHeader* headers_b, const Terms& terms,
@@ -110,6 +108,7 @@ struct ScaledSums {
   }
 
  private:
+  template <class Terms>
   __device__ bool by_split_parts(const GranulePair<SplitHeader>& pair, const Terms& terms) const {
     return ((pair.kinds_a() | pair.kinds_b()) & kSplitZero) == 0 &&
            scales[pair.column].reaches(pair.exponent()) && !needs_exact<1>(pair, terms);
@@ -141,7 +140,7 @@ struct ScaledSums {
   }
 
   // Multiplies block by block, as in PromotedSums.
-  template <int kColumn = 0>
+  template <int kColumn = 0, class Terms>
   __device__ __forceinline__ void add_single(const SplitProduct& params, uint32_t bits, uint64_t a,
                                              uint64_t b, const SplitHeader& header_a,
                                              const SplitHeader* headers_b, const Terms& terms) {
@@ -154,7 +153,7 @@ struct ScaledSums {
     }
   }
 
-  template <int kColumn>
+  template <int kColumn, class Terms>
   __device__ __forceinline__ void add_block(const SplitProduct& params, uint64_t a, uint64_t b,
                                             const GranulePair<SplitHeader>& pair,
                                             const Terms& terms) {

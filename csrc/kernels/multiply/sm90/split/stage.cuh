@@ -8,6 +8,7 @@
 
 #include "kernels/multiply/sm90/params.h"
 #include "kernels/multiply/sm90/pipeline.cuh"
+#include "kernels/multiply/sm90/split/largest_terms.cuh"
 #include "kernels/multiply/sm90/split/later_pairs.cuh"
 #include "kernels/norm_map/split_params.h"
 
@@ -46,10 +47,10 @@ struct SplitConfig
   // Registers are moved to the multiplying threads. 640 threads start with 96 each, 384 with 168.
   static constexpr bool kMovesRegisters = kSplitParts_ == 2 || kOwn_ == 2;
   static constexpr int kMultiplyRegisters = !kMovesRegisters    ? 0
-                                            : kKeepsPairs       ? 224
+                                            : kKeepsPairs       ? 232
                                             : kSplitParts_ == 2 ? 216
                                                                 : 104;
-  static constexpr int kOtherRegisters = kKeepsPairs ? 56 : kSplitParts_ == 2 ? 72 : 64;
+  static constexpr int kOtherRegisters = kKeepsPairs ? 40 : kSplitParts_ == 2 ? 72 : 64;
   static constexpr auto kNextKernel = NextKernel::kAfterTheEnd;
   // A power of two, times tau, that counts as a term of C: see needs_exact(). Then a product of
   // granules loses less than tau / 1000, in the Frobenius norm, where skipping it may lose tau.
@@ -84,26 +85,69 @@ __device__ __forceinline__ void fetch(const SplitProduct& params, int batch, int
 
 // The largest terms of the granules of C that a warpgroup computes, as powers of two.
 template <class Config>
-class LargestTerms {
+class GridTerms {
  public:
   static constexpr SplitKind kBesideFaint = kSplitWide;  // what a faint granule may lose beside
 
   // `row` and `column` are the warpgroup's first block in the tile.
-  __device__ LargestTerms(const SplitProduct& p, const Tile& tile, int row, int column)
-      : columns_(p.b.split.extent * Config::kGranules) {
-    const int64_t rows_before = static_cast<int64_t>(tile.batch) * p.a.split.extent;
-    first_ = p.terms + (rows_before + tile.row + row) * Config::kGranules * columns_ +
-             (tile.column + column) * Config::kGranules;
-  }
+  __device__ GridTerms(const SplitProduct& p, const Tile& tile, int row, int column)
+      : p_(p), tile_(tile), row_(row), column_(column) {}
 
+  // Reads the tile now: few products ask, and the others have no time and registers for it.
   __device__ int at(int row, int column) const {
-    return first_[static_cast<int64_t>(row) * columns_ + column];
+    const int columns = p_.b.split.extent * Config::kGranules;
+    const int64_t rows_before = static_cast<int64_t>(tile_.batch) * p_.a.split.extent;
+    const int64_t rows = (rows_before + tile_.row + row_) * Config::kGranules + row;
+    return p_.terms[rows * columns + (tile_.column + column_) * Config::kGranules + column];
   }
 
  private:
-  int columns_;
-  const int16_t* first_;
+  const SplitProduct& p_;
+  const Tile& tile_;
+  int row_, column_;
 };
+
+// The same of cells, whose granules follow each other.
+template <class Config>
+class CellTerms {
+  static constexpr int kGranules = Config::kGranules;
+
+ public:
+  static constexpr SplitKind kBesideFaint = kSplitWide;
+
+  __device__ CellTerms(const SplitProduct& p, const CellTile<Config>& tile, int row, int column)
+      : terms_(p.terms), cells_(tile.cells + row * Config::kColumns + column) {}
+
+  __device__ int at(int row, int column) const {
+    const int64_t rows = int64_t{cells_[column / kGranules]} * kGranules + row;
+    return terms_[rows * kGranules + column % kGranules];
+  }
+
+ private:
+  const int16_t* terms_;
+  const int* cells_;
+};
+
+template <class Config>
+using LargestTerms = std::conditional_t<Config::kListed, CellTerms<Config>, GridTerms<Config>>;
+
+// For tiles of which no product needs_exact().
+struct PlainTerms {};
+
+// The steps of such tiles are marked, if blocks are granules.
+template <class Config>
+__device__ bool is_marked(const SplitProduct& p, Tile tile) {
+  return Config::kGranules == 1 && LargestTerms<Config>(p, tile, 0, 0).at(0, 0) == kPlainTerms;
+}
+template <class Config>
+__device__ bool is_marked(const SplitProduct& p, const CellTile<Config>& tile) {
+  bool plain = Config::kGranules == 1;
+  if constexpr (Config::kGranules == 1) {
+#pragma unroll
+    for (const int cell : tile.cells) plain &= cell < 0 || p.terms[cell] == kPlainTerms;
+  }
+  return plain;
+}
 
 // Two granules, and the granule of C to which their product belongs.
 template <class Header>
@@ -140,6 +184,11 @@ __device__ __forceinline__ bool needs_exact(const GranulePair<Header>& pair, con
   if (((a | b) & kSplitSpecial) != 0) return true;
   return (both(a, b) || both(b, a)) &&
          pair.exponent() + kHarmless > terms.at(pair.row, pair.column);
+}
+
+template <int kSplitParts, class Header>
+__device__ __forceinline__ bool needs_exact(const GranulePair<Header>&, PlainTerms) {
+  return false;
 }
 
 // A pair of blocks in the original operands.

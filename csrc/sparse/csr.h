@@ -1,4 +1,4 @@
-// Patterns of block-sparse matrices and their norm maps, checked, as the ops of the CPU read them.
+// Patterns of block-sparse matrices and their norm maps on the CPU, checked.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -8,8 +8,42 @@
 #include <limits>
 
 #include "checks.h"
+#include "sparse/map_arguments.h"
+#include "sparse/multiply_arguments.h"
 
-namespace spamm::cpu {
+namespace spamm {
+
+// What needs no look at the indices.
+inline void check_indices(const BsrMaps& x) {
+  check_indices(x.crow_a, x.col_a, "a");
+  check_indices(x.crow_b, x.col_b, "b");
+  TORCH_CHECK_TYPE(x.norm_a.scalar_type() == at::kFloat || x.norm_a.scalar_type() == at::kDouble,
+                   "norm_a must be float32 or float64; got ", dtype_of(x.norm_a));
+  TORCH_CHECK_TYPE(x.norm_a.scalar_type() == x.norm_b.scalar_type(),
+                   "norm_a and norm_b must have one dtype; got ", dtype_of(x.norm_a), " and ",
+                   dtype_of(x.norm_b));
+  const auto check_norms = [](const at::Tensor& norms, int64_t stored, const char* name) {
+    TORCH_CHECK(norms.dim() == 1 && norms.numel() == stored, name,
+                " must have one norm for each of ", stored, " stored blocks; got shape ",
+                norms.sizes());
+  };
+  check_norms(x.norm_a, x.col_a.numel(), "norm_a");
+  check_norms(x.norm_b, x.col_b.numel(), "norm_b");
+}
+
+inline void check_plan(const BsrPlanArguments& x) {
+  check_indices(x);
+  check_tau(x.tau, x.norm_a.device());
+  const int64_t rows = x.crow_a.numel() - 1;
+  TORCH_CHECK(!x.symmetric || rows == x.columns, "a symmetric product must be square; got ", rows,
+              " block rows and ", x.columns, " block columns");
+  TORCH_CHECK(x.crow_input.has_value() == x.col_input.has_value(),
+              "crow_input and col_input must be given together; got one of them");
+  if (!x.crow_input) return;
+  check_indices(*x.crow_input, *x.col_input, "input");
+  TORCH_CHECK(x.crow_input->numel() == rows + 1, "input must have ", rows, " block rows; got ",
+              x.crow_input->numel() - 1);
+}
 
 // Stored block e of row i, for e from crow[i] to crow[i + 1] - 1, is in column col[e].
 struct Pattern {
@@ -22,14 +56,7 @@ struct Pattern {
   Pattern(const at::Tensor& crow_indices, const at::Tensor& col_indices, int64_t columns,
           const char* name)
       : columns(columns) {
-    for (const at::Tensor* index : {&crow_indices, &col_indices}) {
-      TORCH_CHECK_TYPE(index->scalar_type() == at::kInt || index->scalar_type() == at::kLong, name,
-                       "'s indices must be int32 or int64; got ", dtype_of(*index));
-      TORCH_CHECK(index->dim() == 1, name, "'s indices must be 1-d; got shape ", index->sizes());
-    }
-    TORCH_CHECK(crow_indices.numel() > 0, name, "'s row offsets must hold a 0; got none");
-    TORCH_CHECK(col_indices.numel() <= std::numeric_limits<int32_t>::max(), name,
-                " must have at most 2^31 - 1 stored blocks; got ", col_indices.numel());
+    check_indices(crow_indices, col_indices, name);
     owner_crow = crow_indices.to(at::kLong).contiguous();
     owner_col = col_indices.to(at::kLong).contiguous();
     crow = owner_crow.const_data_ptr<int64_t>();
@@ -66,27 +93,12 @@ struct CheckedMaps {
   Pattern a, b;
   at::Tensor norm_a, norm_b;  // contiguous
 
-  CheckedMaps(const at::Tensor& crow_a, const at::Tensor& col_a, const at::Tensor& norm_a,
-              const at::Tensor& crow_b, const at::Tensor& col_b, const at::Tensor& norm_b,
-              int64_t columns)
-      : a(crow_a, col_a, crow_b.numel() - 1, "a"),
-        b(crow_b, col_b, columns, "b"),
-        norm_a(norm_a.contiguous()),
-        norm_b(norm_b.contiguous()) {
-    TORCH_CHECK_TYPE(norm_a.scalar_type() == at::kFloat || norm_a.scalar_type() == at::kDouble,
-                     "norm_a must be float32 or float64; got ", dtype_of(norm_a));
-    TORCH_CHECK_TYPE(norm_a.scalar_type() == norm_b.scalar_type(),
-                     "norm_a and norm_b must have one dtype; got ", dtype_of(norm_a), " and ",
-                     dtype_of(norm_b));
-    check_norms(norm_a, a, "norm_a");
-    check_norms(norm_b, b, "norm_b");
-  }
-
- private:
-  static void check_norms(const at::Tensor& norms, const Pattern& pattern, const char* name) {
-    TORCH_CHECK(norms.dim() == 1 && norms.numel() == pattern.stored(), name,
-                " must have one norm for each of ", pattern.stored(), " stored blocks; got shape ",
-                norms.sizes());
+  explicit CheckedMaps(const BsrMaps& x)
+      : a(x.crow_a, x.col_a, x.crow_b.numel() - 1, "a"),
+        b(x.crow_b, x.col_b, x.columns, "b"),
+        norm_a(x.norm_a.contiguous()),
+        norm_b(x.norm_b.contiguous()) {
+    check_indices(x);
   }
 };
 
@@ -128,4 +140,4 @@ struct CsrMaps {
   }
 };
 
-}  // namespace spamm::cpu
+}  // namespace spamm

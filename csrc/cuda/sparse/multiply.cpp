@@ -1,0 +1,173 @@
+// bsr_multiply on CUDA, by Hopper's multiply kernels over lists (kernels/multiply/lists.h).
+#include "cuda/multiply/multiply.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <limits>
+#include <optional>
+#include <tuple>
+
+#include "cuda/hopper.h"
+#include "cuda/norm_map/norm_map.h"
+#include "cuda/sparse/blocks.h"
+#include "sparse/multiply_arguments.h"
+#include "stage_range.h"
+#include "tf32_setting.h"
+
+namespace spamm::cuda {
+namespace {
+
+constexpr int64_t kCell = 64;
+
+// A matrix: a pattern, and its blocks one below the other, with the tensors that hold them.
+struct BlockMatrix {
+  Tensor crow, col, values;  // values: (stored, edge, edge)
+  kernels::Pattern pattern;
+  Tensor cells = {}, in_cells = {};  // of blocks of 32
+
+  BlockMatrix(const Tensor& crow_indices, const Tensor& col_indices, const Tensor& blocks)
+      : crow(crow_indices.contiguous()),
+        col(col_indices.contiguous()),
+        values(blocks.contiguous()),
+        pattern(pattern_of(crow, col)) {}
+
+  int64_t edge() const { return values.size(1); }
+
+  // Gives blocks of 32 memory in cells of their up to four neighbours. What no block fills stays as
+  // it is: masks keep it out of products.
+  void make_cells(const OnDevice& device) {
+    cells = find_cells(pattern, values.size(0), device);
+    in_cells = at::empty({values.size(0), kCell, kCell}, values.options());
+  }
+
+  // What the multiply kernels read or write, 2-D.
+  Tensor rows() const {
+    const Tensor& blocks = in_cells.defined() ? in_cells : values;
+    return blocks.view({-1, blocks.size(2)});
+  }
+  BlockTensor cells_memory() const { return {in_cells, cells}; }
+  BlockTensor memory() const { return {values, Tensor()}; }
+};
+
+void check_size(const Tensor& rows, const char* name) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - 255;
+  TORCH_CHECK(rows.size(0) <= kMost, "block-sparse products on CUDA take at most ", kMost,
+              " rows of stored blocks in a matrix, blocks of 32 counted as 64; got ", rows.size(0),
+              " for ", name);
+}
+
+// C = alpha * (A @ B over the lists) + beta * C, for C's blocks or, with `upper_only`, for those on
+// and above the diagonal.
+void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const BlockMatrix& b,
+                    const BlockMatrix& c, bool adds_input, const OnDevice& device) {
+  const int64_t edge = a.edge(), rows = c.pattern.rows * edge;
+  const bool in_cells = edge < kCell;
+  const Block block{edge, edge, edge};
+  // One product of split parts does not serve blocks of 32.
+  const Kernel kernel =
+      choose_kernel(x.values_a.scalar_type(), block, allow_tf32() && !in_cells, /*hopper=*/true);
+  // Float32 rounds as in dense storage if it takes the tile of dense storage. The op does not know
+  // C's columns, and most products are square.
+  const ProductSize whole{.batch_a = 1, .batch_b = 1, .batch = 1, .m = rows, .n = rows, .k = rows};
+  const TileSize tile = tile_for(kernel, whole, device, /*upper_only=*/false);
+  const int log2_parts = edge > kCell ? 1 : 0;
+  const int64_t capacity = x.col.numel() << 2 * log2_parts;
+  TORCH_CHECK(capacity <= std::numeric_limits<int32_t>::max(),
+              "block-sparse products on CUDA take at most 2^31 - 1 tiles; got ", capacity);
+  const Tensor counts = at::zeros({kernels::kTileClasses + 1}, x.col.options().dtype(at::kInt));
+  const Tensor places = at::empty({kernels::kTileClasses, capacity, 2}, counts.options());
+  const Tensor first = x.first.contiguous();
+  const Tensor slots_a = x.slots_a.contiguous(), slots_b = x.slots_b.contiguous();
+  const auto cells = [](const BlockMatrix& matrix) {
+    return matrix.cells.defined() ? matrix.cells.const_data_ptr<int>() : nullptr;
+  };
+  const kernels::ProductLists lists{
+      .c = c.pattern,
+      .first = first.const_data_ptr<int64_t>(),
+      .slots_a = slots_a.const_data_ptr<int>(),
+      .slots_b = slots_b.const_data_ptr<int>(),
+      .col_a = a.pattern.col,
+      .rows_a = a.rows().size(0),
+      .rows_b = b.rows().size(0),
+      .cells_a = cells(a),
+      .cells_b = cells(b),
+      .cells_c = cells(c),
+      .log2_parts = log2_parts,
+      .upper_only = x.symmetric,
+      .places = static_cast<kernels::TilePlace*>(places.mutable_data_ptr()),
+      .counts = counts.mutable_data_ptr<int>(),
+      .capacity = static_cast<int>(capacity)};
+  find_tiles(lists, find_tile(kernel, tile)->config, static_cast<int>(std::min(edge, kCell)),
+             device);
+  const Tensor no_norms =
+      at::empty({0}, x.values_a.options().dtype(norm_dtype(x.values_a.scalar_type())));
+  const Tensor tau = x.tau.value_or(at::scalar_tensor(0.0, at::kDouble));
+  const Prepared prepared{.whole = whole,
+                          .kernel = kernel,
+                          .next_tile = counts.mutable_data_ptr<int>() + kernels::kTileClasses,
+                          .lists = &lists};
+  const Tensor rows_c = c.rows();
+  product_into(rows_c, a.rows(), b.rows(), prepared, no_norms, no_norms, tau, block,
+               adds_input ? OptTensor(rows_c) : std::nullopt, x.beta, x.alpha);
+}
+
+std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
+  check_arguments(x);
+  for (const Tensor* tensor :
+       {&x.crow, &x.col, &x.first, &x.slots_a, &x.slots_b, &x.crow_a, &x.col_a, &x.values_b})
+    check_same_device(x.values_a, *tensor, "a's blocks", "the other arguments");
+  const OnDevice device(x.values_a);
+  TORCH_CHECK(has_hopper_kernels(device.properties()),
+              "block-sparse products on CUDA need a GPU of compute capability 9.0 and a library "
+              "built for it; got ",
+              device.properties().name, " (", device.properties().major, ".",
+              device.properties().minor, ")");
+  if (x.tau) check_tau(*x.tau, x.values_a.device());
+  const StageRange stage(kMultiplyStage);
+  const int64_t edge = x.values_a.size(1), stored = x.col.numel();
+  const Tensor values = at::empty({stored, edge, edge}, x.values_a.options());
+  const Tensor norms =
+      at::empty({stored}, values.options().dtype(norm_dtype(values.scalar_type())));
+  if (stored == 0) return {values, norms};
+  BlockMatrix c(x.crow, x.col, values);
+  const bool multiplies = x.slots_a.numel() > 0, adds_input = x.adds_input();
+  if (multiplies && edge < kCell) c.make_cells(device);
+  if (adds_input) {
+    const BlockMatrix input(*x.crow_input, *x.col_input, *x.values_input);
+    copy_blocks(c.pattern, input.memory(), c.cells.defined() ? c.cells_memory() : c.memory(), edge,
+                &input.pattern, device);
+  }
+  if (multiplies) {
+    BlockMatrix a(x.crow_a, x.col_a, x.values_a);
+    TORCH_CHECK(edge >= kCell || (x.crow_b && x.col_b),
+                "blocks of 32 on CUDA need b's pattern: expected crow_b and col_b; got none");
+    BlockMatrix b(x.crow_b.value_or(x.crow_a), x.col_b.value_or(x.col_a), x.values_b);
+    for (BlockMatrix* operand : {&a, &b}) {
+      if (edge >= kCell) continue;
+      operand->make_cells(device);
+      copy_blocks(operand->pattern, operand->memory(), operand->cells_memory(), edge, nullptr,
+                  device);
+    }
+    check_size(a.rows(), "a"), check_size(b.rows(), "b"), check_size(c.rows(), "the result");
+    multiply_lists(x, a, b, c, adds_input, device);
+    if (c.cells.defined())
+      copy_blocks(c.pattern, c.cells_memory(), c.memory(), edge, nullptr, device);
+  } else if (adds_input) {
+    values.mul_(x.beta);
+  } else {
+    values.zero_();
+  }
+  if (x.symmetric) mirror_blocks(c.pattern, values, device);
+  norm_map_into(values.view({stored * edge, edge}), edge, edge, norms.view({stored, 1}));
+  return {values, norms};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("bsr_multiply", boxed<&bsr_multiply>()); }
+
+}  // namespace spamm::cuda

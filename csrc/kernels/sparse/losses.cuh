@@ -1,0 +1,229 @@
+// The error bound of a block-sparse product, and the largest tau whose bound is within a limit: the
+// search of threshold/error_search.cuh over the products of stored blocks.
+//
+// A thread block sums the losses of the blocks of a row of C. It numbers the columns that lose
+// anything, so that their bins fit in shared memory. Losses are added as whole numbers of a small
+// unit, rounded up: their sums are the same in every order.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/sparse/csr.cuh"
+#include "kernels/threshold/error_bound.cuh"
+#include "kernels/threshold/error_search.cuh"
+
+namespace spamm::kernels {
+
+using Units = unsigned long long;
+
+// The dynamic shared memory of a sweep.
+struct SweepRoom {
+  int window, columns;  // block columns at a time; of those, the ones that have bins at a time
+
+  template <class Norm>
+  __host__ __device__ int64_t bytes() const {
+    return sizeof(ErrorSearchShared<Norm>) + int64_t{columns} * kLossBins * sizeof(Units) +
+           (int64_t{window} * sizeof(uint16_t) + 7) / 8 * 8;
+  }
+};
+
+// What a product loses, at most, when it is skipped.
+template <class Norm>
+__device__ double loss_of(Norm a, Norm b) {
+  return __dmul_ru(at_most(a), at_most(b));
+}
+template <class Norm>
+__device__ SearchKey search_key(Norm a, Norm b) {
+  return min(Bits<Norm>::of_magnitude(norm_product(a, b)), Bits<Norm>::kInfinity);
+}
+
+// A sum of losses of a block of C fits its 64 bits, if each is at most 16 times what 2^log2_units()
+// units are.
+__device__ inline int log2_units(const CsrFindings& findings) {
+  return 58 - (64 - __clzll(static_cast<long long>(findings.longest)));
+}
+// The bound, if each product of stored blocks loses 1, is at most this.
+__device__ inline double spread_of(const CsrFindings& findings) {
+  return sqrt(static_cast<double>(findings.products) * static_cast<double>(findings.longest));
+}
+
+// Numbers the columns that are not 0, from 1 on. Returns how many there are.
+__device__ inline int number_columns(uint16_t* columns, int width) {
+  __shared__ int sums[kMostSearchWarps];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  // An odd number of words for each thread keeps threads on different banks.
+  const int run = (((width - 1) / static_cast<int>(blockDim.x) / 2) | 1) * 2 + 2;
+  const int from = min(static_cast<int>(threadIdx.x) * run, width), to = min(from + run, width);
+  int own = 0;
+  for (int c = from; c < to; ++c) own += columns[c];
+  int through = own;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int below = __shfl_up_sync(~0u, through, distance);
+    if (lane >= distance) through += below;
+  }
+  if (lane == 31) sums[warp] = through;
+  __syncthreads();
+  int number = through - own, total = 0;
+  for (int w = 0; w < blockDim.x / 32; ++w) {
+    if (w < warp) number += sums[w];
+    total += sums[w];
+  }
+  for (int c = from; c < to; ++c) {
+    if (columns[c] != 0) columns[c] = static_cast<uint16_t>(++number);
+  }
+  __syncthreads();
+  return total;
+}
+
+// One sweep over all products, see Sweep. `scale` is from losses to units. All warps of all thread
+// blocks get the same result.
+template <class Index, class Norm>
+__device__ Sweep sweep_rows(const CsrMaps<Index, Norm>& maps, const SearchInterval& interval,
+                            double scale, double most_units, const SweepRoom& room, int half,
+                            ErrorSearch<Norm>* global, unsigned char* memory) {
+  auto& shared = *reinterpret_cast<ErrorSearchShared<Norm>*>(memory);
+  auto* const bins = reinterpret_cast<Units*>(memory + sizeof(ErrorSearchShared<Norm>));
+  auto* const columns = reinterpret_cast<uint16_t*>(bins + room.columns * kLossBins);
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+  const int threads = blockDim.x, shift = interval.shift();
+  Sweep own{0, SearchKeys::none<Norm>()};
+  for (int64_t row = blockIdx.x; row < maps.a.rows; row += gridDim.x) {
+    const int64_t from = maps.a.crow[row], to = maps.a.crow[row + 1];
+    for (int64_t begin = 0; begin < maps.b.columns; begin += room.window) {
+      const int width = static_cast<int>(min(int64_t{room.window}, maps.b.columns - begin));
+      __syncthreads();
+      for (int c = threadIdx.x; c < width; c += threads) columns[c] = 0;
+      __syncthreads();
+      each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
+        const SearchKey key = search_key(a, b);
+        if (key >= interval.end) {
+          own.keys.next = min(own.keys.next, key);
+        } else if (column >= begin && column - begin < width) {
+          columns[column - begin] = 1;
+          if (key < interval.low) return;
+          own.keys.least = min(own.keys.least, key), own.keys.most = max(own.keys.most, key);
+        }
+      });
+      __syncthreads();
+      const int count = number_columns(columns, width);
+      for (int first = 0; first < count; first += room.columns) {
+        const int present = min(room.columns, count - first);
+        for (int i = threadIdx.x; i < present * kLossBins; i += threads) bins[i] = 0;
+        __syncthreads();
+        each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
+          const SearchKey key = search_key(a, b);
+          if (key >= interval.end || column < begin || column - begin >= width) return;
+          const int place = columns[column - begin] - 1 - first;
+          if (place < 0 || place >= present) return;
+          const auto bin = key < interval.low ? 0 : (key - interval.low) >> shift;
+          const double units = __dmul_ru(loss_of(a, b), scale);
+          atomicAdd(&bins[place * kLossBins + bin], __double2ull_ru(min(units, most_units)));
+        });
+        __syncthreads();
+        for (int place = warp; place < present; place += warps) {
+          Units lost = bins[place * kLossBins + lane];
+#pragma unroll
+          for (int distance = 1; distance < 32; distance *= 2) {
+            const Units below = __shfl_up_sync(~0u, lost, distance);
+            if (lane >= distance) lost += below;
+          }
+          const double rounded = __ull2double_ru(lost);
+          own.square = __fma_ru(rounded, rounded, own.square);
+        }
+        __syncthreads();
+      }
+    }
+  }
+  own.keys.include_lanes();
+  return combine_blocks(combine_warps<Norm>(own, shared.of_block[half]), half, global, shared);
+}
+
+// Grids of both kernels are cooperative, of at most kMostSearchBlocks thread blocks.
+template <class Index, class Norm>
+__global__ void __launch_bounds__(kMostSearchThreads, 1)
+    find_sparse_tau_for_error(const __grid_constant__ CsrMaps<Index, Norm> maps, double max_error,
+                              SweepRoom room, const CsrFindings* findings,
+                              ErrorSearch<Norm>* global, Norm* tau) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  auto& shared = *reinterpret_cast<ErrorSearchShared<Norm>*>(memory);
+  const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
+  if (findings->is_bad) {
+    if (writes) *tau = NAN;
+    return;
+  }
+  const int64_t sizes[2] = {maps.a.stored, maps.b.stored};
+  double norms[2];
+  sum_norms<true>({maps.norm_a, maps.norm_b}, sizes, global, shared, norms);
+  const double limit = largest_bound<Norm>(max_error, norms[0], norms[1]);
+  SearchKey found = 0;
+  if (!isfinite(limit) || findings->products == 0) {
+    const bool all = isfinite(limit) || may_skip_all(max_error, norms[0], norms[1]);
+    found = all ? Bits<Norm>::kInfinity : 0;
+  } else {
+    const int log2_unit = log2_units(*findings);
+    const double spread = spread_of(*findings);
+    // Sums of losses and of squares are rounded up, here and in the bound itself.
+    const double slack =
+        scalbn(spread, 1 - log2_unit) + (static_cast<double>(findings->products) + 128) * 0x1p-53;
+    const SearchLimit<Norm> start(limit, spread, slack, 2, log2_unit);
+    found = search_keys(start, [&](const SearchInterval& interval, int half) {
+      return sweep_rows(maps, interval, start.scale, scalbn(1.0, log2_unit + 4), room, half, global,
+                        memory);
+    });
+  }
+  if (writes) *tau = Bits<Norm>::to(static_cast<typename Bits<Norm>::Type>(found));
+}
+
+// `products`: how many are valid, and of stored blocks. `largest` is zero at first, as are they.
+template <class Index, class Norm>
+__global__ void __launch_bounds__(kMostSearchThreads, 1)
+    sparse_error_bound(const __grid_constant__ CsrMaps<Index, Norm> maps, Tau<Norm> threshold,
+                       SweepRoom room, const CsrFindings* findings, ErrorSearch<Norm>* global,
+                       unsigned long long* largest, unsigned long long* products, Norm* bound) {
+  extern __shared__ __align__(16) unsigned char memory[];
+  const bool writes = blockIdx.x == 0 && threadIdx.x == 0;
+  if (findings->is_bad) {
+    if (writes) *bound = NAN;
+    return;
+  }
+  const Norm tau = threshold.value();
+  double most = 0;
+  unsigned valid = 0;
+  for (int64_t row = blockIdx.x; row < maps.a.rows; row += gridDim.x) {
+    each_product(maps, maps.a.crow[row], maps.a.crow[row + 1],
+                 [&](int64_t, int64_t, int64_t, Norm a, Norm b) {
+                   if (is_valid(norm_product(a, b), tau)) {
+                     ++valid;
+                   } else {
+                     most = max(most, loss_of(a, b));
+                   }
+                 });
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    most = max(most, __shfl_xor_sync(~0u, most, distance));
+  }
+  valid = __reduce_add_sync(~0u, valid);
+  if (threadIdx.x % 32 == 0) {
+    atomicMax(largest, Bits<double>::of_magnitude(most));
+    atomicAdd(&products[0], static_cast<unsigned long long>(valid));
+  }
+  if (writes) products[1] = findings->products;
+  Meeting<true> meeting;
+  meeting.arrive();
+  meeting.wait();
+  most = Bits<double>::to(*static_cast<volatile unsigned long long*>(largest));
+  double found = most;
+  if (most > 0 && isfinite(most)) {
+    const int exponent = log2_units(*findings) - max(ilogb(most), -940);
+    const SearchKey key = tau > 0 ? Bits<Norm>::of_magnitude(tau) : 0;
+    const Sweep total =
+        sweep_rows(maps, {key, key}, scalbn(1.0, exponent), 0x1p63, room, 0, global, memory);
+    const double root = scalbn(__dsqrt_ru(__shfl_sync(~0u, total.square, 0)), -exponent);
+    found = __dmul_ru(root, 1 + kNormSlack<Norm>);
+  }
+  if (writes) *bound = round_up<Norm>(found);
+}
+
+}  // namespace spamm::kernels

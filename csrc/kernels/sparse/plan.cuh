@@ -1,0 +1,221 @@
+// The pattern of a block-sparse product and its valid products, from norms alone.
+//
+// A thread block builds a block row of C, with counters for its block columns in shared memory, in
+// windows where there are many. The first kernel counts; sums over the rows give places; the second
+// kernel writes. Products of a block are listed in the order of k without a sort: of 32 blocks of
+// A's row each sets its bit in the masks of the blocks of C that it takes part in, and the bits
+// below tell its place.
+#pragma once
+
+#include <cstdint>
+#include <cub/block/block_scan.cuh>
+
+#include "kernels/common/tau.h"
+#include "kernels/sparse/csr.cuh"
+
+namespace spamm::kernels {
+
+constexpr int kRowThreads = 512;
+constexpr int kCountBytes = 1, kWriteBytes = 8;  // of shared memory for each column
+
+// Of a block row of C, or of all rows before it. `mirrored`: blocks below the diagonal.
+struct RowCounts {
+  unsigned long long blocks, mirrored, products;
+
+  __host__ __device__ int64_t stored() const { return static_cast<int64_t>(blocks + mirrored); }
+  __host__ __device__ RowCounts operator+(const RowCounts& other) const {
+    return {blocks + other.blocks, mirrored + other.mirrored, products + other.products};
+  }
+};
+
+template <class Index, class Norm>
+struct PlanParams {
+  CsrMaps<Index, Norm> maps;
+  CsrPattern<Index> added;  // crow is null: nothing is added
+  Tau<Norm> tau;
+  bool symmetric;
+  int window;  // block columns that shared memory holds
+  const CsrFindings* findings;
+  RowCounts* counts;        // of each row; zero at first
+  const RowCounts* before;  // rows + 1
+  // What the second kernel writes. slots_a is null: no lists. Mirror images are written to
+  // `mirrors` as they come, and sorted later; `mirrors_written` is zero at first.
+  int64_t *crow, *col, *first;
+  int32_t *slots_a, *slots_b, *mirrors;
+  unsigned* mirrors_written;
+};
+
+// One row of C in one window of columns.
+template <class Index, class Norm>
+struct RowWindow {
+  const PlanParams<Index, Norm>& params;
+  int64_t row, begin;
+  int width;
+  Norm tau;
+
+  // Calls visit(stored blocks of A and B, place in the window) for valid products.
+  template <class Visit>
+  __device__ void each_valid(int64_t from, int64_t to, const Visit& visit) const {
+    each_product(params.maps, from, to,
+                 [&](int64_t slot_a, int64_t slot_b, int64_t column, Norm a, Norm b) {
+                   const int64_t place = column - begin;
+                   if (place >= 0 && place < width && is_valid(norm_product(a, b), tau)) {
+                     visit(slot_a, slot_b, static_cast<int>(place));
+                   }
+                 });
+  }
+  template <class Visit>
+  __device__ void each_valid(const Visit& visit) const {
+    each_valid(params.maps.a.crow[row], params.maps.a.crow[row + 1], visit);
+  }
+  template <class Visit>
+  __device__ void each_added(const Visit& visit) const {
+    if (params.added.crow == nullptr) return;
+    const int64_t last = params.added.crow[row + 1];
+    for (int64_t e = params.added.crow[row] + threadIdx.x; e < last; e += blockDim.x) {
+      const int64_t place = params.added.col[e] - begin;
+      if (place >= 0 && place < width) visit(static_cast<int>(place));
+    }
+  }
+};
+
+// Calls visit(window) for the windows of the thread block's row, which start at the diagonal of a
+// symmetric C. `memory` then has `bytes` for each column, zero.
+template <class Index, class Norm, class Visit>
+__device__ void each_window(const PlanParams<Index, Norm>& params, unsigned* memory, int bytes,
+                            const Visit& visit) {
+  const int64_t row = blockIdx.x, columns = params.maps.b.columns;
+  const Norm tau = params.tau.value();
+  for (int64_t begin = params.symmetric ? row : 0; begin < columns; begin += params.window) {
+    const int width = static_cast<int>(min(int64_t{params.window}, columns - begin));
+    const int words = (width * bytes + 3) / 4;
+    for (int i = threadIdx.x; i < words; i += kRowThreads) memory[i] = 0;
+    __syncthreads();
+    visit(RowWindow<Index, Norm>{params, row, begin, width, tau});
+    __syncthreads();
+  }
+}
+
+template <class Index, class Norm>
+__global__ void __launch_bounds__(kRowThreads)
+    count_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
+  extern __shared__ unsigned memory[];
+  if (params.findings->is_bad) return;
+  auto* const is_stored = reinterpret_cast<unsigned char*>(memory);
+  unsigned blocks = 0, products = 0;  // fewer than 2^31 in a row
+  each_window(params, memory, kCountBytes, [&](const RowWindow<Index, Norm>& window) {
+    window.each_valid([&](int64_t, int64_t, int place) {
+      is_stored[place] = 1;
+      ++products;
+    });
+    window.each_added([&](int place) { is_stored[place] = 1; });
+    __syncthreads();
+    for (int c = threadIdx.x; c < window.width; c += kRowThreads) {
+      if (!is_stored[c]) continue;
+      ++blocks;
+      const int64_t column = window.begin + c;
+      if (params.symmetric && column > window.row) {
+        atomicAdd(&params.counts[column].mirrored, 1ull);
+      }
+    }
+  });
+  blocks = __reduce_add_sync(~0u, blocks), products = __reduce_add_sync(~0u, products);
+  RowCounts& counts = params.counts[blockIdx.x];
+  if (threadIdx.x % 32 == 0 && (blocks | products) != 0) {
+    atomicAdd(&counts.blocks, static_cast<unsigned long long>(blocks));
+    atomicAdd(&counts.products, static_cast<unsigned long long>(products));
+  }
+}
+
+template <class Index, class Norm>
+__global__ void __launch_bounds__(kRowThreads)
+    write_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
+  using Scan = cub::BlockScan<unsigned long long, kRowThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  __shared__ typename Scan::TempStorage scan_memory;
+  extern __shared__ unsigned memory[];
+  const int64_t row = blockIdx.x, rows = params.maps.a.rows;
+  const RowCounts before = params.before[row], all = params.before[rows];
+  int64_t next = before.stored();  // block of C
+  auto product = static_cast<int64_t>(before.products);
+  if (threadIdx.x == 0) params.crow[row] = next;
+  if (row == rows - 1 && threadIdx.x == 0) {
+    params.crow[rows] = all.stored();
+    params.first[all.stored()] = static_cast<int64_t>(all.products);
+  }
+  const auto mirrored = static_cast<int64_t>(params.counts[row].mirrored);
+  for (int64_t c = threadIdx.x; c < mirrored; c += kRowThreads) params.first[next + c] = product;
+  next += mirrored;
+
+  each_window(params, memory, kWriteBytes, [&](const RowWindow<Index, Norm>& window) {
+    // Of each column: products twice, plus 1 for a block that is added; then where the next product
+    // goes. And the mask.
+    unsigned* const places = memory;
+    unsigned* const masks = memory + window.width;
+    window.each_valid([&](int64_t, int64_t, int place) { atomicAdd(&places[place], 2u); });
+    window.each_added([&](int place) { atomicOr(&places[place], 1u); });
+    __syncthreads();
+
+    // Each thread numbers a run of columns. An odd length keeps threads on different banks.
+    const int run = ((window.width - 1) / kRowThreads + 1) | 1;
+    const int from = min(static_cast<int>(threadIdx.x) * run, window.width);
+    const int to = min(from + run, window.width);
+    unsigned long long sum = 0, total;  // blocks << 32 | products
+    for (int c = from; c < to; ++c) {
+      if (places[c] != 0) sum += (1ull << 32) + places[c] / 2;
+    }
+    Scan(scan_memory).ExclusiveSum(sum, sum, total);
+    int64_t block = next + static_cast<int64_t>(sum >> 32);
+    auto place = static_cast<unsigned>(sum);
+    for (int c = from; c < to; ++c) {
+      if (places[c] == 0) continue;
+      const int64_t column = window.begin + c;
+      params.col[block] = column;
+      params.first[block++] = product + place;
+      const unsigned own = places[c] / 2;
+      places[c] = place;
+      place += own;
+      if (params.symmetric && column > row) {
+        const unsigned at = atomicAdd(&params.mirrors_written[column], 1u);
+        params.mirrors[params.before[column].stored() + at] = static_cast<int32_t>(row);
+      }
+    }
+    const int64_t last = params.slots_a ? params.maps.a.crow[row + 1] : 0;
+    for (int64_t slot = params.maps.a.crow[row]; slot < last; slot += 32) {
+      __syncthreads();
+      const int64_t end = min(slot + 32, last);
+      window.each_valid(slot, end, [&](int64_t slot_a, int64_t, int c) {
+        atomicOr(&masks[c], 1u << static_cast<int>(slot_a - slot));
+      });
+      __syncthreads();
+      window.each_valid(slot, end, [&](int64_t slot_a, int64_t slot_b, int c) {
+        const unsigned below = masks[c] & ((1u << static_cast<int>(slot_a - slot)) - 1);
+        const int64_t at = product + places[c] + __popc(below);
+        params.slots_a[at] = static_cast<int32_t>(slot_a);
+        params.slots_b[at] = static_cast<int32_t>(slot_b);
+      });
+      __syncthreads();
+      for (int c = threadIdx.x; c < window.width; c += kRowThreads) {
+        places[c] += __popc(masks[c]);
+        masks[c] = 0;
+      }
+    }
+    next += static_cast<int64_t>(total >> 32);
+    product += static_cast<unsigned>(total);
+  });
+}
+
+// Sorts each row's mirror images into the pattern. Rows have few: each finds its rank.
+__global__ void __launch_bounds__(kRowThreads)
+    sort_mirrors(const int32_t* mirrors, const unsigned* counts, const int64_t* crow,
+                 int64_t* col) {
+  const int64_t first = crow[blockIdx.x];
+  const int count = static_cast<int>(counts[blockIdx.x]);
+  for (int e = threadIdx.x; e < count; e += kRowThreads) {
+    const int32_t own = mirrors[first + e];
+    int rank = 0;
+    for (int other = 0; other < count; ++other) rank += mirrors[first + other] < own;
+    col[first + rank] = own;
+  }
+}
+
+}  // namespace spamm::kernels

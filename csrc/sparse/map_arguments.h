@@ -1,0 +1,69 @@
+// The argument lists of the ops on norm maps of block-sparse matrices; library.cpp has the schemas.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <tuple>
+
+#include "arguments.h"
+
+namespace spamm {
+
+// The norm maps of A and of B.
+struct BsrMaps {
+  Tensor crow_a = {}, col_a = {}, norm_a = {}, crow_b = {}, col_b = {}, norm_b = {};
+  int64_t columns = 0;  // of B, in blocks
+
+  static auto maps(auto& x) {
+    return std::tie(x.crow_a, x.col_a, x.norm_a, x.crow_b, x.col_b, x.norm_b, x.columns);
+  }
+};
+
+struct BsrPlanArguments : BsrMaps {
+  Tensor tau = {};
+  bool symmetric = false;
+  OptTensor crow_input = {}, col_input = {};
+  bool lists = true;
+  int64_t block_bytes = 0;
+  std::optional<int64_t> free_bytes = {};
+
+  static auto members(auto& x) {
+    return std::tuple_cat(maps(x), std::tie(x.tau, x.symmetric, x.crow_input, x.col_input, x.lists,
+                                            x.block_bytes, x.free_bytes));
+  }
+
+  double needed_bytes(int64_t blocks, int64_t products) const {
+    return static_cast<double>(blocks) * block_bytes + 8.0 * products;
+  }
+};
+
+struct BsrFindTauArguments : BsrMaps {
+  std::optional<double> valid_ratio = {}, max_error = {};
+
+  static auto members(auto& x) {
+    return std::tuple_cat(maps(x), std::tie(x.valid_ratio, x.max_error));
+  }
+};
+
+struct BsrErrorBoundArguments : BsrMaps {
+  Tensor tau = {};
+
+  static auto members(auto& x) { return std::tuple_cat(maps(x), std::tie(x.tau)); }
+};
+
+// crow, col, first, slots_a, slots_b.
+using BsrPlan = std::array<Tensor, 5>;
+
+template <BsrPlan (*kernel)(BsrPlanArguments&)>
+void run_bsr_plan(const c10::OperatorHandle& op, Stack* stack) {
+  auto arguments = arguments_of<BsrPlanArguments>(op, *stack);
+  torch::jit::drop(*stack, size_of(op));
+  for (Tensor& result : kernel(arguments)) stack->emplace_back(std::move(result));
+}
+
+}  // namespace spamm

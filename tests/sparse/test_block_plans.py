@@ -1,0 +1,215 @@
+"""Plans and thresholds of block-sparse products on CUDA are those of the CPU."""
+
+import math
+
+import block_patterns as patterns
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import captured
+
+import spamm_torch
+from spamm_torch import sparse
+
+ops = torch.ops.spamm_torch
+pytestmark = pytest.mark.cuda
+INDICES = (torch.int32, torch.int64)
+NORMS = (torch.float32, torch.float64)
+
+
+def norm_map(stored, dtype=torch.float64, index=torch.int64, seed=0):
+    """crow, col and norms of a mask of blocks; some norms are equal, zero or no numbers."""
+    generator = torch.Generator().manual_seed(seed)
+    count = int(stored.sum())
+    norms = 10.0 ** (-4 * torch.rand(count, generator=generator, dtype=torch.float64))
+    norms[:: 1 + count // 3] = 0.25
+    norms[1 :: 1 + count // 2] = 0.0
+    norms[7::41], norms[11::43] = math.inf, math.nan
+    crow = torch.nn.functional.pad(stored.sum(1).cumsum(0), (1, 0))
+    return crow.to(index), stored.nonzero()[:, 1].to(index), norms.to(dtype)
+
+
+def on_cuda(arguments):
+    return [x.cuda() if isinstance(x, torch.Tensor) else x for x in arguments]
+
+
+def assert_equal_plans(maps, tau, **options):
+    expected = ops.bsr_plan(*maps, tau, **options)
+    names = ("crow_input", "col_input")
+    moved = options | {name: options[name].cuda() for name in names if name in options}
+    for threshold in (tau, tau.cuda()):
+        found = ops.bsr_plan(*on_cuda(maps), threshold, **moved)
+        for x, y in zip(found, expected, strict=True):
+            assert x.dtype == y.dtype
+            assert torch.equal(x.cpu(), y)
+    return expected
+
+
+@given(
+    sizes=st.tuples(*[st.integers(0, 80)] * 3),
+    names=st.tuples(*[st.sampled_from(sorted(patterns.PATTERNS))] * 3),
+    dtype=st.sampled_from(NORMS),
+    index=st.tuples(*[st.sampled_from(INDICES)] * 2),
+    tau=st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, math.inf]),
+    added=st.booleans(),
+    symmetric=st.booleans(),
+    lists=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_plans(sizes, names, dtype, index, tau, added, symmetric, lists, seed):
+    m, k, n = sizes
+    n = m if symmetric else n
+    generator = torch.Generator().manual_seed(seed)
+
+    def stored(name, *shape):
+        if 0 in shape:
+            return torch.zeros(shape, dtype=torch.bool)
+        return patterns.PATTERNS[name](*shape, lambda *s: torch.rand(s, generator=generator))
+
+    a = norm_map(stored(names[0], m, k), dtype, index[0], seed)
+    b = norm_map(stored(names[1], k, n), dtype, index[1], seed + 1)
+    options = {"symmetric": symmetric, "lists": lists}
+    if added:
+        crow, col, _ = norm_map(stored(names[2], m, n), dtype, index[0], seed)
+        options |= {"crow_input": crow, "col_input": col}
+    assert_equal_plans((*a, *b, n), torch.tensor(tau, dtype=torch.float64), **options)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("dtype", NORMS)
+def test_plans_of_many_columns_and_long_lists(symmetric, dtype):
+    """More block columns than shared memory holds, and lists longer than 32 products."""
+    generator = torch.Generator().manual_seed(0)
+    n = 70_000
+
+    def rows(count, columns):
+        col = torch.randint(columns, (count, 3), generator=generator).sort(1).values
+        keep = torch.cat((torch.ones(count, 1, dtype=torch.bool), col.diff(dim=1) > 0), 1)
+        crow = torch.nn.functional.pad(keep.sum(1).cumsum(0), (1, 0))
+        return crow, col[keep], torch.rand(int(keep.sum()), generator=generator).to(dtype)
+
+    wide = (*rows(n, 200), *rows(200, n), n) if not symmetric else (*rows(n, n), *rows(n, n), n)
+    assert_equal_plans(wide, torch.tensor(0.1), symmetric=symmetric)
+    full = norm_map(torch.ones(150, 150, dtype=torch.bool), dtype)
+    *_, first, slots, _ = assert_equal_plans(
+        (*full, *full, 150), torch.tensor(1e-4), symmetric=symmetric
+    )
+    assert first.diff().max() > 64
+    assert len(slots) == first[-1]
+
+
+@pytest.mark.parametrize("dtype", NORMS)
+@pytest.mark.parametrize("index", INDICES)
+@pytest.mark.parametrize("pattern", ["random", "banded", "gaps", "full", "none"])
+@pytest.mark.parametrize("size", [5, 60, 400])
+def test_thresholds(dtype, index, pattern, size):
+    generator = torch.Generator().manual_seed(size)
+    maps = []
+    for seed in (0, 1):
+        stored = patterns.PATTERNS[pattern](
+            size, size, lambda *s: torch.rand(s, generator=generator)
+        )
+        crow, col, norms = norm_map(stored, dtype, index, seed)
+        maps += [crow, col, norms.nan_to_num(0.5, 0.5)]
+    maps.append(size)
+    for ratio in (1e-6, 0.1, 0.5, 1.0):
+        found = ops.bsr_find_tau(*on_cuda(maps), valid_ratio=ratio)
+        assert found.item() == ops.bsr_find_tau(*maps, valid_ratio=ratio).item()
+    whole = maps[2].double().norm() * maps[5].double().norm()
+    for error in (0.0, 1e-9, 1e-5, 1e-2, 0.5, math.inf):
+        found = ops.bsr_find_tau(*on_cuda(maps), max_error=error)
+        assert found.item() == ops.bsr_find_tau(*maps, max_error=error).item()
+        (bound, products), (right, counts) = (
+            ops.bsr_error_bound(*x, found.to(x[2].device)) for x in (on_cuda(maps), maps)
+        )
+        assert torch.equal(products.cpu(), counts)
+        assert bound.item() == pytest.approx(
+            right.item(), rel=1e-6 if dtype == torch.float32 else 1e-9
+        )
+        assert bound.item() <= error * whole or not math.isfinite(error)
+        again, _ = ops.bsr_error_bound(*on_cuda(maps), found.cpu())
+        assert torch.equal(again, bound)
+
+
+@pytest.mark.parametrize("columns", [2000, 40_000])
+def test_losses_of_many_columns(columns):
+    """More columns in a row of C than have bins at a time, and than are numbered at a time."""
+    generator = torch.Generator().manual_seed(0)
+    a = norm_map(torch.rand(3, 5, generator=generator) < 0.9)
+    b = norm_map(torch.rand(5, columns, generator=generator) < 0.5)
+    maps = [x.nan_to_num(0.5, 0.5) if x.is_floating_point() else x for x in (*a, *b)] + [columns]
+    found, right = (ops.bsr_find_tau(*x, max_error=1e-2) for x in (on_cuda(maps), maps))
+    assert found.item() == right.item()
+    bounds = [ops.bsr_error_bound(*x, right)[0].item() for x in (on_cuda(maps), maps)]
+    assert bounds[0] == pytest.approx(bounds[1], rel=1e-9)
+
+
+def test_bad_patterns():
+    """The lines of the CPU; what does not wait gives NaN, and nothing is read outside."""
+    crow, col, norms = norm_map(torch.ones(3, 3, dtype=torch.bool))
+    wrong = (
+        {"col": col.flip(0)},
+        {"col": col + 100},
+        {"col": col - 1},
+        {"crow": crow.flip(0)},
+        {"crow": crow * 1000},
+        {"crow": torch.tensor([0, 9, 3, 9])},
+    )
+    for changed in wrong:
+        one = ({"crow": crow, "col": col, "norms": norms} | changed).values()
+        for maps in ((*one, crow, col, norms, 3), (crow, col, norms, *one, 3)):
+            with pytest.raises(RuntimeError) as right:
+                ops.bsr_plan(*maps, torch.tensor(0.0))
+            with pytest.raises(RuntimeError) as found:
+                ops.bsr_plan(*on_cuda(maps), torch.tensor(0.0))
+            lines = [str(x.value).partition("\nException raised")[0] for x in (right, found)]
+            assert lines[0] == lines[1]
+            for knob in ({"valid_ratio": 0.5}, {"max_error": 0.5}):
+                assert ops.bsr_find_tau(*on_cuda(maps), **knob).isnan()
+            assert ops.bsr_error_bound(*on_cuda(maps), torch.tensor(0.1))[0].isnan()
+    good = (crow, col, norms) * 2
+    with pytest.raises(RuntimeError, match=r"input's block columns must ascend"):
+        ops.bsr_plan(
+            *on_cuda((*good, 3)),
+            torch.tensor(0.0),
+            crow_input=crow.cuda(),
+            col_input=col.flip(0).cuda(),
+        )
+    with pytest.raises(RuntimeError, match=r"norm_a and norm_b must be on the same device"):
+        ops.bsr_plan(*on_cuda(good[:3]), *good[3:], 3, torch.tensor(0.0))
+
+
+def test_graphs():
+    """Thresholds are captured; a plan, whose sizes the host must know, is not."""
+    maps = on_cuda((*norm_map(torch.ones(40, 40, dtype=torch.bool)) * 2, 40))
+    maps[2].nan_to_num_(0.5, 0.5)
+    calls = (
+        lambda: ops.bsr_find_tau(*maps, valid_ratio=0.3),
+        lambda: ops.bsr_find_tau(*maps, max_error=0.3),
+        lambda: ops.bsr_error_bound(*maps, torch.tensor(1e-3, dtype=torch.float64))[0],
+    )
+    for call in calls:
+        graph, found = captured(call)
+        maps[2].mul_(2)
+        graph.replay()
+        assert torch.equal(found, call())
+    with pytest.raises(RuntimeError, match=r"waits for the size of its result.*expected a plan"):
+        captured(lambda: ops.bsr_plan(*maps, torch.tensor(0.1)))
+
+
+def test_plans_that_are_used_again_do_not_wait():
+    a = patterns.matrix("random", 6, 6, 32, device="cuda")
+    plan = sparse.plan(a, a, tau=0.3)
+    b = torch.sparse_bsr_tensor(
+        a.crow_indices(), a.col_indices(), a.values() * 2, size=a.shape, check_invariants=False
+    )
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        sparse.maps.check_plan(
+            plan, *(sparse.blocks.read(x, "a", "mm") for x in (a, b)), None, False
+        )
+        spamm_torch.find_tau(*[spamm_torch.norm_map(x) for x in (a, b)], max_error=1e-3)
+        sparse.trace(a), sparse.norm(a)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
