@@ -115,7 +115,8 @@ def said(tables, options):
         for row in found[:2]
     ]
     parts += [
-        f"SP2 of N = {row['n']}: {row['sp2_ms']:.4g} ms, {row['energy_error']:.1e} hartree an atom"
+        f"SP2 of N = {row['n']}: {row['sp2_ms']:.4g} ms"
+        + (f", {row['energy_error']:.1e} hartree an atom" if "energy_error" in row else "")
         for row in tables.get(_DENSITY, ())
         if "sp2_ms" in row
     ]
