@@ -261,6 +261,7 @@ def density(waters, max_error, device, repeats):
     size, atoms, electrons = 7 * waters, 3 * waters, cluster.electrons
     made = {"block": BLOCK, "drop": DROP, "device": device}
     if device.type == "cuda":
+        torch.cuda.empty_cache()  # dense storage before left memory in pieces
         torch.cuda.reset_peak_memory_stats()
     clock = [now(device)]
     [s] = blocks.block_sparse(cluster, BASIS, **made, matrices=("overlap",))
