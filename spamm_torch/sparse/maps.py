@@ -107,8 +107,8 @@ def given_maps(
     norms: tuple[Tensor | None, Tensor | None],
 ) -> tuple[Blocks, Blocks]:
     """The norm maps of the operands: those that are given, checked, the others computed."""
-    if norms == (None, None) and operands[0] is operands[1]:
-        return (blocks[0].with_norms(),) * 2
+    if operands[0] is operands[1] and norms[0] is norms[1]:
+        return (_given_map(norms[0], "norm_a", operands[0], blocks[0], function),) * 2
     of_a, of_b = (
         _given_map(given, f"norm_{name}", x, found, function)
         for name, x, found, given in zip("ab", operands, blocks, norms, strict=True)
@@ -273,7 +273,8 @@ def plan(
     Raises:
         torch.OutOfMemoryError: it and the result do not fit in memory.
     """
-    left, right = read(a, "a", "plan"), read(b, "b", "plan")
+    left = read(a, "a", "plan")
+    right = left if b is a else read(b, "b", "plan")
     added = None if input is None else read(input, "input", "plan")
     check_pair(left, right)
     if a.shape[1] != b.shape[0]:

@@ -130,7 +130,10 @@ def _operands(
         if not is_sparse(x):
             check_tensor(x, name)
     dense = {name for name, x in names.items() if not is_sparse(x)}
-    found = {name: read(x, name, function) for name, x in names.items() if name not in dense}
+    found: dict[str, Blocks] = {}
+    for name in (name for name in names if name not in dense):
+        again = name == "b" and names["b"] is names["a"]
+        found[name] = found["a"] if again else read(names[name], name, function)
     edge = next(iter(found.values())).edge
     check_block_of(block, edge)
     for name in ("a", "b"):

@@ -8,8 +8,6 @@
 #include <torch/library.h>
 
 #include <algorithm>
-#include <cub/device/device_scan.cuh>
-#include <cuda/std/functional>
 
 #include "cuda/sparse/maps.cuh"
 #include "cuda/tau_argument.h"
@@ -69,10 +67,15 @@ class Workspace {
     RowCounts all;
     CsrFindings findings;
   };
-  Totals wait() const {
-    constexpr int64_t kTotals = kEach + kFindings;
-    const Tensor found = numbers_.narrow(0, numbers_.numel() - kTotals, kTotals).cpu();
-    return *static_cast<const Totals*>(found.const_data_ptr());
+  Totals wait(cudaStream_t stream) const {
+    // A copy to memory that is not pinned takes the host twice as long.
+    const Tensor found =
+        at::empty({kEach + kFindings}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
+    const auto* const totals = static_cast<const Totals*>(found.mutable_data_ptr());
+    C10_CUDA_CHECK(cudaMemcpyAsync(found.mutable_data_ptr(), before() + rows_, sizeof(Totals),
+                                   cudaMemcpyDeviceToHost, stream));
+    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
+    return *totals;
   }
 
  private:
@@ -100,27 +103,22 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   };
   if (rows > 0) run(kernels::count_rows<Index, Norm>, kernels::kCountBytes);
-  const auto sum_up = [&](void* memory, size_t& bytes) {
-    C10_CUDA_CHECK(cub::DeviceScan::ExclusiveScan(memory, bytes, workspace.counts(),
-                                                  workspace.before(), ::cuda::std::plus<>{},
-                                                  RowCounts{}, rows + 1, device.stream()));
-  };
-  size_t bytes = 0;
-  sum_up(nullptr, bytes);
-  const auto options = x.norm_a.options();
-  const Tensor memory = at::empty({static_cast<int64_t>(bytes)}, options.dtype(at::kByte));
-  sum_up(memory.mutable_data_ptr(), bytes);
+  kernels::sum_rows<<<1, kernels::kSumThreads, 0, device.stream()>>>(workspace.counts(), rows,
+                                                                     workspace.before());
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
 
-  const auto [all, findings] = workspace.wait();
+  const auto [all, findings] = workspace.wait(device.stream());
   if (findings.is_bad) refuse(x);
   const auto products = static_cast<int64_t>(all.products);
   const double needed = x.needed_bytes(all.stored(), products);
   const std::optional<double> free = x.free_bytes ? std::optional<double>(*x.free_bytes)
                                                   : free_bytes(needed, device, x.norm_a.device());
   const bool lists = x.lists && (x.block_bytes == 0 || !free || needed <= *free);
-  const auto index = options.dtype(at::kLong);
-  const Tensor crow = at::zeros({rows + 1}, index), col = at::empty({all.stored()}, index);
-  const Tensor first = rows > 0 ? at::empty({all.stored() + 1}, index) : at::zeros({1}, index);
+  const auto options = x.norm_a.options(), index = options.dtype(at::kLong);
+  const auto made = [&](int64_t size) {
+    return rows > 0 ? at::empty({size}, index) : at::zeros({size}, index);
+  };
+  const Tensor crow = made(rows + 1), col = made(all.stored()), first = made(all.stored() + 1);
   const Tensor slots_a = at::empty({lists ? products : 0}, options.dtype(at::kInt));
   const Tensor slots_b = at::empty_like(slots_a);
   if (rows == 0) return {crow, col, first, slots_a, slots_b};

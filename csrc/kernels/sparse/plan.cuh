@@ -9,13 +9,14 @@
 
 #include <cstdint>
 #include <cub/block/block_scan.cuh>
+#include <cuda/std/functional>
 
 #include "kernels/common/tau.h"
 #include "kernels/sparse/csr.cuh"
 
 namespace spamm::kernels {
 
-constexpr int kRowThreads = 512;
+constexpr int kRowThreads = 512, kSumThreads = 256;
 constexpr int kCountBytes = 1, kWriteBytes = 8;  // of shared memory for each column
 
 // Of a block row of C, or of all rows before it. `mirrored`: blocks below the diagonal.
@@ -124,6 +125,22 @@ __global__ void __launch_bounds__(kRowThreads)
   if (threadIdx.x % 32 == 0 && (blocks | products) != 0) {
     atomicAdd(&counts.blocks, static_cast<unsigned long long>(blocks));
     atomicAdd(&counts.products, static_cast<unsigned long long>(products));
+  }
+}
+
+// The sums of the rows before each, and of all. One thread block: launches take longer than this.
+static __global__ void __launch_bounds__(kSumThreads)
+    sum_rows(const RowCounts* counts, int64_t rows, RowCounts* before) {
+  using Scan = cub::BlockScan<RowCounts, kSumThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+  __shared__ typename Scan::TempStorage memory;
+  RowCounts all{};
+  for (int64_t first = 0; first <= rows; first += kSumThreads) {
+    const int64_t row = first + threadIdx.x;
+    RowCounts own = row < rows ? counts[row] : RowCounts{}, sum;
+    Scan(memory).ExclusiveScan(own, own, RowCounts{}, ::cuda::std::plus<>{}, sum);
+    if (row <= rows) before[row] = all + own;
+    all = all + sum;
+    __syncthreads();
   }
 }
 
