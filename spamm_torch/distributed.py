@@ -75,7 +75,7 @@ def mm(
         from . import _dtensor  # not at the top: it takes half a second
 
         return _dtensor.mm(a, b, knobs, block, balance, group=group)
-    axis = _axis_of(group)
+    axis = axis_of(group)
     if axis.size == 1:
         check_bool(balance, "balance")
         return functional.mm(a, b, **knobs, block=block)
@@ -103,7 +103,7 @@ def mm(
     return multiply(call.a.detach(), call.b.detach(), layout, call.settings)
 
 
-def _axis_of(group: Any) -> Axis:
+def axis_of(group: Any) -> Axis:
     """The ranks of a group. TypeError if it is none, ValueError if this rank is not in it."""
     if group is None:
         group = dist.group.WORLD

@@ -15,6 +15,8 @@ from torch import Tensor
 from .. import functional, sparse
 from .._arguments import check_integer, check_tensor, dtype_name
 from ..sparse.blocks import is_sparse, read
+from ..sparse.products import _info
+from ..sparse.ranks import Rows
 
 Callback = Callable[[int, float], Any]
 
@@ -95,20 +97,32 @@ class _Step:
 
 
 class Matrices:
-    """Matrices of one form, and the products that were made of them."""
+    """Matrices of one form, and the products that were made of them.
+
+    With ``rows`` they lie on ranks, and all are as :class:`Rows` keeps them.
+    """
+
+    rows: Rows | None = None
 
     def __init__(
-        self, function: str, a: Tensor, block: int, size: int | None, callback: Callback | None
+        self,
+        function: str,
+        a: Tensor,
+        block: int,
+        size: int | None,
+        callback: Callback | None,
+        *,
+        are_shards: bool = False,
     ):
         self.is_sparse, self.callback = is_sparse(a), callback
         self.block = read(a, "a", function).edge if self.is_sparse else block
         if not self.is_sparse:
             check_tensor(a, "a")
-        if a.dim() != 2 or a.shape[0] != a.shape[1]:
+        if a.dim() != 2 or (a.shape[0] != a.shape[1] and not are_shards):
             raise RuntimeError(f"{function} expects a square matrix; got shape {tuple(a.shape)}")
         if a.dtype not in (torch.float32, torch.float64):
             raise TypeError(f"{function} expects float32 or float64; got {dtype_name(a.dtype)}")
-        rows = a.shape[0]
+        rows = a.shape[1]
         self.size = rows if size is None else size
         check_integer(self.size, "size")
         least = rows - self.block + 1 if self.is_sparse and rows else rows
@@ -118,6 +132,8 @@ class Matrices:
         self.clock = [time.perf_counter()]
 
     def norms(self, a: Tensor) -> Tensor:
+        if self.rows is not None:
+            return self.rows.norms(a)
         return functional.norm_map(a, self.block)
 
     def product(
@@ -153,7 +169,11 @@ class Matrices:
             function: Callable[..., Any] = functional.mm if added is None else functional.addmm
             options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "return_norms": True}
             options |= scale | {"symmetric": symmetric, "block": self.block}
-            if self.is_sparse:
+            if self.rows is not None:
+                of = {"added": added, "symmetric": symmetric, **scale}
+                c, norms, plan, drop_bound = self.rows.product(a, b, maps, max_error, **of)
+                info = _info(plan, scale.get("alpha", 1), drop_bound, self.block)
+            elif self.is_sparse:
                 options |= {"max_error": max_error, "drop": math.inf, "return_info": True}
                 c, norms, info = function(*operands, **options)
             else:
@@ -175,10 +195,23 @@ class Matrices:
     def shifted(self, a: Tensor, scale: float, shift: float) -> Tensor:
         """scale * a + shift * 1, where 1 is zero in padding."""
         if self.is_sparse:
-            return sparse.add(a, sparse.identity(self.size, like=a), alpha=scale, beta=shift)
+            make = self.rows.identity if self.rows is not None else sparse.identity
+            return sparse.add(a, make(self.size, like=a), alpha=scale, beta=shift)
         a = a * scale
         a.diagonal().add_(shift)
         return a
+
+    def gershgorin(self, a: Tensor) -> tuple[float, float]:
+        return _bounds(*(self._whole(x) for x in _circles(a)))
+
+    def trace(self, a: Tensor) -> Tensor:
+        """0-d float64."""
+        diagonal = sparse.diagonal(a) if self.is_sparse else a.diagonal()
+        return self._whole(diagonal).sum(dtype=torch.float64)
+
+    def _whole(self, x: Tensor) -> Tensor:
+        """Numbers of all rows."""
+        return x if self.rows is None else self.rows.sum(x)
 
     def symmetric_part(self, a: Tensor) -> Tensor:
         if self.is_sparse:
@@ -194,6 +227,11 @@ def norm_of(a: Tensor) -> Tensor:
 
 def gershgorin(a: Tensor) -> tuple[float, float]:
     """Proven bounds of the eigenvalues of a symmetric matrix (Gershgorin's circles)."""
+    return _bounds(*_circles(a))
+
+
+def _circles(a: Tensor) -> tuple[Tensor, Tensor]:
+    """Of each row, the entry on the diagonal and the sum of the others, without their signs."""
     if is_sparse(a):
         blocks = read(a, "a", "gershgorin")
         centre = sparse.diagonal(a)
@@ -203,5 +241,9 @@ def gershgorin(a: Tensor) -> tuple[float, float]:
     else:
         centre = a.diagonal()
         radius = a.abs().sum(1) - centre.abs()
+    return centre, radius
+
+
+def _bounds(centre: Tensor, radius: Tensor) -> tuple[float, float]:
     lowest, highest = torch.stack(((centre - radius).min(), (centre + radius).max())).tolist()
     return lowest, highest

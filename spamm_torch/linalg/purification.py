@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from .. import sparse
 from .._arguments import check_integer, check_max_error
-from ..sparse.blocks import is_sparse
-from .matrices import Callback, Matrices, NotConverged, Result, gershgorin, norm_of
+from ..distributed import axis_of
+from ..sparse.ranks import Rows
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
@@ -86,6 +87,7 @@ def purify(
     tolerance: float = 0.0,
     most_iterations: int = 120,
     callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Result:
     """The projector on the lowest states of a Hamiltonian, two electrons in each.
 
@@ -104,35 +106,68 @@ def purify(
             budget counts where it is larger: products that lose so much leave no less.
         most_iterations: a gap of 1e-9 of the spectrum's width needs no more.
         block, size, callback: see above.
+        group: ranks of ``torch.distributed``, each with some block rows of the Hamiltonian,
+            block-sparse on CPUs; all call it alike. ``size`` is that of the whole. The projector
+            has the bits of one process, and each rank gets its block rows of it. None: one process.
 
     Returns:
         A :class:`Result` with the projector, float64. The density matrix is twice it.
     """
+    axis = None if group is None else axis_of(group)
+    are_shards = axis is not None and axis.size > 1
+
+    def checked() -> tuple[Matrices, Schedule]:
+        used = _schedule(max_error, schedule)
+        of = Matrices("purify", hamiltonian, block, size, callback, are_shards=are_shards)
+        check_integer(electrons, "electrons")
+        if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
+            raise ValueError(
+                f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
+                f"got {electrons}"
+            )
+        return of, used
+
+    if axis is None or not are_shards:
+        return _purified(*checked(), hamiltonian, electrons // 2, tolerance, most_iterations)
+    alike = (electrons, max_error, schedule, size, tolerance, most_iterations)
+    rows = Rows.agreed("purify", hamiltonian, axis, alike, checked)
+    of, used = checked()
+    of.rows = rows
+    own = rows.embedded(hamiltonian)
+    found = _purified(of, used, own, electrons // 2, tolerance, most_iterations)
+    return replace(found, matrix=rows.shard(found.matrix))
+
+
+def _schedule(max_error: float | None, schedule: Schedule | None) -> Schedule:
     if (max_error is None) == (schedule is None):
         got = "neither" if schedule is None else "both"
         raise ValueError(f"exactly one of max_error and schedule must be given; got {got}")
     if schedule is None:
         check_max_error(max_error)
         schedule = loose_then_tight(max_error or 0.0)
-    of = Matrices("purify", hamiltonian, block, size, callback)
-    check_integer(electrons, "electrons")
-    if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
-        raise ValueError(
-            f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; got "
-            f"{electrons}"
-        )
-    occupied, budget, last_done = electrons // 2, schedule.first, 0
+    return schedule
+
+
+def _purified(
+    of: Matrices,
+    schedule: Schedule,
+    hamiltonian: Tensor,
+    occupied: int,
+    tolerance: float,
+    most_iterations: int,
+) -> Result:
+    budget, last_done = schedule.first, 0
     tolerance = occupied * max(
         tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
     )
-    lowest, highest = gershgorin(hamiltonian)
+    lowest, highest = of.gershgorin(hamiltonian)
     width = highest - lowest or 1.0
     x = of.shifted(hamiltonian, -1 / width, highest / width).to(budget.dtype)
     norms = _map_of(of, x, budget)
     spare = None if of.is_sparse else torch.empty_like(x)
     residuals: list[float] = []
     while True:
-        trace, trace_of_square = _traces(x, norms)
+        trace, trace_of_square = _traces(of, x, norms)
         residuals.append(trace - trace_of_square)
         decay = [abs(residual) for residual in residuals]
         if budget == schedule.last:
@@ -166,13 +201,12 @@ def _map_of(of: Matrices, x: Tensor, budget: Budget) -> Tensor:
     return norm_of(x) if budget.max_error is None else of.norms(x)
 
 
-def _traces(x: Tensor, norms: Tensor) -> tuple[float, float]:
+def _traces(of: Matrices, x: Tensor, norms: Tensor) -> tuple[float, float]:
     """tr(X) and, since X is symmetric, tr(X^2) = norm(X)^2: the branch is known before the product.
 
     Waits for the device.
     """
-    trace = sparse.trace(x) if is_sparse(x) else x.diagonal().sum(dtype=torch.float64)
-    found, norm = torch.stack((trace, norm_of(norms))).tolist()
+    found, norm = torch.stack((of.trace(x), norm_of(norms))).tolist()
     return found, norm**2
 
 

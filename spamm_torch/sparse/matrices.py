@@ -205,7 +205,7 @@ def add(
     values = left.values.new_zeros(len(blocks), left.edge, left.edge)
     values[of_a] = left.values * alpha
     values[of_b] += right.values * beta
-    found = _blocks(blocks, values, left.rows, left.columns, index_dtype(left, right))
+    found = blocks_at(blocks, values, left.rows, left.columns, index_dtype(left, right))
     if drop:
         found = chosen(found, ~(found.with_norms().values < drop))
     return found.matrix()
@@ -253,7 +253,7 @@ def submatrix(a: Tensor, rows: Tensor, columns: Tensor | None = None) -> Tensor:
         key, place, value = entries(start)
         found[torch.searchsorted(keys, key), place] = value
     index = blocks.crow.dtype
-    return _blocks(keys, found.view(-1, edge, edge), height, width, index).matrix()
+    return blocks_at(keys, found.view(-1, edge, edge), height, width, index).matrix()
 
 
 def permute(a: Tensor, order: Tensor) -> Tensor:
@@ -299,7 +299,7 @@ def _offsets(row: Tensor, rows: int, index: torch.dtype) -> Tensor:
     return torch.searchsorted(row, torch.arange(rows + 1, device=row.device)).to(index)
 
 
-def _blocks(keys: Tensor, values: Tensor, rows: int, columns: int, index: torch.dtype) -> Blocks:
+def blocks_at(keys: Tensor, values: Tensor, rows: int, columns: int, index: torch.dtype) -> Blocks:
     """Of blocks at row * columns + column, ascending."""
     crow = _offsets(keys // max(1, columns), rows, index)
     return Blocks(crow, (keys % max(1, columns)).to(index), values, columns)

@@ -1,11 +1,17 @@
 """Products of block-sparse matrices over ranks: each holds some block rows of A and of B.
 
+:func:`multiply` is one product of shards. :class:`Rows` are for many products of square matrices.
+
 Patterns and norms of all of B travel first; then only those blocks of B that a rank's valid
 products need. Blocks have the bits of one process, because each rank decides from the same norms.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,8 +23,10 @@ from .._arguments import as_knobs, held_tau
 from .._axis import Axis
 from .._call import Call, agree
 from .._rank_product import Settings
-from .blocks import Blocks, check_block_of, check_pair, index_dtype, read
-from .maps import found_tau, make_plan
+from .blocks import Blocks, check_block_of, check_pair, chosen, index_dtype, read, read_map
+from .maps import Plan, found_tau, make_plan
+from .matrices import blocks_at, identity
+from .products import _TO_DROP, _dropped, _to_drop
 
 _ops = torch.ops.spamm_torch
 
@@ -54,16 +62,38 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         whole_a, _ = _gathered(map_a, axis)
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
         tau = found_tau(whole_a, map_b, *searched)
-    plan = _together(
-        axis,
-        lambda: make_plan("distributed.mm", map_a, map_b, None, tau, False, left.block_bytes()),
-    )
+    plan, values, _ = _multiplied(axis, (map_a, map_b), (left, right), stored, tau)
+    index = index_dtype(left, right)
+    return Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns).matrix()
+
+
+def _multiplied(
+    axis: Axis,
+    maps: tuple[Blocks, Blocks],
+    operands: tuple[Blocks, Blocks],
+    stored: list[int],
+    tau: Tensor,
+    *,
+    added: Blocks | None = None,
+    symmetric: bool = False,
+    **scale: float,
+) -> tuple[Plan, Tensor, Tensor]:
+    """The plan of this rank's products, and its blocks of the result and their norms.
+
+    ``maps`` are of its rows of A and of all of B, ``stored`` is the number of each rank's blocks.
+    """
+    left, right = operands
+    options: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
+    plan = _together(axis, lambda: make_plan("a product over ranks", *maps, *options))
     needed, slots_b = plan.slots_b.long().unique(return_inverse=True)
     values_b = _fetched(needed, right.values, stored, axis)
     lists = (plan.crow, plan.col, plan.first, plan.slots_a, slots_b.int())
-    values, _ = _ops.bsr_multiply(*lists, *left[:3], values_b)
-    index = index_dtype(left, right)
-    return Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns).matrix()
+    names = ("crow_input", "col_input", "values_input")
+    extra = {} if added is None else dict(zip(names, added[:3], strict=True))
+    found = _ops.bsr_multiply(
+        *lists, *left[:3], values_b, symmetric=symmetric, **extra, **scale
+    )
+    return plan, *found
 
 
 def _gathered(own: Blocks, axis: Axis) -> tuple[Blocks, list[int]]:
@@ -110,3 +140,158 @@ def _fetched(needed: Tensor, own: Tensor, stored: list[int], axis: Axis) -> Tens
     blocks = own.new_empty(len(needed), *own.shape[1:])
     dist.all_to_all_single(blocks, own[numbers - first], to, of, group=axis.group)
     return blocks
+
+
+# ---- Many products of square matrices -----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Settings(Settings):
+    """Of a function: its arguments that all ranks have alike, as a text."""
+
+    text: str
+
+    def knob_text(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Which block rows of square matrices a rank holds: ``at[rank]`` to ``at[rank + 1]``.
+
+    Inside, a matrix is N x N on every rank and stores blocks in the rank's own rows alone. Its norm
+    map is that of the whole matrix, on every rank: so all ranks decide alike.
+    """
+
+    axis: Axis
+    at: tuple[int, ...]
+
+    @classmethod
+    def agreed(
+        cls, function: str, a: Tensor, axis: Axis, arguments: Any, check: Callable[[], Any]
+    ) -> Rows:
+        """Of a matrix whose block rows lie on the ranks. A collective call.
+
+        What ``check`` raises, all ranks raise, and also where they differ in ``arguments``.
+        """
+
+        def read_call(backends: str) -> Call:
+            blocks = read(a, "a", function)
+            if not blocks.values.is_cpu or "cpu:" not in backends:
+                raise RuntimeError(
+                    f"{function} over ranks expects sparse_bsr on CPUs and a group on CPUs; got a "
+                    f"on {a.device} and {backends}"
+                )
+            check()
+            settings = _Settings({}, (blocks.edge,) * 3, False, str(arguments))
+            return Call(a, a, settings, "sparse_bsr")
+
+        _, rows = agree([axis], read_call)
+        if (total := sum(own for own, _ in rows)) != a.shape[1]:
+            raise RuntimeError(
+                f"the rows of all ranks must add up to the columns, {a.shape[1]}; got {total}"
+            )
+        edge = read(a, "a", function).edge
+        return cls(axis, tuple(accumulate((own // edge for own, _ in rows), initial=0)))
+
+    @property
+    def _own(self) -> tuple[int, int]:
+        return self.at[self.axis.rank], self.at[self.axis.rank + 1]
+
+    def embedded(self, a: Tensor) -> Tensor:
+        """This rank's block rows as a matrix of N rows."""
+        blocks = read(a, "a", "purify")
+        before, after = self._own[0], self.at[-1] - self._own[1]
+        crow = torch.cat((blocks.crow[:1].expand(before), blocks.crow, blocks.crow[-1:].expand(after)))
+        return blocks._replace(crow=crow).matrix()
+
+    def shard(self, a: Tensor) -> Tensor:
+        """This rank's block rows of such a matrix."""
+        blocks = read(a, "a", "purify")
+        begin, end = self._own
+        return blocks._replace(crow=blocks.crow[begin : end + 1].clone()).matrix()
+
+    def identity(self, size: int, like: Tensor) -> Tensor:
+        one = read(identity(size, like=like), "a", "identity")
+        begin, end = self._own
+        row = one.row_of()
+        return chosen(one, (row >= begin) & (row < end)).matrix()
+
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum over ranks, each of which has 0 at the rows of others."""
+        self.axis.sum(x)
+        return x
+
+    def norms(self, a: Tensor) -> Tensor:
+        """The norm map of the whole."""
+        return self._whole(read(a, "a", "norm_map").with_norms())[0].matrix()
+
+    def product(
+        self,
+        a: Tensor,
+        b: Tensor,
+        maps: tuple[Tensor, Tensor],
+        max_error: float,
+        *,
+        added: Tensor | None = None,
+        symmetric: bool,
+        alpha: float = 1,
+        beta: float = 1,
+    ) -> tuple[Tensor, Tensor, Plan, Tensor]:
+        """As ``addmm`` with ``drop=math.inf``. A collective call.
+
+        Of a symmetric product a rank computes the blocks of its rows on and above the diagonal, and
+        gets the others of its rows from their mirror images on the ranks below it in number.
+
+        Returns:
+            The product, its norm map, and for the numbers of what was left out the plan, with the
+            maps of all rows, and the norm of what was dropped.
+        """
+        left, right = read(a, "a", "mm"), read(b, "b", "mm")
+        input = None if added is None else read(added, "input", "addmm")
+        map_a, map_b = (read_map(x, "norms", "mm") for x in maps)
+        tau = found_tau(map_a, map_b, None, max_error * (1.0 - _TO_DROP))
+        of_rows = left._replace(values=map_a.values[self._slice(map_a)])
+        ends = map_b.crow[list(self.at)]
+        plan, values, norms = _multiplied(
+            self.axis,
+            (of_rows, map_b),
+            (left, right),
+            ends.diff().tolist(),
+            tau,
+            added=input,
+            symmetric=symmetric,
+            alpha=alpha,
+            beta=beta,
+        )
+        made = Blocks(plan.crow, plan.col, norms, right.columns)
+        whole, place, stored = self._whole(made)
+        plan = plan._replace(norm_a=map_a, norm_b=map_b)
+        most = abs(alpha) * _to_drop(plan, max_error)
+        places = whole._replace(values=place)
+        kept, norms, drop_bound = _dropped(places, whole.values, math.inf, most, symmetric)
+        needed, order = kept.values[self._slice(kept)].sort()
+        fetched = _fetched(needed, values, stored, self.axis)
+        blocks = torch.empty_like(fetched)
+        blocks[order] = fetched
+        crow = kept.crow.clamp(*(int(kept.crow[at]) for at in self._own)) - kept.crow[self._own[0]]
+        c = Blocks(crow, kept.col[self._slice(kept)], blocks, right.columns)
+        return c.matrix(), kept._replace(values=norms).matrix(), plan, drop_bound
+
+    def _slice(self, of: Blocks) -> slice:
+        """This rank's blocks among those of all."""
+        begin, end = (int(of.crow[at]) for at in self._own)
+        return slice(begin, end)
+
+    def _whole(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
+        """The norm map of all ranks' blocks, in the order of rows.
+
+        Also the place of each among those of the first rank, the second and so on, and the number
+        of each rank's.
+        """
+        keys, norms = own.row_of() * own.columns + own.col, own.values
+        number = torch.tensor([[len(keys)]])
+        stored = self.axis.gather(number, [1] * self.axis.size).flatten().tolist()
+        keys, norms = (self.axis.gather(x[:, None], stored)[:, 0] for x in (keys, norms))
+        keys, place = keys.sort()
+        return blocks_at(keys, norms[place], own.rows, own.columns, torch.int64), place, stored
