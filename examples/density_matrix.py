@@ -5,6 +5,7 @@
     python examples/density_matrix.py --ergo           # F and S of a water cluster, from data/ergo
     python examples/density_matrix.py --waters 300     # a larger cluster, with a model of F
     python examples/density_matrix.py --waters 2000    # from 10,000 functions on block-sparse
+    torchrun --nproc-per-node 2 examples/density_matrix.py --waters 300 --sparse --device cpu
 
 SP2 purification turns F into the projector on the occupied states by some 25 products, all of them
 spamm_torch's. Only the last four need accuracy: those before may lose a hundred times more, and be
@@ -39,6 +40,7 @@ from common.options import (
 from density import sources
 from density.basis import distance_from_one, inverse_root, is_sparse, symmetric_part, transformed
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
+from density.ranks import is_first, on_ranks, started
 from models.errors import UserError
 from models.files import require_writable, write_atomically
 from spamm_torch import sparse
@@ -240,6 +242,11 @@ def main(arguments=None):
     arguments = sys.argv[1:] if arguments is None else arguments
     options = parse(arguments)
     problem = load(options)
+    if started() > 1 and not (options.sparse and str(options.device) == "cpu"):
+        stored = "--sparse" if options.sparse else "--no-sparse"
+        raise UserError(
+            f"expected --sparse and --device cpu under torchrun; got {stored} and {options.device}"
+        )
     require_writable(options.out)
     if options.density:
         sources.require_numpy()
@@ -254,6 +261,8 @@ def main(arguments=None):
     rows, projector = measure(
         fock, problem, compared, repeats=options.repeats, block=options.block, progress=say
     )
+    if not is_first():
+        return
     machine = describe_machine(options.device)
     header = results.run_header(machine, "density_matrix.py", arguments, folder="examples")
     header |= {
@@ -262,6 +271,7 @@ def main(arguments=None):
         "atoms": problem.atoms,
         "block": options.block,
         "storage": "block-sparse" if options.sparse else None,
+        "processes": started(),
     }
     found = tables(problem.name, rows)
     run = {
@@ -292,4 +302,4 @@ def main(arguments=None):
 
 if __name__ == "__main__":
     torch.set_flush_denormal(True)  # else far entries, of 1e-310, slow torch.mm down, and it alone
-    sys.exit(exit_code(main))
+    sys.exit(exit_code(lambda: on_ranks(main)))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from density.basis import idempotency, inner, is_sparse, trace
 from density.problem import Problem
+from density.ranks import purify
 from models.errors import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
@@ -165,7 +166,7 @@ def _purified(
     options = {"schedule": schedule, "block": block, "tolerance": tolerance}
     options["size"] = problem.functions
     try:
-        return linalg.purify(fock, problem.electrons, **options)
+        return purify(fock, problem.electrons, **options)
     except linalg.NotConverged as error:
         raise UserError(str(error)) from error
 

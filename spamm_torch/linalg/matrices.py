@@ -170,8 +170,9 @@ class Matrices:
             options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "return_norms": True}
             options |= scale | {"symmetric": symmetric, "block": self.block}
             if self.rows is not None:
-                of = {"added": added, "symmetric": symmetric, **scale}
-                c, norms, plan, drop_bound = self.rows.product(a, b, maps, max_error, **of)
+                c, norms, plan, drop_bound = self.rows.product(
+                    a, b, maps, max_error, added=added, symmetric=symmetric, **scale
+                )
                 info = _info(plan, scale.get("alpha", 1), drop_bound, self.block)
             elif self.is_sparse:
                 options |= {"max_error": max_error, "drop": math.inf, "return_info": True}
@@ -210,8 +211,10 @@ class Matrices:
         return self._whole(diagonal).sum(dtype=torch.float64)
 
     def _whole(self, x: Tensor) -> Tensor:
-        """Numbers of all rows."""
-        return x if self.rows is None else self.rows.sum(x)
+        """Numbers of all rows; each rank has 0 at the rows of others."""
+        if self.rows is not None:
+            self.rows.axis.sum(x)
+        return x
 
     def symmetric_part(self, a: Tensor) -> Tensor:
         if self.is_sparse:

@@ -125,11 +125,14 @@ def purify(
                 f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
                 f"got {electrons}"
             )
+        if are_shards and None in (used.first.max_error, used.last.max_error):
+            raise ValueError("purify over ranks has no torch.mm: expected a max_error; got None")
         return of, used
 
     if axis is None or not are_shards:
         return _purified(*checked(), hamiltonian, electrons // 2, tolerance, most_iterations)
-    alike = (electrons, max_error, schedule, size, tolerance, most_iterations)
+    alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error, "schedule": schedule}
+    alike |= {"size": size, "tolerance": tolerance, "most_iterations": most_iterations}
     rows = Rows.agreed("purify", hamiltonian, axis, alike, checked)
     of, used = checked()
     of.rows = rows

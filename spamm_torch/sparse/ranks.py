@@ -90,9 +90,7 @@ def _multiplied(
     lists = (plan.crow, plan.col, plan.first, plan.slots_a, slots_b.int())
     names = ("crow_input", "col_input", "values_input")
     extra = {} if added is None else dict(zip(names, added[:3], strict=True))
-    found = _ops.bsr_multiply(
-        *lists, *left[:3], values_b, symmetric=symmetric, **extra, **scale
-    )
+    found = _ops.bsr_multiply(*lists, *left[:3], values_b, symmetric=symmetric, **extra, **scale)
     return plan, *found
 
 
@@ -168,11 +166,11 @@ class Rows:
 
     @classmethod
     def agreed(
-        cls, function: str, a: Tensor, axis: Axis, arguments: Any, check: Callable[[], Any]
+        cls, function: str, a: Tensor, axis: Axis, alike: dict[str, Any], check: Callable[[], Any]
     ) -> Rows:
         """Of a matrix whose block rows lie on the ranks. A collective call.
 
-        What ``check`` raises, all ranks raise, and also where they differ in ``arguments``.
+        What ``check`` raises, all ranks raise. So they do where the arguments ``alike`` differ.
         """
 
         def read_call(backends: str) -> Call:
@@ -183,7 +181,8 @@ class Rows:
                     f"on {a.device} and {backends}"
                 )
             check()
-            settings = _Settings({}, (blocks.edge,) * 3, False, str(arguments))
+            text = ", ".join(f"{name}={x}" for name, x in alike.items())
+            settings = _Settings(as_knobs(0.0, None, None), (blocks.edge,) * 3, False, text)
             return Call(a, a, settings, "sparse_bsr")
 
         _, rows = agree([axis], read_call)
@@ -202,7 +201,8 @@ class Rows:
         """This rank's block rows as a matrix of N rows."""
         blocks = read(a, "a", "purify")
         before, after = self._own[0], self.at[-1] - self._own[1]
-        crow = torch.cat((blocks.crow[:1].expand(before), blocks.crow, blocks.crow[-1:].expand(after)))
+        first, last = blocks.crow[:1], blocks.crow[-1:]
+        crow = torch.cat((first.expand(before), blocks.crow, last.expand(after)))
         return blocks._replace(crow=crow).matrix()
 
     def shard(self, a: Tensor) -> Tensor:
@@ -217,11 +217,6 @@ class Rows:
         row = one.row_of()
         return chosen(one, (row >= begin) & (row < end)).matrix()
 
-    def sum(self, x: Tensor) -> Tensor:
-        """The sum over ranks, each of which has 0 at the rows of others."""
-        self.axis.sum(x)
-        return x
-
     def norms(self, a: Tensor) -> Tensor:
         """The norm map of the whole."""
         return self._whole(read(a, "a", "norm_map").with_norms())[0].matrix()
@@ -235,13 +230,12 @@ class Rows:
         *,
         added: Tensor | None = None,
         symmetric: bool,
-        alpha: float = 1,
-        beta: float = 1,
+        **scale: float,
     ) -> tuple[Tensor, Tensor, Plan, Tensor]:
-        """As ``addmm`` with ``drop=math.inf``. A collective call.
+        """As ``addmm`` with ``drop=math.inf``; ``scale`` is its alpha and beta. A collective call.
 
         Of a symmetric product a rank computes the blocks of its rows on and above the diagonal, and
-        gets the others of its rows from their mirror images on the ranks below it in number.
+        gets the others of its rows from their mirror images on the ranks before it.
 
         Returns:
             The product, its norm map, and for the numbers of what was left out the plan, with the
@@ -252,30 +246,20 @@ class Rows:
         map_a, map_b = (read_map(x, "norms", "mm") for x in maps)
         tau = found_tau(map_a, map_b, None, max_error * (1.0 - _TO_DROP))
         of_rows = left._replace(values=map_a.values[self._slice(map_a)])
-        ends = map_b.crow[list(self.at)]
-        plan, values, norms = _multiplied(
-            self.axis,
-            (of_rows, map_b),
-            (left, right),
-            ends.diff().tolist(),
-            tau,
-            added=input,
-            symmetric=symmetric,
-            alpha=alpha,
-            beta=beta,
-        )
-        made = Blocks(plan.crow, plan.col, norms, right.columns)
-        whole, place, stored = self._whole(made)
+        stored_b = map_b.crow[list(self.at)].diff().tolist()
+        operands = ((of_rows, map_b), (left, right), stored_b)
+        options: dict[str, Any] = {"added": input, "symmetric": symmetric}
+        plan, values, norms = _multiplied(self.axis, *operands, tau, **options, **scale)
+        whole, place, stored = self._whole(Blocks(plan.crow, plan.col, norms, right.columns))
         plan = plan._replace(norm_a=map_a, norm_b=map_b)
-        most = abs(alpha) * _to_drop(plan, max_error)
+        most = abs(scale.get("alpha", 1)) * _to_drop(plan, max_error)
         places = whole._replace(values=place)
         kept, norms, drop_bound = _dropped(places, whole.values, math.inf, most, symmetric)
         needed, order = kept.values[self._slice(kept)].sort()
-        fetched = _fetched(needed, values, stored, self.axis)
-        blocks = torch.empty_like(fetched)
-        blocks[order] = fetched
-        crow = kept.crow.clamp(*(int(kept.crow[at]) for at in self._own)) - kept.crow[self._own[0]]
-        c = Blocks(crow, kept.col[self._slice(kept)], blocks, right.columns)
+        blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
+        own = self._slice(kept)
+        crow = kept.crow.clamp(own.start, own.stop) - own.start
+        c = Blocks(crow, kept.col[own], blocks, right.columns)
         return c.matrix(), kept._replace(values=norms).matrix(), plan, drop_bound
 
     def _slice(self, of: Blocks) -> slice:

@@ -35,7 +35,7 @@ from torch.distributed.tensor import (
 )
 
 import spamm_torch
-from spamm_torch import _rank_product, distributed, sparse
+from spamm_torch import _rank_product, distributed, linalg, sparse
 
 ops = torch.ops.spamm_torch
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -455,6 +455,54 @@ def block_sparse_shards(rank):
          "spamm_torch.sparse.from_dense(b, 64)", lambda: distributed.mm(shards[0], a, tau=1.0)),
         ("RuntimeError", "the rows of b on all ranks must add up to the columns of a, 384; got "
          f"{384 * rank.world}", lambda: distributed.mm(shards[0], whole[1], tau=1.0)),
+    )  # fmt: skip
+    for refusal in refused:
+        assert_all_raise(*refusal)
+
+
+@case(devices=("cpu",))
+def purified_shards(rank):
+    """Any cuts at block rows, empty shards too: the bits, counts and bounds of one process."""
+    i = torch.arange(320)
+    h = matrices.normal(320, 320, dtype=torch.float64, device=rank.device, seed=3)
+    h = (h + h.mT) * 0.8 ** (i[:, None] - i).abs() / 20 + torch.diag((-1.0) ** i)
+    h[307:], h[:, 307:] = 0, 0
+    whole = sparse.from_dense(h, 32, drop=1e-3)
+    fine = {"max_error": 1e-8, "size": 307}
+    one = linalg.purify(whole, 308, **fine)
+    assert min(step.valid_ratio for step in one.iterations) < 1, "expected products to skip"
+    stored = len(one.matrix.col_indices())
+    assert stored < 100, f"expected dropped blocks; got {stored} of 100"
+    for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
+        rows = slice(32 * at[rank.number], 32 * at[rank.number + 1])
+        own = rows_of(whole, rows)
+        found = linalg.purify(own, 308, group=dist.group.WORLD, **fine)
+        assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[rows], at)
+        begin, end = one.matrix.crow_indices()[at[rank.number : rank.number + 2]].tolist()
+        assert torch.equal(found.matrix.col_indices(), one.matrix.col_indices()[begin:end]), at
+        told = [[replace(x, seconds=0) for x in of.iterations] for of in (found, one)]
+        assert told[0] == told[1], at
+        assert (found.residual, found.error_bound) == (one.residual, one.error_bound), at
+
+    def purify(electrons=308, a=own, **options):
+        return lambda: linalg.purify(a, electrons, group=dist.group.WORLD, **fine | options)
+
+    last = rank.number == rank.world - 1
+    alike = "electrons=308, max_error=1e-08, schedule=None, size=307, tolerance=0.0, "
+    alike += "most_iterations=120"
+    refused = (
+        ("ValueError", "electrons must be even and from 2 to 612 for 307 functions; got 309 (on "
+         f"rank {rank.world - 1})", purify(309 if last else 308)),
+        ("ValueError", f"the knob must be the same on all ranks; got {alike} on rank 0 and "
+         f"{alike.replace('308', '310')} on rank {rank.world - 1}", purify(310 if last else 308)),
+        ("TypeError", "purify expects sparse_bsr; got a dense tensor for a: "
+         "spamm_torch.sparse.from_dense(a, 64)", purify(a=h)),
+        ("RuntimeError", f"the rows of all ranks must add up to the columns, 320; got "
+         f"{320 * rank.world}", purify(a=whole)),
+        ("ValueError", "purify over ranks has no torch.mm: expected a max_error; got None",
+         purify(max_error=None, schedule=linalg.constant(linalg.Budget(None)))),
+        (*raised_by(lambda: linalg.purify(whole, 308, most_iterations=3, **fine)),
+         purify(most_iterations=3)),
     )  # fmt: skip
     for refusal in refused:
         assert_all_raise(*refusal)
