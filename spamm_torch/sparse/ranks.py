@@ -248,8 +248,8 @@ class Rows:
         of_rows = left._replace(values=map_a.values[self._slice(map_a)])
         stored_b = map_b.crow[list(self.at)].diff().tolist()
         operands = ((of_rows, map_b), (left, right), stored_b)
-        options: dict[str, Any] = {"added": input, "symmetric": symmetric}
-        plan, values, norms = _multiplied(self.axis, *operands, tau, **options, **scale)
+        options: dict[str, Any] = {"added": input, "symmetric": symmetric, **scale}
+        plan, values, norms = _multiplied(self.axis, *operands, tau, **options)
         whole, place, stored = self._whole(Blocks(plan.crow, plan.col, norms, right.columns))
         plan = plan._replace(norm_a=map_a, norm_b=map_b)
         most = abs(scale.get("alpha", 1)) * _to_drop(plan, max_error)
