@@ -650,69 +650,63 @@ def converted():
 
 
 BAD = {
-    "no model": ({"model": 3}, TypeError, "calibrate expects an nn.Module; got int"),
-    "converted": ({"model": converted}, ValueError, "not converted; got one whose Sequential is"),
-    "nothing to skip": (
-        {"model": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten())},
-        ValueError,
-        "convolutions that can skip; got Sequential, which has none (1 others)",
-    ),
-    "no parameters": ({"model": nn.ReLU}, ValueError, "can skip; got ReLU, which has none"),
-    "negative drop": ({"max_drop": -0.5}, ValueError, "at least 0, since .* got -0.5"),
-    "NaN drop": ({"max_drop": float("nan")}, ValueError, "at least 0, .* got nan"),
-    "drop": ({"max_drop": "1"}, TypeError, "max_drop must be a number; got '1'"),
-    "few": ({"evaluations": 4}, ValueError, "evaluations must be at least 5; got 4"),
-    "no loader": ({"loader": 3}, TypeError, "loader must be iterable, .* got int"),
-    "empty": ({"loader": []}, ValueError, "at least two batches, one for each half; got none"),
-    "one batch": ({"loader": batches(1)}, ValueError, "one for each half; got 1"),
-    "used up": ({"loader": iter(batches())}, ValueError, "anew .* got list_iterator"),
-    "no images": (
-        {"loader": [(dark_pictures(0), None)] * 2},
-        ValueError,
-        r"at least one image .* got an input of shape \(0, 3, 16, 16\)",
-    ),
-    "no dimension": (
-        {"loader": [torch.tensor(1.0)] * 2},
-        ValueError,
-        r"at least one image .* got an input of shape \(\)",
-    ),
-    "texts": (
-        {"evaluate": lambda *_: (50.0, ["cat", "dog"])},
-        TypeError,
-        "a tensor or a list of numbers; got a list",
-    ),
-    "ragged": (
-        {"evaluate": lambda *_: (50.0, [[1, 2], [3]])},
-        TypeError,
-        "a tensor or a list of numbers; got a list",
-    ),
-    "no tensors": ({"loader": [("a",), ("b",)]}, ValueError, "with tensors: .* got a tuple"),
-    "no function": ({"evaluate": 3}, TypeError, "evaluate must be a function; got int"),
-    "one argument": (
-        {"evaluate": lambda model: 1.0},
-        TypeError,
-        r"evaluate must take \(model, loader\); got one of \(model\)",
-    ),
-    "no number": ({"evaluate": lambda *_: "good"}, TypeError, "a number and the answers; got str"),
-    "NaN": ({"evaluate": lambda *_: float("nan")}, ValueError, "a finite number; got nan"),
-    "another number": ({"evaluate": drifting}, ValueError, "the same for the same .* 0 and then 1"),
-    "other answers": ({"evaluate": changing_answers}, ValueError, "the same for the same model"),
-    "another name": (
-        {"loader": [{"x": dark_pictures()}] * 4},
-        ValueError,
-        "the loader's first batch must be what the model takes; got a dict .TypeError",
-    ),
-    "example": (
-        {"example_input": torch.ones(2, 5, 8, 8)},
-        ValueError,
-        "example_input must be what the model takes; got a tensor of shape",
-    ),
+    TypeError: [
+        ({"model": 3}, "calibrate expects an nn.Module; got int"),
+        ({"max_drop": "1"}, "max_drop must be a number; got '1'"),
+        ({"loader": 3}, "loader must be iterable, .* got int"),
+        (
+            {"evaluate": lambda *_: (50.0, ["cat", "dog"])},
+            "a tensor or a list of numbers; got a list",
+        ),
+        (
+            {"evaluate": lambda *_: (50.0, [[1, 2], [3]])},
+            "a tensor or a list of numbers; got a list",
+        ),
+        ({"evaluate": 3}, "evaluate must be a function; got int"),
+        (
+            {"evaluate": lambda model: 1.0},
+            r"evaluate must take \(model, loader\); got one of \(model\)",
+        ),
+        ({"evaluate": lambda *_: "good"}, "a number and the answers; got str"),
+    ],
+    ValueError: [
+        ({"model": converted}, "not converted; got one whose Sequential is"),
+        (
+            {"model": lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten())},
+            "convolutions that can skip; got Sequential, which has none (1 others)",
+        ),
+        ({"model": nn.ReLU}, "can skip; got ReLU, which has none"),
+        ({"max_drop": -0.5}, "at least 0, since .* got -0.5"),
+        ({"max_drop": float("nan")}, "at least 0, .* got nan"),
+        ({"evaluations": 4}, "evaluations must be at least 5; got 4"),
+        ({"loader": []}, "at least two batches, one for each half; got none"),
+        ({"loader": batches(1)}, "one for each half; got 1"),
+        ({"loader": iter(batches())}, "anew .* got list_iterator"),
+        (
+            {"loader": [(dark_pictures(0), None)] * 2},
+            r"at least one image .* got an input of shape \(0, 3, 16, 16\)",
+        ),
+        ({"loader": [torch.tensor(1.0)] * 2}, r"at least one image .* got an input of shape \(\)"),
+        ({"loader": [("a",), ("b",)]}, "with tensors: .* got a tuple"),
+        ({"evaluate": lambda *_: float("nan")}, "a finite number; got nan"),
+        ({"evaluate": drifting}, "the same for the same .* 0 and then 1"),
+        ({"evaluate": changing_answers}, "the same for the same model"),
+        (
+            {"loader": [{"x": dark_pictures()}] * 4},
+            "the loader's first batch must be what the model takes; got a dict .TypeError",
+        ),
+        (
+            {"example_input": torch.ones(2, 5, 8, 8)},
+            "example_input must be what the model takes; got a tensor of shape",
+        ),
+    ],
 }
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line(timed, case):
-    given, kind, line = BAD[case]
+@pytest.mark.parametrize(
+    ("kind", "given", "line"), [(kind, *bad) for kind, of in BAD.items() for bad in of]
+)
+def test_bad_input_is_one_line(timed, kind, given, line):
     given = dict(given)
     model = given.pop("model", tiny_network)
     model = model() if callable(model) else model

@@ -1,9 +1,12 @@
 """Small models for the tests of whole networks, and what these tests ask of a model."""
 
+import copy
+
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from spamm_torch import convert_
 from spamm_torch.networks.install import fused_of
 
 
@@ -97,6 +100,17 @@ def is_served(model, *args, **kwargs):
     return count > 0
 
 
+def converted_alike(model, inputs, *config, atol=1e-4, **options):
+    """The report of ``convert_``: generated forwards give for all inputs what the model gave."""
+    original = copy.deepcopy(model)
+    report = convert_(model, *config, **options)
+    for x in inputs if isinstance(inputs, tuple) else (inputs,):
+        assert is_served(model, x)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=atol)
+    return report
+
+
 class OfFunction(nn.Module):
     """A module of a function."""
 
@@ -115,7 +129,5 @@ def rows(report):
 
 def fused_alone(*layers, name="0"):
     """What the first convolution of these layers absorbs."""
-    from spamm_torch import convert_
-
     model = trained(nn.Sequential(*layers))
     return rows(convert_(model))[name][1]

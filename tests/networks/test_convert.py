@@ -7,7 +7,16 @@ from dataclasses import fields
 
 import pytest
 import torch
-from small_models import Block, fused_alone, is_served, pictures, resnet, rows, trained
+from small_models import (
+    Block,
+    converted_alike,
+    fused_alone,
+    is_served,
+    pictures,
+    resnet,
+    rows,
+    trained,
+)
 from torch import nn
 from torch.nn import functional as F
 from torchvision.ops import FrozenBatchNorm2d, StochasticDepth
@@ -38,23 +47,17 @@ class Calling(nn.Module):
 
 
 def converted(forward, channels=8, **rest):
-    """A model of this forward, its original, and the report."""
+    """What the convolutions of a model with this forward become."""
     torch.manual_seed(0)
     model = trained(Calling(forward, **rest))
-    original = copy.deepcopy(model)
-    report = convert_(model, example_input=None)
-    assert_same(model, original, pictures(channels=channels))
-    assert is_served(model, pictures(channels=channels))
-    return rows(report)
+    return rows(converted_alike(model, pictures(channels=channels)))
 
 
 # ---- A network ----------------------------------------------------------------------------------
 
 
 def test_a_network_absorbs_batch_norms_adds_and_activations():
-    model = resnet()
-    original = copy.deepcopy(model)
-    report = convert_(model)
+    report = converted_alike(resnet(), (pictures(), pictures(5, size=23)))
     assert rows(report) == {
         "conv1": ("dense", ("bn", "relu")),
         "layer1.0.conv1": ("dense", ("bn", "relu")),
@@ -64,22 +67,16 @@ def test_a_network_absorbs_batch_norms_adds_and_activations():
         "layer2.0.conv2": ("dense", ("bn", "add", "relu")),
         "layer2.0.downsample.0": ("dense", ("bn",)),
     }
-    assert is_served(model, pictures())
-    assert_same(model, original, pictures())
-    assert_same(model, original, pictures(5, size=23))
 
 
 def test_a_knob_makes_layers_skip_that_can_pay():
     model = resnet()
-    original = copy.deepcopy(model)
-    report = convert_(model, SpAMMConfig(max_error=1e-6))
+    report = converted_alike(model, pictures(), SpAMMConfig(max_error=1e-6))
     actions = {row.name: (row.action, row.setting) for row in report}
     assert actions["conv1"] == ("dense", None)
     assert actions["layer2.0.conv2"] == ("spamm", SpAMMConfig(max_error=1e-6))
     assert model.layer2[0].conv2.max_error == 1e-6
     assert report["conv1"].reason == "3 input channels do not fill a block of 32"
-    assert is_served(model, pictures())
-    assert_same(model, original, pictures())
 
 
 def test_overrides_by_name_and_by_pattern():
@@ -304,11 +301,8 @@ def test_a_convolution_in_two_places_is_folded_for_each():
         def forward(self, x):
             return self.bn2(self.conv(F.relu(self.bn1(self.conv(x)))))
 
-    model = trained(Twice())
-    original = copy.deepcopy(model)
-    found = rows(convert_(model))
+    found = rows(converted_alike(trained(Twice()), pictures(channels=8)))
     assert found == {"conv": ("dense", ("bn", "relu")), "conv#2": ("dense", ("bn",))}
-    assert_same(model, original, pictures(channels=8))
 
 
 def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
@@ -319,8 +313,7 @@ def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
             *(nn.Conv2d(64, 64, 3, groups=4), nn.BatchNorm2d(64), nn.ReLU6()),
         )
     )
-    original = copy.deepcopy(model)
-    report = convert_(model, SKIPS)
+    report = converted_alike(model, pictures(channels=64), SKIPS)
     assert rows(report) == {
         "0": ("dense", ("bn", "hardswish")),
         "3": ("dense", ("bn", "relu6")),
@@ -329,7 +322,6 @@ def test_depthwise_and_grouped_layers_stay_dense_and_absorb():
         "depthwise: a block would be nearly empty",
         "16 input channels a group do not fill a block of 32",
     ]
-    assert_same(model, original, pictures(channels=64))
 
 
 # ---- What is left -------------------------------------------------------------------------------
@@ -360,12 +352,9 @@ def test_a_part_that_cannot_be_traced_is_a_node_and_its_inside_is_fused(measured
 
 
 def test_a_root_that_cannot_be_traced_is_named_and_its_children_are_fused():
-    model = trained(Opaque())
-    original = copy.deepcopy(model)
-    report = convert_(model)
+    report = converted_alike(trained(Opaque()), pictures(channels=8))
     assert rows(report)["block.conv2"] == ("dense", ("bn", "add", "relu"))
     assert any("the model (Opaque) cannot be traced (TraceError" in note for note in report.notes)
-    assert_same(model, original, pictures(channels=8))
 
 
 @pytest.mark.parametrize(
@@ -382,12 +371,10 @@ def test_layers_that_cannot_be_fused_say_why(conv, reason):
     torch.manual_seed(0)
     last = nn.Conv2d(64, 8, 1)
     model = trained(nn.Sequential(conv, nn.BatchNorm2d(64), nn.ReLU(), last, nn.ReLU()))
-    original = copy.deepcopy(model)
-    report = convert_(model)
+    report = converted_alike(model, pictures(channels=64))
     assert rows(report)["0"] == ("left", ())
     assert reason in report[0].reason
     assert rows(report)["3"] == ("dense", ("relu",))
-    assert_same(model, original, pictures(channels=64))
 
 
 def test_layers_with_hooks_are_called_and_not_absorbed():
@@ -450,11 +437,8 @@ def test_what_a_trace_takes_for_something_else_is_left_without_an_example():
 
 def test_a_picture_without_a_batch():
     model = trained(nn.Sequential(nn.Conv2d(8, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 1), nn.SiLU()))
-    original = copy.deepcopy(model)
     for config in (None, SpAMMConfig(max_error=1e-6)):
-        convert_(model, config)
-        assert is_served(model, pictures(channels=8)[0])
-        assert_same(model, original, pictures(channels=8)[0])
+        converted_alike(model, pictures(channels=8)[0], config)
 
 
 def test_outputs_keep_their_types():

@@ -6,7 +6,8 @@ import linecache
 
 import pytest
 import torch
-from small_models import pictures, trained
+from small_models import converted_alike, pictures, trained
+from support import FORMATS
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,7 +22,6 @@ from spamm_torch.reference.layouts import Layout, find_layout
 from spamm_torch.reference.pixel_norms import regrouped
 
 ZEROS = lossless(torch.float32)
-FORMATS = {"last": torch.channels_last, "first": torch.contiguous_format}
 
 
 @pytest.fixture
@@ -175,10 +175,8 @@ def scattered(size=32):
 def test_a_unet_gives_what_it_gave(width, memory_format, computing_norms):
     torch.manual_seed(0)
     model = trained(UNet(1, 4, width=width, depth=2)).to(memory_format=FORMATS[memory_format])
-    original = copy.deepcopy(model)
-    convert_(model, reference=canvas())
-    for x in (scattered(), canvas(2), pictures(3, 1, 32), canvas(0)):
-        torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+    inputs = scattered(), canvas(2), pictures(3, 1, 32), canvas(0)
+    converted_alike(model, inputs, reference=canvas())
 
 
 @torch.no_grad()
@@ -234,6 +232,13 @@ def test_zeros_stay_zeros(computing_norms):
     assert seen == 8 * [False]
 
 
+def spots(count=3, channels=32, rows=16, columns=16, top=2, left=3):
+    """Pictures of ones with noise somewhere in 3 x 3 pixels."""
+    x = torch.ones(count, channels, rows, columns)
+    x[:, :, top : top + 3, left : left + 3] = torch.randn(count, channels, 3, 3)
+    return x
+
+
 class Readers(nn.Module):
     """Upsampling whose result more than one layer reads, and phases that are read as they are."""
 
@@ -260,18 +265,12 @@ class Sums(nn.Module):
         return F.relu(self.third(larger) + larger)
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("kind", [Readers, Sums])
 def test_other_networks_give_what_they_gave(kind, computing_norms):
     """Of 15 columns none can be together."""
-    columns = 15
     torch.manual_seed(0)
-    model = kind().eval()
-    original = copy.deepcopy(model)
-    convert_(model, reference=torch.ones(1, 32, 12, columns))
-    x = torch.ones(3, 32, 12, columns)
-    x[:, :, 2:5, 3:6] = torch.randn(3, 32, 3, 3)
-    torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
+    x = spots(rows=12, columns=15)
+    converted_alike(kind().eval(), x, reference=torch.ones_like(x[:1]))
 
 
 class Written(nn.Module):
@@ -293,17 +292,12 @@ class Written(nn.Module):
         return self.second(larger).mean((2, 3)) + smaller.mean((2, 3))
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("names_what_is_read", [True, False])
 def test_what_is_written_under_another_name_is_read_before(names_what_is_read, computing_norms):
     torch.manual_seed(0)
-    model = Written(names_what_is_read).eval()
-    original = copy.deepcopy(model)
-    report = convert_(model, reference=torch.ones(1, 32, 16, 16))
+    model, reference = Written(names_what_is_read).eval(), torch.ones(1, 32, 16, 16)
+    report = converted_alike(model, spots(), reference=reference)
     assert {row.action for row in report} == {"spamm"}
-    x = torch.ones(3, 32, 16, 16)
-    x[:, :, 2:5, 3:6] = torch.randn(3, 32, 3, 3)
-    torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-4)
 
 
 class Enlarged(nn.Module):
@@ -332,15 +326,11 @@ class Enlarged(nn.Module):
 def test_phases_are_of_upsampling_by_exactly_two(options, reads, computing_norms):
     """A factor of 2.05 makes 24 x 32 of 12 x 16, too, but repeats other rows."""
     torch.manual_seed(0)
-    model = Enlarged(options).eval()
-    original = copy.deepcopy(model)
-    convert_(model, reference=torch.ones(1, 32, 12, 16))
-    x = torch.ones(3, 32, 12, 16)
-    x[:, :, 10:, 13:] = torch.randn(3, 32, 2, 3)
+    model, x = Enlarged(options).eval(), spots(rows=12, top=9, left=13)
+    converted_alike(model, x, reference=torch.ones_like(x[:1]))
     with Calls() as calls:
-        found = model(x)
+        model(x)
     assert calls.found[1] == reads
-    torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
 
 
 class Mixed(nn.Module):
@@ -369,8 +359,7 @@ def test_a_network_of_two_types(when, monkeypatch):
     torch.manual_seed(0)
     model = Mixed().eval()
     original = copy.deepcopy(model).in_half_precision()
-    x = torch.ones(3, 32, 16, 32)
-    x[:, :, 2:5, 3:6] = torch.randn(3, 32, 3, 3)
+    x = spots(columns=32)
     if when == "before":
         model.in_half_precision()
     convert_(model, reference=torch.ones(1, 32, 16, 32))
@@ -398,15 +387,11 @@ class Promoted(nn.Module):
 @torch.no_grad()
 def test_a_concatenation_of_two_types(computing_norms):
     torch.manual_seed(0)
-    model = Promoted().eval()
-    original = copy.deepcopy(model)
-    convert_(model, reference=torch.ones(1, 8, 16, 16))
-    x = torch.ones(2, 8, 16, 16)
-    x[:, :, 2:5, 3:6] = torch.randn(2, 8, 3, 3)
+    model, x = Promoted().eval(), spots(2, 8)
+    converted_alike(model, x, reference=torch.ones_like(x[:1]))
     with Calls() as calls:
-        found = model(x)
+        model(x)
     assert len(calls.found) == 2
-    torch.testing.assert_close(found, original(x), rtol=1e-4, atol=1e-4)
 
 
 class Operations(TorchDispatchMode):

@@ -5,7 +5,7 @@ import io
 
 import pytest
 import torch
-from small_models import is_served, pictures, resnet, rows, trained
+from small_models import converted_alike, is_served, pictures, resnet, rows, trained
 from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -40,6 +40,13 @@ def scattered(count=2, size=32, level=0.0):
     return some
 
 
+def converted(make, **options):
+    """A model that was converted, and what it was."""
+    model = make()
+    convert_(model, **options)
+    return model, make()
+
+
 class Calling(nn.Module):
     """Two convolutions of pictures with 8 channels, and a forward that is given."""
 
@@ -59,13 +66,9 @@ class Calling(nn.Module):
 
 @pytest.mark.parametrize("level", [0.0, 0.7])
 def test_a_unet_gives_what_it_gave(level):
-    model = unet()
-    original = copy.deepcopy(model)
-    report = convert_(model, reference=canvas(level=level))
+    inputs = scattered(level=level), canvas(level=level), pictures(3, 1, 32)
+    report = converted_alike(unet(), inputs, reference=canvas(level=level))
     assert rows(report)["bottom.3"] == ("spamm", ("bn", "relu"))
-    for x in (scattered(level=level), canvas(level=level), pictures(3, 1, 32)):
-        assert is_served(model, x)
-        assert_same(model, original, x)
 
 
 def test_the_reference_is_taken_to_the_device_and_type_of_the_model(device):
@@ -111,25 +114,26 @@ FORWARDS = {
 @pytest.mark.parametrize("name", FORWARDS)
 def test_what_stands_between_convolutions(name):
     torch.manual_seed(0)
-    model = trained(Calling(FORWARDS[name]))
-    original = copy.deepcopy(model)
-    convert_(model, reference=pictures(1, 8, seed=3))
-    x = pictures(3, 8)
-    assert is_served(model, x)
-    with torch.no_grad():
-        torch.testing.assert_close(model(x), original(x), rtol=1e-4, atol=1e-5)
+    model, reference = trained(Calling(FORWARDS[name])), pictures(1, 8, seed=3)
+    converted_alike(model, pictures(3, 8), atol=1e-5, reference=reference)
 
 
-@pytest.mark.parametrize("name", ["resnet18", "densenet121", "shufflenet_v2_x0_5"])
-def test_networks_of_the_zoo(name):
-    model = ZOO[name].model()
-    original = copy.deepcopy(model)
-    x = ZOO[name].pictures()
+@pytest.mark.parametrize(
+    ("network", "tolerance"),
+    [
+        *((ZOO[name], 1e-4) for name in ("resnet18", "densenet121", "shufflenet_v2_x0_5")),
+        *((torch.float64, 1e-10), (torch.bfloat16, 0.05)),  # of the U-Net
+    ],
+)
+def test_networks_of_the_zoo_and_other_types(network, tolerance):
+    is_type = isinstance(network, torch.dtype)
+    model = unet().to(network) if is_type else network.model()
+    x = scattered().to(network) if is_type else network.pictures()
+    expected = model(x)
     convert_(model, reference=torch.zeros_like(x[:1]))
     assert is_served(model, x)
     with torch.no_grad():
-        error = (model(x) - original(x)).norm() / original(x).norm()
-    assert error < 1e-4
+        assert (model(x) - expected).norm() < tolerance * expected.norm()
 
 
 def test_geometry_of_convolutions():
@@ -142,24 +146,9 @@ def test_geometry_of_convolutions():
         nn.Conv2d(8, 40, 3, padding="same", padding_mode="reflect"),
         nn.Conv2d(40, 33, 1),
     ]
+    setting = SpAMMConfig(tau=1e-30, pixel_block=(1, 4, 8))
     model = nn.Sequential(*layers).eval()
-    original = copy.deepcopy(model)
-    convert_(model, SpAMMConfig(tau=1e-30, pixel_block=(1, 4, 8)), reference=pictures(1, 4))
-    assert is_served(model, pictures(3, 4))
-    assert_same(model, original, pictures(3, 4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_other_types(dtype):
-    model = unet().to(dtype)
-    original = copy.deepcopy(model)
-    convert_(model, reference=canvas().to(dtype))
-    x = scattered().to(dtype)
-    assert is_served(model, x)
-    tolerance = 1e-10 if dtype == torch.float64 else 0.05
-    with torch.no_grad():
-        error = (model(x) - original(x)).norm() / original(x).norm()
-    assert error < tolerance
+    converted_alike(model, pictures(3, 4), setting, reference=pictures(1, 4))
 
 
 def test_results_do_not_depend_on_the_batch():
@@ -184,11 +173,8 @@ def test_a_part_that_is_traced_inside_one_that_is_not():
 
     torch.manual_seed(0)
     model = Outer().eval()
-    original = copy.deepcopy(model)
-    convert_(model, reference=canvas())
+    converted_alike(model, scattered(), reference=canvas())
     assert fused_of(model) is None
-    assert is_served(model, scattered())
-    assert_same(model, original, scattered())
 
 
 # ---- What is skipped ----------------------------------------------------------------------------
@@ -284,9 +270,7 @@ def test_a_setting_skips_small_deviations():
 
 
 def test_inputs_that_are_not_like_the_reference_take_the_models_own_forward():
-    model = unet()
-    original = copy.deepcopy(model)
-    convert_(model, reference=canvas())
+    model, original = converted(unet, reference=canvas())
     for x in (pictures(2, 1, 40), canvas(2, 64)):
         assert not is_served(model, x)
         assert_same(model, original, x)
@@ -327,9 +311,7 @@ def test_a_model_in_training_mode_is_served_once_it_is_in_eval_mode():
 
 @torch.no_grad()
 def test_changes_of_weights_are_followed():
-    model = unet()
-    original = copy.deepcopy(model)
-    convert_(model, reference=canvas())
+    model, original = converted(unet, reference=canvas())
     for module in (model, original):
         module.encoder[0][0].weight.mul_(1.5)
         module.encoder[0][1].running_mean.add_(0.1)
@@ -410,9 +392,7 @@ def test_settings_of_layers_that_change_are_noticed(setting, value):
 
 
 def test_copies_and_pickles():
-    model = resnet()
-    original = copy.deepcopy(model)
-    convert_(model, reference=pictures(1, seed=2))
+    model, original = converted(resnet, reference=pictures(1, seed=2))
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
@@ -426,9 +406,7 @@ def test_copies_and_pickles():
 
 
 def test_it_compiles_into_one_graph():
-    model = resnet()
-    original = copy.deepcopy(model)
-    convert_(model, reference=pictures(1))
+    model, original = converted(resnet, reference=pictures(1))
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(pictures()), original(pictures()), rtol=1e-4, atol=1e-4)
@@ -439,13 +417,10 @@ def test_it_compiles_into_one_graph():
 
 def test_engines_are_measured_and_the_fastest_form_is_kept(measured):
     measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 2.0, 3.0))
-    model = unet()
-    original = copy.deepcopy(model)
-    report = convert_(model, example_input=scattered(3), reference=canvas())
+    example = {"example_input": scattered(3), "reference": canvas()}
+    report = converted_alike(unet(), scattered(), **example)
     # Zeros are skipped for any number of channels.
     assert rows(report)["encoder.0.0"] == ("spamm", ("bn", "relu"))
-    assert is_served(model, scattered())
-    assert_same(model, original, scattered())
 
 
 def test_nothing_is_installed_that_measured_slower(measured):
@@ -470,14 +445,11 @@ def test_convolutions_whose_calls_fold_windows_into_the_batch_are_not_measured(m
 
     measured(of_layers=(2.0, 1.0), of_models=(5.0, 4.0, 3.0, 2.0))
     torch.manual_seed(0)
-    model = Folding().eval()
-    original = copy.deepcopy(model)
-    report = convert_(model, example_input=scattered(3), reference=canvas())
+    example = {"example_input": scattered(3), "reference": canvas()}
+    report = converted_alike(Folding().eval(), scattered(), **example)
     times = {row.name: row.times for row in report}
     assert times["inner.0"]
     assert not times["conv"]
-    assert is_served(model, scattered())
-    assert_same(model, original, scattered())
 
 
 # ---- Bad input ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import spamm_torch
+from tables import paper
 
 INF, NAN = float("inf"), float("nan")
 REAL = (torch.float32, torch.float64)
@@ -510,23 +511,13 @@ def test_the_error_search_far_from_one(scale):
 
 # ---- Table 1 of the paper -----------------------------------------------------------------------
 
-TABLE_1 = {
-    1024: (1.434815, 1.456555, 1.489164, 1.521774, 1.586993, 1.695691),
-    2048: (1.310666, 1.330525, 1.360312, 1.40003, 1.449676, 1.548969),
-    4096: (1.195803, 1.222981, 1.250158, 1.277335, 1.322631, 1.413222),
-    8192: (1.093354, 1.113983, 1.138739, 1.171746, 1.204753, 1.28727),
-    16384: (0.997847, 1.012852, 1.03536, 1.06537, 1.110386, 1.170407),
-    32768: (0.905539, 0.919156, 0.939582, 0.966816, 1.007668, 1.062136),
-}
-RATIOS = (0.30, 0.25, 0.20, 0.15, 0.10, 0.05)
-
 
 def assert_table_1(n, device):
     """Thresholds for a_ij = b_ij = 0.1 / (|i-j|^0.1 + 1) in float32 with blocks of 32."""
     norms = spamm_torch.norm_map(matrices.algebraic_decay(n, device=device), 32)
-    for ratio, paper in zip(RATIOS, TABLE_1[n], strict=True):
+    for ratio in paper.RATIOS:
         tau = spamm_torch.find_tau(norms, norms, ratio)
-        assert tau.item() == pytest.approx(paper, rel=0.01), f"N = {n}, ratio {ratio}"
+        assert tau.item() == pytest.approx(paper.TAU[n, ratio], rel=0.01), f"N = {n}, ratio {ratio}"
         reached = spamm_torch.valid_ratio(norms, norms, tau).item()
         assert reached == pytest.approx(ratio, abs=0.01), f"N = {n}, ratio {ratio}"
 

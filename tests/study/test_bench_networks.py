@@ -157,9 +157,6 @@ def test_networks_are_the_same_in_each_call():
     assert pictures.is_contiguous(memory_format=torch.channels_last)
 
 
-# ---- What the page says -------------------------------------------------------------------------
-
-
 # ---- ResNet-50's layers -------------------------------------------------------------------------
 
 
