@@ -66,6 +66,12 @@ def patchy(*shape, dtype=torch.float32, device="cpu", seed=0):
     return (values * scale[..., :rows, :columns]).to(device, dtype)
 
 
+def symmetric(n, dtype=torch.float32, device="cpu", seed=0):
+    """The upper triangle of a patchy matrix and its mirror image."""
+    upper = patchy(n, n, dtype=dtype, device=device, seed=seed).triu()
+    return upper + upper.triu(1).mT
+
+
 # ---- Layouts: (..., rows, columns) -> the same shape in other strides ---------------------------
 
 

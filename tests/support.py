@@ -1,9 +1,11 @@
-"""What tests share: activations, pictures and their norms, operands, settings of the machine."""
+"""What tests share: activations, pictures and their norms, operands, errors, the machine."""
 
 import contextlib
+import itertools
 import os
 
 import matrices
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -30,6 +32,33 @@ def float32_precision(precision):
         yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def refuses(error, call, *fragments):
+    """The call raises ``error`` with one line that holds every fragment."""
+    with pytest.raises(error) as caught:
+        call()
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1, message
+    for fragment in fragments:
+        assert fragment in message, f"{fragment!r} is missing in: {message}"
+
+
+@contextlib.contextmanager
+def threads(count):
+    """Lets torch compute with so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def cut(x, cuts, devices):
+    """Shards of a tensor's rows, on these devices."""
+    pairs = zip(itertools.pairwise(cuts), devices, strict=True)
+    return [x[first:last].to(device) for (first, last), device in pairs]
 
 
 def uneven(*shape, seed, dtype, least=0.1):

@@ -6,6 +6,8 @@ import struct
 import pytest
 import torch
 
+from common.console import exit_code
+
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread():
@@ -14,6 +16,22 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def silent(step, steps, message):
+    """Progress that nobody sees."""
+
+
+def same_parameters(a, b):
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def run_script(main, capsys, *arguments):
+    """Exit code, output and error lines of a script."""
+    code = exit_code(lambda: main([str(argument) for argument in arguments]))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err.splitlines()
 
 
 def idx_bytes(tensor):

@@ -11,7 +11,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import Agreement, dark_pictures, linear_time, made_up, tiny_network
+from tiny import (
+    Agreement,
+    assert_unchanged,
+    dark_pictures,
+    linear_time,
+    made_up,
+    state_of,
+    tiny_network,
+)
 from torch import nn
 
 from spamm_torch import (
@@ -60,28 +68,6 @@ def finished(tmp_path_factory):
         patch.setattr("spamm_torch.calibration.times.measure", made_up(linear_time))
         report = run(**given, journal=journal)
     return Finished(report, journal.read_text(), given)
-
-
-def state_of(model):
-    """All that must not change, as something that can be compared."""
-    modules = [
-        (type(module), module.training, list(module.__dict__), dict(module._forward_hooks))
-        for module in model.modules()
-    ]
-    tensors = [(id(t), t._version, t.clone()) for t in model.state_dict(keep_vars=True).values()]
-    return modules, tensors, torch.get_rng_state(), random.getstate()
-
-
-def assert_unchanged(model, before):
-    (modules, tensors, *generators), now = before, state_of(model)
-    assert now[0] == modules
-    for (id_now, version_now, now_tensor), (id_was, version, tensor) in zip(
-        now[1], tensors, strict=True
-    ):
-        assert (id_now, version_now) == (id_was, version)
-        assert torch.equal(now_tensor, tensor)
-    assert torch.equal(now[2], generators[0])
-    assert now[3] == generators[1]
 
 
 # ---- What is chosen -----------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from tiny import linear_time, made_up
+from tiny import assert_unchanged, linear_time, made_up, state_of
 from torch import nn
 
 from models.unet import UNet
@@ -314,17 +314,6 @@ class FailsLate(Distance):
             assert type(model) is not UNet  # while settings are installed
             raise RuntimeError("no memory")
         return score
-
-
-def state_of(model):
-    attributes = {name: (type(x), dict(x.__dict__)) for name, x in model.named_modules()}
-    return attributes, {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def assert_unchanged(model, before):
-    attributes, tensors = state_of(model)
-    assert attributes == before[0]
-    assert all(torch.equal(value, before[1][name]) for name, value in tensors.items())
 
 
 UNSERVED = {

@@ -1,6 +1,7 @@
 """A tiny network and pictures for it, in which skipping is worth something."""
 
 import itertools
+import random
 from collections import Counter, OrderedDict
 from contextlib import nullcontext
 from dataclasses import replace
@@ -37,6 +38,28 @@ def dark_pictures(count=8, seed=0, channels=3, size=16):
     generator = torch.Generator().manual_seed(seed)
     fade = torch.linspace(1, 0, size) ** 4
     return torch.rand(count, channels, size, size, generator=generator) * fade * fade[:, None]
+
+
+def state_of(model):
+    """All that must not change, as something that can be compared."""
+    modules = [
+        (type(module), module.training, list(module.__dict__), dict(module._forward_hooks))
+        for module in model.modules()
+    ]
+    tensors = [(id(t), t._version, t.clone()) for t in model.state_dict(keep_vars=True).values()]
+    return modules, tensors, torch.get_rng_state(), random.getstate()
+
+
+def assert_unchanged(model, before):
+    (modules, tensors, *generators), now = before, state_of(model)
+    assert now[0] == modules
+    for (id_now, version_now, now_tensor), (id_was, version, tensor) in zip(
+        now[1], tensors, strict=True
+    ):
+        assert (id_now, version_now) == (id_was, version)
+        assert torch.equal(now_tensor, tensor)
+    assert torch.equal(now[2], generators[0])
+    assert now[3] == generators[1]
 
 
 def linear_time(trial):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from im2col_reference import Im2col, norm_products
-from support import ACTIVATIONS, captured, float32_precision, uneven
+from support import ACTIVATIONS, captured, float32_precision, threads, uneven
 
 import spamm_torch
 
@@ -386,14 +386,10 @@ def test_images_are_bitwise_independent_with_one_image_blocks(
 def test_threads_change_no_bit(dtype, pixel_block):
     input, weight = decaying(39, 70, 6, 7, dtype=dtype), decaying(80, 70, 3, 3, seed=1, dtype=dtype)
     setting = {"padding": 1, "valid_ratio": 0.6, "pixel_block": pixel_block}
-    threads = torch.get_num_threads()
     results = []
-    try:
-        for count in (1, 2, 3):
-            torch.set_num_threads(count)
+    for count in (1, 2, 3):
+        with threads(count):
             results.append(spamm_torch.conv2d(input, weight, **setting))
-    finally:
-        torch.set_num_threads(threads)
     assert all(torch.equal(result, results[0]) for result in results)
 
 

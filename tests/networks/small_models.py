@@ -111,6 +111,14 @@ def converted_alike(model, inputs, *config, atol=1e-4, **options):
     return report
 
 
+def state_of(model):
+    """Everything that could have changed, but for the values of tensors."""
+    return {
+        name: (type(module), {k: id(v) for k, v in module.__dict__.items()})
+        for name, module in model.named_modules()
+    }
+
+
 class OfFunction(nn.Module):
     """A module of a function."""
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import torch
-from small_models import is_served, pictures, resnet, trained
+from small_models import is_served, pictures, resnet, state_of, trained
 from torch import nn
 from torch.nn import functional as F
 
@@ -341,14 +341,6 @@ def test_traced_by_fx(pair):
 
 
 # ---- Reverting ----------------------------------------------------------------------------------
-
-
-def state_of(model):
-    """Everything that could have changed, but for the values of tensors."""
-    return {
-        name: (type(module), {k: id(v) for k, v in module.__dict__.items()})
-        for name, module in model.named_modules()
-    }
 
 
 def test_reverted_bit_for_bit():

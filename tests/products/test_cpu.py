@@ -1,6 +1,5 @@
 """What only the CPU has: threads, and more than one microkernel for the same operands."""
 
-import contextlib
 import subprocess
 import sys
 
@@ -8,18 +7,9 @@ import matrices
 import pytest
 import torch
 import torch.utils.checkpoint
+from support import threads
 
 import spamm_torch
-
-
-@contextlib.contextmanager
-def threads(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def operands(dtype, m=500, k=700, n=300, make=matrices.patchy):

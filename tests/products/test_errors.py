@@ -4,6 +4,7 @@ import matrices
 import numpy
 import pytest
 import torch
+from support import refuses
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import spamm_torch
@@ -14,16 +15,6 @@ mm, addmm, bmm, linear = (getattr(spamm_torch, n) for n in ("mm", "addmm", "bmm"
 norm_map, find_tau, backend_for = (
     getattr(spamm_torch, n) for n in ("norm_map", "find_tau", "backend_for")
 )
-
-
-def refuses(error, call, *fragments):
-    """The call raises ``error`` with one line that holds every fragment."""
-    with pytest.raises(error) as caught:
-        call()
-    message = str(caught.value)
-    assert len(message.splitlines()) == 1, message
-    for fragment in fragments:
-        assert fragment in message, f"{fragment!r} is missing in: {message}"
 
 
 def listed(shape):
@@ -163,7 +154,6 @@ SINGLE = [
     (lambda x: mm(x, x, valid_ratio=True), TypeError, "got True"),
     (lambda x: mm(x, x, max_error=False), TypeError, "got False"),
     (lambda x: mm(x, x, tau=1.0, block=64.0), ValueError, "block"),
-    (lambda x: mm(x, x, tau=1.0, block="64"), ValueError, "block"),
     (lambda x: mm(x, x, tau=1.0, block=None), ValueError, "block"),
     (lambda x: mm(x, x, tau=1.0, block=x.sum()), ValueError, "block"),
     (lambda x: mm(x, x, tau=1.0, norm_a=3), TypeError, "norm_a"),

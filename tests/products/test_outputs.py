@@ -21,11 +21,6 @@ def operands(device, dtype=torch.float32, shape=(150, 100, 210)):
     )
 
 
-def symmetric_operand(n, dtype, device):
-    upper = matrices.patchy(n, n, dtype=dtype, device=device).triu()
-    return upper + upper.triu(1).mT
-
-
 # ---- One matrix, one norm map -------------------------------------------------------------------
 
 
@@ -119,7 +114,7 @@ def test_norms_of_what_is_not_finite(device):
 
 
 def test_norms_serve_the_next_product(device):
-    x = symmetric_operand(200, torch.float64, device)
+    x = matrices.symmetric(200, torch.float64, device)
     y, norms = mm(x, x, tau=0.0, symmetric=True, return_norms=True)
     given = mm(y, y, tau=1e5, norm_a=norms, norm_b=norms)
     assert torch.equal(given, mm(y, y, tau=1e5))
@@ -187,7 +182,7 @@ def test_out_is_a_window(device, step):
 @pytest.mark.parametrize("tau", [0.0, 150.0, 1e30])
 def test_out_is_every_argument(device, dtype, symmetric, tau):
     """X = 2 X - X X in place."""
-    x = symmetric_operand(200, dtype, device)
+    x = matrices.symmetric(200, dtype, device)
     options = {"beta": 2, "alpha": -1, "tau": tau, "block": 32, "symmetric": symmetric}
     expected = addmm(x, x, x, **options)
     result, norms, info = addmm(x, x, x, **options, out=x, return_norms=True, return_info=True)
@@ -199,9 +194,9 @@ def test_out_is_every_argument(device, dtype, symmetric, tau):
 
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_out_is_input(device, symmetric):
-    a, input = symmetric_operand(200, torch.float32, device), None
+    a, input = matrices.symmetric(200, torch.float32, device), None
     for tau in (0.0, 150.0):
-        input = symmetric_operand(200, torch.float32, device)
+        input = matrices.symmetric(200, torch.float32, device)
         expected = addmm(input, a, a, beta=3, tau=tau, symmetric=symmetric)
         addmm(input, a, a, beta=3, tau=tau, symmetric=symmetric, out=input)
         assert torch.equal(input, expected)

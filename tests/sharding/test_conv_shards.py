@@ -4,12 +4,11 @@ On the CPU and on one GPU several shards share the device, which tries everythin
 between devices. With two GPUs the shards lie on both.
 """
 
-import itertools
-
 import matrices
 import pytest
 import torch
 import torch.nn.functional as F
+from support import cut
 from torch.library import opcheck
 
 import spamm_torch
@@ -36,11 +35,6 @@ def images(count, channels=40, size=(7, 9), dtype=torch.float32, device="cpu"):
 
 def weights(*shape, dtype=torch.float32, device="cpu"):
     return (matrices.normal(*shape, seed=2) / 8).to(device, dtype)
-
-
-def cut(x, cuts, devices):
-    pairs = zip(itertools.pairwise(cuts), devices, strict=True)
-    return [x[first:last].to(device) for (first, last), device in pairs]
 
 
 def check(input, weight, cuts, devices, bias=None, **options):

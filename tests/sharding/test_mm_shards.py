@@ -10,19 +10,13 @@ import matrices
 import pytest
 import torch
 from matrices import fading as decay
-from support import memory_limit
+from support import cut, memory_limit
 
 import spamm_torch
 
 KNOBS = [{"tau": 0.02}, {"valid_ratio": 0.3}, {"max_error": 0.05}, {"tau": 0.0}]
 TWO_GPUS = [torch.device("cuda", 0), torch.device("cuda", 1)]
 pytestmark = pytest.mark.usefixtures("new_memory_holds_nan")
-
-
-def cut(x, cuts, devices):
-    return [
-        x[i:j].to(device) for (i, j), device in zip(itertools.pairwise(cuts), devices, strict=True)
-    ]
 
 
 def check_shards(a, b, cuts_a, cuts_b, devices, **options):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from support import refuses
 
 from spamm_torch import linalg, sparse
 
@@ -90,12 +91,11 @@ def test_matrix_power(form, n, max_error):
 def test_purify(form, max_error):
     h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
     a, options = given(h, form)
-    extra = 0
     if form == "sparse":  # what it adds lies at 1, above the occupied states
         assert torch.linalg.eigvalsh(h)[N // 2 - 1] < 0
     heard = []
     found = linalg.purify(
-        a, N + extra, max_error=max_error, callback=lambda *said: heard.append(said), **options
+        a, N, max_error=max_error, callback=lambda *said: heard.append(said), **options
     )
     values, vectors = torch.linalg.eigh(h)
     right = vectors[:, : N // 2] @ vectors[:, : N // 2].mT
@@ -150,12 +150,7 @@ PURIFY = functools.partial(linalg.purify, BLOCKS)
 @pytest.mark.parametrize(
     ("call", "given", "kind", "words"),
     [
-        (
-            SIGN,
-            {"a": SQUARE[:32]},
-            RuntimeError,
-            "sign expects a square matrix; got shape (32, 64)",
-        ),
+        (SIGN, {"a": SQUARE[:32]}, RuntimeError, "expects a square matrix; got shape (32, 64)"),
         (SIGN, {"a": SQUARE.half()}, TypeError, "sign expects float32 or float64; got float16"),
         (SIGN, {"a": SQUARE.to_sparse()}, TypeError, "sign expects dense or sparse_bsr"),
         (SIGN, {"a": BLOCKS, "max_error": -1}, ValueError, "must be at least 0; got -1"),
@@ -171,7 +166,4 @@ PURIFY = functools.partial(linalg.purify, BLOCKS)
     ],
 )
 def test_bad_input(call, given, kind, words):
-    with pytest.raises(kind) as caught:
-        call(**given)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    refuses(kind, lambda: call(**given), words)

@@ -4,10 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+from tiny_study import (
+    digits,
+    one_thread,  # noqa: F401  the fixture is automatic
+    run_script,
+    same_parameters,
+    silent,
+    write_part,
+)
 
 import train_vgg13
-from common.console import exit_code
 from common.journal import model_digest
 from models.checkpoint import load_checkpoint
 from models.data import Digits
@@ -23,10 +29,6 @@ def skip_all(ratio):
     return {name: {"valid_ratio": ratio} for name in SKIPPING}
 
 
-def silent(step, steps, message):
-    pass
-
-
 @pytest.fixture
 def data():
     return Digits(*digits(50), "50 bars")
@@ -37,11 +39,6 @@ def start(tmp_path, data):
     """A trained network, and the configuration of a fine-tuning of it."""
     model = train(TINY, data, tmp_path / "c.pt", CPU, silent)
     return model, FineTuneConfig(skip_all(0.5), model_digest(model), TINY)
-
-
-def same(a, b):
-    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    return all(torch.equal(x, y) for x, y in pairs)
 
 
 # ---- Fine-tuning --------------------------------------------------------------------------------
@@ -68,8 +65,8 @@ def test_the_loss_depends_on_what_is_skipped(tmp_path, data, start):
     whole = fine_tune(all_of_it, model, data, tmp_path / "whole.pt", CPU, silent)
     nothing = replace(config, settings={name: {"tau": 0.0} for name in SKIPPING})
     dense = fine_tune(nothing, model, data, tmp_path / "dense.pt", CPU, silent)
-    assert same(whole, dense)
-    assert not same(half, whole)
+    assert same_parameters(whole, dense)
+    assert not same_parameters(half, whole)
 
 
 def test_the_dense_networks_answers_are_learnt_beside_the_labels(tmp_path, data, start):
@@ -79,7 +76,7 @@ def test_the_dense_networks_answers_are_learnt_beside_the_labels(tmp_path, data,
         begin = with_skipping(model, config.settings)
         return train(config, data, tmp_path / name, CPU, silent, begin, **rest)
 
-    assert not same(run("taught.pt", teacher=model), run("alone.pt"))
+    assert not same_parameters(run("taught.pt", teacher=model), run("alone.pt"))
 
 
 def test_the_distillation_loss_is_the_divergence_of_softened_answers():
@@ -122,10 +119,7 @@ def options(tmp_path):
 
 
 def run(capsys, *arguments):
-    """Exit code, output and error lines of the script."""
-    code = exit_code(lambda: train_vgg13.main([str(argument) for argument in arguments]))
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err.splitlines()
+    return run_script(train_vgg13.main, capsys, *arguments)
 
 
 def test_the_command_trains_and_fine_tunes(capsys, options, tmp_path):

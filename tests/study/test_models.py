@@ -6,11 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+from tiny_study import (
+    digits,
+    one_thread,  # noqa: F401  the fixture is automatic
+    run_script,
+    same_parameters,
+    silent,
+    write_part,
+)
 from torch import nn
 
 import train_vgg13
-from common.console import exit_code
 from models import training
 from models.checkpoint import load_checkpoint
 from models.data import ROOT_VARIABLE, Digits, to_pictures
@@ -25,17 +31,6 @@ CPU = torch.device("cpu")
 @pytest.fixture
 def data():
     return Digits(*digits(50), "50 bars")
-
-
-def silent(step, steps, message):
-    pass
-
-
-def same_parameters(a, b):
-    return all(
-        torch.equal(x, y)
-        for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True)
-    )
 
 
 # ---- The network --------------------------------------------------------------------------------
@@ -180,12 +175,6 @@ def test_a_finished_training_returns_at_once(tmp_path, data):
 # ---- Bad input ----------------------------------------------------------------------------------
 
 
-def run(capsys, *arguments):
-    """Exit code and error lines of the script."""
-    code = exit_code(lambda: train_vgg13.main([str(argument) for argument in arguments]))
-    return code, capsys.readouterr().err.splitlines()
-
-
 @pytest.fixture
 def trained(tmp_path, data, monkeypatch):
     """A checkpoint of a tiny training, and its data as the default."""
@@ -198,7 +187,7 @@ def trained(tmp_path, data, monkeypatch):
 
 def assert_refused(capsys, path, *arguments, words):
     content = path.read_bytes()
-    code, lines = run(capsys, "--checkpoint", path, *arguments)
+    code, _, lines = run_script(train_vgg13.main, capsys, "--checkpoint", path, *arguments)
     assert code == 1
     assert len(lines) == 1
     for word in (*words, str(path)):
@@ -265,7 +254,9 @@ def test_a_checkpoint_that_would_run_code_is_refused(capsys, trained):
 
 
 def test_missing_data_leaves_nothing_behind(capsys, tmp_path):
-    code, lines = run(capsys, "--data", tmp_path / "none", "--checkpoint", tmp_path / "c.pt")
+    code, _, lines = run_script(
+        train_vgg13.main, capsys, "--data", tmp_path / "none", "--checkpoint", tmp_path / "c.pt"
+    )
     assert code == 1
     assert len(lines) == 1
     assert str(tmp_path / "none") in lines[0]
