@@ -45,6 +45,29 @@ inline void check_plan(const BsrPlanArguments& x) {
               x.crow_input->numel() - 1);
 }
 
+inline void check_drop(const BsrDropArguments& x) {
+  check_indices(x.crow, x.col, "the result");
+  TORCH_CHECK(
+      x.share.has_value() == x.norm_a.has_value() && x.share.has_value() == x.norm_b.has_value(),
+      "share, norm_a and norm_b must be given together; got some of them");
+  const auto check_norms = [&](const at::Tensor& norms, const char* name) {
+    TORCH_CHECK_TYPE(norms.scalar_type() == x.norms.scalar_type() &&
+                         (norms.scalar_type() == at::kFloat || norms.scalar_type() == at::kDouble),
+                     name, " must be float32 or float64, all of one dtype; got ", dtype_of(norms));
+  };
+  check_norms(x.norms, "norms");
+  TORCH_CHECK(x.norms.dim() == 1 && x.norms.numel() == x.col.numel(),
+              "norms must have one norm for each of ", x.col.numel(), " stored blocks; got shape ",
+              x.norms.sizes());
+  for (const at::Tensor* other : {&x.crow, &x.col})
+    check_same_device(x.norms, *other, "norms", "the result's indices");
+  if (!x.share) return;
+  for (const at::Tensor& other : {*x.norm_a, *x.norm_b}) {
+    check_norms(other, "norm_a and norm_b");
+    check_same_device(x.norms, other, "norms", "the operands' norms");
+  }
+}
+
 // Stored block e of row i, for e from crow[i] to crow[i + 1] - 1, is in column col[e].
 struct Pattern {
   at::Tensor owner_crow, owner_col;

@@ -37,6 +37,15 @@ TORCH_LIBRARY_FRAGMENT(spamm_torch, m) {
       "col_b=None, Tensor? tau=None, Tensor? crow_input=None, Tensor? col_input=None, Tensor? "
       "values_input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False) -> (Tensor, "
       "Tensor)");
+  // Which blocks stay of a result with these norms. Those below `below` go, with `share` only the
+  // smallest, as long as their common norm is at most share * norm(A) * norm(B), from the norms of
+  // the operands' blocks. symmetric: a block below the diagonal goes with its mirror image. Blocks
+  // with NaN or infinity stay. Returns the pattern, int64, and the norms of those that stay, their
+  // numbers among all, and a bound of the norm of the others. CUDA: waits once, does not check.
+  m.def(
+      "bsr_drop(Tensor crow, Tensor col, Tensor norms, *, float below, float? share=None, Tensor? "
+      "norm_a=None, Tensor? norm_b=None, bool symmetric=False) -> (Tensor, Tensor, Tensor, Tensor, "
+      "Tensor)");
   // As find_tau and error_bound, of the products of stored blocks. The latter also returns how many
   // of these are valid, and how many there are, int64 (2,). CUDA: nothing waits, and a pattern that
   // is not in order gives NaN.

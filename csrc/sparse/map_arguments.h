@@ -56,14 +56,34 @@ struct BsrErrorBoundArguments : BsrMaps {
   static auto members(auto& x) { return std::tuple_cat(maps(x), std::tie(x.tau)); }
 };
 
-// crow, col, first, slots_a, slots_b.
-using BsrPlan = std::array<Tensor, 5>;
+// The pattern and norms of a result; norm_a and norm_b are the operands', without a pattern.
+struct BsrDropArguments {
+  Tensor crow = {}, col = {}, norms = {};
+  double below = 0;
+  std::optional<double> share = {};
+  OptTensor norm_a = {}, norm_b = {};
+  bool symmetric = false;
 
-template <BsrPlan (*kernel)(BsrPlanArguments&)>
-void run_bsr_plan(const c10::OperatorHandle& op, Stack* stack) {
-  auto arguments = arguments_of<BsrPlanArguments>(op, *stack);
+  static auto members(auto& x) {
+    return std::tie(x.crow, x.col, x.norms, x.below, x.share, x.norm_a, x.norm_b, x.symmetric);
+  }
+};
+
+using BsrPlan = std::array<Tensor, 5>;  // crow, col, first, slots_a, slots_b
+using BsrDrop = std::array<Tensor, 5>;  // crow, col, norms, numbers, bound
+
+template <auto kernel, size_t size, class Arguments>
+void run_bsr(const c10::OperatorHandle& op, Stack* stack,
+             std::array<Tensor, size> (*)(Arguments&)) {
+  auto arguments = arguments_of<Arguments>(op, *stack);
   torch::jit::drop(*stack, size_of(op));
   for (Tensor& result : kernel(arguments)) stack->emplace_back(std::move(result));
+}
+
+// For ops that return many tensors, as `boxed` is for others.
+template <auto kernel>
+void run_bsr(const c10::OperatorHandle& op, Stack* stack) {
+  run_bsr<kernel>(op, stack, kernel);
 }
 
 }  // namespace spamm

@@ -15,7 +15,7 @@ from torch import Tensor
 from .. import functional, sparse
 from .._arguments import check_integer, check_tensor, dtype_name
 from ..sparse.blocks import is_sparse, read
-from ..sparse.products import _info
+from ..sparse.products import SparseInfo, multiplied
 from ..sparse.ranks import Rows
 
 Callback = Callable[[int, float], Any]
@@ -83,12 +83,13 @@ class _Step:
     residual: float
     maps: tuple[Tensor, Tensor]
     tau: Tensor | None
-    info: Any
+    count: Callable[[], SparseInfo] | None
 
     def measured(self, seconds: float) -> Iteration:
         ratio, bound = 1.0, 0.0
-        if self.info is not None:
-            ratio, bound = self.info.valid_ratio.item(), self.info.error_bound.item()
+        if self.count is not None:
+            info = self.count()
+            ratio, bound = info.valid_ratio.item(), info.error_bound.item()
         elif self.tau is not None:
             ratio = functional.valid_ratio(*self.maps, self.tau).item()
             bound = functional.error_bound(*self.maps, self.tau).item()
@@ -159,29 +160,30 @@ class Matrices:
             self.clock.append(time.perf_counter())
         if self.callback is not None:
             self.callback(len(self.steps), residual)
-        info = tau = None
+        count = tau = None
         operands = (a, b) if added is None else (added, a, b)
         scale = {} if added is None else {"beta": beta, "alpha": alpha}
         if max_error is None:
             c = (torch.mm if added is None else torch.addmm)(*operands, **scale, out=out)
             norms = norm_of(c)
+        elif self.rows is not None:
+            c, norms, count = self.rows.product(
+                a, b, maps, max_error, added=added, symmetric=symmetric, **scale
+            )
         else:
-            function: Callable[..., Any] = functional.mm if added is None else functional.addmm
-            options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "return_norms": True}
-            options |= scale | {"symmetric": symmetric, "block": self.block}
-            if self.rows is not None:
-                c, norms, plan, drop_bound = self.rows.product(
-                    a, b, maps, max_error, added=added, symmetric=symmetric, **scale
-                )
-                info = _info(plan, scale.get("alpha", 1), drop_bound, self.block)
-            elif self.is_sparse:
-                options |= {"max_error": max_error, "drop": math.inf, "return_info": True}
-                c, norms, info = function(*operands, **options)
+            options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "block": self.block}
+            options |= scale | {"symmetric": symmetric}
+            if self.is_sparse:
+                knob = {"tau": None, "valid_ratio": None, "max_error": max_error}
+                options |= {"drop": math.inf, "input": added}
+                blocks, map_c, _, count = multiplied("product", a, b, knob, **options)
+                c, norms = blocks.matrix(), map_c.matrix()
             else:
                 tau = functional.find_tau(*maps, max_error=max_error) if max_error else None
-                options |= {"tau": 0.0 if tau is None else tau, "out": out}
+                options |= {"tau": 0.0 if tau is None else tau, "out": out, "return_norms": True}
+                function: Callable[..., Any] = functional.mm if added is None else functional.addmm
                 c, norms = function(*operands, **options)
-        self.steps.append(_Step(step, a.dtype, max_error, residual, maps, tau, info))
+        self.steps.append(_Step(step, a.dtype, max_error, residual, maps, tau, count))
         return c, norms
 
     def result(self, matrix: Tensor, residual: float = 0.0, bound: float | None = None) -> Result:

@@ -314,3 +314,10 @@ def _(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any, **__: Any) -> Tens
 @register_fake("spamm_torch::bsr_error_bound")
 def _(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return norm_a.new_empty(()), norm_a.new_empty((2,), dtype=torch.int64)
+
+
+@register_fake("spamm_torch::bsr_drop")
+def _(crow: Tensor, col: Tensor, norms: Tensor, **_: Any) -> tuple[Tensor, ...]:
+    stay = get_ctx().new_dynamic_size()
+    index = [crow.new_empty(shape, dtype=torch.int64) for shape in (crow.shape, (stay,), (stay,))]
+    return index[0], index[1], norms.new_empty((stay,)), index[2], norms.new_empty(())

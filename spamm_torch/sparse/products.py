@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,11 +18,9 @@ from .blocks import (
     check_device,
     check_drop,
     check_pair,
-    chosen,
     index_dtype,
     is_sparse,
     read,
-    total,
 )
 from .maps import Plan, check_plan, given_maps, lost, make_plan, shares, threshold
 
@@ -58,23 +58,48 @@ def product(
     b: Tensor,
     knob: dict[str, Any],
     *,
-    block: Any,
-    norm_a: Tensor | None,
-    norm_b: Tensor | None,
-    symmetric: bool,
     return_norms: bool,
     return_info: bool,
-    drop: float | None,
-    plan: Plan | None,
-    input: Tensor | None = None,
-    beta: float = 1,
-    alpha: float = 1,
-    **refused: Any,
+    **options: Any,
 ) -> Any:
     """mm and addmm where an operand is block-sparse; the arguments are theirs, ``knob`` the knobs.
 
     Two block-sparse operands give a block-sparse result. One dense operand takes part with all of
     its blocks, and the result is dense.
+    """
+    c, map_c, is_dense, info = multiplied(function, a, b, knob, **options)
+    results: list[Any] = []
+    if is_dense:
+        results.append(c.dense()[: a.shape[0], : b.shape[1]].contiguous())
+        if return_norms:  # its own: blocks at the edge are summed up as they are there
+            results.append(_ops.norm_map(results[0], (c.edge,) * 2))
+    else:
+        results += [c.matrix(), map_c.matrix()][: 1 + return_norms]
+    if return_info:
+        results.append(info())
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def multiplied(
+    function: str,
+    a: Tensor,
+    b: Tensor,
+    knob: dict[str, Any],
+    *,
+    block: Any,
+    norm_a: Tensor | None,
+    norm_b: Tensor | None,
+    symmetric: bool,
+    drop: float | None,
+    plan: Plan | None = None,
+    input: Tensor | None = None,
+    beta: float = 1,
+    alpha: float = 1,
+    **refused: Any,
+) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo]]:
+    """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
+
+    To count takes as long as to plan: so it is the caller's choice, and can wait.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
@@ -87,7 +112,7 @@ def product(
     if plan is None:
         max_error = knob["max_error"]
         maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
-        share = 1.0 - _TO_DROP if drop else 1.0  # of max_error that skipping may use
+        share = 1.0 - TO_DROP if drop else 1.0  # of max_error that skipping may use
         tau = threshold(*maps, **knob | {"max_error": max_error and max_error * share})
         plan = make_plan(function, *maps, added, tau, symmetric, left.block_bytes())
     else:
@@ -100,23 +125,17 @@ def product(
     options = {"beta": beta, "alpha": alpha, "symmetric": symmetric}
     options |= {"crow_b": right.crow, "col_b": right.col, "tau": plan.tau}
     values, norms = _ops.bsr_multiply(*found, **extra, **options)
-    index = index_dtype(left, right)
-    c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
+    c = Blocks(plan.crow, plan.col, norms, right.columns)
     drop_bound = norms.new_zeros(())
     if drop:
-        most = None if max_error is None else abs(alpha) * _to_drop(plan, max_error)
-        c, norms, drop_bound = _dropped(c, norms, drop, most, symmetric)
-    map_c = c._replace(values=norms)
-    results: list[Any] = []
-    if is_dense:
-        results.append(c.dense()[: a.shape[0], : b.shape[1]].contiguous())
-        if return_norms:  # its own: blocks at the edge are summed up as they are there
-            results.append(_ops.norm_map(results[0], (left.edge,) * 2))
-    else:
-        results += [c.matrix(), map_c.matrix()][: 1 + return_norms]
-    if return_info:
-        results.append(_info(plan, alpha, drop_bound, left.edge))
-    return results[0] if len(results) == 1 else tuple(results)
+        c, numbers, drop_bound = dropped(plan, c, drop, max_error, alpha)
+        if len(numbers) < len(values):
+            values = values[numbers]
+    index = index_dtype(left, right)
+    map_c = c._replace(crow=c.crow.to(index), col=c.col.to(index))
+    c = map_c._replace(values=values)
+    info = partial(info_of, plan.norm_a, plan.norm_b, plan.tau, alpha, drop_bound, left.edge)
+    return c, map_c, is_dense, info
 
 
 _OF_INPUT = ("crow_input", "col_input", "values_input")
@@ -178,12 +197,7 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 # The share of max_error for dropping. What is dropped is lost in full, of what skipping may lose
 # only a part is: with halves SP2 of 300 waters loses 8 times the energy, at nearly the same work.
-_TO_DROP = 0.1
-
-
-def _slack(norms: Tensor) -> float:
-    """The relative error of a norm, with room for that of a sum of squares."""
-    return 2.0**-44 if norms.dtype == torch.float64 else 2.0**-18
+TO_DROP = 0.1
 
 
 def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
@@ -193,50 +207,30 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
-def _to_drop(plan: Plan, max_error: float) -> Tensor:
-    """What a call with a ``max_error`` may lose by dropping, before ``alpha``."""
-    whole = total(plan.norm_a.values) * total(plan.norm_b.values)
-    most = _TO_DROP * max_error * whole * (1 - 4 * _slack(plan.norm_a.values))
-    return torch.where(whole.isfinite(), most, 0.0)
-
-
-def _info(plan: Plan, alpha: float, drop_bound: Tensor, edge: int) -> SparseInfo:
-    skip_bound, products = lost(plan.norm_a, plan.norm_b, plan.tau)
-    tau = plan.tau.to(skip_bound.dtype)
+def info_of(
+    norm_a: Blocks, norm_b: Blocks, tau: Tensor, alpha: float, drop_bound: Tensor, edge: int
+) -> SparseInfo:
+    """What a product left out, from the norm maps of its operands."""
+    skip_bound, products = lost(norm_a, norm_b, tau)
+    tau = tau.to(skip_bound.dtype)
     if tau.device != skip_bound.device:  # by value: a copy would wait
         tau = torch.full_like(skip_bound, tau.item())
     bound = _rounded_up(abs(alpha) * skip_bound.double() + drop_bound.double(), tau.dtype)
-    ratio, of_all = shares(plan.norm_a, plan.norm_b, products)
+    ratio, of_all = shares(norm_a, norm_b, products)
     return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
 
 
-def _dropped(
-    c: Blocks, norms: Tensor, below: float, most: Tensor | None, symmetric: bool
+def dropped(
+    plan: Plan, c: Blocks, below: float, max_error: float | None, alpha: float
 ) -> tuple[Blocks, Tensor, Tensor]:
-    """Without blocks whose norm is below a number: the smallest, as long as they lose ``most``.
+    """The blocks of a norm map that stay: with their norms, their numbers, and the bound of others.
 
-    Returns the blocks that stay, their norms, and the bound of the norm of the others. Waits once
-    for the device, for the number of blocks.
+    Blocks below a number go; with a ``max_error`` only so many as it allows, the smallest first.
+    Waits once for the device, for the number of blocks.
     """
-    wide, slack = norms.double(), 2 * _slack(norms)
-    limit = torch.full_like(wide[:1].sum(), below)
-    if most is not None:
-        ascending = wide.sort().values
-        squares = (ascending / most.clamp(min=torch.finfo(torch.float64).tiny)).square()
-        unit = 2.0**62 / max(1, len(wide))  # sums of integers are the same in every order
-        squares = (torch.where(squares < 1.5, squares, 1.5) * unit).ceil().long().cumsum(0)
-        count = ((squares <= unit / (1 + slack) ** 2) & (most > 0)).sum()
-        next_one = torch.cat((ascending, limit.new_full((1,), math.inf))).index_select(
-            0, count[None]
-        )
-        limit = torch.minimum(limit, next_one[0])
-    stays = ~(wide < limit)
-    if symmetric:  # a block and its mirror image stay together
-        row, column = c.row_of(), c.col.long()
-        mirror = (column * c.rows + row).argsort()
-        stays = torch.where(row <= column, stays, stays[mirror])
-    numbers = stays.nonzero()[:, 0]
-    if len(numbers) == len(norms):
-        return c, norms, norms.new_zeros(())
-    gone = total(torch.where(stays, 0.0, wide)) * (1 + slack)
-    return chosen(c, stays, numbers), norms[numbers], _rounded_up(gone, norms.dtype)
+    share: dict[str, Any] = {}
+    if max_error is not None:
+        share = {"share": abs(alpha) * TO_DROP * max_error}
+        share |= {"norm_a": plan.norm_a.values, "norm_b": plan.norm_b.values}
+    found = _ops.bsr_drop(*c[:3], below=below, symmetric=plan.symmetric, **share)
+    return Blocks(found[0], found[1], found[2], c.columns), found[3], found[4]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -26,7 +27,7 @@ from .._rank_product import Settings
 from .blocks import Blocks, check_block_of, check_pair, chosen, index_dtype, read, read_map
 from .maps import Plan, found_tau, make_plan
 from .matrices import blocks_at, identity
-from .products import _TO_DROP, _dropped, _to_drop
+from .products import TO_DROP, SparseInfo, dropped, info_of
 
 _ops = torch.ops.spamm_torch
 
@@ -231,20 +232,19 @@ class Rows:
         added: Tensor | None = None,
         symmetric: bool,
         **scale: float,
-    ) -> tuple[Tensor, Tensor, Plan, Tensor]:
+    ) -> tuple[Tensor, Tensor, Callable[[], SparseInfo]]:
         """As ``addmm`` with ``drop=math.inf``; ``scale`` is its alpha and beta. A collective call.
 
         Of a symmetric product a rank computes the blocks of its rows on and above the diagonal, and
         gets the others of its rows from their mirror images on the ranks before it.
 
         Returns:
-            The product, its norm map, and for the numbers of what was left out the plan, with the
-            maps of all rows, and the norm of what was dropped.
+            The product, its norm map, and what counts what was left out.
         """
         left, right = read(a, "a", "mm"), read(b, "b", "mm")
         input = None if added is None else read(added, "input", "addmm")
         map_a, map_b = (read_map(x, "norms", "mm") for x in maps)
-        tau = found_tau(map_a, map_b, None, max_error * (1.0 - _TO_DROP))
+        tau = found_tau(map_a, map_b, None, max_error * (1.0 - TO_DROP))
         of_rows = left._replace(values=map_a.values[self._slice(map_a)])
         stored_b = map_b.crow[list(self.at)].diff().tolist()
         operands = ((of_rows, map_b), (left, right), stored_b)
@@ -252,15 +252,14 @@ class Rows:
         plan, values, norms = _multiplied(self.axis, *operands, tau, **options)
         whole, place, stored = self._whole(Blocks(plan.crow, plan.col, norms, right.columns))
         plan = plan._replace(norm_a=map_a, norm_b=map_b)
-        most = abs(scale.get("alpha", 1)) * _to_drop(plan, max_error)
-        places = whole._replace(values=place)
-        kept, norms, drop_bound = _dropped(places, whole.values, math.inf, most, symmetric)
-        needed, order = kept.values[self._slice(kept)].sort()
+        kept, numbers, drop_bound = dropped(plan, whole, math.inf, max_error, scale.get("alpha", 1))
+        needed, order = place[numbers[self._slice(kept)]].sort()
         blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
         own = self._slice(kept)
         crow = kept.crow.clamp(own.start, own.stop) - own.start
         c = Blocks(crow, kept.col[own], blocks, right.columns)
-        return c.matrix(), kept._replace(values=norms).matrix(), plan, drop_bound
+        of = (map_a, map_b, tau, scale.get("alpha", 1), drop_bound, left.edge)
+        return c.matrix(), kept.matrix(), partial(info_of, *of)
 
     def _slice(self, of: Blocks) -> slice:
         """This rank's blocks among those of all."""

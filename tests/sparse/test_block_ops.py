@@ -22,6 +22,9 @@ def test_ops(index, dtype):
     opcheck(ops.bsr_find_tau.default, (*maps, 3), {"valid_ratio": 0.4})
     opcheck(ops.bsr_find_tau.default, (*maps, 3), {"max_error": 0.1})
     opcheck(ops.bsr_error_bound.default, (*maps, 3, tau))
+    share = {"share": 0.1, "norm_a": maps[2], "norm_b": maps[2]}
+    opcheck(ops.bsr_drop.default, maps[:3], {"below": 0.5})
+    opcheck(ops.bsr_drop.default, maps[:3], {"below": 2.0, "symmetric": True, **share})
     names = ("crow_input", "col_input")
     added = dict(zip(names, pattern, strict=True))
     for options in ({}, {"lists": False}, {"symmetric": True}, added):

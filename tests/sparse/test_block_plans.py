@@ -213,3 +213,30 @@ def test_plans_that_are_used_again_do_not_wait():
         sparse.trace(a), sparse.norm(a)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("size", [1, 60, 1100])
+@pytest.mark.parametrize("dtype", NORMS)
+@pytest.mark.parametrize("index", INDICES)
+def test_dropping(dtype, index, size, symmetric):
+    generator = torch.Generator().manual_seed(size)
+    stored = torch.rand(size, size, generator=generator) < 40 / size
+    stored |= stored.T.clone()
+    crow, col, norms = norm_map(stored, dtype, index)
+    full = torch.zeros(size, size, dtype=dtype)
+    full[stored] = norms
+    maps = (crow, col, (full.triu() + full.triu(1).T)[stored])  # as of a matrix and its mirror
+    operands = {name: norms.nan_to_num(0.5, 0.5) for name in ("norm_a", "norm_b")}
+    options = [{"below": below} for below in (0.0, 0.01, 0.25, math.inf)]
+    for share in (0.0, 1e-12, 1e-4, 0.01, math.inf):
+        options += [{"below": below, "share": share, **operands} for below in (0.01, math.inf)]
+    for each in options:
+        right = ops.bsr_drop(*maps, **each, symmetric=symmetric)
+        names, values = each.keys(), on_cuda(each.values())
+        on_device = dict(zip(names, values, strict=True))
+        found = ops.bsr_drop(*on_cuda(maps), **on_device, symmetric=symmetric)
+        for x, y in zip(found[:4], right[:4], strict=True):
+            torch.testing.assert_close(x.cpu(), y, rtol=0, atol=0, equal_nan=True)
+        rounding = 1e-6 if dtype == torch.float32 else 1e-12
+        assert found[4].item() == pytest.approx(right[4].item(), rel=rounding)

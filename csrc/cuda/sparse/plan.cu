@@ -168,7 +168,7 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("bsr_plan", torch::CppFunction::makeFromBoxedFunction<&run_bsr_plan<&bsr_plan>>());
+  m.impl("bsr_plan", torch::CppFunction::makeFromBoxedFunction<&run_bsr<&bsr_plan>>());
 }
 
 }  // namespace spamm::cuda
