@@ -42,8 +42,7 @@ def block_sparse(cluster, basis, *, block=64, drop=1e-9, device="cpu", matrices=
         values = {"overlap": pair_overlaps(atoms, basis, low, high, far)}
         if "fock" in found:
             s = values["overlap"]
-            half = to_fock[low] @ s
-            half += s @ to_fock[high].mT
+            half = _products(to_fock[low], s) + _products(s, to_fock[high].mT)
             own = (i == j).nonzero()[:, 0]
             half[own] = (half[own] + half[own].mT) / 2
             values["fock"] = half
@@ -56,6 +55,17 @@ def block_sparse(cluster, basis, *, block=64, drop=1e-9, device="cpu", matrices=
             stays = filled.abs().amax((1, 2)) >= drop
             parts.append((keys[stays], filled[stays]))
     return [_joined(found.pop(name), columns) for name in matrices]
+
+
+def _products(a, b):
+    """a @ b of many small matrices, with bits that do not depend on a matrix's place among them.
+
+    ``torch.bmm`` does not promise that, and a pair and its mirror image must be equal.
+    """
+    found = torch.zeros_like(b)
+    for k in range(b.shape[1]):
+        found += a[:, :, k, None] * b[:, None, k]
+    return found
 
 
 def _places(i, j, functions, block, columns):

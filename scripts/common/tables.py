@@ -194,7 +194,8 @@ KINDS: dict[str, Kind] = {
     "stored products": Kind("precision n valid",
         "S S of a water cluster, in blocks of 64, ms; valid and stored a block row:",
         "n precision valid",
-        "stored|.0f; products|.0f|valid products; mm_ms||mm; share_of_plan|{:.0%}|plan's share; "
+        "stored|.0f; products|.0f|valid products; mm_ms||mm; "
+        "share_before|{:.0%}|norms' and plan's share; "
         "tflops|.3g|TFLOP/s of multiply; speedup|{:.2g}x|over expanded pairs; "
         "over_dense|{:.2g}x|over dense storage; over_entries|{:.3g}x|over entries in CSR"),
     "block-sparse density": Kind("n",

@@ -77,7 +77,7 @@ def test_block_sparse_products_and_density_matrices(tmp_path):
     )
     for row in tables["stored products"]:
         assert row["products"] == pytest.approx(4, abs=0.5)
-        assert row["share_of_plan"] == row["plan_ms"] / row["mm_ms"]
+        assert row["share_before"] == 1 - row["multiply_ms"] / row["mm_ms"]
         assert (row["over_entries"] is None) == (row["precision"] == "float16")
     for row in tables["block-sparse density"]:
         assert abs(row["energy_error"]) < 1e-7
