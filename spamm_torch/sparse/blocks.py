@@ -271,9 +271,9 @@ def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
     return Blocks(crow, col, values, columns)
 
 
-def chosen(c: Blocks, stays: Tensor, numbers: Tensor | None = None) -> Blocks:
-    """Some of the stored blocks; ``numbers`` are theirs, which waits for the device."""
-    numbers = stays.nonzero()[:, 0] if numbers is None else numbers
+def chosen(c: Blocks, stays: Tensor) -> Blocks:
+    """Some of the stored blocks. Waits for the device, for their number."""
+    numbers = stays.nonzero()[:, 0]
     crow = pad(stays.cumsum(0), (1, 0))[c.crow.long()].to(c.crow.dtype)
     return Blocks(crow, c.col[numbers], c.values[numbers], c.columns)
 

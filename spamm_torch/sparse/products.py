@@ -120,11 +120,10 @@ def multiplied(
         if given := [name for name, value in knob.items() if value is not None]:
             raise ValueError(f"a plan has its own threshold: expected no {given[0]}; got one")
         check_plan(plan, left, right, added, symmetric)
-    extra = {} if added is None else dict(zip(_OF_INPUT, added[:3], strict=True))
     found = (*plan[5:], *left[:3], right.values)
     options = {"beta": beta, "alpha": alpha, "symmetric": symmetric}
     options |= {"crow_b": right.crow, "col_b": right.col, "tau": plan.tau}
-    values, norms = _ops.bsr_multiply(*found, **extra, **options)
+    values, norms = _ops.bsr_multiply(*found, **of_input(added), **options)
     c = Blocks(plan.crow, plan.col, norms, right.columns)
     drop_bound = norms.new_zeros(())
     if drop:
@@ -138,7 +137,10 @@ def multiplied(
     return c, map_c, is_dense, info
 
 
-_OF_INPUT = ("crow_input", "col_input", "values_input")
+def of_input(added: Blocks | None) -> dict[str, Tensor]:
+    """What is added, as arguments of the op ``bsr_multiply``."""
+    names = ("crow_input", "col_input", "values_input")
+    return {} if added is None else dict(zip(names, added[:3], strict=True))
 
 
 def _operands(

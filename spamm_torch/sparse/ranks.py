@@ -27,7 +27,7 @@ from .._rank_product import Settings
 from .blocks import Blocks, check_block_of, check_pair, chosen, index_dtype, read, read_map
 from .maps import Plan, found_tau, make_plan
 from .matrices import blocks_at, identity
-from .products import TO_DROP, SparseInfo, dropped, info_of
+from .products import TO_DROP, SparseInfo, dropped, info_of, of_input
 
 _ops = torch.ops.spamm_torch
 
@@ -63,12 +63,15 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         whole_a, _ = _gathered(map_a, axis)
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
         tau = found_tau(whole_a, map_b, *searched)
-    plan, values, _ = _multiplied(axis, (map_a, map_b), (left, right), stored, tau)
+    plan, values, _ = _multiplied(
+        "distributed.mm", axis, (map_a, map_b), (left, right), stored, tau
+    )
     index = index_dtype(left, right)
     return Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns).matrix()
 
 
 def _multiplied(
+    function: str,
     axis: Axis,
     maps: tuple[Blocks, Blocks],
     operands: tuple[Blocks, Blocks],
@@ -84,15 +87,13 @@ def _multiplied(
     ``maps`` are of its rows of A and of all of B, ``stored`` is the number of each rank's blocks.
     """
     left, right = operands
-    options: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
-    plan = _together(axis, lambda: make_plan("a product over ranks", *maps, *options))
+    planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
+    plan = _together(axis, lambda: make_plan(function, *maps, *planned))
     needed, slots_b = plan.slots_b.long().unique(return_inverse=True)
     values_b = _fetched(needed, right.values, stored, axis)
     lists = (plan.crow, plan.col, plan.first, plan.slots_a, slots_b.int())
-    names = ("crow_input", "col_input", "values_input")
-    extra = {} if added is None else dict(zip(names, added[:3], strict=True))
-    found = _ops.bsr_multiply(*lists, *left[:3], values_b, symmetric=symmetric, **extra, **scale)
-    return plan, *found
+    options = {"symmetric": symmetric, **of_input(added), **scale}
+    return plan, *_ops.bsr_multiply(*lists, *left[:3], values_b, **options)
 
 
 def _gathered(own: Blocks, axis: Axis) -> tuple[Blocks, list[int]]:
@@ -249,16 +250,16 @@ class Rows:
         stored_b = map_b.crow[list(self.at)].diff().tolist()
         operands = ((of_rows, map_b), (left, right), stored_b)
         options: dict[str, Any] = {"added": input, "symmetric": symmetric, **scale}
-        plan, values, norms = _multiplied(self.axis, *operands, tau, **options)
+        plan, values, norms = _multiplied("purify", self.axis, *operands, tau, **options)
         whole, place, stored = self._whole(Blocks(plan.crow, plan.col, norms, right.columns))
-        plan = plan._replace(norm_a=map_a, norm_b=map_b)
-        kept, numbers, drop_bound = dropped(plan, whole, math.inf, max_error, scale.get("alpha", 1))
+        plan, alpha = plan._replace(norm_a=map_a, norm_b=map_b), scale.get("alpha", 1)
+        kept, numbers, drop_bound = dropped(plan, whole, math.inf, max_error, alpha)
         needed, order = place[numbers[self._slice(kept)]].sort()
         blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
         own = self._slice(kept)
         crow = kept.crow.clamp(own.start, own.stop) - own.start
         c = Blocks(crow, kept.col[own], blocks, right.columns)
-        of = (map_a, map_b, tau, scale.get("alpha", 1), drop_bound, left.edge)
+        of = (map_a, map_b, tau, alpha, drop_bound, left.edge)
         return c.matrix(), kept.matrix(), partial(info_of, *of)
 
     def _slice(self, of: Blocks) -> slice:

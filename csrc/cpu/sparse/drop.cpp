@@ -85,11 +85,8 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
       kept.mutable_data_ptr<N>()[i] = norms[numbers[i]];
     }
     const double lost = norm_of(gone.data(), static_cast<int64_t>(gone.size()));
-    const double bound = lost * (1 + 2 * kernels::kNormSlack<N>);
-    const N rounded = static_cast<N>(bound);
-    const N up =
-        rounded < bound ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
-    return {crow, col, kept, places, at::scalar_tensor(up, owner.options())};
+    const N bound = rounded_up<N>(lost * (1 + 2 * kernels::kNormSlack<N>));
+    return {crow, col, kept, places, at::scalar_tensor(bound, owner.options())};
   });
 }
 

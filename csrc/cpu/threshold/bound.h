@@ -26,6 +26,13 @@ double norm_of(const N* numbers, int64_t size, const Of& of = {}) {
   });
 }
 
+// At least `x`.
+template <class N>
+N rounded_up(double x) {
+  const N rounded = static_cast<N>(x);
+  return rounded < x ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
+}
+
 // The error bound, rounded up. It includes the rounding of the norms and of sums of at most
 // `additions` terms.
 template <class N>
@@ -33,9 +40,7 @@ N bound_of_rows(const std::vector<double>& row_bounds, double additions) {
   const double slack = kernels::kNormSlack<N> + additions * std::numeric_limits<double>::epsilon();
   const double root =
       kernels::at_most(norm_of(row_bounds.data(), static_cast<int64_t>(row_bounds.size())));
-  const double bound = kernels::at_most(root * (1 + slack));
-  const N rounded = static_cast<N>(bound);
-  return rounded < bound ? std::nextafter(rounded, std::numeric_limits<N>::infinity()) : rounded;
+  return rounded_up<N>(kernels::at_most(root * (1 + slack)));
 }
 
 // Norms without an order.
