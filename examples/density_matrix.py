@@ -73,8 +73,8 @@ def parse(arguments):
         "--matrices",
         metavar="FILE",
         type=Path,
-        help="an .npz file with fock, overlap, electrons and atoms, as make_ergo_matrices.py "
-        "writes it (default: none)",
+        help="an .npz file with fock, overlap, electrons and atoms, as "
+        "in data/ergo (default: none)",
     )
     source.add_argument(
         "--waters",

@@ -15,20 +15,20 @@ import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C ma
 
 import torch
 
-from cases import block_sparse, conv, layers, mm, multi_gpu, multi_gpu_conv, networks, vgg13
+from cases import block_sparse, conv, layers, mm, multi_gpu, networks, vgg13
 from common import options as cli
 from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
 from common.machine import describe_machine
-from common.measuring import Measuring
+from common.measuring import close, tables_of
 from models.files import require_writable
 
 # A case has TITLE, NOTES, MODE (inference_mode or no_grad); DEFAULTS by kind of device;
-# add_options(parser); measure(measuring, options), the tables of rows; said(tables, options).
-# It may have choose(options), which completes options and raises UserError; prepare(options,
-# console), where something must be made first; header(options); settings(options), what decides its
-# figures beside the options.
+# add_options(parser); cells(options), {name: call that measures it}, as of common.measuring. It may
+# have choose(options), which completes options and raises UserError; prepare(options), where
+# something must be made first; header(options); settings(options), what decides its figures beside
+# the options; joined(tables), more tables of those of all cells.
 CASES = {
     "mm": mm,
     "block_sparse": block_sparse,
@@ -37,7 +37,6 @@ CASES = {
     "layers": layers,
     "vgg13": vgg13,
     "multi_gpu": multi_gpu,
-    "multi_gpu_conv": multi_gpu_conv,
 }
 
 
@@ -84,7 +83,7 @@ def main(arguments=None):
     case, console = CASES[options.case], make_console()
     require_writable(options.out)
     decisive = _decisive(options)
-    _if_it_has(case, "prepare", options, console)
+    _if_it_has(case, "prepare", options)
     torch.backends.cudnn.benchmark = True
     with case.MODE():
         header = results.run_header(describe_machine(options.device), "bench.py", arguments)
@@ -99,15 +98,12 @@ def main(arguments=None):
             Journal(options.out, options.name, settings, fresh=options.fresh) as journal,
             Steps(console, options.case) as steps,
         ):
-            tables = case.measure(Measuring(journal, steps, console), options)
-            run = {
-                "name": options.name,
-                "said": case.said(tables, options),
-                "header": header,
-                "tables": tables,
-            }
+            tables = tables_of(case.cells(options), journal, steps)
+            tables |= _if_it_has(case, "joined", tables)
+            run = {"name": options.name, "said": results.said(tables)}
+            run |= {"header": header, "tables": tables}
             results.finish(options.out / options.name, case.TITLE, run, console, case.NOTES)
-            journal.remove()
+            close(journal, tables, console)
 
 
 if __name__ == "__main__":

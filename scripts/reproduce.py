@@ -12,7 +12,6 @@ or by an error of the device.
 """
 
 import sys
-from pathlib import Path
 
 import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
 
@@ -23,7 +22,7 @@ from common import results
 from common.console import Steps, exit_code, make_console
 from common.journal import Journal, run_settings
 from common.machine import describe_machine, peer_libraries
-from common.measuring import Measuring, failed
+from common.measuring import close, tables_of
 from common.training import add_training_options
 from models.errors import UserError
 from models.files import require_writable
@@ -58,9 +57,6 @@ def parse(arguments):
     what = "edges of the square matrices of Tables 1 to 3"
     cli.add_numbers(parser, "--sizes", what, None, "N", said="each table's own")
     cli.add_repeats_option(parser, DEFAULTS)
-    what = "files of make_ergo_matrices.py for Table 4"
-    said = "none, but for what comes with the repository and a model cluster"
-    cli.add(parser, "--matrices", what, [], said, metavar="FILE", type=Path, nargs="+")
     add_training_options(parser)
     cli.add_output_options(parser)
     what = "what the files are called after their table"
@@ -90,21 +86,21 @@ def measure(number, run, about, journal, path):
         about: its run without tables. path: of the page.
 
     Returns:
-        How many cells failed that another run may measure. The journal has all others.
+        Its tables.
     """
     of_table = TABLES[number]
     run.console.print(f"table {number}: {of_table.TITLE}")
     cells = {f"{number}, {name}": call for name, call in of_table.cells(run).items()}
     with Steps(run.console, "table") as steps:
-        measuring = Measuring(journal, steps, run.console)
-        tables = measuring.tables(cells, of_table.said_of, lambda found: not failed(found))
-    of_run = about | {"said": of_table.said(tables), "tables": tables}
+        tables = tables_of(cells, journal, steps)
+    said = getattr(of_table, "said", results.said)
+    of_run = about | {"said": said(tables), "tables": tables}
     page = page_at(path)
     results.add(page, of_run)
     run.console.print(of_run["said"])
     for written in results.write(path, page):
         run.console.print(f"wrote {written}")
-    return failed(tables)
+    return tables
 
 
 def page_at(path):
@@ -137,16 +133,11 @@ def main(arguments=None):
     tables = {f"table {number}": of for number, of in settings.items()}
     decided = run_settings(header, repeats=run.repeats, gpus=count, **tables)
     with Journal(options.out, f"tables_{name}", decided, fresh=options.fresh) as journal:
-        left = 0
+        found = {}
         for number, of in settings.items():
             about = {"name": f"table_{number}_{name}", "header": header | {"settings": of}}
-            left += measure(number, run, about, journal, path)
-        if left:
-            console.print(
-                f"{left} cells failed; the same command tries these again, --fresh measures all"
-            )
-        else:
-            journal.remove()
+            found |= measure(number, run, about, journal, path)
+        close(journal, found, console)
 
 
 if __name__ == "__main__":

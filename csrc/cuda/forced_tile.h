@@ -1,5 +1,5 @@
 // Environment variable SPAMM_TORCH_TILE: `small` or `large` forces that tile in all products and
-// convolutions whose kernel has it. scripts/tune.py times both, and scripts/sanitize.py runs both.
+// convolutions whose kernel has it. scripts/bench.py times either, and scripts/sanitize.py runs both.
 // Read once per process.
 #pragma once
 

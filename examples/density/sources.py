@@ -89,7 +89,7 @@ def as_blocks(problem: Problem, block: int) -> Problem:
 
 
 def from_file(path: Path, electrons: int | None) -> Problem:
-    """An .npz file of scripts/make_ergo_matrices.py, or one of plain arrays.
+    """An .npz file as in data/ergo, or one of plain arrays.
 
     Plain arrays are fock (N x N) and electrons, and where they are there overlap and density
     (N x N) and atoms (a number; else 1, so that energies are not divided).

@@ -28,9 +28,6 @@ class Shell:
         return 2 * self.l + 1
 
 
-# Each name as users give it, and what ergo calls it.
-ERGO_NAME = {"STO-3G": "STO-3G", "6-31G": "6-31G", "6-31G**": "6-31Gss"}
-
 _S = (0.15432897, 0.53532814, 0.44463454)
 _STO_3G = {
     "O": (

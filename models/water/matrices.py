@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from models.errors import UserError, first_line
-from models.files import write_atomically
 from models.water.basis import function_atoms
 from models.water.geometry import WaterCluster
 
@@ -74,46 +73,8 @@ class ErgoMatrices:
         return self.cluster.electrons
 
 
-def from_run(run, cluster, basis):
-    """The matrices of an ErgoRun."""
-
-    def tensor(array):
-        return None if array is None else torch.from_numpy(array)
-
-    return ErgoMatrices(
-        *(tensor(getattr(run, name)) for name in MATRICES),
-        ergo_order=tensor(run.order),
-        cluster=cluster,
-        basis=basis,
-        energy=run.energy,
-        version=run.version,
-    )
-
-
-def save(matrices, path):
-    """Writes an .npz file, in full or not at all: of each matrix its upper triangle, row by row.
-
-    Raises:
-        UserError: it cannot be written.
-    """
-    upper = np.triu_indices(len(matrices.overlap))
-    found = {name: getattr(matrices, name) for name in MATRICES}
-    content = {
-        **{name: matrix.numpy()[upper] for name, matrix in found.items() if matrix is not None},
-        "ergo_order": matrices.ergo_order.numpy(),
-        "atoms": matrices.cluster.positions,
-        "frames": matrices.cluster.frames,
-        "basis": np.array(matrices.basis),
-        "version": np.array(matrices.version),
-        "format": np.array(_FORMAT),
-    }
-    if matrices.energy is not None:
-        content["energy"] = np.array(matrices.energy)
-    write_atomically(path, lambda file: np.savez_compressed(file, **content))
-
-
 def read(path):
-    """The ErgoMatrices in a file of :func:`save`.
+    """The ErgoMatrices in a file: data/ergo/README.md says what it holds.
 
     Raises:
         UserError: the file is missing, of another format, or damaged.
@@ -126,7 +87,7 @@ def read(path):
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"cannot read {path}: {first_line(error)}") from error
     if str(content.get("format")) != _FORMAT:
-        raise UserError(f"expected a file of make_ergo_matrices.py; got another in {path}")
+        raise UserError(f"expected a file as in data/ergo; got another in {path}")
     try:
         return _parsed(content)
     except (KeyError, ValueError) as error:

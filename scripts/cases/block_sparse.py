@@ -18,7 +18,7 @@ import torch
 import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
-from common.measuring import cell, not_measured
+from common.measuring import cell
 from common.timing import by_clock
 from models.errors import UserError
 from models.water import blocks, geometry
@@ -66,23 +66,25 @@ def header(options):
     return {"matrices": f"{BASIS}, blocks of {BLOCK}, entries below {DROP:g} left out"}
 
 
-def measure(measuring, options):
-    cells = {}
+def cells(options):
+    found = {}
     rest = {"device": options.device, "repeats": options.repeats}
     for waters in filter(None, options.waters):
         for precision in options.precisions[: 1 if waters > _SMALL else None]:
             for valid in options.valid[-1 if waters > _SMALL else None :]:
                 place = {"n": 7 * waters, "precision": precision, "valid": valid}
                 call = functools.partial(square, **rest)
-                cells[f"{waters} waters, {precision}, {valid}"] = cell(_PRODUCTS, call, **place)
+                found[f"{waters} waters, {precision}, {valid}"] = cell(_PRODUCTS, call, **place)
     for waters in filter(None, options.density):
         error = options.max_error * min(1, math.sqrt(2000 / waters))
         call = functools.partial(density, waters=waters, max_error=error, **rest)
-        cells[f"density of {waters} waters"] = cell(_DENSITY, lambda n, of=call: of(), n=7 * waters)
-    tables = measuring.tables(cells, said_of)
-    if grown := list(growth(tables.get(_DENSITY, ()))):
-        tables["block-sparse growth"] = grown
-    return tables
+        found[f"density of {waters} waters"] = cell(_DENSITY, lambda n, of=call: of(), n=7 * waters)
+    return found
+
+
+def joined(tables):
+    grown = list(growth(tables.get(_DENSITY, ())))
+    return {"block-sparse growth": grown} if grown else {}
 
 
 def growth(rows):
@@ -96,31 +98,6 @@ def growth(rows):
         quantity = "memory, GB" if column == "peak_gb" else "time, ms"
         for n, value in points:
             yield {"quantity": quantity, "of": name, "functions": n, "value": value}
-
-
-def said_of(found):
-    """A line for the terminal."""
-    [[row]] = found.values()
-    if "absent" in row:
-        return not_measured(row)
-    return ", ".join(f"{name} {value:.4g}" for name, value in row.items() if name.endswith("ms"))
-
-
-def said(tables, options):
-    """What the rows say, in one line."""
-    found = [row for row in tables.get(_PRODUCTS, ()) if "speedup" in row]
-    parts = [
-        f"{row['precision']}, N = {row['n']}, {row['valid']} valid products a block row: "
-        f"{row['speedup']:.2g}x the expanded pairs"
-        for row in found[:2]
-    ]
-    parts += [
-        f"SP2 of N = {row['n']}: {row['sp2_ms']:.4g} ms"
-        + (f", {row['energy_error']:.1e} hartree an atom" if "energy_error" in row else "")
-        for row in tables.get(_DENSITY, ())
-        if "sp2_ms" in row
-    ]
-    return "; ".join(parts) + "."
 
 
 # ---- Products -----------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ serving.
 
 import functools
 import itertools
-import statistics
 from dataclasses import dataclass
 
 import torch
@@ -114,17 +113,13 @@ def header(options):
     return {"block": " x ".join(map(str, options.block))}
 
 
-def cells_of(options):
+def cells(options):
     return {
         f"{layer.name} {rest[0]} {rest[1]} {rest[2]}": functools.partial(
             bench_case, layer, *rest, options
         )
         for layer, *rest in cases_of(options)
     }
-
-
-def measure(measuring, options):
-    return measuring.tables(cells_of(options), said_of)
 
 
 def cases_of(options):
@@ -134,31 +129,6 @@ def cases_of(options):
         by_default = options.batches is DEFAULTS[options.device.type]["batches"]
         batches = LARGE_BATCHES if by_default and group == "large" else options.batches
         yield from itertools.product(layers, batches, options.precisions, options.data)
-
-
-def said_of(found):
-    """A line for the terminal."""
-    return ", ".join(
-        f"{row['valid_ratio']:.0%}: {row['speedup']:.2f}x"
-        + (f" ({row['speedup_chained']:.2f}x)" if row["speedup_chained"] else "")
-        for row in found["convolutions"]
-    )
-
-
-def said(tables, options):
-    """How many layers gain at the most and the least kept, and by how much, in each type."""
-    rows = [row for row in tables["convolutions"] if row["data"] == options.data[0]]
-    parts = []
-    for precision in options.precisions:
-        gains = []
-        for ratio in sorted({min(options.ratios), max(options.ratios)}):
-            at = (precision, ratio)
-            speedups = [r["speedup"] for r in rows if (r["precision"], r["ratio"]) == at]
-            faster = sum(speedup > 1 for speedup in speedups)
-            median = statistics.median(speedups)
-            gains.append(f"{faster} of {len(speedups)} at {ratio:.0%} kept (median {median:.2f}x)")
-        parts.append(f"{precision}: {', '.join(gains)}")
-    return f"Layers faster than the dense convolution, in {'; '.join(parts)}."
 
 
 # ---- A case -------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import spamm_torch
 from cases.conv import Layer
-from cases.networks import PRECISION, said_of
+from cases.networks import PRECISION
 from common import options as cli
 from common.machine import TOLERANCE, use_precision
 from common.timing import interleaved
@@ -132,23 +132,12 @@ def header(options):
     return {"inference": f"{options.precision}, channels last"}
 
 
-def measure(measuring, options):
+def cells(options):
     cells = itertools.product(options.batches, options.layers)
-    calls = {
+    return {
         f"{name}, batch {batch}": functools.partial(measure_layer, LAYERS[name], batch, options)
         for batch, name in cells
     }
-    return measuring.tables(calls, said_of)
-
-
-def said(tables, options):
-    """What all layers of the first batch take, in one line."""
-    batch, sums = options.batches[0], dict.fromkeys(CANDIDATES, 0)
-    for row in tables["fused layers"]:
-        if row["batch"] == batch:
-            sums[row["candidate"]] += 1e3 * row["ms"] * row["count"]
-    times = ", ".join(f"{name} {us:.4g} us" for name, us in sums.items())
-    return f"ResNet-50's convolutions fused, batch {batch}: {times}."
 
 
 # ---- A layer ------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import spamm_torch
 from common import options as cli
 from common.machine import PRECISIONS, TOLERANCE, use_precision
 from common.operands import operands
-from common.tables import text
 from common.timing import interleaved
 from models.errors import UserError
 
@@ -32,7 +31,6 @@ DEFAULTS = {
     },
 }
 _SEARCHED_ERROR = 1e-6  # the max_error of the second search
-_SAID_SIZE = 8192  # of the conclusion, where it was measured
 
 
 def block_edges(text):
@@ -61,38 +59,13 @@ def add_options(parser):
     cli.add_cold_option(parser)
 
 
-def measure(measuring, options):
-    bandwidth = measuring.journal.measured(
-        "copy bandwidth", lambda: copy_bandwidth(options.device, options.repeats)
-    )
+def cells(options):
+    bandwidth = functools.cache(lambda: copy_bandwidth(options.device, options.repeats))
     cases = itertools.product(options.data, options.precisions, options.blocks, options.sizes)
     rest = options.ratios, bandwidth, options.device, options.repeats, options.cold
-    cells = {
+    return {
         " ".join(map(str, case)): functools.partial(bench_operands, case, *rest) for case in cases
     }
-    return measuring.tables(cells, said_of)
-
-
-def said_of(found):
-    """A line for the terminal."""
-    return ", ".join(f"{r['ratio']:.0%}: {r['speedup']:.2f}x" for r in found["products"])
-
-
-def said(tables, options):
-    """What the rows say in one line: the first data set at one size, each type and block."""
-    rows = tables["products"]
-    sizes = {row["n"] for row in rows}
-    n = _SAID_SIZE if _SAID_SIZE in sizes else max(sizes)
-    at = [row for row in rows if (row["data"], row["n"]) == (rows[0]["data"], n)]
-    parts = []
-    for ratio in sorted({min(options.ratios), max(options.ratios)}):
-        speedups = ", ".join(
-            f"{row['speedup']:.2f}x ({row['precision']}, {text(row['block'])})"
-            for row in at
-            if row["ratio"] == ratio
-        )
-        parts.append(f"{ratio:.0%} kept: {speedups}")
-    return f"{rows[0]['data']}, N = {n}, mm over torch.mm, norms included: {'; '.join(parts)}."
 
 
 def relative_error(product, a, b, norm_a, norm_b, tau, block):
@@ -127,7 +100,8 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_a
     """All ratios of one case; the dense product takes turns with all of them.
 
     Args:
-        case: (data, precision, block, n). ratios: valid ratios. bandwidth: as of copy_bandwidth.
+        case: (data, precision, block, n). ratios: valid ratios.
+        bandwidth: a call that gives what copy_bandwidth gives.
         repeats: rounds of each timing. cold: empty the L2 cache before each call.
         norms_apart: time the product without the norms, too.
 
@@ -170,7 +144,7 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_a
     dense_error = relative_error(torch.mm(a, b), a, b, norm_a, norm_b, 0, block)
     times = interleaved(candidates, device, repeats, cold=cold)
     dense = times["dense"].median
-    operand_ms = 2 * n * n * a.element_size() / bandwidth
+    operand_ms = 2 * n * n * a.element_size() / bandwidth()
     place = {"data": data, "precision": precision, "block": block, "n": n}
 
     def row(ratio):
@@ -198,7 +172,7 @@ def bench_operands(case, ratios, bandwidth, device, repeats, cold=False, norms_a
         "cold": cold,
         "norms_ms": norms,
         "norms_share_of_copy": operand_ms / norms,
-        "copy_bandwidth": bandwidth,
+        "copy_bandwidth": bandwidth(),
         "search_ms": times["search"].median,
         "error_search_ms": times["error search"].median,
     }

@@ -1,9 +1,10 @@
-"""mm on several devices against one, by where the operands lie, and other libraries' products.
+"""mm and conv2d on several devices against one, and other libraries' products.
 
-Layouts: R, rows of A on each device and the whole of B on each; S, rows of A and of B on each; 0,
-operands and result on the first device; H, in pinned host memory; ranks, as S with one process a
-device. Each result is compared with one device's, bit for bit. A cell that cannot be measured is a
-row that says why: on a CPU, where the parts share it, those that need GPUs.
+Layouts of products: R, rows of A on each device and the whole of B on each; S, rows of A and of B
+on each; 0, operands and result on the first device; H, in pinned host memory; ranks, as S with one
+process a device. Layers: the ten convolutions of VGG13 on 32 x 32 pictures, of a batch cut into
+parts. Each result must have the bits of one device's. A cell that cannot be measured is a row that
+says why: on a CPU, where the parts share it, those that need GPUs.
 """
 
 import functools
@@ -11,10 +12,16 @@ import itertools
 
 import torch
 
+import spamm_torch
 from cases import ranks, shards
+from cases.conv import GROUPS, Case
+from cases.networks import PRECISION
 from common import options as cli
-from common.measuring import cell, not_measured
+from common.machine import use_precision
+from common.measuring import cell
 from common.operands import DATA
+from common.timing import by_clock
+from models.errors import UserError
 
 LAYOUTS = {
     "R": "rows of A on each device, the whole of B on each",
@@ -26,16 +33,25 @@ LAYOUTS = {
 PEERS = {"R": "torch.mm", "ranks": "DTensor"}  # dense products of operands that lie so
 NEED_CUDA = ("0", "H")
 _EVERYWHERE = ("R", "S")  # the other layouts: at the largest size, with the first data set
-TITLE = "mm on several devices against one"
+LAYERS = {layer.name: layer for layer in GROUPS["vgg13"]}
+TITLE = "mm and conv2d on several devices against one"
 NOTES = "Layouts: " + "; ".join(f"{name}: {what}" for name, what in LAYOUTS.items()) + "."
 MODE = torch.inference_mode
 RATIOS = (0.05, 0.3, 1.0)
+LAYER_RATIOS = (0.5, 1.0)
 DEFAULTS = {
-    "cpu": {"sizes": (256, 512), "sweep": (), "data": ("decay", "normal"), "repeats": 3},
+    "cpu": {
+        "sizes": (256, 512),
+        "sweep": (),
+        "data": ("decay", "normal"),
+        "batches": (128, 256),
+        "repeats": 3,
+    },
     "cuda": {
         "sizes": (8192, 16384, 32768),
         "sweep": (2048, 3072, 4096, 6144, 12288),  # at the smallest ratio only
         "data": DATA,
+        "batches": (128, 512, 2048, 8192),
         "repeats": 5,
     },
 }
@@ -54,20 +70,24 @@ def add_options(parser):
         "layouts with the first"
     )
     cli.add_choices(parser, "--data", what, DEFAULTS, DATA)
-    cli.add_choices(parser, "--layouts", "where the operands lie", tuple(LAYOUTS), LAYOUTS)
+    some = {"nargs": "*"}
+    cli.add_choices(parser, "--layouts", "where operands lie", tuple(LAYOUTS), LAYOUTS, **some)
     cli.add_ratios_option(parser, RATIOS)
+    what = "some of the layers"
+    cli.add_choices(parser, "--layers", what, tuple(LAYERS), LAYERS, metavar="LAYER", **some)
+    cli.add_numbers(parser, "--batches", "images a batch", DEFAULTS, "IMAGES")
     cli.add_repeats_option(parser, DEFAULTS)
+
+
+def header(options):
+    return {"layers' type": PRECISION[options.device.type]}
 
 
 # ---- Measuring ----------------------------------------------------------------------------------
 
 
-def measure(measuring, options):
-    return measuring.tables(cells_of(options), said_of)
-
-
-def cells_of(options):
-    """{name: call that measures it}, the largest products first; those of one follow each other."""
+def cells(options):
+    """The largest products first; those of one follow each other."""
     bench, found = _Bench(options.devices, options.repeats), {}
     slabs = [layout for layout in options.layouts if layout in _EVERYWHERE]
 
@@ -95,7 +115,24 @@ def cells_of(options):
     for layout in slabs:
         call = cell("several devices, overheads", bench.overhead, layout=layout, n=256)
         found[f"overhead {layout}"] = call
+    for layer, batch, ratio in itertools.product(options.layers, options.batches, LAYER_RATIOS):
+        place = {"layer": layer, "batch": batch, "ratio": ratio}
+        call = cell("several devices, layers", bench.layer, **place)
+        found[f"{layer} {batch} {ratio}"] = call
     return found
+
+
+def same_as_one(rows):
+    """The rows, whose results were compared with one device's.
+
+    Raises:
+        UserError: a result has other bits.
+    """
+    rows = list(rows)
+    for row in rows:
+        if not row.pop("equal"):
+            raise UserError(f"wrong result on several devices: expected the bits of one; got {row}")
+    return rows
 
 
 class _Bench:
@@ -118,13 +155,14 @@ class _Bench:
         if layout in NEED_CUDA and kind != "cuda":
             raise RuntimeError(f"{layout} needs CUDA devices; got {kind}")
         if layout == "ranks":
-            return ranks.run(ranks.multiply, self._devices, product, ratios, self._repeats)
+            rows = ranks.run(ranks.multiply, self._devices, product, ratios, self._repeats)
+            return same_as_one(rows)
         bandwidth = self._bandwidth() if layout == "H" else None
         given = layout, self._product(**product)
-        return [
+        return same_as_one(
             {"ratio": ratio} | shards.measure(*given, ratio, self._repeats, bandwidth)
             for ratio in ratios
-        ]
+        )
 
     def peer(self, peer, **product):
         if peer == "DTensor":
@@ -137,39 +175,21 @@ class _Bench:
         """The host's time for a product that is next to none."""
         return [shards.overhead(layout, self._product(**_TINY, n=n))]
 
-
-# ---- What was found -----------------------------------------------------------------------------
-
-
-def said_of(found):
-    """A line for the terminal."""
-    [rows] = found.values()
-    row = rows[0]
-    if "absent" in row:
-        return not_measured(row)
-    if "peer" in row:
-        return f"{row['ms']:.4g} ms"
-    if "one_us" in row:
-        return f"{row['one_us']:.3g} -> {row['all_us']:.3g} us"
-    speedups = ", ".join(f"{row['ratio']:.0%}: {row['speedup']:.2f}x" for row in rows)
-    return speedups + different(rows)
-
-
-def different(rows):
-    """Words about results that have other bits than one device's."""
-    wrong = sum(not row["equal"] for row in rows)
-    return f"; {wrong} RESULTS DIFFER from one device's" if wrong else ""
-
-
-def said(tables, options):
-    """Speedups at the largest size, with the first data set, of each layout."""
-    rows = [row for row in tables.get("several devices", ()) if row.get("speedup")]
-    if not rows:
-        return "No product could be measured on several devices."
-    n, data = max(row["n"] for row in rows), rows[0]["data"]
-    speedups = ", ".join(
-        f"{row['speedup']:.2f}x ({row['layout']}, {row['ratio']:.0%})"
-        for row in rows
-        if (row["n"], row["data"]) == (n, data)
-    )
-    return f"{options.parts} devices against one, {data}, N = {n}: {speedups}{different(rows)}."
+    def layer(self, layer, batch, ratio):
+        """The row of a convolution, by its name."""
+        devices, block = self._devices, (64, 64, 64)
+        dtype = use_precision(PRECISION[devices[0].type])
+        case = Case(LAYERS[layer], batch, dtype, "even", block, devices[0])
+        tau, valid = case.threshold(ratio)
+        conv2d = functools.partial(spamm_torch.conv2d, **case.shape, **case.setting, tau=float(tau))
+        cuts = shards.equal_cuts(batch, len(devices), block[2])
+        pictures = shards.split(case.input, cuts, devices)
+        weights = [case.weight.to(device) for device in devices]
+        calls = {
+            "one": functools.partial(conv2d, case.input, case.weight),
+            "all": functools.partial(conv2d, pictures, weights),
+        }
+        results = torch.cat([result.to(devices[0]) for result in calls["all"]()])
+        equal = torch.equal(results, calls["one"]())
+        times = by_clock(calls, self._repeats, functools.partial(shards.synchronize, devices))
+        return same_as_one([shards.figures(valid, times, equal)])

@@ -54,7 +54,6 @@ NOTES = (
 MODE = torch.no_grad  # not inference mode, whose tensors count no versions
 MODES = ("CUDA graph", "eager")
 _PEERS = {"CUDA graph": "compiled", "eager": "dense"}  # of each mode's speedups
-_SAID_BATCH = 64  # in the conclusion, where it was measured
 _MOST_ERROR = 4  # times the dense network's own error: rounding in another order
 _LEAST_ERROR = 1e-6  # below that errors count as equal
 _SETTLING_IMAGES = 4
@@ -153,6 +152,7 @@ def choose(options):
     options.candidates = [name for name in CANDIDATES if name in options.candidates]
     options.modes = [mode for mode in MODES if mode in options.modes]
     options.precision = PRECISION[options.device.type]
+    use_precision(options.precision)
     if options.device.type == "cpu" and options.modes != ["eager"]:
         raise UserError("expected --modes eager on a CPU; got CUDA graph")
 
@@ -161,51 +161,13 @@ def header(options):
     return {"inference": f"{options.precision}, channels last"}
 
 
-def cells_of(options):
+def cells(options):
     """{name: call that measures it}, in the order of the tables."""
     return {
         f"{name}, batch {batch}": functools.partial(measure_network, name, batch, options)
         for name in options.networks
         for batch in options.batches or NETWORKS[name].batches
     }
-
-
-def measure(measuring, options):
-    use_precision(options.precision)
-    return measuring.tables(cells_of(options), said_of)
-
-
-def said_of(found):
-    """A line for the terminal: the first mode's times."""
-    rows = [row for rows in found.values() for row in rows]
-    return ", ".join(
-        f"{row['candidate']} " + (f"{row['ms']:.4g} ms" if row.get("ms") else row["absent"])
-        for row in rows
-        if row.get("mode") in (None, rows[0].get("mode"))
-    )
-
-
-def said(tables, options):
-    """What converting brings, in one line."""
-    ours = {}
-    for row in tables["networks"]:
-        is_ours = row["candidate"] in ("ours", "ours-compiled")
-        if is_ours and row.get("mode") == options.modes[0] and row.get("speedup"):
-            best = ours.setdefault(row["network"], {})
-            best[row["batch"]] = max(row["speedup"], best.get(row["batch"], 0))
-    parts = []
-    for name in (name for name in options.networks if name in ours):
-        batch = _SAID_BATCH if _SAID_BATCH in ours[name] else max(ours[name])
-        parts.append(f"{name} {ours[name][batch]:.2f}x (batch {batch})")
-    absent = sum("absent" in row for row in tables["networks"])
-    missing = f"; {absent} candidates absent" if absent else ""
-    if not parts:
-        return f"No converted network was measured beside its peer{missing}."
-    over = "torch.compile, in one CUDA graph" if options.modes[0] == MODES[0] else "dense, eager"
-    return (
-        "Networks converted with nothing skipped, by themselves or compiled, whichever is faster, "
-        f"over {over}: {', '.join(parts)}{missing}."
-    )
 
 
 # ---- Candidates ---------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch import nn
 
 import spamm_torch
 from common import options as cli
+from common.console import make_console
 from common.journal import model_digest
 from common.machine import PRECISIONS, use_precision
 from common.measuring import compiled
@@ -65,11 +66,11 @@ def choose(options):
     options.modes = ["eager", "CUDA graph"] if options.device.type == "cuda" else ["eager"]
 
 
-def prepare(options, console):
+def prepare(options):
     """Trains, or loads what was trained."""
     require_writable(options.checkpoint.parent)
     options.trained, options.config, options.digits = train_or_load(
-        options, options.device, console
+        options, options.device, make_console()
     )
 
 
@@ -86,7 +87,13 @@ def settings(options):
     return {"network": model_digest(options.trained), "data": options.digits.fingerprint()}
 
 
-def measure(measuring, options):
+def cells(options):
+    return {"VGG13": functools.partial(measure, options)}
+
+
+def measure(options):
+    """The tables of the network as calibrated, and as served."""
+    console = make_console()
     dtype = use_precision(options.dtype)
     model = copy.deepcopy(options.trained).to(dtype)
     _, validation = options.digits.split(options.config.seed)
@@ -98,8 +105,8 @@ def measure(measuring, options):
     path = options.out / f"calibrated_{options.device.type}.json"
     report = calibrated(model, batches, options, path.with_suffix(".partial.json"))
     report.save(path)
-    measuring.console.print(str(report), soft_wrap=True)
-    measuring.console.print(f"settings: {path}")
+    console.print(str(report), soft_wrap=True)
+    console.print(f"settings: {path}")
 
     found, place = report.outcome, {"model": options.config.model}
     dense_accuracy, _ = score_and_answers(model, batches)
@@ -119,7 +126,7 @@ def measure(measuring, options):
         | {"speedup": row["dense_us"] / row["chosen_us"]}
         for row in map(asdict, report)
     ]
-    networks = networks_of(model, batches[0][0], path, options, measuring.console)
+    networks = networks_of(model, batches[0][0], path, options, console)
     served = []
     for mode in options.modes:
         calls = {name: functools.partial(net, batches[0][0]) for name, net in networks.items()}
@@ -196,21 +203,3 @@ def networks_of(model, pictures, settings, options, console):
     if peer is not None:
         found["torch.compile"] = peer
     return found | {"nothing skipped": skipping_nothing, "SpAMM": skipping}
-
-
-def said(tables, options):
-    """What was found, in one line."""
-    times = {(row.get("mode"), row["network"]): row.get("speedup") for row in tables["served"]}
-    [quality] = tables["served, quality"]
-    speeds = ", ".join(
-        f"{times[mode, 'SpAMM']:.2f}x as fast {'in one ' * (mode != 'eager')}{mode} "
-        f"({times[mode, 'nothing skipped']:.2f}x with nothing skipped)"
-        for mode in options.modes
-    )
-    change = quality["accuracy"] - quality["dense_accuracy"]
-    return (
-        f"Against the dense network, {options.config.model} with SpAMM ({options.dtype}, batch "
-        f"{options.images}, {quality['valid_ratio']:.1%} of the products valid) is {speeds}; "
-        f"accuracy {change:+.2f} points on unseen images, {quality['changed'] or 0:.2f}% of the "
-        "answers changed."
-    )

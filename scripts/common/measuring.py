@@ -3,44 +3,33 @@
 import copy
 import functools
 import gc
-from dataclasses import dataclass
 
 import torch
 
-from common.console import Steps
-from common.journal import Journal
+from common.results import said_of
 from models.errors import UserError, first_line
 
 
-@dataclass(frozen=True)
-class Measuring:
-    """What a measurement needs beside its options."""
+def tables_of(cells, journal, steps):
+    """The tables of rows of all cells, joined.
 
-    journal: Journal
-    steps: Steps
-    console: object
-
-    def tables(self, cells, said_of, keep=lambda found: True):
-        """The tables of rows of all cells, joined.
-
-        Args:
-            cells: {name: call that measures it}; a call gives {kind: rows} as plain data. Cells
-                whose name the journal has are not measured again.
-            said_of: words for the terminal about what a call gave. keep: as of Journal.measured.
-        """
-        journal, steps = self.journal, self.steps
-        finished = sum(name in journal for name in cells)
-        resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"
-        steps.at(finished, len(cells), resumed if finished else None)
-        tables = {}
-        for done, (name, measure) in enumerate(cells.items(), start=1):
-            new = name not in journal
-            found = journal.measured(name, measure, keep)
-            if new:
-                steps.at(done, len(cells), f"{name}: {said_of(found)}")
-            for kind, rows in found.items():
-                tables.setdefault(kind, []).extend(rows)
-        return tables
+    Args:
+        cells: {name: call that measures it}; a call gives {kind: rows} as plain data. Cells whose
+            name the journal has are not measured again; it keeps none that another try may fill.
+        journal, steps: a Journal and the Steps that show how far it is.
+    """
+    finished = sum(name in journal for name in cells)
+    resumed = f"resumed from {journal.path} at {finished} of {len(cells)}"
+    steps.at(finished, len(cells), resumed if finished else None)
+    tables = {}
+    for done, (name, measure) in enumerate(cells.items(), start=1):
+        new = name not in journal
+        found = journal.measured(name, measure, lambda found: not failed(found))
+        if new:
+            steps.at(done, len(cells), f"{name}: {said_of(found)}")
+        for kind, rows in found.items():
+            tables.setdefault(kind, []).extend(rows)
+    return tables
 
 
 def may_pass(error):
@@ -82,22 +71,23 @@ def cell(kind, measure, **place):
     return functools.partial(attempt, kind, functools.partial(measure, **place), **place)
 
 
+def close(journal, tables, console):
+    """Ends a journal whose tables are written; it stays where another try may fill some rows."""
+    if left := failed(tables):
+        console.print(
+            f"{left} cells failed; the same command tries these again, --fresh measures all"
+        )
+    else:
+        journal.remove()
+
+
 def failed(tables):
     """How many rows another try may fill."""
     return sum(row.get("may_pass", False) for rows in tables.values() for row in rows)
 
 
-def not_measured(row):
-    """Words for the terminal about a row without figures."""
-    return f"not measured: {row['absent']}"
-
-
 def compiled(model, example, console):
-    """A copy of a model by torch.compile, for an example input; None where that fails.
-
-    Args:
-        console: on which it says why nothing was compiled.
-    """
+    """A copy of a model by torch.compile; None, and a line that says why, where that fails."""
     found = torch.compile(copy.deepcopy(model), dynamic=False)
     try:
         found(example)

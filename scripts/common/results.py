@@ -14,7 +14,9 @@ import datetime
 import functools
 import importlib.util
 import json
+import os
 import shlex
+import statistics
 import textwrap
 from pathlib import Path
 
@@ -37,7 +39,9 @@ def run_header(machine, script, arguments, folder="scripts"):
         folder: of the repository that holds the script.
     """
     said = [Path(word).name if Path(word).is_absolute() else word for word in arguments]
+    forced = {k: v for k, v in sorted(os.environ.items()) if k.startswith("SPAMM_TORCH_")}
     return machine | {
+        "forced": " ".join(f"{name}={value}" for name, value in forced.items()),
         "date": datetime.date.today().isoformat(),
         "command": shlex.join(["python", f"{folder}/{script}", *said]),
     }
@@ -172,6 +176,43 @@ def finish(path, title, run, console=None, notes=""):
     page = {"title": title, "headline": run["said"], "notes": notes, "runs": [run]}
     for written in write(path.with_name(path.name + ".json"), page):
         say(f"wrote {written}")
+
+
+# ---- In words -----------------------------------------------------------------------------------
+
+
+def said_of(found):
+    """A line for the terminal about the {kind: rows} of a cell: its first table, or why not."""
+    kind, rows = next(iter(found.items()))
+    if rows[0].get("absent"):
+        return f"not measured: {rows[0]['absent']}"
+    names, values = _differing(kind, rows), KINDS[kind].values
+    shown = next((x for x in values if x.column == "speedup"), values[0])
+    at = (" ".join(text(row.get(name), name) for name in names) for row in rows)
+    return ", ".join(f"{place}: {shown.text(row)}" for place, row in zip(at, rows, strict=True))
+
+
+def said(tables):
+    """Speedups of the first table that has some, by the last column that tells its rows apart."""
+    absent = sum(bool(row.get("absent")) for rows in tables.values() for row in rows)
+    missing = f"; {absent} rows without figures" if absent else ""
+    for kind, rows in tables.items():
+        rows = [row for row in rows if row.get("speedup")]
+        groups, by = {}, [*KINDS[kind].key, *_differing(kind, rows)][-1]
+        for row in rows:
+            groups.setdefault(text(row.get(by), by), []).append(row["speedup"])
+        found = (
+            f"{name} {min(of):.2f}x to {max(of):.2f}x (median {statistics.median(of):.2f}x)"
+            for name, of in groups.items()
+        )
+        if groups:
+            return f"Speedup by {by}, least to most: {', '.join(found)}{missing}."
+    return f"Nothing was measured beside its peer{missing}."
+
+
+def _differing(kind, rows):
+    """The columns that tell these rows apart."""
+    return [name for name in KINDS[kind].key if len({str(row.get(name)) for row in rows}) > 1]
 
 
 # ---- Pages --------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ KINDS: dict[str, Kind] = {
     "served, quality": Kind("model",
         "Accuracy on images that took no part in the choice of thresholds:",
         "model", "dense_accuracy|{:.2f}%|dense; accuracy|{:.2f}%|with SpAMM; "
-        "changed|{:.2f}%|answers changed"),
+        "changed|{:.2f}%|answers changed; valid_ratio|.1%|valid"),
     "served layers": Kind("model layer", "Layers by themselves, with bias and ReLU:",
         "layer dense",
         "ratio|.0%|valid; tau|.3g; dense_ms|us|dense, us; spamm_ms|us|SpAMM, us"),
@@ -206,7 +206,7 @@ KINDS: dict[str, Kind] = {
         "over_dense|{:.2g}x|over dense storage; peak_gb|.3g|GB"),
     "block-sparse growth": Kind("quantity of functions",
         picture=Picture("functions", "value", "of", "quantity", {}, "xy", ("functions", "ms, GB"))),
-    # ---- Density matrices, tiles, finished studies
+    # ---- Density matrices, finished studies
     "density matrix": Kind("problem method",
         "Methods; the energy error is in hartree an atom, the bound that of each step:",
         "method",
@@ -216,11 +216,6 @@ KINDS: dict[str, Kind] = {
         picture=Picture("seconds", "distance", "series", "problem", {}, "xy",
                         ("seconds", "energy error, hartree an atom"))),
     "density matrix, iterations": Kind("problem method iteration"),
-    "tiles": Kind("precision",
-        "Tiles for each multiprocessor from which on the larger tile is better:",
-        "precision", "best_threshold|.2f|from; best_loss|.3f|its loss; "
-        "chosen_loss|.3f|loss of the choice as it stands"),
-    "tile times": Kind("precision n ratio tile", "Times, ms:", "precision n ratio", "ms", "tile"),
     "orders of images": Kind("network arrangement order",
         "Answers changed in percent, and the change of accuracy in points, by arrangement:",
         "order", "changed|.2f; accuracy_change|/ {:+.2f}", "arrangement"),

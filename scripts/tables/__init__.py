@@ -10,8 +10,7 @@ A module table_N measures a table. It has
   and may prepare what its cells share (train a network). A call measures one cell as
   common.measuring.cell says: it gives {kind: rows}, the paper's figures in columns of their own.
   What cannot be measured on a machine is a row that says why.
-- ``said_of(found)``: a few words for the terminal about a cell.
-- ``said(tables)``: what was found, in one line.
+- ``said(tables)``: what was found, in one line; without it common.results.said's.
 
 Every cell is verified before it is timed: a wrong result is a UserError, which ends the run.
 paper.py holds the paper's figures.

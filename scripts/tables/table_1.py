@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 import spamm_torch
-from common.measuring import cell, not_measured
+from common.measuring import cell
 from common.operands import decay_rows
 from tables import paper
 
@@ -22,13 +22,6 @@ def settings(run):
 def cells(run):
     rows = partial(_rows, run.device)
     return {f"N = {n}": cell("thresholds", rows, n=n) for n in settings(run)["sizes"]}
-
-
-def said_of(found):
-    rows = found["thresholds"]
-    if "absent" in rows[0]:
-        return not_measured(rows[0])
-    return ", ".join(f"{row['ratio']:.0%}: {row['tau']:.6g}" for row in rows)
 
 
 def said(tables):

@@ -7,7 +7,7 @@ import torch
 
 from cases import shards
 from cases.mm import bench_operands, copy_bandwidth
-from common.measuring import cell, not_measured
+from common.measuring import cell
 from common.timing import by_clock, medians
 from models.errors import UserError
 from tables import paper
@@ -56,13 +56,6 @@ def _repeats(run, n):
     return run.repeats if n < LARGE else min(run.repeats, REPEATS_OF_LARGE)
 
 
-def said_of(found):
-    [rows] = found.values()
-    if "absent" in rows[0]:
-        return not_measured(rows[0])
-    return ", ".join(f"{row['ratio']:.0%}: {row['speedup']:.2f}x" for row in rows)
-
-
 def said(tables):
     """In how many of the paper's cells ours is the higher speedup."""
     found = {}
@@ -81,7 +74,7 @@ def _one(run, bandwidth, precision, block, n):
     """One device against torch.mm: rows of bench.py mm, with the paper's speedup."""
     case = ("decay", precision, block, n)
     found = bench_operands(
-        case, paper.RATIOS, bandwidth(), run.device, _repeats(run, n), norms_apart=False
+        case, paper.RATIOS, bandwidth, run.device, _repeats(run, n), norms_apart=False
     )
     of_type = _PAPERS_TYPE.get(precision)
     return [

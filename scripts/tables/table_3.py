@@ -12,7 +12,7 @@ import torch
 import spamm_torch
 from cases.mm import relative_error
 from common.machine import TOLERANCE, use_precision
-from common.measuring import cell, not_measured
+from common.measuring import cell
 from common.operands import operands
 from common.timing import by_clock, interleaved, medians
 from models.errors import UserError
@@ -44,30 +44,6 @@ def shares_of(n):
     """The paper's shares of nonzeros at this size; where it has none, those of its smaller one."""
     known = {size for size, _ in paper.SPGEMM}
     return [share for size, share in paper.SPGEMM if size == (n if n in known else min(known))]
-
-
-def said_of(found):
-    ours = found["at equal error"]
-    if "absent" in ours[0]:
-        return not_measured(ours[0])
-    said = ", ".join(f"block {row['block']}: {row['ms']:.4g} ms" for row in ours)
-    if ours[0]["peer_ms"] is None:
-        return f"SpGEMM failed; {said}"
-    return f"{ours[0]['peer']}: {ours[0]['peer_ms']:.4g} ms; {said}"
-
-
-def said(tables):
-    """The span of speedups."""
-    rows = [row for row in tables["at equal error"] if row.get("speedup")]
-    if not rows:
-        return "No sparse product could be measured."
-    speedups = [row["speedup"] for row in rows]
-    slower = sum(value < 1 for value in speedups)
-    return (
-        f"At equal error mm is {min(speedups):.3g} to {max(speedups):.3g} times as fast as the "
-        "fastest sparse product"
-        + (f" (slower in {slower} of {len(speedups)} cells)." if slower else ".")
-    )
 
 
 @torch.inference_mode()

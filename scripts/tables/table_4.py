@@ -4,26 +4,23 @@ Errors are against the dense product in float64, so they hold rounding, too; bes
 bound of what skipping loses.
 """
 
-import hashlib
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 
 import spamm_torch
 from common.machine import TOLERANCE, use_precision
-from common.measuring import cell, not_measured
+from common.measuring import cell
 from common.timing import interleaved
 from models.errors import UserError
 from models.water.basis import functions_of
 from models.water.geometry import ATOMS
-from models.water.matrices import FILES, FOLDER, MATRICES, load, read
+from models.water.matrices import MATRICES, load
 from models.water.model import model_density, model_fock, overlap, water_cluster
 from tables import paper
 
 TITLE = "matrices of electronic structure theory"
-_SAID_TAU = 1e-6  # of the conclusion
 TAUS = (1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 BLOCKS = (32, 64)
 PRECISIONS = ("float64", "float32")
@@ -32,18 +29,12 @@ MODELS = {"cpu": (300, "STO-3G"), "cuda": (569, "6-31G**")}
 
 
 def settings(run):
-    return {
-        "sources": [asdict(source) for source in sources(run.device, run.options.matrices)],
-        "digests": [
-            hashlib.sha256(Path(path).read_bytes()).hexdigest()[:16]
-            for path in (FOLDER / FILES["default"], *run.options.matrices)
-        ],
-    }
+    return {"sources": [asdict(source) for source in sources(run.device)]}
 
 
 def cells(run):
     found = {}
-    for source in sources(run.device, run.options.matrices):
+    for source in sources(run.device):
         n = source.waters * sum(functions_of(symbol, source.basis) for symbol in ATOMS)
         for name in MATRICES:
             for precision in PRECISIONS:
@@ -52,35 +43,6 @@ def cells(run):
                 found[f"{key}, {precision}"] = cell("squares", partial(_rows, run), **place)
     found["the paper's"] = lambda: {"the paper's squares": _papers()}
     return found
-
-
-def said_of(found):
-    [rows] = found.values()
-    if rows[0].get("absent"):
-        return not_measured(rows[0])
-    best = {}
-    for row in rows:
-        if "speedup" not in row:
-            return "its errors"
-        best[row["tau"]] = max(best.get(row["tau"], 0), row["speedup"])
-    return ", ".join(f"{tau:g}: {speedup:.2f}x" for tau, speedup in best.items())
-
-
-def said(tables):
-    """Speedups in float64 at the largest size."""
-    rows = [row for row in tables["squares"] if not row.get("absent")]
-    if not rows:
-        return "No matrix was measured."
-    n, best = max(row["n"] for row in rows), {}
-    for row in rows:
-        if (row["n"], row["precision"], row["tau"]) == (n, "float64", _SAID_TAU):
-            before = best.get(row["matrix"], row)
-            best[row["matrix"]] = max(before, row, key=lambda row: row["speedup"])
-    found = ", ".join(
-        f"{name} {row['speedup']:.3g}x at {row['valid_ratio']:.1%} valid (error {row['error']:.1g})"
-        for name, row in best.items()
-    )
-    return f"N = {n}, float64, tau = {_SAID_TAU:g}, over torch.mm: {found}."
 
 
 def _papers():
@@ -104,7 +66,7 @@ class Source:
     """A cluster whose matrices are squared.
 
     Attributes:
-        origin: "embedded", "model" (exact S, a model of F and its density), or a file's path.
+        origin: "embedded" (data/ergo), or "model" (exact S, a model of F and its density).
         waters: how many molecules. basis: of models.water.basis.BASES.
     """
 
@@ -113,22 +75,13 @@ class Source:
     basis: str
 
 
-def sources(device, files=()):
-    """What is measured on a device, before anything is computed.
-
-    Args:
-        device: a torch.device.
-        files: paths of files of make_ergo_matrices.py, measured too.
-
-    Raises:
-        UserError: a file is missing or damaged.
-    """
+def sources(device):
+    """What is measured on a device, before anything is computed."""
     embedded = load()
-    found = [Source("embedded", embedded.atoms // 3, embedded.basis)]
-    for path in files:
-        of_file = read(path)
-        found.append(Source(str(path), of_file.atoms // 3, of_file.basis))
-    return [*found, Source("model", *MODELS[device.type])]
+    return [
+        Source("embedded", embedded.atoms // 3, embedded.basis),
+        Source("model", *MODELS[device.type]),
+    ]
 
 
 def matrix_of(source, name, device):
@@ -138,19 +91,12 @@ def matrix_of(source, name, device):
         name: of models.water.matrices.MATRICES.
 
     Raises:
-        RuntimeError: the source has no such matrix; says how to get it.
+        RuntimeError: the source has no such matrix.
     """
-    if source.origin != "model":
-        known = load() if source.origin == "embedded" else read(source.origin)
-        found = getattr(known, name)
-        if found is None:
-            raise RuntimeError("needs Hartree-Fock; the file was made with --no-scf")
-        return found.to(device)
+    if source.origin == "embedded":
+        return getattr(load(), name).to(device)
     if name == "core_hamiltonian":
-        raise RuntimeError(
-            "needs ergo: `python scripts/make_ergo_matrices.py --waters "
-            f"{source.waters} --basis '{source.basis}' --no-scf`, then `--matrices` with its file"
-        )
+        raise RuntimeError("needs a program for integrals; ergo made those in data/ergo")
     cluster = water_cluster(source.waters)
     s = overlap(cluster, source.basis).to(device)
     if name == "overlap":

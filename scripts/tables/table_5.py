@@ -10,7 +10,7 @@ from torch import nn
 import spamm_torch
 from common.journal import model_digest
 from common.machine import use_precision
-from common.measuring import cell, not_measured
+from common.measuring import cell
 from common.timing import by_clock, interleaved, medians
 from common.training import chosen_training, train_or_load
 from models.data import draw_shifts
@@ -93,19 +93,6 @@ def cells(run):
             two = cell("study, two GPUs", study.two, title=layer, **at)
             found[f"{layer}, {precision}, 2 GPUs, {network}"] = two
     return found
-
-
-def said_of(found):
-    kind, rows = next(iter(found.items()))
-    if rows[0].get("absent"):
-        return not_measured(rows[0])
-    if kind == "study":
-        return ", ".join(
-            f"{row['ratio']:.0%}: {row['accuracy_change']:+.2f}"
-            for row in rows
-            if row["layout"] == _BY_POSITION.label
-        )
-    return ", ".join(f"{row['ratio']:.2%}: {row['speedup']:.2f}x" for row in rows)
 
 
 def said(tables):

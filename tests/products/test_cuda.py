@@ -327,3 +327,18 @@ def test_operands_on_two_cuda_devices():
     a, b = operands()
     with pytest.raises(RuntimeError, match="cuda:0 and cuda:1"):
         spamm_torch.mm(a, b.to("cuda:1"), tau=1.0)
+
+
+def test_an_unknown_tile_is_refused():
+    call = (
+        "import torch, spamm_torch as s; a = torch.ones(9, 9, device='cuda'); s.mm(a, a, tau=0.0)"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", call],
+        env=os.environ | {"SPAMM_TORCH_TILE": "huge"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "SPAMM_TORCH_TILE must be small or large; got huge" in run.stderr

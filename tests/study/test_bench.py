@@ -10,7 +10,7 @@ from bench_checks import assert_refused, assert_resumes, run_bench
 from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 
 import bench
-from cases import conv, mm, multi_gpu_conv
+from cases import conv, mm
 from common import measuring
 from common.console import exit_code
 from common.machine import TOLERANCE
@@ -47,11 +47,10 @@ def folder(tmp_path_factory):
         ),
         (
             *("multi_gpu", measuring, "attempt"),  # a cell, its peer, and what the host takes
-            ("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5),
-        ),
-        (
-            *("multi_gpu_conv", multi_gpu_conv, "measure_layer"),
-            ("--layers", "conv51", "--batches", 64, 128, 192, "--ratios", 1),
+            (
+                *("--sizes", 256, "--data", "decay", "--layouts", "R", "--ratios", 0.5),
+                "--layers",
+            ),
         ),
     ],
 )
@@ -119,10 +118,7 @@ BAD = {
         (("--sweep", "x"), "an integer of 1 or more; got x"),
         (("--data", "noise"), "'noise' (choose from"),
         (("--layouts", "Q"), "'Q' (choose from"),
-    ],
-    "multi_gpu_conv": [
         (("--layers", "conv99"), "'conv99' (choose from"),
-        (("--precision", "int8"), "'int8' (choose from"),
     ],
     "vgg13": [
         (("--max-drop", "-1"), "points from 0 to below 100; got -1"),

@@ -14,6 +14,7 @@ import spamm_torch
 from cases import multi_gpu, ranks, shards
 from cases.multi_gpu import LAYOUTS, PEERS
 from common.operands import DATA, operands
+from models.errors import UserError
 
 CPU = torch.device("cpu")
 RATIOS = (0.3, 1.0)
@@ -21,8 +22,8 @@ SIZES = (300, 256)  # the first is no multiple of a block
 
 
 def run(folder, *arguments):
-    """The tables of a run on the CPU."""
-    return run_bench("multi_gpu", folder, "--repeats", 1, *arguments)
+    """The tables of a run over products on the CPU."""
+    return run_bench("multi_gpu", folder, "--repeats", 1, "--layers", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,6 @@ def test_rows_agree_with_themselves(tables):
     for row in tables["several devices"]:
         if row["absent"] is not None:
             continue
-        assert row["equal"] is True
         assert min(row["one_ms"], row["all_ms"]) > 0
         assert row["speedup"] == pytest.approx(row["one_ms"] / row["all_ms"])
         assert row["spread"] >= 0
@@ -111,7 +111,7 @@ def test_a_cell_without_memory_is_a_row(tmp_path, monkeypatch):
     assert "- Not measured: S decay float16 256: CUDA out of memory on cuda:1.." in text
 
 
-def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
+def test_a_result_that_differs_ends_the_run(tmp_path, monkeypatch):
     whole = spamm_torch.mm_shards
 
     def mm_shards(a, b, *, tau):
@@ -120,10 +120,9 @@ def test_a_result_that_differs_is_told(tmp_path, monkeypatch):
         return shards
 
     monkeypatch.setattr(spamm_torch, "mm_shards", mm_shards)
-    found = run(tmp_path, "--layouts", "R", "--sizes", 256, "--data", "decay", "--ratios", 1)
-    assert [row["equal"] for row in found["several devices"]] == [False]
-    text = (tmp_path / "small.md").read_text()
-    assert "1 RESULTS DIFFER from one device's." in text
+    with pytest.raises(UserError, match="wrong result on several devices: expected the bits of"):
+        run(tmp_path, "--layouts", "R", "--sizes", 256, "--data", "decay", "--ratios", 1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_ranks_that_fail_and_that_end_say_which():
@@ -166,19 +165,18 @@ def test_equal_cuts():
 
 
 def test_convolutions(tmp_path):
-    layers, batches, ratios = ("conv51", "conv52"), (128, 200), (0.5, 1.0)
-    given = ("--layers", *layers, "--batches", *batches, "--ratios", *ratios, "--repeats", 1)
-    rows = run_bench("multi_gpu_conv", tmp_path, *given)["several devices, layers"]
+    layers, batches = ("conv51", "conv52"), (128, 200)
+    given = ("--layouts", "--layers", *layers, "--batches", *batches, "--repeats", 1)
+    rows = run_bench("multi_gpu", tmp_path, *given)["several devices, layers"]
     cells = [(row["layer"], row["batch"], row["ratio"]) for row in rows]
-    assert cells == list(itertools.product(layers, batches, ratios))
+    assert cells == list(itertools.product(layers, batches, multi_gpu.LAYER_RATIOS))
     for row in rows:
-        assert row["equal"] is True
         assert min(row["one_ms"], row["all_ms"]) > 0
         assert row["speedup"] == pytest.approx(row["one_ms"] / row["all_ms"])
         assert row["valid_ratio"] == pytest.approx(row["ratio"], abs=0.05)
 
 
-def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch):
+def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch, capsys):
     conv2d = spamm_torch.conv2d
 
     def on_one_device(input, *args, **kwargs):
@@ -187,10 +185,12 @@ def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch):
         return conv2d(input, *args, **kwargs)
 
     monkeypatch.setattr(spamm_torch, "conv2d", on_one_device)
-    given = ("--layers", "conv51", "--batches", 64, "--ratios", 0.5, "--repeats", 1)
-    [row] = run_bench("multi_gpu_conv", tmp_path, *given)["several devices, layers"]
-    assert row["absent"] == "CUDA out of memory on cuda:1."
+    given = ("--layouts", "--layers", "conv51", "--batches", 64, "--repeats", 1)
+    rows = run_bench("multi_gpu", tmp_path, *given)["several devices, layers"]
+    assert [row["absent"] for row in rows] == ["CUDA out of memory on cuda:1."] * 2
     assert not (tmp_path / "small.png").exists()
+    assert "2 cells failed; the same command tries these again" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("*.partial.json"))) == 1
 
 
 # ---- On GPUs ------------------------------------------------------------------------------------
@@ -199,20 +199,22 @@ def test_a_convolution_that_fails_is_a_row(tmp_path, monkeypatch):
 @pytest.mark.cuda
 @pytest.mark.multi_gpu
 def test_two_gpus_measure_every_cell(tmp_path):
-    arguments = ("multi_gpu", "--sizes", 2304, 3072, "--sweep", 512, "--repeats", 1)
+    arguments = (
+        "multi_gpu",
+        "--sizes",
+        2304,
+        3072,
+        "--sweep",
+        512,
+        "--repeats",
+        1,
+        "--batches",
+        128,
+        512,
+    )
     arguments += ("--out", tmp_path, "--name", "small")
     bench.main([str(argument) for argument in arguments])
     tables = tables_of(tmp_path / "small.json")
     assert not any(row.get("absent") for rows in tables.values() for row in rows)
-    assert all(row["equal"] for row in tables["several devices"])
     assert {row["layout"] for row in tables["several devices"]} == set(LAYOUTS)
     assert {row["peer"] for row in tables["several devices, peers"]} == set(PEERS.values())
-
-
-@pytest.mark.cuda
-@pytest.mark.multi_gpu
-def test_two_gpus_measure_every_layer(tmp_path):
-    arguments = ("multi_gpu_conv", "--batches", 128, 512, "--repeats", 1, "--out", tmp_path)
-    bench.main([str(argument) for argument in arguments])
-    rows = tables_of(tmp_path / "multi_gpu_conv.json")["several devices, layers"]
-    assert all(row["equal"] for row in rows)

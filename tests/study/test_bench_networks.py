@@ -89,7 +89,7 @@ def test_a_candidate_that_fails_is_a_row(tmp_path, monkeypatch):
     assert [row["absent"] for row in found] == [None, "cannot convert this."]
     text = (tmp_path / "small.md").read_text()
     assert "- Not measured: tiny 1 ours: cannot convert this." in text
-    assert "No converted network was measured beside its peer; 1 candidates absent." in text
+    assert "Nothing was measured beside its peer; 1 rows without figures." in text
 
 
 def test_a_wrong_result_is_no_result(tmp_path, monkeypatch):

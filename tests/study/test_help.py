@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import sanitize
 from bench import CASES
 from cases.conv import NAMES
+from common.console import exit_code
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = {script.stem: script for script in (ROOT / "scripts").glob("*.py")}
@@ -50,6 +53,12 @@ def test_help(name, monkeypatch, capsys):
     if name == "bench conv":
         for layer in NAMES:
             assert len(re.findall(rf"(?<![\w-]){layer}(?![\w-])", text)) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so_in_one_line(capfd):
+    assert exit_code(lambda: sanitize.main([])) == 1
+    assert capfd.readouterr().err == "error: expected a CUDA device; torch finds none\n"
 
 
 def test_help_from_another_folder_without_cuda():

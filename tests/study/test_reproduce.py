@@ -14,7 +14,6 @@ from common.measuring import cell
 from common.operands import operands
 from models.data import ROOT_VARIABLE
 from models.vgg13 import CONVOLUTIONS
-from models.water.matrices import FILES, FOLDER
 from tables import paper, spgemm, table_1, table_2, table_3, table_4, table_5
 from tables.table_5 import Group
 
@@ -441,17 +440,3 @@ def test_table_4_squares_all_matrices_of_both_clusters(folder):
     text = (folder / "tables.md").read_text()
     assert "| 1 | 755 | 0 | 1e-06 | 9e-05 | 0.011 | 1.5 |" in text
     assert "| mean |  | 1.3x |  |  | 1.7x | 3.0x |" in text
-
-
-def test_table_4_takes_matrices_of_ergo(arguments, tmp_path, capsys):
-    given = ("4", *arguments, "--out", tmp_path / "out", "--matrices")
-    code, _, error = run(capsys, *given, tmp_path / "none.npz")
-    assert code == 1
-    assert error == [
-        f"error: expected matrices of ergo in {tmp_path}/none.npz; there is no such file"
-    ]
-    pair = FOLDER / FILES["pair 6-31G**"]
-    assert run(capsys, *given, pair)[0] == 0
-    of_file = measured(tables_of(tmp_path / "out", 4)["squares"], origin=str(pair))
-    assert {row["matrix"] for row in of_file} == {"overlap", "core_hamiltonian"}
-    assert "needs Hartree-Fock" in (tmp_path / "out" / "tables.md").read_text()

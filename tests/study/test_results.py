@@ -177,3 +177,15 @@ def test_files_that_are_missing(main, tmp_path, capsys):
 def test_add_needs_one_page(tmp_path):
     with pytest.raises(UserError, match="expected one page for --add; got 0"):
         plot_results.main(["--add", str(tmp_path / "a.json")])
+
+
+def test_what_is_found_is_said_in_a_line():
+    rows = [row(n, speedup) for n, speedup in ((1024, 2.0), (2048, 4.0), (4096, 9.0))]
+    rows += [row(1024, 0.5) | {"ratio": 1.0}, {**row(8192, None), "absent": "no memory"}]
+    assert results.said({"products": rows}) == (
+        "Speedup by ratio, least to most: 30% 2.00x to 9.00x (median 4.00x), "
+        "100% 0.50x to 0.50x (median 0.50x); 1 rows without figures."
+    )
+    assert results.said({"products": rows[4:]}).startswith("Nothing was measured beside its peer")
+    assert results.said_of({"products": rows[:2]}) == "1024: 2.00x, 2048: 4.00x"
+    assert results.said_of({"products": rows[4:]}) == "not measured: no memory"

@@ -6,7 +6,7 @@ import torch
 import spamm_torch
 from models.errors import UserError
 from models.water import matrices
-from models.water.matrices import FILES, FOLDER, load
+from models.water.matrices import load
 from models.water.model import model_density, model_fock, overlap, water_cluster
 from tables import table_4
 
@@ -18,37 +18,21 @@ def small(monkeypatch):
     monkeypatch.setattr(table_4, "MODELS", dict.fromkeys(("cpu", "cuda"), (8, "STO-3G")))
 
 
-def test_sources_are_the_embedded_cluster_files_and_a_model():
-    file = FOLDER / FILES["pair 6-31G**"]
-    embedded, of_file, model = table_4.sources(CPU, [file])
-    assert (embedded.origin, embedded.waters) == ("embedded", load().atoms // 3)
-    assert of_file == table_4.Source(str(file), 2, "6-31G**")
-    assert model == table_4.Source("model", 8, "STO-3G")
-    with pytest.raises(UserError, match="there is no such file"):
-        table_4.sources(CPU, [FOLDER / "none.npz"])
-
-
 def test_matrices_are_those_of_the_source(device):
-    embedded, of_file, model = table_4.sources(CPU, [FOLDER / FILES["pair 6-31G**"]])
+    embedded, model = table_4.sources(CPU)
+    assert (embedded.waters, model.waters) == (36, 8)
     known = load()
     for name in matrices.MATRICES:
         found = table_4.matrix_of(embedded, name, device)
         assert found.device.type == device.type
         assert torch.equal(found.cpu(), getattr(known, name))
-    assert table_4.matrix_of(of_file, "core_hamiltonian", device).shape == (48, 48)
     cluster = water_cluster(8)
     s = overlap(cluster, "STO-3G")
     assert torch.equal(table_4.matrix_of(model, "overlap", CPU), s)
     assert torch.equal(table_4.matrix_of(model, "fock", CPU), model_fock(cluster, "STO-3G", s))
     density = table_4.matrix_of(model, "density", CPU)
     assert (density * s).sum().item() == pytest.approx(80)
-
-
-def test_what_a_source_lacks_says_how_to_get_it():
-    _, of_file, model = table_4.sources(CPU, [FOLDER / FILES["pair 6-31G**"]])
-    with pytest.raises(RuntimeError, match="needs Hartree-Fock"):
-        table_4.matrix_of(of_file, "fock", CPU)
-    with pytest.raises(RuntimeError, match=r"make_ergo_matrices.py --waters 8 --basis 'STO-3G'"):
+    with pytest.raises(RuntimeError, match="ergo made those in data/ergo"):
         table_4.matrix_of(model, "core_hamiltonian", CPU)
 
 
