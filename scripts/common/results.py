@@ -219,26 +219,32 @@ def _differing(kind, rows):
 
 
 def _markdown(page, name):
+    """What was found, a table of each kind for all runs that the page shows, and the runs."""
     lines = [f"# {page['title']}", "", *_wrapped(page["notes"])]
     if _shown(page) is not None:
         lines += [f"![{page['title']}]({name}.png)", ""]
+    brief, shown = page.get("brief", ()), {}
+    for run in page["runs"]:
+        if run["name"] not in brief:
+            lines += _finding(run)
+            for kind, rows in run["tables"].items():
+                shown.setdefault(kind, {})[run["name"]] = rows
+    if brief:
+        lines += ["", f"Of these runs [{name}.json]({name}.json) has the tables:", ""]
+        lines += [line for run in page["runs"] if run["name"] in brief for line in _finding(run)]
+    for kind, of_runs in shown.items():
+        lines += _of_table(KINDS[kind], of_runs, brief=len(page["runs"]) > 1)
     runs = [
         (run["name"], header["device"], header["date"], f"`{header['command']}`", _about(header))
         for run in page["runs"]
         for header in (run["header"],)
     ]
-    lines += [*table(("run", *_APART, "with"), runs, left=5), ""]
-    brief = page.get("brief", ())
-    for run in page["runs"]:
-        if run["name"] not in brief:
-            lines += [f"## {run['name']}", "", *_wrapped(run["said"])]
-            for kind, rows in run["tables"].items():
-                lines += _of_table(KINDS[kind], rows, brief=len(page["runs"]) > 1)
-    if brief:
-        said = {run["name"]: run["said"] for run in page["runs"]}
-        lines += [f"## Runs whose tables are in [{name}.json]({name}.json) alone", ""]
-        lines += [line for run in brief for line in _wrapped(f"- {run}: {said[run]}")[:-1]]
-    return "\n".join(lines).rstrip() + "\n"
+    lines += ["", "## Runs", "", *table(("run", *_APART, "with"), runs, left=5)]
+    return "\n".join(lines) + "\n"
+
+
+def _finding(run):
+    return _wrapped(f"- {run['name']}: {run['said']}")[:-1]
 
 
 def _about(header):
@@ -256,31 +262,39 @@ def _wrapped(words):
     return [*[line for lines in paragraphs for line in lines or [""]], ""] if words else []
 
 
-def _of_table(kind, rows, brief):
+def _of_table(kind, of_runs, brief):
+    """Lines of a table of {run: rows}, which names runs where it has rows of several.
+
+    ``brief``: as on a page of several runs.
+    """
+    rows = [row | {"run": run} for run, of in of_runs.items() for row in of]
     holding = [row for row in rows if not row.get(_MARK)]
-    head, cells, left = _cells(kind, holding, brief)
-    lines = [kind.title, "", *table(head, cells, left), ""] if cells else []
+    chosen = []
+    for run in of_runs:
+        of_run = [row for row in holding if row["run"] == run]
+        for name, values in kind.shown.items() if brief else ():
+            of_run = [row for row in of_run if row[name] in values] or of_run
+        chosen += of_run
+    head, cells, left = _cells(kind, chosen)
+    lines = [kind.title, "", *table(head, cells, left)] if cells else []
     if dates := sorted({row[_MARK] for row in rows if row.get(_MARK)}):
         said = f"{len(rows) - len(holding)} of {len(rows)} rows are not shown: superseded on "
-        lines += [f"{said}{', '.join(dates)} by a run below.", ""]
+        lines += ["", f"{said}{', '.join(dates)} by a later run."]
     by_reason = {}
     for row in holding:
         if row.get("absent"):
             place = " ".join(text(row[key], key) for key in kind.key if row.get(key) is not None)
             by_reason.setdefault(row["absent"], []).append(place)
     absent = [f"- Not measured: {'; '.join(names)}: {why}." for why, names in by_reason.items()]
-    return [*lines, *absent, ""] if absent else lines
+    return ["", *lines, *([""] * bool(lines and absent)), *absent] if lines or absent else []
 
 
-def _cells(kind, rows, brief=False):
-    """Head and rows of a table, as text, and how many columns say where a row belongs.
-
-    ``brief``: as on a page of several runs.
-    """
+def _cells(kind, rows):
+    """Head and rows of a table, as text, and how many columns say where a row belongs."""
     rows = [row for row in rows if kind.title and not row.get("absent")]
-    for name, values in kind.shown.items() if brief else ():
-        rows = [row for row in rows if row[name] in values] or rows
     index = [name for name in kind.index if any(row.get(name) is not None for row in rows)]
+    if len({row.get("run") for row in rows}) > 1:
+        index = ["run", *index]
     lines = {}
     for row in rows:
         place = tuple(text(row.get(name), name) for name in index)
@@ -289,7 +303,7 @@ def _cells(kind, rows, brief=False):
     values = [x for x in kind.values if any(row.get(x.column) is not None for row in rows)]
     apart = [x for x in values if x.beside or not kind.across]
     inside = [x for x in values if x not in apart]
-    across = list(dict.fromkeys(key for line in lines.values() for key in line)) if inside else []
+    across = _in_order(kind, rows) if inside else []
     head = (*index, *(x.title for x in apart), *across)
     cells = [
         (
@@ -300,6 +314,15 @@ def _cells(kind, rows, brief=False):
         for at, line in lines.items()
     ]
     return head, cells, len(index)
+
+
+def _in_order(kind, rows):
+    """The columns across, by their numbers where they have one: as the first two rows go."""
+    found = {tuple(row[name] for name in kind.across): None for row in rows}
+    numbers = [key[0] for key in found if len(key) == 1 and isinstance(key[0], (int, float))]
+    if len(numbers) == len(found) > 1:
+        found = sorted(found, reverse=numbers[0] > numbers[1])
+    return [" ".join(map(text, key, kind.across)) for key in found]
 
 
 def table(head, rows, left=1):

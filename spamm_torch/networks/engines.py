@@ -290,7 +290,7 @@ def fastest(engines: Mapping[str, Engine], times: Mapping[str, Timing]) -> Choic
 # ---- From a table -------------------------------------------------------------------------------
 
 # Where the op conv2d is known to be faster than the dense convolution with nothing skipped:
-# (dtype, least channels on both sides). Hopper alone; docs/results/convolutions.md#conv_f32_h200.
+# (dtype, least channels on both sides). Hopper alone; docs/results/convolutions.md.
 _FASTER_ON_HOPPER = ((torch.float32, 64),)
 
 

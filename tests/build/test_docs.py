@@ -151,6 +151,21 @@ def test_examples_run(page, tmp_path, monkeypatch, capsys):
         assert said in shown
 
 
+def headings(page):
+    """The anchors of a page, as a browser of the repository makes them."""
+    found = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in found}
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]), ids=str)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in headings(target), link
+
+
 def test_the_cpp_page_shows_the_example():
     """`make test` builds and runs that program, which fails where the error exceeds its bound."""
     page = (ROOT / "docs/cpp.md").read_text()
