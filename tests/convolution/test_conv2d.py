@@ -11,6 +11,7 @@ from im2col_reference import Im2col, norm_products
 from support import ACTIVATIONS, captured, float32_precision, threads, uneven
 
 import spamm_torch
+from spamm_torch import _arguments
 
 ops = torch.ops.spamm_torch
 
@@ -212,6 +213,7 @@ def test_block_none_follows_the_documented_rule(device, out_channels, in_channel
         spamm_torch.conv2d(input, weight, tau=tau, block=block),
     )
     assert torch.equal(ops.conv2d_weight_norm(weight), reference.norms(device)[0])
+    assert _arguments.conv_block(out_channels, in_channels, None, None) == block
 
 
 # ---- What is tested -----------------------------------------------------------------------------
