@@ -103,7 +103,7 @@ def test_a_new_run_supersedes_rows_of_the_same_measurement_on_the_same_device():
     assert marks == [["2026-01-03", None], [None], [None]]
     held = [(r["run"], r["n"], r["speedup"]) for r in results.rows_of(page, "products")]
     assert held == [("old", 2048, 3.0), ("other", 1024, 9.0), ("new", 1024, 4.0)]
-    said = "1 of 2 rows are not shown: superseded on 2026-01-03 by a later run."
+    said = "1 of 4 rows are not shown: superseded on 2026-01-03 by a later run."
     assert said in results._markdown(page, "x").splitlines()
     results.add(page, run("new", "2026-01-04", row(1024, 5.0)))
     assert [of["name"] for of in page["runs"]] == ["old", "other", "new"]
