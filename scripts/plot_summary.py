@@ -18,36 +18,37 @@ from models.errors import UserError
 _FOLDER = REPOSITORY / "docs" / "results"
 _BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->"
 _PAGES = ("products", "density_matrix", "vgg13", "networks")
-_PRODUCTS = {"data": "decay", "block": 64, "cold": False}
-_PRECISIONS = ("float32", "float64", "float16")
+_PRODUCTS = {"kind": "products", "data": "decay", "block": 64, "cold": False}
 _MOST_LOST = 1.0  # points of accuracy
-_TEXT = 15
+_SIZE = 15  # of texts
 
 
 def load(folder):
-    """{page: its rows that hold, each with its "kind"}.
+    """The rows of all pages that hold, each with its "kind".
 
     Raises:
         UserError: a page cannot be read.
     """
-    pages = {name: results.load(folder / f"{name}.json") for name in _PAGES}
-    return {
-        name: [
-            row | {"kind": kind}
-            for kind in sorted({kind for run in page["runs"] for kind in run["tables"]})
-            for row in results.rows_of(page, kind)
-        ]
-        for name, page in pages.items()
-    }
+    pages = [results.load(folder / f"{name}.json") for name in _PAGES]
+    return [
+        row | {"kind": kind}
+        for page in pages
+        for kind in sorted({kind for run in page["runs"] for kind in run["tables"]})
+        for row in results.rows_of(page, kind)
+    ]
 
 
-def rows_with(rows, **values):
-    """The rows that have these values.
+def rows_with(rows, on_gpu=True, **values):
+    """The rows of a device's kind that have these values.
 
     Raises:
         UserError: there is none.
     """
-    chosen = [row for row in rows if values.items() <= row.items()]
+    chosen = [
+        row
+        for row in rows
+        if values.items() <= row.items() and row["device"].startswith("NVIDIA") == on_gpu
+    ]
     if not chosen:
         raise UserError(f"expected a recorded row with {values}; got none")
     return chosen
@@ -55,11 +56,11 @@ def rows_with(rows, **values):
 
 def served(rows):
     """(nothing skipped, with SpAMM, points of accuracy) of the whole VGG13 in one CUDA graph."""
-    at = {"kind": "served", "run": "vgg13_converted_h200", "mode": "CUDA graph"}
+    run = "vgg13_converted_h200"
+    at = {"kind": "served", "run": run, "mode": "CUDA graph"}
     [plain], [skipping] = (rows_with(rows, network=n, **at) for n in ("nothing skipped", "SpAMM"))
-    [quality] = rows_with(rows, kind="served, quality", run="vgg13_converted_h200")
-    change = quality["accuracy"] - quality["dense_accuracy"]
-    return plain["speedup"], skipping["speedup"], change
+    [quality] = rows_with(rows, kind="served, quality", run=run)
+    return plain["speedup"], skipping["speedup"], quality["accuracy"] - quality["dense_accuracy"]
 
 
 def factor(value):
@@ -70,45 +71,35 @@ def factor(value):
 # ---- Table --------------------------------------------------------------------------------------
 
 
-def figures(pages):
+def figures(rows):
     """The lines of README's table."""
-    rows = [
-        _of_products(pages["products"], "float16", 8192, "H200", "cuBLAS"),
-        _of_products(pages["products"], "float32", 8192, "H200", "cuBLAS"),
-        _of_products(pages["products"], "float32", 4096, "two CPU cores", "MKL"),
-    ]
-    at = {"kind": "density matrix", "run": "density_569_h200"}
-    exact = [r for r in rows_with(pages["density_matrix"], **at) if abs(r["energy_error"]) < 1e-7]
+    lines = []
+    for precision, n, on_gpu in (("float16", 8192, 1), ("float32", 8192, 1), ("float32", 4096, 0)):
+        at = _PRODUCTS | {"precision": precision, "n": n}
+        [[whole], [some], [few]] = (
+            rows_with(rows, bool(on_gpu), ratio=ratio, **at) for ratio in (1, 0.3, 0.05)
+        )
+        device, peer = ("H200", "cuBLAS") if on_gpu else ("two CPU cores", "MKL")
+        speeds = f"{factor(some['speedup'])} at 30% valid, {factor(few['speedup'])} at 5%"
+        name = f"decay matrices, N = {n}, {precision}, {device}"
+        lines.append((name, peer, factor(whole["speedup"]), speeds))
+    density = rows_with(rows, kind="density matrix", run="density_569_h200")
+    exact = [row for row in density if abs(row["energy_error"]) < 1e-7]
     best = max(exact, key=lambda row: row["over_dense"])
     name = f"[density matrix](docs/density_matrix.md) of {best['problem'].split(',')[0]}, H200"
     error = f"{factor(best['over_dense'])}, energy error {best['energy_error']:.0e}"
-    rows.append((name, "cuBLAS in float64", "", error))
-
-    plain, skipping, change = served(pages["vgg13"])
-    skipping = f"{factor(skipping)}, accuracy {change:+.2f} points"
+    lines.append((name, "cuBLAS in float64", "", error))
+    plain, skipping, change = served(rows)
     name = "VGG13 on MNIST, batch 128, float16, H200"
-    rows.append((name, "cuDNN, fused", factor(plain), skipping))
-
+    skipping = f"{factor(skipping)}, accuracy {change:+.2f} points"
+    lines.append((name, "cuDNN, fused", factor(plain), skipping))
     at = {"network": "resnet50", "batch": 64, "mode": "CUDA graph", "candidate": "ours"}
-    [row] = rows_with(pages["networks"], kind="networks", **at)
+    [row] = rows_with(rows, kind="networks", **at)
     name = "ResNet-50, batch 64, float16, H200"
-    rows.append((name, "torch.compile", factor(row["speedup"]), ""))
-    head = ("workload", "compared with", "nothing skipped", "with skipping")
-    return results.table(head, rows, left=2)
-
-
-def _of_products(rows, precision, n, device, peer):
-    at = {"kind": "products", "precision": precision, "n": n, **_PRODUCTS}
-    speedups = {}
-    for ratio in (1, 0.3, 0.05):
-        [row] = _on_gpu(rows_with(rows, ratio=ratio, **at), peer != "MKL")
-        speedups[ratio] = factor(row["speedup"])
-    skipping = f"{speedups[0.3]} at 30% valid, {speedups[0.05]} at 5%"
-    return f"decay matrices, N = {n}, {precision}, {device}", peer, speedups[1], skipping
-
-
-def _on_gpu(rows, is_gpu=True):
-    return [row for row in rows if row["device"].startswith("NVIDIA") == is_gpu]
+    lines.append((name, "torch.compile", factor(row["speedup"]), ""))
+    return results.table(
+        ("workload", "compared with", "nothing skipped", "with skipping"), lines, left=2
+    )
 
 
 def with_figures(text, lines):
@@ -127,35 +118,35 @@ def with_figures(text, lines):
 # ---- Picture ------------------------------------------------------------------------------------
 
 
-def picture(pages):
+def picture(rows):
     """The PNG as bytes."""
     figure, [[left, right]] = plots.panels(1, 2, 5.4, width=12)
-    rows = _on_gpu(rows_with(pages["products"], kind="products", n=8192, **_PRODUCTS))
-    _draw_products(left, rows)
-    _draw_networks(right, pages["vgg13"])
+    products = rows_with(rows, n=8192, **_PRODUCTS)
+    _draw_products(left, products)
+    _draw_networks(right, rows)
     for axis in (left, right):
-        axis.tick_params(labelsize=_TEXT)
-        axis.xaxis.label.set_size(_TEXT)
-    return plots.png(figure, rows[0], device_size=_TEXT - 3)
+        axis.tick_params(labelsize=_SIZE)
+        axis.xaxis.label.set_size(_SIZE)
+    return plots.png(figure, products[0], device_size=_SIZE - 3)
 
 
 def _draw_products(axis, rows):
     """Decay matrices of one size, a line for each type."""
     curves = {}
-    for precision in _PRECISIONS:
+    for precision in ("float32", "float64", "float16"):
         chosen = rows_with(rows, precision=precision)
         curve = [(100 * row["valid_ratio"], row["speedup"]) for row in chosen]
         curves[precision] = sorted(curve, reverse=True)
-    points = [point for curve in curves.values() for point in curve]
-    plots.ratio_axis(axis, min(kept for kept, _ in points))
-    plots.factor_axis(axis, [speedup for _, speedup in points])
+    kept, speedups = zip(*(point for curve in curves.values() for point in curve), strict=True)
+    plots.ratio_axis(axis, min(kept))
+    plots.factor_axis(axis, speedups)
     for index, (precision, curve) in enumerate(curves.items()):
         axis.plot(*zip(*curve, strict=True), "o-", color=plots.color(index), lw=3, ms=8)
         words = f"  {precision}: {factor(curve[-1][1])}"
-        style = {"color": plots.color(index), "fontsize": _TEXT, "fontweight": "bold"}
+        style = {"color": plots.color(index), "fontsize": _SIZE, "fontweight": "bold"}
         axis.text(*curve[-1], words, va="center", **style)
     title = "Decay matrices, N = 8192:\nspeedup over cuBLAS (higher is faster)"
-    axis.set_title(title, fontsize=_TEXT)
+    axis.set_title(title, fontsize=_SIZE)
 
 
 def _draw_networks(axis, rows):
@@ -163,11 +154,8 @@ def _draw_networks(axis, rows):
     bars = []
     for index, precision in ((0, "float32"), (2, "float16")):
         at = {"title": "conv12 to conv52", "layout": "by position", "precision": precision}
-        near = [
-            row
-            for row in _on_gpu(rows_with(rows, kind="study", **at))
-            if row["accuracy_change"] >= -_MOST_LOST
-        ]
+        found = rows_with(rows, kind="study", **at)
+        near = [row for row in found if row["accuracy_change"] >= -_MOST_LOST]
         best = max(near, key=lambda r: r["over_conv"])
         name = f"convolutions,\n{precision},\n{best['valid_ratio']:.0%} kept"
         bars.append((name, best["over_conv"], best["accuracy_change"], plots.color(index)))
@@ -175,17 +163,16 @@ def _draw_networks(axis, rows):
     bars.append(("whole network,\nfloat16, served", speedup, change, plots.color(2)))
     for place, (_, length, lost, color) in enumerate(bars):
         axis.barh(place, length, color=color, height=0.6)
-        words = f" {factor(length)} ({lost:+.2f})"
-        axis.text(length, place, words, va="center", fontsize=_TEXT, fontweight="bold", color=color)
+        style = {"fontsize": _SIZE, "fontweight": "bold", "color": color}
+        axis.text(length, place, f" {factor(length)} ({lost:+.2f})", va="center", **style)
     axis.set_yticks(range(len(bars)), [name for name, *_ in bars])
     axis.invert_yaxis()
     axis.set_xlim(0, 1.6 * max(length for _, length, *_ in bars))
     axis.set_xticks([1, 2, 3, 4], ["1x", "2x", "3x", "4x"])
     axis.axvline(1, color="black", linewidth=1)
     axis.set_xlabel("speedup over cuDNN (longer is faster)")
-    axis.set_title(
-        "VGG13 on MNIST, within one point\nof accuracy (change in brackets)", fontsize=_TEXT
-    )
+    title = "VGG13 on MNIST, within one point\nof accuracy (change in brackets)"
+    axis.set_title(title, fontsize=_SIZE)
 
 
 def main(arguments=None):
@@ -195,9 +182,9 @@ def main(arguments=None):
     readme = REPOSITORY / "README.md"
     add(parser, "--page", "page that has the table", readme, "README.md", type=Path)
     options = parser.parse_args(arguments)
-    pages = load(options.results)
-    text = with_figures(options.page.read_text(), figures(pages))
-    results.write_bytes(options.results / "summary.png", picture(pages))
+    rows = load(options.results)
+    text = with_figures(options.page.read_text(), figures(rows))
+    results.write_bytes(options.results / "summary.png", picture(rows))
     results.write_bytes(options.page, text.encode())
     print(f"wrote {options.results / 'summary.png'} and {options.page}")
 

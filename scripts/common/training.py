@@ -5,9 +5,8 @@ from dataclasses import fields
 from pathlib import Path
 
 from common.console import Steps
-from common.options import add_device_option, choose_device, number, positive_integer
+from common.options import add_device_option, number, positive_integer
 from models.data import ROOT_VARIABLE, load_digits
-from models.files import require_writable
 from models.training import MODELS, TrainConfig, resolve_config, train
 
 DEFAULT_CHECKPOINT = Path("checkpoints/vgg13.pt")
@@ -61,19 +60,6 @@ def chosen_training(options):
     given = {name: value for name, value in vars(options).items() if name in names}
     config = resolve_config(options.checkpoint, given)
     return config, load_digits(options.data, config.full)
-
-
-def prepare_study(options, console):
-    """The device, and what :func:`train_or_load` gives, once all folders can be written."""
-    device = choose_device(options.device)
-    require_writable(options.out)
-    require_writable(options.checkpoint.parent)
-    return device, *train_or_load(options, device, console)
-
-
-def describe_training(config):
-    """A TrainConfig as a page's header says it."""
-    return f"{config.model}, {config.epochs} epochs, batch {config.batch}"
 
 
 def train_or_load(options, device, console):
