@@ -129,3 +129,12 @@ def memory_limit(devices, more_bytes):
     finally:
         for device in devices:
             torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Operators this small gain nothing from threads and lose much on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

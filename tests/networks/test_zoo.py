@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from support import one_thread  # noqa: F401  the fixture is automatic
 from torch import nn
 from zoo_cases import ZOO, ZooCase, detector, output_of
 

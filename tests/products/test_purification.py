@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from support import one_thread  # noqa: F401  the fixture is automatic
 
 from density import basis, sources
 from density.measuring import measure, methods

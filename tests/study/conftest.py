@@ -1,7 +1,8 @@
 """What the tests of the benchmarks share."""
 
 import pytest
-from bench_checks import tables_of
+from study_tools import tables_of
+from support import one_thread  # noqa: F401  the fixture is automatic
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from bench_checks import assert_refused, assert_resumes, run_bench
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from study_tools import assert_refused, assert_resumes, run_bench
 
 import bench
 from cases import conv, mm

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
-from bench_checks import run_bench, tables_of
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from study_tools import run_bench, tables_of
 
 import bench
 import spamm_torch

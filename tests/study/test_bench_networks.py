@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from bench_checks import assert_resumes, run_bench, tables_of
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from study_tools import assert_resumes, run_bench, tables_of
 from torch import nn
 
 import bench

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+from study_tools import digits, write_part
 
 import bench
 from cases import vgg13

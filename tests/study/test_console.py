@@ -1,19 +1,28 @@
-"""What the scripts do when their output goes nowhere."""
+"""What the scripts say: their help, their output where it goes nowhere, and what is counted."""
 
+import importlib
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+import check_budget
+import mutate
+import sanitize
+from bench import CASES
+from cases.conv import NAMES
 from common import console
-from common.console import Steps, make_console
-from models.errors import first_line
+from common.console import Steps, exit_code, make_console
+from models.errors import UserError, first_line
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
 
 # Through rich, which flushes each line, and through a buffer that is written at the end only.
 PRINTS = {
@@ -155,3 +164,101 @@ def test_imports_that_end_early_say_one_line(module, ends, line, tmp_path):
 )
 def test_an_exception_is_said_in_a_line(message, said):
     assert first_line(ValueError(message)) == said
+
+
+# ---- Help ---------------------------------------------------------------------------------------
+
+
+MAINS = [*(script.stem for script in SCRIPTS.glob("*.py")), "density_matrix"]
+MAINS += ["examples.scattered_digits.demo", *(f"bench {case}" for case in CASES)]
+# Where a default would say nothing.
+NO_DEFAULT = ("-h, --help", "--fresh", "--cold")
+
+
+def options_in(text):
+    """{option as it is shown: its help} of a help page of lines long enough for both."""
+    shown = text[text.index("\noptions:") :]
+    entries = re.split(r"\n  (?=-)", shown)[1:]
+    found = {}
+    for entry in entries:
+        name, _, words = re.sub(r"\n\n.*", "", entry, flags=re.DOTALL).partition("  ")
+        name, line, more = name.partition("\n")
+        found[name.strip()] = " ".join(f"{line} {more} {words}".split())
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(MAINS))
+def test_help(name, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "200")
+    script, *case = name.split()
+    with pytest.raises(SystemExit) as end:
+        importlib.import_module(script).main([*case, "--help"])
+    assert end.value.code == 0
+    text, errors = capsys.readouterr()
+    assert errors == ""
+    options = options_in(text)
+    assert "-h, --help" in options
+    for option, words in options.items():
+        assert words, f"{option} has no help"
+        if not option.startswith(NO_DEFAULT):
+            assert "default" in words, f"{option} names no default: {words}"
+    if name == "bench conv":
+        for layer in NAMES:
+            assert len(re.findall(rf"(?<![\w-]){layer}(?![\w-])", text)) == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_it_says_so_in_one_line(capfd):
+    assert exit_code(lambda: sanitize.main([])) == 1
+    assert capfd.readouterr().err == "error: expected a CUDA device; torch finds none\n"
+
+
+def test_help_from_another_folder_without_cuda():
+    """A process of its own, where nothing is imported by chance."""
+    run = subprocess.run(
+        [sys.executable, SCRIPTS / "bench.py", "networks", "--help"],
+        cwd="/",
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    assert run.stdout.startswith("usage: bench.py networks")
+
+
+# ---- The budget and the mutations ---------------------------------------------------------------
+
+
+BUDGET = {"lines": {"csrc": {"most": 10, "goal": 5}}, "files": {"all": {"most": 3, "goal": 2}}}
+
+
+def test_rooms_within_their_budget():
+    found = check_budget.check(BUDGET, lambda room: 10, lambda: 3)
+    assert found == [
+        "csrc             10 of     10, goal 5",
+        "files             3 of      3, goal 2",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "words"),
+    [(11, 3, "csrc has 11, at most 10$"), (10, 4, "files has 4, at most 3$")],
+)
+def test_more_is_refused(lines, files, words):
+    with pytest.raises(UserError, match=words):
+        check_budget.check(BUDGET, lambda room: lines, lambda: files)
+
+
+def test_text_is_counted_and_nothing_else(tmp_path, monkeypatch):
+    (tmp_path / "a.py").write_text("1\n2\n")
+    (tmp_path / "b.json").write_text("1\n")
+    monkeypatch.setattr(check_budget, "files", lambda room: sorted(tmp_path.iterdir()))
+    assert check_budget.lines("room") == 2
+
+
+def test_every_text_that_is_broken_stands_once_in_its_file():
+    counts = {
+        (of.file, of.old): (mutate.ROOT / of.file).read_text().count(of.old) for of in mutate.TABLE
+    }
+    assert len(mutate.TABLE) > 100
+    assert {key: count for key, count in counts.items() if count != 1} == {}

@@ -5,7 +5,7 @@ import hashlib
 
 import pytest
 import torch
-from tiny_study import digits, idx_bytes, write_part
+from study_tools import digits, idx_bytes, write_part
 
 from models import data
 from models.errors import UserError

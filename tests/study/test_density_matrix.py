@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from bench_checks import assert_refused, assert_three_files
 from rich.console import Console
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from study_tools import assert_refused, assert_three_files
 
 import density_matrix
 from common import results

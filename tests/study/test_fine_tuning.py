@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_study import (
-    digits,
-    one_thread,  # noqa: F401  the fixture is automatic
-    run_script,
-    same_parameters,
-    silent,
-    write_part,
-)
+from study_tools import digits, run_script, same_parameters, silent, write_part
 
 import train_vgg13
 from common.journal import model_digest

@@ -6,14 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_study import (
-    digits,
-    one_thread,  # noqa: F401  the fixture is automatic
-    run_script,
-    same_parameters,
-    silent,
-    write_part,
-)
+from study_tools import digits, run_script, same_parameters, silent, write_part
 from torch import nn
 
 import train_vgg13

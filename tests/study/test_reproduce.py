@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from tiny_study import digits, one_thread, write_part  # noqa: F401  the fixture is automatic
+from study_tools import digits, write_part
 
 import reproduce
 import spamm_torch

@@ -7,8 +7,8 @@ from itertools import product
 
 import pytest
 import torch
-from tiny_study import digits as bars
-from tiny_study import one_thread, write_part  # noqa: F401  the fixture is automatic
+from study_tools import digits as bars
+from study_tools import write_part
 
 from common import results
 from examples.scattered_digits import demo, network

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
 from torch import nn
 
 from models.unet import UPSAMPLINGS, UNet
