@@ -19,12 +19,13 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib.util
+import math
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common, ergo
+sys.path.append(str(Path(__file__).resolve().parents[1] / "scripts"))  # common
 
 import common  # noqa: F401  # isort: skip  before torch, whose import Ctrl-C may stop
 
@@ -34,9 +35,6 @@ from common import options as cli
 from common import results
 from common.console import exit_code, make_console
 from common.machine import describe_machine
-from common.options import (
-    show as shown,
-)
 from density import sources
 from density.basis import distance_from_one, inverse_root, is_sparse, symmetric_part, transformed
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
@@ -55,120 +53,58 @@ no eigenvalues were computed. The JSON file has every iteration."""
 
 def parse(arguments):
     parser = cli.make_parser(__doc__)
-    source = parser.add_argument_group("what is computed (one of)").add_mutually_exclusive_group()
-    even = cli.number(
-        int, lambda value: value >= 4 and value % 2 == 0, "an even integer of 4 or more"
-    )
-    source.add_argument(
-        "--chain", metavar="N", type=even, help="a tight-binding chain of N sites (default: 2000)"
-    )
-    source.add_argument(
-        "--ergo",
-        nargs="?",
-        metavar="NAME",
-        const="default",
-        help="matrices of a water cluster in data/ergo (default without NAME: default)",
-    )
-    source.add_argument(
-        "--matrices",
-        metavar="FILE",
-        type=Path,
-        help="an .npz file with fock, overlap, electrons and atoms, as "
-        "in data/ergo (default: none)",
-    )
-    source.add_argument(
-        "--waters",
-        metavar="N",
-        type=cli.positive_integer,
-        help="a cluster of N water molecules, with exact overlaps and a model of F (default: none)",
-    )
-    positive = cli.number(float, lambda value: 0 < value < float("inf"), "a number above 0")
-    parser.add_argument(
-        "--gap", type=positive, default=0.2, help="of the chain, hopping 1/2 (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--basis",
-        choices=sources.BASES,
-        default=sources.BASES[0],
-        help="basis set of --waters (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed",
-        type=cli.natural_number,
-        default=0,
-        help="of --waters (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--electrons",
-        type=int,
-        metavar="N",
-        help="how many there are (default: as many as the atoms or the file say; a chain's sites)",
-    )
+    add = functools.partial(cli.add, parser)
+    group = parser.add_argument_group("what is computed (one of)").add_mutually_exclusive_group()
+    source = functools.partial(cli.add, group)
+    is_even = lambda value: value >= 4 and value % 2 == 0  # noqa: E731
+    even = cli.number(int, is_even, "an even integer of 4 or more")
+    what = "a tight-binding chain of so many sites"
+    source("--chain", what, None, "2000", metavar="N", type=even)
+    what = "matrices of a water cluster in data/ergo, by name"
+    source("--ergo", what, None, "default", metavar="NAME", nargs="?", const="default")
+    what = "an .npz file with fock, overlap, electrons and atoms, as in data/ergo"
+    source("--matrices", what, None, "none", metavar="FILE", type=Path)
+    what = "a cluster of so many water molecules, with exact overlaps and a model of F"
+    source("--waters", what, None, "none", metavar="N", type=cli.positive_integer)
+    positive = cli.number(float, lambda value: 0 < value < math.inf, "a number above 0")
+    add("--gap", "of the chain, hopping 1/2", 0.2, type=positive)
+    add("--basis", "basis set of --waters", sources.BASES[0], choices=sources.BASES)
+    add("--seed", "of --waters", 0, type=cli.natural_number)
+    said = "as many as the atoms or the file say; a chain's sites"
+    add("--electrons", "how many there are", None, said, type=int, metavar="N")
     cli.add_device_option(parser)
-    parser.add_argument(
-        "--block",
-        type=int,
-        choices=(32, 64, 128),
-        help="edge of the blocks; 32 suits molecules (default: 32, of block-sparse matrices 64)",
+    what, said = "edge of the blocks; 32 suits molecules", "32, of block-sparse matrices 64"
+    add("--block", what, None, said, type=int, choices=(32, 64, 128))
+    what = "keep only blocks that count, in place of whole matrices; --ergo and --matrices are "
+    said = f"from {_LARGE} functions on"
+    how = argparse.BooleanOptionalAction
+    add("--sparse", what + "whole at first", None, said, action=how)
+    what = (
+        "what each of the last products may lose, relative to norm(X)^2; about the energy error "
+        "in hartree an atom"
     )
-    parser.add_argument(
-        "--sparse",
-        action=argparse.BooleanOptionalAction,
-        help="keep only blocks that count, in place of whole matrices; --ergo and --matrices are "
-        f"whole at first (default: from {_LARGE} functions on)",
+    small = cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1")
+    add("--max-errors", what, (1e-7, 3e-8, 1e-9), metavar="ERROR", type=small, nargs="+")
+    what = "how many times more the products before may lose"
+    said = "so many that they cost the energy as much, sqrt(0.00025 / ERROR)"
+    larger = cli.number(float, lambda value: 1 < value < math.inf, "a number above 1")
+    add("--loose", what, None, said, metavar="FACTOR", type=larger)
+    few = cli.number(int, lambda value: 1 <= value <= 12, "an integer from 1 to 12")
+    add("--last", "how many products are the last, from 1 to 12", 4, metavar="COUNT", type=few)
+    cli.add_repeats_option(parser, 3)
+    what = (
+        "leave these out, which take long for large matrices; of whole matrices one of eigh and "
+        "torch.mm stays"
     )
-    budgets = (1e-7, 3e-8, 1e-9)
-    parser.add_argument(
-        "--max-errors",
-        metavar="ERROR",
-        type=cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1"),
-        nargs="+",
-        default=budgets,
-        help="what each of the last products may lose, relative to norm(X)^2; about the energy "
-        f"error in hartree an atom (default: {shown(budgets)})",
-    )
-    parser.add_argument(
-        "--loose",
-        metavar="FACTOR",
-        type=cli.number(float, lambda value: 1 < value < float("inf"), "a number above 1"),
-        help="how many times more the products before may lose (default: so many that they cost "
-        "the energy as much, sqrt(0.00025 / ERROR))",
-    )
-    parser.add_argument(
-        "--last",
-        metavar="COUNT",
-        type=cli.number(int, lambda value: 1 <= value <= 12, "an integer from 1 to 12"),
-        default=4,
-        help="how many products are the last, from 1 to 12 (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--repeats",
-        metavar="ROUNDS",
-        type=cli.positive_integer,
-        default=3,
-        help="rounds of each timing, of which the median counts (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--without",
-        nargs="+",
-        choices=_PEERS,
-        help="leave these out, which take long for large matrices; of whole matrices one of eigh "
-        f"and torch.mm stays (default: none; from {_LARGE} functions on, block-sparse, all)",
-    )
+    said = f"none; from {_LARGE} functions on, block-sparse, all"
+    cli.add_choices(parser, "--without", what, None, _PEERS, said)
     cli.add_folder_option(parser, "the page, the numbers and the picture")
-    parser.add_argument(
-        "--name",
-        type=cli.file_name,
-        default="density_matrix",
-        help="of these files (default: %(default)s)",
+    add("--name", "of these files", "density_matrix", type=cli.file_name)
+    what = (
+        "write the density matrix of the most accurate schedule there, in the given basis, as the "
+        "array density of an .npz file"
     )
-    parser.add_argument(
-        "--density",
-        metavar="FILE",
-        type=Path,
-        help="write the density matrix of the most accurate schedule there, in the given basis, "
-        "as the array density of an .npz file (default: none)",
-    )
+    add("--density", what, None, "none", metavar="FILE", type=Path)
     options = parser.parse_args(arguments)
     if {EIGH, DENSE} <= set(options.without or ()) and not options.sparse:
         parser.error("argument --without: expected one of eigh and torch.mm to stay")

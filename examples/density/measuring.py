@@ -1,4 +1,4 @@
-"""One problem by several methods: times, errors, and the rows of the"""
+"""One problem by several methods: times, errors, and the rows of the tables."""
 
 from __future__ import annotations
 

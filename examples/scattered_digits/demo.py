@@ -11,6 +11,7 @@ of the calibration.
 """
 
 import copy
+import functools
 import sys
 from pathlib import Path
 
@@ -105,50 +106,27 @@ def _said(rows):
 
 def _parse(arguments):
     parser = cli.make_parser(__doc__)
+    add = functools.partial(cli.add, parser)
+    count = {"type": cli.positive_integer}
     cli.add_device_option(parser)
-    parser.add_argument("--root", help="folder that holds MNIST/raw (default: the embedded t10k)")
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        help="where the training is kept and resumed from (default: in the folder of the results)",
-    )
+    add("--root", "folder that holds MNIST/raw", None, "the embedded t10k")
+    what, said = "where the training is kept and resumed from", "in the folder of the results"
+    add("--checkpoint", what, None, said, type=Path)
     cli.add_folder_option(parser, "the results")
-    parser.add_argument(
-        "--name",
-        type=cli.file_name,
-        default="scattered_digits",
-        help="what the files of the results are called (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--steps", type=cli.positive_integer, help="of training (default: 600 or 3000)"
-    )
-    parser.add_argument(
-        "--max-drop",
-        metavar="POINTS",
-        type=cli.number(float, lambda value: 0 <= value < 100, "points from 0 to below 100"),
-        default=0.5,
-        help="points of mean IoU that calibration may cost (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--repeats", type=cli.positive_integer, help="of timings (default: 7 or 20)"
-    )
-    parser.add_argument(
-        "--size",
-        type=cli.number(int, lambda size: size >= 64 and size % 64 == 0, "a multiple of 64"),
-        default=512,
-        help="sides of the canvases that are measured (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch", type=cli.positive_integer, default=1, help="canvases of a call (default: 1)"
-    )
-    parser.add_argument(
-        "--dtype",
-        choices=("float32", "float16", "bfloat16"),
-        help="to measure in (default: float32 on a CPU, float16 on a GPU)",
-    )
-    parser.add_argument(
-        "--no-compile", action="store_true", help="leave torch.compile out (default: measure it)"
-    )
+    what = "what the files of the results are called"
+    add("--name", what, "scattered_digits", type=cli.file_name)
+    add("--steps", "of training", None, "600 or 3000", **count)
+    what = "points of mean IoU that calibration may cost"
+    points = cli.number(float, lambda value: 0 <= value < 100, "points from 0 to below 100")
+    add("--max-drop", what, 0.5, metavar="POINTS", type=points)
+    add("--repeats", "of timings", None, "7 or 20", **count)
+    sides = cli.number(int, lambda size: size >= 64 and size % 64 == 0, "a multiple of 64")
+    add("--size", "sides of the canvases that are measured", 512, type=sides)
+    add("--batch", "canvases of a call", 1, **count)
+    said = "float32 on a CPU, float16 on a GPU"
+    dtypes = ("float32", "float16", "bfloat16")
+    cli.add_choices(parser, "--dtype", "to measure in", None, dtypes, said, nargs=None)
+    add("--no-compile", "leave torch.compile out", False, "measure it", action="store_true")
     return parser.parse_args(arguments)
 
 
