@@ -172,6 +172,16 @@ def test_operands_are_left_alone(device):
     assert torch.equal(b, copies[1])
 
 
+def test_a_memory_mapped_file(tmp_path):
+    """Copy-on-write pages of a file serve as an operand without being loaded first."""
+    loaded = matrices.exponential_decay(110)
+    np.save(tmp_path / "a.npy", np.asfortranarray(loaded.numpy()))
+    mapped = torch.from_numpy(np.load(tmp_path / "a.npy", mmap_mode="c"))
+    assert mapped.stride() == (1, 110)
+    expected = spamm_torch.mm(mapped.clone(), loaded, tau=0.5, block=32)
+    assert torch.equal(spamm_torch.mm(mapped, loaded, tau=0.5, block=32), expected)
+
+
 @pytest.mark.parametrize("dtype", matrices.DTYPES)
 def test_results_beyond_the_type_are_inf(device, dtype):
     """As in a dense product: the sum is rounded to the type once, where it may overflow."""

@@ -1,7 +1,9 @@
 """Files of matrices, and those that are embedded."""
 
+import matrices as operands
 import numpy as np
 import pytest
+import reference
 import torch
 
 import spamm_torch
@@ -114,3 +116,47 @@ def test_squares_in_float32_are_as_accurate_as_torchs(device, name, block):
     max_error = 1e-3
     error = spamm_torch.mm(a.float(), a.float(), max_error=max_error, block=block) - exact
     assert error.norm() <= max_error * a.norm() ** 2 + 4 * rounding
+
+
+# ---- Products of entries of many magnitudes, against the oracle ---------------------------------
+
+
+def norm_maps(a, b, block):
+    return spamm_torch.norm_map(a, block), spamm_torch.norm_map(b, block)
+
+
+def assert_product(a, b, tau, block):
+    maps = norm_maps(a, b, block)
+    actual = reference.to_float64(spamm_torch.mm(a, b, tau=tau, block=block))
+    error = np.abs(actual - reference.multiply(a, b, *maps, tau, block))
+    bound = reference.rounding_bound(a, b, *maps, tau, block)
+    if a.is_cuda and a.dtype == torch.float32:
+        bound += split_bound(a, b, maps, tau, block)
+    assert (error <= bound).all()
+
+
+def split_bound(a, b, maps, tau, block):
+    """What Hopper's split parts may lose besides, elementwise.
+
+    An entry is off by at most 2^-39 of its block's largest entry, so for each k a block product
+    loses at most 2^-38 of the product of the largest entries of its blocks.
+    """
+    largest_a, largest_b = (largest_entries(x, block) for x in (a, b))
+    norm_a, norm_b = (reference.to_float64(norms) for norms in maps)
+    valid = ~(norm_a[:, :, None] * norm_b[None] < tau)
+    lost = (valid * largest_a[:, :, None] * largest_b[None]).sum(1) * block * 2.0**-38
+    return lost.repeat(block, 0).repeat(block, 1)[: a.shape[0], : b.shape[1]]
+
+
+def largest_entries(x, block):
+    """The largest magnitude of each block."""
+    starts = [np.arange(0, size, block) for size in x.shape]
+    magnitudes = np.abs(reference.to_float64(x))
+    return np.maximum.reduceat(np.maximum.reduceat(magnitudes, starts[0], 0), starts[1], 1)
+
+
+@pytest.mark.parametrize("dtype", operands.DTYPES)
+@pytest.mark.parametrize("tau", [1e-10, 1e-8, 1e-6, 1e-4, 1e-2])
+def test_the_square_of_the_overlaps(device, dtype, tau):
+    a = load().overlap.to(device, dtype)
+    assert_product(a, a, tau, 32)
