@@ -343,7 +343,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch, arguments):
     interrupted_at(None)
     assert run(capsys, "1", *arguments, "--out", tmp_path, "--fresh")[0] == 0
     assert calls == [(1, 128), (1, 100)]
-    assert "## table_3_cpu" in (tmp_path / "tables.md").read_text()
+    assert "- table_3_cpu: " in (tmp_path / "tables.md").read_text()
 
 
 def test_cells_that_failed_are_tried_again(tmp_path, capsys, monkeypatch, arguments):
