@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+import torchvision
 
 import spamm_torch
 from cases.conv import Layer
@@ -72,45 +73,37 @@ class FusedLayer:
         return 1e6 * max(self.flops(batch) / FLOPS, self.bytes(batch) / BYTES_PER_S)
 
 
-# Group, channels in and out, height and width of the input, kernel, stride, what follows the sums,
-# how many of them. Stride is in the 3x3 convolutions, as in torchvision. A 1x1 layer belongs to the
-# size of the picture that it reads.
-_RESNET50 = (
-    ("conv1", 3, 64, 224, 7, 2, "relu", 1),
-    ("56: reduce", 64, 64, 56, 1, 1, "relu", 1),
-    ("56: reduce", 256, 64, 56, 1, 1, "relu", 2),
-    ("56: 3x3", 64, 64, 56, 3, 1, "relu", 3),
-    ("56: expand + add", 64, 256, 56, 1, 1, "add relu", 3),
-    ("downsample", 64, 256, 56, 1, 1, "", 1),
-    ("56: reduce", 256, 128, 56, 1, 1, "relu", 1),
-    ("28, 14, 7: 3x3", 128, 128, 56, 3, 2, "relu", 1),
-    ("28: reduce", 512, 128, 28, 1, 1, "relu", 3),
-    ("28, 14, 7: 3x3", 128, 128, 28, 3, 1, "relu", 3),
-    ("28: expand + add", 128, 512, 28, 1, 1, "add relu", 4),
-    ("downsample", 256, 512, 56, 1, 2, "", 1),
-    ("28: reduce", 512, 256, 28, 1, 1, "relu", 1),
-    ("28, 14, 7: 3x3", 256, 256, 28, 3, 2, "relu", 1),
-    ("14: reduce", 1024, 256, 14, 1, 1, "relu", 5),
-    ("28, 14, 7: 3x3", 256, 256, 14, 3, 1, "relu", 5),
-    ("14: expand + add", 256, 1024, 14, 1, 1, "add relu", 6),
-    ("downsample", 512, 1024, 28, 1, 2, "", 1),
-    ("14: reduce", 1024, 512, 14, 1, 1, "relu", 1),
-    ("28, 14, 7: 3x3", 512, 512, 14, 3, 2, "relu", 1),
-    ("7: 1x1", 2048, 512, 7, 1, 1, "relu", 2),
-    ("28, 14, 7: 3x3", 512, 512, 7, 3, 1, "relu", 2),
-    ("7: 1x1", 512, 2048, 7, 1, 1, "add relu", 3),
-    ("downsample", 1024, 2048, 14, 1, 2, "", 1),
-)
-
-
 def _layers():
-    for group, before, after, size, kernel, stride, epilogue, count in _RESNET50:
-        name = f"{size}-{before}-{after}-{kernel}x{kernel}" + ("" if epilogue else "-down")
-        shape = Layer(name, before, after, size, kernel, stride)
-        yield FusedLayer(group, shape, "add" in epilogue, "relu" in epilogue, count)
+    """By name, in the network's order. A 1x1 layer belongs to the size of the picture it reads."""
+    with torch.device("meta"):
+        model = torchvision.models.resnet50(weights=None).eval()
+        picture = torch.empty(1, 3, 224, 224)
+    found = {}
+
+    def note(place, conv, inputs, _):
+        (kernel, _), (stride, _), size = conv.kernel_size, conv.stride, inputs[0].shape[-1]
+        is_plain, residual = "downsample" in place, place.endswith("conv3")
+        name = f"{size}-{conv.in_channels}-{conv.out_channels}-{kernel}x{kernel}"
+        name += "-down" if is_plain else ""
+        shape = Layer(name, conv.in_channels, conv.out_channels, size, kernel, stride)
+        if place == "conv1" or is_plain:
+            group = "downsample" if is_plain else place
+        elif kernel == 3:
+            group = "56: 3x3" if shape.output_size == 56 else "28, 14, 7: 3x3"
+        else:
+            group = "7: 1x1" if size == 7 else f"{size}: {'expand + add' if residual else 'reduce'}"
+        count = 1 + (found[name].count if name in found else 0)
+        found[name] = FusedLayer(group, shape, residual, not is_plain, count)
+
+    for place, module in model.named_modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(functools.partial(note, place))
+    with torch.no_grad():
+        model(picture)
+    return found
 
 
-LAYERS = {layer.name: layer for layer in _layers()}
+LAYERS = _layers()
 
 
 # ---- Options ------------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """The benchmark of whole networks: a small real run, and what it refuses."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from study_tools import assert_resumes, run_bench, tables_of
@@ -10,6 +12,7 @@ import spamm_torch
 from cases import layers, networks
 from cases.networks import CANDIDATES
 from common.console import exit_code
+from common.results import load, rows_of
 
 CPU = torch.device("cpu")
 MEASURED = [name for name in CANDIDATES if name not in ("max-autotune", "freezing")]
@@ -187,28 +190,18 @@ def test_wrong_layers_are_refused(tmp_path, monkeypatch, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_layers_are_torchvisions():
-    """Every convolution of ResNet-50, with what follows it, as often as the network has it."""
-    model, expected = networks.NETWORKS["resnet50"].build().eval(), []
-
-    def note(module, inputs, output):
-        shape = module.in_channels, module.out_channels, inputs[0].shape[-1]
-        expected.append((*shape, module.kernel_size[0], module.stride[0], module.padding[0]))
-
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            module.register_forward_hook(note)
-    with torch.no_grad():
-        model(torch.zeros(1, 3, 224, 224))
-    found = []
-    for layer in layers.LAYERS.values():
-        of = layer.shape
-        shape = of.in_channels, of.out_channels, of.size, of.kernel, of.stride, of.padding
-        found += [shape] * layer.count
-    assert sorted(found) == sorted(expected)
-    residuals = sum(layer.count for layer in layers.LAYERS.values() if layer.residual)
-    plain = sum(layer.count for layer in layers.LAYERS.values() if not layer.relu)
-    assert (residuals, plain) == (16, 4)
+def test_layers_are_those_of_the_record():
+    """In the network's numbers: 53 layers, 16 with a residual, 4 without a ReLU."""
+    page = load(Path(__file__).parents[2] / "docs/results/networks.json")
+    rows = {row["layer"]: row for row in rows_of(page, "fused layers")}
+    assert rows.keys() == layers.LAYERS.keys()
+    for name, layer in layers.LAYERS.items():
+        assert (layer.group, layer.count) == (rows[name]["group"], rows[name]["count"])
+        assert layer.floor_us(64) == pytest.approx(rows[name]["floor_us"])
+    found = [layer for layer in layers.LAYERS.values() for _ in range(layer.count)]
+    assert len(found) == 53
+    assert sum(layer.residual for layer in found) == 16
+    assert sum(not layer.relu for layer in found) == 4
 
 
 def test_floors():
