@@ -38,6 +38,11 @@ class Axis:
         parts = [part[:length] for part, length in zip(rows.split(longest), lengths, strict=True)]
         return torch.cat(parts)
 
+    def gather_number(self, own: int, device: torch.device) -> list[int]:
+        """A number of each rank, which travels on the device. Waits for it."""
+        number = torch.tensor([[int(own)]], device=device)
+        return self.gather(number, [1] * self.size).flatten().tolist()
+
     def broadcast(self, x: Tensor, source: int = 0) -> None:
         """Replaces ``x`` on every rank by that of the rank ``source`` of the axis."""
         if self.size > 1:

@@ -85,17 +85,22 @@ def read_call(
     check_tensor(b, "b")
     a, b = a.to(multiplied_dtype(a)), b.to(multiplied_dtype(b))
     check_operands(a, b)
-    if f"{a.device.type}:" not in backends:
-        raise RuntimeError(
-            f"a and b must be on a device that the group's backends serve ({backends}); got "
-            f"{a.device}"
-        )
+    check_served(a, backends)
     checked = as_knobs(**knobs)
     tau = held_tau(checked)
     if tau is not None:  # in one form, so that it can be compared between ranks
         checked["tau"], checked["threshold"] = tau.double().cpu(), None
     check_bool(balance, "balance")
     return Call(a, b, Settings(checked, check_block(block), balance), kind)
+
+
+def check_served(a: Tensor, backends: str) -> None:
+    """RuntimeError unless the group's backends serve the device of ``a``."""
+    if f"{a.device.type}:" not in backends:
+        raise RuntimeError(
+            f"a and b must be on a device that the group's backends serve ({backends}); got "
+            f"{a.device}"
+        )
 
 
 def agree(axes: Sequence[Axis], read: Callable[[str], Call]) -> tuple[Call, list[tuple[int, int]]]:

@@ -8,6 +8,9 @@ or float64, on any device that multiplies them; without gradients. Common argume
 * ``block``: edge of the blocks of a dense matrix, 32, 64 or 128; of others it is their own.
 * ``size``: the true number of rows of a block-sparse matrix whose last rows are padding, which
   stays zero. None: all.
+* ``group``: ranks of ``torch.distributed``, each with some block rows of a block-sparse matrix on a
+  device that their backends serve; all call it alike. ``size`` is that of the whole. The result has
+  the bits of one process, and each rank gets its block rows of it. None: one process.
 * ``callback``: called with the number of each product, from 0, and the residual before it.
 
 Errors: TypeError for other layouts and dtypes, ValueError for numbers out of range, RuntimeError

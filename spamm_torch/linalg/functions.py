@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from .matrices import Callback, Matrices, NotConverged, Result, gershgorin, norm_of
+from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
 
 def inverse_sqrt(
@@ -21,6 +22,7 @@ def inverse_sqrt(
     size: int | None = None,
     most_iterations: int = 100,
     callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Result:
     """S^(-1/2) of a symmetric positive definite matrix, symmetric.
 
@@ -30,15 +32,16 @@ def inverse_sqrt(
     Args:
         s: (N, N), symmetric. Padding of ``size`` stays zero.
         most_iterations: a condition number of 1e15 needs no more than 100.
-        max_error, block, size, callback: see above.
+        max_error, block, size, callback, group: see above.
 
     Raises:
         NotConverged: as where ``s`` is not positive definite.
     """
-    check_max_error(max_error)
-    of = Matrices("inverse_sqrt", s, block, size, callback)
-    _, highest = gershgorin(s) if of.size else (1.0, 1.0)
-    one = of.shifted(s, 0.0, 1.0)
+    alike = {"max_error": max_error, "most_iterations": most_iterations}
+    rest = callback, group, alike, lambda _: check_max_error(max_error)
+    of, s = Matrices.opened("inverse_sqrt", s, block, size, *rest)
+    _, highest = of.gershgorin(s) if of.size else (1.0, 1.0)
+    one = of.identity(s)
     y, z = s * (1 / highest), one  # towards S^(1/2), S^(-1/2)
     map_y, map_z = of.norms(y), of.norms(z)
     before = math.inf
@@ -48,7 +51,7 @@ def inverse_sqrt(
         r, map_r = of.product("1 - Z Y", z, y, (map_z, map_y), max_error, **options)
         error = norm_of(map_r).item()  # of eigenvalues in [0, 1)
         if error < 1e-2 and error >= before / 4:  # was to be squared: products' errors are left
-            return of.result(of.symmetric_part(z) * highest**-0.5, error)
+            return of.result(of.symmetric_part(z * highest**-0.5), error)
         if not error < max(before, of.size) * 2:  # NaN, too
             break
         before = error
@@ -71,6 +74,7 @@ def sign(
     size: int | None = None,
     most_iterations: int = 100,
     callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Result:
     """The sign of a symmetric matrix: its eigenvectors with 1 or -1 in place of eigenvalues.
 
@@ -80,15 +84,16 @@ def sign(
     Args:
         a: (N, N), symmetric, no eigenvalue at 0. Padding of ``size`` stays zero.
         most_iterations: an eigenvalue of 1e-15 of the largest needs no more than 100.
-        max_error, block, size, callback: see above.
+        max_error, block, size, callback, group: see above.
 
     Raises:
         NotConverged: as where an eigenvalue is 0.
     """
-    check_max_error(max_error)
-    of = Matrices("sign", a, block, size, callback)
-    bound = max(map(abs, gershgorin(a))) if of.size else 1.0
-    x, one = a * (1 / bound if bound else 1.0), of.shifted(a, 0.0, 1.0)
+    alike = {"max_error": max_error, "most_iterations": most_iterations}
+    rest = callback, group, alike, lambda _: check_max_error(max_error)
+    of, a = Matrices.opened("sign", a, block, size, *rest)
+    bound = max(map(abs, of.gershgorin(a))) if of.size else 1.0
+    x, one = a * (1 / bound if bound else 1.0), of.identity(a)
     norms, whole = of.norms(x), math.sqrt(of.size)  # the norm of 1
     before = math.inf
     for _ in range(most_iterations):
@@ -118,20 +123,25 @@ def matrix_power(
     block: int = 64,
     size: int | None = None,
     callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Result:
     """a^n by squaring, at most 2 log2(n) products. ``error_bound`` is one of the whole power.
 
     Args:
         a: (N, N). n: at least 0; 0 gives the identity.
-        max_error, block, size, callback: see above.
+        max_error, block, size, callback, group: see above.
     """
-    check_max_error(max_error)
-    check_integer(n, "n")
-    if n < 0:
-        raise ValueError(f"n must be at least 0; got {n}")
-    of = Matrices("matrix_power", a, block, size, callback)
+
+    def check(_: Matrices) -> None:
+        check_max_error(max_error)
+        check_integer(n, "n")
+        if n < 0:
+            raise ValueError(f"n must be at least 0; got {n}")
+
+    alike = {"max_error": max_error, "n": n}
+    of, a = Matrices.opened("matrix_power", a, block, size, callback, group, alike, check)
     if n == 0:
-        return of.result(of.shifted(a, 0.0, 1.0))
+        return of.result(of.identity(a))
     # Each factor: matrix, norm map, and where it comes from: None, or the products' numbers.
     tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
 

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from .. import functional, sparse
 from .._arguments import check_integer, check_tensor, dtype_name
+from ..distributed import axis_of
 from ..sparse.blocks import is_sparse, read
 from ..sparse.products import SparseInfo, multiplied
 from ..sparse.ranks import Rows
@@ -115,7 +117,7 @@ class Matrices:
         *,
         are_shards: bool = False,
     ):
-        self.is_sparse, self.callback = is_sparse(a), callback
+        self.is_sparse, self.callback, self.are_shards = is_sparse(a), callback, are_shards
         self.block = read(a, "a", function).edge if self.is_sparse else block
         if not self.is_sparse:
             check_tensor(a, "a")
@@ -131,6 +133,37 @@ class Matrices:
             raise ValueError(f"size must be from {least} to {rows} for {rows} rows; got {size}")
         self.steps: list[_Step] = []
         self.clock = [time.perf_counter()]
+
+    @classmethod
+    def opened(
+        cls,
+        function: str,
+        a: Tensor,
+        block: int,
+        size: int | None,
+        callback: Callback | None,
+        group: dist.ProcessGroup | None,
+        alike: dict[str, Any],
+        check: Callable[[Matrices], Any],
+    ) -> tuple[Matrices, Tensor]:
+        """Of a call's arguments, checked; and ``a`` as they keep it. With a group collective.
+
+        What ``check`` raises all ranks raise, as they do where the arguments ``alike`` differ.
+        """
+        axis = None if group is None else axis_of(group)
+        are_shards = axis is not None and axis.size > 1
+
+        def made() -> Matrices:
+            of = cls(function, a, block, size, callback, are_shards=are_shards)
+            check(of)
+            return of
+
+        if axis is None or not are_shards:
+            return made(), a
+        rows = Rows.agreed(function, a, axis, alike | {"size": size}, made)
+        of = made()
+        of.rows = rows
+        return of, rows.whole_rows(read(a, "a", function)).matrix()
 
     def norms(self, a: Tensor) -> Tensor:
         if self.rows is not None:
@@ -193,13 +226,21 @@ class Matrices:
         took = [end - start for start, end in itertools.pairwise(self.clock)]
         iterations = [step.measured(each) for step, each in zip(self.steps, took, strict=False)]
         bound = sum(each.error_bound for each in iterations) if bound is None else bound
+        if self.rows is not None:
+            matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
 
+    def identity(self, like: Tensor) -> Tensor:
+        """1, which is zero in padding."""
+        if not self.is_sparse:
+            return torch.eye(self.size).to(like)
+        make = self.rows.identity if self.rows is not None else sparse.identity
+        return make(self.size, like=like)
+
     def shifted(self, a: Tensor, scale: float, shift: float) -> Tensor:
-        """scale * a + shift * 1, where 1 is zero in padding."""
+        """scale * a + shift * 1."""
         if self.is_sparse:
-            make = self.rows.identity if self.rows is not None else sparse.identity
-            return sparse.add(a, make(self.size, like=a), alpha=scale, beta=shift)
+            return sparse.add(a, self.identity(a), alpha=scale, beta=shift)
         a = a * scale
         a.diagonal().add_(shift)
         return a
@@ -219,9 +260,17 @@ class Matrices:
         return x
 
     def symmetric_part(self, a: Tensor) -> Tensor:
-        if self.is_sparse:
-            return sparse.add(a, sparse.transpose(a), alpha=0.5, beta=0.5)
-        return (a + a.mT) / 2
+        """Of a symmetric product; of a block-sparse one in place.
+
+        Its blocks off the diagonal are mirror images of each other as they are.
+        """
+        if not self.is_sparse:
+            return (a + a.mT) / 2
+        blocks = read(a, "a", "linalg")
+        on_diagonal = (blocks.row_of() == blocks.col).nonzero()[:, 0]
+        own = blocks.values[on_diagonal]
+        blocks.values[on_diagonal] = (own + own.mT) / 2
+        return a
 
 
 def norm_of(a: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
-from ..distributed import axis_of
-from ..sparse.ranks import Rows
 from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
@@ -105,40 +103,28 @@ def purify(
         tolerance: done where trace(X - X^2) is at most this share of the occupied states. The last
             budget counts where it is larger: products that lose so much leave no less.
         most_iterations: a gap of 1e-9 of the spectrum's width needs no more.
-        block, size, callback: see above.
-        group: ranks of ``torch.distributed``, each with some block rows of the Hamiltonian,
-            block-sparse on CPUs; all call it alike. ``size`` is that of the whole. The projector
-            has the bits of one process, and each rank gets its block rows of it. None: one process.
+        block, size, callback, group: see above.
 
     Returns:
         A :class:`Result` with the projector, float64. The density matrix is twice it.
     """
-    axis = None if group is None else axis_of(group)
-    are_shards = axis is not None and axis.size > 1
 
-    def checked() -> tuple[Matrices, Schedule]:
+    def check(of: Matrices) -> None:
         used = _schedule(max_error, schedule)
-        of = Matrices("purify", hamiltonian, block, size, callback, are_shards=are_shards)
         check_integer(electrons, "electrons")
         if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
             raise ValueError(
                 f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
                 f"got {electrons}"
             )
-        if are_shards and None in (used.first.max_error, used.last.max_error):
+        if of.are_shards and None in (used.first.max_error, used.last.max_error):
             raise ValueError("purify over ranks has no torch.mm: expected a max_error; got None")
-        return of, used
 
-    if axis is None or not are_shards:
-        return _purified(*checked(), hamiltonian, electrons // 2, tolerance, most_iterations)
     alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error, "schedule": schedule}
-    alike |= {"size": size, "tolerance": tolerance, "most_iterations": most_iterations}
-    rows = Rows.agreed("purify", hamiltonian, axis, alike, checked)
-    of, used = checked()
-    of.rows = rows
-    own = rows.embedded(hamiltonian)
-    found = _purified(of, used, own, electrons // 2, tolerance, most_iterations)
-    return replace(found, matrix=rows.shard(found.matrix))
+    alike |= {"tolerance": tolerance, "most_iterations": most_iterations}
+    opened = Matrices.opened("purify", hamiltonian, block, size, callback, group, alike, check)
+    used = _schedule(max_error, schedule)
+    return _purified(*opened, used, electrons // 2, tolerance, most_iterations)
 
 
 def _schedule(max_error: float | None, schedule: Schedule | None) -> Schedule:
@@ -153,8 +139,8 @@ def _schedule(max_error: float | None, schedule: Schedule | None) -> Schedule:
 
 def _purified(
     of: Matrices,
-    schedule: Schedule,
     hamiltonian: Tensor,
+    schedule: Schedule,
     occupied: int,
     tolerance: float,
     most_iterations: int,

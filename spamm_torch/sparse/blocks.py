@@ -64,6 +64,17 @@ class Blocks(NamedTuple):
             and _has_same(self.col, other.col)
         )
 
+    def only(self, numbers: Tensor) -> Blocks:
+        """Some of the stored blocks, by their numbers, which ascend."""
+        crow = torch.searchsorted(numbers, self.crow.long()).to(self.crow.dtype)
+        return Blocks(crow, self.col[numbers], self.values[numbers], self.columns)
+
+    def of_rows(self, begin: int, end: int) -> Blocks:
+        """With the blocks of these block rows alone. Waits for the device."""
+        first, last = self.crow[[begin, end]].tolist()
+        crow = self.crow.clamp(first, last) - first
+        return Blocks(crow, self.col[first:last], self.values[first:last], self.columns)
+
     def with_norms(self) -> Blocks:
         """The norm map."""
         rows = self.values.reshape(-1, self.edge)
@@ -273,9 +284,7 @@ def all_blocks(x: Tensor, edge: int, name: str = "a") -> Blocks:
 
 def chosen(c: Blocks, stays: Tensor) -> Blocks:
     """Some of the stored blocks. Waits for the device, for their number."""
-    numbers = stays.nonzero()[:, 0]
-    crow = pad(stays.cumsum(0), (1, 0))[c.crow.long()].to(c.crow.dtype)
-    return Blocks(crow, c.col[numbers], c.values[numbers], c.columns)
+    return c.only(stays.nonzero()[:, 0])
 
 
 def total(norms: Tensor) -> Tensor:

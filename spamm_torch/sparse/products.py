@@ -22,7 +22,18 @@ from .blocks import (
     is_sparse,
     read,
 )
-from .maps import Plan, check_plan, given_maps, lost, make_plan, shares, threshold
+from .maps import (
+    TO_DROP,
+    Plan,
+    check_plan,
+    dropped,
+    given_maps,
+    lost,
+    make_plan,
+    shares,
+    threshold,
+)
+from .strips import Strips
 
 _ops = torch.ops.spamm_torch
 
@@ -114,33 +125,29 @@ def multiplied(
         maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
         share = 1.0 - TO_DROP if drop else 1.0  # of max_error that skipping may use
         tau = threshold(*maps, **knob | {"max_error": max_error and max_error * share})
-        plan = make_plan(function, *maps, added, tau, symmetric, left.block_bytes())
+        rest: tuple[Any, ...] = added, tau, symmetric, left.block_bytes() * (2 if drop else 1)
+        plan = make_plan(function, *maps, *rest, may_lack_lists=bool(drop))
     else:
         max_error = None
         if given := [name for name, value in knob.items() if value is not None]:
             raise ValueError(f"a plan has its own threshold: expected no {given[0]}; got one")
         check_plan(plan, left, right, added, symmetric)
-    found = (*plan[5:], *left[:3], right.values)
-    options = {"beta": beta, "alpha": alpha, "symmetric": symmetric}
-    options |= {"crow_b": right.crow, "col_b": right.col, "tau": plan.tau}
-    values, norms = _ops.bsr_multiply(*found, **of_input(added), **options)
-    c = Blocks(plan.crow, plan.col, norms, right.columns)
-    drop_bound = norms.new_zeros(())
-    if drop:
-        c, numbers, drop_bound = dropped(plan, c, drop, max_error, alpha)
-        if len(numbers) < len(values):
-            values = values[numbers]
+    if drop and not plan.has_lists:
+        in_strips = Strips(function, plan, left, right, added, beta=beta, alpha=alpha)
+        c, values, drop_bound = in_strips.product(drop, max_error)
+    else:
+        values, norms = plan.multiply(left, right, added, beta=beta, alpha=alpha)
+        c = Blocks(plan.crow, plan.col, norms, right.columns)
+        drop_bound = norms.new_zeros(())
+        if drop:
+            c, numbers, drop_bound = dropped(plan, c, drop, max_error, alpha)
+            if len(numbers) < len(values):
+                values = values[numbers]
     index = index_dtype(left, right)
     map_c = c._replace(crow=c.crow.to(index), col=c.col.to(index))
     c = map_c._replace(values=values)
     info = partial(info_of, plan.norm_a, plan.norm_b, plan.tau, alpha, drop_bound, left.edge)
     return c, map_c, is_dense, info
-
-
-def of_input(added: Blocks | None) -> dict[str, Tensor]:
-    """What is added, as arguments of the op ``bsr_multiply``."""
-    names = ("crow_input", "col_input", "values_input")
-    return {} if added is None else dict(zip(names, added[:3], strict=True))
 
 
 def _operands(
@@ -195,11 +202,7 @@ def _broadcasts(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
     return len(tail) == len(shape) and all(s in (1, t) for s, t in zip(shape, tail, strict=True))
 
 
-# ---- Dropping -----------------------------------------------------------------------------------
-
-# The share of max_error for dropping. What is dropped is lost in full, of what skipping may lose
-# only a part is: with halves SP2 of 300 waters loses 8 times the energy, at nearly the same work.
-TO_DROP = 0.1
+# ---- Counts ------------------------------------------------------------------------------------
 
 
 def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
@@ -220,19 +223,3 @@ def info_of(
     bound = _rounded_up(abs(alpha) * skip_bound.double() + drop_bound.double(), tau.dtype)
     ratio, of_all = shares(norm_a, norm_b, products)
     return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
-
-
-def dropped(
-    plan: Plan, c: Blocks, below: float, max_error: float | None, alpha: float
-) -> tuple[Blocks, Tensor, Tensor]:
-    """The blocks of a norm map that stay: with their norms, their numbers, and the bound of others.
-
-    Blocks below a number go; with a ``max_error`` only so many as it allows, the smallest first.
-    Waits once for the device, for the number of blocks.
-    """
-    share: dict[str, Any] = {}
-    if max_error is not None:
-        share = {"share": abs(alpha) * TO_DROP * max_error}
-        share |= {"norm_a": plan.norm_a.values, "norm_b": plan.norm_b.values}
-    found = _ops.bsr_drop(*c[:3], below=below, symmetric=plan.symmetric, **share)
-    return Blocks(found[0], found[1], found[2], c.columns), found[3], found[4]

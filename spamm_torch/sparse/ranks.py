@@ -9,7 +9,7 @@ products need. Blocks have the bits of one process, because each rank decides fr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -18,18 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.functional import pad
 
 from .._arguments import as_knobs, held_tau
 from .._axis import Axis
-from .._call import Call, agree
+from .._call import Call, agree, check_served
 from .._rank_product import Settings
-from .blocks import Blocks, check_block_of, check_pair, chosen, index_dtype, read, read_map
-from .maps import Plan, found_tau, make_plan
+from .blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_map
+from .maps import TO_DROP, Plan, dropped, found_tau, make_plan
 from .matrices import blocks_at, identity
-from .products import TO_DROP, SparseInfo, dropped, info_of, of_input
-
-_ops = torch.ops.spamm_torch
+from .products import SparseInfo, info_of
 
 
 def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, balance: Any) -> Tensor:
@@ -39,12 +36,9 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
         left, right = read(a, "a", "distributed.mm"), read(b, "b", "distributed.mm")
         check_pair(left, right)
         check_block_of(block, left.edge)
-        if not left.values.is_cpu:
-            raise RuntimeError(f"sparse_bsr shards must be on CPUs; got a on {a.device}")
+        check_served(a, backends)
         if balance:
             raise ValueError("balance is for dense shards; got sparse_bsr ones with balance=True")
-        if "cpu:" not in backends:
-            raise RuntimeError(f"sparse_bsr shards need a group on CPUs; got {backends}")
         checked = as_knobs(**knobs)
         if (tau := held_tau(checked)) is not None:
             checked["tau"], checked["threshold"] = tau.double().cpu(), None
@@ -56,18 +50,21 @@ def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, bala
             f"the rows of b on all ranks must add up to the columns of a, {a.shape[1]}; got {k}"
         )
     left, right = read(a, "a", "distributed.mm"), read(b, "b", "distributed.mm")
-    map_a, own_map = left.with_norms(), right.with_norms()
-    map_b, stored = _gathered(own_map, axis)
+    of_a, of_b = (Rows.of(axis, each, left.edge) for each in zip(*rows, strict=True))
+    left = of_a.whole_rows(left)
+    map_a = left.with_norms()
+    map_b, _, stored = of_b.gathered(of_b.whole_rows(right).with_norms())
     tau = call.settings.knobs["tau"]
     if tau is None:
-        whole_a, _ = _gathered(map_a, axis)
+        whole_a, *_ = of_a.gathered(map_a)
         searched = (call.settings.knobs[name] for name in ("valid_ratio", "max_error"))
         tau = found_tau(whole_a, map_b, *searched)
     plan, values, _ = _multiplied(
         "distributed.mm", axis, (map_a, map_b), (left, right), stored, tau
     )
     index = index_dtype(left, right)
-    return Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns).matrix()
+    c = Blocks(plan.crow.to(index), plan.col.to(index), values, right.columns)
+    return of_a.own_rows(c).matrix()
 
 
 def _multiplied(
@@ -88,55 +85,39 @@ def _multiplied(
     """
     left, right = operands
     planned: tuple[Any, ...] = (added, tau, symmetric, left.block_bytes())
-    plan = _together(axis, lambda: make_plan(function, *maps, *planned))
+    plan = _together(axis, left, lambda: make_plan(function, *maps, *planned))
     needed, slots_b = plan.slots_b.long().unique(return_inverse=True)
     values_b = _fetched(needed, right.values, stored, axis)
-    lists = (plan.crow, plan.col, plan.first, plan.slots_a, slots_b.int())
-    options = {"symmetric": symmetric, **of_input(added), **scale}
-    return plan, *_ops.bsr_multiply(*lists, *left[:3], values_b, **options)
+    fetched = maps[1].only(needed)._replace(values=values_b)
+    plan = plan._replace(slots_b=slots_b.int())
+    return plan, *plan.multiply(left, fetched, added, **scale)
 
 
-def _gathered(own: Blocks, axis: Axis) -> tuple[Blocks, list[int]]:
-    """The norm map of all ranks' block rows, and how many blocks each rank stores."""
-    sizes = axis.gather(torch.tensor([[own.rows, len(own.col)]]), [1] * axis.size)
-    rows, stored = sizes.t().tolist()
-    counts, col, norms = (
-        axis.gather(x[:, None], lengths)[:, 0]
-        for x, lengths in (
-            (own.crow.long().diff(), rows),
-            (own.col.long(), stored),
-            (own.values, stored),
-        )
-    )
-    return Blocks(pad(counts.cumsum(0), (1, 0)), col, norms, own.columns), stored
-
-
-def _together(axis: Axis, make: Any) -> Any:
+def _together(axis: Axis, own: Blocks, make: Any) -> Any:
     """What ``make`` returns; on all ranks an error where it does not fit in one rank's memory."""
     problem = found = None
     try:
         found = make()
     except torch.OutOfMemoryError as error:
         problem = error
-    flags = axis.gather(torch.tensor([[int(problem is not None)]]), [1] * axis.size)
+    flags = axis.gather_number(problem is not None, own.col.device)
     if problem is not None:
         raise problem
-    if flags.any():
-        rank = int(flags.flatten().argmax())
-        raise torch.OutOfMemoryError(f"the rows of rank {rank} do not fit in its memory")
+    if any(flags):
+        raise torch.OutOfMemoryError(f"the rows of rank {flags.index(1)} do not fit in its memory")
     return found
 
 
 def _fetched(needed: Tensor, own: Tensor, stored: list[int], axis: Axis) -> Tensor:
     """Blocks of B from the ranks that own them, by their numbers among those of all, ascending."""
-    ends = torch.tensor(stored).cumsum(0)
+    ends = torch.tensor(list(accumulate(stored)), device=needed.device)
     wanted = torch.bincount(torch.searchsorted(ends, needed, right=True), minlength=axis.size)
     asked = torch.empty_like(wanted)
     dist.all_to_all_single(asked, wanted, group=axis.group)
     numbers = needed.new_empty(int(asked.sum()))
     to, of = wanted.tolist(), asked.tolist()
     dist.all_to_all_single(numbers, needed, of, to, group=axis.group)
-    first = int(ends[axis.rank]) - stored[axis.rank]
+    first = sum(stored[: axis.rank])
     blocks = own.new_empty(len(needed), *own.shape[1:])
     dist.all_to_all_single(blocks, own[numbers - first], to, of, group=axis.group)
     return blocks
@@ -159,12 +140,18 @@ class _Settings(Settings):
 class Rows:
     """Which block rows of square matrices a rank holds: ``at[rank]`` to ``at[rank + 1]``.
 
-    Inside, a matrix is N x N on every rank and stores blocks in the rank's own rows alone. Its norm
-    map is that of the whole matrix, on every rank: so all ranks decide alike.
+    Inside, a matrix has all rows on every rank and stores blocks in the rank's own rows alone: so
+    kernels choose as they do in one process. Its norm map is that of the whole matrix, on every
+    rank: so all ranks decide alike.
     """
 
     axis: Axis
     at: tuple[int, ...]
+
+    @classmethod
+    def of(cls, axis: Axis, rows: Iterable[int], edge: int) -> Rows:
+        """Of shards with so many rows."""
+        return cls(axis, tuple(accumulate((own // edge for own in rows), initial=0)))
 
     @classmethod
     def agreed(
@@ -177,11 +164,7 @@ class Rows:
 
         def read_call(backends: str) -> Call:
             blocks = read(a, "a", function)
-            if not blocks.values.is_cpu or "cpu:" not in backends:
-                raise RuntimeError(
-                    f"{function} over ranks expects sparse_bsr on CPUs and a group on CPUs; got a "
-                    f"on {a.device} and {backends}"
-                )
+            check_served(a, backends)
             check()
             text = ", ".join(f"{name}={x}" for name, x in alike.items())
             settings = _Settings(as_knobs(0.0, None, None), (blocks.edge,) * 3, False, text)
@@ -192,36 +175,30 @@ class Rows:
             raise RuntimeError(
                 f"the rows of all ranks must add up to the columns, {a.shape[1]}; got {total}"
             )
-        edge = read(a, "a", function).edge
-        return cls(axis, tuple(accumulate((own // edge for own, _ in rows), initial=0)))
+        return cls.of(axis, (own for own, _ in rows), read(a, "a", function).edge)
 
     @property
     def _own(self) -> tuple[int, int]:
         return self.at[self.axis.rank], self.at[self.axis.rank + 1]
 
-    def embedded(self, a: Tensor) -> Tensor:
-        """This rank's block rows as a matrix of N rows."""
-        blocks = read(a, "a", "purify")
+    def whole_rows(self, own: Blocks) -> Blocks:
+        """This rank's block rows as a matrix of all rows."""
         before, after = self._own[0], self.at[-1] - self._own[1]
-        first, last = blocks.crow[:1], blocks.crow[-1:]
-        crow = torch.cat((first.expand(before), blocks.crow, last.expand(after)))
-        return blocks._replace(crow=crow).matrix()
+        first, last = own.crow[:1], own.crow[-1:]
+        return own._replace(crow=torch.cat((first.expand(before), own.crow, last.expand(after))))
 
-    def shard(self, a: Tensor) -> Tensor:
+    def own_rows(self, of: Blocks) -> Blocks:
         """This rank's block rows of such a matrix."""
-        blocks = read(a, "a", "purify")
         begin, end = self._own
-        return blocks._replace(crow=blocks.crow[begin : end + 1].clone()).matrix()
+        return of._replace(crow=of.crow[begin : end + 1].clone())
 
     def identity(self, size: int, like: Tensor) -> Tensor:
         one = read(identity(size, like=like), "a", "identity")
-        begin, end = self._own
-        row = one.row_of()
-        return chosen(one, (row >= begin) & (row < end)).matrix()
+        return one.of_rows(*self._own).matrix()
 
     def norms(self, a: Tensor) -> Tensor:
         """The norm map of the whole."""
-        return self._whole(read(a, "a", "norm_map").with_norms())[0].matrix()
+        return self.gathered(read(a, "a", "norm_map").with_norms())[0].matrix()
 
     def product(
         self,
@@ -251,14 +228,12 @@ class Rows:
         operands = ((of_rows, map_b), (left, right), stored_b)
         options: dict[str, Any] = {"added": input, "symmetric": symmetric, **scale}
         plan, values, norms = _multiplied("purify", self.axis, *operands, tau, **options)
-        whole, place, stored = self._whole(Blocks(plan.crow, plan.col, norms, right.columns))
+        whole, place, stored = self.gathered(Blocks(plan.crow, plan.col, norms, right.columns))
         plan, alpha = plan._replace(norm_a=map_a, norm_b=map_b), scale.get("alpha", 1)
         kept, numbers, drop_bound = dropped(plan, whole, math.inf, max_error, alpha)
         needed, order = place[numbers[self._slice(kept)]].sort()
         blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
-        own = self._slice(kept)
-        crow = kept.crow.clamp(own.start, own.stop) - own.start
-        c = Blocks(crow, kept.col[own], blocks, right.columns)
+        c = kept.of_rows(*self._own)._replace(values=blocks)
         of = (map_a, map_b, tau, alpha, drop_bound, left.edge)
         return c.matrix(), kept.matrix(), partial(info_of, *of)
 
@@ -267,15 +242,15 @@ class Rows:
         begin, end = (int(of.crow[at]) for at in self._own)
         return slice(begin, end)
 
-    def _whole(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
+    def gathered(self, own: Blocks) -> tuple[Blocks, Tensor, list[int]]:
         """The norm map of all ranks' blocks, in the order of rows.
 
         Also the place of each among those of the first rank, the second and so on, and the number
         of each rank's.
         """
         keys, norms = own.row_of() * own.columns + own.col, own.values
-        number = torch.tensor([[len(keys)]])
-        stored = self.axis.gather(number, [1] * self.axis.size).flatten().tolist()
+        stored = self.axis.gather_number(len(keys), keys.device)
         keys, norms = (self.axis.gather(x[:, None], stored)[:, 0] for x in (keys, norms))
         keys, place = keys.sort()
-        return blocks_at(keys, norms[place], own.rows, own.columns, torch.int64), place, stored
+        whole = blocks_at(keys, norms[place], self.at[-1], own.columns, torch.int64)
+        return whole, place, stored

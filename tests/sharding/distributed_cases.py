@@ -36,6 +36,7 @@ from torch.distributed.tensor import (
 
 import spamm_torch
 from spamm_torch import _rank_product, distributed, linalg, sparse
+from spamm_torch.sparse import ranks
 
 ops = torch.ops.spamm_torch
 S0, S1, R = Shard(0), Shard(1), Replicate()
@@ -434,20 +435,24 @@ def all_ranks_raise_together(rank):
     refused("TypeError", line, options={**tau, "balance": 1})
 
 
-@case(devices=("cpu",))
+@case(worlds=(1, 2, 3, 4))
 def block_sparse_shards(rank):
     """Any cuts at block rows, empty shards too; every knob; the bits of one process."""
-    a, b = (decaying(12 * 32, 12 * 32, rank, torch.float64, seed) for seed in (0, 1))
-    whole = [sparse.from_dense(x, 32, drop=norm) for x, norm in ((a, 1e-3), (b, 1e-2))]
     cuts = [[12 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [12]]
     knobs = ({"valid_ratio": 0.4}, {"max_error": 1e-2}, {"tau": 1e-3})
-    for at, knob in itertools.product(cuts, knobs):
-        rows = slice(32 * at[rank.number], 32 * at[rank.number + 1])
-        shards = [rows_of(x, rows) for x in whole]
-        found = distributed.mm(*shards, **knob)
-        expected = spamm_torch.mm(*whole, **knob)
-        assert found.layout == torch.sparse_bsr
-        assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
+    for edge, dtype in ((64, torch.float32), (32, torch.float64)):
+        a, b = (decaying(12 * edge, 12 * edge, rank, dtype, seed) for seed in (0, 1))
+        whole = [sparse.from_dense(x, edge, drop=norm) for x, norm in ((a, 1e-3), (b, 1e-2))]
+        for at, knob in itertools.product(cuts, knobs):
+            rows = slice(edge * at[rank.number], edge * at[rank.number + 1])
+            shards = [rows_of(x, rows, edge) for x in whole]
+            # Of one rank, too, what travels there.
+            found = ranks.multiply(*shards, distributed.axis_of(None), knob, edge, False)
+            expected = spamm_torch.mm(*whole, **knob)
+            assert found.layout == torch.sparse_bsr
+            assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
+    if rank.world == 1:
+        return
     refused = (
         ("ValueError", "balance is for dense shards; got sparse_bsr ones with balance=True",
          lambda: distributed.mm(*shards, tau=1.0, balance=True)),
@@ -460,11 +465,12 @@ def block_sparse_shards(rank):
         assert_all_raise(*refusal)
 
 
-@case(devices=("cpu",))
+@case()
 def purified_shards(rank):
     """Any cuts at block rows, empty shards too: the bits, counts and bounds of one process."""
     i = torch.arange(320)
     h = matrices.normal(320, 320, dtype=torch.float64, device=rank.device, seed=3)
+    i = i.to(rank.device)
     h = (h + h.mT) * 0.8 ** (i[:, None] - i).abs() / 20 + torch.diag((-1.0) ** i)
     h[307:], h[:, 307:] = 0, 0
     whole = sparse.from_dense(h, 32, drop=1e-3)
@@ -474,22 +480,14 @@ def purified_shards(rank):
     stored = len(one.matrix.col_indices())
     assert stored < 100, f"expected dropped blocks; got {stored} of 100"
     for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
-        rows = slice(32 * at[rank.number], 32 * at[rank.number + 1])
-        own = rows_of(whole, rows)
-        found = linalg.purify(own, 308, group=dist.group.WORLD, **fine)
-        assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[rows], at)
-        begin, end = one.matrix.crow_indices()[at[rank.number : rank.number + 2]].tolist()
-        assert torch.equal(found.matrix.col_indices(), one.matrix.col_indices()[begin:end]), at
-        told = [[replace(x, seconds=0) for x in of.iterations] for of in (found, one)]
-        assert told[0] == told[1], at
-        assert (found.residual, found.error_bound) == (one.residual, one.error_bound), at
+        own = assert_as_one_process(rank, linalg.purify, whole, one, at, 308, **fine)
 
     def purify(electrons=308, a=own, **options):
         return lambda: linalg.purify(a, electrons, group=dist.group.WORLD, **fine | options)
 
     last = rank.number == rank.world - 1
-    alike = "electrons=308, max_error=1e-08, schedule=None, size=307, tolerance=0.0, "
-    alike += "most_iterations=120"
+    alike = "electrons=308, max_error=1e-08, schedule=None, tolerance=0.0, most_iterations=120, "
+    alike += "size=307"
     refused = (
         ("ValueError", "electrons must be even and from 2 to 612 for 307 functions; got 309 (on "
          f"rank {rank.world - 1})", purify(309 if last else 308)),
@@ -508,13 +506,61 @@ def purified_shards(rank):
         assert_all_raise(*refusal)
 
 
-def rows_of(x, rows):
+@case()
+def functions_of_shards(rank):
+    """As of one process; what is wrong on one rank, all raise."""
+    i = torch.arange(320, device=rank.device)
+    h = matrices.normal(320, 320, dtype=torch.float64, device=rank.device, seed=4)
+    h = (h + h.mT) * 0.6 ** (i[:, None] - i).abs() / 8
+    h[307:], h[:, 307:] = 0, 0
+    signs = torch.diag((-1.5) ** (i % 2) * (i < 307))
+    h, signs = (sparse.from_dense(x, 32, drop=1e-9) for x in (h, signs.to(h)))
+    fine = {"max_error": 1e-9, "size": 307}
+    for function, a, given in (
+        (linalg.inverse_sqrt, sparse.add(h, sparse.identity(307, like=h)), ()),
+        (linalg.sign, sparse.add(h, signs), ()),
+        (linalg.matrix_power, h, (5,)),
+        (linalg.matrix_power, h, (1,)),
+        (linalg.matrix_power, h, (0,)),
+    ):
+        found = function(a, *given, **fine)
+        for at in ([10 * r // rank.world for r in range(rank.world + 1)], [0] * rank.world + [10]):
+            own = assert_as_one_process(rank, function, a, found, at, *given, **fine)
+    group = dist.group.WORLD
+    last = rank.number == rank.world - 1
+    for refusal in (
+        ("ValueError", f"max_error must be at least 0; got -1 (on rank {rank.world - 1})",
+         lambda: linalg.sign(own, max_error=-1 if last else 0, size=307, group=group)),
+        (*raised_by(lambda: linalg.inverse_sqrt(h, **fine)),
+         lambda: linalg.inverse_sqrt(own, group=group, **fine)),
+    ):  # fmt: skip
+        assert_all_raise(*refusal)
+
+
+def assert_as_one_process(rank, function, whole, one, at, *given, **options):
+    """The bits, counts and bounds of one process, by the shards that are cut at these block rows.
+
+    Returns this rank's shard.
+    """
+    rows = slice(32 * at[rank.number], 32 * at[rank.number + 1])
+    own = rows_of(whole, rows, 32)
+    found = function(own, *given, group=dist.group.WORLD, **options)
+    assert_bits(found.matrix.to_dense(), one.matrix.to_dense()[rows], at)
+    begin, end = one.matrix.crow_indices()[at[rank.number : rank.number + 2]].tolist()
+    assert torch.equal(found.matrix.col_indices(), one.matrix.col_indices()[begin:end]), at
+    told = [[replace(x, seconds=0) for x in of.iterations] for of in (found, one)]
+    assert told[0] == told[1], at
+    assert (found.residual, found.error_bound) == (one.residual, one.error_bound), at
+    return own
+
+
+def rows_of(x, rows, edge):
     """Block rows of a block-sparse matrix, by their rows."""
-    dense = x.to_dense()[rows]
-    if not len(dense):
-        none = torch.zeros(1, dtype=torch.int64)
-        return torch.sparse_bsr_tensor(none, none[:0], x.values()[:0], size=dense.shape)
-    return sparse.from_dense(dense, 32)
+    begin, end = (row // edge for row in (rows.start, rows.stop))
+    first, last = x.crow_indices()[[begin, end]].tolist()
+    crow = x.crow_indices()[begin : end + 1] - first
+    col, values = x.col_indices()[first:last], x.values()[first:last]
+    return torch.sparse_bsr_tensor(crow, col, values, size=(rows.stop - rows.start, x.shape[1]))
 
 
 @case(devices=("cuda",))

@@ -88,8 +88,10 @@ def test_gloo(world, case):
 
 
 @pytest.mark.cuda
-@pytest.mark.multi_gpu
-@pytest.mark.parametrize(("world", "case"), every_case("cuda", (2,)))
+@pytest.mark.parametrize(
+    ("world", "case"),
+    [*every_case("cuda", (1,)), *every_case("cuda", (2,), pytest.mark.multi_gpu)],
+)
 def test_nccl(world, case):
     check(world, "cuda", case)
 

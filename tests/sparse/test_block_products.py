@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 import spamm_torch
 from spamm_torch import sparse
+from spamm_torch.sparse import blocks, maps, strips
+from spamm_torch.sparse.blocks import read
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 TOLERANCE = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 1e-5, torch.float64: 1e-13}
@@ -288,6 +290,64 @@ def test_memory_that_does_not_suffice():
     assert str(caught.value).endswith(" blocks would fit")
     with pytest.raises(torch.OutOfMemoryError, match="plan needs"):
         sparse.plan(a, b, tau=1.0, norm_a=norm_a, norm_b=norm_b)
+
+
+@pytest.mark.parametrize("pattern", ["random", "arrow", "gaps", "full", "none"])
+@pytest.mark.parametrize("edge", [32, 64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("most", [1, 7, 10**9])
+def test_products_in_strips(pattern, edge, dtype, symmetric, added, most, device, monkeypatch):
+    """``most``: blocks of a strip. The bits of one piece."""
+    monkeypatch.setattr(strips, "_MOST_BYTES", most * edge**2 * dtype.itemsize)
+    a, b, x = (
+        patterns.matrix(name, 9, 9, edge, dtype, seed=seed, device=device)
+        for seed, name in enumerate((pattern, "random", "banded"))
+    )
+    if symmetric:
+        a, x = patterns.symmetric(a), patterns.symmetric(x)
+        b = a
+    options = {"symmetric": symmetric, "return_norms": True, "return_info": True}
+    scale = {"beta": 0.5, "alpha": -2.0} if added else {"alpha": 1}
+    for knob, drop in (({"max_error": 1e-2}, math.inf), ({"tau": 0.1}, 0.3)):
+        if added:
+            c, norms, info = spamm_torch.addmm(x, a, b, drop=drop, **scale, **knob, **options)
+        else:
+            c, norms, info = spamm_torch.mm(a, b, drop=drop, **knob, **options)
+        left, right, input = (read(m, "a", "mm") for m in (a, b, x))
+        input = input if added else None
+        given = {"input": x if added else None, "symmetric": symmetric, "tau": info.tau}
+        plan = sparse.plan(a, b, **given)
+        of_strips = strips.Strips("mm", plan, left, right, input, **scale)
+        kept, values, bound = of_strips.product(drop, knob.get("max_error"))
+        assert kept.has_pattern_of(read(c, "c", "mm"))
+        assert torch.equal(values, c.values())
+        assert torch.equal(kept.values, norms.values())
+        assert bound == info.drop_bound
+
+
+def test_memory_that_suffices_in_strips(monkeypatch):
+    """A product that drops most of its blocks, where these alone fit."""
+    i = torch.arange(40 * 64)
+    a = sparse.from_dense(0.9 ** (i[:, None] - i).abs().double(), 64, drop=1e-6)
+    knob = {"tau": 1e-9, "drop": 10.0}
+    made = sparse.plan(a, a, tau=1e-9).blocks
+    expected = spamm_torch.mm(a, a, **knob)
+    bytes_of_one = 64**2 * 8 + 32
+    stored = expected._nnz()
+    assert 1.5 * stored < made
+    for module in (maps, strips, blocks):
+        monkeypatch.setattr(module, "free_bytes", lambda _: 12 * made * bytes_of_one // 10)
+    found = spamm_torch.mm(a, a, **knob)
+    assert torch.equal(found.col_indices(), expected.col_indices())
+    assert torch.equal(found.values(), expected.values())
+    for module in (maps, strips, blocks):
+        monkeypatch.setattr(module, "free_bytes", lambda _: (stored - 1) * bytes_of_one)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        spamm_torch.mm(a, a, **knob)
+    needs = f"mm needs {stored * bytes_of_one:,} bytes for {stored:,} blocks; got "
+    assert needs in str(caught.value)
 
 
 # ---- Norm maps ----------------------------------------------------------------------------------

@@ -1,0 +1,82 @@
+"""Products with more blocks than fit in memory before small ones are dropped.
+
+They are made in strips of block rows, twice. First for the norms of all blocks, which say which
+blocks stay; then these blocks alone. So the result has the bits of a product in one piece, and
+memory holds no more than it and a strip. It takes up to twice as long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from .blocks import Blocks, check_memory, free_bytes
+from .maps import Plan, dropped, make_plan
+
+_MOST_BYTES = 2**33  # of a strip's blocks: launches take no time beside so many
+
+
+class Strips:
+    """One product. ``plan`` has no lists; the rest is as of :func:`spamm_torch.addmm`."""
+
+    def __init__(
+        self, function: str, plan: Plan, a: Blocks, b: Blocks, added: Blocks | None, **scale: float
+    ) -> None:
+        self._function, self._plan, self._a, self._b, self._added = function, plan, a, b, added
+        self._scale, self._whole = scale, Blocks(plan.crow, plan.col, plan.col, b.columns)
+
+    def product(self, below: float, max_error: float | None) -> tuple[Blocks, Tensor, Tensor]:
+        """The norm map and the values of the blocks that stay, and the bound of the others.
+
+        Raises:
+            torch.OutOfMemoryError: these blocks and a block row of the product do not fit.
+        """
+        keys = self._whole.row_of() * self._b.columns + self._whole.col
+        norms = self._plan.norm_a.values.new_empty(len(keys))
+        for strip in self._strips(0):
+            norms[self._places(strip, keys)] = self._multiplied(strip)[1]
+        of_all = self._whole._replace(values=norms)
+        alpha = self._scale["alpha"]
+        c, numbers, drop_bound = dropped(self._plan, of_all, below, max_error, alpha)
+        edge, device, bytes_of_one = self._a.edge, keys.device, self._a.block_bytes()
+        check_memory(self._function, len(numbers), bytes_of_one, device)
+        values = self._a.values.new_empty(len(numbers), edge, edge)
+        keys = keys[numbers]
+        for strip in self._strips(len(numbers) * bytes_of_one):
+            places = self._places(strip, keys)
+            stays = (places >= 0).nonzero()[:, 0]
+            values[places[stays]] = self._multiplied(strip.only(stays))[0]
+        return c, values, drop_bound
+
+    def _strips(self, taken: int) -> Iterator[Plan]:
+        """Plans of some block rows each, whose blocks fit in memory beside ``taken`` bytes."""
+        plan, row = self._plan, self._whole.row_of()
+        blocks = plan.crow.diff()
+        if plan.symmetric:  # a row's blocks from the diagonal on, and their mirror images
+            blocks = 2 * torch.bincount(row[plan.col >= row], minlength=len(blocks))
+        products = plan.first[plan.crow].diff()
+        needed = blocks * self._a.block_bytes() + 8 * products
+        free = free_bytes(row.device)
+        most = _MOST_BYTES if free is None else min(_MOST_BYTES, max(1, (free - taken) // 4))
+        of_row = (needed.cumsum(0) - needed) // most
+        ends = torch.searchsorted(of_row, of_row.unique(), right=True).tolist()
+        for begin, end in pairwise((0, *ends)):
+            added = None if self._added is None else self._added.of_rows(begin, end)
+            rest = added, plan.tau, plan.symmetric, self._a.block_bytes()
+            norm_a = plan.norm_a.of_rows(begin, end)
+            strip = make_plan(self._function, norm_a, plan.norm_b, *rest)
+            yield strip._replace(slots_a=strip.slots_a + int(plan.norm_a.crow[begin]))
+
+    def _places(self, strip: Plan, keys: Tensor) -> Tensor:
+        """Where the strip's blocks are among some blocks, whose keys ascend; -1: not there."""
+        pattern = Blocks(strip.crow, strip.col, strip.col, self._b.columns)
+        own = pattern.row_of() * self._b.columns + strip.col
+        places = torch.searchsorted(keys, own)
+        found = keys[places.clamp(max=len(keys) - 1)] == own if len(keys) else keys[:0]
+        return torch.where(found, places, -1) if len(keys) else torch.full_like(own, -1)
+
+    def _multiplied(self, strip: Plan) -> tuple[Tensor, Tensor]:
+        return strip.multiply(self._a, self._b, self._added, **self._scale)
