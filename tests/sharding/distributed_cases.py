@@ -447,7 +447,8 @@ def block_sparse_shards(rank):
             rows = slice(edge * at[rank.number], edge * at[rank.number + 1])
             shards = [rows_of(x, rows, edge) for x in whole]
             # Of one rank, too, what travels there.
-            found = ranks.multiply(*shards, distributed.axis_of(None), knob, edge, False)
+            given = dict.fromkeys(("tau", "valid_ratio", "max_error")) | knob
+            found = ranks.multiply(*shards, distributed.axis_of(None), given, edge, False)
             expected = spamm_torch.mm(*whole, **knob)
             assert found.layout == torch.sparse_bsr
             assert_bits(found.to_dense(), expected.to_dense()[rows], (at, knob))
