@@ -18,7 +18,7 @@ for other shapes, and :class:`NotConverged`, a RuntimeError, where an iteration 
 its end.
 """
 
-from .functions import inverse_sqrt, matrix_power, sign
+from .functions import in_basis, inverse_sqrt, matrix_power, sign
 from .matrices import Iteration, NotConverged, Result, gershgorin
 from .purification import Budget, Schedule, constant, loose_then_tight, purify
 
@@ -30,6 +30,7 @@ __all__ = [
     "Schedule",
     "constant",
     "gershgorin",
+    "in_basis",
     "inverse_sqrt",
     "loose_then_tight",
     "matrix_power",

@@ -57,9 +57,8 @@ def inverse_sqrt(
         before = error
         options = {"residual": error, "alpha": 0.5}
         share = max_error * max(1.0, whole / max(error, max_error))  # as of a factor 1 + R / 2
-        y_next = of.product("Y + Y R / 2", y, r, (map_y, map_r), share, added=y, **options)
-        z_next = of.product("Z + R Z / 2", r, z, (map_r, map_z), share, added=z, **options)
-        (y, map_y), (z, map_z) = y_next, z_next
+        y, map_y = of.product("Y + Y R / 2", y, r, (map_y, map_r), share, added=y, **options)
+        z, map_z = of.product("Z + R Z / 2", r, z, (map_r, map_z), share, added=z, **options)
     raise NotConverged(
         "expected a positive definite matrix that is far from singular; got one for which "
         f"S^(-1/2) has not converged after {len(of.steps)} products (residual {before:.2g})"
@@ -110,6 +109,35 @@ def sign(
         f"expected a symmetric matrix without an eigenvalue at 0; got one whose sign has not "
         f"converged after {len(of.steps)} products (residual {before:.2g})"
     )
+
+
+def in_basis(
+    a: Tensor,
+    z: Tensor,
+    *,
+    max_error: float,
+    block: int = 64,
+    size: int | None = None,
+    callback: Callback | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> Result:
+    """Z A Z of symmetric matrices: a Hamiltonian in the basis Z = S^(-1/2), say.
+
+    Where Z is only near S^(-1/2), as one in float32 is, a second call with W = 3/2 - Z S Z / 2 in
+    place of Z mends what the first one lost, but for the square of 1 - Z S Z.
+
+    Args:
+        a, z: (N, N), symmetric, of one layout, dtype and block; with ``group`` cut alike.
+        max_error, block, size, callback, group: see above.
+    """
+    alike = {"max_error": max_error}
+    rest = callback, group, alike, lambda _: check_max_error(max_error)
+    of, a = Matrices.opened("in_basis", a, block, size, *rest)
+    z = of.kept(z)
+    maps = of.norms(z), of.norms(a)
+    half, map_half = of.product("Z A", z, a, maps, max_error, symmetric=False)
+    del a
+    return of.result(of.product("Z A Z", half, z, (map_half, maps[0]), max_error)[0])
 
 
 # ---- Powers -------------------------------------------------------------------------------------

@@ -163,7 +163,11 @@ class Matrices:
         rows = Rows.agreed(function, a, axis, alike | {"size": size}, made)
         of = made()
         of.rows = rows
-        return of, rows.whole_rows(read(a, "a", function)).matrix()
+        return of, of.kept(a)
+
+    def kept(self, a: Tensor) -> Tensor:
+        """A matrix of the caller as it is kept."""
+        return a if self.rows is None else self.rows.whole_rows(read(a, "a", "linalg")).matrix()
 
     def norms(self, a: Tensor) -> Tensor:
         if self.rows is not None:
@@ -290,7 +294,7 @@ def _circles(a: Tensor) -> tuple[Tensor, Tensor]:
         blocks = read(a, "a", "gershgorin")
         centre = sparse.diagonal(a)
         sums = blocks.values.new_zeros(blocks.rows, blocks.edge)
-        sums.index_add_(0, blocks.row_of(), blocks.values.abs().sum(2))
+        sums.index_add_(0, blocks.row_of(), torch.linalg.vector_norm(blocks.values, 1, 2))
         radius = sums.flatten() - centre.abs()
     else:
         centre = a.diagonal()

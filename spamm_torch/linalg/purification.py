@@ -15,8 +15,9 @@ from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
-# Hartree an atom for the square of the max_error of the first iterations; see loose_then_tight.
-_SECOND_ORDER = 4000
+# Hartree an atom for the square of the max_error of the first iterations, at least and for each
+# occupied state; see loose_then_tight.
+_SECOND_ORDER = (4000, 2.8)
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
 
@@ -59,6 +60,7 @@ def loose_then_tight(
     *,
     loose: float | None = None,
     last_iterations: int = 4,
+    states: int = 0,
 ) -> Schedule:
     """What costs the energy of a molecule about ``max_error`` hartree an atom.
 
@@ -66,11 +68,14 @@ def loose_then_tight(
         max_error: of the last iterations, which are in float64.
         first_dtype: of the iterations before.
         loose: how many times more these may lose. None: so much that they cost the energy about as
-            much as the last. Their errors enter it squared: on water clusters they cost about
-            1000 to 6000 max_error^2 hartree an atom.
+            much as the last. Their errors enter it squared: on water clusters of up to 500 they
+            cost about 1000 to 6000 max_error^2 hartree an atom, on large ones 2.8 for each occupied
+            state.
         last_iterations: how many are the last.
+        states: how many are occupied; 0: few.
     """
-    first = math.sqrt(max_error / _SECOND_ORDER) if loose is None else loose * max_error
+    squared = max_error / max(_SECOND_ORDER[0], _SECOND_ORDER[1] * states)
+    first = math.sqrt(squared) if loose is None else loose * max_error
     return Schedule(Budget(first, first_dtype), Budget(max_error), last_iterations)
 
 
@@ -110,8 +115,8 @@ def purify(
     """
 
     def check(of: Matrices) -> None:
-        used = _schedule(max_error, schedule)
         check_integer(electrons, "electrons")
+        used = _schedule(max_error, schedule, electrons)
         if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
             raise ValueError(
                 f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
@@ -123,17 +128,17 @@ def purify(
     alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error, "schedule": schedule}
     alike |= {"tolerance": tolerance, "most_iterations": most_iterations}
     opened = Matrices.opened("purify", hamiltonian, block, size, callback, group, alike, check)
-    used = _schedule(max_error, schedule)
+    used = _schedule(max_error, schedule, electrons)
     return _purified(*opened, used, electrons // 2, tolerance, most_iterations)
 
 
-def _schedule(max_error: float | None, schedule: Schedule | None) -> Schedule:
+def _schedule(max_error: float | None, schedule: Schedule | None, electrons: int) -> Schedule:
     if (max_error is None) == (schedule is None):
         got = "neither" if schedule is None else "both"
         raise ValueError(f"exactly one of max_error and schedule must be given; got {got}")
     if schedule is None:
         check_max_error(max_error)
-        schedule = loose_then_tight(max_error or 0.0)
+        schedule = loose_then_tight(max_error or 0.0, states=electrons // 2)
     return schedule
 
 

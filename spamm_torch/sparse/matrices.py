@@ -203,8 +203,11 @@ def add(
     of_a, of_b = place.split([len(key) for key in keys])
     check_memory("add", len(blocks), left.edge**2 * left.values.element_size(), a.device)
     values = left.values.new_zeros(len(blocks), left.edge, left.edge)
-    values[of_a] = left.values * alpha
-    values[of_b] += right.values * beta
+    some = max(1, 8 * _ENTRIES // left.edge**2)  # at a time: no copy of a whole matrix
+    for place, part in zip(of_a.split(some), left.values.split(some), strict=True):
+        values[place] = part * alpha
+    for place, part in zip(of_b.split(some), right.values.split(some), strict=True):
+        values[place] += part * beta
     found = blocks_at(blocks, values, left.rows, left.columns, index_dtype(left, right))
     if drop:
         found = chosen(found, ~(found.with_norms().values < drop))

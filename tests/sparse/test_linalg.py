@@ -87,6 +87,27 @@ def test_matrix_power(form, n, max_error):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_in_basis(form):
+    """Exact, and mended where Z is near S^(-1/2) alone."""
+    s, f = torch.eye(N, dtype=torch.float64) + 0.3 * decaying(), decaying(1)
+    exact, near = function_of(s, lambda x: x**-0.5), torch.eye(N).double() - 0.15 * decaying()
+    (a, options), (z, _) = given(f, form), given(exact, form)
+    found = linalg.in_basis(a, z, max_error=0.0, **options)
+    torch.testing.assert_close(dense(found.matrix)[:N, :N], exact @ f @ exact)
+    assert found.matrix.layout == a.layout
+    off = torch.linalg.eigvalsh(near @ s @ near) - 1
+    w = 1.5 * torch.eye(N) - near @ s @ near / 2
+    once = linalg.in_basis(a, given(near, form)[0], max_error=0.0, **options).matrix
+    twice = linalg.in_basis(once, given(w, form)[0], max_error=0.0, **options).matrix
+    right = torch.linalg.eigvalsh(exact @ f @ exact)
+    lost, left = (
+        (torch.linalg.eigvalsh(dense(x)[:N, :N]) - right).abs().max() for x in (once, twice)
+    )
+    assert left < 2 * off.abs().max() ** 2 * right.abs().max()
+    assert left < lost / 2
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("max_error", [1e-7, 1e-9])
 def test_purify(form, max_error):
     h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
