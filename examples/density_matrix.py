@@ -38,7 +38,7 @@ from common.machine import describe_machine
 from density import sources
 from density.basis import distance_from_one, inverse_root, is_sparse, symmetric_part, transformed
 from density.measuring import DENSE, EIGH, STORED, UNSKIPPED, measure, methods, said, tables
-from density.ranks import is_first, on_ranks, started
+from density.ranks import is_first, on_ranks, part, started, whole
 from models.errors import UserError
 from models.files import require_writable, write_atomically
 from spamm_torch import sparse
@@ -134,14 +134,15 @@ def load(options):
     elif options.waters:
         decide(options, sources.functions_of_waters(options.waters, options.basis))
         made = {"block": options.block, "drop": min(options.max_errors) / 10}
-        made = made | {"device": options.device} if options.sparse else None
+        made |= {"device": options.device, "molecules": part(options.waters, options.block)}
+        made = made if options.sparse else None
         problem = sources.waters(options.waters, options.basis, options.seed, made)
     else:
         decide(options, options.chain)
         block = options.block if options.sparse else None
         problem = sources.chain(options.chain, options.gap, block)
     if options.sparse:
-        problem = sources.as_blocks(problem, options.block)
+        problem = sources.as_blocks(problem, options.block, are_whole=not options.waters)
     return problem if options.electrons is None else replace(problem, electrons=options.electrons)
 
 
@@ -191,12 +192,17 @@ def main(arguments=None):
         require_writable(options.density.parent)
     print(f"{problem.name}: N = {problem.functions}, {problem.electrons} electrons")
     fock, from_given = orthogonal(problem, options)
-    rest = options.loose, options.last, options.without, options.sparse
+    rest = options.loose, options.last, options.without, options.sparse, problem.occupied
     compared = methods(options.max_errors, *rest)
     say = functools.partial(print, flush=True)  # as it happens, into a file too
     rows, projector = measure(
         fock, problem, compared, repeats=options.repeats, block=options.block, progress=say
     )
+    wants_density = problem.density is not None or options.density
+    if wants_density and from_given is not None:
+        projector = from_given(projector)
+    if wants_density and options.sparse:
+        projector = sparse.to_dense(whole(projector), (problem.functions,) * 2)
     if not is_first():
         return
     machine = describe_machine(options.device)
@@ -220,13 +226,9 @@ def main(arguments=None):
     console = make_console() if importlib.util.find_spec("rich") else None
     results.finish(options.out / options.name, title, run, console, _NOTES)
 
-    if problem.density is None and not options.density:
+    if not wants_density:
         return
-    if from_given is not None:
-        projector = from_given(projector)
     density = 2 * projector.cpu()  # of the eigenvalues 2 and 0 against S
-    if options.sparse:
-        density = sparse.to_dense(density, (problem.functions,) * 2)
     if problem.density is not None:
         off = torch.linalg.vector_norm(density - problem.density)
         off = (off / torch.linalg.vector_norm(problem.density)).item()

@@ -6,13 +6,15 @@ S^(-1/2) is the orthogonal basis closest to the given one (Löwdin), so it decay
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-import spamm_torch
+from density.ranks import group, identity, summed
 from models.errors import UserError
 from spamm_torch import linalg, sparse
+from spamm_torch.sparse.blocks import is_sparse
 
 # Up to this size eigenvectors are found faster than some sixty products are computed.
 _SMALL = {"cpu": 8192, "cuda": 1024}
@@ -33,7 +35,7 @@ def inverse_root(
         UserError: ``overlap`` is not positive definite, or so nearly not that it does not show.
     """
     if is_sparse(overlap):
-        return by_products(overlap, max_error=max_error, size=size)
+        return by_products(overlap, max_error=max_error, size=size, group=group(overlap))
     _, failed_at = torch.linalg.cholesky_ex(overlap)
     if failed_at:
         raise UserError(
@@ -51,7 +53,7 @@ def by_eigenvectors(overlap: Tensor) -> Tensor:
     return symmetric_part((vectors * values.rsqrt()) @ vectors.mT)
 
 
-def by_products(overlap: Tensor, *, max_error: float = 1e-13, **options: int | None) -> Tensor:
+def by_products(overlap: Tensor, *, max_error: float = 1e-13, **options: Any) -> Tensor:
     """S^(-1/2), of one that is positive definite.
 
     Raises:
@@ -65,41 +67,39 @@ def by_products(overlap: Tensor, *, max_error: float = 1e-13, **options: int | N
 
 def transformed(a: Tensor, z: Tensor, *, max_error: float = 1e-13, block: int = 32) -> Tensor:
     """Z A Z of symmetric matrices."""
-    options = {"drop": math.inf} if is_sparse(a) else {"block": block}
-    half = spamm_torch.mm(z, a, max_error=max_error, **options)
-    return spamm_torch.mm(half, z, max_error=max_error, symmetric=True, **options)
+    return linalg.in_basis(a, z, max_error=max_error, block=block, group=group(a)).matrix
 
 
 # ---- Dense and block-sparse matrices alike ------------------------------------------------------
-
-
-def is_sparse(a: Tensor) -> bool:
-    return a.layout == torch.sparse_bsr
 
 
 def symmetric_part(a: Tensor) -> Tensor:
     return (a + a.mT) / 2
 
 
-def trace(a: Tensor) -> float:
-    return (sparse.trace(a) if is_sparse(a) else a.trace()).item()
+def trace(a: Tensor, size: int) -> float:
+    return inner(a, identity(size, a)) if is_sparse(a) else a.trace().item()
 
 
 def inner(a: Tensor, b: Tensor) -> float:
     """tr(A B) of symmetric matrices."""
-    return (sparse.inner(a, b) if is_sparse(a) else (a * b).sum()).item()
+    return summed(sparse.inner(a, b), a) if is_sparse(a) else (a * b).sum().item()
+
+
+def norm(a: Tensor) -> float:
+    return math.sqrt(inner(a, a))
 
 
 def distance_from_one(a: Tensor, size: int) -> float:
     """norm(A - 1)."""
     if is_sparse(a):
-        return sparse.norm(sparse.add(a, sparse.identity(size, like=a), beta=-1)).item()
+        return norm(sparse.add(a, identity(size, a), beta=-1))
     return torch.linalg.vector_norm(a - torch.eye(size).to(a)).item()
 
 
 def idempotency(x: Tensor) -> float:
     """norm(X - X^2); of a block-sparse X but for 1e-12 of norm(X)^2."""
     if is_sparse(x):
-        square = spamm_torch.mm(x, x, max_error=1e-12, symmetric=True)
-        return sparse.norm(sparse.add(x, square, beta=-1)).item()
+        square = linalg.matrix_power(x, 2, max_error=1e-12, group=group(x)).matrix
+        return norm(sparse.add(x, square, beta=-1))
     return torch.linalg.vector_norm(torch.addmm(x, x, x, alpha=-1)).item()

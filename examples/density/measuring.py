@@ -12,7 +12,7 @@ from torch import Tensor
 
 from density.basis import idempotency, inner, is_sparse, trace
 from density.problem import Problem
-from density.ranks import purify
+from density.ranks import group, whole
 from models.errors import UserError
 from spamm_torch import linalg, sparse
 from spamm_torch.linalg import Budget, Result, Schedule, constant, loose_then_tight
@@ -79,21 +79,20 @@ def methods(
     last_iterations: int,
     without: Container[str] = (),
     blocks: bool = False,
+    states: int = 0,
 ) -> list[Method]:
     """All that are compared, peers first and the most accurate schedule last.
 
     Args:
         max_errors: budgets of the last iterations.
-        loose, last_iterations: as of ``loose_then_tight``.
+        loose, last_iterations, states: as of ``loose_then_tight``.
         without: series to leave out.
         blocks: matrices are block-sparse; the most accurate schedule in dense storage is a peer.
     """
     errors = sorted(max_errors, reverse=True)
+    options = {"loose": loose, "last_iterations": last_iterations, "states": states}
     scheduled = {
-        series: [
-            loose_then_tight(error, dtype, loose=loose, last_iterations=last_iterations)
-            for error in errors
-        ]
+        series: [loose_then_tight(error, dtype, **options) for error in errors]
         for series, dtype in ((SCHEDULED, torch.float64), (FLOAT32, torch.float32))
     }
     firsts = {schedule.first.max_error for schedule in scheduled[SCHEDULED]}
@@ -138,7 +137,7 @@ def measure(
     peers = {EIGH, DENSE, STORED}
     dense = fock
     if is_sparse(fock) and peers & {method.series for method in compared}:
-        dense = sparse.to_dense(fock, (problem.functions,) * 2)
+        dense = sparse.to_dense(whole(fock), (problem.functions,) * 2)
     clocks: list[list[list[float]]] = [[] for _ in compared]
     for turn in range(repeats):
         for method, clock in zip(compared, clocks, strict=True):
@@ -166,7 +165,7 @@ def _purified(
     options = {"schedule": schedule, "block": block, "tolerance": tolerance}
     options["size"] = problem.functions
     try:
-        return purify(fock, problem.electrons, **options)
+        return linalg.purify(fock, problem.electrons, group=group(fock), **options)
     except linalg.NotConverged as error:
         raise UserError(str(error)) from error
 
@@ -178,7 +177,7 @@ def _result(run: Result, fock: Tensor, problem: Problem) -> dict:
     return {
         "energy": 2 * inner(x, fock),
         "idempotency": idempotency(x),
-        "electron_error": 2 * trace(x) - problem.electrons,
+        "electron_error": 2 * trace(x, problem.functions) - problem.electrons,
         "iterations": [
             {
                 "step": iteration.step,

@@ -12,6 +12,7 @@ import torch
 import spamm_torch
 from density.basis import is_sparse
 from density.problem import Problem
+from density.ranks import own_rows
 from models.errors import UserError, first_line
 from spamm_torch.sparse.blocks import Blocks
 
@@ -53,7 +54,7 @@ def embedded(name: str) -> Problem:
 def waters(molecules: int, basis: str, seed: int, sparse: dict[str, Any] | None = None) -> Problem:
     """A water cluster of any size: exact overlaps and a model of F.
 
-    ``sparse``: block, drop and device of block-sparse matrices; None: dense ones.
+    ``sparse``: block, drop, device and molecules of block-sparse matrices; None: dense ones.
     """
     require_numpy()
     from models.water import blocks, model
@@ -78,13 +79,13 @@ def functions_of_waters(molecules: int, basis: str) -> int:
     return molecules * sum(functions_of(symbol, basis) for symbol in ATOMS)
 
 
-def as_blocks(problem: Problem, block: int) -> Problem:
-    """A problem with block-sparse matrices in place of dense ones."""
-    made = {
-        name: spamm_torch.sparse.from_dense(matrix, block)
-        for name in ("fock", "overlap")
-        if (matrix := getattr(problem, name)) is not None and not is_sparse(matrix)
-    }
+def as_blocks(problem: Problem, block: int, are_whole: bool) -> Problem:
+    """With block-sparse matrices in place of dense ones; of whole ones this process's rows."""
+    made = {name: getattr(problem, name) for name in ("fock", "overlap")}
+    for name, matrix in made.items():
+        if matrix is not None and not is_sparse(matrix):
+            matrix = spamm_torch.sparse.from_dense(matrix, block)
+        made[name] = own_rows(matrix) if matrix is not None and are_whole else matrix
     return replace(problem, **made)
 
 

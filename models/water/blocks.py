@@ -14,13 +14,23 @@ MATRICES = ("overlap", "fock")
 _PAIRS = 1 << 19  # of molecules that are computed at once
 
 
-def block_sparse(cluster, basis, *, block=64, drop=1e-9, device="cpu", matrices=MATRICES):
+def block_sparse(
+    cluster,
+    basis,
+    *,
+    block=64,
+    drop=1e-9,
+    device="cpu",
+    matrices=MATRICES,
+    molecules=slice(None),
+):
     """S and the model of F, without blocks whose entries are all below ``drop``.
 
     Args:
         cluster: a WaterCluster. basis: a name of ergo.basis.BASES. block: 32, 64 or 128.
         device: where they are, and where they are computed.
         matrices: which of them.
+        molecules: those whose rows are made, from and to a multiple of the block or the end.
 
     Returns:
         The matrices as torch.sparse_bsr, float64, exactly symmetric, padded with zeros to whole
@@ -36,8 +46,9 @@ def block_sparse(cluster, basis, *, block=64, drop=1e-9, device="cpu", matrices=
     neighbours = len(near_pairs(atoms, basis, slice(1), far)[0])
     step = block * max(1, _PAIRS // (block * 2 * neighbours))  # they fill whole block rows
     found = {name: [] for name in matrices}
-    for start in range(0, len(atoms), step):
-        i, j = near_pairs(atoms, basis, slice(start, start + step), far)
+    first, last, _ = molecules.indices(len(atoms))
+    for start in range(first, max(last, first + 1), step):
+        i, j = near_pairs(atoms, basis, slice(start, min(start + step, last)), far)
         low, high = torch.minimum(i, j), torch.maximum(i, j)
         values = {"overlap": pair_overlaps(atoms, basis, low, high, far)}
         if "fock" in found:
@@ -54,7 +65,8 @@ def block_sparse(cluster, basis, *, block=64, drop=1e-9, device="cpu", matrices=
             filled.view(-1)[place] = pairs.flatten()
             stays = filled.abs().amax((1, 2)) >= drop
             parts.append((keys[stays], filled[stays]))
-    return [_joined(found.pop(name), columns) for name in matrices]
+    rows = [-(-molecule * functions // block) for molecule in (first, last)]
+    return [_joined(found.pop(name), rows, columns) for name in matrices]
 
 
 def _products(a, b):
@@ -80,7 +92,8 @@ def _places(i, j, functions, block, columns):
     return keys, (place + within.flatten(1)).flatten()
 
 
-def _joined(parts, columns):
+def _joined(parts, rows, columns):
     keys, values = (torch.cat(x) for x in zip(*parts, strict=True))
-    crow = pad(torch.bincount(keys // columns, minlength=columns).cumsum(0), (1, 0))
+    row = keys // columns - rows[0]
+    crow = pad(torch.bincount(row, minlength=rows[1] - rows[0]).cumsum(0), (1, 0))
     return Blocks(crow, keys % columns, values, columns).matrix()

@@ -111,6 +111,40 @@ def test_block_sparse_matrices(source, tmp_path):
     torch.testing.assert_close(*densities, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("source", [("--chain", "330"), ("--waters", "70")])
+def test_shards_over_processes(source, tmp_path):
+    """From S and F to the density matrix, which has the bits of one process."""
+    densities, methods = [], []
+    for launcher in ((), ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")):
+        path = tmp_path / f"density{len(launcher)}.npz"
+        arguments = [
+            "--device",
+            "cpu",
+            *source,
+            "--sparse",
+            "--repeats",
+            "1",
+            "--max-errors",
+            "1e-8",
+        ]
+        arguments += ["--out", str(tmp_path), "--density", str(path)]
+        run = subprocess.run(
+            [sys.executable, *launcher, str(SCRIPT), *arguments],
+            capture_output=True,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        )
+        assert run.returncode == 0, run.stderr
+        densities.append(torch.from_numpy(np.load(path)["density"]))
+        [run] = results.load(tmp_path / "density_matrix.json")["runs"]
+        assert run["header"]["processes"] == (2 if launcher else 1)
+        methods.append(run["tables"]["density matrix"])
+    assert torch.equal(*densities)
+    for one, two in zip(*methods, strict=True):
+        for name in ("energy", "idempotency", "electron_error", "iterations"):
+            assert two[name] == pytest.approx(one[name], rel=1e-9, abs=1e-9), (one["method"], name)
+
+
 def test_large_matrices_are_block_sparse():
     for words, sparse, block, without in (
         (("--chain", "9998"), False, 32, 0),
