@@ -239,26 +239,26 @@ def density(waters, max_error, device, repeats):
     if device.type == "cuda":
         torch.cuda.empty_cache()  # dense storage before left memory in pieces
         torch.cuda.reset_peak_memory_stats()
-    clock = [now(device)]
-    [s] = blocks.block_sparse(cluster, BASIS, **made, matrices=("overlap",))
-    rows = s.shape[0] // BLOCK
+    clock, fine = [now(device)], max_error / 100
+    # Lists give their matrices to calls, which let them go when they are done with them.
+    s = blocks.block_sparse(cluster, BASIS, **made, matrices=("overlap",))
+    one = sparse.identity(size, like=s[0])
+    rows = one.shape[0] // BLOCK
     clock.append(now(device))
-    # W mends what Z lacks in float32 and with a tenth of the budget.
-    z = linalg.inverse_sqrt(s.float(), max_error=max_error / 10, size=size).matrix.double()
-    fine = max_error / 100
-    zsz = linalg.in_basis(s, z, max_error=fine, size=size).matrix
-    one = sparse.identity(size, like=s)
-    del s
-    w = sparse.add(zsz, one, alpha=-0.5, beta=1.5, drop=max_error / 10)
-    stored = {f"stored_{name}": len(x.col_indices()) / rows for name, x in (("z", z), ("w", w))}
-    bases = [w, z]
-    del zsz, w, z
+    z = linalg.inverse_sqrt(s[0].float(), max_error=max_error / 10, size=size).matrix.double()
+    # 1 + V mends what Z lacks in float32 and with a tenth of the budget.
+    zsz = linalg.in_basis(s.pop(), z, max_error=fine, size=size).matrix
+    v = sparse.add(zsz, one, alpha=-0.5, beta=0.5, drop=max_error / 10).float()
+    stored = {f"stored_{name}": len(x.col_indices()) / rows for name, x in (("z", z), ("v", v))}
+    del zsz
     clock.append(now(device))
     fock = blocks.block_sparse(cluster, BASIS, **made, matrices=("fock",))
     clock.append(now(device))
-    while bases:  # only the call holds its operands, and lets them go: less memory
-        fock = [linalg.in_basis(fock.pop(), bases.pop(), max_error=fine, size=size).matrix]
-    [fock] = fock
+    fock = [linalg.in_basis(fock.pop(), z, max_error=fine, size=size).matrix]
+    del z
+    basis = sparse.add(v.double(), one)
+    fock = linalg.in_basis(fock.pop(), basis, max_error=fine, size=size).matrix
+    del basis
     clock.append(now(device))
     stored["stored_f"] = len(fock.col_indices()) / rows
     purify = functools.partial(linalg.purify, fock, electrons, size=size)

@@ -43,6 +43,7 @@ def inverse_sqrt(
     _, highest = of.gershgorin(s) if of.size else (1.0, 1.0)
     one = of.identity(s)
     y, z = s * (1 / highest), one  # towards S^(1/2), S^(-1/2)
+    del s  # its memory, where the caller does not hold it
     map_y, map_z = of.norms(y), of.norms(z)
     before = math.inf
     whole = math.sqrt(of.size)  # the norm of 1

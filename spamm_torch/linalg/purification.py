@@ -17,7 +17,7 @@ from .matrices import Callback, Matrices, NotConverged, Result, norm_of
 _DECIDED = 0.01
 # Hartree an atom for the square of the max_error of the first iterations, at least and for each
 # occupied state; see loose_then_tight.
-_SECOND_ORDER = (4000, 2.8)
+_SECOND_ORDER = (4000, 2.6)
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
 
@@ -69,7 +69,7 @@ def loose_then_tight(
         first_dtype: of the iterations before.
         loose: how many times more these may lose. None: so much that they cost the energy about as
             much as the last. Their errors enter it squared: on water clusters of up to 500 they
-            cost about 1000 to 6000 max_error^2 hartree an atom, on large ones 2.8 for each occupied
+            cost about 1000 to 6000 max_error^2 hartree an atom, on large ones 2.6 for each occupied
             state.
         last_iterations: how many are the last.
         states: how many are occupied; 0: few.
