@@ -21,11 +21,12 @@ MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help build test test-all test-cpp test-python study tables docs lint clean distclean FORCE
+.PHONY: help build test test-all test-cpp test-python asan tsan study tables docs lint clean distclean FORCE
 
 help:
 	@echo "make build   build the library into an environment in .venv"
 	@echo "make test    build, then run the C++ and Python tests (make test-all: every combination, too)"
+	@echo "make asan    the same tests in part, under AddressSanitizer (make tsan: ThreadSanitizer)"
 	@echo "make study   build, train VGG13 and replace its convolutions; writes results/"
 	@echo "make tables  build, measure the paper's tables; writes results/tables.md"
 	@echo "make docs    build, write the reference of all functions to build/docs"
@@ -116,6 +117,28 @@ test-python: build
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; \
 	then $(PY) -m pytest -m "cuda and ($(CHOSEN))" $(PYTEST_ARGS); \
 	else echo "make: no CUDA device: tests that need one were left out"; fi
+
+# A build for the CPU alone and its tests under AddressSanitizer and UndefinedBehaviorSanitizer, or
+# under ThreadSanitizer (docs/reliability.md). Leaks are not looked for: Python keeps much to its end.
+SANITIZED := tests/products/test_multiply.py tests/sparse/test_block_products.py tests/convolution/test_epilogue.py \
+	tests/sharding/test_mm_shards.py tests/sharding/test_host_operands.py tests/robustness
+asan: export SPAMM_TORCH_SANITIZE = address
+asan: FLAGS = -fsanitize=address,undefined
+asan: export ASAN_OPTIONS = detect_leaks=0
+asan: export UBSAN_OPTIONS = print_stacktrace=1
+tsan: export SPAMM_TORCH_SANITIZE = thread
+tsan: FLAGS = -fsanitize=thread
+tsan: export TSAN_OPTIONS = ignore_noninstrumented_modules=1 halt_on_error=1
+asan tsan: $(ENVIRONMENT)
+	$(PY) setup.py --quiet build --build-lib build/$@
+	@cmake -S tests/cpp -B build/$@-cpp --log-level=NOTICE -DCMAKE_CXX_FLAGS="-O1 -g $(FLAGS)" \
+		-Dspamm_torch_DIR="$(CURDIR)/build/$@/spamm_torch/share/cmake/spamm_torch" \
+		-Dspamm_torch_LIBTORCH="$$($(PY) -c 'import torch; print(torch.__path__[0])')"
+	@cmake --build build/$@-cpp --parallel 2
+	build/$@-cpp/spamm_torch_tests
+	export LD_PRELOAD="$$(c++ -print-file-name=lib$@.so)" && \
+	PYTHONPATH=build/$@ $(PY) scripts/fuzz.py --minutes 10 --cases 500 --threads 4 && \
+	$(PY) -m pytest -q -o pythonpath="scripts examples build/$@" -m "not cuda and not thorough" $(SANITIZED)
 
 study: build
 	@$(PY) -c 'import torch; torch.cuda.is_available() or print("make: no CUDA device: the study runs on the CPU")'

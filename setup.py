@@ -8,6 +8,7 @@ Environment variables
   TORCH_CUDA_ARCH_LIST  CUDA targets (default "8.0+PTX 9.0a"); without 9.0a, the kernels for Hopper
                         are left out, and with them the need for CUTLASS's headers
   MAX_JOBS              compilers at a time (default: by cores and free memory)
+  SPAMM_TORCH_SANITIZE  address (with undefined behaviour) or thread: a build for the CPU under it
   CUDA_HOME, CC, CXX    as torch.utils.cpp_extension reads them
 """
 
@@ -57,9 +58,29 @@ NVCC_FLAGS = [
     "-Xcompiler=-Wall,-g0,-fPIC",
     "--expt-relaxed-constexpr",
 ]
+SANITIZERS = {  # ThreadSanitizer does not understand the barriers of OpenMP's library
+    "address": ["-fsanitize=address,undefined", "-fno-sanitize=vptr", "-fno-sanitize-recover"],
+    "thread": ["-fsanitize=thread", f"-I{ROOT / 'tests' / 'sanitize'}"],
+}
 PRECOMPILED = "csrc/precompiled.h"  # relative to this folder and to that of objects
 
 # ---- What this build is -------------------------------------------------------------------------
+
+
+def sanitizer() -> str | None:
+    """The sanitizer to build with; None for a build without."""
+    name = os.environ.get("SPAMM_TORCH_SANITIZE") or None
+    if name not in (None, *SANITIZERS):
+        sys.exit(f"spamm_torch: SPAMM_TORCH_SANITIZE must be {', '.join(SANITIZERS)}; got {name!r}")
+    return name
+
+
+def cxx_flags() -> list[str]:
+    """The host compiler's flags. A sanitizer needs places in the code, and every frame."""
+    if not (name := sanitizer()):
+        return CXX_FLAGS
+    found = [flag for flag in CXX_FLAGS if flag not in ("-O3", "-g0")]
+    return [*found, "-O1", "-g", "-fno-omit-frame-pointer", *SANITIZERS[name]]
 
 
 def nvcc_path() -> Path | None:
@@ -83,6 +104,8 @@ def reason_for_cpu_only() -> str | None:
         sys.exit(f"spamm_torch: FORCE_CUDA must be 0 or 1; got {force!r}")
     if force == "0":
         return "FORCE_CUDA=0"
+    if name := sanitizer():
+        return f"SPAMM_TORCH_SANITIZE={name}"
     if torch.version.cuda is None:
         reason = f"torch {torch.__version__} is without CUDA"
     elif nvcc_path() is None:
@@ -229,12 +252,15 @@ def operators(cuda: bool) -> setuptools.Extension:
         define_macros=macros,
         py_limited_api=True,  # so that torch's Python library is not linked
         # The soname: else programs that link the library would record its absolute path.
-        extra_link_args=["-fopenmp", "-Wl,--no-undefined", f"-Wl,-soname,{LIBRARY}.so"],
+        extra_link_args=[
+            *("-fopenmp", "-Wl,--no-undefined", f"-Wl,-soname,{LIBRARY}.so"),
+            *SANITIZERS.get(sanitizer(), [])[:1],
+        ],
     )
     headers += extension.include_dirs
     system = [flag for path in headers for flag in ("-isystem", path)]
     extension.include_dirs = [str(ROOT / "csrc"), str(ROOT / "csrc" / "include")]
-    extension.extra_compile_args = {"cxx": CXX_FLAGS + system, "nvcc": NVCC_FLAGS + system}
+    extension.extra_compile_args = {"cxx": cxx_flags() + system, "nvcc": NVCC_FLAGS + system}
     return extension
 
 
@@ -301,7 +327,7 @@ class BuildLibrary(cpp_extension.BuildExtension):
 
     def finalize_options(self):
         super().finalize_options()
-        kind = "cpu" if reason_for_cpu_only() else "cuda"
+        kind = "-".join(["cpu" if reason_for_cpu_only() else "cuda", *filter(None, [sanitizer()])])
         self.build_temp = str(ROOT / "build" / f"torch-{torch.__version__}-{kind}")
 
     def run(self):

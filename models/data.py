@@ -33,6 +33,7 @@ PICTURE_SIZE = 32
 MAX_SHIFT = 6
 _TRAINING_SHARE = 0.8
 _DOWNLOAD_TIMEOUT_S = 30
+_MOST_BYTES = 2**30  # of one file, unpacked: 20 times the largest of MNIST
 
 
 @dataclass(frozen=True)
@@ -130,29 +131,36 @@ def read_idx(path):
         UserError: unreadable, truncated, or not such a file.
     """
     try:
-        content = path.read_bytes()
-        if path.suffix == ".gz":
-            content = gzip.decompress(content)
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            return _idx_in(file, path)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UserError(f"expected an intact gzip file; got {path}: {error}") from error
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
 
-    magic = content[:4]
+
+def _idx_in(file, path):
+    """The tensor in an open file, of which no more is read than its header says, at most 1 GiB."""
+    magic = file.read(4)
     if len(magic) < 4 or magic[:3] != b"\0\0\x08":
         raise UserError(
             f"expected an IDX file of bytes (magic 000008xx); got {magic.hex()} in {path}"
         )
-    header = 4 + 4 * magic[3]
-    if len(content) < header:
-        raise UserError(f"expected a header of {header} bytes; got {len(content)} bytes in {path}")
-    shape = struct.unpack(f">{magic[3]}I", content[4:header])
-    if len(content) - header != math.prod(shape):
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        got = f"{4 + len(sizes)} bytes in {path}"
+        raise UserError(f"expected a header of {4 + 4 * magic[3]} bytes; got {got}")
+    shape = struct.unpack(f">{magic[3]}I", sizes)
+    count = math.prod(shape)
+    if count > _MOST_BYTES:
+        raise UserError(f"expected at most {_MOST_BYTES} bytes; got shape {shape} in {path}")
+    content = file.read(count + 1)
+    if len(content) != count:
+        got = f"{len(content)}" if len(content) < count else "more"
         raise UserError(
-            f"expected {math.prod(shape)} bytes after the header, for shape {shape}; "
-            f"got {len(content) - header} in {path}"
+            f"expected {count} bytes after the header, for shape {shape}; got {got} in {path}"
         )
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8)[header:].view(shape)
+    return torch.frombuffer(bytearray(content + b"\0"), dtype=torch.uint8)[:count].view(shape)
 
 
 def _load_full(root):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import secrets
 import tempfile
 from pathlib import Path
 
@@ -13,13 +14,13 @@ def write_atomically(path, write):
 
     The content goes to a file beside it, to the disk, and takes the name at last: whoever reads the
     name, even after a crash, gets the old content or the new. Whatever ``write`` raises, nothing
-    stays beside it.
+    stays beside it. Two writers of one path do not share that file.
 
     Raises:
         UserError: the folder or file cannot be written (OSError, RuntimeError).
     """
     path = Path(path)
-    unfinished = path.with_name(path.name + ".tmp")
+    unfinished = path.with_name(f"{path.name[:200]}.{secrets.token_hex(4)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _removed_on_failure(unfinished):
@@ -44,6 +45,25 @@ def _removed_on_failure(path):
         with contextlib.suppress(OSError):
             path.unlink()
         raise
+
+
+def read_arrays(path, names=None):
+    """The arrays in an .npz file, or those of these ``names`` that are there, by name.
+
+    Nothing in the file is run: pickled objects are refused.
+
+    Raises:
+        UserError: there is no such file, it cannot be read, or it is none or damaged.
+    """
+    import numpy as np  # not above: files are written where there is no numpy
+
+    try:
+        with np.load(path) as file:
+            return {name: file[name] for name in (names or file.files) if name in file.files}
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or first_line(error)}") from error
+    except Exception as error:  # sizes, names and streams of damaged bytes raise almost anything
+        raise UserError(f"expected an .npz file of plain arrays; got {path}") from error
 
 
 def require_writable(folder):

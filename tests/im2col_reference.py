@@ -137,11 +137,10 @@ class Im2col:
         weights, columns = self.weights.double(), self.columns.double()
         groups, rows, _ = weights.shape
         result = weights.new_zeros(groups, rows, columns.shape[2])
-        for g, i, s, j in torch.nonzero(valid).tolist():
-            at_m, at_k, at_n = (
-                slice(index * edge, (index + 1) * edge) for index, edge in ((i, m), (s, k), (j, n))
-            )
-            result[g, at_m, at_n] += weights[g, at_m, at_k] @ columns[g, at_k, at_n]
+        for s in range(valid.shape[2]):
+            depth = slice(s * k, (s + 1) * k)
+            kept = valid[:, :, s].repeat_interleave(m, 1)[:, :rows].repeat_interleave(n, 2)
+            result += torch.where(kept, weights[:, :, depth] @ columns[:, depth], 0)
         output = self.output(result.reshape(self.out_channels, -1))
         return output if bias is None else output + bias.double().view(1, -1, 1, 1)
 

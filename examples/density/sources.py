@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from density.basis import is_sparse
 from density.problem import Problem
 from density.ranks import own_rows
 from models.errors import UserError, first_line
+from models.files import read_arrays
 from spamm_torch.sparse.blocks import Blocks
 
 _NUMBERS = ("atoms", "electrons")
@@ -101,16 +101,9 @@ def from_file(path: Path, electrons: int | None) -> Problem:
     Raises:
         UserError: the file is missing, damaged, or lacks what is needed.
     """
-    np = require_numpy()
-    try:
-        with np.load(path) as file:
-            is_of_ergo = "format" in file.files
-            arrays = {name: file[name] for name in _ARRAYS if name in file.files}
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or first_line(error)}") from error
-    except (ValueError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"expected an .npz file of plain arrays; got {path}") from error
-    if is_of_ergo:
+    require_numpy()
+    arrays = read_arrays(path, (*_ARRAYS, "format"))
+    if "format" in arrays:
         from models.water.matrices import read
 
         return _of_ergo(read(path), path.stem, electrons)

@@ -1,13 +1,13 @@
 """The matrices of one cluster, and the file that holds them."""
 
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from models.errors import UserError, first_line
+from models.errors import UserError
+from models.files import read_arrays, write_atomically
 from models.water.basis import function_atoms
 from models.water.geometry import WaterCluster
 
@@ -79,18 +79,12 @@ def read(path):
     Raises:
         UserError: the file is missing, of another format, or damaged.
     """
-    try:
-        with np.load(path) as file:
-            content = dict(file)
-    except FileNotFoundError:
-        raise UserError(f"expected matrices of ergo in {path}; there is no such file") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"cannot read {path}: {first_line(error)}") from error
+    content = read_arrays(path)
     if str(content.get("format")) != _FORMAT:
         raise UserError(f"expected a file as in data/ergo; got another in {path}")
     try:
         return _parsed(content)
-    except (KeyError, ValueError) as error:
+    except (LookupError, ValueError, TypeError, MemoryError) as error:
         raise UserError(f"expected whole and finite matrices in {path}; it is damaged") from error
 
 
@@ -111,6 +105,9 @@ def load(name="default"):
 def _parsed(content):
     """ErgoMatrices from the arrays of a file; KeyError or ValueError where they do not fit."""
     cluster = WaterCluster(content["atoms"], content["frames"])
+    atoms, frames = 3 * cluster.molecules, cluster.molecules
+    if content["atoms"].shape != (atoms, 3) or content["frames"].shape != (frames, 3, 3):
+        raise ValueError("no molecules")
     basis = str(content["basis"])
     functions = len(function_atoms(cluster, basis))
     order = content["ergo_order"]

@@ -83,7 +83,7 @@ class Journal:
             return {}
         except OSError as error:
             raise UserError(f"cannot read {self.path}: {error.strerror}") from error
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise UserError(
                 f"expected groups of an unfinished run; got something else in {self.path}: "
                 "measure anew with --fresh"

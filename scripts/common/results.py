@@ -67,7 +67,7 @@ def load(path):
         _markdown(page, path.stem)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"expected a page of results as JSON; got something else in {path}"
         ) from error

@@ -79,7 +79,7 @@ class Journal:
             return {}
         except OSError as error:
             raise ValueError(f"journal must be a file that can be read; got {error}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             is_journal, settings, results = False, {}, {}
         if not is_journal:
             raise ValueError(f"journal must be one of a calibration; got {os.fspath(path)!r}")

@@ -179,7 +179,7 @@ def _damaged():
         "wrong type": (IMAGES, b"\0\0\x0d\x03" + content[4:], "got 00000d03"),
         "cut header": (IMAGES, content[:10], "header of 16 bytes; got 10"),
         "cut images": (IMAGES, content[:-1], "expected 7840 bytes.*got 7839"),
-        "trailing bytes": (IMAGES, content + b"\0", "expected 7840 bytes.*got 7841"),
+        "trailing bytes": (IMAGES, content + b"\0", "expected 7840 bytes.*got more"),
         "labels as images": (IMAGES, idx_bytes(labels), r"shape \(n, 28, 28\).*\(10,\)"),
         "small images": (IMAGES, idx_bytes(images[:, 1:]), r"\(10, 27, 28\)"),
         "fewer labels": (LABELS, idx_bytes(labels[1:]), r"each of the 10 images.*\(9,\)"),

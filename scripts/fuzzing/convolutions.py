@@ -1,0 +1,278 @@
+"""Cases of convolutions with every epilogue, of deviations from a reference, and of max pools."""
+
+import copy
+import functools
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+import spamm_torch
+
+from . import space
+from .space import DTYPES, PATTERNS, SEEDS, expect, expect_bits, reference, values
+
+import im2col_reference  # isort: skip  after space, which says where it lies
+import support  # isort: skip
+
+OPS = torch.ops.spamm_torch
+LAST = {"memory_format": torch.channels_last}
+LAYOUTS = {
+    "contiguous": lambda t: t.contiguous(),
+    "channels last": lambda t: t.contiguous(**LAST),
+    "strided": lambda t: torch.stack((t, t), -1)[..., 0],
+    "transposed": lambda t: t.mT.contiguous().mT,
+    "offset": lambda t: F.pad(t, (1, 2, 1, 0))[..., 1:, 1 : 1 + t.shape[-1]],
+    "some channels": lambda t: F.pad(t, (0, 0, 0, 0, 3, 5)).contiguous(**LAST)[:, 3:-5],
+    "one image": lambda t: t[:1].expand(t.shape),
+    "one pixel": lambda t: t[..., :1, :1].expand(t.shape),
+}
+COMMON = {"dtype": tuple(DTYPES), "layout": tuple(LAYOUTS), "seed": SEEDS}
+GEOMETRY = {
+    "inner": (1, 3, 4, 8, 17, 31, 32, 33, 64, 65, 72, 128),
+    "groups": (1, 1, 1, 2, 4, "each"),
+}
+GEOMETRY |= {
+    "outer": (1, 4, 8, 17, 32, 40, 64, 65, 72, 128, 136),
+    "stride": (1, 1, 1, 2, (2, 1), 3),
+}
+GEOMETRY |= {"kernel": ((1, 1), (3, 3), (3, 3), (2, 2), (1, 3), (5, 5), (3, 1))}
+GEOMETRY |= {"padding": (0, 1, 1, (0, 1), 2, (2, 0)), "dilation": (1, 1, 1, 2, (1, 2))}
+GEOMETRY |= {"layout_weight": ("contiguous", "channels last", "strided"), **COMMON}
+GEOMETRY |= {"activation": tuple(support.ACTIVATIONS)}
+CONVOLUTION = {"images": (1, 2, 3, 5, 17, 63, 64, 65, 70, 129, 300, 0), **GEOMETRY}
+CONVOLUTION |= {"height": (1, 2, 3, 5, 8, 9, 14, 17), "width": (1, 2, 3, 5, 7, 8, 16, 19)}
+CONVOLUTION |= {"pattern_w": ("patchy", "normal", "normal", "zeros", "tiny", "nan")}
+CONVOLUTION |= {"pattern_x": (*PATTERNS, "normal", "normal"), "bias": (False, True)}
+CONVOLUTION |= {"residual": (None, *LAYOUTS), "share": (0.0, 0.5, 0.1, 0.9, 1.0)}
+CONVOLUTION |= {"block": (None, None, 64, 32, 128, (64, 32, 64), (128, 64, 128))}
+PIXEL_BLOCKS = ((1, 8, 8), (64, 1, 1), (4, 4, 4), (1, 4, 8), (2, 8, 8))
+CONVOLUTION |= {"pixel_block": (None, None, *PIXEL_BLOCKS)}
+FORMS = ("conv", "norms", "chain", "shards", "weight norms", "valid_ratio", "max_error", "dense")
+CONVOLUTION |= {"form": FORMS}
+MOST = 150_000  # numbers in the matrices of a case, so that it takes milliseconds
+
+
+def exactly():
+    """float32 as on the CPU."""
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def geometry_of(case):
+    """The shapes of input and weight, and torch's keyword arguments."""
+    kernel, inner = case["kernel"], case["inner"]
+    groups = inner if case["groups"] == "each" else case["groups"]
+    inner, outer = (max(1, channels // groups) * groups for channels in (inner, case["outer"]))
+    depth = groups * -(-(inner // groups) // 32) * 32 * math.prod(kernel)
+    edges = case.get("pixel_block") or (64, 1, 1)
+    sizes = [case["images"], case["height"], case["width"]]
+    while (
+        depth * math.prod(-(-n // edge) * edge for n, edge in zip(sizes, edges, strict=True)) > MOST
+    ):
+        largest = max(range(3), key=sizes.__getitem__)
+        if sizes[largest] == 1:
+            break
+        sizes[largest] -= sizes[largest] // 2
+    geometry = {name: case[name] for name in ("stride", "padding", "dilation")}
+    pads, steps = im2col_reference.pair(case["padding"]), im2col_reference.pair(case["dilation"])
+    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(steps, kernel, pads, strict=True)]
+    shape = (sizes[0], inner, max(sizes[1], reach[0]), max(sizes[2], reach[1]))
+    return shape, (outer, inner // groups, *kernel), geometry | {"groups": groups}
+
+
+def expect_near(found, wanted, sums, size, inner):
+    """Within the rounding of the sums, and of each pass over the output that comes after.
+
+    An activation makes at most 1.5 times of a difference.
+    """
+    dtype, sums, size = found.dtype, sums.numpy(), size.numpy()
+    last, is_half = reference.UNIT_ROUNDOFF[dtype], dtype in (torch.float16, torch.bfloat16)
+    with np.errstate(all="ignore"):
+        bound = 1.5 * (space.rounding(sums, 2 * size, inner, dtype) + 3 * last * np.abs(sums))
+        bound += 4 * last * np.abs(wanted.numpy()) + 3 * last * size * is_half
+    space.expect_near(found, wanted.numpy(), bound, size * 4)
+
+
+def norms_of(images, together=1):
+    """Of 64 channels of each pixel, or of so many images: (blocks, rows, columns, blocks)."""
+    sides = (0,) * 5 + (-images.shape[1] % 64, 0, -len(images) % together)
+    wide = F.pad(images.cpu().double(), sides).numpy().astype(np.longdouble)  # holds every square
+    parts = wide.reshape(-1, together, wide.shape[1] // 64, 64, *wide.shape[2:])
+    with np.errstate(all="ignore"):
+        return np.moveaxis(np.sqrt((parts**2).sum((1, 3))), 1, -1)
+
+
+def convolution(case, device):
+    """conv2d against its matrices, and each way in which it can be called."""
+    exactly()
+    shape, weight_shape, geometry = geometry_of(case)
+    dtype, seed, form = DTYPES[case["dtype"]], case["seed"], case["form"]
+    pattern_x, pattern_w = case["pattern_x"], case["pattern_w"]
+    if form == "dense" or geometry["groups"] > 1:
+        # torch's own convolution flushes subnormals, and multiplies no padding, which is zero.
+        other = dict.fromkeys(("tiny", "huge", "nan"), "normal")
+        pattern_x, pattern_w = other.get(pattern_x, pattern_x), other.get(pattern_w, pattern_w)
+    host_x, x = space.laid_out(
+        LAYOUTS, case["layout"], values(shape, pattern_x, dtype, seed), device
+    )
+    host_w = values(weight_shape, pattern_w, dtype, seed + 1)
+    host_w, w = space.laid_out(LAYOUTS, case["layout_weight"], host_w, device)
+    block, pixel_block = case["block"], case["pixel_block"]
+    if block and pixel_block:
+        block = (*reference.edges(block)[:2], math.prod(pixel_block))
+    blocks = {"block": block, "pixel_block": pixel_block}
+    oracle = im2col_reference.Im2col(host_x, host_w, **geometry, **blocks)
+    tau, valid = oracle.decide(case["share"])
+    if case["share"] == 0 or form in ("dense", "valid_ratio", "max_error"):
+        tau = 0.0
+    valid |= tau == 0
+    absolute = copy.copy(oracle)
+    absolute.weights, absolute.columns = oracle.weights.abs(), oracle.columns.abs()
+    sums, size = oracle.product(valid), absolute.product(valid)
+    bias = residual = None
+    if case["bias"]:
+        bias = values((len(w),), "patchy", dtype, seed + 2)
+        sums, size = sums + bias.double()[:, None, None], size + bias.double().abs()[:, None, None]
+        bias = bias.to(device)
+    if case["residual"] and form != "shards":
+        numbers = values(tuple(sums.shape), "patchy", dtype, seed + 3)
+        numbers, residual = space.laid_out(LAYOUTS, case["residual"], numbers, device)
+        sums, size = sums + numbers.double(), size + numbers.double().abs()
+    epilogue = {"residual": residual, "activation": case["activation"]}
+    call = functools.partial(spamm_torch.conv2d, x, w, bias, **geometry, **epilogue, **blocks)
+    norms, again = None, None if tau == 0 else call(tau=tau)
+    if form == "dense":
+        found = OPS.dense_conv2d(x, w, bias, **geometry, **epilogue)
+    elif form in ("valid_ratio", "max_error"):
+        found = call(**{form: 1.0 if form == "valid_ratio" else 0.0})
+    elif form == "weight norms":
+        given = OPS.conv2d_weight_norm(w, geometry["groups"], **blocks)
+        found = call(tau=tau, norm_weight=given)
+    elif form == "shards":
+        together, rest = oracle.pixel_block[0], {"activation": case["activation"], "tau": tau}
+        parts = [x[:together], x[together:]]
+        found = torch.cat(spamm_torch.conv2d(parts, w, bias, **geometry, **blocks, **rest))
+    elif form == "conv":
+        found = call(tau=tau)
+    else:
+        found, norms = call(tau=tau, return_norms=True)
+    got = f"{found.dtype} on {found.device}"
+    expect(found.dtype == dtype and found.device.type == device.type, got)
+    if again is not None:
+        expect_bits(again, found, f"the same convolution without {form}")
+    if norms is not None:
+        space.expect_norms(norms, norms_of(found, 64), "norms of the output")
+    wanted = support.ACTIVATIONS[case["activation"]](sums)
+    expect_near(found, wanted, sums, size, oracle.weights.shape[2])
+    if form == "chain" and found.numel():
+        more = values((8, found.shape[1], 1, 1), "normal", dtype, seed + 4).to(device)
+        layer = functools.partial(spamm_torch.conv2d, found, more, tau=tau, block=64)
+        expect_bits(layer(norm_input=norms), layer(), "a layer that gets norms")
+
+
+# ---- Deviations and pools -----------------------------------------------------------------------
+
+DEVIATION = {"images": (1, 2, 3, 5, 17, 0), **GEOMETRY, "differs": (0.3, 0.0, 0.02, 1.0)}
+DEVIATION |= {"height": (1, 3, 8, 9, 17, 20, 37), "width": (1, 3, 8, 9, 16, 24)}
+DEVIATION |= {"residual": (False, True), "norms": (False, True), "parts": (False, False, True)}
+ENGINES = {"dense": {}, "blocks": {"threshold": 0.0}}
+ENGINES |= {"zeros": {"threshold": 2.0**-149, "pixel_block": (1, 8, 8)}}
+ENGINES |= {"small": {"threshold": 1e-30, "pixel_block": (1, 8, 8)}}
+ENGINES |= {"images": {"threshold": 1e-30, "pixel_block": (64, 1, 1)}}
+DEVIATION |= {"engine": tuple(ENGINES), "pool": (None, (2, 2, 0), (3, 2, 1))}
+
+
+def deviation(case, device):
+    """What a convolution makes of deviations from a reference, in float64, and pools of that."""
+    exactly()
+    shape, weight_shape, geometry = geometry_of(case | {"groups": 1} if case["parts"] else case)
+    dtype, seed, activation = DTYPES[case["dtype"]], case["seed"], case["activation"]
+
+    def sparse(shape, seed):
+        generator = torch.Generator().manual_seed(seed)
+        mask = torch.rand(shape[0], 1, *shape[2:], generator=generator) < case["differs"]
+        return values(shape, "normal", dtype, seed) * mask
+
+    layouts = LAYOUTS | {"one pixel": LAYOUTS["contiguous"]}
+    host_x, x = space.laid_out(layouts, case["layout"], sparse(shape, seed), device)
+    inner = math.prod(weight_shape[1:])
+    host_w = values(weight_shape, "normal", dtype, seed + 1) / inner**0.5
+    host_w, w = space.laid_out(LAYOUTS, case["layout_weight"], host_w, device)
+    sums = F.conv2d(host_x.double(), host_w.double(), **geometry)
+    size = F.conv2d(host_x.double().abs(), host_w.double().abs(), **geometry)
+    host_base = values((1, *sums.shape[1:]), "normal", dtype, seed + 2)
+    base, lone = host_base.to(device), host_base.double()
+    names = ("stride", "padding", "dilation")
+    where = [list(im2col_reference.pair(geometry[name])) for name in names]
+    options = {"activation": activation, **ENGINES[case["engine"]]}
+    if case["parts"] and case["engine"] in ("zeros", "small") and shape[1] > 1:
+        parts = [x[:, : shape[1] // 2], x[:, shape[1] // 2 :]]
+        given = [OPS.join_deviations([part])[1] for part in parts] if case["norms"] else []
+        call = functools.partial(OPS.conv2d_deviation_parts, parts, w, base, *where)
+        found, norms = call(norm_parts=given, **options)
+    else:
+        if case["residual"]:
+            addend = sparse(tuple(sums.shape), seed + 3)
+            sums, size = sums + addend.double(), size + addend.double().abs()
+            options["residual"] = addend.to(device)
+        if case["norms"]:
+            options["norm_input"] = OPS.join_deviations([x])[1]
+        call = functools.partial(OPS.conv2d_deviation_with_norms, x, w, base, *where)
+        found, norms = call(geometry["groups"], **options)
+    activate = support.ACTIVATIONS[activation]
+    wanted = activate(sums + lone) - activate(lone)
+    expect_near(found, wanted, sums.abs() + 2 * lone.abs(), size + lone.abs(), inner)
+    if case["engine"] != "dense":
+        expect(not found.cpu()[size == 0].any(), "not zero where nothing differs")
+    space.expect_norms(norms, norms_of(found), "norms of the output")
+    if case["pool"] and found.numel() and min(found.shape[2:]) >= case["pool"][0]:
+        given = {"norm_input": norms} if case["norms"] else {}
+        pooled, norms = OPS.max_pool2d_deviation(found, base, *case["pool"], **given)
+        pool, both = (
+            functools.partial(F.max_pool2d, **_pool(case["pool"])),
+            found.cpu().double() + lone,
+        )
+        most = pool(both.abs() + lone.abs())
+        expect_near(pooled, pool(both) - pool(lone), most, most, 1)
+        space.expect_norms(norms, norms_of(pooled), "norms of the pool")
+
+
+def _pool(numbers):
+    return dict(zip(("kernel_size", "stride", "padding"), numbers, strict=True))
+
+
+POOL = {
+    **COMMON,
+    "images": (1, 2, 3, 17, 64, 65, 129, 300, 0),
+    "channels": (1, 3, 8, 17, 64, 72, 136),
+}
+POOL |= {"height": (1, 2, 3, 5, 8, 13), "width": (1, 2, 3, 5, 8, 16), "pattern": PATTERNS}
+POOL |= {"kernel": (1, 2, 3, (3, 2), 5), "stride": (1, 2, 3, (1, 2)), "padding": (0, 1, 2)}
+POOL |= {"dilation": (1, 1, 2), "ceil_mode": (False, True), "form": ("pool", "norms", "conv")}
+
+
+def pool(case, device):
+    """Max pools bit for bit torch's, their norms, and a convolution with its pool in one op."""
+    exactly()
+    dtype, seed, form = DTYPES[case["dtype"]], case["seed"], case["form"]
+    shape = tuple(case[name] for name in ("images", "channels", "height", "width"))
+    shape = shape if math.prod(shape) <= MOST else (*shape[:2], 3, 2)
+    numbers = values(shape, case["pattern"], dtype, seed)
+    host, x = space.laid_out(LAYOUTS, case["layout"], numbers, device)
+    setting = [case[name] for name in ("kernel", "stride", "padding", "dilation", "ceil_mode")]
+    try:
+        wanted = F.max_pool2d(host, *setting)
+    except RuntimeError:
+        return  # a window larger than the picture, or padding larger than half of it
+    if form == "conv" and min(shape[2:]) >= 2:
+        w = values((9, shape[1], 1, 1), "patchy", dtype, seed + 1).to(device)
+        apart = F.max_pool2d(spamm_torch.conv2d(x, w, tau=0.0, relu=True), 2).cpu().double()
+        found = OPS.conv2d_max_pool(x, w, activation="relu")
+        expect_near(found, apart, apart, 1e6 * apart.abs() + 1, shape[1])
+    elif form == "norms":
+        found, norms = OPS.max_pool2d_with_norms(x, *setting)
+        expect_bits(found, wanted, "max_pool2d_with_norms")
+        space.expect_norms(norms, norms_of(wanted, 64), "norms of the pool")
+    else:
+        expect_bits(OPS.max_pool2d(x, *setting), wanted, "max_pool2d")

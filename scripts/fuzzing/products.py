@@ -1,0 +1,259 @@
+"""Cases of products: dense in every form, symmetric, in place, of shards, and block-sparse."""
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+import spamm_torch
+from spamm_torch.sparse.products import TO_DROP
+
+from . import space
+from .space import BLOCKS, DTYPES, EDGES, EXACT, PATTERNS, SEEDS, expect, expect_bits, matrices
+from .space import reference as oracle
+
+FORMS = ("mm", "addmm", "bmm", "linear", "symmetric", "into", "in place", "shards")
+KNOBS = ("tau", "tau", "tau", "tensor", "max_error", "nothing", "everything", "nan")
+COMMON = {"dtype": tuple(DTYPES), "pattern_a": PATTERNS, "pattern_b": PATTERNS, "seed": SEEDS}
+COMMON |= {"share": (0.5, 0.1, 0.9, 1.0, 1e-3), "tf32": (False, False, False, True)}
+COMMON |= {"beta": (1, 0, -0.5), "alpha": (1, 2, -0.25)}
+LAYOUTS = tuple(matrices.LAYOUTS)
+DENSE = {"form": FORMS, "m": EDGES, "k": EDGES, "n": EDGES, "batch": (1, 2, 3, 70, 300, 0)}
+DENSE |= {"block": BLOCKS, "layout_a": LAYOUTS, "layout_b": LAYOUTS, **COMMON}
+DENSE |= {"knob": (*KNOBS, "valid_ratio"), "given": (False, True)}
+DENSE |= {"added": ("matrix", "row", "column", "number")}
+
+
+def knob_of(case, maps):
+    """The keyword that says what is skipped; a tau is the very product of two norms."""
+    kind, share = case["knob"], case["share"]
+    if kind in ("valid_ratio", "max_error"):
+        return {kind: share}
+    fixed = {"nothing": 0.0, "everything": math.inf, "nan": torch.tensor(math.nan)}
+    if kind in fixed:
+        return {"tau": fixed[kind]}
+    candidates = oracle.thresholds(*(norms.cpu() for norms in maps))
+    tau = candidates[int(share * (len(candidates) - 1))]
+    return {"tau": torch.tensor(tau, device=maps[0].device) if kind == "tensor" else float(tau)}
+
+
+def tau_of(knob, maps):
+    """The threshold of a knob, on the CPU; a search and its bound are held against the oracle's."""
+    if "tau" in knob:
+        return knob["tau"].cpu() if isinstance(knob["tau"], torch.Tensor) else knob["tau"]
+    tau, host = spamm_torch.find_tau(*maps, **knob), [norms.cpu() for norms in maps]
+    lost = oracle.error_bound(*host, tau.item())
+    if "valid_ratio" in knob:
+        wanted, total = oracle.find_tau(*host, knob["valid_ratio"]), oracle.products(*host).size
+        counts = [np.count_nonzero(oracle.kept(*host, t)) for t in (tau.item(), wanted)]
+        far, near = (abs(count - knob["valid_ratio"] * total) for count in counts)
+        expect(far <= near, f"find_tau keeps {counts[0]}, the oracle {counts[1]} of {total}")
+    else:
+        wide = (norms.numpy().astype(np.longdouble) for norms in host)  # which holds every square
+        with np.errstate(all="ignore"):
+            limit = knob["max_error"] * math.prod(np.sqrt(np.sum(n**2)) for n in wide)
+        expect(not lost > limit, f"find_tau for {knob} loses {lost}, above {limit}")
+    bound, info = spamm_torch.error_bound(*maps, tau).item(), torch.finfo(maps[0].dtype)
+    near = lost <= bound <= lost * (1 + 1e-4) + info.smallest_normal
+    too_large = math.isinf(bound) and lost > info.max * 0.999
+    expect(near or too_large, f"error_bound {bound}, the oracle {lost}")
+    return tau.cpu()
+
+
+def compare(found, a, b, maps, tau, case, device, upper=False, input=None, beta=1, alpha=1):
+    """Holds a product against the oracle's, by the decisions that the library's norms make.
+
+    On CUDA float32 is measured against the norms of blocks, too: split parts share a power of two
+    in each block, and what a tau of 1000 times their products would skip may go. upper: what counts
+    is the upper triangle.
+    """
+    maps, dtype, block = [norms.cpu() for norms in maps], a.dtype, case["block"]
+    patterns = {case["pattern_a"], case["pattern_b"]}
+    magnitudes = None if input is None else input.abs()
+    absolute = magnitudes, abs(beta), abs(alpha)
+    size = oracle.multiply(a.abs(), b.abs(), *maps, tau, block, *absolute)
+    exact = oracle.multiply(a, b, *maps, tau, block, input, beta, alpha)
+    on_cuda = device.type == "cuda" and dtype == torch.float32
+    with np.errstate(all="ignore"):
+        kinds = {"once": patterns <= EXACT, "tf32": case["tf32"] and on_cuda}
+        bound = space.rounding(exact, size, a.shape[-1], dtype, **kinds)
+        if on_cuda and not kinds["once"]:
+            norms, (m, _, n) = oracle.products(*maps).astype(np.float64), oracle.edges(block)
+            lost = np.where(oracle.kept(*maps, tau), norms, 0).sum(-2) * 2.0**-20
+            lost += max(0.0, np.nan_to_num(float(tau), posinf=0.0)) * norms.shape[-2] / 1000
+            of_entries = lost.repeat(m, -2).repeat(n, -1)
+            bound = bound + abs(alpha) * of_entries[..., : exact.shape[-2], : exact.shape[-1]]
+    if "huge" in patterns and patterns & {"inf", "nan"}:  # other sums overflow, too
+        size = np.where(np.isfinite(size), size, np.finfo(np.float64).max)
+    if upper:
+        exact, bound, size = (np.triu(x) + np.triu(x, 1).T for x in (exact, bound, size))
+    space.expect_near(found, exact, bound, size)
+
+
+def dense(case, device):
+    """Products of dense matrices, and the stages they are made of."""
+    torch.backends.cuda.matmul.allow_tf32 = case["tf32"]
+    form, dtype, seed = case["form"], DTYPES[case["dtype"]], case["seed"]
+    m, k, n = case["m"], case["k"], case["n"]
+    (bm, bk, bn), batch = oracle.edges(case["block"]), ()
+    if form in ("symmetric", "in place"):
+        k, n = m, m
+    if form == "bmm":
+        batch = (case["batch"],)
+        m, k, n = (min(edge, 200 if case["batch"] <= 3 else 33) for edge in (m, k, n))
+    if form == "symmetric":
+        bn, case = bm, case | {"pattern_b": case["pattern_a"]}
+    case = case | {"block": (bm, bk, bn)}
+    layouts = matrices.BATCH_LAYOUTS if batch else matrices.LAYOUTS
+    numbers = space.values((*batch, m, k), case["pattern_a"], dtype, seed)
+    if form == "symmetric":
+        numbers = numbers.triu() + numbers.triu(1).mT
+        layouts = layouts | dict.fromkeys(("one row", "one column", "sliding"), lambda t: t)
+    host_a, a = space.laid_out(layouts, case["layout_a"], numbers, device)
+    host_b, b = host_a, a
+    if form != "symmetric":
+        numbers = space.values((*batch, k, n), case["pattern_b"], dtype, seed + 1)
+        host_b, b = space.laid_out(layouts, case["layout_b"], numbers, device)
+    maps = spamm_torch.norm_map(a, (bm, bk)), spamm_torch.norm_map(b, (bk, bn))
+    space.expect_norms(maps[0], oracle.norm_map(host_a, (bm, bk)), "norms of a")
+    space.expect_norms(maps[1], oracle.norm_map(host_b, (bk, bn)), "norms of b")
+    knob = knob_of(case, maps)
+    tau = tau_of(knob, maps)
+    options, plain = {**knob, "block": (bm, bk, bn)}, {**knob, "block": (bm, bk, bn)}
+    if case["given"]:
+        options |= {"norm_a": maps[0], "norm_b": maps[1]}
+    scaling, again, norms = {}, None, None
+    if form in ("addmm", "in place"):
+        shape = {"matrix": (m, n), "row": (n,), "column": (m, 1), "number": ()}[case["added"]]
+        pattern = "nan" if case["beta"] == 0 else "patchy"
+        scaling = {"beta": case["beta"], "alpha": case["alpha"]}
+        added = space.values(shape or (1,), pattern, dtype, seed + 2).reshape(shape)
+    if form == "linear":
+        scaling = {"input": space.values((n,), "patchy", dtype, seed + 2)}
+        found = spamm_torch.linear(a, b.mT, scaling["input"].to(device), **plain)
+    elif form == "bmm":
+        found = spamm_torch.bmm(a, b, **plain)
+    elif form == "shards":
+        parts = [a[i:j] for i, j in itertools.pairwise((0, min(m, bm), m))]
+        found = torch.cat(spamm_torch.mm_shards(parts, [b, b], **plain))
+        again = spamm_torch.mm(a, b, **plain)
+    elif form == "addmm":
+        again = spamm_torch.addmm(added.to(device), a, b, **scaling, **plain)
+        options |= scaling | {"return_norms": True}
+        found, norms = spamm_torch.addmm(added.to(device), a, b, **options)
+        scaling["input"] = added
+    elif form == "in place":
+        found = spamm_torch.addmm(a, a, b, **scaling, **options)
+        again = a.clone()
+        spamm_torch.addmm(again, again, b, **scaling, **options, out=again)
+        scaling["input"] = host_a
+    elif form == "into":
+        wide = torch.full((m + 2, n + 3), 7.0, dtype=dtype, device=device)
+        out = wide[1 : m + 1, 2 : n + 2]
+        if case["layout_a"] == "transposed":
+            wide = wide.new_full((n + 3, m + 2), 7.0)
+            out = wide[2 : n + 2, 1 : m + 1].mT
+        found = spamm_torch.mm(a, b, **options, out=out).clone()
+        out.fill_(7.0)
+        expect(bool((wide == 7).all()), "memory around out was written")
+        again = spamm_torch.mm(a, b, **plain)
+    else:
+        kind = {"symmetric": form == "symmetric"}
+        found, norms = spamm_torch.mm(a, b, **kind, **options, return_norms=True)
+        again = spamm_torch.mm(a, b, **kind, **plain)
+    got = f"{found.dtype} on {found.device}"
+    expect(found.dtype == dtype and found.device.type == device.type, got)
+    if norms is not None:
+        expect_bits(norms, spamm_torch.norm_map(found, (bm, bn)), "norms of the result")
+    if again is not None:
+        expect_bits(again, found, f"the same product in another way than {form}")
+    upper = form == "symmetric"
+    compare(found, host_a, host_b, maps, tau, case, device, upper, **scaling)
+
+
+# ---- Block-sparse -------------------------------------------------------------------------------
+
+SPARSE = {"form": ("mm", "addmm", "dense b", "symmetric", "drop"), "edge": (32, 64, 128)}
+SPARSE |= {"m": (1, 2, 3, 5, 0), "k": (1, 2, 4, 7, 0), "n": (1, 2, 3, 5, 0), "knob": KNOBS}
+SPARSE |= {"stored": (0.5, 1.0, 0.1, 0.0), "stored_b": (0.5, 1.0, 0.1, 0.0)}
+SPARSE |= {"index": ("int64", "int32"), **COMMON}
+
+
+def _blocks(rows, columns, share, case, pattern, seed, symmetric=False):
+    """A mask of stored blocks, and the dense matrix, which is zero elsewhere."""
+    mask = torch.rand(rows, columns, generator=torch.Generator().manual_seed(seed)) < share
+    shape = rows * case["edge"], columns * case["edge"]
+    numbers = space.values(shape, pattern, DTYPES[case["dtype"]], seed)
+    if symmetric:
+        mask, numbers = mask | mask.T, numbers.triu() + numbers.triu(1).mT
+    wide = mask.repeat_interleave(case["edge"], 0).repeat_interleave(case["edge"], 1)
+    return mask, torch.where(wide, numbers, 0)
+
+
+def _matrix(mask, dense, case, device):
+    """The block-sparse matrix of a mask."""
+    edge, index = case["edge"], getattr(torch, case["index"])
+    blocks = dense.reshape(len(mask), edge, mask.shape[1], edge).transpose(1, 2)[mask]
+    crow, col = pad(mask.sum(1).cumsum(0), (1, 0)).to(index), mask.nonzero()[:, 1].to(index)
+    size = tuple(dense.shape)
+    found = torch.sparse_bsr_tensor(crow, col, blocks, size=size, check_invariants=False)
+    return found.to(device)
+
+
+def sparse(case, device):
+    """Products of block-sparse matrices against the oracle, and which blocks the result stores."""
+    torch.backends.cuda.matmul.allow_tf32 = case["tf32"]
+    edge, form, seed = case["edge"], case["form"], case["seed"]
+    m, k, n, case = case["m"], case["k"], case["n"], case | {"block": (edge,) * 3}
+    is_symmetric, is_dense = form == "symmetric", form == "dense b"
+    if is_symmetric:
+        k, n, case = m, m, case | {"pattern_b": case["pattern_a"]}
+    pattern_a, pattern_b = case["pattern_a"], case["pattern_b"]
+    mask_a, host_a = _blocks(m, k, case["stored"], case, pattern_a, seed, is_symmetric)
+    a = _matrix(mask_a, host_a, case, device)
+    mask_b, host_b, b = mask_a, host_a, a
+    if not is_symmetric:
+        share = 1.0 if is_dense else case["stored_b"]
+        mask_b, host_b = _blocks(k, n, share, case, pattern_b, seed + 1)
+        b = _matrix(mask_b, host_b, case, device)
+    maps = [spamm_torch.norm_map(x.to(device), edge) for x in (host_a, host_b)]
+    knob = knob_of(case, maps)
+    tau = knob.get("tau")
+    if tau is None:  # searched among the products of stored blocks alone
+        share = 1 - TO_DROP if form == "drop" else 1
+        norms = [spamm_torch.norm_map(x, edge) for x in (a, b)]
+        tau = spamm_torch.find_tau(*norms, max_error=knob["max_error"] * share)
+    tau = tau.cpu() if isinstance(tau, torch.Tensor) else tau
+    options = {**knob, "return_norms": True, "symmetric": is_symmetric}
+    scaling, mask_c, mask = {}, torch.zeros(m, n, dtype=torch.bool), None
+    if form == "addmm":
+        mask, added = _blocks(m, n, 0.4, case, "patchy", seed + 2)
+        scaling, mask_c = {"beta": case["beta"], "alpha": case["alpha"]}, mask & bool(case["beta"])
+        found, norms = spamm_torch.addmm(
+            _matrix(mask, added, case, device), a, b, **scaling, **options
+        )
+        scaling["input"] = added
+    elif is_dense:
+        found, norms = spamm_torch.mm(a, host_b.to(device), **options)
+    else:
+        drop = {"drop": torch.finfo(host_a.dtype).smallest_normal} if form == "drop" else {}
+        found, norms = spamm_torch.mm(a, b, **options, **drop)
+    if is_dense:
+        expect_bits(norms, spamm_torch.norm_map(found, edge), "norms of the result")
+    else:
+        valid = oracle.kept(*(norms.cpu() for norms in maps), tau)
+        exists = mask_a.numpy()[:, :, None] & mask_b.numpy()[None]
+        pattern, stored = (
+            torch.from_numpy((valid & exists).any(1)) | mask_c,
+            torch.zeros_like(mask_c),
+        )
+        rows = torch.arange(m).repeat_interleave(found.crow_indices().diff().cpu().long())
+        stored[rows, found.col_indices().cpu().long()] = True
+        fewer = form == "drop" and not (stored & ~pattern).any()
+        expect(fewer or torch.equal(stored, pattern), "blocks that the result stores")
+        found = spamm_torch.sparse.to_dense(found)
+    if bool(host_a.isfinite().all() and host_b.isfinite().all()):
+        # Else the oracle multiplies a NaN by blocks that are not stored, the library does not.
+        compare(found, host_a, host_b, maps, tau, case, device, is_symmetric, **scaling)

@@ -1,0 +1,272 @@
+"""Files that lie, damage or attack: one line, no code run, no memory for what is not there."""
+
+import gzip
+import io
+import json
+import os
+import pickle
+import struct
+import zipfile
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from support import refuses
+from torch import nn
+
+import spamm_torch
+from common import journal as runs
+from common import results
+from density import sources
+from models import checkpoint, data
+from models.errors import UserError
+from models.files import read_arrays
+from models.water import matrices, program
+from spamm_torch.calibration.journal import Journal
+
+
+class Attack:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def npy(shape, dtype="<f8", rest=b"\0" * 64):
+    """An array's file whose header says this shape."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        file, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return file.getvalue() + rest
+
+
+def zipped(content, path, method=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, text in content.items():
+            archive.writestr(name, text)
+
+
+def spoiled(path):
+    """The file with other bytes in its middle."""
+    content = bytearray(path.read_bytes())
+    half = len(content) // 2
+    content[half : half + 8] = b"\xff" * 8
+    path.write_bytes(content)
+
+
+def archives(path, attack):
+    """.npz files that are none: name -> what writes it."""
+    return {
+        "more than memory": lambda: zipped({"fock.npy": npy((2**40,))}, path),
+        "more than 64 bits": lambda: zipped({"fock.npy": npy((2**70, 2**70))}, path),
+        "negative": lambda: zipped({"fock.npy": npy((-5, 7))}, path),
+        "less than it says": lambda: zipped({"fock.npy": npy((100, 100))}, path),
+        "a header that is code": lambda: zipped(
+            {"fock.npy": npy("__import__('os').abort()")}, path
+        ),
+        "a header too deep": lambda: zipped(
+            {"fock.npy": npy((4,)).replace(b"(4,)", b"(" * 90)}, path
+        ),
+        "a pickle": lambda: zipped({"fock.npy": npy((1,), "|O", pickle.dumps([attack]))}, path),
+        "a bare pickle": lambda: path.write_bytes(pickle.dumps(attack)),
+        "a damaged stream": lambda: (
+            np.savez_compressed(path, fock=np.arange(2500.0) ** 0.5),
+            spoiled(path),
+        ),
+        "an unknown method": lambda: (
+            zipped({"fock.npy": npy((8,))}, path),
+            path.write_bytes(
+                path.read_bytes().replace(
+                    b"PK\1\2\x14\3\x14\0\0\0\x08\0", b"PK\1\2\x14\3\x14\0\0\0\x63\0"
+                )
+            ),
+        ),
+        "an array": lambda: np.save(open(path, "wb"), np.eye(4)),
+        "nothing": lambda: path.write_bytes(b""),
+        "a folder": lambda: path.mkdir(),
+    }
+
+
+@pytest.mark.parametrize("kind", archives(None, None))
+def test_archives_of_arrays(tmp_path, kind):
+    path, made = tmp_path / "file.npz", tmp_path / "made"
+    archives(path, Attack(made))[kind]()
+    for read in (read_arrays, matrices.read, lambda path: sources.from_file(path, 4)):
+        refuses(UserError, lambda read=read: read(path), str(path))
+    assert not made.exists()
+
+
+def test_names_in_an_archive_are_no_paths(tmp_path):
+    """Nothing is unpacked, wherever a name in it points to."""
+    path = tmp_path / "in" / "file.npz"
+    path.parent.mkdir()
+    zipped({"../../fock.npy": npy((8,)), "/tmp/fock.npy": npy((8,))}, path)
+    refuses(UserError, lambda: sources.from_file(path, 4), "fock")
+    assert [file.name for file in tmp_path.rglob("*")] == ["in", "file.npz"]
+
+
+def test_matrices_that_do_not_fit_each_other(tmp_path):
+    path = tmp_path / "file.npz"
+    whole = dict(read_arrays(matrices.FOLDER / matrices.FILES["water STO-3G"]))
+    for change in (
+        {"atoms": np.zeros(3)},
+        {"atoms": np.zeros((10**6, 3))},
+        {"basis": np.array(["STO-3G"] * 3)},
+        {"energy": np.zeros(7)},
+        {"ergo_order": np.zeros((7, 7))},
+        {"overlap": np.zeros(28, dtype="U3")},
+        {"frames": np.zeros(1)},
+    ):
+        np.savez(path, **(whole | change))
+        refuses(UserError, lambda: matrices.read(path), str(path))
+
+
+HEAD = "%%MatrixMarket matrix coordinate real symmetric\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEAD + "10000000 10000000 1\n1 1 1.0\n",
+        HEAD + f"{10**30} {10**30} 1\n1 1 1.0\n",
+        HEAD + "-3 -3 1\n1 1 1.0\n",
+        HEAD + "3 3 99999999999\n1 1 1.0\n",
+        HEAD + "3 3 1\n1e300 1 1.0\n",
+        HEAD + "3 3 1\n1.5 1 1.0\n",
+        HEAD + "9" * 5000 + " 3 1\n1 1 1.0\n",
+        HEAD + "3 3\n1 1 1.0\n",
+        HEAD + "3 3 1\n1 1 1.0 0.0\n",
+        "%" * 100_000,
+        "",
+    ],
+    ids=range(11),
+)
+def test_matrix_market(tmp_path, text):
+    path = tmp_path / "S_matrix.mtx"
+    path.write_text(text)
+    refuses(UserError, lambda: program.read_symmetric(path), str(path))
+
+
+def idx(shape, kind=8, rest=b"\0" * 64):
+    return bytes((0, 0, kind, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + rest
+
+
+@pytest.mark.parametrize("shape", [(2**31,) * 3, (2**30 + 1,), (1,) * 255, (4, 28, 28)], ids=str)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "gzip"])
+def test_idx(tmp_path, shape, pack):
+    path = tmp_path / ("file.gz" if pack is gzip.compress else "file")
+    path.write_bytes(pack(idx(shape)))
+    refuses(UserError, lambda: data.read_idx(path), str(path))
+
+
+def test_a_packed_file_is_not_unpacked_beyond_its_header(tmp_path):
+    """A gigabyte of zeros in a megabyte."""
+    path, packer = tmp_path / "file.gz", zlib.compressobj(wbits=31)
+    pieces = [packer.compress(idx((4, 28, 28), rest=b""))]
+    pieces += [packer.compress(bytes(2**24)) for _ in range(64)]
+    path.write_bytes(b"".join((*pieces, packer.flush())))
+    refuses(UserError, lambda: data.read_idx(path), "expected 3136 bytes", "got more")
+
+
+def checkpoints(path, attack):
+    """Checkpoints that are none."""
+    good = {
+        "format": "spamm_torch training 1",
+        "config": {},
+        "data": "",
+        "step": 0,
+        "model": {},
+        "optimizer": {},
+    }
+
+    def with_data(change):
+        torch.save({**good, "model": {"w": torch.ones(8)}}, path)
+        with zipfile.ZipFile(path) as archive:
+            content = {name: archive.read(name) for name in archive.namelist()}
+        zipped(
+            {name: change(name, text) for name, text in content.items()}, path, zipfile.ZIP_STORED
+        )
+
+    return {
+        "a pickle": lambda: torch.save(attack, path),
+        "a pickle inside": lambda: torch.save({**good, "model": {"w": attack}}, path),
+        "a bare pickle": lambda: path.write_bytes(pickle.dumps(attack)),
+        "no weights": lambda: with_data(lambda name, text: b"" if "/data/" in name else text),
+        "a size that lies": lambda: with_data(
+            lambda name, text: text.replace(b"K\x08\x85", b"J\xff\xff\xff\x7f\x85")
+        ),
+        "other names": lambda: zipped({"../../made/data.pkl": b"1"}, path),
+        "other keys": lambda: torch.save({**good, "more": 1}, path),
+        "a list": lambda: torch.save([1], path),
+        "a list as config": lambda: torch.save({**good, "config": []}, path),
+    }
+
+
+@pytest.mark.parametrize("kind", checkpoints(None, None))
+def test_checkpoints(tmp_path, kind):
+    path, made = tmp_path / "file.pt", tmp_path / "made"
+    checkpoints(path, Attack(made))[kind]()
+    refuses(UserError, lambda: checkpoint.load_checkpoint(path), str(path))
+    assert not made.exists()
+
+
+DEEP, LONG = "[" * 100_000 + "]" * 100_000, f'{{"settings": {"9" * 5000}}}'
+TEXTS = {
+    "deep": DEEP,
+    "long number": LONG,
+    "no text": b"\xff\xfe\0",
+    "list": "[]",
+    "cut": '{"settings": {',
+    "null": "null",
+}
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_json(tmp_path, text):
+    """Settings, journals and results: Python's readers of JSON raise more than ValueError."""
+    path = tmp_path / "file.partial.json"
+    content = TEXTS[text]
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    refuses(ValueError, lambda: spamm_torch.convert_(model, path), str(path))
+    assert type(model[0]) is nn.Conv2d
+    refuses(ValueError, lambda: Journal(path, {}), str(path))
+    refuses(UserError, lambda: runs.Journal(tmp_path, "file", {}), str(path))
+    refuses(UserError, lambda: results.load(path), str(path))
+    as_text = content if isinstance(content, str) else "\ufffd"
+    refuses(ValueError, lambda: spamm_torch.SpAMMConfig.from_json(as_text))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tau": 10**400},
+        {"tau": "1"},
+        {"tau": True},
+        {"tau": None},
+        {"block": 10**400},
+        {"block": [64] * 9},
+        {"pixel_block": [0, 0, 0]},
+        {"pixel_block": [1e300, 1, 1]},
+        {"__class__": "x"},
+        {"valid_ratio": 0.5},
+    ],
+    ids=str,
+)
+def test_settings(tmp_path, change):
+    """Numbers and names in a settings file that a report would not have written."""
+    path, model = tmp_path / "settings.json", nn.Sequential(nn.Conv2d(64, 64, 3, padding=1))
+    spamm_torch.convert_(model, spamm_torch.SpAMMConfig(tau=1e-3)).save(path)
+    spamm_torch.revert_(model)
+    content = json.loads(path.read_text())
+    [layer] = content["layers"].values()
+    assert layer["engine"] == "spamm"
+    layer["setting"] |= change
+    path.write_text(json.dumps(content))
+    refuses(ValueError, lambda: spamm_torch.convert_(model, path))
+    assert type(model[0]) is nn.Conv2d
