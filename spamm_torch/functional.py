@@ -33,8 +33,9 @@ Common to all functions:
 * Norm maps, ``norm_a`` (..., MB, KB) and ``norm_b`` (..., KB, NB), are as from :func:`norm_map`, of
   one dtype, device and batch. Norms are >= 0; that is not checked, which would wait for the device.
   A product with a NaN or infinite norm is never skipped.
-* ``devices`` are CUDA devices that share the work, as numbers or ``torch.device``, distinct. The
-  result lies where the first operand lies and, if they are of one model, has the bits of one.
+* ``devices`` are CUDA devices that may share the work, as numbers or ``torch.device``, distinct.
+  Where one of them is faster alone, it works alone. The result lies where the first operand lies
+  and, if they are of one model, has the bits of one.
 * ``return_info=True`` returns a pair, what is returned otherwise and a :class:`SkipInfo` of the
   same norm maps. It costs the counts and the bound of the maps, and a second search.
 * Gradients are dense: those of the product without skipping. They are of reverse mode and can be

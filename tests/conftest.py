@@ -92,8 +92,12 @@ def exact_reference(monkeypatch):
 
 
 @pytest.fixture(params=[0, 1])
-def either_gpu_is_current(request):
-    """Runs a test with the first GPU as the current one, and with the second."""
+def either_gpu_is_current(request, monkeypatch):
+    """Runs a test with the first GPU as the current one, and with the second.
+
+    All devices that a call names share its work, however little it is.
+    """
+    monkeypatch.setenv("SPAMM_TORCH_ALL_DEVICES", "1")
     with torch.cuda.device(request.param):
         yield
 

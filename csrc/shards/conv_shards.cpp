@@ -119,17 +119,39 @@ std::vector<Tensor> conv2d_shards_op(ConvShardsArguments& x) {
   return outputs;
 }
 
+// What one device takes at most, at 760 TFLOP/s for half types, as an H200; other types take longer
+// by about the squares of their entries' sizes.
+double ns_on_one(const Convolution& conv, const Knob& knob) {
+  constexpr double kFlopPerNs = 760e3;
+  const ConvShape& shape = conv.shape;
+  const auto size = static_cast<double>(conv.input.element_size());
+  const double flop = 2.0 * static_cast<double>(c10::multiply_integers(conv.output_sizes())) *
+                      static_cast<double>(shape.group_in_channels() * shape.kernel_positions());
+  return knob.valid_ratio.value_or(1) * flop / kFlopPerNs * size * size / 4;
+}
+
+double bytes_of_images(const Convolution& conv) {
+  return static_cast<double>((conv.input.numel() + c10::multiply_integers(conv.output_sizes())) *
+                             conv.input.element_size());
+}
+
 }  // namespace
 }  // namespace shards
 
 Tensor conv2d_on_devices(const ConvArguments& x) {
-  const std::vector<at::Device> places = check_devices(*x.devices);
+  std::vector<at::Device> places = check_devices(*x.devices);
   ConvArguments checked = x;
   checked.knob = checked_knob(x.knob);
   const Convolution conv = check_conv2d(checked, /*wants_output_norms=*/false);
   TORCH_CHECK_VALUE(!x.norm_weight && !x.norm_input && !x.residual,
                     "devices must be given without norm_weight, norm_input and residual; got one "
                     "of them");
+  // Images travel to other devices and back only where that saves time.
+  const auto home = std::ranges::find(places, x.input.device());
+  if (home != places.end() &&
+      !pays_to_share(shards::ns_on_one(conv, x.knob), shards::bytes_of_images(conv))) {
+    places = {*home};
+  }
   // Whole pixel blocks for each device, as evenly as possible. A small batch takes fewer devices.
   const int64_t images = conv.shape.images, block_images = conv.blocks.edge[0];
   const int64_t blocks = conv.blocks.count()[0];
@@ -145,12 +167,14 @@ Tensor conv2d_on_devices(const ConvArguments& x) {
   }
   const std::vector<Tensor> outputs = ops::conv2d_shards(
       {x, shards, {x.weight}, x.bias ? std::vector{*x.bias} : std::vector<Tensor>()});
+  const auto as_given = [&](const Tensor& y) { return x.input.dim() == 4 ? y : y.squeeze(0); };
+  if (parts == 1 && places[0] == x.input.device()) return as_given(outputs[0]);
   const Tensor output = at::empty(
       conv.output_sizes(), outputs.front().options().device(x.input.device()), conv.output_format);
   for (int64_t p = 0; p < parts; ++p) {
     output.narrow(0, cuts[p], cuts[p + 1] - cuts[p]).copy_(outputs[p]);
   }
-  return x.input.dim() == 4 ? output : output.squeeze(0);
+  return as_given(output);
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {

@@ -5,6 +5,8 @@
 #include <c10/core/Device.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <vector>
 
 #include "backend.h"
@@ -14,6 +16,14 @@ namespace spamm {
 // The number of CUDA devices that torch finds. Its hooks count them: on a machine without one, the
 // device guard counts a device once a function has been traced.
 inline int64_t cuda_devices() { return at::detail::getCUDAHooks().getNumGPUs(); }
+
+// What sharing saves where one device takes `ns` for the whole and `bytes` travel to another, at
+// 375 bytes a ns (two H200 with NVLink). Below a millisecond the host takes longer to share the
+// work than a device to do it. SPAMM_TORCH_ALL_DEVICES=1 shares all the same, for tests.
+inline bool pays_to_share(double ns, double bytes = 0) {
+  const char* const all = std::getenv("SPAMM_TORCH_ALL_DEVICES");
+  return (all != nullptr && std::string_view(all) == "1") || (ns >= 1e6 && ns > bytes / 375);
+}
 
 // The devices with these numbers, in their order. There must be at least one. Each must be a CUDA
 // device of this machine, and none may come twice.

@@ -7,7 +7,8 @@ namespace {
 
 class Costs {
  public:
-  explicit Costs(std::span<const GroupCost> groups) : groups_(groups), before_(1) {
+  Costs(std::span<const GroupCost> groups, int64_t delay)
+      : groups_(groups), delay_(delay), before_(1) {
     for (const GroupCost& group : groups) {
       const GroupCost& sum = before_.back();
       before_.push_back({sum.multiply + group.multiply, sum.fetch_a + group.fetch_a, 0,
@@ -24,11 +25,13 @@ class Costs {
     const int64_t multiply = end.multiply - begin.multiply;
     if (is_home) return multiply;
     const int64_t more_b = end.fetch_more_b - before_[first + 1].fetch_more_b;
-    return groups_[first].fetch_b + more_b + std::max(multiply, end.fetch_a - begin.fetch_a);
+    return delay_ + groups_[first].fetch_b + more_b +
+           std::max(multiply, end.fetch_a - begin.fetch_a);
   }
 
  private:
   std::span<const GroupCost> groups_;
+  int64_t delay_;
   std::vector<GroupCost> before_;  // sums
 };
 
@@ -51,9 +54,10 @@ std::vector<int64_t> cut_within(const Costs& costs, int64_t parts, int64_t home,
 
 }  // namespace
 
-std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home) {
+std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home,
+                                  int64_t delay) {
   constexpr int64_t kPrecision = 1000;
-  const Costs costs(groups);
+  const Costs costs(groups, delay);
   int64_t low = 0, high = costs.of(0, costs.count(), /*is_home=*/false);  // `high` always fits
   while (high - low > high / kPrecision) {
     const int64_t middle = low + (high - low) / 2;

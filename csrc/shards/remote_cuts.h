@@ -17,10 +17,11 @@ struct GroupCost {
 };
 
 // parts + 1 numbers of groups. Part `home` has the operands; none has if there is no part of this
-// number. Another part fetches from B first, and then from A while it multiplies. Among
-// contiguous cuts, these make the slowest part as fast as possible, to a thousandth. (A part is
-// taken to need of B what its first group needs and what each other group needs more than the one
-// before; for decay this is exact.)
-std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home);
+// number. Another part starts `delay` later, fetches from B first, and then from A while it
+// multiplies; one that would not save time gets no group. Among contiguous cuts, these make the
+// slowest part as fast as possible, to a thousandth. (A part is taken to need of B what its first
+// group needs and what each other group needs more than the one before; for decay this is exact.)
+std::vector<int64_t> cut_for_home(std::span<const GroupCost> groups, int64_t parts, int64_t home,
+                                  int64_t delay);
 
 }  // namespace spamm::shards

@@ -31,7 +31,8 @@
 namespace spamm::shards {
 namespace {
 
-constexpr int64_t kChunks = 8;  // of rows of A that a remote part fetches, at most
+constexpr int64_t kChunks = 8;       // of rows of A that a remote part fetches, at most
+constexpr double kDelayNs = 150000;  // from the home part's first launch to a remote part's
 
 template <class T>
 std::span<const T> entries(const Tensor& x) {
@@ -179,11 +180,28 @@ NeededByGroups needed_by_groups(const Tensor& norm_a, const Tensor& norm_b, cons
 
 // Measured on two H200 with NVLink: a product of half blocks of 64 takes 0.69 ns of one GPU, and a
 // byte 1 / 375 ns of a link. Other types multiply about as much slower as their entries' squares.
-int64_t work_per_kib(const Block& block, int64_t entry_bytes) {
-  constexpr double kBytesPerNs = 375, kNsPerProduct = 0.69, kWorkPerProduct = 1000;
+double ns_per_product(const Block& block, int64_t entry_bytes) {
   const double volume = static_cast<double>(block.m * block.k * block.n) / (64 * 64 * 64);
-  const double ns = kNsPerProduct * volume * static_cast<double>(entry_bytes * entry_bytes) / 4;
-  return static_cast<int64_t>(1024 / kBytesPerNs / ns * kWorkPerProduct);
+  return 0.69 * volume * static_cast<double>(entry_bytes * entry_bytes) / 4;
+}
+
+// Work is counted in thousandths of a product.
+int64_t work_of(double ns, const WholeProduct& whole, int64_t entry_bytes) {
+  return static_cast<int64_t>(1000 * ns / ns_per_product(whole.block, entry_bytes));
+}
+
+int64_t work_per_kib(const WholeProduct& whole, int64_t entry_bytes) {
+  constexpr double kBytesPerNs = 375;
+  return work_of(1024 / kBytesPerNs, whole, entry_bytes);
+}
+
+// What one device takes at most. A valid ratio says how many products there are; any other knob may
+// leave all.
+double ns_on_one(const WholeProduct& whole, const Knob& knob, int64_t entry_bytes) {
+  const auto [m, k, n] = whole.block;
+  const int64_t products = blocks_of(whole.m, m) * blocks_of(whole.k, k) * blocks_of(whole.n, n);
+  return knob.valid_ratio.value_or(1) * static_cast<double>(products) *
+         ns_per_product(whole.block, entry_bytes);
 }
 
 // work: of each block row of A. needed, units and more: as in NeededByGroups.
@@ -193,7 +211,7 @@ std::vector<GroupCost> costs_of_groups(std::span<const int64_t> work,
                                        std::span<const int64_t> more, const WholeProduct& whole,
                                        int64_t group_blocks, int64_t entry_bytes) {
   const int64_t blocks = blocks_of(whole.k, whole.block.k), edge = whole.block.k;
-  const int64_t per_kib = work_per_kib(whole.block, entry_bytes);
+  const int64_t per_kib = work_per_kib(whole, entry_bytes);
   const auto cost = [&](int64_t rows, int64_t columns) {
     return rows * columns * entry_bytes / 1024 * per_kib;
   };
@@ -234,21 +252,32 @@ void check_plain_product(const ProductArguments& product) {
 
 Tensor spamm_on_devices(const ProductArguments& product) {
   const Tensor &a = product.a, &b = product.b;
-  const std::vector<at::Device> devices = check_devices(*product.devices);
+  std::vector<at::Device> devices = check_devices(*product.devices);
   const Block block = check_block(product.block);
   check_plain_product(product);
   if (a.is_cpu()) return spamm_from_host(product, devices);
   refuse_capture(a.device());
   const at::Device home = a.device();
-  const auto on_home = Lane::current(home).use();
-  const auto [norm_a, norm_b] = norm_maps_of(product);
-  const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
-  const int64_t group_blocks = kCutRows / block.m;
   WholeProduct whole{.m = a.size(0),
                      .k = a.size(1),
                      .n = b.size(1),
                      .block = block,
-                     .stage_blocks = stage_blocks(norm_b.size(1), block.n)};
+                     .stage_blocks = stage_blocks(blocks_of(b.size(1), block.n), block.n)};
+  // The home part comes first, and starts before it is known what the others compute.
+  const auto own = std::ranges::find(devices, home);
+  const bool is_home_used = own != devices.end();
+  if (is_home_used) {
+    std::iter_swap(devices.begin(), own);
+    if (!pays_to_share(ns_on_one(whole, product.knob, a.element_size()))) {
+      ProductArguments alone = product;
+      alone.devices.reset();
+      return ops::spamm(alone);
+    }
+  }
+  const auto on_home = Lane::current(home).use();
+  const auto [norm_a, norm_b] = norm_maps_of(product);
+  const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
+  const int64_t group_blocks = kCutRows / block.m;
   const NeededByGroups by_groups =
       needed_by_groups(norm_a, norm_b, tau, group_blocks, whole.stage_blocks);
   std::vector<Tensor> wanted = {by_groups.units, by_groups.more, row_work(norm_a, norm_b, tau),
@@ -262,34 +291,37 @@ Tensor spamm_on_devices(const ProductArguments& product) {
   for (const at::Device device : devices) {
     if (device != home) remote.emplace_back(whole, device, norm_a, norm_b, source_a, source_b, c);
   }
-  const std::vector<Tensor> read = read_together(wanted);
+  ReadTogether reading(wanted);
+  const auto row = [&](int64_t group) { return std::min(whole.m, group * kCutRows); };
+  const auto multiply_at_home = [&](int64_t first, int64_t last) {
+    if (first == last) return;
+    const int64_t rows = row(last) - row(first);
+    Part(whole, a.narrow(0, row(first), rows),
+         norm_a.slice(0, first * group_blocks, last * group_blocks), norm_b,
+         c.narrow(0, row(first), rows))
+        .multiply(b, tau);
+  };
+  const auto parts = static_cast<int64_t>(devices.size());
+  const int64_t started = is_home_used ? blocks_of(whole.m, kCutRows) / (2 * parts) : 0;
+  multiply_at_home(0, started);
+  const std::vector<Tensor> read = reading.wait();
   const auto from_end = [&](int i) -> const Tensor& { return read[read.size() - i]; };
   const Tensor host_tau = tau.is_cpu() ? tau : read[0];
   const auto needed = entries<int32_t>(from_end(1));
   const auto costs =
       costs_of_groups(entries<int64_t>(from_end(2)), needed, entries<int64_t>(from_end(4)),
                       entries<int64_t>(from_end(3)), whole, group_blocks, a.element_size());
-  const auto own_part = std::find(devices.begin(), devices.end(), home) - devices.begin();
-  const auto cuts = cut_for_home(costs, static_cast<int64_t>(devices.size()), own_part);
+  auto cuts =
+      cut_for_home(costs, parts, is_home_used ? 0 : -1, work_of(kDelayNs, whole, a.element_size()));
+  for (int64_t p = 1; p <= parts; ++p) cuts[p] = std::max(cuts[p], started);
 
-  const int64_t blocks = norm_b.size(0);
-  const auto row = [&](size_t part) { return std::min(whole.m, cuts[part] * kCutRows); };
-  std::vector<size_t> remote_parts;
-  for (size_t p = 0; p < devices.size(); ++p) {
-    if (devices[p] != home) {
-      remote_parts.push_back(p);
-      continue;
-    }
-    const int64_t rows = row(p + 1) - row(p);
-    Part(whole, a.narrow(0, row(p), rows),
-         norm_a.slice(0, cuts[p] * group_blocks, cuts[p + 1] * group_blocks), norm_b,
-         c.narrow(0, row(p), rows))
-        .multiply(b, host_tau);
-  }
-  for_each_part(static_cast<int64_t>(remote.size()), current_streams(devices), [&](int64_t i) {
-    const size_t p = remote_parts[i];
-    remote[i].run(row(p), row(p + 1) - row(p),
-                  needed.subspan(cuts[p] * blocks, (cuts[p + 1] - cuts[p]) * blocks), host_tau);
+  const int64_t blocks = norm_b.size(0), first_remote = is_home_used ? 1 : 0;
+  if (is_home_used) multiply_at_home(started, cuts[1]);
+  for_each_part(parts - first_remote, current_streams(devices), [&](int64_t i) {
+    const int64_t first = cuts[first_remote + i], last = cuts[first_remote + i + 1];
+    if (first == last) return;
+    remote[i].run(row(first), row(last) - row(first),
+                  needed.subspan(first * blocks, (last - first) * blocks), host_tau);
   });
   return c;
 }

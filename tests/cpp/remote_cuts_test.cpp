@@ -13,15 +13,18 @@
 namespace spamm::shards {
 namespace {
 
+constexpr int64_t kDelay = 4000;
+
 // By the definition: what the part with groups [first, last) costs.
 int64_t cost_of(const std::vector<GroupCost>& groups, int64_t first, int64_t last, bool is_home) {
+  if (first == last) return 0;
   int64_t multiply = 0, fetch_a = 0, fetch_b = 0;
   for (int64_t i = first; i < last; ++i) {
     multiply += groups[i].multiply;
     fetch_a += groups[i].fetch_a;
     fetch_b += i == first ? groups[i].fetch_b : groups[i].fetch_more_b;
   }
-  return is_home ? multiply : fetch_b + std::max(multiply, fetch_a);
+  return is_home ? multiply : kDelay + fetch_b + std::max(multiply, fetch_a);
 }
 
 // The cost of the slowest part, over all cuts.
@@ -49,7 +52,7 @@ TEST(RemoteCuts, AreTheFastestToAThousandth) {
       const int64_t all_b = more + number(random) % (before + 1);
       groups.push_back({number(random) + 1, number(random), all_b, more});
     }
-    const auto cuts = cut_for_home(groups, parts, home);
+    const auto cuts = cut_for_home(groups, parts, home, kDelay);
     ASSERT_EQ(cuts.size(), parts + 1);
     EXPECT_EQ(cuts.front(), 0);
     EXPECT_EQ(cuts.back(), groups.size());
@@ -63,21 +66,27 @@ TEST(RemoteCuts, AreTheFastestToAThousandth) {
   }
 }
 
+TEST(RemoteCuts, GiveNothingToAPartThatStartsTooLate) {
+  const std::vector<GroupCost> groups(8, {.multiply = 100, .fetch_a = 1, .fetch_b = 1});
+  EXPECT_EQ(cut_for_home(groups, 2, 0, 800), (std::vector<int64_t>{0, 8, 8}));
+  EXPECT_EQ(cut_for_home(groups, 2, 0, 10)[1], 4);
+}
+
 TEST(RemoteCuts, OfNoGroupsAreEmpty) {
-  EXPECT_EQ(cut_for_home({}, 2, 0), (std::vector<int64_t>{0, 0, 0}));
+  EXPECT_EQ(cut_for_home({}, 2, 0, kDelay), (std::vector<int64_t>{0, 0, 0}));
 }
 
 TEST(ReadTogether, GivesEachTensorBack) {
   const std::vector<at::Tensor> tensors = {
       at::arange(6, at::kLong).view({2, 3}).t(), at::full({}, 0.5, at::kDouble),
       at::arange(5, at::kInt), at::ones({3, 1}, at::kBool), at::empty({0, 4}, at::kBool)};
-  const std::vector<at::Tensor> read = read_together(tensors);
+  const std::vector<at::Tensor> read = ReadTogether(tensors).wait();
   ASSERT_EQ(read.size(), tensors.size());
   for (size_t i = 0; i < read.size(); ++i) {
     EXPECT_EQ(read[i].scalar_type(), tensors[i].scalar_type());
     EXPECT_TRUE(at::equal(read[i], tensors[i]));
   }
-  EXPECT_TRUE(read_together({}).empty());
+  EXPECT_TRUE(ReadTogether({}).wait().empty());
 }
 
 }  // namespace

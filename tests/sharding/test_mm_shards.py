@@ -214,6 +214,25 @@ class TestTwoGpus:
             grads.append((a.grad, b.grad))
         assert all(torch.equal(x, y) for x, y in zip(*grads, strict=True))
 
+    def test_a_small_product_stays_on_one_device(self, monkeypatch):
+        monkeypatch.delenv("SPAMM_TORCH_ALL_DEVICES")
+        a = decay(1024, 1024, torch.float16, "cuda:0")
+        expected = spamm_torch.mm(a, a, tau=0.02)
+        torch.cuda.reset_peak_memory_stats(1)
+        before = torch.cuda.max_memory_allocated(1)
+        assert torch.equal(spamm_torch.mm(a, a, tau=0.02, devices=[1, 0]), expected)
+        assert torch.cuda.max_memory_allocated(1) == before
+        assert torch.equal(spamm_torch.mm(a, a, tau=0.02, devices=[1]), expected)
+        assert torch.cuda.max_memory_allocated(1) > before  # where its own device is not named
+
+    def test_little_work_of_a_large_product(self, monkeypatch):
+        """The home device starts before the cuts are known, and may get all rows."""
+        monkeypatch.delenv("SPAMM_TORCH_ALL_DEVICES")
+        a = torch.eye(9000, dtype=torch.float16, device="cuda:0")
+        for tau in (0.5, 100.0):
+            shared = spamm_torch.mm(a, a, tau=tau, devices=[0, 1])
+            assert torch.equal(shared, spamm_torch.mm(a, a, tau=tau))
+
     def test_without_peer_access(self, monkeypatch):
         monkeypatch.setenv("SPAMM_TORCH_NO_PEER", "1")
         a, b = decay(640, 512, device="cuda:0"), decay(512, 5000, device="cuda:0", seed=1)
