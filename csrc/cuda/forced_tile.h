@@ -1,6 +1,6 @@
 // Environment variable SPAMM_TORCH_TILE: `small` or `large` forces that tile in all products and
-// convolutions whose kernel has it. scripts/bench.py times either, and scripts/sanitize.py runs both.
-// Read once per process.
+// convolutions whose kernel has it. scripts/bench.py times either, and scripts/sanitize.py runs
+// both. Read once per process.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -48,7 +48,8 @@ struct TileRow {
       pays_from;  // per multiprocessor; the choose_...tile() functions of heuristics.h say of what
 };
 
-// A tile's rows and columns are those of C. `bench.py mm`, run once for each tile, says from where one pays.
+// A tile's rows and columns are those of C. `bench.py mm`, run once for each tile, says from where
+// one pays.
 constexpr TileRow<Kernel> kTiles[] = {
     {Kernel::kSm90F16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},
     {Kernel::kSm90Bf16, TileSize::kSmall, {128, 64, 64, 64, 6, 2}, 0},

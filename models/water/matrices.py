@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from models.errors import UserError
-from models.files import read_arrays, write_atomically
+from models.files import read_arrays
 from models.water.basis import function_atoms
 from models.water.geometry import WaterCluster
 

@@ -22,7 +22,7 @@ from density import sources
 from models import checkpoint, data
 from models.errors import UserError
 from models.files import read_arrays
-from models.water import matrices, program
+from models.water import matrices
 from spamm_torch.calibration.journal import Journal
 
 
@@ -124,32 +124,6 @@ def test_matrices_that_do_not_fit_each_other(tmp_path):
     ):
         np.savez(path, **(whole | change))
         refuses(UserError, lambda: matrices.read(path), str(path))
-
-
-HEAD = "%%MatrixMarket matrix coordinate real symmetric\n"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        HEAD + "10000000 10000000 1\n1 1 1.0\n",
-        HEAD + f"{10**30} {10**30} 1\n1 1 1.0\n",
-        HEAD + "-3 -3 1\n1 1 1.0\n",
-        HEAD + "3 3 99999999999\n1 1 1.0\n",
-        HEAD + "3 3 1\n1e300 1 1.0\n",
-        HEAD + "3 3 1\n1.5 1 1.0\n",
-        HEAD + "9" * 5000 + " 3 1\n1 1 1.0\n",
-        HEAD + "3 3\n1 1 1.0\n",
-        HEAD + "3 3 1\n1 1 1.0 0.0\n",
-        "%" * 100_000,
-        "",
-    ],
-    ids=range(11),
-)
-def test_matrix_market(tmp_path, text):
-    path = tmp_path / "S_matrix.mtx"
-    path.write_text(text)
-    refuses(UserError, lambda: program.read_symmetric(path), str(path))
 
 
 def idx(shape, kind=8, rest=b"\0" * 64):
