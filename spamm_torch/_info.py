@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ._arguments import Knobs, conv_block
+from ._rounding import Made, bounds, dense_maps, norm
 
 _ops = torch.ops.spamm_torch
 
@@ -23,7 +24,8 @@ class SkipInfo(NamedTuple):
     """What a call skipped, as ``return_info=True`` reports it.
 
     The first three are 0-d tensors on the operands' device, of the norms' dtype (float32, or
-    float64 for float64 operands), without a gradient. Reading one on the host waits for the device.
+    float64 for float64 operands), the last two float64, all without a gradient. Reading one on the
+    host waits for the device.
 
     Attributes:
         tau: the threshold: given, or found for the ``valid_ratio`` or ``max_error`` of the call,
@@ -33,6 +35,11 @@ class SkipInfo(NamedTuple):
             the result's units, before ``alpha``). Rounding is not in it.
         block: the blocks (m, k, n) of the call, and pixel_block, of a convolution: its pixel block;
             None for other products. A tau that was found means the same with these alone.
+        rounding_bound: a proven bound of the Frobenius norm of what rounding changes in the result,
+            subnormal numbers and those that may count as 0 included; inf where an entry is not
+            finite, or a sum may overflow unseen. docs/error_bound.md has the proof.
+        total_bound: a proven bound of norm(result - exact), where exact is what the call stands
+            for, in real numbers, of its operands in the type that multiplies them.
     """
 
     tau: Tensor
@@ -40,6 +47,8 @@ class SkipInfo(NamedTuple):
     error_bound: Tensor
     block: tuple[int, int, int]
     pixel_block: tuple[int, int, int] | None = None
+    rounding_bound: Tensor | None = None
+    total_bound: Tensor | None = None
 
 
 class NormMaps(NamedTuple):
@@ -81,6 +90,22 @@ def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
         maps.block,
         maps.pixel_block,
     )
+
+
+def with_bounds(info: SkipInfo, maps: NormMaps, made: Made) -> Callable[[Tensor], SkipInfo]:
+    """What adds, to what a product skips, the bounds of its result, which it gets."""
+    norm_a, norm_b, deciding = maps[:3]
+    near, lost = made.near(info.tau.dtype), info.error_bound
+    if made.are_near:
+        apart = None if deciding is norm_b else deciding
+        lost = _ops.error_bound(norm_a, norm_b, info.tau * near, skip_norm_b=apart)
+    complete = bounds(dense_maps(*maps[:3], info.tau / near, maps.block), made, lost)
+
+    def completed(result: Tensor) -> SkipInfo:
+        rounding, total = complete(norm(result))
+        return SkipInfo(*info[:5], rounding, total)  # torch.compile takes no _replace
+
+    return completed
 
 
 def as_multiplied(operand: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ Common to all functions:
   Where one of them is faster alone, it works alone. The result lies where the first operand lies
   and, if they are of one model, has the bits of one.
 * ``return_info=True`` returns a pair, what is returned otherwise and a :class:`SkipInfo` of the
-  same norm maps. It costs the counts and the bound of the maps, and a second search.
+  same norm maps. It costs the counts and the bounds of the maps, a second search, and a pass over
+  the result.
 * Gradients are dense: those of the product without skipping. They are of reverse mode and can be
   differentiated again; forward mode and ``torch.func.grad`` are refused.
 * Under ``torch.compile`` a ``tau`` may change freely: a 0-d tensor needs one graph, a float two. A
@@ -53,6 +54,7 @@ Common to all functions:
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -83,7 +85,16 @@ from ._arguments import (
     has_tau,
     holds_dtensor,
 )
-from ._info import NormMaps, as_multiplied, conv2d_norm_maps, skip_info
+from ._info import (
+    NormMaps,
+    SkipInfo,
+    as_multiplied,
+    conv2d_norm_maps,
+    multiplied_dtype,
+    skip_info,
+    with_bounds,
+)
+from ._rounding import Made, conv_made, norm, sums_of
 from .sparse import maps, products
 from .sparse.blocks import is_sparse
 
@@ -268,18 +279,45 @@ def _product(
     if norm_b is not None:
         check_tensor(norm_b, "norm_b")
     knob, edges = as_knobs(*knobs), check_block(block)
-    info: tuple[Any, ...] = ()
+    complete: Callable[[Tensor], SkipInfo] | None = None
     if return_info:  # of the same norm maps, and first: out may share memory with what it reads
         norm_a, norm_b = _given_norms(a, b, edges, out, norm_a, norm_b)
-        info = (skip_info(NormMaps(norm_a, norm_b, norm_b, edges), knob),)
+        maps = NormMaps(norm_a, norm_b, norm_b, edges)
+        made = _made(a, b, edges, addition, devices, symmetric, out)
+        complete = with_bounds(skip_info(maps, knob), maps, made)
     given = (*knob.values(), edges, norm_a, norm_b, *addition, devices, symmetric)
     if out is not None:
         result = _product_into(out, a, b, given, return_norms)
     else:
         result = (_spamm_with_norms if return_norms else _spamm)(a, b, *given)
-    if not return_info:
+    if complete is None:
         return result
-    return (*result, *info) if return_norms else (result, *info)
+    with torch.no_grad():
+        info = complete(result[0] if return_norms else result)
+    return (*result, info) if return_norms else (result, info)
+
+
+def _made(
+    a: Tensor,
+    b: Tensor,
+    block: tuple[int, int, int],
+    addition: tuple[Tensor | None, float, float],
+    devices: list[int] | None,
+    symmetric: bool,
+    out: Tensor | None,
+) -> Made:
+    """How the product of these arguments is made."""
+    dtype = multiplied_dtype(a) if out is None else out.dtype
+    device = a.device if not devices else torch.device("cuda", devices[0])
+    entries = math.prod((*a.shape[:-1], b.shape[-1]))
+    input, beta, alpha = addition
+    added: tuple[Tensor, ...] = ()
+    if input is not None and beta != 0 and input.numel():
+        # 1.01: autocast rounds it.
+        added = (1.01 * abs(beta) * (entries / input.numel()) ** 0.5 * norm(input),)
+    mirrored = 2**0.5 if symmetric and a is not b else 1.0
+    sums = sums_of(device, dtype, block)
+    return Made(dtype, sums, entries, alpha, added, mirrored=mirrored, are_near=symmetric)
 
 
 def _given_norms(
@@ -843,7 +881,20 @@ def conv2d(
         pixel_block,
         norm_weight,
     )
-    return result, skip_info(maps, knobs)
+    with torch.no_grad():
+        output = result[0] if return_norms else result
+        device = output.device if devices is None else torch.device("cuda", as_devices(devices)[0])
+        is_torchs = groups > 1 and _skips_nothing(knobs)
+        made = conv_made(output, device, (bias, residual), name, is_torchs)
+        return result, with_bounds(skip_info(maps, knobs), maps, made)(output)
+
+
+def _skips_nothing(knobs: Any) -> bool:
+    """Whether the host knows it; True in a graph, where it may."""
+    tau = knobs["threshold"] if knobs["tau"] is None else knobs["tau"]
+    if isinstance(tau, Tensor):
+        return tau.device.type == "cpu" and (torch.compiler.is_compiling() or not tau > 0)
+    return tau is not None and tau <= 0
 
 
 def _check_alone(name: str, arguments: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -154,7 +154,7 @@ def matrix_power(
     callback: Callback | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Result:
-    """a^n by squaring, at most 2 log2(n) products. ``error_bound`` is one of the whole power.
+    """a^n by squaring, at most 2 log2(n) products. Both bounds are of the whole power.
 
     Args:
         a: (N, N). n: at least 0; 0 gives the identity.
@@ -170,7 +170,7 @@ def matrix_power(
     alike = {"max_error": max_error, "n": n}
     of, a = Matrices.opened("matrix_power", a, block, size, callback, group, alike, check)
     if n == 0:
-        return of.result(of.identity(a))
+        return replace(of.result(of.identity(a)), total_bound=0.0)
     # Each factor: matrix, norm map, and where it comes from: None, or the products' numbers.
     tree: list[tuple[int, int, float, float]] = []  # (left, right) factors of product, their norms
 
@@ -188,13 +188,20 @@ def matrix_power(
         if n >> bit & 1:
             found = square if found is None else multiply(found, square)
     result = of.result(found.matrix if found else a)
-    # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
-    lost, slack = [0.0], 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
-    for (left, right, norm_x, norm_y), made in zip(tree, result.iterations, strict=True):
-        of_y = norm_y + lost[right]
-        lost.append((lost[left] * of_y + norm_x * lost[right] + made.error_bound) * slack)
-    bound = lost[found.number] if found else 0.0
-    return Result(result.matrix, result.iterations, result.seconds, bound, 0.0)
+    slack = 1 + (2.0**-43 if a.dtype == torch.float64 else 2.0**-17)  # of the norms
+    number = found.number if found else 0
+
+    def whole(of_products: list[float]) -> float:
+        # X Y - X' Y' is (X - X') Y + X' (Y - Y'), where norm(Y) is at most norm(Y') + norm(Y - Y').
+        lost = [0.0]
+        for (left, right, norm_x, norm_y), bound in zip(tree, of_products, strict=True):
+            of_y = norm_y + lost[right]
+            lost.append((lost[left] * of_y + norm_x * lost[right] + bound) * slack)
+        return lost[number]
+
+    bounds = [whole([made.error_bound for made in result.iterations])]
+    bounds.append(whole([made.total_bound for made in result.iterations]))
+    return Result(result.matrix, result.iterations, result.seconds, bounds[0], 0.0, bounds[1])
 
 
 @dataclass(frozen=True)

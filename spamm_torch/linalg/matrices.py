@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from .. import functional, sparse
 from .._arguments import check_integer, check_tensor, dtype_name
+from .._rounding import BELOW, bounds, dense_maps, norm
 from ..distributed import axis_of
 from ..sparse.blocks import is_sparse, read
-from ..sparse.products import SparseInfo, multiplied
+from ..sparse.products import Recipe, SparseInfo, multiplied
 from ..sparse.ranks import Rows
 
 Callback = Callable[[int, float], Any]
@@ -36,6 +38,7 @@ class Iteration:
         seconds: of it and of what followed, up to the next product.
         valid_ratio: share of the products of stored blocks that were computed.
         error_bound: proven bound of the Frobenius norm of what it lost.
+        total_bound: of that and of rounding together; inf for torch's own.
     """
 
     step: str
@@ -45,6 +48,7 @@ class Iteration:
     seconds: float
     valid_ratio: float
     error_bound: float
+    total_bound: float
 
 
 class NotConverged(RuntimeError):
@@ -63,6 +67,9 @@ class Result:
             dropping. Else the sum of the bounds of all products; later steps mend part of these
             errors, and the last residual shows what is left.
         residual: after the last step, as of :class:`Iteration`.
+        total_bound: of a power, and of a purification's projector: a proven bound of the Frobenius
+            norm of the matrix's error, rounding included (docs/error_bound.md); inf where nothing
+            is proven. None of other functions.
     """
 
     matrix: Tensor
@@ -70,9 +77,13 @@ class Result:
     seconds: float
     error_bound: float
     residual: float
+    total_bound: float | None = None
 
 
 # ---- Dense and block-sparse matrices alike ------------------------------------------------------
+
+
+_Count = Callable[[], tuple[float, float, float]]  # the valid ratio and the two bounds
 
 
 @dataclass(frozen=True)
@@ -83,20 +94,29 @@ class _Step:
     dtype: torch.dtype
     max_error: float | None
     residual: float
-    maps: tuple[Tensor, Tensor]
-    tau: Tensor | None
-    count: Callable[[], SparseInfo] | None
+    count: _Count
 
     def measured(self, seconds: float) -> Iteration:
-        ratio, bound = 1.0, 0.0
-        if self.count is not None:
-            info = self.count()
-            ratio, bound = info.valid_ratio.item(), info.error_bound.item()
-        elif self.tau is not None:
-            ratio = functional.valid_ratio(*self.maps, self.tau).item()
-            bound = functional.error_bound(*self.maps, self.tau).item()
         of = (self.step, self.dtype, self.max_error, self.residual)
-        return Iteration(*of, seconds, ratio, bound)
+        return Iteration(*of, seconds, *self.count())
+
+
+def _after(count: Callable[[], SparseInfo]) -> tuple[float, float, float]:
+    info = count()
+    return info.valid_ratio.item(), info.error_bound.item(), info.total_bound.item()
+
+
+def _counted(
+    maps: tuple[Tensor, Tensor], tau: Tensor, recipe: Recipe, norms: Tensor
+) -> tuple[float, float, float]:
+    """Of a dense product with these norm maps and that of its result."""
+    made, edge = recipe.made(), (recipe.edge,) * 3
+    near = made.near(tau.dtype)
+    ratio, lost = (of(*maps, tau) for of in (functional.valid_ratio, functional.error_bound))
+    skipping = functional.error_bound(*maps, tau * near)
+    found = dense_maps(*maps, maps[1], tau / near, edge)
+    _, total = bounds(found, made, skipping)(norm(norms))
+    return ratio.item(), lost.item(), total.item()
 
 
 class Matrices:
@@ -197,39 +217,47 @@ class Matrices:
             self.clock.append(time.perf_counter())
         if self.callback is not None:
             self.callback(len(self.steps), residual)
-        count = tau = None
+        count: _Count = lambda: (1.0, 0.0, math.inf)  # noqa: E731
         operands = (a, b) if added is None else (added, a, b)
         scale = {} if added is None else {"beta": beta, "alpha": alpha}
         if max_error is None:
             c = (torch.mm if added is None else torch.addmm)(*operands, **scale, out=out)
             norms = norm_of(c)
         elif self.rows is not None:
-            c, norms, count = self.rows.product(
+            c, norms, info = self.rows.product(
                 a, b, maps, max_error, added=added, symmetric=symmetric, **scale
             )
+            count = partial(_after, info)
         else:
+            below = BELOW[maps[0].dtype] if symmetric else 1.0
             options: dict[str, Any] = {"norm_a": maps[0], "norm_b": maps[1], "block": self.block}
             options |= scale | {"symmetric": symmetric}
             if self.is_sparse:
                 knob = {"tau": None, "valid_ratio": None, "max_error": max_error}
-                options |= {"drop": math.inf, "input": added}
-                blocks, map_c, _, count = multiplied("product", a, b, knob, **options)
+                options |= {"drop": math.inf, "input": added, "below": below}
+                blocks, map_c, _, info = multiplied("product", a, b, knob, **options)
                 c, norms = blocks.matrix(), map_c.matrix()
+                count = partial(_after, info)
             else:
-                tau = functional.find_tau(*maps, max_error=max_error) if max_error else None
-                options |= {"tau": 0.0 if tau is None else tau, "out": out, "return_norms": True}
+                tau = maps[0].new_zeros(())
+                if max_error:
+                    tau = functional.find_tau(*maps, max_error=max_error) * below
+                options |= {"tau": tau if max_error else 0.0, "out": out, "return_norms": True}
                 function: Callable[..., Any] = functional.mm if added is None else functional.addmm
                 c, norms = function(*operands, **options)
-        self.steps.append(_Step(step, a.dtype, max_error, residual, maps, tau, count))
+                of_added = next((m for m, x in zip(maps, (a, b), strict=True) if x is added), added)
+                of = (a.dtype, a.device, c.numel(), self.block, alpha, beta, of_added)
+                count = partial(_counted, maps, tau, Recipe(*of, symmetric, a is b), norms)
+        self.steps.append(_Step(step, a.dtype, max_error, residual, count))
         return c, norms
 
-    def result(self, matrix: Tensor, residual: float = 0.0, bound: float | None = None) -> Result:
-        """Of the products so far, with the sum of their bounds where there is none."""
+    def result(self, matrix: Tensor, residual: float = 0.0) -> Result:
+        """Of the products so far, with the sum of their bounds."""
         if self.steps:
             self.clock.append(time.perf_counter())
         took = [end - start for start, end in itertools.pairwise(self.clock)]
         iterations = [step.measured(each) for step, each in zip(self.steps, took, strict=False)]
-        bound = sum(each.error_bound for each in iterations) if bound is None else bound
+        bound = sum(each.error_bound for each in iterations)
         if self.rows is not None:
             matrix = self.rows.own_rows(read(matrix, "a", "linalg")).matrix()
         return Result(matrix, iterations, self.clock[-1] - self.clock[0], bound, residual)
@@ -254,8 +282,10 @@ class Matrices:
 
     def trace(self, a: Tensor) -> Tensor:
         """0-d float64."""
-        diagonal = sparse.diagonal(a) if self.is_sparse else a.diagonal()
-        return self._whole(diagonal).sum(dtype=torch.float64)
+        return self.diagonal(a).sum(dtype=torch.float64)
+
+    def diagonal(self, a: Tensor) -> Tensor:
+        return self._whole(sparse.diagonal(a) if self.is_sparse else a.diagonal())
 
     def _whole(self, x: Tensor) -> Tensor:
         """Numbers of all rows; each rank has 0 at the rows of others."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from .._arguments import check_integer, check_max_error
 from .matrices import Callback, Matrices, NotConverged, Result, norm_of
+from .projectors import End, Proof, Start, prove
 
 # Below this trace of X - X^2 every eigenvalue is within 0.011 of 0 or 1.
 _DECIDED = 0.01
@@ -20,6 +22,7 @@ _DECIDED = 0.01
 _SECOND_ORDER = (4000, 2.6)
 # Products leave up to about twice what they may lose in this trace.
 _NOISE = 4
+_SQUARED = "X^2"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ def purify(
     *,
     max_error: float | None = None,
     schedule: Schedule | None = None,
+    error: float | None = None,
     block: int = 64,
     size: int | None = None,
     tolerance: float = 0.0,
@@ -105,18 +109,25 @@ def purify(
         max_error: of the last four products. Those before, in float32, lose more, as
             :func:`loose_then_tight` says. It is about the error of the energy in hartree an atom.
         schedule: instead of max_error.
+        error: instead of both: what ``total_bound`` of the result is to be at most, absolute. It is
+            dealt out over products in float64, by the gaps that a run before has proven: so there
+            are two runs or more, and what is returned tells of the last.
         tolerance: done where trace(X - X^2) is at most this share of the occupied states. The last
             budget counts where it is larger: products that lose so much leave no less.
         most_iterations: a gap of 1e-9 of the spectrum's width needs no more.
         block, size, callback, group: see above.
 
     Returns:
-        A :class:`Result` with the projector, float64. The density matrix is twice it.
+        A :class:`Result` with the projector, float64. The density matrix is twice it. Its
+        ``total_bound`` holds for an exactly symmetric Hamiltonian.
+
+    Raises:
+        NotConverged: no gap that the budget resolves, or an ``error`` that cannot be proven.
     """
 
     def check(of: Matrices) -> None:
         check_integer(electrons, "electrons")
-        used = _schedule(max_error, schedule, electrons)
+        used = _schedule(max_error, schedule, error, electrons)
         if electrons % 2 or not 2 <= electrons <= 2 * of.size - 2:
             raise ValueError(
                 f"electrons must be even and from 2 to {2 * of.size - 2} for {of.size} functions; "
@@ -126,20 +137,98 @@ def purify(
             raise ValueError("purify over ranks has no torch.mm: expected a max_error; got None")
 
     alike: dict[str, Any] = {"electrons": electrons, "max_error": max_error, "schedule": schedule}
+    alike |= {} if error is None else {"error": error}
     alike |= {"tolerance": tolerance, "most_iterations": most_iterations}
-    opened = Matrices.opened("purify", hamiltonian, block, size, callback, group, alike, check)
-    used = _schedule(max_error, schedule, electrons)
-    return _purified(*opened, used, electrons // 2, tolerance, most_iterations)
+
+    def opened() -> tuple[Matrices, Tensor]:
+        given = ("purify", hamiltonian, block, size, callback, group, alike, check)
+        return Matrices.opened(*given)
+
+    if error is not None:
+        return _within(error, opened, electrons // 2, most_iterations)
+    begun, used = opened(), _schedule(max_error, schedule, error, electrons)
+    return _purified(*begun, used, electrons // 2, tolerance, most_iterations)
 
 
-def _schedule(max_error: float | None, schedule: Schedule | None, electrons: int) -> Schedule:
-    if (max_error is None) == (schedule is None):
-        got = "neither" if schedule is None else "both"
-        raise ValueError(f"exactly one of max_error and schedule must be given; got {got}")
+def _schedule(
+    max_error: float | None, schedule: Schedule | None, error: float | None, electrons: int
+) -> Schedule:
+    given = {"max_error": max_error, "schedule": schedule, "error": error}
+    if len(got := [name for name, value in given.items() if value is not None]) != 1:
+        raise ValueError(
+            f"exactly one of max_error and schedule, or error, must be given; got "
+            f"{' and '.join(got) or 'neither'}"
+        )
+    if error is not None:
+        check_max_error(error)
+        return constant(Budget(0.0))
     if schedule is None:
         check_max_error(max_error)
         schedule = loose_then_tight(max_error or 0.0, states=electrons // 2)
     return schedule
+
+
+# How often an error is dealt out anew, the share of it for the last matrix's eigenvalues, and how
+# many of the last products decide about these.
+_TRIES, _AT_THE_END, _LAST = 6, 0.125, 6
+
+
+def _within(
+    error: float,
+    opened: Callable[[], tuple[Matrices, Tensor]],
+    occupied: int,
+    most_iterations: int,
+) -> Result:
+    """The projector, with a total bound of at most ``error``."""
+    shares: list[float] = []  # what each product may lose, relative to norm(X)^2
+    tolerance = error * _AT_THE_END / _NOISE / occupied
+    bound = math.inf
+    for _ in range(_TRIES):
+        of, hamiltonian = opened()
+        trail = _Trail(shares or [error / max(1, of.size)])
+        budget = constant(Budget(0.0))
+        found = _purified(of, hamiltonian, budget, occupied, tolerance, most_iterations, trail)
+        if trail.proof is not None and (bound := trail.proof.bound) <= error:
+            return found
+        shares = _dealt(error, found, trail, of.size)
+    raise NotConverged(
+        f"expected an error that rounding and the gap allow; got {error:.2g}, where {bound:.2g} "
+        "is proven"
+    )
+
+
+def _dealt(error: float, found: Result, trail: _Trail, size: int) -> list[float]:
+    """What each product may lose so that all of it stays within the error, as far as is known."""
+    if trail.proof is None or not trail.proof.gaps:
+        return [min(trail.shares or [error]) / 100]
+    gaps, made = trail.proof.gaps, found.iterations
+    rounded = sum((x.total_bound - x.error_bound) / gap for x, gap in zip(made, gaps, strict=True))
+    left = error * (1 - 2 * _AT_THE_END) - math.sqrt(2) * rounded
+    each = max(left, 0.0) / math.sqrt(2) / len(gaps)
+    most = [each * gap for gap in gaps]
+    at_the_end = error * _AT_THE_END / (32 * math.sqrt(size))
+    most[-_LAST:] = [min(x, at_the_end) for x in most[-_LAST:]]
+    return [x / square for x, square in zip(most, trail.squares, strict=False)]
+
+
+@dataclass
+class _Trail:
+    """What a run may lose in each product, and what was found on the way.
+
+    Attributes:
+        shares: the max_error of each product; the last one for those behind.
+        squares: norm(X)^2 before each product, and of the last matrix.
+        proof: of the result.
+    """
+
+    shares: list[float] | None = None
+    squares: list[float] = field(default_factory=list)
+    proof: Proof | None = None
+
+    def share(self, number: int, budget: Budget) -> float | None:
+        if self.shares is None:
+            return budget.max_error
+        return self.shares[min(number, len(self.shares) - 1)]
 
 
 def _purified(
@@ -149,7 +238,9 @@ def _purified(
     occupied: int,
     tolerance: float,
     most_iterations: int,
+    trail: _Trail | None = None,
 ) -> Result:
+    trail = trail or _Trail()
     budget, last_done = schedule.first, 0
     tolerance = occupied * max(
         tolerance, schedule.last.max_error or 0, 4 * torch.finfo(schedule.last.dtype).eps
@@ -160,15 +251,23 @@ def _purified(
     norms = _map_of(of, x, budget)
     spare = None if of.is_sparse else torch.empty_like(x)
     residuals: list[float] = []
+    start = _start(of, norms, (lowest, highest), budget.dtype)
     while True:
         trace, trace_of_square = _traces(of, x, norms)
+        trail.squares.append(trace_of_square)
         residuals.append(trace - trace_of_square)
         decay = [abs(residual) for residual in residuals]
         if budget == schedule.last:
             enough = schedule.is_constant or last_done >= schedule.last_iterations
             if enough and _has_converged(decay, tolerance, budget, occupied):
                 if abs(trace - occupied) < 0.5:
-                    return of.result(x.double(), residuals[-1])
+                    found = of.result(x.double(), residuals[-1])
+                    exact = math.fsum(of.diagonal(x).tolist())
+                    unsure = 2.0**-16 if budget.dtype == torch.float32 else 2.0**-42  # of norms
+                    end = End(exact, exact - trace_of_square, trace_of_square * unsure)
+                    steps = [(made.step == _SQUARED, made.total_bound) for made in found.iterations]
+                    trail.proof = prove(steps, start, end, of.size, occupied)
+                    return replace(found, total_bound=trail.proof.bound)
                 break
         elif _is_time_for_last(decay, tolerance, schedule, occupied):
             budget = schedule.last
@@ -179,15 +278,25 @@ def _purified(
             break
         last_done += budget == schedule.last
         squared = abs(trace_of_square - occupied) < abs(2 * trace - trace_of_square - occupied)
-        step = "X^2" if squared else "2X - X^2"
+        step = _SQUARED if squared else "2X - X^2"
         options: dict[str, Any] = {"residual": residuals[-1], "out": spare}
         options |= {} if squared else {"added": x, "beta": 2, "alpha": -1}
-        product = of.product(step, x, x, (norms, norms), budget.max_error, **options)
+        share = trail.share(len(of.steps), budget)
+        product = of.product(step, x, x, (norms, norms), share, **options)
         (x, norms), spare = product, None if of.is_sparse else x
     raise NotConverged(
         f"expected a gap above the {occupied} occupied states that the budget resolves; got "
         f"trace(X - X^2) = {residuals[-1]:.2g} after {len(of.steps)} iterations"
     )
+
+
+def _start(of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: torch.dtype) -> Start:
+    """How far the first matrix is from the Hamiltonian's image, whose rounding is an error, too."""
+    lowest, highest = spectrum
+    width, eps = highest - lowest or 1.0, 2.0**-52
+    size, shift = norm_of(norms).item() * (1 + 2.0**-16), abs(highest) / width * math.sqrt(of.size)
+    rounded = (2 * size + shift) * eps + (2.0**-24 * size if dtype == torch.float32 else 0.0)
+    return Start(rounded, (of.size + 8) * eps * max(abs(lowest), abs(highest)) / width)
 
 
 def _map_of(of: Matrices, x: Tensor, budget: Budget) -> Tensor:

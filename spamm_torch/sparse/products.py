@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .._arguments import check_tensor
+from .._rounding import Made, Maps, bounds, norm, sums_of
 from .blocks import (
     Blocks,
     all_blocks,
@@ -31,6 +32,7 @@ from .maps import (
     lost,
     make_plan,
     shares,
+    tensors,
     threshold,
 )
 from .strips import Strips
@@ -52,6 +54,7 @@ class SparseInfo(NamedTuple):
         valid_ratio_of_all: as ``valid_ratio``, of all products that dense storage would have.
         skip_bound: of what skipping loses, before ``alpha``, as :func:`spamm_torch.error_bound`.
         drop_bound: of what dropping loses: the norm of all blocks that were dropped.
+        rounding_bound, total_bound: as of :class:`spamm_torch.SkipInfo`, dropping included.
     """
 
     tau: Tensor
@@ -61,6 +64,8 @@ class SparseInfo(NamedTuple):
     valid_ratio_of_all: Tensor
     skip_bound: Tensor
     drop_bound: Tensor
+    rounding_bound: Tensor
+    total_bound: Tensor
 
 
 def product(
@@ -106,11 +111,13 @@ def multiplied(
     input: Tensor | None = None,
     beta: float = 1,
     alpha: float = 1,
+    below: float = 1.0,
     **refused: Any,
 ) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo]]:
     """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
 
-    To count takes as long as to plan: so it is the caller's choice, and can wait.
+    To count takes as long as to plan: so it is the caller's choice, and can wait. ``below`` is a
+    factor of the threshold.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
@@ -125,6 +132,7 @@ def multiplied(
         maps = given_maps(function, (a, b), (left, right), (norm_a, norm_b))
         share = 1.0 - TO_DROP if drop else 1.0  # of max_error that skipping may use
         tau = threshold(*maps, **knob | {"max_error": max_error and max_error * share})
+        tau = tau if below == 1 else tau * below
         rest: tuple[Any, ...] = added, tau, symmetric, left.block_bytes() * (2 if drop else 1)
         plan = make_plan(function, *maps, *rest, may_lack_lists=bool(drop))
     else:
@@ -146,7 +154,9 @@ def multiplied(
     index = index_dtype(left, right)
     map_c = c._replace(crow=c.crow.to(index), col=c.col.to(index))
     c = map_c._replace(values=values)
-    info = partial(info_of, plan.norm_a, plan.norm_b, plan.tau, alpha, drop_bound, left.edge)
+    blocks, norm_maps = (left, right, added), (plan.norm_a, plan.norm_b)
+    recipe = Recipe.of((a, b, input), blocks, norm_maps, (alpha, beta), symmetric)
+    info = partial(info_of, *norm_maps, plan.tau, drop_bound, map_c.values, recipe)
     return c, map_c, is_dense, info
 
 
@@ -212,14 +222,78 @@ def _rounded_up(number: Tensor, dtype: torch.dtype) -> Tensor:
     )
 
 
+class Recipe(NamedTuple):
+    """How a product is made, without its operands: who counts later keeps no matrix for that.
+
+    Attributes:
+        dtype, device, entries, edge: of the result. alpha, beta: the factors.
+        added: values, or norms, of what is added.
+        symmetric, is_square: whether the call says so, and whether A is B.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    entries: float
+    edge: int
+    alpha: float
+    beta: float
+    added: Tensor | None
+    symmetric: bool
+    is_square: bool
+
+    @classmethod
+    def of(
+        cls,
+        operands: tuple[Any, Any, Any],
+        blocks: tuple[Blocks, Blocks, Blocks | None],
+        maps: tuple[Blocks, Blocks],
+        scale: tuple[float, float],
+        symmetric: bool,
+    ) -> Recipe:
+        """Of alpha * a @ b + beta * input. ``scale`` is alpha and beta."""
+        (a, b, input), (left, right, added) = operands, blocks
+        values = None if added is None else added.values
+        for operand, norms in zip((a, b), maps, strict=True):
+            values = norms.values if input is operand and added is not None else values
+        edge, like = left.edge, left.values
+        entries = float(left.rows * right.columns * edge**2)
+        return cls(like.dtype, like.device, entries, edge, *scale, values, symmetric, a is b)
+
+    def made(self) -> Made:
+        sums = sums_of(self.device, self.dtype, (self.edge,) * 3)
+        added = () if self.added is None else (abs(self.beta) * norm(self.added) * (1 + 2.0**-17),)
+        mirrored = 2**0.5 if self.symmetric and not self.is_square else 1.0
+        made = Made(self.dtype, sums, self.entries, self.alpha, added)
+        return made._replace(mirrored=mirrored, are_near=self.symmetric)
+
+
 def info_of(
-    norm_a: Blocks, norm_b: Blocks, tau: Tensor, alpha: float, drop_bound: Tensor, edge: int
+    norm_a: Blocks,
+    norm_b: Blocks,
+    tau: Tensor,
+    drop_bound: Tensor,
+    norms: Tensor,
+    recipe: Recipe,
 ) -> SparseInfo:
-    """What a product left out, from the norm maps of its operands."""
+    """What a product left out, from the norm maps of its operands and ``norms``, the result's."""
+    made, edge = recipe.made(), recipe.edge
     skip_bound, products = lost(norm_a, norm_b, tau)
+    near, whole = made.near(skip_bound.dtype), torch.full_like(tau, math.inf)
+    most = _ops.bsr_plan(*tensors(norm_a, norm_b), tau / near, lists=False)[2].diff()
+    found = Maps(
+        norm_a.values,
+        norm_b.values,
+        (edge,) * 3,
+        lambda x, y: lost(norm_a._replace(values=x), norm_b._replace(values=y), whole)[0],
+        most.amax() if most.numel() else most.new_zeros(()),
+    )
+    skipping = lost(norm_a, norm_b, tau * near)[0] if made.are_near else skip_bound
+    dropping = drop_bound.double()
+    rounding, total = bounds(found, made, skipping)(norm(norms) + dropping)
     tau = tau.to(skip_bound.dtype)
     if tau.device != skip_bound.device:  # by value: a copy would wait
         tau = torch.full_like(skip_bound, tau.item())
-    bound = _rounded_up(abs(alpha) * skip_bound.double() + drop_bound.double(), tau.dtype)
+    bound = _rounded_up(abs(made.alpha) * skip_bound.double() + dropping, tau.dtype)
     ratio, of_all = shares(norm_a, norm_b, products)
-    return SparseInfo(tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
+    lines = (tau, ratio, bound, (edge,) * 3, of_all, skip_bound, drop_bound)
+    return SparseInfo(*lines, rounding, (total + dropping) * (1 + 2.0**-50))

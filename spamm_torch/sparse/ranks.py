@@ -23,10 +23,11 @@ from .._arguments import as_knobs, held_tau
 from .._axis import Axis
 from .._call import Call, agree, check_served
 from .._rank_product import Settings
+from .._rounding import BELOW
 from .blocks import Blocks, check_block_of, check_pair, index_dtype, read, read_map
 from .maps import TO_DROP, Plan, dropped, found_tau, make_plan
 from .matrices import blocks_at, identity
-from .products import SparseInfo, info_of
+from .products import Recipe, SparseInfo, info_of
 
 
 def multiply(a: Any, b: Any, axis: Axis, knobs: dict[str, Any], block: Any, balance: Any) -> Tensor:
@@ -223,6 +224,7 @@ class Rows:
         input = None if added is None else read(added, "input", "addmm")
         map_a, map_b = (read_map(x, "norms", "mm") for x in maps)
         tau = found_tau(map_a, map_b, None, max_error * (1.0 - TO_DROP))
+        tau = tau * BELOW[tau.dtype] if symmetric else tau
         of_rows = left._replace(values=map_a.values[self._slice(map_a)])
         stored_b = map_b.crow[list(self.at)].diff().tolist()
         operands = ((of_rows, map_b), (left, right), stored_b)
@@ -234,7 +236,9 @@ class Rows:
         needed, order = place[numbers[self._slice(kept)]].sort()
         blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
         c = kept.of_rows(*self._own)._replace(values=blocks)
-        of = (map_a, map_b, tau, alpha, drop_bound, left.edge)
+        made = ((a, b, added), (left, right, input), (map_a, map_b), (alpha, scale.get("beta", 1)))
+        recipe = Recipe.of(*made, symmetric)
+        of = (map_a, map_b, tau, drop_bound, kept.values, recipe)
         return c.matrix(), kept.matrix(), partial(info_of, *of)
 
     def _slice(self, of: Blocks) -> slice:

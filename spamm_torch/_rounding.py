@@ -1,0 +1,328 @@
+"""How far a result may lie from what it stands for, rounding included.
+
+docs/error_bound.md has the proof. All follows from norm maps and the norm of the result, by tensor
+operations on their device, and nothing waits for it. Numbers are 0-d float64, rounded up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ._arguments import check_integer, check_number, check_tensor
+
+_ops = torch.ops.spamm_torch
+
+# Norms that were computed twice, or of a block and its mirror image, agree to this factor.
+NEAR = {torch.float32: 1 + 2.0**-15, torch.float64: 1 + 2.0**-40}
+# Below a threshold that was found by so much, the least product that was kept is no near one.
+BELOW = {torch.float32: 1 - 2.0**-14, torch.float64: 1 - 2.0**-38}
+_SLACK = 1 + 2.0**-16  # for the rounding of norms, 2^-18, and of what is computed here
+
+
+# ---- How kernels round --------------------------------------------------------------------------
+
+
+class Sums(NamedTuple):
+    """How a kernel rounds a sum over n of K, in at most v block products.
+
+    By at most ``fixed + each * n`` units of the sum of the terms' magnitudes, and where there are
+    pieces ``min(n, piece) + v`` units more.
+    """
+
+    unit: float
+    fixed: float = 0.0
+    each: float = 0.0
+    piece: int = 0
+
+
+_SINGLE, _DOUBLE = 2.0**-24, 2.0**-53
+_TF32 = 1.02 * 2.0**14  # units that operands lose which are rounded to eleven bits
+_OF_KERNEL = {
+    "cpu-plain": Sums(_DOUBLE, piece=128),
+    "cpu-brgemm": Sums(_SINGLE, piece=128),
+    "cpu-brgemm-float32": Sums(_SINGLE, piece=512),
+    "cpu-brgemm-vnni": Sums(_SINGLE, each=1),
+    "cpu-blas": Sums(_SINGLE, each=1),
+    "cpu-blas-float32": Sums(_SINGLE, each=1),
+    "sm90-wgmma-f16": Sums(_SINGLE, each=2),
+    "sm90-wgmma-bf16": Sums(_SINGLE, each=2),
+    "sm90-wgmma-f32x3": Sums(_SINGLE, fixed=132, each=1 / 16),
+    "sm90-wgmma-f32x1": Sums(_SINGLE, fixed=_TF32, each=4),
+    "sm90-dmma-f64": Sums(_DOUBLE, each=1),
+    "sm80-mma-f16": Sums(_SINGLE, each=4),
+    "sm80-mma-bf16": Sums(_SINGLE, each=4),
+    "sm80-mma-tf32": Sums(_SINGLE, fixed=_TF32, each=4),
+    "sm80-simt-f32": Sums(_SINGLE, fixed=132, each=1 / 16),
+    "sm80-dmma-f64": Sums(_DOUBLE, each=1),
+}
+# How a result is stored: with this relative error, or this absolute one where numbers end.
+_STORED = {
+    torch.float16: (2.0**-11, 2.0**-25),
+    torch.bfloat16: (2.0**-8, 2.0**-126),
+    torch.float32: (0.0, 0.0),
+    torch.float64: (0.0, 0.0),
+}
+
+
+def sums_of(device: torch.device, dtype: torch.dtype, block: tuple[int, int, int]) -> Sums:
+    """Of the kernel of such matrices; in a graph, which outlives settings, of the worst."""
+    if not torch.compiler.is_compiling() and device.type in ("cpu", "cuda"):
+        return _OF_KERNEL[_ops.backend_for(device, dtype, block)]
+    if dtype == torch.float64:
+        return Sums(_DOUBLE, each=1, piece=128)
+    on_host = device.type == "cpu"
+    fixed = _TF32 if dtype == torch.float32 and not on_host else 0.0
+    return Sums(_SINGLE, fixed, 1 if on_host else 4, 512 if on_host else 0)
+
+
+# ---- Norms --------------------------------------------------------------------------------------
+
+
+def norm(x: Tensor) -> Tensor:
+    """The Frobenius norm, right to 2^-18; inf where an entry is not finite."""
+    x = x.detach().flatten()
+    if x.dtype == torch.float64:  # whose squares may leave its range
+        peak = torch.cat((x.abs(), x.new_full((1,), torch.finfo(x.dtype).tiny))).amax()
+        found = torch.linalg.vector_norm(x / peak) * peak
+    else:
+        found = torch.linalg.vector_norm(x, dtype=torch.float64)
+    return _or_inf(found)
+
+
+def _or_inf(x: Tensor) -> Tensor:
+    return x.masked_fill(~x.isfinite(), math.inf)
+
+
+class Maps(NamedTuple):
+    """The norms of two operands.
+
+    Attributes:
+        norm_a, norm_b: of their blocks. block: (m, k, n).
+        lost: of two tensors of such norms, the error bound where all is skipped.
+        most: the number of products that a block of the result has at most, 0-d.
+    """
+
+    norm_a: Tensor
+    norm_b: Tensor
+    block: tuple[int, int, int]
+    lost: Callable[[Tensor, Tensor], Tensor]
+    most: Tensor
+
+    def size(self) -> Tensor:
+        """At least the norm of the product of the magnitudes; inf where it may overflow."""
+        if not (self.norm_a.numel() and self.norm_b.numel()):
+            return self.norm_a.new_zeros((), dtype=torch.float64)
+        largest = self.norm_a.amax() * self.norm_b.amax()
+        found = self.lost(self.norm_a, self.norm_b).double()
+        return found.masked_fill(~largest.isfinite(), math.inf)
+
+    def flushed(self, least: float) -> Tensor:
+        """At least what is lost where entries below ``least`` count as 0."""
+        (m, k, n), a, b = self.block, self.norm_a, self.norm_b
+        of_a = self.lost(a.clamp(max=least * math.sqrt(m * k)), b)
+        return of_a.double() + self.lost(a, b.clamp(max=least * math.sqrt(k * n))).double()
+
+
+def dense_maps(
+    norm_a: Tensor, norm_b: Tensor, deciding: Tensor, tau: Tensor, block: tuple[int, int, int]
+) -> Maps:
+    """Of dense operands; ``deciding`` is what of B decides what is skipped."""
+
+    def lost(a: Tensor, b: Tensor) -> Tensor:
+        return _ops.error_bound(a, b, a.new_full((), math.inf))
+
+    counts = _ops.valid_counts(norm_a, deciding, tau)
+    pairs = _ops.valid_counts(norm_a.sign(), norm_b.sign(), tau.new_full((), 0.5))
+    most = counts.minimum(pairs)
+    most = most.amax() if most.numel() else most.new_zeros(())
+    return Maps(norm_a, norm_b, block, lost, most)
+
+
+# ---- Bounds -------------------------------------------------------------------------------------
+
+
+class Made(NamedTuple):
+    """How a result was made: slope-bounded function of (alpha * A B + what was added).
+
+    Attributes:
+        dtype: of operands and result. sums: of the kernel. entries: of the result.
+        alpha: the factor of A B. added: norms of what was added, with their factors.
+        slope: the largest of the function. own: what the function rounds, relative to its argument.
+        passes: over the result that round it, besides the last.
+        hides: from which norm on the function may hide that something overflowed.
+        mirrored: how much larger the error may be than that of a triangle says.
+        are_near: whether the kernel decides by norms that may differ a little from the maps, as
+            those of a block's mirror image do.
+    """
+
+    dtype: torch.dtype
+    sums: Sums
+    entries: float
+    alpha: float = 1.0
+    added: tuple[Tensor, ...] = ()
+    slope: float = 1.0
+    own: float = 0.0
+    passes: float = 0.0
+    hides: float = math.inf
+    mirrored: float = 1.0
+    are_near: bool = False
+
+    def near(self, dtype: torch.dtype) -> float:
+        """The factor by which norms of this type may differ."""
+        return NEAR[dtype] if self.are_near else 1.0
+
+
+# The largest slope, and what the function itself rounds in float32, relative to its argument.
+_ACTIVATIONS = {
+    "leaky_relu": (1.0, 2.0**-19),
+    "hardswish": (1.5, 2.0**-19),
+    "silu": (1.1, 2.0**-19),
+}
+
+
+def conv_made(
+    output: Tensor,
+    device: torch.device,
+    addends: tuple[Tensor | None, Tensor | None],
+    activation: str,
+    is_torchs: bool,
+) -> Made:
+    """How a convolution is made.
+
+    Args:
+        device: where it is computed. addends: bias and residual.
+        is_torchs: whether torch's own convolution computes it, of which nothing is proven.
+    """
+    dtype, entries = output.dtype, output.numel()
+    sums = sums_of(device, dtype, (64, 64, 64))
+    # In any order, as the convolutions' kernels differ.
+    each = 1 if device.type == "cpu" or dtype == torch.float64 else 4
+    sums = Sums(sums.unit, sums.fixed, each, piece=1)
+    added = [
+        1.01 * (entries / x.numel()) ** 0.5 * norm(x)
+        for x in addends
+        if x is not None and x.numel()
+    ]
+    slope, own = _ACTIVATIONS.get(activation, (1.0, 0.0))
+    # A backend may add the residual, and apply what is no clamp, each with a rounding of its own.
+    passes = (addends[1] is not None) + (own > 0)
+    hides = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).max / 4
+    if activation == "relu6" and passes and dtype == torch.float16:
+        hides = 2.0**15
+    if is_torchs:
+        hides = -1.0
+    own = own if dtype != torch.float64 else min(own, 2.0**-48)
+    hides = hides if activation != "none" or is_torchs else math.inf
+    return Made(dtype, sums, entries, 1.0, tuple(added), slope, own, passes, hides, are_near=True)
+
+
+Bounds = tuple[Tensor, Tensor]
+
+
+def bounds(maps: Maps, made: Made, skipping: Tensor) -> Callable[[Tensor], Bounds]:
+    """What gives, for the norm of the result, the bounds of rounding and of everything.
+
+    Args:
+        skipping: the bound of what skipping loses of A B.
+    """
+    alpha, sums, unit = abs(made.alpha), made.sums, made.sums.unit
+    least = torch.finfo(torch.float64 if made.dtype == torch.float64 else torch.float32).tiny
+    most = maps.most.double()
+    depth = most * maps.block[1]
+    units = sums.fixed + sums.each * depth + 8  # 8: alpha, beta, what is added, the last sums
+    if sums.piece:
+        units = units + depth.clamp(max=sums.piece) + most
+    gamma = torch.expm1(units * unit)
+    size = maps.size()
+    added = torch.stack(made.added).sum() if made.added else torch.zeros_like(size)
+    found = (alpha * gamma + min(alpha, least)) * size + math.expm1(8 * unit) * added
+    if made.dtype != torch.float16:  # whose products no kernel flushes
+        found = found + alpha * maps.flushed(least)
+    each = 2 * least * max(alpha, 1.0) * made.entries**0.5
+    anything = (most > 0) | bool(made.added)
+    found = found + each * (1 + gamma) * (depth + 8) * anything
+    relative, absolute = _STORED[made.dtype]
+    before = alpha * (1 + gamma) * size + 1.01 * added  # at least the norm of the argument
+    found = made.slope * (found + 1.01 * made.passes * relative * before) + made.own * before
+    found = found + absolute * (1 + made.passes) * made.entries**0.5 * anything
+    found = found.masked_fill(~(before < made.hides), math.inf)
+    skipping = made.slope * alpha * skipping.double()
+
+    def complete(norm_c: Tensor) -> Bounds:
+        rounding = _or_inf((found + relative * norm_c) * (_SLACK * made.mirrored))
+        return rounding, (made.mirrored * skipping + rounding) * (1 + 2.0**-48)
+
+    return complete
+
+
+# ---- Estimates ----------------------------------------------------------------------------------
+
+
+def error_estimate(
+    c: Tensor,
+    a: Tensor,
+    b: Tensor,
+    *,
+    input: Tensor | None = None,
+    beta: float = 1,
+    alpha: float = 1,
+    probes: int = 20,
+    confidence: float = 0.999,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """A number that norm(c - (alpha * a @ b + beta * input)) is probably at most: no proven bound.
+
+    Method: the norm of the error times random normal vectors, in float64, over what it is at least
+    with this confidence, whatever the error (docs/error_bound.md). With 20 probes and 99.9% it is
+    about twice the error. It costs 3 products with a matrix of as many columns as probes.
+
+    Args:
+        c: (M, N), the result, however it was computed. a, b: (M, K) and (K, N).
+        input, beta, alpha: as of :func:`addmm`.
+        probes: at least 1; more make it tighter. confidence: in (0, 1).
+        generator: of the random numbers, on c's device.
+
+    Returns:
+        0-d float64 on c's device. Its own rounding, some 1e-15 of the norms, is not in it: of
+        float64 products it shows what skipping loses, not what rounding does.
+
+    Raises:
+        ValueError: no probes, or a confidence out of range. TypeError, RuntimeError: no dense
+        matrices, or shapes that do not fit.
+    """
+    check_integer(probes, "probes")
+    check_number(confidence, "confidence")
+    if probes < 1 or not 0 < confidence < 1:
+        raise ValueError(
+            "expected at least 1 of probes and a confidence between 0 and 1; got "
+            f"{probes} and {confidence}"
+        )
+    names = {"c": c, "a": a, "b": b} | ({} if input is None else {"input": input})
+    for name, x in names.items():
+        check_tensor(x, name)
+    shapes = [tuple(x.shape) for x in (c, a, b)]
+    if any(len(s) != 2 for s in shapes) or shapes[0] != (shapes[1][0], shapes[2][1]):
+        raise RuntimeError(f"expected c (M, N), a (M, K) and b (K, N); got shapes {shapes}")
+    with torch.no_grad():
+        options = {"dtype": torch.float64, "device": c.device, "generator": generator}
+        x = torch.randn(c.shape[1], probes, **options)
+        error = _times(c, x) - alpha * _times(a, _times(b, x))
+        if input is not None and beta != 0:
+            error -= beta * _times(input.expand(c.shape), x)
+        # The mean square is below t times the error's with a probability of at most
+        # (t exp(1 - t))^(probes / 2).
+        share, t = (1 - confidence) ** (2 / probes), 0.0
+        for _ in range(200):
+            t = share * math.exp(t - 1)
+        return norm(error) / math.sqrt(probes * t)
+
+
+def _times(a: Tensor, x: Tensor) -> Tensor:
+    """a @ x in float64, without a copy of all of a."""
+    parts = [part.double() @ x for part in a.split(4096)]
+    return torch.cat(parts) if parts else x.new_zeros(0, x.shape[1])
