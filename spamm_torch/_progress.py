@@ -1,15 +1,18 @@
-"""What a long call is at, on standard error: one line on a terminal, else a line now and then."""
+"""The progress of a long call on standard error: one line on a terminal, else one now and then."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 _EVERY_S = 10
 _BAR = 20  # characters
 _CLEAR = "\r\x1b[K"  # the line of a terminal
+
+Item = TypeVar("Item")
 
 
 class Progress:
@@ -49,6 +52,12 @@ class Progress:
             print(_CLEAR + (bar + line)[:width], end="", file=sys.stderr, flush=True)
         else:
             print(line, file=sys.stderr, flush=True)
+
+    def over(self, stage: str, items: Sequence[Item]) -> Iterator[Item]:
+        """The items, and says before each how many are done."""
+        for number, item in enumerate(items):
+            self.at(stage, number, len(items))
+            yield item
 
 
 SILENT = Progress("", False)

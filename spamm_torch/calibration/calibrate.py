@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -28,13 +28,7 @@ from .inputs import Evaluator, Loss, Randomness, halves_of, statistics_inputs
 from .journal import Journal, journal_settings
 from .outcome import CalibrationReport, CalibrationRow, Outcome
 from .search import LEAST_EVALUATIONS, Found, Move, chosen_after, moves_of, search
-from .statistics import (
-    Candidate,
-    LayerStatistics,
-    measure_layers,
-    thresholds_for,
-    with_output_errors,
-)
+from .statistics import LayerStatistics, measure_layers, thresholds_for, with_output_errors
 from .stats import record_stats
 from .times import LayerTimes, time_layers, time_models
 
@@ -168,7 +162,7 @@ Chosen: TypeAlias = Mapping[str, Move]  # by layer; where there is none, nothing
 
 
 class _Calibration:
-    """The steps, in order. What is measured is kept in the journal."""
+    """The steps, in order. The journal keeps each measurement."""
 
     def __init__(
         self,
@@ -179,18 +173,23 @@ class _Calibration:
         journal: Journal,
         progress: Progress,
     ) -> None:
-        self._form, self._evaluator, self._inputs = form, evaluator, inputs
+        self._form, self._evaluator, self._inputs, self._example = form, evaluator, inputs, example
         self._journal, self._progress = journal, progress
         # Halves and numbers of moves, also those that the journal kept.
         self._tried: set[tuple[int, int]] = set()
         self._check_evaluate()
-        self._statistics = journal.measured("statistics", self._measure_statistics, self._read)
+        given = form, inputs
+        self._statistics = journal.measured(
+            "statistics",
+            lambda: with_output_errors(*given, measure_layers(*given, progress), progress),
+            dict[str, LayerStatistics],
+        )
         self._times = journal.measured(
             "times",
-            lambda: _as_data(time_layers(form, self._statistics, example, progress)),
-            self._read_times,
+            lambda: time_layers(form, self._statistics, example, progress),
+            dict[str, LayerTimes],
+            self._statistics,
         )
-        self._example = example
         # The faster engine without a loss, of each layer.
         self._fastest = {
             name: form.exact if times.is_spamm_faster else DENSE
@@ -204,35 +203,49 @@ class _Calibration:
         chosen = chosen_after(self._moves[: found.moves])
         times, base = self._whole_model(chosen)
         widest = max(times.values(), key=lambda timing: timing.spread)
-        note = ""
+        notes = []
         if chosen and not all(times[_CHOSEN].beats(times[kind]) for kind in (_EXACT, _AS_IT_WAS)):
-            note = f"the whole model is not faster with it ({times[_CHOSEN].median:.0f} us)"
-            chosen = {}
+            notes = [f"the whole model is not faster with it ({times[_CHOSEN].median:.0f} us)"]
+        elif not self._moves:
+            notes = ["no layer is faster with it"]
         elif not chosen:
-            note = "no choice that was tried held on both halves"
-            note = note if self._moves else "no layer is faster with it"
-        if not chosen:
-            found, times[_CHOSEN], base[_CHOSEN] = Found(0), times[_EXACT], base[_EXACT]
-        engines = self._engines(chosen, base=base[_CHOSEN])
+            notes = ["no choice that was tried held on both halves"]
+        if notes:
+            chosen, found = {}, Found(0)
+            times[_CHOSEN], base[_CHOSEN] = times[_EXACT], base[_EXACT]
+        engines = self._engines(chosen, base[_CHOSEN])
         if not chosen and not times[_EXACT].beats(times[_AS_IT_WAS]):
             engines = dict.fromkeys(self._form.layers, LEFT)
             times[_CHOSEN] = times[_AS_IT_WAS]
-            note += "; nothing is installed: the model as it was is as fast"
-        if note:
-            note = f"{_nothing(engines)}: {note}"
+            notes.append("nothing is installed: the model as it was is as fast")
+        if notes:
+            zeros = any(engine.may_skip for engine in engines.values())
+            notes[0] = f"nothing {'but zeros ' if zeros else ''}is skipped: {notes[0]}"
         if not widest.is_steady:
-            busy = f"times vary by {widest.spread:.2g}x here: other programs run"
-            note = f"{note}; {busy}" if note else busy
+            notes.append(f"times vary by {widest.spread:.2g}x here: other programs run")
         bands, ratios = self._ratios(engines, chosen)
-        if chosen:
-            engines = self._engines(chosen, bands, base[_CHOSEN])
-        settings = self._form.settings(engines)
-        outcome = self._outcome(max_drop, found, ratios, times, widest.spread, note)
+        engines |= {name: replace(engines[name], band=band) for name, band in bands.items()}
+        searched, held = found.searched, found.held
+        outcome = Outcome(
+            max_drop=max_drop,
+            drop=held.drop if held else 0.0,
+            searched_drop=searched.drop if searched else (None if found.moves else 0.0),
+            changed=held.changed if held else None,
+            resolution=self._evaluator.resolution(1) if held else None,
+            valid_ratio=self._weighted(ratios),
+            evaluations=self._evaluations(),
+            before_us=times[_AS_IT_WAS].median,
+            exact_us=times[_EXACT].median,
+            after_us=times[_CHOSEN].median,
+            spread=widest.spread,
+            reference=self._form.picture is not None,
+            note="; ".join(notes),
+        )
         rows = [
             self._row(name, engines[name], chosen.get(name), ratios.get(name, 1.0))
             for name in self._times
         ]
-        return CalibrationReport(rows, outcome, settings)
+        return CalibrationReport(rows, outcome, self._form.settings(engines))
 
     # ---- Measuring ------------------------------------------------------------------------------
 
@@ -247,23 +260,6 @@ class _Calibration:
                 f"was scores {kept:g}, not {score:g} (remove it, or name another file)"
             )
 
-    def _measure_statistics(self) -> Any:
-        given = self._form, self._inputs
-        found = measure_layers(*given, self._progress)
-        return _as_data(with_output_errors(*given, found, self._progress))
-
-    def _read(self, kept: Any) -> dict[str, LayerStatistics]:
-        if not kept.keys() <= self._form.layers.keys():
-            raise ValueError
-        return {name: _read_layer(layer) for name, layer in kept.items()}
-
-    def _read_times(self, kept: Any) -> dict[str, LayerTimes]:
-        found = {name: _read_times(times) for name, times in kept.items()}
-        for name, layer in self._statistics.items():
-            if len(found[name].candidates) != len(layer.candidates):
-                raise ValueError
-        return found
-
     def _search(self, max_drop: float, evaluations: int) -> Found:
         def loss(half: int, count: int) -> Loss:
             self._progress.at("evaluations", self._evaluations(), evaluations, each=True)
@@ -272,8 +268,8 @@ class _Calibration:
             installed = self._form.installed(self._engines(chosen))
             return self._journal.measured(
                 f"half {half}, {_key(chosen)}",
-                lambda: asdict(self._evaluator.loss(half, installed)),
-                _read_loss,
+                lambda: self._evaluator.loss(half, installed),
+                Loss,
             )
 
         errors = tuple(itertools.accumulate(move.added for move in self._moves))
@@ -284,59 +280,53 @@ class _Calibration:
         of_model = 2 + any(half for half, _ in self._tried)
         return of_model + len(self._tried)
 
-    def _engines(
-        self, chosen: Chosen, bands: Mapping[str, Band] = {}, base: str | None = None
-    ) -> dict[str, Engine]:
-        """The engine of each layer with these moves, exact where there is none.
+    def _engines(self, chosen: Chosen, base: str | None = None) -> dict[str, Engine]:
+        """The engine of each layer with these moves, exact where there is none. Each layer keeps
+        the move's share by a threshold of its own.
 
         Args:
             base: one of ``bases``, for the layers that lose nothing; None: the first.
         """
         engines = dict(self._bases[base] if base else self._fastest)
-        for name, setting in self._settings(chosen).items():
-            engines[name] = Engine("spamm", setting, bands.get(name))
-        return engines
-
-    def _settings(self, chosen: Chosen) -> dict[str, SpAMMConfig]:
-        """The setting of each layer with these moves: their shares, by thresholds of their own."""
         if not chosen:
-            return {}
+            return engines
         wanted = {name: move.candidate for name, move in chosen.items()}
-        return self._journal.measured(
+        settings = self._journal.measured(
             f"thresholds, {_key(chosen)}",
-            lambda: _as_data(thresholds_for(self._form, self._inputs, wanted)),
-            lambda kept: {name: SpAMMConfig(**kept[name]) for name in wanted},
+            lambda: thresholds_for(self._form, self._inputs, wanted),
+            dict[str, SpAMMConfig],
+            wanted,
         )
+        return engines | {name: Engine("spamm", settings[name]) for name in wanted}
 
     def _whole_model(self, chosen: Chosen) -> tuple[dict[str, Timing], dict[str, str]]:
         """The times of the whole model, and the bases of layers that lose nothing with which they
         were found. The journal does not keep times that vary much.
         """
         forms: dict[str, tuple[dict[str, Engine] | None, float]] = {_AS_IT_WAS: (None, 1.0)}
-        kinds: dict[str, tuple[Chosen, float]] = {_EXACT: ({}, 1.0)}
-        if chosen:
-            ratios = {name: move.candidate.valid_ratio for name, move in chosen.items()}
-            kinds[_CHOSEN] = chosen, self._weighted(ratios)
-        for kind, (moves, ratio) in kinds.items():
+        kinds = {_EXACT: {}, _CHOSEN: chosen} if chosen else {_EXACT: chosen}
+        for kind, moves in kinds.items():
+            ratios = {name: move.candidate.valid_ratio for name, move in moves.items()}
             for base in self._bases:
-                forms[f"{kind}, {base}"] = self._engines(moves, base=base), ratio
+                engines = self._engines(moves, base)
+                forms[f"{kind}, {base}"] = engines, self._weighted(ratios) if moves else 1.0
         key = f"whole model, {_key(chosen)}"
         found = self._journal.measured(
             key,
-            lambda: _as_data(time_models(self._form, forms, self._example, self._progress)),
-            lambda kept: {name: _read_timing(kept[name]) for name in forms},
+            lambda: time_models(self._form, forms, self._example, self._progress),
+            dict[str, Timing],
+            forms,
         )
         if not all(timing.is_steady for timing in found.values()):
             self._journal.forget(key, "times")
         times, best = {_AS_IT_WAS: found[_AS_IT_WAS]}, {}
-        for kind in kinds:
-            for base in self._bases:
-                timing = found[f"{kind}, {base}"]
-                if kind not in times or timing.beats(times[kind]):
-                    times[kind], best[kind] = timing, base
+        for kind, base in itertools.product(kinds, self._bases):
+            timing = found[f"{kind}, {base}"]
+            if kind not in times or timing.beats(times[kind]):
+                times[kind], best[kind] = timing, base
         return times, best
 
-    # ---- What came of it ------------------------------------------------------------------------
+    # ---- Results --------------------------------------------------------------------------------
 
     def _ratios(
         self, engines: Mapping[str, Engine], chosen: Chosen
@@ -348,8 +338,7 @@ class _Calibration:
             return {}, dict.fromkeys(engines, 1.0)
         model = self._form.model
         with self._form.installed(engines), record_stats(model) as whole:
-            for number, example in enumerate(self._inputs):
-                self._progress.at("valid ratios of batches", number, len(self._inputs))
+            for example in self._progress.over("valid ratios of batches", self._inputs):
                 with record_stats(model) as stats:
                     example.call(model)
                 for name, found in by_batch.items():
@@ -373,32 +362,6 @@ class _Calibration:
                 total += layer.multiplications
         return valid / total if total else 1.0
 
-    def _outcome(
-        self,
-        max_drop: float,
-        found: Found,
-        ratios: Mapping[str, float],
-        times: Mapping[str, Timing],
-        spread: float,
-        note: str,
-    ) -> Outcome:
-        searched_drop = found.searched.drop if found.searched else None
-        return Outcome(
-            max_drop=max_drop,
-            drop=found.held.drop if found.held else 0.0,
-            searched_drop=searched_drop if found.moves else 0.0,
-            changed=found.held.changed if found.held else None,
-            resolution=self._evaluator.resolution(1) if found.held else None,
-            valid_ratio=self._weighted(ratios),
-            evaluations=self._evaluations(),
-            before_us=times[_AS_IT_WAS].median,
-            exact_us=times[_EXACT].median,
-            after_us=times[_CHOSEN].median,
-            spread=spread,
-            reference=self._form.picture is not None,
-            note=note,
-        )
-
     def _row(self, name: str, engine: Engine, move: Move | None, ratio: float) -> CalibrationRow:
         times, shape = self._times[name], shape_of(self._form.layers[name])
         base = times.baseline.median
@@ -415,12 +378,6 @@ class _Calibration:
         return CalibrationRow(name, shape, setting, ratio, 0.0, base, base, reason)
 
 
-def _nothing(engines: Mapping[str, Engine]) -> str:
-    """Names the products that these engines skip where no move was made."""
-    skips_zeros = any(engine.may_skip for engine in engines.values())
-    return "nothing but zeros is skipped" if skips_zeros else "nothing is skipped"
-
-
 def _band(ratios: list[float]) -> Band:
     """The range that was seen, with half of its width or two percent more on either side."""
     low, high = min(ratios), max(ratios)
@@ -435,36 +392,3 @@ def _key(chosen: Chosen) -> str:
         for name, move in sorted(chosen.items())
     )
     return "; ".join(shares)
-
-
-# ---- What the journal keeps ---------------------------------------------------------------------
-
-
-def _as_data(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: asdict(each) for name, each in found.items()}
-
-
-def _read_layer(kept: Any) -> LayerStatistics:
-    candidates = [
-        Candidate(
-            SpAMMConfig(**each["setting"]),
-            *(float(each[number]) for number in ("valid_ratio", "error", "output_error")),
-        )
-        for each in kept["candidates"]
-    ]
-    multiplications, exact_ratio = (float(kept[n]) for n in ("multiplications", "exact_ratio"))
-    return LayerStatistics(multiplications, tuple(candidates), exact_ratio)
-
-
-def _read_times(kept: Any) -> LayerTimes:
-    candidates = tuple(map(_read_timing, kept["candidates"]))
-    return LayerTimes(_read_timing(kept["dense"]), _read_timing(kept["spamm"]), candidates)
-
-
-def _read_timing(kept: Any) -> Timing:
-    return Timing(float(kept["median"]), float(kept["spread"]))
-
-
-def _read_loss(kept: Any) -> Loss:
-    changed = kept["changed"]
-    return Loss(float(kept["drop"]), None if changed is None else float(changed))

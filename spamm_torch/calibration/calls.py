@@ -1,4 +1,4 @@
-"""The calls that layers make: what the ops multiply, seen while a model runs.
+"""The calls of ops that a model's layers make, seen while it runs.
 
 :func:`watch` enters a ``TorchFunctionMode``, which calls from Python of the library's functions and
 ops pass. It sees the calls of generated forwards as they are made, with folded weights.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -88,13 +88,11 @@ class ConvCall:
             self.given.get("norm_weight"),
         )
 
-    def again(self) -> Tensor:
-        """The call itself, once more."""
-        return _first(self.op(**self.given))
-
     def skipping(self, setting: SpAMMConfig) -> Tensor:
-        """The result with another setting."""
-        return _first(self.op(**_with_setting(self.given, setting)))
+        """The result with another setting, without norms."""
+        result = self.op(**_with_setting(self.given, setting))
+        found: Tensor = result[0] if isinstance(result, tuple) else result
+        return found
 
     def dense(self) -> Tensor:
         """The result with nothing skipped, by torch's convolution."""
@@ -127,6 +125,16 @@ class LinearCall:
 
 Call: TypeAlias = ConvCall | LinearCall
 OnCall: TypeAlias = Callable[[str, Call], None]
+
+
+def of_convolutions(layers: Container[str], on_call: Callable[[str, ConvCall], None]) -> OnCall:
+    """``on_call`` for the convolutions among these layers alone."""
+
+    def of_call(layer: str, call: Call) -> None:
+        if layer in layers and isinstance(call, ConvCall):
+            on_call(layer, call)
+
+    return of_call
 
 
 @contextmanager
@@ -280,15 +288,9 @@ _OPS = {
 
 
 def _with_setting(given: Mapping[str, Any], setting: SpAMMConfig) -> dict[str, Any]:
-    """The arguments of an op with this setting in the place of what is there."""
+    """The arguments of an op with this setting in the place of its own."""
     others = {name: value for name, value in given.items() if name not in _SETTING}
     return others | setting.op_arguments()
-
-
-def _first(result: Any) -> Tensor:
-    """The result itself, of an op that may return its norms, too."""
-    found: Tensor = result[0] if isinstance(result, tuple) else result
-    return found
 
 
 def _call(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:

@@ -82,7 +82,7 @@ class Form:
         with self._before.kept():
             conversion.run()
         self._conversion, self._model = conversion, conversion.installation
-        self._given = self._model.engines  # those of SpAMM layers, and what cannot be converted
+        self._given = self._model.engines  # of SpAMM layers, and of calls that cannot be converted
         free = (name for name, engine in self._given.items() if engine != LEFT)
         self._calls = [name for name in free if layer_of(name) not in own]
 

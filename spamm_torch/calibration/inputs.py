@@ -129,7 +129,7 @@ class Randomness:
                 random.setstate(before)
 
 
-# ---- What evaluate says -------------------------------------------------------------------------
+# ---- Results of evaluate ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ class Loss:
         return self.drop <= max_drop and (self.changed is None or self.changed <= 2 * max_drop)
 
     def share(self, max_drop: float) -> float:
-        """The share of what is allowed that it takes; above 1 where it is not allowed."""
+        """Its part of the allowed loss; above 1 where it is not allowed."""
         drop, changed = max(self.drop, 0.0), self.changed or 0.0
         if not max_drop:
             return math.inf if drop or changed else 0.0

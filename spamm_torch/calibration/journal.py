@@ -7,18 +7,21 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Collection
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from .._files import write_text
+from ..networks.config import SpAMMConfig
 from ..networks.example import Example
 
-_FORMAT = "spamm_torch calibration 5"
+_FORMAT = "spamm_torch calibration 6"
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]+")  # in texts of objects, another in each process
 
 Result = TypeVar("Result")
@@ -35,19 +38,28 @@ class Journal:
         self._save()  # a file that cannot be written raises before anything is measured
 
     def measured(
-        self, key: str, measure: Callable[[], Any], read: Callable[[Any], Result]
+        self,
+        key: str,
+        measure: Callable[[], Result],
+        kind: type[Result],
+        names: Collection[str] = (),
     ) -> Result:
-        """The result as it was kept, else as ``measure()`` gives it: plain data, as JSON has it.
+        """The result as it was kept, else as ``measure()`` gives it.
 
-        ``read`` makes an object of the data. Where it fails for what was kept, the journal is
-        damaged: ValueError.
+        Args:
+            kind: a type of numbers, dataclasses of such, or ``dict[str, kind]``.
+            names: a dict must have these.
+
+        Raises ValueError where what was kept is no such thing: the journal is damaged.
         """
         if key not in self._results:
-            self._results[key] = json.loads(json.dumps(measure()))
+            self._results[key] = json.loads(json.dumps(measure(), default=asdict))
             self._save()
-            return read(self._results[key])
         try:
-            return read(self._results[key])
+            for name in names:
+                self._results[key][name]
+            found: Result = _read(kind, self._results[key])
+            return found
         except (ValueError, KeyError, TypeError, AttributeError):
             raise ValueError(
                 "journal must be an undamaged one of a calibration; got "
@@ -56,7 +68,7 @@ class Journal:
             ) from None
 
     def forget(self, *keys: str) -> None:
-        """Has these results measured again the next time."""
+        """Drops these results, so that they are measured again the next time."""
         for key in keys:
             self._results.pop(key, None)
         self._save()
@@ -90,6 +102,23 @@ class Journal:
                     "another (remove it, or name another file)"
                 )
         return results
+
+
+def _read(kind: Any, kept: Any) -> Any:
+    """An object of this kind, of what JSON made of it."""
+    of = get_args(kind)
+    if kind is SpAMMConfig:
+        return SpAMMConfig.from_dict(kept)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{name: _read(hints[name], value) for name, value in kept.items()})
+    if get_origin(kind) is dict:
+        return {name: _read(of[1], value) for name, value in kept.items()}
+    if get_origin(kind) is tuple:
+        return tuple(_read(of[0], value) for value in kept)
+    if get_origin(kind) is types.UnionType:  # of the first one and None
+        return None if kept is None else _read(of[0], kept)
+    return kind(kept)
 
 
 def journal_settings(

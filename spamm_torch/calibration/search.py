@@ -1,4 +1,4 @@
-"""What is searched, and the search for the most of it within the accuracy drop.
+"""The moves of a model's layers, and the search for the most of them within the accuracy drop.
 
 Of each layer's candidates only those on the lower convex hull of (time, squared error) can be part
 of a best choice. A move takes a layer from one of these to the next. All layers' moves together,
@@ -38,7 +38,7 @@ class Move:
 
     Attributes:
         layer: its name.
-        candidate: what it gets. The tau is that of the candidate to which the move leads.
+        candidate: its new setting. The tau is that of the candidate to which the move leads.
         time: of the layer then, in microseconds.
         saved: microseconds. added: squared relative error of the model's output.
     """
@@ -143,7 +143,7 @@ class Found:
     """The end of a search.
 
     Attributes:
-        moves: how many. searched, held: what they cost on both halves; None for no moves.
+        moves: how many. searched, held: their losses on both halves; None for no moves.
     """
 
     moves: int

@@ -5,8 +5,9 @@ finds the thresholds of eight valid ratios in each shape of pixel blocks. The se
 layer's output with each of them beside the exact one. Each layer's error is its own: the layers
 before it skip nothing. In the reference form ratios are shares of the products that are not zero.
 
-Layers differ in what their errors do to the model's output, and layers that skip change what those
-behind them see. So errors at the output are measured, and thresholds are found again front to back.
+The same error costs more at the model's output in one layer than in another, and layers that skip
+change the inputs of those behind them. So errors at the output are measured, too, and thresholds
+are found again front to back.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils import _pytree as pytree
 from .._progress import Progress
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
-from .calls import Call, ConvCall, OnCall, watch
+from .calls import ConvCall, OnCall, of_convolutions, watch
 from .form import Form, PixelBlock
 from .inputs import batch_size
 
@@ -79,36 +80,22 @@ def measure_layers(
     exact = form.exact.setting
     assert exact is not None
 
-    def run(stage: str, on_call: OnCall) -> None:
-        with watch(form.model, on_call):
-            for number, example in enumerate(inputs):
-                progress.at(f"{stage} of batches", number, len(inputs))
+    def run(stage: str, on_call: Callable[[str, ConvCall], None]) -> None:
+        with watch(form.model, of_convolutions(pools, on_call)):
+            for example in progress.over(f"{stage} of batches", inputs):
                 example.call(form.model)
 
-    def gather(name: str, call: Call) -> None:
-        if name in pools and isinstance(call, ConvCall):
-            pools[name].gather(call)
-
-    def compare(name: str, call: Call) -> None:
-        if name in pools and isinstance(call, ConvCall):
-            pools[name].compare(call, exact)
-
     with form.observed_layers():
-        run("norms", gather)
+        run("norms", lambda name, call: pools[name].gather(call))
         for pool in pools.values():
             pool.find_taus(RATIOS, exact)
-        run("errors", compare)
-    count = sum(batch_size((example.args, example.kwargs)) for example in inputs)
+        run("errors", lambda name, call: pools[name].compare(call, exact))
+    count = sum(map(_size_of, inputs))
     return {name: pool.statistics(count) for name, pool in pools.items() if pool.is_called}
 
 
-@dataclass
-class _Trial:
-    """A candidate whose errors are being summed."""
-
-    setting: SpAMMConfig
-    valid_ratio: float
-    error: Any = 0.0  # the sum of squares, a tensor once there is one
+def _size_of(example: Example) -> int:
+    return batch_size((example.args, example.kwargs))
 
 
 @dataclass
@@ -118,11 +105,12 @@ class _Pool:
     pixel_blocks: Sequence[PixelBlock]  # none for a layer that cannot skip
     is_called: bool = False
     multiplications: int = 0
-    output: Any = 0.0  # the sum of the output's squares
+    output: Any = 0.0  # the sum of the output's squares; a tensor once there is one
     weight_norms: Tensor | None = None
     exact_ratio: float = 1.0
     skip_norms: dict[PixelBlock, list[Tensor]] = field(default_factory=dict)
-    trials: list[_Trial] = field(default_factory=list)
+    # The sums of the errors' squares, by candidates' settings and valid ratios.
+    errors: dict[tuple[SpAMMConfig, float], Any] = field(default_factory=dict)
 
     def gather(self, call: ConvCall) -> None:
         """The norm maps of a call."""
@@ -146,8 +134,7 @@ class _Pool:
             found = torch.stack([_ops.valid_ratio(norms, pooled, tau) for tau in taus])
             for tau, ratio in dict(zip(taus.tolist(), found.tolist(), strict=True)).items():
                 if tau > 0 and ratio < most:
-                    setting = SpAMMConfig(tau=tau, pixel_block=pixel_block)
-                    self.trials.append(_Trial(setting, ratio))
+                    self.errors[SpAMMConfig(tau=tau, pixel_block=pixel_block), ratio] = 0.0
         self.skip_norms.clear()
 
     def compare(self, call: ConvCall, setting: SpAMMConfig) -> None:
@@ -155,21 +142,15 @@ class _Pool:
         exact = call.skipping(setting)
         self.multiplications += exact.numel() * call.weight[0].numel()
         self.output = self.output + _square(exact)
-        for trial in self.trials:
-            found = call.skipping(trial.setting)
-            trial.error = trial.error + _square(found.sub_(exact))
+        for (other, ratio), error in self.errors.items():
+            self.errors[other, ratio] = error + _square(call.skipping(other).sub_(exact))
 
     def statistics(self, inputs: int) -> LayerStatistics:
         """The candidates; those whose error is no number are left out."""
-        output = float(self.output)
-        candidates = []
-        for trial in self.trials:
-            error = float(trial.error) / output if output else float(trial.error)
-            if error < torch.inf:
-                root = error**0.5
-                candidates.append(Candidate(trial.setting, trial.valid_ratio, root, root))
-        multiplications = self.multiplications / inputs
-        return LayerStatistics(multiplications, tuple(candidates), self.exact_ratio)
+        output = float(self.output) or 1.0
+        roots = {key: math.sqrt(float(error) / output) for key, error in self.errors.items()}
+        candidates = (Candidate(*key, root, root) for key, root in roots.items() if root < math.inf)
+        return LayerStatistics(self.multiplications / inputs, tuple(candidates), self.exact_ratio)
 
 
 def _square(values: Tensor) -> Tensor:
@@ -194,8 +175,7 @@ def with_output_errors(
     in VGG13 (exponents of 1.1 to 3.1 of squares). Where a model has no floating output, or an
     output of zeros, the layer's own error stands.
     """
-    sizes = [batch_size((example.args, example.kwargs)) for example in inputs]
-    before = itertools.accumulate(sizes, initial=0)
+    before = itertools.accumulate(map(_size_of, inputs), initial=0)
     inputs = [each for each, count in zip(inputs, before, strict=False) if count < _PROBED]
 
     def outputs(settings: Mapping[str, SpAMMConfig]) -> list[Any]:
@@ -205,8 +185,7 @@ def with_output_errors(
     found = {}
     with form.observed_layers():
         exact = outputs({})
-        for number, (name, layer) in enumerate(statistics.items()):
-            progress.at("errors at the output", number, len(statistics))
+        for name, layer in progress.over("errors at the output", [*statistics.items()]):
             points = []
             for candidate in _probes(layer):
                 skipping = outputs({name: candidate.setting})
@@ -287,22 +266,20 @@ def thresholds_for(
             for example in inputs:
                 example.call(form.model)
 
-    def search(name: str, call: Call) -> None:
-        if name in wanted and isinstance(call, ConvCall):
-            maps = call.norm_maps_in(None, wanted[name].setting.pixel_block)
-            tau = _ops.find_tau(maps.norm_a, maps.skip_norm_b, wanted[name].valid_ratio)
-            own[name].append(tau)
-            searched[name] = held(name, tau)
+    def search(name: str, call: ConvCall) -> None:
+        maps = call.norm_maps_in(None, wanted[name].setting.pixel_block)
+        tau = _ops.find_tau(maps.norm_a, maps.skip_norm_b, wanted[name].valid_ratio)
+        own[name].append(tau)
+        searched[name] = held(name, tau)
 
-    def gather(name: str, call: Call) -> None:
-        if name in wanted and isinstance(call, ConvCall):
-            maps = call.norm_maps()
-            pooled[name].append((maps.norm_a, maps.skip_norm_b))
+    def gather(name: str, call: ConvCall) -> None:
+        maps = call.norm_maps()
+        pooled[name].append((maps.norm_a, maps.skip_norm_b))
 
     with form.observed_layers():
-        run(searched, before=search)
-        means = {name: torch.stack(taus).mean() for name, taus in own.items()}
-        run({name: held(name, tau) for name, tau in means.items()}, on_call=gather)
+        run(searched, before=of_convolutions(wanted, search))
+        means = {name: held(name, torch.stack(taus).mean()) for name, taus in own.items()}
+        run(means, on_call=of_convolutions(wanted, gather))
     found = {}
     for name, candidate in wanted.items():
         (weight, *_), inputs_norms = zip(*pooled[name], strict=True)

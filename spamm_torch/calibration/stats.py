@@ -1,4 +1,4 @@
-"""record_stats: what each SpAMM layer of a model skips in the calls made meanwhile."""
+"""record_stats: each SpAMM layer's tau, valid ratio and error bound in the calls made meanwhile."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
 
     Results are the same inside and outside, where it costs nothing. Inside each call of a layer
     computes its norm maps once more, as for ``return_info``, with a pass over the input for each
-    kernel position. Nothing waits for a GPU until the numbers are read. What is recorded is what
+    kernel position. Nothing waits for a GPU until the numbers are read. The record says what
     the call skipped: in the generated forward of :func:`convert_` by the folded weights.
 
     Calls of this thread are recorded: not those of replicas of ``nn.DataParallel``, nor replays of
@@ -186,7 +186,7 @@ def record_stats(model: nn.Module) -> Iterator[ModelStats]:
         :class:`LayerStats`; ``print`` shows a table. A layer that :func:`calibrate` gave its
         setting knows the valid ratios it had then; ``drifted`` names the layers that left these.
 
-    Raises TypeError for what is no module.
+    Raises TypeError for a model that is no module.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"record_stats expects an nn.Module; got {type(model).__name__}")

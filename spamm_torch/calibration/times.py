@@ -15,7 +15,7 @@ from .._progress import Progress
 from .._timing import Around, Mark, Timing, times_of_parts
 from ..networks.config import Engine, SpAMMConfig
 from ..networks.example import Example
-from .calls import Call, ConvCall, watch
+from .calls import ConvCall, of_convolutions, watch
 from .form import Form
 from .statistics import Candidate, LayerStatistics
 
@@ -41,17 +41,16 @@ Run: TypeAlias = tuple[Mapping[str, Trial], Callable[[Mark], Any]]
 
 
 def measure(
-    runs: Sequence[Run], device: torch.device, around: Sequence[Around] = ()
+    runs: Sequence[Run], device: torch.device, around: Sequence[Around]
 ) -> dict[Trial, Timing]:
     """The time of each trial that takes part. All times of a calibration come from here.
 
-    ``around``: for each run the context in which it is made, if any.
+    ``around``: for each run the context in which it is made.
     """
-    contexts = around or [nullcontext] * len(runs)
-    found = times_of_parts([run for _, run in runs], device, contexts)
+    times = times_of_parts([run for _, run in runs], device, around)
     return {
         trials[name]: timing
-        for (trials, _), parts in zip(runs, found, strict=True)
+        for (trials, _), parts in zip(runs, times, strict=True)
         for name, timing in parts.items()
         if name in trials
     }
@@ -86,56 +85,46 @@ def time_layers(
     without a loss. Of each shape of blocks three candidates are timed, the others are on the line
     through these.
     """
-    device = next(form.model.parameters()).device
-    timed = {name: _timed(layer.candidates) for name, layer in statistics.items()}
+    trials = {
+        name: [
+            Trial(name, "dense"),
+            Trial(name, "spamm", form.exact.setting),
+            *(Trial(name, "spamm", c.setting, c.valid_ratio) for c in _timed(layer.candidates)),
+        ]
+        for name, layer in statistics.items()
+    }
 
-    def run(trials: Mapping[str, Trial], compute: Callable[[Trial, ConvCall], Any]) -> Run:
+    def run(of_layers: Mapping[str, Trial]) -> Run:
         def forward(mark: Mark) -> None:
-            def before(name: str, call: Call) -> None:
-                if name in trials and isinstance(call, ConvCall):
-                    mark(name)
-                    compute(trials[name], call)
-                    mark("")
+            def compute(name: str, call: ConvCall) -> None:
+                setting = of_layers[name].setting
+                mark(name)
+                call.dense() if setting is None else call.skipping(setting)
+                mark("")
 
             progress.at("times of layers")
-            with watch(form.model, before=before):
+            with watch(form.model, before=of_convolutions(of_layers, compute)):
                 example.call(form.model)
 
-        return trials, forward
+        return of_layers, forward
 
-    dense = {name: Trial(name, "dense") for name in statistics}
-    exact = {name: Trial(name, "spamm", form.exact.setting) for name in statistics}
-    most = max(map(len, timed.values()), default=0)
-    skipping = [
-        {
-            name: Trial(name, "spamm", candidates[place].setting, candidates[place].valid_ratio)
-            for name, candidates in timed.items()
-            if place < len(candidates)
-        }
-        for place in range(most)
-    ]
-    runs = [run(dense, lambda _, call: call.dense()), *(run(each, _skip) for each in skipping)]
-    own = run(exact, lambda _, call: call.again())
-    with form.observed_layers():
-        found = measure([*runs, own] if form.exact == form.observed else runs, device)
+    if not trials:
+        return {}
+    columns = itertools.zip_longest(*trials.values())
+    runs = [run({trial.layer: trial for trial in column if trial}) for column in columns]
+    around: list[Around] = [nullcontext] * len(runs)
     if form.exact != form.observed:  # it may have another layout
-        with form.installed(dict.fromkeys(form.layers, form.exact)):
-            found |= measure([own], device)
+        around = [form.prepared(dict.fromkeys(form.layers, form.observed))] * len(runs)
+        around[1] = form.prepared(dict.fromkeys(form.layers, form.exact))
+    with form.observed_layers():
+        found = measure(runs, next(form.model.parameters()).device, around)
     times = {}
-    for name, layer in statistics.items():
-        if dense[name] in found:
-            known = {
-                trial.setting: found[trial]
-                for trial in (each[name] for each in skipping if name in each)
-            }
-            candidates = _on_lines(layer.candidates, known)
-            times[name] = LayerTimes(found[dense[name]], found[exact[name]], candidates)
+    for name, (dense, spamm, *others) in trials.items():
+        if dense in found:
+            known = {trial.setting: found[trial] for trial in others}
+            candidates = _on_lines(statistics[name].candidates, known)
+            times[name] = LayerTimes(found[dense], found[spamm], candidates)
     return times
-
-
-def _skip(trial: Trial, call: ConvCall) -> None:
-    assert trial.setting is not None
-    call.skipping(trial.setting)
 
 
 def _timed(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -153,9 +142,9 @@ def _on_lines(
 ) -> tuple[Timing, ...]:
     """The times of all candidates, on a line by valid ratio for each pixel block.
 
-    A call costs something, and so much for each block product: what leaves that line is noise, or a
-    last wave of thread blocks. A hull of raw times would keep the few candidates that were lucky,
-    and its moves would be leaps. Each time varies as much as the one that varies most.
+    A call costs something, and so much for each block product: a distance from that line is noise,
+    or a last wave of thread blocks. A hull of raw times would keep the few candidates that were
+    lucky, and its moves would be leaps. Each time varies as much as the one that varies most.
     """
     spread = max((timing.spread for timing in known.values()), default=1.0)
     lines = {}

@@ -109,7 +109,7 @@ class Losses:
         return Loss(0.0 if moves <= self._most[half] else 9.0)
 
     def held(self):
-        """The moves that the second half was asked for."""
+        """The moves tried on the second half."""
         return [moves for half, moves in self.calls if half == 1]
 
 

@@ -1,9 +1,7 @@
 """A tiny network and pictures for it, in which skipping is worth something."""
 
-import itertools
 import random
 from collections import Counter, OrderedDict
-from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -70,9 +68,9 @@ def linear_time(trial):
 def made_up(time_of):
     """What measures runs of the model: each part takes ``time_of(trial)`` in each of its calls."""
 
-    def measure(runs, _, around=()):
+    def measure(runs, _, around):
         found = {}
-        for (trials, run), context in itertools.zip_longest(runs, around, fillvalue=nullcontext):
+        for (trials, run), context in zip(runs, around, strict=True):
             calls = Counter({"": 1})
             with context():
                 run(lambda name, calls=calls: calls.update([name]))
