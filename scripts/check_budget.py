@@ -1,7 +1,7 @@
 """Compares the lines of text in git, room by room, and the number of files with docs/budget.toml.
 
-It also refuses some passives in the rooms that docs/budget.toml names under [prose]: a sentence
-says who does a thing.
+It also refuses, in the rooms that docs/budget.toml names under [prose], some passives, since a
+sentence has a subject that acts, and comments that begin with a clause in its place.
 
     python scripts/check_budget.py
 """
@@ -21,7 +21,12 @@ else:
     import tomli as tomllib  # of mypy
 
 _BUDGET = REPOSITORY / "docs" / "budget.toml"
-_PASSIVE = re.compile(r"\b(is|are|was|were|been?) (asked|told|looked at|wanted)\b")
+_PROSE = {
+    "passives": re.compile(r"\b(is|are|was|were|been?) (asked|told|looked at|wanted)\b(?! apart)"),
+    "clauses": re.compile(
+        r"(\"{3}|#|//) ?(What|Who) (?!.*\?)|[.:] (What|Who) [^?]*$|\bwhat is no\b"
+    ),
+}
 _TEXT = {".cu", ".cpp", ".cuh", ".h", ".py", ".md", ".txt", ".toml", ".sh", ".in", ".cmake"}
 
 
@@ -60,15 +65,15 @@ def check(budget, count_lines=lines, count_files=lambda: len(files())):
     ]
 
 
-def passives(rooms):
-    """Raises a UserError that names the lines with a passive in some rooms."""
+def prose(kind, rooms):
+    """Raises a UserError that names the lines of some rooms with passives or clauses."""
     found = [
         f"{path.relative_to(REPOSITORY)}:{number}: {match[0]}"
         for room in rooms
         for path in files(room)
         if path.suffix in (".py", ".md")
         for number, line in enumerate(path.read_text().splitlines(), start=1)
-        if (match := _PASSIVE.search(line))
+        if (match := _PROSE[kind].search(line))
     ]
     if found:
         raise UserError(f"expected sentences that say who does a thing; got {'; '.join(found)}")
@@ -78,7 +83,8 @@ def main(arguments=None):
     make_parser(__doc__).parse_args(arguments)
     budget = tomllib.loads(_BUDGET.read_text())
     print("\n".join(check(budget)))
-    passives(budget["prose"]["rooms"])
+    for kind, rooms in budget["prose"].items():
+        prose(kind, rooms)
 
 
 if __name__ == "__main__":

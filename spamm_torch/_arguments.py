@@ -77,7 +77,7 @@ def check_knobs(
 ) -> None:
     """Raises unless exactly one knob is given, of the right type and within its range.
 
-    ValueError for none, several, NaN or out of range; TypeError for what is no number and no
+    ValueError for none, several, NaN or out of range; TypeError unless it is a number or a
     floating-point tensor; RuntimeError for a tensor that is not 0-d or requires a gradient.
     """
     if (tau is not None) + (valid_ratio is not None) + (max_error is not None) != 1:
@@ -207,7 +207,8 @@ def check_integers(value: Any, name: str) -> None:
 def as_activation(activation: Any, relu: Any = False) -> str:
     """The name that ops take; ``relu=True`` is another way to say "relu".
 
-    ValueError for another name, and for both; TypeError for what is no name or no bool.
+    ValueError for another name, and for both; TypeError for an activation that is no string or a
+    ``relu`` that is no bool.
     """
     check_bool(relu, "relu")
     if activation is None:

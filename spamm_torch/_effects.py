@@ -1,4 +1,4 @@
-"""Where a forward has effects beside its result, and in which line of the user's code."""
+"""Finds the line of the user's code in which a forward does more than compute its result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _IN_PLACE = frozenset(
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
 ) | {operator.setitem}
 _IN_PLACE_METHODS = frozenset(f"__{function.__name__}__" for function in _IN_PLACE)
-# What gives the same memory, or a part of it.
+# Names of functions whose result has the same memory, or a part of it.
 _VIEWS = frozenset(
     (
         *("getitem", "getattr", "view", "view_as", "reshape", "flatten", "unflatten", "ravel"),
@@ -79,7 +79,7 @@ class Watch:
         sys.settrace(self._enter)
         try:
             function()
-        except Exception:  # what it changed before counts
+        except Exception:  # its changes before count
             pass
         finally:
             sys.settrace(before)

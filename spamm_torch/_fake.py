@@ -1,7 +1,7 @@
 """Fake kernels: shapes and dtypes of every op, for FakeTensor, torch.compile and export.
 
-The op itself says what is wrong with its arguments. Here is refused what would give a result of no
-shape or of a wrong one, and tensors on several devices, of which some may be on meta.
+The op itself says what is wrong with its arguments. These kernels refuse arguments for which there
+is no shape or a wrong one, and tensors on several devices, of which some may be on meta.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
     The text goes to a file of another name beside it, which two writers do not share.
 
-    Raises TypeError for what is no path, OSError where it cannot be written; then the old file
-    stays as it was.
+    Raises TypeError for a path of another type, OSError where it cannot be written; then the old
+    file stays as it was.
     """
     check_path(path, "path")
     target = Path(os.path.realpath(path))

@@ -1,8 +1,8 @@
 """Formulas for ``torch.utils.flop_counter.FlopCounterMode``.
 
-Counted is what the dense product would cost, two operations for each multiply and add: how much of
-it is skipped is known on the device only. ``SkipInfo.valid_ratio`` tells the share that was
-computed. Norm maps and thresholds count nothing, as torch counts nothing but products.
+They count the dense product, two operations for each multiply and add: the device alone knows how
+much of it is skipped. ``SkipInfo.valid_ratio`` tells the share that was computed. Norm maps and
+thresholds count nothing, as torch counts nothing but products.
 """
 
 from __future__ import annotations

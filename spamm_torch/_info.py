@@ -1,6 +1,6 @@
-"""What a call skipped: threshold, share of products kept, and bound of the error, from norm maps.
+"""The threshold of a call, the share of products that it keeps, and a bound of its error.
 
-Everything here is a tensor operation on the operands' device; nothing waits for it.
+All come from norm maps, by tensor operations on the operands' device. Nothing waits for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ops = torch.ops.spamm_torch
 
 
 class SkipInfo(NamedTuple):
-    """What a call skipped, as ``return_info=True`` reports it.
+    """The products that a call skipped, as ``return_info=True`` reports them.
 
     The first three are 0-d tensors on the operands' device, of the norms' dtype (float32, or
     float64 for float64 operands), the last two float64, all without a gradient. Reading one on the
@@ -56,7 +56,8 @@ class NormMaps(NamedTuple):
 
     Attributes:
         norm_a, norm_b: of A and of B, for errors.
-        skip_norm_b: what of B decides what is skipped; ``norm_b`` but for a convolution.
+        skip_norm_b: the map of B that decides which products are skipped; ``norm_b`` but for a
+            convolution.
         block, pixel_block: as in :class:`SkipInfo`.
     """
 
@@ -73,7 +74,7 @@ class NormMaps(NamedTuple):
 
 
 def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
-    """What a product of operands with these norm maps skips."""
+    """The :class:`SkipInfo` of a product of operands with these norm maps."""
     norm_a, norm_b, deciding = maps[:3]
     apart = None if deciding is norm_b else deciding
     if knobs["threshold"] is not None:
@@ -181,7 +182,7 @@ def _im2col_norms(
     k: int,
     pixel_block: tuple[int, int, int],
 ) -> tuple[Tensor, Tensor]:
-    """The norm map (groups, KB, NB) of an im2col matrix, and the map that decides what is skipped.
+    """The norm map (groups, KB, NB) of an im2col matrix, and the map by which products are skipped.
 
     The input is read once, for the sum of squares of k channels of each pixel; a block's norm is
     the root of the sum over the pixels that it covers at its kernel position.

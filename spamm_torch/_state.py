@@ -35,7 +35,7 @@ class Place:
     """Something that a forward may change.
 
     Attributes:
-        owner: the module from which it was reached; None where a forward is not what changes it.
+        owner: the module from which it was reached; None where no forward changes it.
         name: the attribute, or the name in the code, by which it was reached.
     """
 
@@ -94,7 +94,7 @@ class _Names(Place):
         self._values = self._now()
 
     def _now(self) -> list[Any]:
-        if isinstance(self._of, type):  # without what it inherits
+        if isinstance(self._of, type):  # without inherited ones
             return [vars(self._of).get(name, _MISSING) for name in self._names]
         return [_attribute(self._of, name) for name in self._names]
 
@@ -245,7 +245,7 @@ class _Finder:
             entries = dict.items(value) if isinstance(value, dict) else [(name, x) for x in value]
             for key, entry in entries:
                 is_attribute = depth == 0 and isinstance(key, str)
-                if is_attribute and key in _HOOKS:  # what hooks keep is no part of the model
+                if is_attribute and key in _HOOKS:  # state of hooks is no part of the model
                     self.places.append(_Container(None, key, entry))
                 else:
                     self._put(entry, owner, key if is_attribute else name, depth + 1)

@@ -267,7 +267,7 @@ def _product(
     return_info: bool = False,
     out: Tensor | None = None,
 ) -> Any:
-    """The product, in a new tensor or in ``out``, then its norm map, and what it skipped.
+    """The product, in a new tensor or in ``out``, then its norm map, then its :class:`SkipInfo`.
 
     Args:
         knobs: tau, valid_ratio and max_error. addition: input, beta and alpha.
@@ -688,7 +688,7 @@ def linear(
     return product.reshape(shape)
 
 
-# What linear's arguments are called as those of the product, at the start of a message.
+# The names of linear's arguments, by those of the product at the start of a message.
 _LINEAR_NAMES = {
     "a and b": "input and weight",
     "a": "input",
@@ -785,7 +785,7 @@ def conv2d(
         activation: what is applied last: "relu", "relu6", "hardswish", "silu", "leaky_relu" (slope
             0.01), or "none" as None. NaN stays NaN. Where the device's kernel computes bias,
             residual and activation, they are rounded once; elsewhere each is a pass of its own,
-            and so are "hardswish" and "silu" where a gradient is wanted.
+            and so are "hardswish" and "silu" in a call for a gradient.
         relu: True is activation="relu".
         devices: each gets whole pixel blocks of images, which travel in each call. Without
             ``norm_weight``, ``norm_input``, ``residual`` and ``return_norms``.
@@ -830,11 +830,9 @@ def conv2d(
         check_bool(return_info, "return_info")
     if not isinstance(input, (list, tuple)) and has_torch_function_variadic(input, weight):
         return _overridden(conv2d, (input, weight), locals())
-    more = (norm_weight, norm_input, residual)
-    if norm_weight is not None or norm_input is not None or residual is not None:
-        check_optional_tensor(norm_weight, "norm_weight")
-        check_optional_tensor(norm_input, "norm_input")
-        check_optional_tensor(residual, "residual")
+    more = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
+    for argument, value in more.items():
+        check_optional_tensor(value, argument)
     check_integers(stride, "stride")
     check_integers(dilation, "dilation")
     check_integer(groups, "groups")
@@ -844,11 +842,9 @@ def conv2d(
         None if pixel_block is None else check_pixel_block(pixel_block, block),
     )
     name = as_activation(activation, relu)
-    refused: dict[str, Any]
     if isinstance(input, (list, tuple)):
-        refused = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
-        refused |= {"devices": devices, "return_norms": return_norms, "return_info": return_info}
-        _check_alone("a list of shards", refused)
+        refused = {**more, "devices": devices, "return_norms": return_norms}
+        _check_alone("a list of shards", {**refused, "return_info": return_info})
         setting = {**knobs, "block": blocks[0], "pixel_block": blocks[1], "activation": name}
         return _conv2d_shards(input, weight, bias, (stride, padding, dilation, groups), setting)
     check_tensor(input, "input")
@@ -862,14 +858,11 @@ def conv2d(
     else:
         check_integers(padding, "padding")
     given = (input, weight, bias, stride, padding, dilation, groups, *knobs.values(), *blocks)
-    if return_norms and devices is None:
-        result = _conv2d_with_norms(*given, *more, name)
-    elif devices is None:
-        result = _conv2d(*given, *more, name)
+    if devices is not None:
+        _check_alone("devices", {**more, "return_norms": return_norms})
+        result = _conv2d(*given, *more.values(), name, devices=as_devices(devices))
     else:
-        refused = {"norm_weight": norm_weight, "norm_input": norm_input, "residual": residual}
-        _check_alone("devices", {**refused, "return_norms": return_norms})
-        result = _conv2d(*given, *more, name, devices=as_devices(devices))
+        result = (_conv2d_with_norms if return_norms else _conv2d)(*given, *more.values(), name)
     if not return_info:
         return result
     maps = conv2d_norm_maps(

@@ -113,8 +113,8 @@ def _centres(images: Tensor) -> Tensor:
 
     Of both, -1/2 and 1/2 are the ends of the picture and 0 is the middle. In float64 no sum
     overflows, and those of bytes and half types are exact, so that the order is the same on every
-    device. The minimum is taken off the sums, so that no copy of the images is written. What is
-    left of a constant image's sums is rounding, so it is found by its minimum and maximum.
+    device. The minimum is taken off the sums, so that no copy of the images is written. The
+    rest of a constant image's sums is rounding, so it is found by its minimum and maximum.
     """
     pixels = images[:, 0]
     height, width = pixels.shape[1:]

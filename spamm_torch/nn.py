@@ -36,12 +36,12 @@ Module = TypeVar("Module", bound="_SpAMM")
 Other = TypeVar("Other", bound=nn.Module)
 
 
-# ---- What the modules share ---------------------------------------------------------------------
+# ---- Common to the modules ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PinnedNorms:
-    """The norms of a weight, and what proves that they still are that weight's norms.
+    """The norms of a weight, with the proof that they still are that weight's.
 
     Attributes:
         norms: the norm map. It, and the weight before it, are final: no kernel still writes them.
@@ -237,11 +237,11 @@ class _SpAMM(nn.Module):
 
 
 def takes_ready_weights(input: Tensor) -> bool:
-    """Whether it may be said in a call that a weight whose norms are pinned is ready to be read.
+    """Whether a call may say that a weight whose norms are pinned is ready to be read.
 
-    Convolutions may then read it while kernels before them on the stream still run. Whoever pins
-    norms waits for them, and with them for the weight. It is not said where a call is recorded to
-    be run later: the weight may be another by then.
+    Convolutions may then read it while kernels before them on the stream still run. Pinning waits
+    for the norms, and with them for the weight. A call that is recorded to be run later does not
+    say so: the weight may be another by then.
     """
     return (
         input.is_cuda
@@ -263,7 +263,7 @@ def _shown(value: Any) -> str:
 
 
 def _check_replaceable(module: nn.Module, ours: type[_SpAMM]) -> None:
-    """Only what computes as torch's own module, or is ours already, may be replaced by ours."""
+    """Raises TypeError unless a module computes as torch's own, or is ours already."""
     dense = ours._dense
     if not isinstance(module, dense):
         raise TypeError(f"from_dense expects a torch.nn.{dense.__name__}; got {type(module)}")

@@ -28,7 +28,7 @@ class OrderedBatch(nn.Module):
 
     Call: ``(images, *args, **kwargs)``, with images as :func:`likeness_order` takes them. Every
     other tensor among the arguments has the batch as first dimension, too, and is permuted with
-    them; what is no tensor passes as it is.
+    them; other arguments pass as they are.
 
     Raises:
         TypeError: a module that is none, a block that is no integer; when called, images that are

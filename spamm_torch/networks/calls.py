@@ -112,7 +112,7 @@ def conv2d_max_pool(
     norm_weight: Tensor | None,
     activation: str,
 ) -> Tensor:
-    """The op ``conv2d_max_pool``, or two calls where a gradient is wanted or a single image came.
+    """The op ``conv2d_max_pool``, or two calls for a gradient or a single image.
 
     Args:
         input: (N, C, H, W) or (C, H, W).

@@ -1,4 +1,4 @@
-"""How two results of a model differ, and whether rounding alone explains it."""
+"""Compares two results of a model: tells a difference from rounding."""
 
 from __future__ import annotations
 
@@ -70,6 +70,14 @@ def difference(expected: Any, found: Any) -> str | None:
         if problem is not None:
             return problem
     return None
+
+
+def are_equal(one: Any, other: Any) -> bool:
+    """Whether two results have one form and the same numbers, none of which is a NaN."""
+    if other_form(one, other) is not None:
+        return False
+    pairs = zip(_numbers(one), _numbers(other), strict=True)
+    return all(torch.equal(*map(torch.as_tensor, pair)) for pair in pairs)
 
 
 def is_rounding(expected: Any, found: Any, wide: Any) -> bool:

@@ -14,6 +14,7 @@ from .._state import Place, Snapshot, in_eval_mode
 from ..nn import SpAMMConv2d, _SpAMM
 from .capture import capture
 from .compare import (
+    are_equal,
     difference,
     difference_beyond_rounding,
     made_up_calls,
@@ -22,7 +23,7 @@ from .compare import (
 )
 from .config import DENSE, LEFT, NOTHING_SKIPPED, Engine
 from .engines import Choice, Chooser, own_setting
-from .example import Calls, Example, copied
+from .example import Call, Example, copied
 from .fused import Fused
 from .generate import generate
 from .install import Installation
@@ -67,16 +68,16 @@ class Conversion:
         self._check_layers()
         self._fuses = fuse
         self._islands: list[Island] = []
-        self._calls: Mapping[nn.Module, Calls] = {}
+        self._calls: Mapping[nn.Module, list[Call]] = {}
         self._changed: list[Place] = []  # in two calls of the model as it is
         self._problem: str | None = None  # why nothing may be converted
         self._sites: list[Site] = []
-        # What was made for one form of the model, and serves others: tensors, generated forwards.
+        # Tensors and generated forwards of one form of the model, which serve others, too.
         self._made: Made = {}
         self._fused: dict[tuple[Any, ...], Fused | None] = {}
 
     def run(self) -> ConvertReport:
-        """Converts the model and says what was done to it."""
+        """Converts the model and reports each change."""
         with in_eval_mode(self._model, self._known) as self._before:
             self._prepare()
             chooser = self._chooser()
@@ -146,7 +147,7 @@ class Conversion:
         plan = Plan(island, sites, engines)
         return Fused(plan, self._made) if plan.fused else None
 
-    # ---- What there is --------------------------------------------------------------------------
+    # ---- Parts of the model ---------------------------------------------------------------------
 
     def _check_layers(self) -> None:
         if any(isinstance(layer, nn.Conv2d) for layer in self._layers.values()):
@@ -170,7 +171,8 @@ class Conversion:
     def _sites_of(self, island: Island) -> list[Site]:
         with self._before.kept():
             measured = [shapes_of(island, copied(args)) for args, _ in self._plain_calls(island)]
-            sites = find_sites(island, alike_by_shapes(measured, likely_shapes(island)))
+            likely = likely_shapes(island, sizes=1 if measured else 2)
+            sites = find_sites(island, alike_by_shapes(measured, likely))
         for site in sites:
             if measured and site.node in measured[0]:
                 shape, _ = measured[0][site.node]
@@ -178,14 +180,16 @@ class Conversion:
         return sites
 
     def _plain_calls(self, island: Island) -> Iterator[tuple[tuple[Tensor, ...], Any]]:
-        """Arguments and results of the recorded calls that the generated forward could serve."""
-        calls = self._calls.get(island.module)
-        if calls is None:
-            return
-        signature = island.signature
-        for args, kwargs, result in zip(calls.args, calls.kwargs, calls.results, strict=True):
-            traced = signature.bound(args, kwargs)
-            if traced is not None and all(isinstance(arg, Tensor) for arg in traced):
+        """Arguments and results of the recorded calls that the generated forward could serve, each
+        once.
+        """
+        known: list[Any] = []
+        for args, kwargs, result in self._calls.get(island.module, ()):
+            traced = island.signature.bound(args, kwargs)
+            if traced is None or not all(isinstance(arg, Tensor) for arg in traced):
+                continue
+            if not any(are_equal((traced, result), other) for other in known):
+                known.append((traced, result))
                 yield traced, result
 
     def _lone_sites(self, known: set[int]) -> list[Site]:
@@ -196,7 +200,7 @@ class Conversion:
             if isinstance(layer, nn.Conv2d) and id(layer) not in known
         ]
 
-    # ---- What both forms compute ----------------------------------------------------------------
+    # ---- Comparing both forms -------------------------------------------------------------------
 
     def _leave_what_differs(self, found: dict[Island, list[Site]]) -> None:
         """Drops the islands whose generated forward computes something else than their own."""
@@ -232,8 +236,7 @@ class Conversion:
                     name = island.name or "the model"
                     self._notes.append(f"{name} was not compared: no example_input was given")
             elif not calls:
-                was_called = bool(self._calls[island.module].args)
-                with_what = "with tensors alone " if was_called else ""
+                with_what = "with tensors alone " if self._calls[island.module] else ""
                 return f"it was not called {with_what}on the example input"
             run = functools.partial(own_result, island)
             for args, expected in calls:
@@ -267,7 +270,7 @@ class Conversion:
         no_class_changes = all(engine.setting is None for engine in engines.values())
         if islands.get(self._model) == sites and no_class_changes:
             return None  # it has been compared as an island
-        example, expected = self._example, self._calls[self._model].results
+        example, expected = self._example, [call.result for call in self._calls[self._model]]
         given = (example.args, example.kwargs)
         with self._before.kept(), torch.no_grad():
             self.installation.engines = engines

@@ -44,8 +44,8 @@ def convert_(
     ``nn.Conv2d`` that skips becomes a :class:`SpAMMConv2d` by its class. With ``fuse``, each part
     of the model that ``torch.fx`` can trace gets a generated forward, in which a convolution
     computes the batch norm, the residual add and the activation behind it as well. It is taken in
-    eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. What is
-    done to the model later acts in the next eager call: weights are folded anew, or its own forward
+    eval mode without gradients, autocast and hooks; elsewhere the model's own forward runs. Later
+    changes of the model act in the next eager call: weights are folded anew, or its own forward
     runs. :func:`refresh_` says when that is not enough. docs/networks.md has each step.
 
     Args:
@@ -79,8 +79,8 @@ def convert_(
         A :class:`ConvertReport`: a row for each convolution.
 
     Raises:
-        TypeError: what is no module, or an argument of another type; a reference that is no dense
-            tensor.
+        TypeError: a model that is no module, an argument of another type, a reference that is no
+            dense tensor.
         ValueError: several knobs, or a knob and a ``config``; an override that names no convolution
             or comes with a settings file, a settings file of another model, of another format or
             none at all, an example that the model cannot take, of no images or without finite
@@ -130,7 +130,7 @@ def revert_(model: Model) -> Model:
         The model.
 
     Raises:
-        TypeError: what is no module.
+        TypeError: a model that is no module.
         RuntimeError: a module whose class or setting something else changed after ``convert_``
             (``fully_shard``, a parametrization): undo that first. Nothing is changed then.
     """
@@ -162,7 +162,7 @@ def refresh_(model: Model) -> Model:
         The model.
 
     Raises:
-        TypeError: what is no module.
+        TypeError: a model that is no module.
         ValueError: a model that is not converted.
         RuntimeError: a module whose class something else changed, as :func:`revert_`.
     """

@@ -55,8 +55,8 @@ class Chooser:
     may be converted where there is a ``problem``.
 
     Attributes:
-        choices: what was chosen, by calls.
-        notes: what measuring the whole model showed.
+        choices: of each call, by name.
+        notes: findings of the whole model's times.
     """
 
     def __init__(
@@ -86,19 +86,14 @@ class Chooser:
         self.choices = {
             site.name: self._given[site.name] or self._predicted(site) for site in self._sites
         }
-        example = self._example
-        if example is None or not self._is_measured:
+        if self._example is None or self._request.engines:
             return self._chosen()
         with torch.no_grad():
-            self._choose_by_times(example)
-            return self._fastest(example)
+            self._choose_by_times(self._example)
+            return self._fastest(self._example)
 
     def _chosen(self) -> dict[str, Engine]:
         return {name: choice.engine for name, choice in self.choices.items()}
-
-    @property
-    def _is_measured(self) -> bool:
-        return self._example is not None and not self._request.engines
 
     @property
     def _device(self) -> torch.device:
@@ -192,25 +187,16 @@ class Chooser:
         than those before it is not taken, nor any that is slower than the model as it was.
         """
         chosen = self._chosen()
-        self._installation.engines = chosen
-        if not self._installation.changes_anything:
-            return chosen
+        with self._installation.having(chosen):
+            if not self._installation.changes_anything:
+                return chosen
         given = {name: chosen[name] for name, is_asked in self._is_asked_for.items() if is_asked}
         dense = {n: engine if engine.kind == "dense" else DENSE for n, engine in chosen.items()}
         plan, spamm = self._unmeasured()
-        forms = {
-            "original": dict.fromkeys(chosen, LEFT),
-            "all dense, fused": dense | given,
-            "chosen": chosen,
-            plan: spamm | given,
-        }
-        for name, same in (
-            ("chosen", "all dense, fused"),
-            (plan, "all dense, fused"),
-            (plan, "chosen"),
-        ):
-            if name in forms and forms[name] == forms.get(same):
-                del forms[name]
+        forms: dict[str, dict[str, Engine]] = {"original": dict.fromkeys(chosen, LEFT)}
+        for name, form in (("all dense, fused", dense), ("chosen", chosen), (plan, spamm)):
+            if (engines := form | given) not in forms.values():
+                forms[name] = engines
         self._progress.at(f"measuring the model in {len(forms)} forms")
         calls = [lambda: example.call(self._model)] * len(forms)
         around = [

@@ -1,12 +1,12 @@
-"""How a model is called: the form of a call, and running the model on the example input."""
+"""The form of a model's calls, and its calls on the example input."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -119,13 +119,12 @@ def _is_same(value: Any, default: Any) -> bool:
     )
 
 
-@dataclass
-class Calls:
-    """The arguments and results of the calls of one module, copied as they were."""
+class Call(NamedTuple):
+    """A call of a module: its arguments, and its result."""
 
-    args: list[tuple[Any, ...]] = field(default_factory=list)
-    kwargs: list[dict[str, Any]] = field(default_factory=list)
-    results: list[Any] = field(default_factory=list)
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
 
 
 class Example:
@@ -168,13 +167,13 @@ class Example:
 
     def record(
         self, model: nn.Module, before: Snapshot, watched: Sequence[nn.Module], times: int = 2
-    ) -> tuple[dict[nn.Module, Calls], list[Place]]:
+    ) -> tuple[dict[nn.Module, list[Call]], list[Place]]:
         """Runs the model, which is in eval mode, twice in a row, and puts it back (``before``).
 
-        Returns the calls of the watched modules, and what the calls changed in the model. Raises
-        ValueError where the model cannot take the example.
+        Returns the calls of the watched modules, copied as they were, and the places in the model
+        that changed meanwhile. Raises ValueError where the model cannot take the example.
         """
-        calls = {module: Calls() for module in watched}
+        calls: dict[nn.Module, list[Call]] = {module: [] for module in watched}
 
         def hooks() -> Iterator[Any]:
             for module, found in calls.items():
@@ -201,7 +200,7 @@ class Example:
     def _run(
         self, model: nn.Module, before: Snapshot, hooks: Callable[[], Iterator[Any]], times: int
     ) -> list[Place]:
-        """Calls the model with these hooks, and says what that changed in it."""
+        """Calls the model with these hooks; returns the places in it that changed."""
         with before.kept(), torch.no_grad():
             handles = list(hooks())
             try:
@@ -209,7 +208,7 @@ class Example:
                     self.call(model)
             except torch.OutOfMemoryError:
                 raise
-            except Exception as error:  # whatever the model raises for what it cannot take
+            except Exception as error:  # whatever the model raises for a wrong input
                 line = str(error).strip().partition("\n")[0]
                 raise ValueError(
                     f"{self._name} must be what the model takes; got "
@@ -221,15 +220,17 @@ class Example:
             return before.changed()
 
 
-def _watch(module: nn.Module, calls: Calls) -> list[Any]:
+def _watch(module: nn.Module, calls: list[Call]) -> list[Any]:
+    """Hooks that note the first calls of a module; it may write to its arguments."""
+    begun: list[tuple[Any, Any]] = []
+
     def before(_: Any, args: Any, kwargs: Any) -> None:
-        if len(calls.args) < _MOST_CALLS:
-            calls.args.append(copied(args))
-            calls.kwargs.append(copied(kwargs))
+        if len(begun) < _MOST_CALLS:
+            begun.append((copied(args), copied(kwargs)))
 
     def after(_: Any, args: Any, kwargs: Any, result: Any) -> None:
-        if len(calls.results) < len(calls.args):
-            calls.results.append(copied(result))
+        if len(calls) < len(begun):
+            calls.append(Call(*begun[len(calls)], copied(result)))
 
     return [
         module.register_forward_pre_hook(before, with_kwargs=True),

@@ -64,7 +64,7 @@ class Fused:
     forward: Forward
 
     def __init__(self, plan: Plan, made: Made | None = None) -> None:
-        """``made``: as of :meth:`Source.operands`; what other forms of the model share."""
+        """``made``: as of :meth:`Source.operands`; other forms of the model share it."""
         self.root = plan.island.module
         self.signature = plan.island.signature
         self.names = [site.name for site in plan.fused]
@@ -115,7 +115,7 @@ class Fused:
         _registry[self.key] = self
 
     def watch_operands(self, mark: Callable[[str], None]) -> None:
-        """Has ``mark`` called with a call's name when its operands are read, right before it."""
+        """Calls ``mark`` with a call's name when its operands are read, right before it."""
         places = {3 * place: name for place, name in enumerate(self.names)}
         self.operands = _Watched(self.operands, places, mark)
 
@@ -213,7 +213,7 @@ class Fused:
             self.forget()
 
     def forget(self) -> None:
-        """Has operands folded anew before they are used again."""
+        """Marks the operands as old: they are folded anew before they are used again."""
         self._folded = (self.operands, None)
 
     def spamm_weights(self) -> list[tuple[nn.Conv2d, Tensor | None]]:

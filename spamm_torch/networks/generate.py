@@ -60,7 +60,7 @@ class _Generator:
         self._copies: dict[fx.Node, fx.Node] = {}
         result = self._graph.graph_copy(plan.island.graph, self._copies)
         self._graph.output(result)
-        self._replaced: dict[fx.Node, fx.Node] = {}  # copies, by what took their place
+        self._replaced: dict[fx.Node, fx.Node] = {}  # copies, by the nodes that took their place
         self._norms: dict[fx.Node, fx.Node] = {}  # of values, as they are now
 
     def run(self) -> Forward:

@@ -138,7 +138,8 @@ def attach(fused: Fused) -> None:
     kind: Any = type(module)
     module.__class__ = fused_class(kind)
     module.__dict__["_spamm_fused"] = fused
-    fused.prove_again()  # the convolutions may be of another class since it was made
+    if fused.is_stale():
+        fused.prove_again()  # the convolutions are of another class since it was made
 
 
 def detach(module: nn.Module) -> None:
@@ -243,11 +244,14 @@ class Installation:
 
     @engines.setter
     def engines(self, engines: Mapping[str, Engine]) -> None:
+        self._set(engines, self._alone)
+
+    def _set(self, engines: Mapping[str, Engine], converted: Sequence[Site]) -> None:
         self._engines = dict(engines)
         for site in self._alone:
             if is_converted_layer(site.conv):
                 revert_layer(site.conv)
-        for site in self._alone:
+        for site in converted:
             engine = engines[site.name]
             if engine.setting is not None and not is_converted_layer(site.conv):
                 convert_layer(site.conv, engine.setting, engine.band)
@@ -260,8 +264,12 @@ class Installation:
 
     @contextmanager
     def having(self, engines: Mapping[str, Engine]) -> Iterator[None]:
-        """Sets the engines for what runs inside; they stay."""
-        self.engines = engines
+        """Sets the engines for calls of generated forwards inside; they stay.
+
+        Convolutions that generated forwards compute keep their class, so that nothing has to be
+        proven anew where forms of the model are measured in turns.
+        """
+        self._set(engines, [site for site in self._alone if site.node is None])
         yield
 
     @property
@@ -277,7 +285,7 @@ class Installation:
 
     @contextmanager
     def marked(self, mark: Mark) -> Iterator[None]:
-        """Has ``mark`` called with a call's name before each call of a convolution."""
+        """Inside, ``mark`` is called with the name of each call of a convolution before it runs."""
         computed = {name for fused in self.fused for name in fused.names}
         watched = {site.conv for site in self._sites if site.name in computed}
         called: dict[nn.Conv2d, list[str]] = {}  # of which no generated forward notices hooks

@@ -20,7 +20,7 @@ _PIXELS = 64  # of a block of joined groups
 _MOST_BYTES = 1 << 28  # of a joined weight
 
 T = TypeVar("T")
-# What was made of tensors that have not changed since: forms of one model share it.
+# Tensors made of others that have not changed since: forms of one model share them.
 Made: TypeAlias = dict[Any, Any]
 
 

@@ -19,7 +19,7 @@ from .nodes import Pooling, Upsampling, find_linear_relus, may_write, pooling_of
 
 _ops = torch.ops.spamm_torch
 
-# The shape and dtype of what nodes of a graph compute.
+# The shapes and dtypes of a graph's values, by nodes.
 Shapes: TypeAlias = dict[fx.Node, tuple[tuple[int, ...], torch.dtype]]
 
 _EDGE = 64  # of the blocks of the norms that travel: images, and channels
@@ -68,7 +68,7 @@ class Island:
 
 @dataclass(eq=False)
 class Site:
-    """A call of a convolution, and what it absorbs.
+    """A call of a convolution, and the nodes behind it that it absorbs.
 
     Attributes:
         name: of the convolution in the model; further calls of the same one have "#2" and so on
@@ -158,7 +158,7 @@ class Plan:
 
 @dataclass
 class NormFlow:
-    """Which layers of an island compute norms for the next, and which read these.
+    """The layers of an island that compute norms for the next, and those that read them.
 
     A convolution that skips needs the norms of its input. A convolution of the op ``conv2d`` or a
     max pool right before it computes them with its output; generated code passes them on. Behind

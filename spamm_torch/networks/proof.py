@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-_UNREAD = frozenset(  # what no call in eval mode without gradients reads
+_UNREAD = frozenset(  # names that no call in eval mode without gradients reads
     (
         "training",  # which has a check of its own
         *("_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook"),
@@ -124,11 +124,11 @@ class Proof:
     # ---- Asked in every call --------------------------------------------------------------------
 
     def is_in_eval_mode(self) -> bool:
-        """Whether all modules are whose work the generated forward does."""
+        """Whether all modules whose work the generated forward does are in eval mode."""
         return not any(map(operator.getitem, self._modes, repeat("training")))
 
     def fits(self) -> bool:
-        """Whether modules are what they were, and none got hooks since."""
+        """Whether no module has changed, and none got hooks since."""
         versions = self._versions()
         return (
             (versions == self._state.versions or self._still_fits(versions))
@@ -169,8 +169,8 @@ class Proof:
         return list(map(_dict_version, self._dicts))
 
     def _still_fits(self, versions: list[int]) -> bool:
-        """Whether what changed counts for nothing. It is remembered, so that the next call
-        compares numbers alone.
+        """Whether no change counts. Changes are remembered, so that the next call compares numbers
+        alone.
         """
         state = self._state
         if len(state.versions) != len(versions):
@@ -186,8 +186,8 @@ class Proof:
         return True
 
     def _what_counts(self, place: int) -> dict[str, Any]:
-        """What a dictionary holds by now, but for attributes that came since and that no code of
-        the modules' classes knows, such as marks of a training loop.
+        """The entries of a dictionary by now, without attributes that came since and that no code
+        of the modules' classes knows, such as marks of a training loop.
         """
         now = dict(self._dicts[place])
         number = place - self._count  # of the module, if they are a module's attributes
@@ -237,7 +237,7 @@ class Origin:
 
 
 def _are_same(old: dict[str, Any], new: dict[str, Any], are_folded: bool) -> bool:
-    """Whether a dictionary holds the same by now, but for what no call reads.
+    """Whether a dictionary holds the same by now, but for entries that no call reads.
 
     A tensor may be another one: it is looked up in each call, or folded.
     """
@@ -294,13 +294,15 @@ def _has_settings(value: Any) -> bool:
 
 
 def _is_of_users(module: nn.Module) -> bool:
-    """Whether a forward may ask what the module does not hold yet; layers of torch.nn do not."""
+    """Whether a forward may look for attributes that the module does not hold yet; layers of
+    torch.nn do not.
+    """
     kind = type(module).__module__
     return not kind.startswith("torch.nn.") or kind.endswith(".container")
 
 
 def _functions_of(kind: Any) -> tuple[Any, Any, Any]:
-    """The functions and settings of a class itself: the class, what gets them, what it gets."""
+    """The functions and settings of a class itself: the class, their getter, and its result."""
     counts = (types.FunctionType, property, *_PLAIN_SETTINGS)
     found = vars(kind).items()
     own = [name for name, value in found if isinstance(value, counts) and name[:2] != "__"]

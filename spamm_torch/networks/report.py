@@ -29,7 +29,7 @@ _COLUMNS = ("layer", "action", "shape", "setting", "absorbed", "dense / spamm us
 
 @dataclass(frozen=True)
 class Row:
-    """The change that :func:`convert_` made to one layer, or why it made none.
+    """The change that :func:`convert_` made to one layer, or the reason why it made none.
 
     Attributes:
         name: fully qualified; further calls of the same layer have "#2" and so on behind it.

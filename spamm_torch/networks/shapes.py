@@ -1,4 +1,4 @@
-"""Shapes and dtypes of what a traced graph computes, for arguments that were seen or made up."""
+"""Shapes and dtypes of the values of a traced graph, for arguments that were seen or made up."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def shapes_of(island: Island, args: Sequence[Tensor]) -> Shapes:
     return recorder.shapes
 
 
-def likely_shapes(island: Island) -> list[Shapes]:
-    """The shapes for made-up images of two sizes; empty where what the island takes is unknown."""
+def likely_shapes(island: Island, sizes: int = 2) -> list[Shapes]:
+    """The shapes for made-up images of one size or two; none where the island may take others."""
     conv = _first_convolution(island)
     if conv is None:
         return []
     found = []
-    for images, rows, columns in _MADE_UP_IMAGES:
+    for images, rows, columns in _MADE_UP_IMAGES[:sizes]:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
         with mode:
             size = (images, conv.in_channels, rows, columns)
@@ -47,7 +47,7 @@ def likely_shapes(island: Island) -> list[Shapes]:
 
 
 def small_images(island: Island) -> list[Tensor]:
-    """Made-up images, the smallest first; none where what the island takes is unknown."""
+    """Made-up images, the smallest first; none where the island may take others."""
     conv = _first_convolution(island)
     if conv is None:
         return []
@@ -80,7 +80,7 @@ def _first_convolution(island: Island) -> nn.Conv2d | None:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph and keeps the shapes. What follows from a node that fails is unknown."""
+    """Runs a graph and keeps the shapes. Nodes that depend on one that fails have none."""
 
     def __init__(self, island: Island) -> None:
         super().__init__(island.module, graph=island.graph)

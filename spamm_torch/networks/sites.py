@@ -1,4 +1,4 @@
-"""The calls of convolutions of an island, and what each may absorb: batch norm, add, activation.
+"""Finds an island's calls of convolutions, and the batch norm, add and activation each may absorb.
 
 From the call of a convolution single users are followed, in this order. Whatever is absorbed is
 computed in the convolution's own call, in one rounding where the device has a kernel for it.
@@ -102,7 +102,7 @@ class _Finder:
             self._take_add(site)
             self._take_activation(site)
         self._taken.update(site.nodes)
-        # What passes its input on is only worth taking where something behind it was taken.
+        # A node that passes its input on is only worth taking where something behind it was taken.
         while len(site.nodes) > 1 and self._is_identity(site.last):
             self._taken.discard(site.nodes.pop())
         site.pool = self._pool_behind(site)

@@ -1,7 +1,7 @@
 """The code of the reference form, generated for an island: two functions.
 
-In the reference form values are deviations d = x - M from what the island computes for a reference
-picture, M. A convolution with what it absorbs becomes
+In the reference form values are deviations d = x - M from the island's value for a reference
+picture, M. A convolution with all that it absorbs becomes
 
     base = conv(M) + bias + (residual of the reference)
     d' = activation(conv(d) + (deviation of the residual) + base) - activation(base)
@@ -309,7 +309,7 @@ class _Generator:
         self._reference[site.last] = self._base.call_function(activated, (base, site.activation))
 
     def _pass_on(self, node: fx.Node) -> None:
-        """Copies a node, which takes deviations if it is linear and all it takes are."""
+        """Copies a node. A linear one takes deviations where all of its operands are deviations."""
         if node in self._flow.pools:
             self._pool(node)
             return

@@ -1,4 +1,4 @@
-"""convert_ with a reference picture: convolutions work on deviations from what it makes of them."""
+"""convert_ with a reference picture: convolutions compute deviations from their values for it."""
 
 from __future__ import annotations
 
@@ -104,10 +104,7 @@ class ReferenceConversion(Conversion):
         kept = []
         for island in islands:
             found = calls[island.module]
-            traced = [
-                island.signature.bound(args, kwargs)
-                for args, kwargs in zip(found.args, found.kwargs, strict=True)
-            ]
+            traced = [island.signature.bound(call.args, call.kwargs) for call in found]
             if len(traced) == 1 and traced[0] and all(map(_is_picture, traced[0])):
                 self._references[island] = traced[0]
                 kept.append(island)

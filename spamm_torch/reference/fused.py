@@ -35,8 +35,8 @@ class ReferenceRecipe(Recipe):
 class ReferenceForm(Fused):
     """Takes pictures of the reference's size. For others the module's own forward runs.
 
-    What the module computes for the reference are operands like folded weights: they are renewed
-    with these.
+    The module's values for the reference are operands like folded weights, and are renewed with
+    these.
     """
 
     @property

@@ -9,10 +9,10 @@ that holds the original one f times, shifted, and zeros elsewhere. Blocks of zer
 their norms.
 
 In phases: behind nearest upsampling by 2 each pixel is read several times, by weights that may as
-well be added before. What a 3 x 3 convolution makes of the upsampled picture are four convolutions
-with at most 2 x 2 weights of the picture before, one for each of the 2 x 2 pixels that come from
-one. They are one convolution with four times the output channels, and zeros in its weight (Shi et
-al., "Is the deconvolution layer the same as a convolutional layer?", 2016).
+well be added before. A 3 x 3 convolution of the upsampled picture is four convolutions with at most
+2 x 2 weights of the picture before, one for each of the 2 x 2 pixels that come from one. They are
+one convolution with four times the output channels, and zeros in its weight (Shi et al., "Is the
+deconvolution layer the same as a convolutional layer?", 2016).
 """
 
 from __future__ import annotations
@@ -65,12 +65,6 @@ class Layout:
     def image(self, image: Tensor) -> Tensor:
         """An output (N, C, H, W) in this layout."""
         return in_phases(image) if self.in_phases else columns_together(image, self.columns)
-
-    def input(self, image: Tensor) -> Tensor:
-        """An input (N, C, H, W) in this layout: for phases, the image before upsampling."""
-        if not self.in_phases:
-            return columns_together(image, self.columns)
-        return image[:, :, ::2, ::2].contiguous(memory_format=torch.channels_last)
 
     def geometry(self, conv: nn.Conv2d) -> tuple[Any, ...]:
         """Stride, padding, dilation and groups."""
@@ -143,7 +137,7 @@ def _padding(conv: nn.Conv2d) -> tuple[int, int]:
 
 
 def columns_of_phases(channels: int) -> int:
-    """Of how many columns together the norms are that a convolution in phases leaves."""
+    """The number of columns that each norm covers behind a convolution in phases."""
     return 2 if 2 * channels == BLOCK else 1
 
 

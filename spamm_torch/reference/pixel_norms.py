@@ -1,4 +1,4 @@
-"""Where norms of pixels travel in the reference form, and what layers without weights make of them.
+"""The ways of norms of pixels through the reference form, from layer to layer.
 
 A convolution of deviations skips by the norms of its input's pixels, (images, rows, columns, blocks
 of 64 channels). The convolution, max pool or concatenation before it leaves them with its output.
@@ -31,7 +31,7 @@ _MOST_JOINED = 4  # parts that the kernel which concatenates takes
 
 @dataclass
 class PixelNormFlow(NormFlow):
-    """Where norms of pixels come from and go to.
+    """The sources and the readers of norms of pixels.
 
     Attributes:
         joins: the concatenations that compute the norms of what they return.
@@ -39,7 +39,7 @@ class PixelNormFlow(NormFlow):
             many channels each has.
         layouts: of the sites that are not computed as they are, by name.
         plain: the sites that return values, not deviations, by name: nothing but the output of the
-            island reads them. What the reference makes of them is a residual of the same call.
+            island reads them. Their values for the reference are a residual of the same call.
     """
 
     joins: set[fx.Node] = field(default_factory=set)
@@ -58,7 +58,7 @@ def pixel_norm_flow(plan: Plan, shapes: Shapes) -> PixelNormFlow:
 
 @dataclass(frozen=True)
 class _Found:
-    """Norms that are left: by which nodes, and of how many columns together."""
+    """The nodes that compute norms, and the number of columns that each norm covers."""
 
     sources: tuple[fx.Node, ...]
     columns: int = 1
@@ -90,7 +90,7 @@ class _Flow:
         return flow
 
     def _take(self, found: _Found, skips: bool, flow: PixelNormFlow) -> None:
-        """Has the sources of norms leave them."""
+        """Adds nodes to those that compute norms."""
         for source in found.sources:
             producer = self._by_last.get(source)
             if producer is not None:

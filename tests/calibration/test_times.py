@@ -9,7 +9,7 @@ import torch
 from tiny import dark_pictures, made_up, tiny_network
 from torch import nn
 
-from spamm_torch import SpAMMConfig, SpAMMConv2d
+from spamm_torch import SpAMMConfig
 from spamm_torch import _timing as timing
 from spamm_torch._progress import SILENT
 from spamm_torch._timing import Timing, times_of, times_of_parts
@@ -18,6 +18,7 @@ from spamm_torch.calibration.form import PIXEL_BLOCKS, SPAMM, Form
 from spamm_torch.calibration.statistics import Candidate, LayerStatistics
 from spamm_torch.calibration.times import Trial, time_layers, time_models
 from spamm_torch.networks.example import Example
+from spamm_torch.networks.install import fused_of
 
 RATIOS = (0.8, 0.6, 0.4, 0.2)
 
@@ -117,13 +118,14 @@ def test_the_model_is_timed_as_it_was_and_converted_in_turns(monkeypatch):
     form = Form(model, example)
     time = made_up(lambda trial: seen.append(trial) or Timing(10.0 * len(seen), 1.1))
     monkeypatch.setattr(times, "measure", time)
-    kinds = []
-    model.register_forward_pre_hook(lambda *_: kinds.append(type(model.conv_b)))
+    are_fused = []
+    model.register_forward_pre_hook(lambda *_: are_fused.append(fused_of(model) is not None))
     engines = {"as it was": (None, 1.0), "skipping": (dict.fromkeys(form.layers, SPAMM), 0.5)}
     found = time_models(form, engines, example, SILENT)
     assert found == {"as it was": Timing(10.0, 1.1), "skipping": Timing(20.0, 1.1)}
     assert [trial.valid_ratio for trial in seen] == [1.0, 0.5]
-    assert kinds == [nn.Conv2d, SpAMMConv2d]
+    assert are_fused == [False, True]
+    assert fused_of(model) is None
     assert type(model.conv_b) is nn.Conv2d
 
 

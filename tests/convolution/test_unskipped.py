@@ -123,7 +123,7 @@ def test_activations(activation, dtype, force):
 
 
 def test_the_rule_changes_no_bit(force):
-    """Where the kernel of boxes has no segments, the choice between the two cannot be told."""
+    """Where the kernel of boxes has no segments, no result tells which of the two ran."""
     case = Case((64, 64, 128, 14, 14, *THREE), torch.float16)
     chosen = case()
     force("0")

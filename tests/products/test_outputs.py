@@ -251,7 +251,7 @@ def test_errors_leave_out_as_it_was(device):
 
 
 def test_out_may_hold_what_the_call_reads(device):
-    """Also a threshold, from which what was skipped is told."""
+    """Also a threshold, which tells the products that were skipped."""
     x = matrices.patchy(300, 300, device=device)
     x[0, 0] = 300
     expected, info = mm(x, x, tau=x[0, 0].clone(), return_info=True)

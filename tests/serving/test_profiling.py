@@ -1,4 +1,4 @@
-"""Stages in profiles: by their ops' names in torch's, and as NVTX ranges where that is asked for.
+"""Stages in profiles: by their ops' names in torch's, and as NVTX ranges on request.
 
 tests/cpp/nvtx_test.cpp sees the ranges themselves.
 """
