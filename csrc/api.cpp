@@ -1,5 +1,7 @@
 // The C++ API. Each function calls its op through the dispatcher, so that C++ gets autograd,
 // autocast and both devices as Python does.
+#include <ATen/Functions.h>
+
 #include <algorithm>
 
 #include "arguments.h"
@@ -35,9 +37,15 @@ Tensor valid_counts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& ta
   return op.call(norm_a, norm_b, tau);
 }
 
+// The counts are exact, so only the division rounds.
 Tensor valid_ratio(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
-  static const auto op = find("spamm_torch::valid_ratio").typed<OfMaps>();
-  return op.call(norm_a, norm_b, tau);
+  const Tensor counts = valid_counts(norm_a, norm_b, tau);
+  const int64_t products = counts.numel() * norm_a.size(-1);
+  if (products == 0) return at::ones({}, norm_a.options());
+  const Tensor valid = counts.sum(at::kLong).to(at::kDouble);
+  // Divides by a tensor, because CUDA divides by a number as a multiplication by its rounded
+  // inverse.
+  return valid.div(at::full({}, products, valid.options())).to(norm_a.scalar_type());
 }
 
 Tensor error_bound(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
@@ -119,10 +127,12 @@ Tensor dense_conv2d(const Tensor& input, const Tensor& weight, const OptTensor& 
 
 std::vector<int64_t> row_cuts(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
                               int64_t parts, IntArrayRef block) {
-  using Cuts = std::vector<int64_t>(const Tensor&, const Tensor&, const Tensor&, int64_t, int64_t);
-  static const auto op = find("spamm_torch::row_cuts").typed<Cuts>();
+  using Work = std::tuple<Tensor, std::vector<int64_t>>(const Tensor&, const Tensor&, const Tensor&,
+                                                        int64_t, int64_t);
+  static const auto op = find("spamm_torch::row_work").typed<Work>();
   const int64_t m = check_block(block).m;
-  auto cuts = op.call(norm_a, norm_b, tau, parts, std::max(m, shards::kCutRows) / m);
+  TORCH_CHECK_VALUE(parts > 0, "parts must be positive; got ", parts);
+  auto cuts = std::get<1>(op.call(norm_a, norm_b, tau, parts, std::max(m, shards::kCutRows) / m));
   for (int64_t& cut : cuts) cut *= m;
   return cuts;
 }

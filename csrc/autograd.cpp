@@ -111,9 +111,20 @@ struct ProductFunction : torch::autograd::Function<ProductFunction> {
   }
 };
 
+// Whether no tensor has to do with gradients, which is usual, and known without reading the
+// arguments.
+bool is_plain(const c10::OperatorHandle& op, const Stack& stack) {
+  return std::all_of(stack.end() - size_of(op), stack.end(), [](const c10::IValue& x) {
+    if (!x.isTensor()) return true;
+    const Tensor& t = x.toTensor();
+    return !t.requires_grad() && !t._fw_grad(/*level=*/0).defined();
+  });
+}
+
 // spamm, spamm_with_norms and multiply.
 template <class Arguments>
 void product_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  if (is_plain(op, *stack)) return below_autograd(op, keys, stack);
   const auto x = arguments_of<Arguments>(op, *stack);
   push(stack,
        with_dense_gradient<ProductFunction>([&] { return run_below(op, keys, stack); },
@@ -217,6 +228,9 @@ Tensor conv_with_gradient(const Run& run, const ConvArguments& x) {
 // conv2d and dense_conv2d.
 template <class Arguments>
 void conv_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet keys, Stack* stack) {
+  // conv2d's last argument is `devices`.
+  const bool on_one = !std::is_same_v<Arguments, ConvArguments> || stack->back().isNone();
+  if (on_one && is_plain(op, *stack)) return below_autograd(op, keys, stack);
   auto x = arguments_of<Arguments>(op, *stack);
   if (x.devices) {  // composed of differentiable ops, so it has their gradients
     torch::jit::drop(*stack, size_of(op));
@@ -286,18 +300,18 @@ void spamm_shards_autograd(const c10::OperatorHandle& op, c10::DispatchKeySet ke
 }
 
 // The copy's gradient is torch's, of both modes.
-std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, int64_t bands) {
-  using Orders = std::tuple<Tensor, Tensor>(const Tensor&, int64_t);
-  using Images = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t);
-  static const auto find_order = ops::find("spamm_torch::likeness_order").typed<Orders>();
-  static const auto order_images = ops::find("spamm_torch::order_images").typed<Images>();
+std::tuple<Tensor, Tensor, Tensor> order_images_autograd(const Tensor& images, int64_t bands,
+                                                         bool copies) {
+  using Images = std::tuple<Tensor, Tensor, Tensor>(const Tensor&, int64_t, bool);
+  static const auto op = ops::find("spamm_torch::order_images").typed<Images>();
   const bool is_dual = images._fw_grad(/*level=*/0).defined();
-  if (is_dual || (at::GradMode::is_enabled() && images.requires_grad())) {
-    const auto [order, places] = find_order.call(images, bands);
-    return {images.index_select(0, order), order, places};
-  }
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return order_images.call(images, bands);
+  const bool apart = is_dual || (at::GradMode::is_enabled() && images.requires_grad());
+  auto result = [&] {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return op.call(images, bands, copies && !apart);
+  }();
+  if (copies && apart) std::get<0>(result) = images.index_select(0, std::get<1>(result));
+  return result;
 }
 
 bool needs_grad(const c10::IValue& argument) {
@@ -378,20 +392,15 @@ TORCH_LIBRARY_IMPL(spamm_torch, Autograd, m) {
         "max_pool2d_deviation", "join_deviations", "multiply_part"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient>());
   }
-  for (const char* name : {"multiply_into", "spamm_into"}) {
-    m.impl(name, CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
-  }
+  m.impl("spamm_into", CppFunction::makeFromBoxedFunction<&refuse_gradient_of_writing>());
   for (const char* name : {"norm_map", "norm_maps", "find_tau", "product_histogram", "valid_counts",
-                           "valid_ratio", "error_bound", "conv2d_weight_norm", "needed_units",
-                           "row_work", "row_cuts", "likeness_order"}) {
+                           "error_bound", "conv2d_weight_norm", "needed_units", "row_work"}) {
     m.impl(name, CppFunction::makeFromBoxedFunction<&below_autograd>());
   }
 }
 
 TORCH_LIBRARY_IMPL(spamm_torch, ADInplaceOrView, m) {
-  for (const char* name : {"multiply_into", "spamm_into"}) {
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&count_versions>());
-  }
+  m.impl("spamm_into", torch::CppFunction::makeFromBoxedFunction<&count_versions>());
 }
 
 }  // namespace spamm

@@ -59,7 +59,6 @@ TORCH_LIBRARY(spamm_torch, m) {
   m.def(
       "product_histogram(Tensor norm_a, Tensor norm_b, Tensor low, int shift, int bins) -> Tensor");
   m.def("valid_counts(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
-  m.def("valid_ratio(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
   m.def(
       "error_bound(Tensor norm_a, Tensor norm_b, Tensor tau, *, Tensor? skip_norm_b=None) -> "
       "Tensor");
@@ -77,34 +76,24 @@ TORCH_LIBRARY(spamm_torch, m) {
       "multiply_part(Tensor a, Tensor(b!) b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] "
       "block, "
       "Tensor(a!) out, *, int[2] whole, Tensor? own_rows=None, int first_own_row=0) -> ()");
-  // As multiply, and writes the result to `out`, which may share memory with any argument.
-  // symmetric: the caller says that a @ b and `input` are symmetric. What is written is then the
-  // upper triangle, diagonal included, and its mirror image. norms, if given, becomes out's norm
-  // map in blocks (m, n). No gradient.
-  m.def(
-      "multiply_into(Tensor a, Tensor b, Tensor norm_a, Tensor norm_b, Tensor tau, int[3] block, "
-      "Tensor(a!) out, *, Tensor? input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False, "
-      "Tensor(b!)? norms=None) -> ()",
-      tags);
-
   // The plan of a product over several devices. 2-d norm maps. `largest_a` (parts, KB) holds the
   // largest norm of each part in each column of norm_a, NaN kept. Returns bool (parts, KB, stages):
   // whether some block product of the part's rows with block row k of the stage is valid.
   m.def("needed_units(Tensor largest_a, Tensor norm_b, Tensor tau, int stage_blocks) -> Tensor");
-  // The number of block columns in a stage.
-  m.def("stage_blocks(int block_columns, int block_n) -> int");
-  // The work of each block row, int64 (MB), in thousandths of a valid block product.
-  m.def("row_work(Tensor norm_a, Tensor norm_b, Tensor tau) -> Tensor");
-  // parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. Waits for
-  // the device.
-  m.def("row_cuts(Tensor norm_a, Tensor norm_b, Tensor tau, int parts, int multiple) -> int[]");
+  // The work of each block row, int64 (MB), in thousandths of a valid block product. With parts > 0
+  // also parts + 1 block-row numbers, multiples of `multiple` but for the last: cuts by work. They
+  // wait for the device.
+  m.def(
+      "row_work(Tensor norm_a, Tensor norm_b, Tensor tau, int parts=0, int multiple=1) -> (Tensor, "
+      "int[])");
 
   // Pipelines.
   define("spamm(" + product + ") -> Tensor");
   // As spamm, and returns the norm map of the result in blocks (m, n). The norms have no gradient.
   define("spamm_with_norms(" + product + ") -> (Tensor, Tensor)");
   // As spamm, and writes the result to `out`, which has its shape and may share memory with any
-  // argument. norms, if given, becomes out's norm map in blocks (m, n). No gradient.
+  // argument. symmetric: what is written is the upper triangle, diagonal included, and its mirror
+  // image. norms, if given, becomes out's norm map in blocks (m, n). No gradient.
   define("spamm_into(" + product + ", *, Tensor(a!) out, Tensor(b!)? norms=None) -> ()");
   // The product of operands in shards, one of A and one of B on each device. A's shards are its
   // rows, and B's are rows of K; or each device has the whole of B. The results are C's rows, each
@@ -166,11 +155,10 @@ TORCH_LIBRARY(spamm_torch, m) {
       "conv2d_weight_norm(Tensor weight, int groups=1, *, int[3]? block=None, "
       "int[3]? pixel_block=None) -> Tensor");
 
-  // On CUDA, for at most 1024 images: likeness_order() of the Python package in bands that are
-  // given, and the place of each image in that order.
-  m.def("likeness_order(Tensor images, int bands) -> (Tensor, Tensor)");
-  // The same, with the images in that order first. Gradients pass through these.
-  m.def("order_images(Tensor images, int bands) -> (Tensor, Tensor, Tensor)");
+  // On CUDA, for at most 1024 images: the images in the order of likeness_order() of the Python
+  // package in bands that are given, that order, and the place of each image in it. Gradients pass
+  // through the images. copies: without it the first is empty.
+  m.def("order_images(Tensor images, int bands, bool copies=True) -> (Tensor, Tensor, Tensor)");
 
   // Whether convolutions on this device compute output norms without a norm pass.
   m.def("computes_output_norms(Device device, ScalarType dtype) -> bool");

@@ -1,5 +1,5 @@
-// SpAMM as one op: norm map -> threshold -> multiply. Device-free, because each stage is an op that
-// is dispatched by itself.
+// SpAMM as one op: norm map -> threshold -> multiply. What devices share: checks, memory for the
+// result, products over several devices.
 #include "spamm.h"
 
 #include <ATen/Functions.h>
@@ -7,17 +7,15 @@
 #include <algorithm>
 
 #include "checks.h"
-#include "same_memory.h"
 #include "shards/spamm_devices.h"
-#include "stage_range.h"
-#include "threshold.h"
 
 namespace spamm {
 namespace {
 
-// The checks of all three ops. A threshold becomes a tau.
+// The checks of all three ops. Over several devices a threshold becomes a tau.
 Block check(ProductArguments& x) {
-  x.knob = checked_knob(x.knob);
+  const Knob checked = checked_knob(x.knob);
+  if (x.devices) x.knob = checked;
   return check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.knob.tau, x.input);
 }
 
@@ -33,17 +31,6 @@ std::tuple<Tensor, Tensor> norm_maps_op(const Tensor& a, const Tensor& b, IntArr
   const Block edges = check_block(block);
   check_matrix_pair(a, b);
   return {norm_map(a, {edges.m, edges.k}), norm_map(b, {edges.k, edges.n})};
-}
-
-// For devices that cannot multiply into memory that is given.
-void multiply_into_op(MultiplyIntoArguments& x) {
-  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
-  check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
-  const Tensor c = multiply(x.a, x.b, x.norm_a, x.norm_b, x.tau, x.block,
-                            {.input = x.input, .beta = x.beta, .alpha = x.alpha});
-  if (x.symmetric) mirror_upper(c);
-  x.out.copy_(c);
-  if (x.norms) x.norms->copy_(norm_map(x.out, {block.m, block.n}));
 }
 
 }  // namespace
@@ -83,35 +70,22 @@ std::tuple<Tensor, Tensor> norm_maps_of(const ProductArguments& x) {
           x.norm_b ? *x.norm_b : norm_map(x.b, {block.k, block.n})};
 }
 
-void product_by_stages(const ProductArguments& x, const Block&, const Tensor& c,
-                       const Tensor& norms) {
-  const auto [map_a, map_b] = norm_maps_of(x);
-  const Tensor tau = threshold_from_knob(map_a, map_b, x.knob);
-  const StageRange stage(kMultiplyStage);
-  ops::multiply_into({{{x.input, x.beta, x.alpha}, x.a, x.b, map_a, map_b, tau, x.block},
-                      c,
-                      x.symmetric,
-                      norms.defined() ? OptTensor(norms) : std::nullopt});
-}
-
-std::tuple<Tensor, Tensor> new_product(ProductArguments& x, bool wants_norms, WriteProduct* write) {
+NewProduct new_product(ProductArguments& x, bool wants_norms, EmptyTensor* empty) {
   const Block block = check(x);
   if (x.symmetric) check_symmetric(x.a, x.b, block, x.input);
   if (x.devices) {
     const Tensor c = product_on_devices(x);
-    return {c, wants_norms ? norm_map(c, {block.m, block.n}) : Tensor()};
+    return {block, c, wants_norms ? norm_map(c, {block.m, block.n}) : Tensor(), true};
   }
   DimVector shape(x.a.sizes());
   shape.back() = x.b.size(-1);
-  const Tensor c = at::empty(shape, x.a.options());
-  Tensor norms;
+  NewProduct result{block, empty(shape, x.a.scalar_type(), x.a.device()), Tensor(), false};
   if (wants_norms) {
-    shape.end()[-2] = blocks_of(c.size(-2), block.m);
-    shape.end()[-1] = blocks_of(c.size(-1), block.n);
-    norms = at::empty(shape, c.options().dtype(norm_dtype(c.scalar_type())));
+    shape.end()[-2] = blocks_of(result.c.size(-2), block.m);
+    shape.end()[-1] = blocks_of(result.c.size(-1), block.n);
+    result.norms = empty(shape, norm_dtype(x.a.scalar_type()), x.a.device());
   }
-  write(x, block, c, norms);
-  return {c, norms};
+  return result;
 }
 
 void product_into_given(ProductArguments& x, WriteProduct* write) {
@@ -124,8 +98,6 @@ void product_into_given(ProductArguments& x, WriteProduct* write) {
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("norm_maps", &norm_maps_op);
-  m.impl("multiply_into", boxed<&multiply_into_op>());
-  ProductOps<product_by_stages, product_by_stages>::register_in(m);
 }
 
 }  // namespace spamm

@@ -112,7 +112,7 @@ def _(a: Tensor, b: Tensor, block: Sequence[int]) -> tuple[Tensor, Tensor]:
     return _map(a, (m, k)), _map(b, (k, n))
 
 
-@_fake("find_tau", "valid_ratio", "error_bound")
+@_fake("find_tau", "error_bound")
 def _number(
     norm_a: Tensor,
     norm_b: Tensor,
@@ -120,7 +120,7 @@ def _number(
     skip_norm_b: Tensor | None = None,
     **_: Any,
 ) -> Tensor:
-    """One number for a pair of maps: a threshold, a ratio or a bound."""
+    """One number for a pair of maps: a threshold or a bound."""
     _check_product(norm_a, norm_b, "norm_a and norm_b")
     _check_together(norm_a, tau, skip_norm_b=skip_norm_b)
     return norm_a.new_empty(())
@@ -147,15 +147,13 @@ def _(largest_a: Tensor, norm_b: Tensor, tau: Tensor, stage_blocks: int) -> Tens
 
 
 @_fake("row_work")
-def _(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
+def _(
+    norm_a: Tensor, norm_b: Tensor, tau: Tensor, parts: int, **_: Any
+) -> tuple[Tensor, list[int]]:
     _number(norm_a, norm_b, tau)
-    return norm_a.new_empty(norm_a.shape[:1], dtype=torch.int64)
-
-
-@_fake("row_cuts")
-def _(**_: Any) -> list[int]:
-    """Cuts are numbers that depend on norms: a graph without data cannot have them."""
-    raise DataDependentOutputException(_ops.row_cuts.default)
+    if parts != 0:  # cuts are numbers that depend on norms: a graph without data cannot have them
+        raise DataDependentOutputException(_ops.row_work.default)
+    return norm_a.new_empty(norm_a.shape[:1], dtype=torch.int64), []
 
 
 # ---- Products -----------------------------------------------------------------------------------
@@ -184,7 +182,7 @@ def _(block: Sequence[int], **arguments: Any) -> tuple[Tensor, Tensor]:
     return product, _map(product, block[::2])
 
 
-@_fake("spamm_into", "multiply_into", "multiply_part")
+@_fake("spamm_into", "multiply_part")
 def _(out: Tensor, norms: Tensor | None = None, **arguments: Any) -> None:
     product = _product(**arguments)
     _check_dtype(out, product, "out and the operands")
@@ -360,12 +358,8 @@ def _(parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
 # ---- Orders -------------------------------------------------------------------------------------
 
 
-@_fake("likeness_order")
-def _order(images: Tensor, bands: int) -> tuple[Tensor, Tensor]:
-    order = images.new_empty(images.shape[:1], dtype=torch.int64)
-    return order, torch.empty_like(order)
-
-
 @_fake("order_images")
-def _(images: Tensor, bands: int) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(images), *_order(images, bands)
+def _(images: Tensor, bands: int, copies: bool) -> tuple[Tensor, Tensor, Tensor]:
+    order = images.new_empty(images.shape[:1], dtype=torch.int64)
+    ordered = torch.empty_like(images) if copies else images.new_empty(0)
+    return ordered, order, torch.empty_like(order)

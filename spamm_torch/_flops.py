@@ -18,9 +18,7 @@ _ops = torch.ops.spamm_torch
 _Shape = Sequence[int]
 
 
-@register_flop_formula(
-    [_ops.spamm, _ops.spamm_with_norms, _ops.spamm_into, _ops.multiply, _ops.multiply_into]
-)
+@register_flop_formula([_ops.spamm, _ops.spamm_with_norms, _ops.spamm_into, _ops.multiply])
 def _product(a: _Shape, b: _Shape, *args: Any, **kwargs: Any) -> int:
     return 2 * math.prod(a) * b[-1]
 

@@ -73,6 +73,17 @@ class NormMaps(NamedTuple):
         return self.norm_a.numel() * self.norm_b.shape[-1]
 
 
+def share_of_valid(norm_a: Tensor, norm_b: Tensor, tau: Tensor) -> Tensor:
+    """The share of valid block products, by the op valid_counts; see ``valid_ratio``."""
+    counts = _ops.valid_counts(norm_a, norm_b, tau)
+    products = counts.numel() * norm_a.shape[-1]
+    if products == 0:
+        return norm_a.new_ones(())
+    valid = counts.sum(dtype=torch.int64).double()
+    # Divides by a tensor: CUDA divides by a number as a multiplication by its rounded inverse.
+    return valid.div(valid.new_full((), products)).to(norm_a.dtype)
+
+
 def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
     """The :class:`SkipInfo` of a product of operands with these norm maps."""
     norm_a, norm_b, deciding = maps[:3]
@@ -86,7 +97,7 @@ def skip_info(maps: NormMaps, knobs: Knobs) -> SkipInfo:
         tau = _ops.find_tau(norm_a, norm_b, knobs["valid_ratio"], **searched)
     return SkipInfo(
         tau,
-        _ops.valid_ratio(norm_a, deciding, tau),
+        share_of_valid(norm_a, deciding, tau),
         _ops.error_bound(norm_a, norm_b, tau, skip_norm_b=apart),
         maps.block,
         maps.pixel_block,

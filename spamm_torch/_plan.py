@@ -59,7 +59,19 @@ def row_cuts(
     check_integer(parts, "parts")
     m = check_block(block)[0]
     multiple = max(m, ROW_MULTIPLE) // m
-    return [m * cut for cut in _ops.row_cuts(norm_a, norm_b, as_tau(tau), parts, multiple)]
+    if parts <= 0:
+        raise ValueError(f"parts must be positive; got {parts}")
+    return [m * cut for cut in _ops.row_work(norm_a, norm_b, as_tau(tau), parts, multiple)[1]]
+
+
+def stage_blocks(block_columns: int, edge: int) -> int:
+    """The block columns of a stage, of so many that are ``edge`` wide: a 16th, at least 2048 wide.
+
+    A stage's width is a multiple of 256, which every block and every tile divides. The last stage
+    may have fewer columns. Narrower stages would have too few tiles to fill a device.
+    """
+    sixteenth = -(-block_columns * edge // 16)
+    return int(max(-(-sixteenth // 256) * 256, 2048) // edge)
 
 
 # ---- Exchange plans -----------------------------------------------------------------------------
@@ -209,8 +221,8 @@ def exchange_plan(
         along_columns, along_rows = [(need[:, :, None], *moved)], []
     else:
         # All ranks have stages of one length, that of the ranks with the most blocks.
-        stage = _ops.stage_blocks(_longest(column_blocks), n)
-        row_stage = _ops.stage_blocks(_longest(row_blocks), m)
+        stage = stage_blocks(_longest(column_blocks), n)
+        row_stage = stage_blocks(_longest(row_blocks), m)
 
         b_panels = [norm_b[:, begin:end] for begin, end in pairwise(column_blocks)]
         a_panels = [norm_a[begin:end].t() for begin, end in pairwise(row_blocks)]
@@ -279,7 +291,7 @@ def _work_of_ranks(
     norm_a: Tensor, b_panels: list[Tensor], tau: Tensor, row_blocks: list[int]
 ) -> list[float]:
     """The work of each rank of a mesh, in valid block products, in the ranks' order."""
-    by_panel = torch.stack([_ops.row_work(norm_a, panel, tau).cpu() for panel in b_panels], 1)
+    by_panel = torch.stack([_ops.row_work(norm_a, panel, tau)[0].cpu() for panel in b_panels], 1)
     by_rank = [by_panel[begin:end].sum(0) for begin, end in pairwise(row_blocks)]
     return [work / WORK_UNIT for work in torch.cat(by_rank).tolist()]
 

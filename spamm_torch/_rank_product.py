@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import _plan
 from ._arguments import Knobs
 from ._axis import Cut, recut
 from ._exchange import Exchange
@@ -146,7 +147,7 @@ class _Maps:
     def rows_by_work(self, tau: Tensor, rows: Cut) -> Cut:
         """Cuts of A's rows that give all ranks about the same work."""
         multiple = max(1, ROW_MULTIPLE // self._edge)
-        cuts = _ops.row_cuts(*self.whole, tau, rows.axis.size, multiple)
+        cuts = _ops.row_work(*self.whole, tau, rows.axis.size, multiple)[1]
         return Cut(rows.axis, tuple(min(cut * self._edge, rows.length) for cut in cuts))
 
 
@@ -229,7 +230,7 @@ class _Part:
         users = self._blocks.columns if of_a else self._blocks.rows
         largest = other.amax(0) if len(other) else other.new_zeros(other.shape[1])
         largest = owners.axis.gather(largest[None], [1] * owners.axis.size)
-        stage = _ops.stage_blocks(max(across.lengths), edge)
+        stage = _plan.stage_blocks(max(across.lengths), edge)
         need = _ops.needed_units(largest, norm, self._tau, stage).cpu()
         multiplies = torch.tensor([length > 0 for length in users.lengths])
         return need & multiplies[:, None, None], stage * edge

@@ -91,6 +91,7 @@ from ._info import (
     as_multiplied,
     conv2d_norm_maps,
     multiplied_dtype,
+    share_of_valid,
     skip_info,
     with_bounds,
 )
@@ -197,7 +198,12 @@ def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     Returns:
         0-d tensor of the norms' dtype on their device, from 0 to 1; 1 for empty maps.
     """
-    return _of_maps(valid_ratio, norm_a, norm_b, tau)
+    if has_torch_function_variadic(norm_a, norm_b):
+        return handle_torch_function(valid_ratio, (norm_a, norm_b), norm_a, norm_b, tau=tau)
+    if is_sparse(norm_a, norm_b):
+        return maps.valid_ratio(norm_a, norm_b, as_tau(tau))
+    _check_norm_maps(norm_a, norm_b)
+    return share_of_valid(norm_a, norm_b, as_tau(tau))
 
 
 def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -465,6 +471,11 @@ def mm(
         _check_matrices("mm", a, b)
     if out is not None:
         _check_out("mm", out, a, b)
+    if (  # the usual call, without the cost of the others
+        symmetric is return_norms is return_info is False
+        and norm_a is norm_b is devices is out is None
+    ):
+        return _spamm(a, b, *as_knobs(tau, valid_ratio, max_error).values(), check_block(block))
     numbers = None if devices is None else as_devices(devices)
     knobs = (tau, valid_ratio, max_error)
     results = (return_norms, return_info, out)

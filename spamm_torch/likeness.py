@@ -18,7 +18,7 @@ _TYPES = (
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
 )
 
-_MOST_AT_ONCE = 1024  # images that the ops likeness_order and order_images take
+_MOST_AT_ONCE = 1024  # images that the op order_images takes
 
 
 def likeness_order(images: Tensor, block: int = 64) -> Tensor:
@@ -56,7 +56,7 @@ def order_and_places(images: Tensor, block: int) -> tuple[Tensor, Tensor]:
     bands = _bands(images, block)
     with torch.no_grad():
         if _has_kernel(images):
-            return torch.ops.spamm_torch.likeness_order(images, bands)
+            return torch.ops.spamm_torch.order_images(images, bands, False)[1:]
         rows, columns = _centres(images)
         order = _to_and_fro(rows, columns, bands)
         return order, order.argsort()

@@ -15,6 +15,7 @@
 
 #include "block.h"
 #include "cuda/tiles.h"
+#include "kernels/multiply/sm90/f64/segments.h"
 
 namespace spamm::cuda {
 
@@ -111,11 +112,6 @@ inline const char* kernel_name(Kernel kernel) {
   TORCH_INTERNAL_ASSERT(false, "unnamed kernel ", static_cast<int>(kernel));
 }
 
-// Whether the norm pass also sets the tile counter of this kernel to zero, which saves a launch.
-inline bool norms_clear_counter(Kernel kernel) {
-  return kernel == Kernel::kSm90F16 || kernel == Kernel::kSm90Bf16;
-}
-
 // Whether the thread blocks of a kernel claim their tiles from a counter.
 inline bool claims_tiles(Kernel kernel) {
   switch (kernel) {
@@ -191,6 +187,48 @@ inline int choose_product_segments(Kernel kernel, const ProductSize& size, int m
     return static_cast<double>(of_one * steps) / static_cast<double>(segments);
   };
   return steps >= 2 * kLeastSteps && most_steps(2) + kJoin < most_steps(1) ? 2 : 1;
+}
+
+// How a product is computed. Found once a call.
+struct Choice {
+  Kernel kernel;
+  TileSize tile;
+  TileConfig config;  // of that tile
+  int segments;       // of each tile
+  int64_t meetings;   // of warps of two segments, of a whole product in tiles of segments
+};
+
+// Of a chip, and of the environment, that choices depend on.
+struct Chip {
+  bool hopper;  // runs the Hopper kernels
+  int multiprocessors;
+  std::optional<TileSize> forced_tile = std::nullopt;
+  std::optional<int> forced_segments = std::nullopt;
+};
+
+inline Choice choose_tiles(Kernel kernel, const ProductSize& size, const Chip& chip,
+                           bool upper_only = false) {
+  const TileSize tile = choose_tile(kernel, size.batch, size.m, size.n, chip.multiprocessors,
+                                    chip.forced_tile, upper_only);
+  // Large tiles have no segments; only SPAMM_TORCH_TILE takes them where small ones would have.
+  const int segments =
+      tile == TileSize::kSmall
+          ? choose_product_segments(kernel, size, chip.multiprocessors, chip.forced_segments)
+          : 1;
+  const TileConfig& config = find_tile(kernel, tile)->config;
+  const int64_t tiles =
+      size.batch * blocks_of(size.m, config.rows) * blocks_of(size.n, config.columns);
+  const int64_t meetings = segments == 1 ? 0 : tiles * kernels::pieces_of_tile(config.rows);
+  return {kernel, tile, config, segments, meetings};
+}
+
+// `size`: of the whole product, if this one is a part of another, because kernels and tiles round
+// float32 differently.
+inline Choice choose_product(c10::ScalarType dtype, const Block& block, bool allow_tf32,
+                             const ProductSize& size, const Chip& chip, bool upper_only = false) {
+  const bool hopper = chip.hopper && tensor_maps_take(size.m, size.n, size.k);
+  return choose_tiles(choose_kernel(dtype, block, allow_tf32, hopper, size), size, chip,
+                      upper_only);
 }
 
 // The number of tile rows that a Hopper product computes together, so that they share columns of B

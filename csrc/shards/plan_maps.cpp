@@ -1,10 +1,11 @@
-// The ops needed_units, row_work, row_cuts and stage_blocks. Device-free: composed of ATen ops and
-// valid_counts. CUDA has a kernel of its own for needed_units, which saves launches.
+// The ops needed_units and row_work. Device-free: composed of ATen ops and valid_counts. CUDA has a
+// kernel of its own for needed_units, which saves launches.
 #include "shards/plan_maps.h"
 
 #include <ATen/Functions.h>
 #include <torch/library.h>
 
+#include <tuple>
 #include <vector>
 
 #include "arguments.h"
@@ -71,19 +72,16 @@ Tensor needed_units_op(const Tensor& largest_a, const Tensor& norm_b, const Tens
   return products.lt(tau.to(products.scalar_type())).logical_not_();
 }
 
-std::vector<int64_t> row_cuts_op(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau,
-                                 int64_t parts, int64_t multiple) {
-  TORCH_CHECK_VALUE(parts > 0, "parts must be positive; got ", parts);
+std::tuple<Tensor, std::vector<int64_t>> row_work_op(const Tensor& norm_a, const Tensor& norm_b,
+                                                     const Tensor& tau, int64_t parts,
+                                                     int64_t multiple) {
+  TORCH_CHECK_VALUE(parts >= 0, "parts must be at least 0; got ", parts);
   TORCH_CHECK_VALUE(multiple > 0, "multiple must be positive; got ", multiple);
-  const Tensor work = row_work(norm_a, norm_b, tau).cpu();
-  return row_cuts({work.const_data_ptr<int64_t>(), static_cast<size_t>(work.numel())}, parts,
-                  multiple);
-}
-
-int64_t stage_blocks_op(int64_t block_columns, int64_t block_n) {
-  TORCH_CHECK_VALUE(block_columns >= 0, "block_columns must be at least 0; got ", block_columns);
-  TORCH_CHECK_VALUE(is_block_edge(block_n), "block_n must be 32, 64 or 128; got ", block_n);
-  return stage_blocks(block_columns, block_n);
+  const Tensor work = row_work(norm_a, norm_b, tau);
+  if (parts == 0) return {work, {}};
+  const Tensor read = work.cpu();
+  return {work, row_cuts({read.const_data_ptr<int64_t>(), static_cast<size_t>(read.numel())}, parts,
+                         multiple)};
 }
 
 }  // namespace
@@ -98,12 +96,7 @@ Tensor row_work(const Tensor& norm_a, const Tensor& norm_b, const Tensor& tau) {
 
 TORCH_LIBRARY_IMPL(spamm_torch, CompositeExplicitAutograd, m) {
   m.impl("needed_units", &needed_units_op);
-  m.impl("row_work", &row_work);
-  m.impl("row_cuts", &row_cuts_op);
-}
-
-TORCH_LIBRARY_IMPL(spamm_torch, CompositeImplicitAutograd, m) {
-  m.impl("stage_blocks", &stage_blocks_op);
+  m.impl("row_work", &row_work_op);
 }
 
 }  // namespace spamm::shards

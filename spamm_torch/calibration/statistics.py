@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .._info import share_of_valid
 from .._progress import Progress
 from ..networks.config import SpAMMConfig
 from ..networks.example import Example
@@ -126,12 +127,12 @@ class _Pool:
         for pixel_block, parts in self.skip_norms.items():
             assert norms is not None
             pooled = torch.cat(parts, -1)
-            most = _ops.valid_ratio(norms, pooled, norms.new_tensor(exact.tau)).item()
+            most = share_of_valid(norms, pooled, norms.new_tensor(exact.tau)).item()
             self.exact_ratio = most
             if not most:  # no product to skip
                 continue
             taus = torch.stack([_ops.find_tau(norms, pooled, most * ratio) for ratio in ratios])
-            found = torch.stack([_ops.valid_ratio(norms, pooled, tau) for tau in taus])
+            found = torch.stack([share_of_valid(norms, pooled, tau) for tau in taus])
             for tau, ratio in dict(zip(taus.tolist(), found.tolist(), strict=True)).items():
                 if tau > 0 and ratio < most:
                     self.errors[SpAMMConfig(tau=tau, pixel_block=pixel_block), ratio] = 0.0

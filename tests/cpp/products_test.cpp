@@ -129,25 +129,6 @@ TEST(MirrorUpper, CopiesTheUpperTriangleOfEachMatrix) {
   }
 }
 
-// Devices that have no kernel of their own for multiply_into share one, composed of other ops.
-TEST(MultiplyInto, IsComposedWithTheBitsOfTheCpuKernel) {
-  const auto op = ops::find("spamm_torch::multiply_into");
-  const auto composed = c10::DispatchKeySet(c10::DispatchKey::PrivateUse1);
-  const Tensor half = at::randn({600, 600}), a = half + half.t(), input = at::ones_like(a);
-  const Tensor map = norm_map(a, {64, 64}), tau = at::scalar_tensor(6000.0);
-  for (const bool symmetric : {false, true}) {
-    const Tensor c = at::empty_like(a), own = at::empty_like(a);
-    const Tensor norms = at::empty_like(map), own_norms = at::empty_like(map);
-    const MultiplyArguments arguments{{input, 2, -1}, a, a, map, map, tau, {64, 64, 64}};
-    Stack stack;
-    push_arguments(op, stack, MultiplyIntoArguments{arguments, c, symmetric, norms});
-    op.redispatchBoxed(composed, &stack);
-    ops::multiply_into({arguments, own, symmetric, own_norms});
-    EXPECT_TRUE(at::equal(c, own));
-    EXPECT_TRUE(at::equal(norms, own_norms));
-  }
-}
-
 TEST(ProductsOnDevices, RefuseNoDevices) {
   const Tensor a = at::ones({64, 64});
   EXPECT_THROW(mm(a, a, {.knob = {.threshold = 0.5}, .devices = DimVector()}), c10::ValueError);

@@ -33,7 +33,6 @@ def cases_of_stages(device):
         yield f"find_tau by error{name}", ops.find_tau, maps, {"max_error": 0.1, **skip}
         yield f"product_histogram{name}", ops.product_histogram, (*maps, low, 3, 100), {}
         yield f"valid_counts{name}", ops.valid_counts, (*maps, host), {}
-        yield f"valid_ratio{name}", ops.valid_ratio, (*maps, tau), {}
         yield f"error_bound{name}", ops.error_bound, (*maps, tau), skip
 
 
@@ -64,10 +63,6 @@ def cases_of_products(device):
     into["norms"], out = torch.ones(2, 2, device=device), operand(device, 40, 40)
     block = {"max_error": 0.1, "block": (32, 32, 32)}
     yield "spamm_into", ops.spamm_into, (a, b), {"out": out, **block, **into}
-    maps = ops.norm_map(a, (32, 32)), ops.norm_map(b, (32, 32))
-    args = (a, b, *maps, torch.tensor(40.0), (32, 32, 32), out)
-    yield "multiply_into", ops.multiply_into, args, {}
-    yield "multiply_into with norms", ops.multiply_into, args, into
 
 
 def cases_of_convolutions(device):

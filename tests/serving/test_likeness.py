@@ -153,11 +153,11 @@ def test_a_long_image_is_copied_as_a_whole(device):
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("op", ["likeness_order", "order_images"])
-def test_the_op_is_registered_as_torch_wants_it(op):
-    op, images = getattr(torch.ops.spamm_torch, op), squares(40).cuda()
+@pytest.mark.parametrize("copies", [True, False])
+def test_the_op_is_registered_as_torch_wants_it(copies):
+    op, images = torch.ops.spamm_torch.order_images, squares(40).cuda()
     for layout in layouts(images):
-        opcheck(op.default, (layout, 2))
+        opcheck(op.default, (layout, 2, copies))
     for bad, bands, line in (
         (images[0], 2, "must be a batch"),
         (images.new_zeros(1025, 1, 2, 2), 2, "at most 1024"),
@@ -165,7 +165,7 @@ def test_the_op_is_registered_as_torch_wants_it(op):
         (images + 0j, 1, "images must be of bool"),
     ):
         with pytest.raises((RuntimeError, TypeError, ValueError), match=line):
-            op(bad, bands)
+            op(bad, bands, copies)
 
 
 @pytest.mark.cuda

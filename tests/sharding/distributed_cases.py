@@ -132,7 +132,7 @@ def assert_rows_of_mm(rank, a, b, cuts_a, cuts_b, *, group=None, balance=False, 
 
 def short_stages(blocks=2):
     """Inside, stages have so many block columns, so that small matrices have several."""
-    return mock.patch.object(ops, "stage_blocks", return_value=blocks)
+    return mock.patch("spamm_torch._plan.stage_blocks", return_value=blocks)
 
 
 def raised_by(call):

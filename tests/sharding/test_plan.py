@@ -8,6 +8,7 @@ import torch
 from torch.library import opcheck
 
 import spamm_torch
+from spamm_torch import _plan
 from spamm_torch._plan import exchange_plan
 
 ops = torch.ops.spamm_torch
@@ -107,12 +108,12 @@ class TestRowCuts:
         rows, depth, columns = torch.randint(1, 11, (3,), generator=generator).tolist()
         norm_a = random_map(generator, rows, depth, dtype).to(device)
         norm_b = random_map(generator, depth, columns, dtype).to(device)
-        work = ops.row_work(norm_a, norm_b, host(0.3))
+        work = ops.row_work(norm_a, norm_b, host(0.3))[0]
         counts = ops.valid_counts(norm_a, norm_b, host(0.3)).sum(1)
         assert work.dtype == torch.int64
         assert work.tolist() == [1000 * c + 6 * depth * columns for c in counts.tolist()]
         for parts, multiple in itertools.product((1, 2, 3, 4), (1, 2, 4)):
-            cuts = ops.row_cuts(norm_a, norm_b, host(0.3), parts, multiple)
+            cuts = ops.row_work(norm_a, norm_b, host(0.3), parts, multiple)[1]
             assert cuts[0] == 0
             assert cuts[-1] == rows
             assert len(cuts) == parts + 1
@@ -129,7 +130,8 @@ class TestRowCuts:
         norm_b = torch.rand(5, 6, generator=generator).to(device)
         cuts = spamm_torch.row_cuts(norm_a, norm_b, 0.3, 3, block=block)
         multiple = max(m, 128)
-        assert cuts == [m * c for c in ops.row_cuts(norm_a, norm_b, host(0.3), 3, multiple // m)]
+        found = ops.row_work(norm_a, norm_b, host(0.3), 3, multiple // m)[1]
+        assert cuts == [m * cut for cut in found]
         assert all(type(cut) is int for cut in cuts)
         assert all(cut % multiple == 0 for cut in cuts[:-1])
         assert cuts[-1] == 13 * m
@@ -222,7 +224,7 @@ class Layout:
         return send
 
     def stage(self, ranges, edge):
-        return ops.stage_blocks(max(end - begin for begin, end in ranges), edge)
+        return _plan.stage_blocks(max(end - begin for begin, end in ranges), edge)
 
     def work(self):
         for row, column in self.ranks():
@@ -419,7 +421,7 @@ BAD = [
     (cuts_of, {"parts": 2.0}, TypeError, "parts must be an integer; got 2.0"),
     (cuts_of, {"parts": True}, TypeError, "parts must be an integer; got True"),
     (
-        lambda: ops.row_cuts(NORM_A, NORM_B, host(0.5), 2, -1),
+        lambda: ops.row_work(NORM_A, NORM_B, host(0.5), 2, -1),
         *({}, ValueError, "multiple must be positive; got -1"),
     ),
     (units_of, {"stage_blocks": 0}, ValueError, "stage_blocks must be positive; got 0"),
@@ -429,8 +431,6 @@ BAD = [
         RuntimeError,
         "norm maps must be (..., MB, KB) and (..., KB, NB); got shapes [8, 3] and [4, 6]",
     ),
-    (lambda: ops.stage_blocks(-1, 64), {}, ValueError, "block_columns must be at least 0; got -1"),
-    (lambda: ops.stage_blocks(8, 48), {}, ValueError, "block_n must be 32, 64 or 128; got 48"),
     *[(plan_of, {"cuts": c}, ValueError, CUTS_LINE.format("cuts", 3, 8, c)) for c in BAD_CUTS],
     (plan_of, {"b_cuts": [0, 256]}, ValueError, CUTS_LINE.format("b_cuts", 3, 4, [0, 256])),
     (plan_of, {"mesh_shape": (4, 1)}, ValueError, CUTS_LINE.format("cuts", 5, 8, CUTS)),
@@ -520,8 +520,9 @@ class TestOps:
         norm_a = torch.rand(5, 4, device=device, requires_grad=True)
         norm_b = torch.rand(4, 7, device=device, requires_grad=True)
         assert not ops.needed_units(norm_a, norm_b, host(0.5), 3).requires_grad
-        assert not ops.row_work(norm_a, norm_b, host(0.5)).requires_grad
-        assert len(ops.row_cuts(norm_a, norm_b, host(0.5), 2, 1)) == 3
+        work, cuts = ops.row_work(norm_a, norm_b, host(0.5), 2)
+        assert not work.requires_grad
+        assert len(cuts) == 3
 
     def test_fakes_tell_shapes(self):
         meta_a, meta_b = NORM_A.to("meta"), NORM_B.to("meta")

@@ -7,6 +7,7 @@
 // because one long sum would be less accurate. Of a symmetric C only blocks on and above the
 // diagonal are computed. Norms of C's blocks are computed while the blocks are in cache.
 #include <ATen/Dispatch.h>
+#include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
@@ -31,7 +32,9 @@
 #include "cpu/multiply/slice_kernel.h"
 #include "cpu/multiply/valid_masks.h"
 #include "cpu/norm_map/strip_norms.h"
-#include "same_memory.h"
+#include "spamm.h"
+#include "stage_range.h"
+#include "threshold.h"
 
 namespace spamm::cpu {
 namespace {
@@ -417,13 +420,17 @@ void write_product(const Tensor& result, const MultiplyArguments& x, const Block
   });
 }
 
+Tensor empty(IntArrayRef shape, at::ScalarType dtype, at::Device) {
+  return with_large_pages(at::detail::empty_cpu(shape, dtype));
+}
+
 // A block of C has the same bits in any part, so that the whole's size does not matter here.
 Tensor multiply(MultiplyArguments& x) {
   const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
   if (x.whole) check_whole(x.a, x.b, *x.whole);
-  auto shape = x.a.sizes().vec();
+  DimVector shape(x.a.sizes());
   shape.back() = x.b.size(-1);
-  const Tensor result = with_large_pages(at::empty(shape, x.a.options()));
+  const Tensor result = empty(shape, x.a.scalar_type(), x.a.device());
   write_product(result, x, block);
   return result;
 }
@@ -432,26 +439,36 @@ bool has_contiguous_rows(const Tensor& out) { return out.size(-1) <= 1 || out.st
 
 // Whether writing the product to `out` would change what is still to be read. Each element of
 // `input` is read just before the element in its place is written.
-bool overwrites_arguments(const MultiplyIntoArguments& x) {
-  const auto overwrites = [&](const Tensor& read) { return may_overlap(x.out, read); };
+bool overwrites_arguments(const Tensor& out, const MultiplyArguments& x) {
+  const auto overwrites = [&](const Tensor& read) { return may_overlap(out, read); };
   return overwrites(x.a) || overwrites(x.b) || overwrites(x.norm_a) || overwrites(x.norm_b) ||
-         (x.input && overwrites(*x.input) && !is_same_view(x.out, *x.input));
+         (x.input && overwrites(*x.input) && !is_same_view(out, *x.input));
 }
 
-void multiply_into(MultiplyIntoArguments& x) {
-  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
-  check_into(x.out, x.a, x.b, block, x.input, x.symmetric, x.norms);
-  const bool has_rows = has_contiguous_rows(x.out);
-  const bool in_place = has_rows && !overwrites_arguments(x);
-  const Tensor result = in_place ? x.out : at::empty(x.out.sizes(), x.out.options());
-  if (result.is_contiguous()) with_large_pages(result);  // it may be fresh
+// The whole product. `out` and `norms` may share memory with any argument.
+void write(const ProductArguments& product, const Block& block, const Tensor& out,
+           const Tensor& norms) {
+  const auto [norm_a, norm_b] = norm_maps_of(product);
+  const Tensor tau = threshold_from_knob(norm_a, norm_b, product.knob);
+  const StageRange stage(kMultiplyStage);
+  const MultiplyArguments x = {{product.input, product.beta, product.alpha},
+                               product.a,
+                               product.b,
+                               norm_a,
+                               norm_b,
+                               tau,
+                               product.block};
+  const bool has_rows = has_contiguous_rows(out);
+  const bool in_place = has_rows && !overwrites_arguments(out, x);
+  const Tensor result = in_place ? out : empty(out.sizes(), out.scalar_type(), out.device());
   // norm_map sums in the order of memory. The norms of other layouts are therefore its own.
-  const Tensor map =
-      x.norms && has_rows ? at::empty(x.norms->sizes(), x.norms->options()) : Tensor();
-  write_product(result, x, block, x.symmetric, map);
-  if (!in_place) x.out.copy_(result);
+  const Tensor map = norms.defined() && has_rows
+                         ? empty(norms.sizes(), norms.scalar_type(), norms.device())
+                         : Tensor();
+  write_product(result, x, block, product.symmetric, map);
+  if (!in_place) out.copy_(result);
   // At the end: norms may be one of the given norm maps.
-  if (x.norms) x.norms->copy_(has_rows ? map : norm_map(x.out, {block.m, block.n}));
+  if (norms.defined()) norms.copy_(has_rows ? map : norm_map(out, {block.m, block.n}));
 }
 
 void multiply_part(MultiplyPartArguments& x) {
@@ -477,8 +494,8 @@ const Backends<NamedKernels> named(at::kCPU, Rank::kPortable, {&kernel_name});
 
 TORCH_LIBRARY_IMPL(spamm_torch, CPU, m) {
   m.impl("multiply", boxed<&multiply>());
-  m.impl("multiply_into", boxed<&multiply_into>());
   m.impl("multiply_part", boxed<&multiply_part>());
+  ProductOps<empty, write, write>::register_in(m);
 }
 
 }  // namespace spamm::cpu

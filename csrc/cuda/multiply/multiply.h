@@ -1,65 +1,84 @@
-// The product on CUDA, shared by the ops multiply and spamm.
+// The launch of a product on CUDA, shared by the ops of products.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
-
 #include "block.h"
 #include "cuda/device.h"
+#include "cuda/forced_segments.h"
+#include "cuda/forced_tile.h"
 #include "cuda/heuristics.h"
+#include "cuda/hopper.h"
 #include "cuda/multiply/split.h"
+#include "cuda/tau_argument.h"
 #include "kernels/multiply/lists.h"
 
 namespace spamm::cuda {
 
-// A matrix as a batch of one.
-inline at::Tensor as_batch(const at::Tensor& x) { return x.dim() == 3 ? x : x.unsqueeze(0); }
+// What heuristics.h asks of a device for products of `dtype`.
+inline Chip chip_of(const OnDevice& device, at::ScalarType dtype) {
+  return {.hopper = has_hopper_kernels(device.properties()),
+          .multiprocessors = device.multiprocessors(),
+          .forced_tile = forced_tile(),
+          // Only products of float64 have segments.
+          .forced_segments = dtype == at::kDouble ? forced_segments() : std::nullopt};
+}
 
-ProductSize size_of_product(const at::Tensor& a, const at::Tensor& b);
+// The sizes of a whole product.
+inline ProductSize size_of_product(const at::Tensor& a, const at::Tensor& b) {
+  const auto matrices = [](const at::Tensor& x) {
+    return x.dim() == 3 && x.stride(0) != 0 ? x.size(0) : 1;
+  };
+  return {.batch_a = matrices(a),
+          .batch_b = matrices(b),
+          .batch = a.dim() == 3 ? a.size(0) : 1,
+          .m = a.size(-2),
+          .n = b.size(-1),
+          .k = a.size(-1)};
+}
 
-// The kernel for a product of this size on `device`.
-Kernel kernel_for(at::ScalarType dtype, const ProductSize& size, const Block& block,
-                  const OnDevice& device);
-
-// The tile of its result; `upper_only`: of the part on and above the diagonal.
-TileSize tile_for(Kernel kernel, const ProductSize& size, const OnDevice& device, bool upper_only);
-
-// Results of earlier stages that product() reuses.
-struct Prepared {
-  // The size of the whole product, of which this is a part. It chooses kernel and tile, because
-  // different ones round float32 differently.
-  std::optional<ProductSize> whole = std::nullopt;
-  // Result of kernel_for(). Stored, because PyTorch's TF32 setting may change between two calls.
-  std::optional<Kernel> kernel = std::nullopt;
-  // Rows of B from `first_own_row` on that lie here and not in `b`. Undefined: none. The kernel
-  // must be one of reads_own_rows(), and the rows must pass reads_in_place().
+// C = alpha * (A B over valid blocks) + beta * input. Tensors are matrices or batches of them that
+// have passed check_product(), and outlive the launch.
+struct Product {
+  const at::Tensor &a, &b;
+  // Its rows are contiguous and do not overlap, and its address is a multiple of 16 bytes
+  // (is_writable()). It shares no memory with the others and is not empty.
+  const at::Tensor& c;
+  Block block;
+  const void *map_a = nullptr, *map_b = nullptr;  // contiguous norm maps
+  Threshold tau = {};
+  const at::Tensor* input = nullptr;  // null: nothing is added
+  at::Scalar beta = 1, alpha = 1;
+  bool upper_only = false;  // what lies below the diagonal may stay as it is
+  // Rows of B from `first_own_row` on that lie here and not in `b`. The kernel must be one of
+  // reads_own_rows(), and the rows must pass reads_in_place().
   at::Tensor own_rows = {};
   int64_t first_own_row = 0;
-  // The split parts of the operands, split_parts_of(kernel) of each.
+  // The split parts of the operands, split_parts_of(kernel) of each. Null: they are made here.
   const SplitOperands* split_parts = nullptr;
-  // A TileCounter that is zero when the previous kernel on the stream has ended.
-  int* next_tile = nullptr;
+  // Device memory of 1 + Choice::meetings ints, allocated on the current stream, so that no launch
+  // on another stream or in another graph can use it at the same time. Null: it is allocated here.
+  // The first one may be zero when the previous kernel on the stream has ended.
+  int* counters = nullptr;
+  bool counter_is_zero = false;
   // A block-sparse product of matrices as in kernels/multiply/lists.h, by one of Hopper's kernels.
   // Norm maps are not read.
   const kernels::ProductLists* lists = nullptr;
 };
 
-// What is wanted besides a product.
-struct Wanted {
-  bool symmetric = false;  // the upper triangle of the product and its mirror image
-  at::Tensor norms = {};   // undefined, or becomes the product's norm map; contiguous
-};
+// Whether `rows` of B, from `first` on, can be read where they are, beside the other rows in `b`.
+bool reads_in_place(Kernel kernel, const at::Tensor& rows, int64_t first, const at::Tensor& b);
 
-// Whether the kernels can write to `c`: rows of contiguous entries, which do not overlap, from a
-// 16-byte address on.
-bool is_writable(const at::Tensor& c);
+void launch_product(const Product& product, const Choice& choice, const OnDevice& device);
 
-// Computes the op multiply. Its arguments have passed check_product(). Writes to `c`, which
-// is_writable() and shares no memory with an argument.
-void product_into(const at::Tensor& c, const at::Tensor& a, const at::Tensor& b,
-                  const Prepared& prepared, const at::Tensor& norm_a, const at::Tensor& norm_b,
-                  const at::Tensor& tau, const Block& block, const std::optional<at::Tensor>& input,
-                  const at::Scalar& beta, const at::Scalar& alpha, const Wanted& wanted = {});
+// Whether complete_symmetric() computes the norms of blocks of this size, too.
+inline bool has_norms_of(int64_t block) { return block <= 64; }
+
+// Makes `c` (batch, N, N) symmetric: below the diagonal of each matrix goes the mirror image of
+// what lies above it. Rows of c are contiguous, from any address on, with any other strides.
+// Computes c's norm map in blocks of block x block into `norms`, (batch, blocks, blocks) and
+// contiguous, unless that is undefined.
+void complete_symmetric(const at::Tensor& c, int64_t block, const at::Tensor& norms,
+                        const OnDevice& device);
 
 }  // namespace spamm::cuda

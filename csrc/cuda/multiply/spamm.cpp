@@ -1,20 +1,22 @@
-// SpAMM on CUDA with fused stages. float32 operands: one pass computes norms and split parts. Half
-// types: the norm kernel also sets the multiply's tile counter to zero, which saves a launch.
+// The ops of products on CUDA. Each chooses a kernel once, and then launches stage after stage. The
+// launch that computes norms, or that splits float32 operands, also sets the multiply's tile
+// counter to zero, which saves a launch.
 #include "spamm.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
+#include <ATen/cuda/EmptyTensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
-#include <tuple>
 
 #include "checks.h"
 #include "cuda/multiply/multiply.h"
-#include "cuda/multiply/write_result.h"
 #include "cuda/norm_map/norm_map.h"
-#include "cuda/tile_counter.h"
 #include "stage_range.h"
+#include "tf32_setting.h"
 #include "threshold.h"
 
 namespace spamm::cuda {
@@ -22,13 +24,93 @@ namespace {
 
 using at::Tensor;
 
-// An uninitialised norm map of x.
-Tensor empty_map(const Tensor& x) {
-  auto shape = x.sizes().vec();
-  for (int64_t i = x.dim() - 2; i < x.dim(); ++i) {
-    shape[i] = blocks_of(shape[i], kernels::kSplitBlock);
+// Without the dispatcher, which takes the host as long as the allocation.
+Tensor empty(IntArrayRef shape, at::ScalarType dtype, at::Device device) {
+  return Tensor(at::detail::empty_cuda(shape, dtype, device, std::nullopt));
+}
+
+const Tensor* added(const OptTensor& input, const Scalar& beta) {
+  return input && beta.toDouble() != 0 ? &*input : nullptr;
+}
+
+// The norm maps of a product: those that are given, and memory for the others, with the product's
+// counters behind them.
+class NormMaps {
+ public:
+  // `shared`: one map serves both operands.
+  NormMaps(const ProductArguments& x, const Block& block, bool shared, int64_t counters)
+      : dtype_(norm_dtype(x.a.scalar_type())), device_(x.a.device()) {
+    add(x.a, x.norm_a, block.m, block.k, "a");
+    if (!shared) add(x.b, x.norm_b, block.k, block.n, "b");
+    const int64_t bytes = bytes_;
+    memory_ = c10::cuda::CUDACachingAllocator::get()->allocate(bytes + counters * sizeof(int));
+    auto* const memory = static_cast<std::byte*>(memory_.get());
+    for (MapJob& job : jobs_) {
+      job.map.norms = memory + reinterpret_cast<intptr_t>(job.map.norms);
+    }
+    counters_ = reinterpret_cast<int*>(memory + bytes);
   }
-  return at::empty(shape, x.options());
+
+  // The maps to compute.
+  at::ArrayRef<MapJob> jobs() const { return jobs_; }
+  const void* data(int operand) const {
+    const Map& map = maps_[std::min(operand, count_ - 1)];
+    return map.given.defined() ? map.given.const_data_ptr() : jobs_[map.job].map.norms;
+  }
+  MapMemory memory(int operand) const {
+    return maps_[operand].given.defined() ? MapMemory() : jobs_[maps_[operand].job].map;
+  }
+  // It must not outlive this object.
+  Tensor tensor(int operand) const {
+    const Map& map = maps_[std::min(operand, count_ - 1)];
+    if (map.given.defined()) return map.given;
+    return at::for_blob(jobs_[map.job].map.norms, map.shape)
+        .options(at::TensorOptions().dtype(dtype_).device(device_))
+        .target_device(device_)
+        .make_tensor();
+  }
+  int* counters() const { return counters_; }
+
+ private:
+  struct Map {
+    Tensor given;     // contiguous, or undefined
+    DimVector shape;  // of one that is computed, by job number `job`
+    size_t job = 0;
+  };
+
+  void add(const Tensor& x, const OptTensor& given, int64_t rows, int64_t columns,
+           const char* name) {
+    Map& map = maps_[count_++];
+    if (given) {
+      map.given = given->contiguous();
+      return;
+    }
+    map.shape = x.sizes();
+    map.shape.end()[-2] = blocks_of(x.size(-2), rows);
+    map.shape.end()[-1] = blocks_of(x.size(-1), columns);
+    map.job = jobs_.size();
+    // Until there is memory, the address is the distance from its beginning.
+    jobs_.push_back(job_for(x, rows, columns, reinterpret_cast<void*>(bytes_)));
+    check_blocks(jobs_.back().norms(), name, x.sizes());
+    constexpr int64_t kApart = 256;  // a multiple of a line of the caches
+    bytes_ += blocks_of(jobs_.back().norms() * c10::elementSize(dtype_), kApart) * kApart;
+  }
+
+  at::ScalarType dtype_;
+  at::Device device_;
+  Map maps_[2];
+  int count_ = 0;
+  c10::SmallVector<MapJob, 2> jobs_;
+  int64_t bytes_ = 0;
+  c10::DataPtr memory_;
+  int* counters_ = nullptr;
+};
+
+// The threshold of the knob, found from the maps if it is none.
+Threshold threshold_of(const Knob& knob, const NormMaps& maps, at::ScalarType norm_type) {
+  if (knob.threshold) return Threshold(*knob.threshold);
+  if (knob.tau) return {*knob.tau, norm_type};
+  return {threshold_from_knob(maps.tensor(0), maps.tensor(1), knob), norm_type};
 }
 
 // Whether one pass can compute norms and split parts. It cannot if the batches share one matrix,
@@ -37,78 +119,158 @@ bool splits_with_norms(const Tensor& x) {
   return x.dim() == 2 || x.size(0) == 1 || x.stride(0) != 0;
 }
 
-// The operands may be on the CPU: the dispatcher calls this op if any argument is on a GPU.
-bool has_blocks_on_gpu(const Tensor& a, const Tensor& b) {
-  return a.is_cuda() && a.numel() > 0 && b.numel() > 0;
-}
-
-// The number of split parts that the norm pass computes for each operand; 0 if the stages are not
-// fused.
-int split_parts_with_norms(const Tensor& a, const Tensor& b, const Block& block, Kernel kernel) {
+bool splits_with_norms(const Tensor& a, const Tensor& b, const Block& block) {
   constexpr int64_t kEdge = kernels::kSplitBlock;
-  const bool fused = block.m == kEdge && block.k == kEdge && block.n == kEdge &&
-                     splits_with_norms(a) && splits_with_norms(b);
-  return fused ? split_parts_of(kernel) : 0;
+  return block.m == kEdge && block.k == kEdge && block.n == kEdge && splits_with_norms(a) &&
+         splits_with_norms(b);
 }
 
-// The norm maps of both operands; `zeroed` as in norm_maps. They may be one tensor.
-std::tuple<Tensor, Tensor> maps_of(const Tensor& a, const Tensor& b, const Block& block,
-                                   int* zeroed) {
-  const StageRange stage(kNormMapStage);
-  if (!share_norm_map(a, b, block)) return norm_maps(a, b, block, zeroed);
-  const Tensor shared = norm_map(a, block.m, block.k, zeroed);
-  return {shared, shared};
-}
-
-// `c` and `norms` share no memory with an argument.
-void write_new(const ProductArguments& product, const Block& block, const Tensor& c,
-               const Tensor& norms) {
-  const Tensor &a = product.a, &b = product.b;
-  const OptTensor &norm_a = product.norm_a, &norm_b = product.norm_b;
-  if (!has_blocks_on_gpu(a, b)) return product_by_stages(product, block, c, norms);
-  const OnDevice device(a);
-  const Kernel kernel = kernel_for(a.scalar_type(), size_of_product(a, b), block, device);
-  const Wanted wanted{product.symmetric, norms};
-  const auto multiply = [&](const Prepared& prepared, const Tensor& map_a, const Tensor& map_b,
-                            const Tensor& tau) {
-    product_into(c, a, b, prepared, map_a, map_b, tau, block, product.input, product.beta,
-                 product.alpha, wanted);
-  };
-  if (!norm_a && !norm_b && norms_clear_counter(kernel)) {
-    const TileCounter counter;
-    const auto [map_a, map_b] = maps_of(a, b, block, counter.get());
-    const Tensor tau = threshold_from_knob(map_a, map_b, product.knob);
-    const StageRange stage(kMultiplyStage);
-    return multiply({.kernel = kernel, .next_tile = counter.get()}, map_a, map_b, tau);
+// Completes a symmetric `c`, whose upper triangle is set, and computes the norm map of `c`.
+void complete(const Tensor& c, const Block& block, bool symmetric, const Tensor& norms,
+              const OnDevice& device) {
+  const bool norms_follow = norms.defined() && !(symmetric && has_norms_of(block.m));
+  if (symmetric) {
+    complete_symmetric(as_batch(c), block.m, norms_follow ? Tensor() : norms, device);
   }
-  const int count = split_parts_with_norms(a, b, block, kernel);
-  if (count == 0) return product_by_stages(product, block, c, norms);
-  const auto batch_of_map = [](const Tensor& map, const OptTensor& precomputed) {
-    return precomputed ? Tensor() : as_batch(map);
-  };
-  const Tensor map_a = norm_a ? *norm_a : empty_map(a), map_b = norm_b ? *norm_b : empty_map(b);
-  std::optional<StageRange> stage(kNormMapStage);
-  const SplitOperands split_parts(as_batch(a), as_batch(b), count, block,
-                                  batch_of_map(map_a, norm_a), batch_of_map(map_b, norm_b),
-                                  device.stream());
-  stage.reset();
-  const Tensor tau = threshold_from_knob(map_a, map_b, product.knob);
-  stage.emplace(kMultiplyStage);
-  multiply({.kernel = kernel, .split_parts = &split_parts}, map_a, map_b, tau);
+  if (norms_follow) norm_map_into(c, block.m, block.n, norms, device);
 }
 
-void write_given(const ProductArguments& product, const Block& block, const Tensor& out,
+// `c` and `norms` share no memory with an argument, and the kernels can write to them.
+void write_new(const ProductArguments& x, const Block& block, const Tensor& c,
+               const Tensor& norms) {
+  if (c.numel() == 0) return;
+  const OnDevice device(x.a);
+  const at::ScalarType dtype = x.a.scalar_type();
+  const Choice choice = choose_product(dtype, block, allow_tf32(), size_of_product(x.a, x.b),
+                                       chip_of(device, dtype), x.symmetric);
+  Product product{.a = x.a,
+                  .b = x.b,
+                  .c = c,
+                  .block = block,
+                  .input = added(x.input, x.beta),
+                  .beta = x.beta,
+                  .alpha = x.alpha,
+                  .upper_only = x.symmetric};
+  const int split_parts = split_parts_of(choice.kernel);
+  const bool split_norms = split_parts > 0 && splits_with_norms(x.a, x.b, block);
+  const bool shared = !split_norms && !x.norm_a && !x.norm_b && share_norm_map(x.a, x.b, block);
+  const NormMaps maps(x, block, shared, 1 + choice.meetings);
+  std::optional<SplitOperands> split;
+  if (split_norms) {
+    const StageRange stage(kNormMapStage);
+    split.emplace(x.a, x.b, split_parts, block, maps.memory(0), maps.memory(1), maps.counters(),
+                  device.stream());
+    product.split_parts = &*split;
+    product.counter_is_zero = true;
+  } else if (!maps.jobs().empty()) {
+    const StageRange stage(kNormMapStage);
+    product.counter_is_zero = write_norm_maps(maps.jobs(), dtype, maps.counters(), device);
+  }
+  product.map_a = maps.data(0), product.map_b = maps.data(1), product.counters = maps.counters();
+  product.tau = threshold_of(x.knob, maps, norm_dtype(dtype));
+  const StageRange stage(kMultiplyStage);
+  launch_product(product, choice, device);
+  complete(c, block, x.symmetric, norms, device);
+}
+
+// Whether the kernels can write to `c`: rows of contiguous entries, which do not overlap, from a
+// 16-byte address on.
+bool is_writable(const Tensor& c) {
+  const Matrices x(c);
+  return (x.size(2) <= 1 || x.stride(2) == 1) && (x.size(1) <= 1 || x.stride(1) >= x.size(2)) &&
+         (x.size(0) <= 1 || c.is_contiguous() ||
+          x.stride(0) * x.element_size() % kAlignment == 0) &&
+         reinterpret_cast<uintptr_t>(x.data()) % kAlignment == 0;
+}
+
+// Writes to `out` and `norms` themselves if kernels can write there and no memory that is read is
+// overwritten; else to others, which are copied in the end.
+void write_given(const ProductArguments& x, const Block& block, const Tensor& out,
                  const Tensor& norms) {
-  const auto given = [](const OptTensor& x) { return x.value_or(Tensor()); };
-  const auto write = [&](const Tensor& c, const Tensor& map) { write_new(product, block, c, map); };
-  write_result(out, norms.defined() ? OptTensor(norms) : std::nullopt,
-               {product.a, product.b, given(product.norm_a), given(product.norm_b),
-                given(product.knob.tau), given(product.input)},
-               block, write);
+  const auto is_read = [&](const Tensor& written) {
+    const auto meets = [&](const OptTensor& y) { return y && may_overlap(written, *y); };
+    return may_overlap(written, x.a) || may_overlap(written, x.b) || meets(x.norm_a) ||
+           meets(x.norm_b) || meets(x.knob.tau) || meets(x.input);
+  };
+  const auto empty_like = [](const Tensor& y) {
+    return empty(y.sizes(), y.scalar_type(), y.device());
+  };
+  const bool in_place = is_writable(out) && !is_read(out);
+  const Tensor c = in_place ? out : empty_like(out);
+  // norm_map sums in the order of memory. The norms of other layouts are therefore its own.
+  const bool has_rows = lines_are_rows(out);
+  Tensor map;
+  if (norms.defined() && has_rows) {
+    const bool map_in_place = norms.is_contiguous() && !is_read(norms) && !may_overlap(norms, out);
+    map = map_in_place ? norms : empty_like(norms);
+  }
+  write_new(x, block, c, map);
+  if (!in_place) out.copy_(c);
+  if (norms.defined() && !map.is_same(norms)) {
+    norms.copy_(has_rows ? map : spamm::norm_map(out, {block.m, block.n}));
+  }
+}
+
+// The ops multiply and multiply_part, whose norm maps are given. `size`: of the whole product.
+void multiply_with(const MultiplyArguments& x, const Block& block, const ProductSize& size,
+                   const Tensor& c, const OptTensor& own_rows = {}, int64_t first_own_row = 0) {
+  if (c.numel() == 0) return;
+  const OnDevice device(x.a);
+  const at::ScalarType dtype = x.a.scalar_type();
+  const Choice choice = choose_product(dtype, block, allow_tf32(), size, chip_of(device, dtype));
+  const Tensor norm_a = x.norm_a.contiguous(), norm_b = x.norm_b.contiguous();
+  Product product{.a = x.a,
+                  .b = x.b,
+                  .c = c,
+                  .block = block,
+                  .map_a = norm_a.const_data_ptr(),
+                  .map_b = norm_b.const_data_ptr(),
+                  .tau = {x.tau, norm_a.scalar_type()},
+                  .input = added(x.input, x.beta),
+                  .beta = x.beta,
+                  .alpha = x.alpha};
+  if (own_rows && own_rows->numel() > 0) {
+    if (reads_in_place(choice.kernel, *own_rows, first_own_row, x.b)) {
+      product.own_rows = *own_rows;
+      product.first_own_row = first_own_row;
+    } else {
+      x.b.narrow(0, first_own_row, own_rows->size(0)).copy_(*own_rows);
+    }
+  }
+  launch_product(product, choice, device);
+}
+
+Tensor multiply(MultiplyArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, x.input);
+  ProductSize size = size_of_product(x.a, x.b);
+  if (x.whole) {
+    check_whole(x.a, x.b, *x.whole);
+    size.m = (*x.whole)[0], size.n = (*x.whole)[1];
+  }
+  DimVector shape(x.a.sizes());
+  shape.back() = x.b.size(-1);
+  const Tensor c = empty(shape, x.a.scalar_type(), x.a.device());
+  multiply_with(x, block, size, c);
+  return c;
+}
+
+void multiply_part(MultiplyPartArguments& x) {
+  const Block block = check_product(x.a, x.b, x.block, x.norm_a, x.norm_b, x.tau, std::nullopt);
+  check_part(x.out, x.a, x.b, x.whole, x.own_rows, x.first_own_row);
+  const ProductSize size = {
+      .batch_a = 1, .batch_b = 1, .batch = 1, .m = x.whole[0], .n = x.whole[1], .k = x.a.size(1)};
+  const bool in_place = is_writable(x.out);
+  const Tensor c = in_place ? x.out : at::empty(x.out.sizes(), x.out.options());
+  multiply_with(x, block, size, c, x.own_rows, x.first_own_row);
+  if (!in_place) x.out.copy_(c);
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { ProductOps<write_new, write_given>::register_in(m); }
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
+  m.impl("multiply", boxed<&multiply>());
+  m.impl("multiply_part", boxed<&multiply_part>());
+  ProductOps<empty, write_new, write_given>::register_in(m);
+}
 
 }  // namespace spamm::cuda

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "block.h"
-#include "cuda/multiply/symmetric.h"
+#include "cuda/multiply/multiply.h"
 #include "kernels/common/launch.cuh"
 #include "kernels/multiply/complete_symmetric.cuh"
 

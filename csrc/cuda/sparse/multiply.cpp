@@ -3,7 +3,6 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -73,7 +72,7 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
   // Float32 rounds as in dense storage if it takes the tile of dense storage. The op does not know
   // C's columns, and most products are square.
   const ProductSize whole{.batch_a = 1, .batch_b = 1, .batch = 1, .m = rows, .n = rows, .k = rows};
-  const TileSize tile = tile_for(kernel, whole, device, /*upper_only=*/false);
+  const Choice choice = choose_tiles(kernel, whole, chip_of(device, x.values_a.scalar_type()));
   const int log2_parts = edge > kCell ? 1 : 0;
   const int64_t capacity = x.col.numel() << 2 * log2_parts;
   TORCH_CHECK(capacity <= std::numeric_limits<int32_t>::max(),
@@ -101,18 +100,20 @@ void multiply_lists(const BsrMultiplyArguments& x, const BlockMatrix& a, const B
       .places = static_cast<kernels::TilePlace*>(places.mutable_data_ptr()),
       .counts = counts.mutable_data_ptr<int>(),
       .capacity = static_cast<int>(capacity)};
-  find_tiles(lists, find_tile(kernel, tile)->config, static_cast<int>(std::min(edge, kCell)),
-             device);
-  const Tensor no_norms =
-      at::empty({0}, x.values_a.options().dtype(norm_dtype(x.values_a.scalar_type())));
-  const Tensor tau = x.tau.value_or(at::scalar_tensor(0.0, at::kDouble));
-  const Prepared prepared{.whole = whole,
-                          .kernel = kernel,
-                          .next_tile = counts.mutable_data_ptr<int>() + kernels::kTileClasses,
-                          .lists = &lists};
-  const Tensor rows_c = c.rows();
-  product_into(rows_c, a.rows(), b.rows(), prepared, no_norms, no_norms, tau, block,
-               adds_input ? OptTensor(rows_c) : std::nullopt, x.beta, x.alpha);
+  find_tiles(lists, choice.config, static_cast<int>(std::min(edge, kCell)), device);
+  const Tensor rows_a = a.rows(), rows_b = b.rows(), rows_c = c.rows();
+  Product product{.a = rows_a,
+                  .b = rows_b,
+                  .c = rows_c,
+                  .block = block,
+                  .input = adds_input && x.beta.toDouble() != 0 ? &rows_c : nullptr,
+                  .beta = x.beta,
+                  .alpha = x.alpha,
+                  .counters = counts.mutable_data_ptr<int>() + kernels::kTileClasses,
+                  .counter_is_zero = true,
+                  .lists = &lists};
+  if (x.tau) product.tau = {*x.tau, norm_dtype(x.values_a.scalar_type())};
+  launch_product(product, choice, device);
 }
 
 std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
@@ -162,7 +163,7 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
     values.zero_();
   }
   if (x.symmetric) mirror_blocks(c.pattern, values, device);
-  norm_map_into(values.view({stored * edge, edge}), edge, edge, norms.view({stored, 1}));
+  norm_map_into(values.view({stored * edge, edge}), edge, edge, norms, device);
   return {values, norms};
 }
 

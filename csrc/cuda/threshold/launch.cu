@@ -6,10 +6,11 @@
 #include <limits>
 
 #include "cuda/threshold/launch.h"
-#include "cuda/threshold/staircase_grid.cuh"
 #include "kernels/common/launch.cuh"
 #include "kernels/threshold/error_bound.cuh"
 #include "kernels/threshold/error_search.cuh"
+#include "kernels/threshold/needed_units.cuh"
+#include "kernels/threshold/product_histogram.cuh"
 #include "kernels/threshold/select_tau.cuh"
 #include "kernels/threshold/valid_counts.cuh"
 
@@ -27,12 +28,47 @@ unsigned grid_of(const NormMaps<Norm>& maps) {
   return static_cast<unsigned>(kernels::patches(maps));
 }
 
+// Refuses maps with more staircases than `most_blocks` thread blocks can count in 32 bits each.
+template <int kLaneRows, class Norm>
+void check_staircases(const kernels::NormMaps<Norm>& maps, int64_t most_blocks, const char* op) {
+  TORCH_CHECK(kernels::staircases<kLaneRows>(maps) <= kernels::kMostStaircases * most_blocks,
+              "norm maps are too large for ", op, "; got ", maps.batch, " x ", maps.mb, " x ",
+              maps.kb, " x ", maps.nb);
+}
+
+// The thread blocks that have work, at most `most`.
+int64_t blocks_for(int64_t staircases, int64_t most) {
+  return std::min((staircases - 1) / kernels::kSelectRun + 1, most);
+}
+
 }  // namespace
 
 template <class Norm>
 void launch_valid_counts(const NormMaps<Norm>& maps, const Tau<Norm>& tau, int32_t* counts,
                          cudaStream_t stream) {
   kernels::valid_counts<<<grid_of(maps), kThreads, 0, stream>>>(maps, tau, counts);
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Norm>
+void launch_product_histogram(const kernels::NormMaps<Norm>& maps, const int64_t* low, int shift,
+                              int bins, int64_t* counts, int multiprocessors, cudaStream_t stream) {
+  constexpr int kLaneRows = 2;
+  check_staircases<kLaneRows>(maps, multiprocessors, "product_histogram");
+  const auto blocks =
+      static_cast<unsigned>(blocks_for(kernels::staircases<kLaneRows>(maps), multiprocessors));
+  const size_t bytes = (bins + 1) * sizeof(unsigned);
+  kernels::product_histogram<Norm, kLaneRows>
+      <<<blocks, kernels::kSelectThreads<Norm>, bytes, stream>>>(
+          maps, low, shift, bins, reinterpret_cast<unsigned long long*>(counts));
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Norm>
+void launch_needed_units(const kernels::UnitParams<Norm>& params, cudaStream_t stream) {
+  const int64_t blocks = (params.stages - 1) / kernels::kBlockStages + 1;
+  const dim3 grid(static_cast<unsigned>(params.kb), static_cast<unsigned>(blocks));
+  kernels::needed_units<<<grid, kernels::kUnitThreads, 0, stream>>>(params);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -178,5 +214,11 @@ void launch_find_tau_for_error(const NormMaps<Norm>& maps, double max_error, voi
 
 SPAMM_INSTANTIATE(float);
 SPAMM_INSTANTIATE(double);
+template void launch_product_histogram(const kernels::NormMaps<float>&, const int64_t*, int, int,
+                                       int64_t*, int, cudaStream_t);
+template void launch_product_histogram(const kernels::NormMaps<double>&, const int64_t*, int, int,
+                                       int64_t*, int, cudaStream_t);
+template void launch_needed_units(const kernels::UnitParams<float>&, cudaStream_t);
+template void launch_needed_units(const kernels::UnitParams<double>&, cudaStream_t);
 
 }  // namespace spamm::cuda

@@ -1,4 +1,4 @@
-// The ops likeness_order and order_images: one launch, nothing waits for the device.
+// The op order_images: one launch, nothing waits for the device.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_select.h>
@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "cuda/device.h"
-#include "cuda/likeness/launch.h"
+#include "kernels/likeness/likeness.cuh"
 
 namespace spamm::cuda {
 namespace {
@@ -22,25 +22,25 @@ using namespace kernels::likeness;
 auto launcher_of(at::ScalarType dtype) {
   switch (dtype) {
     case at::kBool:
-      return launch_image_order<bool>;
+      return launch_order<bool>;
     case at::kByte:
-      return launch_image_order<uint8_t>;
+      return launch_order<uint8_t>;
     case at::kChar:
-      return launch_image_order<int8_t>;
+      return launch_order<int8_t>;
     case at::kShort:
-      return launch_image_order<int16_t>;
+      return launch_order<int16_t>;
     case at::kInt:
-      return launch_image_order<int32_t>;
+      return launch_order<int32_t>;
     case at::kLong:
-      return launch_image_order<int64_t>;
+      return launch_order<int64_t>;
     case at::kHalf:
-      return launch_image_order<__half>;
+      return launch_order<__half>;
     case at::kBFloat16:
-      return launch_image_order<__nv_bfloat16>;
+      return launch_order<__nv_bfloat16>;
     case at::kFloat:
-      return launch_image_order<float>;
+      return launch_order<float>;
     case at::kDouble:
-      return launch_image_order<double>;
+      return launch_order<double>;
     default:
       TORCH_CHECK_TYPE(false, "images must be of bool, bytes, integers or floats; got ", dtype);
   }
@@ -67,10 +67,9 @@ struct Order {
 
 // Copies the images into `ordered`, if that is defined: both have the same strides, and no gaps
 // between or within images.
-Order find_order(const Tensor& images, int64_t bands, const Tensor& ordered) {
+Order find_order(const Tensor& images, int64_t bands, const Tensor& ordered,
+                 const OnDevice& device) {
   constexpr uintptr_t kChunk = 16;
-  const OnDevice device(images);
-  check(images, bands);
   const auto launch = launcher_of(images.scalar_type());
   const int64_t count = images.size(0);
   const Tensor order = at::empty({count}, images.options().dtype(at::kLong));
@@ -100,32 +99,28 @@ Order find_order(const Tensor& images, int64_t bands, const Tensor& ordered) {
   return {order, places};
 }
 
-std::tuple<Tensor, Tensor> likeness_order(const Tensor& images, int64_t bands) {
-  const auto [order, places] = find_order(images, bands, Tensor());
-  return {order, places};
-}
-
 // Whether each image is one piece of memory, and the next one follows it.
 bool are_pieces(const Tensor& images) {
   return images.is_non_overlapping_and_dense() &&
          (images.size(0) <= 1 || images.stride(0) == images.numel() / images.size(0));
 }
 
-std::tuple<Tensor, Tensor, Tensor> order_images(const Tensor& images, int64_t bands) {
+std::tuple<Tensor, Tensor, Tensor> order_images(const Tensor& images, int64_t bands, bool copies) {
   check(images, bands);
   const OnDevice device(images);
+  if (!copies) {
+    const auto [order, places] = find_order(images, bands, Tensor(), device);
+    return {at::empty({0}, images.options()), order, places};
+  }
   Tensor ordered = at::empty_like(images);
-  const bool copies = are_pieces(images) && ordered.strides() == images.strides();
-  const auto [order, places] = find_order(images, bands, copies ? ordered : Tensor());
-  if (!copies) at::index_select_out(ordered, images, 0, order);
+  const bool in_kernel = are_pieces(images) && ordered.strides() == images.strides();
+  const auto [order, places] = find_order(images, bands, in_kernel ? ordered : Tensor(), device);
+  if (!in_kernel) at::index_select_out(ordered, images, 0, order);
   return {ordered, order, places};
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) {
-  m.impl("likeness_order", &likeness_order);
-  m.impl("order_images", &order_images);
-}
+TORCH_LIBRARY_IMPL(spamm_torch, CUDA, m) { m.impl("order_images", &order_images); }
 
 }  // namespace spamm::cuda
