@@ -65,13 +65,8 @@ def row_cuts(
 
 
 def stage_blocks(block_columns: int, edge: int) -> int:
-    """The block columns of a stage, of so many that are ``edge`` wide: a 16th, at least 2048 wide.
-
-    A stage's width is a multiple of 256, which every block and every tile divides. The last stage
-    may have fewer columns. Narrower stages would have too few tiles to fill a device.
-    """
-    sixteenth = -(-block_columns * edge // 16)
-    return int(max(-(-sixteenth // 256) * 256, 2048) // edge)
+    """The block columns of a stage, of all that are ``edge`` wide, as csrc/shards/plan.h says."""
+    return int(max(-(-block_columns * edge // 4096) * 256, 2048) // edge)
 
 
 # ---- Exchange plans -----------------------------------------------------------------------------

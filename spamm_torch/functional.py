@@ -198,12 +198,7 @@ def valid_ratio(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
     Returns:
         0-d tensor of the norms' dtype on their device, from 0 to 1; 1 for empty maps.
     """
-    if has_torch_function_variadic(norm_a, norm_b):
-        return handle_torch_function(valid_ratio, (norm_a, norm_b), norm_a, norm_b, tau=tau)
-    if is_sparse(norm_a, norm_b):
-        return maps.valid_ratio(norm_a, norm_b, as_tau(tau))
-    _check_norm_maps(norm_a, norm_b)
-    return share_of_valid(norm_a, norm_b, as_tau(tau))
+    return _of_maps(valid_ratio, norm_a, norm_b, tau)
 
 
 def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
@@ -222,13 +217,14 @@ def error_bound(norm_a: Tensor, norm_b: Tensor, tau: float | Tensor) -> Tensor:
 
 
 def _of_maps(function: Callable[..., Tensor], norm_a: Tensor, norm_b: Tensor, tau: Any) -> Tensor:
-    """The result of a function of norm maps, by the op of its name."""
+    """The result of a function of norm maps, by the op of its name if there is one."""
     if has_torch_function_variadic(norm_a, norm_b):
         return handle_torch_function(function, (norm_a, norm_b), norm_a, norm_b, tau=tau)
     if is_sparse(norm_a, norm_b):
         return getattr(maps, function.__name__)(norm_a, norm_b, as_tau(tau))
     _check_norm_maps(norm_a, norm_b)
-    return getattr(_ops, function.__name__)(norm_a, norm_b, as_tau(tau))
+    op = share_of_valid if function is valid_ratio else getattr(_ops, function.__name__)
+    return op(norm_a, norm_b, as_tau(tau))
 
 
 def _check_norm_maps(norm_a: Tensor, norm_b: Tensor) -> None:
