@@ -135,8 +135,8 @@ void check_blocks(int64_t norms, const char* name, at::IntArrayRef shape) {
 
 bool write_norm_maps(at::ArrayRef<MapJob> jobs, at::ScalarType dtype, int* zeroed,
                      const OnDevice& device) {
-  while (!jobs.empty() && jobs.front().norms() == 0) jobs = jobs.drop_front();
-  while (!jobs.empty() && jobs.back().norms() == 0) jobs = jobs.drop_back();
+  while (!jobs.empty() && jobs.front().norms() == 0) jobs = jobs.slice(1);
+  while (!jobs.empty() && jobs.back().norms() == 0) jobs = jobs.slice(0, jobs.size() - 1);
   if (jobs.empty()) return false;
   switch (dtype) {
     case at::kHalf:
