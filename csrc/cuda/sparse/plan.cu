@@ -9,6 +9,7 @@
 
 #include <algorithm>
 
+#include "cuda/sparse/host_result.h"
 #include "cuda/sparse/maps.cuh"
 #include "cuda/tau_argument.h"
 #include "kernels/sparse/plan.cuh"
@@ -51,63 +52,46 @@ int window_of(Kernel kernel, int64_t columns, int bytes, const OnDevice& device)
   return static_cast<int>(std::clamp<int64_t>(columns, 1, most));
 }
 
-// The rows' counts, the sums of those before each row, and findings, in one tensor, so that one
-// copy brings what the host waits for.
+// What the kernels count and find, in one tensor of zeros.
 class Workspace {
  public:
   Workspace(int64_t rows, const at::TensorOptions& options)
       : rows_(rows),
-        numbers_(at::zeros({2 * kEach * (rows + 1) + kFindings}, options.dtype(at::kLong))) {}
+        zeros_(at::zeros({2 * bytes_of<RowCounts>(rows + 1) + bytes_of<CsrFindings>(1) +
+                          bytes_of<unsigned>(rows + 1)},
+                         options.dtype(at::kByte))) {}
 
-  RowCounts* counts() const { return at<RowCounts>(0); }
-  RowCounts* before() const { return at<RowCounts>(kEach * (rows_ + 1)); }
-  CsrFindings* findings() const { return at<CsrFindings>(2 * kEach * (rows_ + 1)); }
-
-  struct Totals {
-    RowCounts all;
-    CsrFindings findings;
-  };
-  Totals wait(cudaStream_t stream) const {
-    // A copy to memory that is not pinned takes the host twice as long.
-    const Tensor found =
-        at::empty({kEach + kFindings}, at::TensorOptions().dtype(at::kLong).pinned_memory(true));
-    const auto* const totals = static_cast<const Totals*>(found.mutable_data_ptr());
-    C10_CUDA_CHECK(cudaMemcpyAsync(found.mutable_data_ptr(), before() + rows_, sizeof(Totals),
-                                   cudaMemcpyDeviceToHost, stream));
-    C10_CUDA_CHECK(cudaStreamSynchronize(stream));
-    return *totals;
-  }
+  RowCounts* counts() const { return static_cast<RowCounts*>(zeros_.mutable_data_ptr()); }
+  RowCounts* before() const { return counts() + rows_ + 1; }
+  CsrFindings* findings() const { return reinterpret_cast<CsrFindings*>(before() + rows_ + 1); }
+  unsigned* arrived() const { return reinterpret_cast<unsigned*>(findings() + 1); }
+  unsigned* mirrors_written() const { return arrived() + 1; }
 
  private:
-  static constexpr int64_t kEach = sizeof(RowCounts) / sizeof(int64_t);
-  static constexpr int64_t kFindings = sizeof(CsrFindings) / sizeof(int64_t);
-
   template <class T>
-  T* at(int64_t place) const {
-    return reinterpret_cast<T*>(numbers_.mutable_data_ptr<int64_t>() + place);
+  static int64_t bytes_of(int64_t count) {
+    return count * static_cast<int64_t>(sizeof(T));
   }
 
   int64_t rows_;
-  Tensor numbers_;
+  Tensor zeros_;
 };
 
 template <class Index, class Norm>
 BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> params,
-                const Workspace& workspace, const OnDevice& device) {
+                const OnDevice& device) {
   const int64_t rows = params.maps.a.rows, columns = params.maps.b.columns;
-  const auto blocks_of_rows = static_cast<unsigned>(rows);
+  const auto blocks_of_rows = static_cast<unsigned>(std::max<int64_t>(rows, 1));
   const auto run = [&](auto kernel, int bytes) {
     params.window = window_of(kernel, columns, bytes, device);
     kernel<<<blocks_of_rows, kernels::kRowThreads, (params.window * bytes + 3) / 4 * 4,
              device.stream()>>>(params);
     C10_CUDA_KERNEL_LAUNCH_CHECK();
   };
-  if (rows > 0) run(kernels::count_rows<Index, Norm>, kernels::kCountBytes);
-  kernels::sum_rows<<<1, kernels::kSumThreads, 0, device.stream()>>>(workspace.counts(), rows,
-                                                                     workspace.before());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
-
-  const auto [all, findings] = workspace.wait(device.stream());
+  const HostResult<kernels::PlanTotals> totals;
+  params.totals = totals.on_device();
+  run(kernels::count_rows<Index, Norm>, kernels::kCountBytes);
+  const auto [all, findings] = totals.wait(device.stream());
   if (findings.is_bad) refuse(x);
   const auto products = static_cast<int64_t>(all.products);
   const double needed = x.needed_bytes(all.stored(), products);
@@ -131,9 +115,7 @@ BsrPlan plan_of(const BsrPlanArguments& x, kernels::PlanParams<Index, Norm> para
   }
   const int64_t mirrors = all.mirrored > 0 ? all.stored() : 0;
   const Tensor unsorted = at::empty({mirrors}, options.dtype(at::kInt));
-  const Tensor written = at::zeros({x.symmetric ? rows : 0}, options.dtype(at::kInt));
   params.mirrors = unsorted.mutable_data_ptr<int32_t>();
-  params.mirrors_written = reinterpret_cast<unsigned*>(written.mutable_data_ptr<int32_t>());
   run(kernels::write_rows<Index, Norm>, kernels::kWriteBytes);
   if (mirrors > 0) {
     kernels::sort_mirrors<<<blocks_of_rows, kernels::kRowThreads, 0, device.stream()>>>(
@@ -160,7 +142,9 @@ BsrPlan bsr_plan(BsrPlanArguments& x) {
                     params.tau = tau_argument<Norm>(threshold), params.symmetric = x.symmetric;
                     params.findings = workspace.findings();
                     params.counts = workspace.counts(), params.before = workspace.before();
-                    plan = plan_of(x, params, workspace, device);
+                    params.arrived = workspace.arrived();
+                    params.mirrors_written = workspace.mirrors_written();
+                    plan = plan_of(x, params, device);
                   });
   return plan;
 }

@@ -1,10 +1,10 @@
 // The pattern of a block-sparse product and its valid products, from norms alone.
 //
 // A thread block builds a block row of C, with counters for its block columns in shared memory, in
-// windows where there are many. The first kernel counts; sums over the rows give places; the second
-// kernel writes. Products of a block are listed in the order of k without a sort: of 32 blocks of
-// A's row each sets its bit in the masks of the blocks of C that it takes part in, and the bits
-// below tell its place.
+// windows where there are many. The first kernel counts, and its last thread block sums over the
+// rows, which gives places; the second kernel writes. Products of a block are listed in the order
+// of k without a sort: of 32 blocks of A's row each sets its bit in the masks of the blocks of C
+// that it takes part in, and the bits below tell its place.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@
 
 #include "kernels/common/tau.h"
 #include "kernels/sparse/csr.cuh"
+#include "kernels/threshold/norm_products.cuh"
 
 namespace spamm::kernels {
 
-constexpr int kRowThreads = 512, kSumThreads = 256;
+constexpr int kRowThreads = 512;
 constexpr int kCountBytes = 1, kWriteBytes = 8;  // of shared memory for each column
 
 // Of a block row of C, or of all rows before it. `mirrored`: blocks below the diagonal.
@@ -29,6 +30,12 @@ struct RowCounts {
   }
 };
 
+// What the host waits for.
+struct PlanTotals {
+  RowCounts all;
+  CsrFindings findings;
+};
+
 template <class Index, class Norm>
 struct PlanParams {
   CsrMaps<Index, Norm> maps;
@@ -37,8 +44,10 @@ struct PlanParams {
   bool symmetric;
   int window;  // block columns that shared memory holds
   const CsrFindings* findings;
-  RowCounts* counts;        // of each row; zero at first
-  const RowCounts* before;  // rows + 1
+  RowCounts* counts;  // of each row; zero at first
+  unsigned* arrived;  // zero at first
+  RowCounts* before;  // rows + 1
+  PlanTotals* totals;
   // What the second kernel writes. slots_a is null: no lists. Mirror images are written to
   // `mirrors` as they come, and sorted later; `mirrors_written` is zero at first.
   int64_t *crow, *col, *first;
@@ -97,11 +106,9 @@ __device__ void each_window(const PlanParams<Index, Norm>& params, unsigned* mem
   }
 }
 
+// Counts the blocks and products of the thread block's row.
 template <class Index, class Norm>
-__global__ void __launch_bounds__(kRowThreads)
-    count_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
-  extern __shared__ unsigned memory[];
-  if (params.findings->is_bad) return;
+__device__ void count_row(const PlanParams<Index, Norm>& params, unsigned* memory) {
   auto* const is_stored = reinterpret_cast<unsigned char*>(memory);
   unsigned blocks = 0, products = 0;  // fewer than 2^31 in a row
   each_window(params, memory, kCountBytes, [&](const RowWindow<Index, Norm>& window) {
@@ -128,20 +135,31 @@ __global__ void __launch_bounds__(kRowThreads)
   }
 }
 
-// The sums of the rows before each, and of all. One thread block: launches take longer than this.
-static __global__ void __launch_bounds__(kSumThreads)
-    sum_rows(const RowCounts* counts, int64_t rows, RowCounts* before) {
-  using Scan = cub::BlockScan<RowCounts, kSumThreads, cub::BLOCK_SCAN_WARP_SCANS>;
+// The sums of the rows before each, and of all, by one thread block.
+template <class Index, class Norm>
+__device__ void sum_rows(const PlanParams<Index, Norm>& params) {
+  using Scan = cub::BlockScan<RowCounts, kRowThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   __shared__ typename Scan::TempStorage memory;
+  const int64_t rows = params.maps.a.rows;
   RowCounts all{};
-  for (int64_t first = 0; first <= rows; first += kSumThreads) {
+  for (int64_t first = 0; first <= rows; first += kRowThreads) {
     const int64_t row = first + threadIdx.x;
-    RowCounts own = row < rows ? counts[row] : RowCounts{}, sum;
+    RowCounts own = row < rows ? params.counts[row] : RowCounts{}, sum;
     Scan(memory).ExclusiveScan(own, own, RowCounts{}, ::cuda::std::plus<>{}, sum);
-    if (row <= rows) before[row] = all + own;
+    if (row <= rows) params.before[row] = all + own;
     all = all + sum;
     __syncthreads();
   }
+  if (threadIdx.x == 0) *params.totals = {all, *params.findings};
+}
+
+// A thread block for each row, and at least one.
+template <class Index, class Norm>
+__global__ void __launch_bounds__(kRowThreads)
+    count_rows(const __grid_constant__ PlanParams<Index, Norm> params) {
+  extern __shared__ unsigned memory[];
+  if (blockIdx.x < params.maps.a.rows && !params.findings->is_bad) count_row(params, memory);
+  if (is_last_block(params.arrived)) sum_rows(params);
 }
 
 template <class Index, class Norm>
