@@ -22,18 +22,32 @@ using kernels::SweepRoom;
 
 constexpr int64_t kWord = sizeof(int64_t);
 
+constexpr int64_t kStatic = 2048;  // bytes of shared memory that kernels declare, at most
+
 int64_t most_shared(const OnDevice& device) {
-  constexpr int64_t kStatic = 2048;  // bytes that kernels declare, at most
   return static_cast<int64_t>(device.properties().sharedMemPerBlockOptin) - kStatic;
 }
 
-// Room for all block columns, if 32,768 suffice, and for the bins of as many as fit.
+// The thread blocks of a sweep that a multiprocessor runs together, and the memory of each.
+struct SweepShare {
+  int together = 1;
+  int64_t bytes;
+
+  explicit SweepShare(const OnDevice& device) : bytes(most_shared(device)) {
+    constexpr int64_t kReserved = 1024, kEnough = 1 << 16;  // what the system takes; for a sweep
+    const auto all = static_cast<int64_t>(device.properties().sharedMemPerMultiprocessor);
+    const int64_t share = all / kernels::kSweepsTogether - kReserved - kStatic;
+    if (share >= kEnough) together = kernels::kSweepsTogether, bytes = share;
+  }
+};
+
+// Room for all block columns, if 16,384 suffice, and for the bins of as many as fit.
 template <class Norm>
-SweepRoom sweep_room(int64_t columns, const OnDevice& device) {
-  constexpr int64_t kMostColumns = 1 << 15;
+SweepRoom sweep_room(int64_t columns, const SweepShare& share) {
+  constexpr int64_t kMostColumns = 1 << 14;
   SweepRoom room{static_cast<int>(std::clamp<int64_t>(columns, 1, kMostColumns)), 0};
   const int64_t bins = kernels::kLossBins * sizeof(kernels::Units);
-  const int64_t fit = (most_shared(device) - room.bytes<Norm>()) / bins;
+  const int64_t fit = (share.bytes - room.bytes<Norm>()) / bins;
   room.columns = static_cast<int>(std::min<int64_t>(room.window, fit));
   return room;
 }
@@ -58,14 +72,16 @@ class Workspace {
   Tensor zeros_, rest_;
 };
 
-// Launches a cooperative kernel with work for so many thread blocks.
+// Launches a cooperative kernel with work for so many thread blocks, of which a multiprocessor runs
+// `together`.
 template <class... Params>
-void launch(void (*kernel)(Params...), int64_t blocks, int threads, int64_t bytes,
+void launch(void (*kernel)(Params...), int64_t blocks, int together, int threads, int64_t bytes,
             const OnDevice& device, const std::type_identity_t<Params>&... params) {
   // The same value for all maps, because other threads may launch the kernel at the same time.
   C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(most_shared(device))));
-  const int64_t most = std::min<int64_t>(device.multiprocessors(), kernels::kMostSearchBlocks);
+  const int64_t most =
+      std::min<int64_t>(together * device.multiprocessors(), kernels::kMostSearchBlocks);
   cudaLaunchAttribute cooperative{};
   cooperative.id = cudaLaunchAttributeCooperative;
   cooperative.val.cooperative = 1;
@@ -84,16 +100,16 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
                                                 const Workspace& workspace) {
     Norm* const out = tau.mutable_data_ptr<Norm>();
     if (x.valid_ratio) {
-      launch(kernels::select_sparse_tau<Index, Norm>, maps.a.stored / 64,
+      launch(kernels::select_sparse_tau<Index, Norm>, maps.a.stored / 64, 1,
              kernels::kSelectThreads<Norm>, kernels::kSelectSharedBytes<Norm>, device, maps,
              *x.valid_ratio, workspace.findings(),
              static_cast<kernels::Selection<Norm, unsigned long long>*>(workspace.rest()), out);
     } else {
-      const auto room = sweep_room<Norm>(tensors.columns, device);
-      launch(kernels::find_sparse_tau_for_error<Index, Norm>, maps.a.rows,
-             kernels::kMostSearchThreads, room.template bytes<Norm>(), device, maps, *x.max_error,
-             room, workspace.findings(), static_cast<kernels::ErrorSearch<Norm>*>(workspace.rest()),
-             out);
+      const SweepShare share(device);
+      const auto room = sweep_room<Norm>(tensors.columns, share);
+      launch(kernels::find_sparse_tau_for_error<Index, Norm>, maps.a.rows, share.together,
+             kernels::kSweepThreads, room.template bytes<Norm>(), device, maps, *x.max_error, room,
+             workspace.findings(), static_cast<kernels::ErrorSearch<Norm>*>(workspace.rest()), out);
     }
   };
   constexpr int64_t kBytes = std::max(sizeof(kernels::Selection<double, unsigned long long>),
@@ -118,11 +134,12 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   tensors.checked(
       workspace.findings(), device.stream(),
       [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-        const auto room = sweep_room<Norm>(tensors.columns, device);
-        launch(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, kernels::kMostSearchThreads,
-               room.template bytes<Norm>(), device, maps, tau_argument<Norm>(threshold), room,
-               workspace.findings(), static_cast<kernels::ErrorSearch<Norm>*>(workspace.rest()),
-               workspace.words(),
+        const SweepShare share(device);
+        const auto room = sweep_room<Norm>(tensors.columns, share);
+        launch(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, share.together,
+               kernels::kSweepThreads, room.template bytes<Norm>(), device, maps,
+               tau_argument<Norm>(threshold), room, workspace.findings(),
+               static_cast<kernels::ErrorSearch<Norm>*>(workspace.rest()), workspace.words(),
                reinterpret_cast<unsigned long long*>(products.mutable_data_ptr<int64_t>()),
                bound.mutable_data_ptr<Norm>());
       });

@@ -1,9 +1,9 @@
 // The error bound of a block-sparse product, and the largest tau whose bound is within a limit: the
 // search of threshold/error_search.cuh over the products of stored blocks.
 //
-// A thread block sums the losses of the blocks of a row of C. It numbers the columns that lose
-// anything, so that their bins fit in shared memory. Losses are added as whole numbers of a small
-// unit, rounded up: their sums are the same in every order.
+// A thread block sums the losses of the blocks of a row of C. Where bins of all columns do not fit
+// in shared memory, it first numbers the columns that lose anything. Losses are added as whole
+// numbers of a small unit, rounded up: their sums are the same in every order.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +20,7 @@ using Units = unsigned long long;
 struct SweepRoom {
   int window, columns;  // block columns at a time; of those, the ones that have bins at a time
 
+  __host__ __device__ bool has_all_bins() const { return columns == window; }
   template <class Norm>
   __host__ __device__ int64_t bytes() const {
     return sizeof(ErrorSearchShared<Norm>) + int64_t{columns} * kLossBins * sizeof(Units) +
@@ -88,33 +89,39 @@ __device__ Sweep sweep_rows(const CsrMaps<Index, Norm>& maps, const SearchInterv
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
   const int threads = blockDim.x, shift = interval.shift();
   Sweep own{0, SearchKeys::none<Norm>()};
+  // Whether a product with this key loses something before the interval's end.
+  const auto meet = [&](SearchKey key) {
+    if (key >= interval.end) own.keys.next = min(own.keys.next, key);
+    if (key >= interval.end || key < interval.low) return key < interval.end;
+    own.keys.least = min(own.keys.least, key), own.keys.most = max(own.keys.most, key);
+    return true;
+  };
+  // The numbers, from 1 on, of the columns of a row that lose anything.
+  const auto number_losing = [&](int64_t from, int64_t to, int64_t begin, int width) {
+    for (int c = threadIdx.x; c < width; c += threads) columns[c] = 0;
+    __syncthreads();
+    each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
+      if (meet(search_key(a, b)) && column >= begin && column - begin < width)
+        columns[column - begin] = 1;
+    });
+    __syncthreads();
+    return number_columns(columns, width);
+  };
   for (int64_t row = blockIdx.x; row < maps.a.rows; row += gridDim.x) {
     const int64_t from = maps.a.crow[row], to = maps.a.crow[row + 1];
     for (int64_t begin = 0; begin < maps.b.columns; begin += room.window) {
       const int width = static_cast<int>(min(int64_t{room.window}, maps.b.columns - begin));
       __syncthreads();
-      for (int c = threadIdx.x; c < width; c += threads) columns[c] = 0;
-      __syncthreads();
-      each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
-        const SearchKey key = search_key(a, b);
-        if (key >= interval.end) {
-          own.keys.next = min(own.keys.next, key);
-        } else if (column >= begin && column - begin < width) {
-          columns[column - begin] = 1;
-          if (key < interval.low) return;
-          own.keys.least = min(own.keys.least, key), own.keys.most = max(own.keys.most, key);
-        }
-      });
-      __syncthreads();
-      const int count = number_columns(columns, width);
+      const int count = room.has_all_bins() ? width : number_losing(from, to, begin, width);
       for (int first = 0; first < count; first += room.columns) {
         const int present = min(room.columns, count - first);
         for (int i = threadIdx.x; i < present * kLossBins; i += threads) bins[i] = 0;
         __syncthreads();
         each_product(maps, from, to, [&](int64_t, int64_t, int64_t column, Norm a, Norm b) {
           const SearchKey key = search_key(a, b);
-          if (key >= interval.end || column < begin || column - begin >= width) return;
-          const int place = columns[column - begin] - 1 - first;
+          if (!meet(key) || column < begin || column - begin >= width) return;
+          const auto in_window = static_cast<int>(column - begin);
+          const int place = room.has_all_bins() ? in_window : columns[in_window] - 1 - first;
           if (place < 0 || place >= present) return;
           const auto bin = key < interval.low ? 0 : (key - interval.low) >> shift;
           const double units = __dmul_ru(loss_of(a, b), scale);
@@ -139,9 +146,14 @@ __device__ Sweep sweep_rows(const CsrMaps<Index, Norm>& maps, const SearchInterv
   return combine_blocks(combine_warps<Norm>(own, shared.of_block[half]), half, global, shared);
 }
 
+// Two thread blocks of a multiprocessor hide each other's waits. More threads would leave them too
+// few registers.
+constexpr int kSweepThreads = 256, kSweepsTogether = 2;
+static_assert(kSweepThreads <= kMostSearchThreads);
+
 // Grids of both kernels are cooperative, of at most kMostSearchBlocks thread blocks.
 template <class Index, class Norm>
-__global__ void __launch_bounds__(kMostSearchThreads, 1)
+__global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
     find_sparse_tau_for_error(const __grid_constant__ CsrMaps<Index, Norm> maps, double max_error,
                               SweepRoom room, const CsrFindings* findings,
                               ErrorSearch<Norm>* global, Norm* tau) {
@@ -177,7 +189,7 @@ __global__ void __launch_bounds__(kMostSearchThreads, 1)
 
 // `products`: how many are valid, and of stored blocks. `largest` is zero at first, as are they.
 template <class Index, class Norm>
-__global__ void __launch_bounds__(kMostSearchThreads, 1)
+__global__ void __launch_bounds__(kSweepThreads, kSweepsTogether)
     sparse_error_bound(const __grid_constant__ CsrMaps<Index, Norm> maps, Tau<Norm> threshold,
                        SweepRoom room, const CsrFindings* findings, ErrorSearch<Norm>* global,
                        unsigned long long* largest, unsigned long long* products, Norm* bound) {
