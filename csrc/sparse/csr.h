@@ -61,6 +61,13 @@ inline void check_drop(const BsrDropArguments& x) {
               x.norms.sizes());
   for (const at::Tensor* other : {&x.crow, &x.col})
     check_same_device(x.norms, *other, "norms", "the result's indices");
+  if (x.values) {
+    check_values(*x.values, x.norms.numel(), "values");
+    TORCH_CHECK_TYPE(x.values->scalar_type() == x.norms.scalar_type(),
+                     "values must have the dtype of norms, ", dtype_of(x.norms), "; got ",
+                     dtype_of(*x.values));
+    check_same_device(x.norms, *x.values, "norms", "the result's blocks");
+  }
   if (!x.share) return;
   for (const at::Tensor& other : {*x.norm_a, *x.norm_b}) {
     check_norms(other, "norm_a and norm_b");

@@ -28,24 +28,27 @@ TORCH_LIBRARY_FRAGMENT(spamm_torch, m) {
          "Tensor tau, *, bool symmetric=False, Tensor? crow_input=None, Tensor? col_input=None, "
          "bool lists=True, int block_bytes=0, int? free_bytes=None) -> (Tensor, Tensor, Tensor, "
          "Tensor, Tensor)");
-  // The blocks of alpha * A @ B + beta * input and their norms, by what bsr_plan returns. On CUDA
-  // nothing waits for the host: indices and lists are not checked there. Blocks of 32 then need B's
-  // pattern, and float32's rounding depends on tau (0 if it is absent), as in dense storage.
+  // The blocks of alpha * A @ B + beta * input and, with norms, their norms, else (0,), by what
+  // bsr_plan returns. On CUDA nothing waits for the host: indices and lists are not checked there.
+  // Blocks of 32 then need B's pattern, and float32's rounding depends on tau (0 if it is absent),
+  // as in dense storage.
   m.def(
       "bsr_multiply(Tensor crow, Tensor col, Tensor first, Tensor slots_a, Tensor slots_b, Tensor "
       "crow_a, Tensor col_a, Tensor values_a, Tensor values_b, *, Tensor? crow_b=None, Tensor? "
       "col_b=None, Tensor? tau=None, Tensor? crow_input=None, Tensor? col_input=None, Tensor? "
-      "values_input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False) -> (Tensor, "
-      "Tensor)");
+      "values_input=None, Scalar beta=1, Scalar alpha=1, bool symmetric=False, bool norms=True) -> "
+      "(Tensor, Tensor)");
   // Which blocks stay of a result with these norms. Those below `below` go, with `share` only the
   // smallest, as long as their common norm is at most share * norm(A) * norm(B), from the norms of
   // the operands' blocks. symmetric: a block below the diagonal goes with its mirror image. Blocks
   // with NaN or infinity stay. Returns the pattern, int64, and the norms of those that stay, their
-  // numbers among all, and a bound of the norm of the others. CUDA: waits once, does not check.
+  // numbers among all, and a bound of the norm of the others; with the result's blocks, `values`,
+  // of the norms' dtype, also the trace and the norm of what stays, float64 (2,) on the CPU, else
+  // (0,). CUDA: waits once, does not check.
   m.def(
       "bsr_drop(Tensor crow, Tensor col, Tensor norms, *, float below, float? share=None, Tensor? "
-      "norm_a=None, Tensor? norm_b=None, bool symmetric=False) -> (Tensor, Tensor, Tensor, Tensor, "
-      "Tensor)");
+      "norm_a=None, Tensor? norm_b=None, Tensor? values=None, bool symmetric=False) -> (Tensor, "
+      "Tensor, Tensor, Tensor, Tensor, Tensor)");
   // As find_tau and error_bound, of the products of stored blocks. The latter also returns how many
   // of these are valid, and how many there are, int64 (2,). CUDA: nothing waits, and a pattern that
   // is not in order gives NaN.

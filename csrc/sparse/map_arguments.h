@@ -61,16 +61,17 @@ struct BsrDropArguments {
   Tensor crow = {}, col = {}, norms = {};
   double below = 0;
   std::optional<double> share = {};
-  OptTensor norm_a = {}, norm_b = {};
+  OptTensor norm_a = {}, norm_b = {}, values = {};
   bool symmetric = false;
 
   static auto members(auto& x) {
-    return std::tie(x.crow, x.col, x.norms, x.below, x.share, x.norm_a, x.norm_b, x.symmetric);
+    return std::tie(x.crow, x.col, x.norms, x.below, x.share, x.norm_a, x.norm_b, x.values,
+                    x.symmetric);
   }
 };
 
 using BsrPlan = std::array<Tensor, 5>;  // crow, col, first, slots_a, slots_b
-using BsrDrop = std::array<Tensor, 5>;  // crow, col, norms, numbers, bound
+using BsrDrop = std::array<Tensor, 6>;  // crow, col, norms, numbers, bound, sums
 
 template <auto kernel, size_t size, class Arguments>
 void run_bsr(const c10::OperatorHandle& op, Stack* stack,

@@ -19,12 +19,18 @@ struct BsrMultiplyArguments {
   OptTensor crow_b = {}, col_b = {}, tau = {};
   OptTensor crow_input = {}, col_input = {}, values_input = {};
   Scalar beta = 1, alpha = 1;
-  bool symmetric = false;
+  bool symmetric = false, norms = true;
 
   static auto members(auto& x) {
     return std::tie(x.crow, x.col, x.first, x.slots_a, x.slots_b, x.crow_a, x.col_a, x.values_a,
                     x.values_b, x.crow_b, x.col_b, x.tau, x.crow_input, x.col_input, x.values_input,
-                    x.beta, x.alpha, x.symmetric);
+                    x.beta, x.alpha, x.symmetric, x.norms);
+  }
+
+  // Of a result with so many blocks.
+  Tensor empty_norms(int64_t stored) const {
+    return at::empty({norms ? stored : 0},
+                     values_a.options().dtype(norm_dtype(values_a.scalar_type())));
   }
 
   bool adds_input() const {

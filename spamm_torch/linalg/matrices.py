@@ -126,6 +126,7 @@ class Matrices:
     """
 
     rows: Rows | None = None
+    sums: tuple[Tensor | None, Tensor | None] = (None, None)  # a product, its trace and norm
 
     def __init__(
         self,
@@ -235,8 +236,9 @@ class Matrices:
             if self.is_sparse:
                 knob = {"tau": None, "valid_ratio": None, "max_error": max_error}
                 options |= {"drop": math.inf, "input": added, "below": below}
-                blocks, map_c, _, info = multiplied("product", a, b, knob, **options)
+                blocks, map_c, _, info, sums = multiplied("product", a, b, knob, **options)
                 c, norms = blocks.matrix(), map_c.matrix()
+                self.sums = (c, sums)
                 count = partial(_after, info)
             else:
                 tau = maps[0].new_zeros(())
@@ -280,9 +282,14 @@ class Matrices:
     def gershgorin(self, a: Tensor) -> tuple[float, float]:
         return _bounds(*(self._whole(x) for x in _circles(a)))
 
-    def trace(self, a: Tensor) -> Tensor:
-        """0-d float64."""
-        return self.diagonal(a).sum(dtype=torch.float64)
+    def trace_and_norm(self, a: Tensor, norms: Tensor) -> tuple[float, float]:
+        """Of a matrix with these norms. Waits for the device, but for the last product's."""
+        product, sums = self.sums
+        if sums is None or product is not a:
+            sums = torch.stack((self.diagonal(a).sum(dtype=torch.float64), norm_of(norms)))
+        self.sums = (None, None)  # they would keep the product's memory
+        trace, norm = sums.tolist()
+        return trace, norm
 
     def diagonal(self, a: Tensor) -> Tensor:
         return self._whole(sparse.diagonal(a) if self.is_sparse else a.diagonal())

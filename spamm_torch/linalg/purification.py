@@ -253,7 +253,9 @@ def _purified(
     residuals: list[float] = []
     start = _start(of, norms, (lowest, highest), budget.dtype)
     while True:
-        trace, trace_of_square = _traces(of, x, norms)
+        # X is symmetric, so that tr(X^2) = norm(X)^2: the branch is known before the product.
+        trace, norm = of.trace_and_norm(x, norms)
+        trace_of_square = norm**2
         trail.squares.append(trace_of_square)
         residuals.append(trace - trace_of_square)
         decay = [abs(residual) for residual in residuals]
@@ -302,15 +304,6 @@ def _start(of: Matrices, norms: Tensor, spectrum: tuple[float, float], dtype: to
 def _map_of(of: Matrices, x: Tensor, budget: Budget) -> Tensor:
     """The norm map; for torch.mm the norm, which is that of one large block."""
     return norm_of(x) if budget.max_error is None else of.norms(x)
-
-
-def _traces(of: Matrices, x: Tensor, norms: Tensor) -> tuple[float, float]:
-    """tr(X) and, since X is symmetric, tr(X^2) = norm(X)^2: the branch is known before the product.
-
-    Waits for the device.
-    """
-    found, norm = torch.stack((of.trace(x), norm_of(norms))).tolist()
-    return found, norm**2
 
 
 def _predicted(decay: list[float], steps: int) -> float:

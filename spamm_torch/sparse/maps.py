@@ -195,10 +195,17 @@ class Plan(NamedTuple):
         return len(self.slots_a) > 0 or int(self.first[-1]) == 0
 
     def multiply(
-        self, a: Blocks, b: Blocks, added: Blocks | None = None, **scale: float
+        self,
+        a: Blocks,
+        b: Blocks,
+        added: Blocks | None = None,
+        *,
+        norms: bool = True,
+        **scale: float,
     ) -> tuple[Tensor, Tensor]:
-        """The blocks of alpha * a @ b + beta * added, and their norms."""
-        options: dict[str, Any] = {"crow_b": b.crow, "col_b": b.col, "tau": self.tau}
+        """The blocks of alpha * a @ b + beta * added, and with ``norms`` their norms."""
+        options: dict[str, Any] = {"crow_b": b.crow, "col_b": b.col, "norms": norms}
+        options["tau"] = self.tau
         if added is not None:
             names = ("crow_input", "col_input", "values_input")
             options |= dict(zip(names, added[:3], strict=True))
@@ -282,19 +289,26 @@ TO_DROP = 0.1
 
 
 def dropped(
-    plan: Plan, c: Blocks, below: float, max_error: float | None, alpha: float
-) -> tuple[Blocks, Tensor, Tensor]:
+    plan: Plan,
+    c: Blocks,
+    below: float,
+    max_error: float | None,
+    alpha: float,
+    values: Tensor | None = None,
+) -> tuple[Blocks, Tensor, Tensor, Tensor]:
     """The blocks of a norm map that stay: with their norms, their numbers, and the bound of others.
 
     Blocks below a number go; with a ``max_error`` only so many as it allows, the smallest first.
-    Waits once for the device, for the number of blocks.
+    Last, with the blocks' ``values``, the trace and the norm of what stays, on the host. Waits once
+    for the device, for the number of blocks.
     """
     share: dict[str, Any] = {}
     if max_error is not None:
         share = {"share": abs(alpha) * TO_DROP * max_error}
         share |= {"norm_a": plan.norm_a.values, "norm_b": plan.norm_b.values}
-    found = _ops.bsr_drop(*c[:3], below=below, symmetric=plan.symmetric, **share)
-    return Blocks(found[0], found[1], found[2], c.columns), found[3], found[4]
+    share |= {"symmetric": plan.symmetric, "values": values}
+    crow, col, norms, *others = _ops.bsr_drop(*c[:3], below=below, **share)
+    return Blocks(crow, col, norms, c.columns), *others
 
 
 def plan(
@@ -352,11 +366,13 @@ def _(crow_a: Tensor, *_: Any, lists: bool = True, **__: Any) -> tuple[Tensor, .
 
 
 @register_fake("spamm_torch::bsr_multiply")
-def _(crow: Tensor, col: Tensor, *others: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
+def _(
+    crow: Tensor, col: Tensor, *others: Tensor, norms: bool = True, **_: Any
+) -> tuple[Tensor, Tensor]:
     values_a = others[5]
     dtype = torch.float64 if values_a.dtype == torch.float64 else torch.float32
     values = values_a.new_empty((col.shape[0], *values_a.shape[1:]))
-    return values, values.new_empty(col.shape, dtype=dtype)
+    return values, values.new_empty(col.shape if norms else (0,), dtype=dtype)
 
 
 @register_fake("spamm_torch::bsr_find_tau")
@@ -370,7 +386,10 @@ def _(crow_a: Tensor, col_a: Tensor, norm_a: Tensor, *_: Any) -> tuple[Tensor, T
 
 
 @register_fake("spamm_torch::bsr_drop")
-def _(crow: Tensor, col: Tensor, norms: Tensor, **_: Any) -> tuple[Tensor, ...]:
+def _(
+    crow: Tensor, col: Tensor, norms: Tensor, values: Tensor | None = None, **_: Any
+) -> tuple[Tensor, ...]:
     stay = get_ctx().new_dynamic_size()
     index = [crow.new_empty(shape, dtype=torch.int64) for shape in (crow.shape, (stay,), (stay,))]
-    return index[0], index[1], norms.new_empty((stay,)), index[2], norms.new_empty(())
+    sums = torch.empty(0 if values is None else 2, dtype=torch.float64, device="cpu")
+    return index[0], index[1], norms.new_empty((stay,)), index[2], norms.new_empty(()), sums

@@ -83,14 +83,17 @@ def product(
     Two block-sparse operands give a block-sparse result. One dense operand takes part with all of
     its blocks, and the result is dense.
     """
-    c, map_c, is_dense, info = multiplied(function, a, b, knob, **options)
+    options["norms"] = return_norms or return_info
+    c, map_c, is_dense, info, _ = multiplied(function, a, b, knob, **options)
     results: list[Any] = []
     if is_dense:
         results.append(c.dense()[: a.shape[0], : b.shape[1]].contiguous())
         if return_norms:  # its own: blocks at the edge are summed up as they are there
             results.append(_ops.norm_map(results[0], (c.edge,) * 2))
     else:
-        results += [c.matrix(), map_c.matrix()][: 1 + return_norms]
+        results.append(c.matrix())
+        if return_norms:
+            results.append(map_c.matrix())
     if return_info:
         results.append(info())
     return results[0] if len(results) == 1 else tuple(results)
@@ -112,12 +115,14 @@ def multiplied(
     beta: float = 1,
     alpha: float = 1,
     below: float = 1.0,
+    norms: bool = True,
     **refused: Any,
-) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo]]:
+) -> tuple[Blocks, Blocks, bool, Callable[[], SparseInfo], Tensor | None]:
     """The result's blocks and norms, whether it is to be dense, and what counts what was left out.
 
-    To count takes as long as to plan: so it is the caller's choice, and can wait. ``below`` is a
-    factor of the threshold.
+    To count takes as long as to plan: so it is the caller's choice, and can wait. It needs
+    ``norms``, which are always there with ``drop``. Last, of float32 and float64 with ``drop``, the
+    result's trace and norm, which the host has by then. ``below`` is a factor of the threshold.
     """
     if given := [name for name, value in refused.items() if value is not None]:
         raise TypeError(f"{function} of block-sparse matrices takes no {given[0]}; got one")
@@ -140,15 +145,17 @@ def multiplied(
         if given := [name for name, value in knob.items() if value is not None]:
             raise ValueError(f"a plan has its own threshold: expected no {given[0]}; got one")
         check_plan(plan, left, right, added, symmetric)
+    drop_bound = sums = None
     if drop and not plan.has_lists:
         in_strips = Strips(function, plan, left, right, added, beta=beta, alpha=alpha)
         c, values, drop_bound = in_strips.product(drop, max_error)
     else:
-        values, norms = plan.multiply(left, right, added, beta=beta, alpha=alpha)
-        c = Blocks(plan.crow, plan.col, norms, right.columns)
-        drop_bound = norms.new_zeros(())
+        scale: dict[str, Any] = {"beta": beta, "alpha": alpha, "norms": norms or bool(drop)}
+        values, found = plan.multiply(left, right, added, **scale)
+        c = Blocks(plan.crow, plan.col, found, right.columns)
         if drop:
-            c, numbers, drop_bound = dropped(plan, c, drop, max_error, alpha)
+            summed = values if values.dtype == found.dtype else None
+            c, numbers, drop_bound, sums = dropped(plan, c, drop, max_error, alpha, summed)
             if len(numbers) < len(values):
                 values = values[numbers]
     index = index_dtype(left, right)
@@ -157,7 +164,7 @@ def multiplied(
     blocks, norm_maps = (left, right, added), (plan.norm_a, plan.norm_b)
     recipe = Recipe.of((a, b, input), blocks, norm_maps, (alpha, beta), symmetric)
     info = partial(info_of, *norm_maps, plan.tau, drop_bound, map_c.values, recipe)
-    return c, map_c, is_dense, info
+    return c, map_c, is_dense, info, sums
 
 
 def _operands(
@@ -271,13 +278,17 @@ def info_of(
     norm_a: Blocks,
     norm_b: Blocks,
     tau: Tensor,
-    drop_bound: Tensor,
+    drop_bound: Tensor | None,
     norms: Tensor,
     recipe: Recipe,
 ) -> SparseInfo:
-    """What a product left out, from the norm maps of its operands and ``norms``, the result's."""
+    """What a product left out, from the norm maps of its operands and ``norms``, the result's.
+
+    Where nothing was dropped, ``drop_bound`` may be None.
+    """
     made, edge = recipe.made(), recipe.edge
     skip_bound, products = lost(norm_a, norm_b, tau)
+    drop_bound = torch.zeros_like(skip_bound) if drop_bound is None else drop_bound
     near, whole = made.near(skip_bound.dtype), torch.full_like(tau, math.inf)
     most = _ops.bsr_plan(*tensors(norm_a, norm_b), tau / near, lists=False)[2].diff()
     found = Maps(

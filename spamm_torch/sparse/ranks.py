@@ -232,7 +232,7 @@ class Rows:
         plan, values, norms = _multiplied("purify", self.axis, *operands, tau, **options)
         whole, place, stored = self.gathered(Blocks(plan.crow, plan.col, norms, right.columns))
         plan, alpha = plan._replace(norm_a=map_a, norm_b=map_b), scale.get("alpha", 1)
-        kept, numbers, drop_bound = dropped(plan, whole, math.inf, max_error, alpha)
+        kept, numbers, drop_bound, _ = dropped(plan, whole, math.inf, max_error, alpha)
         needed, order = place[numbers[self._slice(kept)]].sort()
         blocks = _fetched(needed, values, stored, self.axis)[order.argsort()]
         c = kept.of_rows(*self._own)._replace(values=blocks)

@@ -37,10 +37,10 @@ class Strips:
         keys = self._whole.row_of() * self._b.columns + self._whole.col
         norms = self._plan.norm_a.values.new_empty(len(keys))
         for strip in self._strips(0):
-            norms[self._places(strip, keys)] = self._multiplied(strip)[1]
+            norms[self._places(strip, keys)] = self._multiplied(strip, norms=True)[1]
         of_all = self._whole._replace(values=norms)
         alpha = self._scale["alpha"]
-        c, numbers, drop_bound = dropped(self._plan, of_all, below, max_error, alpha)
+        c, numbers, drop_bound, _ = dropped(self._plan, of_all, below, max_error, alpha)
         edge, device, bytes_of_one = self._a.edge, keys.device, self._a.block_bytes()
         check_memory(self._function, len(numbers), bytes_of_one, device)
         values = self._a.values.new_empty(len(numbers), edge, edge)
@@ -48,7 +48,7 @@ class Strips:
         for strip in self._strips(len(numbers) * bytes_of_one):
             places = self._places(strip, keys)
             stays = (places >= 0).nonzero()[:, 0]
-            values[places[stays]] = self._multiplied(strip.only(stays))[0]
+            values[places[stays]] = self._multiplied(strip.only(stays), norms=False)[0]
         return c, values, drop_bound
 
     def _strips(self, taken: int) -> Iterator[Plan]:
@@ -78,5 +78,5 @@ class Strips:
         found = keys[places.clamp(max=len(keys) - 1)] == own if len(keys) else keys[:0]
         return torch.where(found, places, -1) if len(keys) else torch.full_like(own, -1)
 
-    def _multiplied(self, strip: Plan) -> tuple[Tensor, Tensor]:
-        return strip.multiply(self._a, self._b, self._added, **self._scale)
+    def _multiplied(self, strip: Plan, norms: bool) -> tuple[Tensor, Tensor]:
+        return strip.multiply(self._a, self._b, self._added, norms=norms, **self._scale)

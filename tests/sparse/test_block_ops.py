@@ -25,6 +25,8 @@ def test_ops(index, dtype):
     share = {"share": 0.1, "norm_a": maps[2], "norm_b": maps[2]}
     opcheck(ops.bsr_drop.default, maps[:3], {"below": 0.5})
     opcheck(ops.bsr_drop.default, maps[:3], {"below": 2.0, "symmetric": True, **share})
+    if dtype != torch.float16:
+        opcheck(ops.bsr_drop.default, maps[:3], {"below": 0.5, "values": values})
     names = ("crow_input", "col_input")
     added = dict(zip(names, pattern, strict=True))
     for options in ({}, {"lists": False}, {"symmetric": True}, added):

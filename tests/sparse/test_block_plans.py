@@ -240,3 +240,31 @@ def test_dropping(dtype, index, size, symmetric):
             torch.testing.assert_close(x.cpu(), y, rtol=0, atol=0, equal_nan=True)
         rounding = 1e-6 if dtype == torch.float32 else 1e-12
         assert found[4].item() == pytest.approx(right[4].item(), rel=rounding)
+        assert found[5].numel() == 0
+    values = torch.randn(len(norms), 32, 32, generator=generator, dtype=dtype)
+    finite = (crow, col, norms.nan_to_num(0.5, 0.5))
+    sums = [
+        ops.bsr_drop(*on_device(finite), values=on_device([values])[0], below=0.01)[5]
+        for on_device in (on_cuda, list)
+    ]
+    torch.testing.assert_close(*sums, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("stored", [0, 1, 2, 3_000_000])
+@pytest.mark.parametrize("dtype", NORMS)
+def test_dropping_from_few_and_from_many_blocks(dtype, stored):
+    """Also where each thread block has many rows, and rows differ much."""
+    rows = min(stored, 5000)
+    crow = torch.zeros(rows + 1, dtype=torch.int64)
+    if rows:
+        length = torch.arange(1, rows + 1, dtype=torch.float64).pow(3)
+        crow[1:] = (length.cumsum(0) / length.sum() * stored).round().long()
+    col = torch.arange(stored) - crow[:-1].repeat_interleave(crow.diff())
+    norms = 10.0 ** (-6 * torch.rand(stored, dtype=torch.float64)).to(dtype)
+    for share in (1e-3, 1e-9):
+        operands = {"norm_a": norms, "norm_b": norms[: stored // 2 + 1]}
+        right = ops.bsr_drop(crow, col, norms, below=math.inf, share=share, **operands)
+        operands = {name: x.cuda() for name, x in operands.items()}
+        maps = on_cuda((crow, col, norms))
+        found = ops.bsr_drop(*maps, below=math.inf, share=share, **operands)
+        assert all(torch.equal(x.cpu(), y) for x, y in zip(found[:4], right[:4], strict=True))

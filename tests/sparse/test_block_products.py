@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import spamm_torch
 from spamm_torch import sparse
-from spamm_torch.sparse import blocks, maps, strips
+from spamm_torch.sparse import blocks, maps, products, strips
 from spamm_torch.sparse.blocks import read
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -178,6 +178,18 @@ def test_drop_leaves_out_blocks_below_it(edge, symmetric):
         lost = (whole.to_dense() - c.to_dense()).norm()
         assert lost <= info.drop_bound <= lost * (1 + 1e-9) + 1e-300
         assert info.error_bound >= info.drop_bound + info.skip_bound
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_what_stays_has_a_trace_and_a_norm(device, dtype, symmetric):
+    a = patterns.symmetric(patterns.matrix("random", 9, 9, 64, dtype, device=device))
+    knob = {"tau": None, "valid_ratio": None, "max_error": 0.01}
+    options = {"block": 64, "norm_a": None, "norm_b": None, "symmetric": symmetric}
+    c, *_, sums = products.multiplied("mm", a, a, knob, drop=math.inf, **options)
+    assert len(c.col) < 81
+    right = torch.stack((sparse.trace(c.matrix()), sparse.norm(c.matrix()))).cpu()
+    torch.testing.assert_close(sums, right, rtol=1e-6 if dtype == torch.float32 else 1e-12, atol=0)
 
 
 @given(

@@ -105,6 +105,25 @@ def test_the_bits_of_dense_storage(edge, dtype, pattern, share, size, faint, mon
 
 
 @pytest.mark.parametrize("edge", [32, 64, 128])
+@pytest.mark.parametrize("tf32", [False, True])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_matrix_is_split_once(edge, tf32, symmetric, monkeypatch):
+    """For both operands of its square, with the bits of two matrices."""
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", tf32)
+    a = patterns.symmetric(patterns.matrix("random", 9, 9, edge, torch.float32))
+    a.values()[:, ::5, ::3] *= 1e-9
+    a.values()[3, 1] = 0
+    a.values()[5, :, 2] *= 1e-30
+    a = a if symmetric else sparse.add(a, patterns.matrix("banded", 9, 9, edge, torch.float32))
+    arguments, options = call_of(a, a, sparse.plan(a, a, tau=1e-3, symmetric=symmetric))
+    *others, of_a, _ = arguments
+    options["symmetric"] = symmetric
+    found = ops.bsr_multiply(*others, of_a, of_a, **options)
+    right = ops.bsr_multiply(*others, of_a, of_a.clone(), **options)
+    assert all(torch.equal(x, y) for x, y in zip(found, right, strict=True))
+
+
+@pytest.mark.parametrize("edge", [32, 64, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
 def test_spoilt_blocks_reach_no_others(edge, dtype, spoilt):

@@ -136,6 +136,16 @@ def test_purify(form, max_error):
         assert not sparse.to_dense(found.matrix)[N:].any()
 
 
+@pytest.mark.cuda
+@pytest.mark.parametrize("max_error", [1e-7, 1e-9])
+def test_purify_on_cuda_takes_the_steps_of_the_cpu(max_error):
+    h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()
+    a, options = given(h, "padded")
+    x, y = (linalg.purify(m, N, max_error=max_error, **options) for m in (a, a.cuda()))
+    assert [step.step for step in x.iterations] == [step.step for step in y.iterations]
+    assert torch.linalg.vector_norm(dense(x.matrix) - dense(y.matrix).cpu()) <= 1e3 * max_error
+
+
 def test_block_sparse_and_dense_agree_where_nothing_is_lost():
     """The same steps; float64 throughout."""
     h = decaying(base=0.4) + torch.diag(2.0 * (-1.0) ** torch.arange(N)).double()

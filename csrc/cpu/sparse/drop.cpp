@@ -2,6 +2,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -29,7 +30,8 @@ double limit_of_loss(const N* norms, int64_t stored, double most) {
   const auto key = [](N x) { return std::isnan(x) ? std::numeric_limits<N>::infinity() : x; };
   std::transform(ascending.begin(), ascending.end(), ascending.begin(), key);
   std::sort(ascending.begin(), ascending.end());
-  const double unit = 0x1p62 / static_cast<double>(stored), slack = 1 + 2 * kernels::kNormSlack<N>;
+  const double unit = std::min(0x1p52, 0x1p62 / static_cast<double>(stored));
+  const double slack = 1 + 2 * kernels::kNormSlack<N>;
   auto left = static_cast<uint64_t>(unit / (slack * slack));
   for (const N x : ascending) {
     const double square = x / most * (x / most);
@@ -63,6 +65,7 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     const Tensor crow = at::empty({pattern.rows + 1}, index);
     std::vector<int64_t> numbers;
     std::vector<double> gone;
+    double trace = 0;
     for (int64_t i = 0; i < pattern.rows; ++i) {
       crow.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(numbers.size());
       for (int64_t e = pattern.crow[i]; e < pattern.crow[i + 1]; ++e) {
@@ -72,6 +75,8 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
           gone.push_back(norms[e]);
         } else {
           numbers.push_back(e);
+          if (x.values && pattern.col[e] == i)
+            trace += (*x.values)[e].diagonal().sum(at::kDouble).item<double>();
         }
       }
     }
@@ -86,7 +91,9 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
     }
     const double lost = norm_of(gone.data(), static_cast<int64_t>(gone.size()));
     const N bound = rounded_up<N>(lost * (1 + 2 * kernels::kNormSlack<N>));
-    return {crow, col, kept, places, at::scalar_tensor(bound, owner.options())};
+    Tensor sums = at::empty({0}, owner.options().dtype(at::kDouble));
+    if (x.values) sums = at::tensor({trace, norm_of(kept.const_data_ptr<N>(), count)}, at::kDouble);
+    return {crow, col, kept, places, at::scalar_tensor(bound, owner.options()), sums};
   });
 }
 

@@ -69,7 +69,7 @@ class ListProduct {
         values_b_(arguments.values_b.const_data_ptr<T>()),
         values_input_(input_ ? arguments.values_input.const_data_ptr<T>() : nullptr),
         values_(arguments.values.mutable_data_ptr<T>()),
-        norms_(arguments.norms.mutable_data_ptr<N>()),
+        norms_(arguments.norms.numel() > 0 ? arguments.norms.mutable_data_ptr<N>() : nullptr),
         edge_(arguments.edge),
         per_slice_(kSliceDepth / edge_),
         kernel_{{edge_, edge_, edge_}},
@@ -246,6 +246,7 @@ class ListProduct {
   }
 
   void write_norm(int64_t block) const {
+    if (norms_ == nullptr) return;
     const Strip<T> strip{values_ + block * block_size(), edge_, edge_, edge_};
     strip_norms(strip, edge_, norms_ + block, 1);
   }
@@ -256,7 +257,7 @@ class ListProduct {
   const int32_t *slots_a_, *slots_b_;
   const T *values_a_, *values_b_, *values_input_;
   T* values_;
-  N* norms_;
+  N* norms_;                  // null: not wanted
   int64_t edge_, per_slice_;  // per_slice_: blocks in a slice of K
   Kernel kernel_;
   Sum alpha_, beta_;
@@ -300,8 +301,7 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   std::optional<Pattern> input;
   if (x.adds_input()) input.emplace(*x.crow_input, *x.col_input, kAnyColumns, "input");
   const Tensor values = at::empty({c.stored(), edge, edge}, values_a.options());
-  const Tensor norms =
-      at::empty({c.stored()}, values_a.options().dtype(norm_dtype(values_a.scalar_type())));
+  const Tensor norms = x.empty_norms(c.stored());
   if (c.stored() == 0) return {values, norms};
   const Arguments arguments{c,
                             a,

@@ -51,6 +51,11 @@ class SplitTensor {
     strides_[0] = step(source, extent_dim), strides_[1] = step(source, k_dim);
   }
 
+  // Of the same matrix as the other operand, whose blocks have the same numbers.
+  void take_parts_of(const SplitTensor& other) {
+    params_.split.blocks = other.params_.split.blocks;
+  }
+
   const kernels::SplitParams& params() const { return params_; }
   kernels::SplitSource source() const { return {params_.split, strides_[0], strides_[1]}; }
   kernels::Operand operand() const { return {nullptr, has_batch_, 0, params_.lines_along_k}; }
@@ -81,6 +86,15 @@ class SplitTensor {
   int64_t strides_[2];
 };
 
+// Whether the split parts of one operand serve both: of one matrix with contiguous rows, whose
+// blocks lie in one column.
+inline bool is_split_once(const at::Tensor& a, const at::Tensor& b) {
+  return a.dim() == 2 && b.dim() == 2 && a.const_data_ptr() == b.const_data_ptr() &&
+         a.sizes() == b.sizes() && a.strides() == b.strides() && a.size(0) > 1 && 1 < a.size(1) &&
+         a.size(1) <= kernels::kSplitBlock && a.stride(1) == 1 && a.stride(0) >= a.size(1) &&
+         a.stride(0) <= kernels::kLongestSplitStride;
+}
+
 // Both operands of a product in blocks of `block`.
 struct SplitOperands {
   SplitTensor a, b;
@@ -91,6 +105,8 @@ struct SplitOperands {
                 cudaStream_t stream)
       : a(source_a, 2, split_parts, granules_of(block), norms_a),
         b(source_b, 1, split_parts, granules_of(block), norms_b) {
+    if (granules_of(block) == 1 && norms_b.norms == nullptr && is_split_once(source_a, source_b))
+      b.take_parts_of(a);
     kernels::SplitParams params[] = {a.params(), b.params()};
     params[0].zeroed = zeroed;
     C10_CUDA_CHECK(launch_split(params, 2, split_parts, granules_of(block), stream));

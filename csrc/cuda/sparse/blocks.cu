@@ -51,23 +51,36 @@ at::Tensor find_cells(const kernels::Pattern& pattern, int64_t stored, const OnD
 }
 
 void copy_blocks(const kernels::Pattern& pattern, const BlockTensor& from, const BlockTensor& to,
-                 int64_t edge, const kernels::Pattern* source, const OnDevice& device) {
-  const kernels::BlockCopy params{pattern, memory_of(from, edge), memory_of(to, edge),
+                 int64_t edge, const kernels::Pattern* source, const OnDevice& device,
+                 bool upper_only) {
+  const kernels::BlockCopy params{pattern,
+                                  memory_of(from, edge),
+                                  memory_of(to, edge),
                                   source != nullptr,
-                                  source == nullptr ? kernels::Pattern{} : *source};
+                                  source == nullptr ? kernels::Pattern{} : *source,
+                                  upper_only};
   launch(kernels::copy_blocks, pattern.rows, kTogether, kernels::kBlockThreads, device, params);
 }
 
 void mirror_blocks(const kernels::Pattern& pattern, const at::Tensor& values,
-                   const OnDevice& device) {
-  const auto run = [&]<class Word>(Word) {
-    launch(kernels::mirror_blocks<Word>, pattern.rows, kTogether, kernels::kBlockThreads, device,
-           pattern, static_cast<Word*>(values.mutable_data_ptr()),
-           static_cast<int>(values.size(1)));
+                   const at::Tensor& norms, const OnDevice& device) {
+  const auto run = [&]<class Element>(Element) {
+    using Norm = kernels::NormOf<Element>;
+    launch(kernels::mirror_blocks<Element>, pattern.rows, kTogether,
+           kernels::kSquareThreads<Element>, device, pattern,
+           static_cast<Element*>(values.mutable_data_ptr()), static_cast<int>(values.size(1)),
+           norms.defined() ? norms.mutable_data_ptr<Norm>() : nullptr);
   };
-  if (values.element_size() == 2) return run(uint16_t{});
-  if (values.element_size() == 4) return run(uint32_t{});
-  run(uint64_t{});
+  switch (values.scalar_type()) {
+    case at::kHalf:
+      return run(__half{});
+    case at::kBFloat16:
+      return run(__nv_bfloat16{});
+    case at::kFloat:
+      return run(float{});
+    default:
+      return run(double{});
+  }
 }
 
 }  // namespace spamm::cuda

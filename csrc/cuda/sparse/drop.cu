@@ -1,10 +1,14 @@
 // bsr_drop on CUDA. The host waits once, for the number of blocks that stay.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
 #include <c10/cuda/CUDAException.h>
 #include <torch/library.h>
 
+#include <algorithm>
+
 #include "cuda/sparse/blocks.h"
+#include "kernels/common/launch.cuh"
 #include "kernels/sparse/drop.cuh"
 #include "sparse/csr.h"
 
@@ -17,13 +21,16 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
   check_drop(x);
   const OnDevice device(x.norms);
   const Tensor crow = x.crow.contiguous(), col = x.col.contiguous(), norms = x.norms.contiguous();
-  const int64_t stored = norms.numel();
+  const int64_t stored = norms.numel(), rows = crow.numel() - 1;
   const auto index = norms.options().dtype(at::kLong);
-  const Tensor kept_crow = at::empty({crow.numel()}, index), kept = at::empty({2, stored}, index);
+  const Tensor kept_crow = at::empty({rows + 1}, index), kept = at::empty({2, stored}, index);
   const Tensor kept_norms = at::empty_like(norms), bound = at::empty({}, norms.options());
-  const Tensor places = at::empty({stored + 1}, index.dtype(at::kInt)),
-               count = at::empty({}, index);
+  const Tensor values = x.values ? x.values->contiguous() : Tensor();
+  const HostResult<kernels::DropTotals> totals;
   const auto run = [&]<class Norm>(Norm) {
+    using Work = kernels::DropWork<Norm>;
+    const Tensor work =
+        at::empty({static_cast<int64_t>(sizeof(Work)) + stored}, norms.options().dtype(at::kByte));
     kernels::DropParams<Norm> params{};
     params.pattern = pattern_of(crow, col);
     params.norms = norms.const_data_ptr<Norm>(), params.stored = stored;
@@ -34,19 +41,36 @@ BsrDrop bsr_drop(BsrDropArguments& x) {
       params.norm_a = a.const_data_ptr<Norm>(), params.stored_a = a.numel();
       params.norm_b = b.const_data_ptr<Norm>(), params.stored_b = b.numel();
     }
+    if (x.values) {
+      params.values = values.const_data_ptr<Norm>();
+      params.edge = static_cast<int>(values.size(1));
+    }
+    params.work = static_cast<Work*>(work.mutable_data_ptr());
+    params.stays = reinterpret_cast<bool*>(params.work + 1);
     params.crow = kept_crow.mutable_data_ptr<int64_t>();
     params.col = kept.mutable_data_ptr<int64_t>(), params.numbers = params.col + stored;
-    params.count = count.mutable_data_ptr<int64_t>();
     params.kept_norms = kept_norms.mutable_data_ptr<Norm>();
     params.bound = bound.mutable_data_ptr<Norm>();
-    params.places = places.mutable_data_ptr<int>();
-    kernels::drop_blocks<<<1, kernels::kDropThreads, 0, device.stream()>>>(params);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    params.totals = totals.on_device();
+    // Enough for a few rows in each warp and a few norms in each thread.
+    const int64_t blocks =
+        std::max(rows / kernels::kDropWarps, stored / (2 * kernels::kDropThreads));
+    const int64_t most = std::min<int64_t>(device.multiprocessors(), kernels::kMostSearchBlocks);
+    C10_CUDA_CHECK(kernels::launch_meeting(kernels::drop_blocks<Norm>,
+                                           std::clamp<int64_t>(blocks, 1, most),
+                                           kernels::kDropThreads, /*shared_bytes=*/0,
+                                           /*meets=*/true, device.stream(), params));
   };
   norms.scalar_type() == at::kDouble ? run(double{}) : run(float{});
-  const int64_t stay = count.item<int64_t>();
-  return {kept_crow, kept[0].narrow(0, 0, stay), kept_norms.narrow(0, 0, stay),
-          kept[1].narrow(0, 0, stay), bound};
+  const auto [stay, trace, norm] = totals.wait(device.stream());
+  const Tensor sums = x.values ? at::tensor({trace, norm}, at::kDouble)
+                               : at::empty({0}, at::TensorOptions().dtype(at::kDouble));
+  return {kept_crow,
+          kept[0].narrow(0, 0, stay),
+          kept_norms.narrow(0, 0, stay),
+          kept[1].narrow(0, 0, stay),
+          bound,
+          sums};
 }
 
 }  // namespace

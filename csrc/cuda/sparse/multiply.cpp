@@ -131,8 +131,7 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   const StageRange stage(kMultiplyStage);
   const int64_t edge = x.values_a.size(1), stored = x.col.numel();
   const Tensor values = at::empty({stored, edge, edge}, x.values_a.options());
-  const Tensor norms =
-      at::empty({stored}, values.options().dtype(norm_dtype(values.scalar_type())));
+  const Tensor norms = x.empty_norms(stored);
   if (stored == 0) return {values, norms};
   BlockMatrix c(x.crow, x.col, values);
   const bool multiplies = x.slots_a.numel() > 0, adds_input = x.adds_input();
@@ -140,7 +139,7 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   if (adds_input) {
     const BlockMatrix input(*x.crow_input, *x.col_input, *x.values_input);
     copy_blocks(c.pattern, input.memory(), c.cells.defined() ? c.cells_memory() : c.memory(), edge,
-                &input.pattern, device);
+                &input.pattern, device, x.symmetric);
   }
   if (multiplies) {
     BlockMatrix a(x.crow_a, x.col_a, x.values_a);
@@ -162,8 +161,10 @@ std::tuple<Tensor, Tensor> bsr_multiply(BsrMultiplyArguments& x) {
   } else {
     values.zero_();
   }
-  if (x.symmetric) mirror_blocks(c.pattern, values, device);
-  norm_map_into(values.view({stored * edge, edge}), edge, edge, norms, device);
+  const bool on_the_way = x.norms && x.symmetric && edge <= kCell;
+  if (x.symmetric) mirror_blocks(c.pattern, values, on_the_way ? norms : Tensor(), device);
+  if (x.norms && !on_the_way)
+    norm_map_into(values.view({stored * edge, edge}), edge, edge, norms, device);
   return {values, norms};
 }
 

@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "cuda/sparse/host_result.h"
+#include "cuda/sparse/blocks.h"
 #include "cuda/sparse/maps.cuh"
 #include "cuda/tau_argument.h"
 #include "kernels/sparse/plan.cuh"

@@ -28,26 +28,16 @@ int64_t most_shared(const OnDevice& device) {
   return static_cast<int64_t>(device.properties().sharedMemPerBlockOptin) - kStatic;
 }
 
-// The thread blocks of a sweep that a multiprocessor runs together, and the memory of each.
-struct SweepShare {
-  int together = 1;
-  int64_t bytes;
-
-  explicit SweepShare(const OnDevice& device) : bytes(most_shared(device)) {
-    constexpr int64_t kReserved = 1024, kEnough = 1 << 16;  // what the system takes; for a sweep
-    const auto all = static_cast<int64_t>(device.properties().sharedMemPerMultiprocessor);
-    const int64_t share = all / kernels::kSweepsTogether - kReserved - kStatic;
-    if (share >= kEnough) together = kernels::kSweepsTogether, bytes = share;
-  }
-};
-
-// Room for all block columns, if 16,384 suffice, and for the bins of as many as fit.
+// Room for all block columns, if they take no more than a third of what a thread block has where
+// kSweepsTogether share a multiprocessor, and for the bins of as many as fit.
 template <class Norm>
-SweepRoom sweep_room(int64_t columns, const SweepShare& share) {
-  constexpr int64_t kMostColumns = 1 << 14;
-  SweepRoom room{static_cast<int>(std::clamp<int64_t>(columns, 1, kMostColumns)), 0};
+SweepRoom sweep_room(int64_t columns, const OnDevice& device) {
+  constexpr int64_t kReserved = 1024;  // what the system takes of each
+  const auto all = static_cast<int64_t>(device.properties().sharedMemPerMultiprocessor);
+  const int64_t bytes = all / kernels::kSweepsTogether - kReserved - kStatic;
+  SweepRoom room{static_cast<int>(std::clamp<int64_t>(columns, 1, bytes / 3 / 2)), 0};
   const int64_t bins = kernels::kLossBins * sizeof(kernels::Units);
-  const int64_t fit = (share.bytes - room.bytes<Norm>()) / bins;
+  const int64_t fit = (bytes - room.bytes<Norm>()) / bins;
   room.columns = static_cast<int>(std::min<int64_t>(room.window, fit));
   return room;
 }
@@ -105,9 +95,8 @@ Tensor bsr_find_tau(BsrFindTauArguments& x) {
              *x.valid_ratio, workspace.findings(),
              static_cast<kernels::Selection<Norm, unsigned long long>*>(workspace.rest()), out);
     } else {
-      const SweepShare share(device);
-      const auto room = sweep_room<Norm>(tensors.columns, share);
-      launch(kernels::find_sparse_tau_for_error<Index, Norm>, maps.a.rows, share.together,
+      const auto room = sweep_room<Norm>(tensors.columns, device);
+      launch(kernels::find_sparse_tau_for_error<Index, Norm>, maps.a.rows, kernels::kSweepsTogether,
              kernels::kSweepThreads, room.template bytes<Norm>(), device, maps, *x.max_error, room,
              workspace.findings(), static_cast<kernels::ErrorSearch<Norm>*>(workspace.rest()), out);
     }
@@ -134,9 +123,8 @@ std::tuple<Tensor, Tensor> bsr_error_bound(BsrErrorBoundArguments& x) {
   tensors.checked(
       workspace.findings(), device.stream(),
       [&]<class Index, class Norm>(const CsrMaps<Index, Norm>& maps) {
-        const SweepShare share(device);
-        const auto room = sweep_room<Norm>(tensors.columns, share);
-        launch(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, share.together,
+        const auto room = sweep_room<Norm>(tensors.columns, device);
+        launch(kernels::sparse_error_bound<Index, Norm>, maps.a.rows, kernels::kSweepsTogether,
                kernels::kSweepThreads, room.template bytes<Norm>(), device, maps,
                tau_argument<Norm>(threshold), room, workspace.findings(),
                static_cast<kernels::ErrorSearch<Norm>*>(workspace.rest()), workspace.words(),

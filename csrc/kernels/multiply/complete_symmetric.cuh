@@ -51,23 +51,24 @@ struct SquarePart {
         columns(static_cast<int>(min(size - column, int64_t{kSquare}))) {}
 };
 
-// Computes the norms of the blocks in a square, or with kMirrored in the square that mirrors it.
-// All threads call it.
-template <bool kMirrored, class Element>
-__device__ void write_norms(const SymmetricParams<Element>& params, int64_t batch,
-                            const SquarePart& part, const SharedSquare<Element>& square) {
+// Calls write(line, entry, norm) with the norms of the blocks in the first rows and columns of a
+// square, or with kMirrored in the square that mirrors it. All threads call it; one of each block
+// writes.
+template <bool kMirrored, class Element, class Write>
+__device__ void norms_in_square(const SharedSquare<Element>& square, int rows, int columns,
+                                int log2_block, const Write& write) {
   using Norm = NormOf<Element>;
   constexpr int kPitch = SharedSquare<Element>::kPitch;
   NormMapParams<Norm> p{};
-  p.log2_block_lines = p.log2_block_length = params.log2_block;
+  p.log2_block_lines = p.log2_block_length = log2_block;
   p.line_stride = kMirrored ? 1 : kPitch;
   p.entry_stride = kMirrored ? kPitch : 1;
-  const NormGroup group(norm_threads<Element>(2 * params.log2_block));
-  const int log2_blocks = kLog2Square - params.log2_block;
-  const int line = group.index >> log2_blocks << params.log2_block;
-  const int entry = (group.index & ((1 << log2_blocks) - 1)) << params.log2_block;
-  const int lines_left = (kMirrored ? part.columns : part.rows) - line;
-  const int length_left = (kMirrored ? part.rows : part.columns) - entry;
+  const NormGroup group(norm_threads<Element>(2 * log2_block));
+  const int log2_blocks = kLog2Square - log2_block;
+  const int line = group.index >> log2_blocks << log2_block;
+  const int entry = (group.index & ((1 << log2_blocks) - 1)) << log2_block;
+  const int lines_left = (kMirrored ? columns : rows) - line;
+  const int length_left = (kMirrored ? rows : columns) - entry;
   const bool exists = lines_left > 0 && length_left > 0;
   const NormBlock<Element> block{p, square.entries + line * p.line_stride + entry * p.entry_stride,
                                  exists ? lines_left : 0, length_left};
@@ -75,11 +76,20 @@ __device__ void write_norms(const SymmetricParams<Element>& params, int64_t batc
   bool nonzero = false;
   sum_squares(block, group.thread, group.threads, sum, nonzero);
   const Norm norm = norm_of_shares(block, group, exists, sum, nonzero);
-  if (!exists || group.thread != 0) return;
-  const int64_t blocks = ((params.size - 1) >> params.log2_block) + 1;
-  const int64_t row = ((kMirrored ? part.column : part.row) + line) >> params.log2_block;
-  const int64_t column = ((kMirrored ? part.row : part.column) + entry) >> params.log2_block;
-  params.norms[(batch * blocks + row) * blocks + column] = norm;
+  if (exists && group.thread == 0) write(line, entry, norm);
+}
+
+// The same, to the map.
+template <bool kMirrored, class Element>
+__device__ void write_norms(const SymmetricParams<Element>& params, int64_t batch,
+                            const SquarePart& part, const SharedSquare<Element>& square) {
+  const auto write = [&](int line, int entry, NormOf<Element> norm) {
+    const int64_t blocks = ((params.size - 1) >> params.log2_block) + 1;
+    const int64_t row = ((kMirrored ? part.column : part.row) + line) >> params.log2_block;
+    const int64_t column = ((kMirrored ? part.row : part.column) + entry) >> params.log2_block;
+    params.norms[(batch * blocks + row) * blocks + column] = norm;
+  };
+  norms_in_square<kMirrored>(square, part.rows, part.columns, params.log2_block, write);
 }
 
 // A thread block for each square on and above the diagonal, of which there are `squares` along it.

@@ -196,19 +196,21 @@ __device__ inline void write_profile(const uint32_t (&largest)[kGranules][kSplit
   }
 }
 
-template <int kSplitParts, int kGranules>
+// kOperands is 2 where the second matrix is the first as the other operand of a product, with the
+// same split parts. In the first, lines are then along K.
+template <int kSplitParts, int kGranules, int kOperands>
 __global__ void __launch_bounds__(kNormThreads, 2)
     split(const __grid_constant__ MatrixPair<SplitParams> pair) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  __shared__ uint32_t largest[kSplitGroups][kGranules][kSplitBlock];
+  __shared__ uint32_t largest[kOperands][kSplitGroups][kGranules][kSplitBlock];
   let_next_kernel_start();
   const SplitParams& p = pair.own();
   const NormGroup group(kSplitThreads);
   const NormPlace place(p.matrix, group, pair.thread_block());
   const NormBlock<float> block = place.block<float>(p.matrix);
 #pragma unroll
-  for (int i = 0; i < kGranules; ++i) {
-    largest[threadIdx.x / kSplitBlock][i][threadIdx.x % kSplitBlock] = 0;
+  for (int i = 0; i < kOperands * kGranules; ++i) {
+    largest[i / kGranules][threadIdx.x / kSplitBlock][i % kGranules][threadIdx.x % kSplitBlock] = 0;
   }
   if (p.zeroed != nullptr && pair.thread_block() == 0 && threadIdx.x == 0) *p.zeroed = 0;
   static_assert(kSplitGroups * kSplitBlock == kNormThreads);
@@ -219,61 +221,71 @@ __global__ void __launch_bounds__(kNormThreads, 2)
   bool nonzero = false;
   share.load(block, group.thread);
   sum_squares(share, sum, nonzero);
-  find_largest(share, p.lines_along_k, group.thread, largest[group.index]);
+#pragma unroll
+  for (int x = 0; x < kOperands; ++x)
+    find_largest(share, kOperands == 1 ? p.lines_along_k : x == 0, group.thread,
+                 largest[x][group.index]);
   __syncthreads();
   if (p.matrix.norms != nullptr) write_norm(place, block, group, sum, nonzero);
   if (!place.exists) return;
 
-  const int64_t inside = p.lines_along_k ? block.length_left : block.lines_left;
-  SplitScale scales[kGranules][kGranules];  // along M (or N), and along K
 #pragma unroll
-  for (int extent = 0; extent < kGranules; ++extent) {
-#pragma unroll
-    for (int k = 0; k < kGranules; ++k) {
-      scales[extent][k] =
-          split_scale<kSplitParts, kGranules>(largest[group.index][extent], k, inside);
-    }
-  }
-
-  // The granules of a thread's chunks: one along the lines, and all across them.
-  const int along = group.thread % kSplitLineChunks / (kSplitLineChunks / kGranules);
-  int shifts[kGranules];
-#pragma unroll
-  for (int across = 0; across < kGranules; ++across) {
-    int exponent = 0;
-#pragma unroll
-    for (int i = 0; i < kGranules; ++i) {
-      if (i == along) {
-        exponent = p.lines_along_k ? scales[across][i].exponent : scales[i][across].exponent;
-      }
-    }
-    shifts[across] = -exponent;
-  }
-
-  const int64_t i = p.lines_along_k ? place.line : place.entry;
-  const int64_t k = p.lines_along_k ? place.entry : place.line;
-  const int64_t at = (place.batch * p.split.extent + i) * p.split.depth + k;
-  write_split_parts(share, group.thread, shifts,
-                    static_cast<SplitBlock<kSplitParts>*>(p.split.blocks)[at]);
-  if (group.thread < 32) {
-    write_profile(largest[group.index], scales, p.split.profile<kGranules>(at));
-  }
-  if (group.thread == 0) {
-    const auto edge = [](int64_t left) {
-      return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
-    };
-    using Header = SplitHeaderOf<kGranules>;
-    Header header{block.data, {}, {}, edge(block.lines_left), edge(block.length_left)};
+  for (int x = 0; x < kOperands; ++x) {
+    const SplitOperand& split = x == 0 ? p.split : pair.matrices[1].split;
+    const bool along_k = kOperands == 1 ? p.lines_along_k : x == 0;
+    const int64_t inside = along_k ? block.length_left : block.lines_left;
+    SplitScale scales[kGranules][kGranules];  // along M (or N), and along K
 #pragma unroll
     for (int extent = 0; extent < kGranules; ++extent) {
 #pragma unroll
       for (int k = 0; k < kGranules; ++k) {
-        const int number = Header::number(extent, k);
-        header.exponents[number] = static_cast<int16_t>(scales[extent][k].exponent);
-        header.flags[number] = static_cast<uint8_t>(scales[extent][k].kinds);
+        scales[extent][k] =
+            split_scale<kSplitParts, kGranules>(largest[x][group.index][extent], k, inside);
       }
     }
-    p.split.header<kGranules>(at) = header;
+
+    // The granules of a thread's chunks: one along the lines, and all across them.
+    const int along = group.thread % kSplitLineChunks / (kSplitLineChunks / kGranules);
+    int shifts[kGranules];
+#pragma unroll
+    for (int across = 0; across < kGranules; ++across) {
+      int exponent = 0;
+#pragma unroll
+      for (int i = 0; i < kGranules; ++i) {
+        if (i == along) {
+          exponent = along_k ? scales[across][i].exponent : scales[i][across].exponent;
+        }
+      }
+      shifts[across] = -exponent;
+    }
+
+    const int64_t i = along_k ? place.line : place.entry;
+    const int64_t k = along_k ? place.entry : place.line;
+    const int64_t at = (place.batch * split.extent + i) * split.depth + k;
+    if (x == 0) {
+      write_split_parts(share, group.thread, shifts,
+                        static_cast<SplitBlock<kSplitParts>*>(split.blocks)[at]);
+    }
+    if (group.thread < 32) {
+      write_profile(largest[x][group.index], scales, split.profile<kGranules>(at));
+    }
+    if (group.thread == 0) {
+      const auto edge = [](int64_t left) {
+        return static_cast<uint8_t>(left < kSplitBlock ? left : kSplitBlock);
+      };
+      using Header = SplitHeaderOf<kGranules>;
+      Header header{block.data, {}, {}, edge(block.lines_left), edge(block.length_left)};
+#pragma unroll
+      for (int extent = 0; extent < kGranules; ++extent) {
+#pragma unroll
+        for (int k = 0; k < kGranules; ++k) {
+          const int number = Header::number(extent, k);
+          header.exponents[number] = static_cast<int16_t>(scales[extent][k].exponent);
+          header.flags[number] = static_cast<uint8_t>(scales[extent][k].kinds);
+        }
+      }
+      split.header<kGranules>(at) = header;
+    }
   }
 #else
   __trap();  // compiled for another target: fail, do not leave the output unwritten
@@ -282,7 +294,8 @@ __global__ void __launch_bounds__(kNormThreads, 2)
 
 // Cuts one or two matrices of at most 2^31 - 1 blocks each into `split_parts` split parts (1 or 2),
 // with `granules` along each edge of a block (1, or 2 if there are two split parts). Also computes
-// the norm maps of those whose matrix.norms is not null.
+// the norm maps of those whose matrix.norms is not null. Two that share their split parts are one
+// matrix in granules of 64, with lines along K in the first.
 inline cudaError_t launch_split(const SplitParams* params, int count, int split_parts, int granules,
                                 cudaStream_t stream) {
   const auto thread_blocks = [](const SplitParams& p) {
@@ -293,11 +306,13 @@ inline cudaError_t launch_split(const SplitParams* params, int count, int split_
   pair.matrices[0] = params[0];
   pair.second_begins = thread_blocks(params[0]);
   unsigned blocks = pair.second_begins;
-  if (count == 2) {
-    pair.matrices[1] = params[1];
-    blocks += thread_blocks(params[1]);
-  }
-  const auto kernel = split_parts == 1 ? split<1, 1> : granules == 1 ? split<2, 1> : split<2, 2>;
+  const bool turns = count == 2 && params[0].split.blocks == params[1].split.blocks;
+  if (count == 2) pair.matrices[1] = params[1];
+  if (count == 2 && !turns) blocks += thread_blocks(params[1]);
+  const auto kernel = turns              ? split_parts == 1 ? split<1, 1, 2> : split<2, 1, 2>
+                                   : split_parts == 1 ? split<1, 1, 1>
+                      : granules == 1    ? split<2, 1, 1>
+                                         : split<2, 2, 1>;
   return launch(kernel, blocks, kNormThreads, 0, /*overlap_previous=*/false, stream, pair);
 }
 

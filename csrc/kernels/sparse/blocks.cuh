@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/multiply/complete_symmetric.cuh"
 #include "kernels/sparse/pattern.h"
 
 namespace spamm::kernels {
@@ -43,6 +44,7 @@ struct BlockCopy {
   BlockMemory from, to;
   bool has_source;
   Pattern source;
+  bool upper_only;  // nothing below the diagonal
 };
 
 static __global__ void __launch_bounds__(kBlockThreads)
@@ -51,6 +53,7 @@ static __global__ void __launch_bounds__(kBlockThreads)
   const int end = p.pattern.crow[row + 1];
   for (int e = p.pattern.crow[row] + blockIdx.y; e < end; e += gridDim.y) {
     const int column = p.pattern.col[e];
+    if (p.upper_only && column < row) continue;
     const int found = p.has_source ? p.source.find(row, column) : e;
     const uint8_t* const from = found < 0 ? nullptr : p.from.block(found, row, column);
     uint8_t* const to = p.to.block(e, row, column);
@@ -62,33 +65,46 @@ static __global__ void __launch_bounds__(kBlockThreads)
   }
 }
 
-// Below the diagonal of a symmetric C goes the mirror image of what lies above it, bit for bit.
-template <class Word>
-__global__ void __launch_bounds__(kBlockThreads)
-    mirror_blocks(Pattern pattern, Word* values, int edge) {
-  constexpr int kSquare = 32;
-  __shared__ Word square[kSquare][kSquare + 1];
-  const int row = blockIdx.x, end = pattern.crow[row + 1], squares = edge / kSquare;
+// Below the diagonal of a symmetric C goes the mirror image of what lies above it, bit for bit. On
+// the way come the norms of both, with the bits of norm_map(), but for blocks of 128 (`norms` is
+// null). Squares of 64 x 64, or the blocks of 32, pass through shared memory.
+template <class Element>
+__global__ void __launch_bounds__(kSquareThreads<Element>)
+    mirror_blocks(Pattern pattern, Element* values, int edge, NormOf<Element>* norms) {
+  constexpr int kThreads = kSquareThreads<Element>;
+  __shared__ SharedSquare<Element> square;
+  const int row = blockIdx.x, end = pattern.crow[row + 1];
+  const int side = min(edge, kSquare), log2_side = 31 - __clz(side), squares = edge / side;
   for (int e = pattern.crow[row] + blockIdx.y; e < end; e += gridDim.y) {
-    const int column = pattern.col[e];
-    if (column < row) continue;
-    const int mirror = pattern.find(column, row);
-    if (mirror < 0) continue;
+    const int column = pattern.col[e], mirror = pattern.find(column, row);
+    if (column < row && mirror >= 0) continue;
     const int64_t size = edge * edge;
-    const Word* const from = values + e * size;
-    Word* const to = values + mirror * size;
+    const Element* const from = values + e * size;
+    Element* const to = values + mirror * size;
     for (int s = 0; s < squares * squares; ++s) {
-      const int top = s / squares * kSquare, left = s % squares * kSquare;
+      const int top = s / squares * side, left = s % squares * side;
+      const bool on_diagonal = row == column && top == left;
       if (row == column && top > left) continue;
-      for (int i = threadIdx.x; i < kSquare * kSquare; i += kBlockThreads)
-        square[i / kSquare][i % kSquare] = from[(top + i / kSquare) * edge + left + i % kSquare];
       __syncthreads();
-      for (int i = threadIdx.x; i < kSquare * kSquare; i += kBlockThreads) {
-        const int x = i / kSquare, y = i % kSquare;
-        if (row == column && top == left && x <= y) continue;
-        to[(left + x) * edge + top + y] = square[y][x];
+#pragma unroll 16
+      for (int i = threadIdx.x; i < side * side; i += kThreads) {
+        const int x = i >> log2_side, y = i & (side - 1);
+        const int above = on_diagonal ? min(x, y) : x, right = on_diagonal ? max(x, y) : y;
+        square.at(x, y) = from[(top + above) * edge + left + right];
       }
       __syncthreads();
+#pragma unroll 16
+      for (int i = threadIdx.x; mirror >= 0 && i < side * side; i += kThreads) {
+        const int x = i >> log2_side, y = i & (side - 1);
+        if (!on_diagonal || y < x) to[(left + x) * edge + top + y] = square.at(y, x);
+      }
+      if (norms == nullptr) continue;
+      const auto write_to = [&](int block) {
+        return [=](int, int, NormOf<Element> norm) { norms[block] = norm; };
+      };
+      norms_in_square<false>(square, side, side, log2_side, write_to(e));
+      if (mirror >= 0 && mirror != e)
+        norms_in_square<true>(square, side, side, log2_side, write_to(mirror));
     }
   }
 }

@@ -1,20 +1,34 @@
 // Which blocks of a result are dropped, from their norms: those below a limit, the smallest first.
 //
-// One thread block does all, because launches would take longer: a matrix of 14,000 functions has
-// some 10^4 blocks. What blocks lose is added in whole numbers of a small unit, rounded up, so that
-// the limit does not depend on the order of sums.
+// The search of threshold/error_search.cuh finds the limit. What blocks lose is added in whole
+// numbers of a small unit, rounded up, so that the limit does not depend on the order of sums. Each
+// thread block then lists what stays in its own run of rows.
 #pragma once
 
 #include <cstdint>
-#include <cub/block/block_reduce.cuh>
-#include <cub/block/block_scan.cuh>
 
+#include "kernels/sparse/losses.cuh"
 #include "kernels/sparse/pattern.h"
-#include "kernels/threshold/error_bound.cuh"
 
 namespace spamm::kernels {
 
-constexpr int kDropThreads = 1024;
+constexpr int kDropThreads = kMostSearchThreads, kDropWarps = kDropThreads / 32;
+
+// What the host waits for, of the blocks that stay. The trace is that of `values`.
+struct DropTotals {
+  int64_t count;
+  double trace, norm;
+};
+
+// What the thread blocks tell each other, and their warps.
+template <class Norm>
+struct DropWork {
+  static constexpr int kMostWarps = kMostSearchBlocks * kDropWarps;
+  ErrorSearch<Norm> search;
+  SumOfSquares<Norm> gone[kMostWarps], kept[kMostWarps];
+  double traces[kMostWarps];
+  int64_t counts[kMostWarps];
+};
 
 template <class Norm>
 struct DropParams {
@@ -25,146 +39,173 @@ struct DropParams {
   double share;  // of norm(A) norm(B), that may be lost; negative: no limit
   const Norm *norm_a, *norm_b;
   int64_t stored_a, stored_b;
-  bool symmetric;  // a block below the diagonal goes with its mirror image
-  // Of the blocks that stay. `places` has stored + 1 numbers; `count` is how many stay.
-  int64_t *crow, *col, *numbers, *count;
+  bool symmetric;      // a block below the diagonal goes with its mirror image
+  const Norm* values;  // blocks of edge x edge; null: no trace
+  int edge;
+  DropWork<Norm>* work;
+  bool* stays;  // of each block
+  // Of the blocks that stay.
+  int64_t *crow, *col, *numbers;
   Norm *kept_norms, *bound;
-  int* places;
+  DropTotals* totals;
 };
 
-union DropShared {
-  typename cub::BlockReduce<double, kDropThreads>::TempStorage reduce;
-  typename cub::BlockScan<int, kDropThreads>::TempStorage scan;
-  unsigned long long bins[256];
-  double number;
-};
-
-// The sum, or with max the largest, of value(i) for i below `count`. All threads get it.
-template <class Value, class Combine>
-__device__ double reduce_all(int64_t count, DropShared& shared, const Combine& combine,
-                             const Value& value) {
-  double own = 0;
-  for (int64_t i = threadIdx.x; i < count; i += kDropThreads) own = combine(own, value(i));
-  __syncthreads();
-  const double all = cub::BlockReduce<double, kDropThreads>(shared.reduce).Reduce(own, combine);
-  __syncthreads();
-  if (threadIdx.x == 0) shared.number = all;
-  __syncthreads();
-  return shared.number;
+// The sum of an array by one warp, in a fixed order. All lanes get it.
+template <class T>
+__device__ T sum_of(const T* numbers, int count) {
+  T own = 0;
+  for (int i = threadIdx.x % 32; i < count; i += 32) own += numbers[i];
+  return __shfl_sync(~0u, sum_through(own), 31);
 }
 
-// The norm of a matrix from value(i), those of its blocks; without overflow.
-template <class Value>
-__device__ double norm_of_blocks(int64_t count, DropShared& shared, const Value& value) {
-  const double largest = reduce_all(
-      count, shared, [](double x, double y) { return fmax(x, y); }, value);
-  const double scale = largest > 0 && isfinite(largest) ? largest : 1;
-  const double sum = reduce_all(
-      count, shared, [](double x, double y) { return x + y; },
-      [&](int64_t i) {
-        const double x = value(i) / scale;
-        return x * x;
-      });
-  return sqrt(sum) * scale;
-}
-
-// The smallest norm with which the sum of all norms' squares up to it passes most^2; infinity if
-// none does.
+// What the blocks lose whose norms are below the end of each bin; see Sweep.
 template <class Norm>
-__device__ double limit_of_loss(const DropParams<Norm>& p, double most, DropShared& shared) {
-  using Key = typename Bits<Norm>::Type;
-  constexpr int kBits = 8 * sizeof(Norm);
-  const double unit = 0x1p62 / static_cast<double>(max(p.stored, int64_t{1}));
-  const double slack = 1 + 2 * kNormSlack<Norm>;
-  auto left = static_cast<unsigned long long>(unit / (slack * slack));
-  Key prefix = 0;
-  __shared__ int digit_found;
-  for (int shift = kBits - 8; shift >= 0; shift -= 8) {
-    __syncthreads();
-    if (threadIdx.x < 256) shared.bins[threadIdx.x] = 0;
-    __syncthreads();
-    for (int64_t first = 0; first < p.stored; first += kDropThreads) {
-      const int64_t i = first + threadIdx.x;
-      const Norm norm = i < p.stored ? p.norms[i] : 0;
-      const Key key = min(Bits<Norm>::of_magnitude(norm), Bits<Norm>::kInfinity);
-      const bool counts = i < p.stored && (shift == kBits - 8 || key >> (shift + 8) == prefix);
-      unsigned long long units = 0;
-      if (counts) {  // after the first digits few do, and divisions are what this takes
-        const double ratio = norm / most, square = ratio * ratio;
-        units = __double2ull_ru((square < 1.5 ? square : 1.5) * unit);
-      }
-      const int digit = counts ? static_cast<int>(key >> shift & 255) : -1;
-      int same;  // neighbours are often alike, and one sum is faster than 32 in turn
-      __match_all_sync(~0u, digit, &same);
-      if (same) {
-#pragma unroll
-        for (int distance = 16; distance > 0; distance /= 2) {
-          units += __shfl_xor_sync(~0u, units, distance);
-        }
-      }
-      if (counts && (!same || threadIdx.x % 32 == 0)) atomicAdd(&shared.bins[digit], units);
+__device__ Sweep sweep_norms(const DropParams<Norm>& p, const SearchInterval& interval, double most,
+                             double unit, int half, ErrorSearchShared<Norm>& shared) {
+  const int lane = threadIdx.x % 32, shift = interval.shift();
+  auto keys = SearchKeys::none<Norm>();
+  unsigned long long lost = 0;  // in the lane's bin
+  const int64_t step = int64_t{gridDim.x} * kDropThreads;
+  for (int64_t first = int64_t{blockIdx.x} * kDropThreads + threadIdx.x - lane; first < p.stored;
+       first += step) {
+    const Norm norm = first + lane < p.stored ? p.norms[first + lane] : Norm{INFINITY};
+    const SearchKey key = min(Bits<Norm>::of_magnitude(norm), Bits<Norm>::kInfinity);
+    int bin = -1;
+    unsigned long long units = 0;
+    if (key >= interval.end) {
+      keys.next = min(keys.next, key);
+    } else {
+      if (key >= interval.low) keys.least = min(keys.least, key), keys.most = max(keys.most, key);
+      bin = key < interval.low ? 0 : static_cast<int>((key - interval.low) >> shift);
+      const double ratio = norm / most, square = ratio * ratio;
+      units = __double2ull_ru((square < 1.5 ? square : 1.5) * unit);
     }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      digit_found = 0;
-      while (digit_found < 256 && shared.bins[digit_found] <= left) {
-        left -= shared.bins[digit_found++];
-      }
+#pragma unroll 8
+    for (int source = 0; source < 32; ++source) {
+      const unsigned long long of_source = __shfl_sync(~0u, units, source);
+      if (__shfl_sync(~0u, bin, source) == lane) lost += of_source;
     }
-    __syncthreads();
-    if (digit_found == 256) return INFINITY;
-    prefix = prefix << 8 | static_cast<Key>(digit_found);
   }
-  return Bits<Norm>::to(prefix);
+  keys.include_lanes();
+  const Sweep own{__ull2double_ru(sum_through(lost)), keys};
+  return combine_blocks(combine_warps<Norm>(own, shared.of_block[half]), half, &p.work->search,
+                        shared);
 }
 
+// The largest norm for which all smaller ones, together, are at most `most`; infinity if all are.
 template <class Norm>
-__global__ void __launch_bounds__(kDropThreads)
+__device__ double limit_of_loss(const DropParams<Norm>& p, double most,
+                                ErrorSearchShared<Norm>& shared) {
+  // Sums up to `most` are whole numbers below 2^53, and those of all blocks fit 64 bits.
+  const double stored = p.stored, slack = 1 + 2 * kNormSlack<Norm>;
+  const double unit = fmin(0x1p52, 0x1p62 / stored);
+  SearchLimit<Norm> start(most, sqrt(stored), 0, 2);
+  start.most_square = floor(unit / (slack * slack));
+  const SearchKey found = search_keys(start, [&](const SearchInterval& interval, int half) {
+    return sweep_norms(p, interval, most, unit, half, shared);
+  });
+  return Bits<Norm>::to(static_cast<typename Bits<Norm>::Type>(found));
+}
+
+// Marks which blocks stay in rows `begin` to `end` - 1, and tells the other thread blocks of them.
+// crow then has how many stay in each row.
+template <class Norm>
+__device__ void mark_rows(const DropParams<Norm>& p, double limit, int begin, int end) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  SumOfSquares<Norm> gone{}, kept{};
+  double trace = 0;
+  int64_t count = 0;
+  for (int row = begin + warp; row < end; row += kDropWarps) {
+    const int last = p.pattern.crow[row + 1];
+    int stay = 0;
+    for (int first = p.pattern.crow[row]; first < last; first += 32) {
+      const int e = first + lane, column = e < last ? p.pattern.col[e] : -1;
+      bool stays = false;
+      if (e < last) {
+        const int mirror = p.symmetric && column < row ? p.pattern.find(column, row) : e;
+        stays = !(p.norms[mirror < 0 ? e : mirror] < limit);
+        p.stays[e] = stays;
+        if (stays) kept.add(p.norms[e]);
+        if (!stays) gone.add(p.norms[e]);
+      }
+      stay += __popc(__ballot_sync(~0u, stays));
+      const unsigned diagonal = __ballot_sync(~0u, stays && column == row);
+      if (p.values == nullptr || diagonal == 0) continue;
+      const Norm* const block = p.values + int64_t{first + __ffs(diagonal) - 1} * p.edge * p.edge;
+      for (int i = lane; i < p.edge; i += 32) trace += block[i * (p.edge + 1)];
+    }
+    if (lane == 0) p.crow[row] = stay;
+    count += stay;
+  }
+  gone = sum_warp(gone), kept = sum_warp(kept), trace = sum_through(trace);
+  if (lane != 31) return;
+  const int own = blockIdx.x * kDropWarps + warp;
+  p.work->gone[own] = gone, p.work->kept[own] = kept;
+  p.work->traces[own] = trace, p.work->counts[own] = count;
+}
+
+// Where the blocks go that stay in these rows, by one warp. The last thread block also writes what
+// all tell.
+template <class Norm>
+__device__ void place_rows(const DropParams<Norm>& p, int begin, int end) {
+  const int lane = threadIdx.x % 32;
+  int64_t next = sum_of(p.work->counts, blockIdx.x * kDropWarps);
+  for (int first = begin; first < end; first += 32) {
+    const int row = first + lane;
+    const int64_t own = row < end ? p.crow[row] : 0, through = sum_through(own);
+    if (row < end) p.crow[row] = next + through - own;
+    next += __shfl_sync(~0u, through, 31);
+  }
+  if (blockIdx.x != gridDim.x - 1) return;
+  const int warps = gridDim.x * kDropWarps;
+  const double trace = sum_of(p.work->traces, warps);
+  const double gone = sum_array(p.work->gone, warps).root();
+  const double norm = sum_array(p.work->kept, warps).root();
+  if (lane != 0) return;
+  p.crow[end] = next;
+  *p.bound = round_up<Norm>(__dmul_ru(gone, 1 + 2 * kNormSlack<Norm>));
+  *p.totals = {next, trace, norm};
+}
+
+// A cooperative grid of at most kMostSearchBlocks thread blocks.
+template <class Norm>
+__global__ void __launch_bounds__(kDropThreads, 1)
     drop_blocks(const __grid_constant__ DropParams<Norm> p) {
-  __shared__ DropShared shared;
+  __shared__ ErrorSearchShared<Norm> shared;
+  wait_for_previous_kernel();
   double limit = p.below;
   if (p.share >= 0) {
-    const auto norm_of = [&](const Norm* norms, int64_t count) {
-      return norm_of_blocks(count, shared, [&](int64_t i) -> double { return norms[i]; });
-    };
-    const double whole = norm_of(p.norm_a, p.stored_a) * norm_of(p.norm_b, p.stored_b);
+    double norms[2];
+    const int64_t sizes[2] = {p.stored_a, p.stored_b};
+    sum_norms<true>({p.norm_a, p.norm_b}, sizes, &p.work->search, shared, norms);
+    const double whole = norms[0] * norms[1];
     const double most = isfinite(whole) ? p.share * whole * (1 - 4 * kNormSlack<Norm>) : 0;
-    // The digits are thread 0's to find: the others read what it found.
-    limit = most > 0 ? fmin(limit, limit_of_loss(p, most, shared)) : 0;
+    if (!(most > 0)) limit = 0;
+    if (most > 0 && isfinite(most)) limit = fmin(limit, limit_of_loss(p, most, shared));
   }
-  const auto stays = [&](int64_t e) { return !(p.norms[e] < limit); };
-  for (int row = threadIdx.x / 32; row < p.pattern.rows; row += kDropThreads / 32) {
-    for (int e = p.pattern.crow[row] + threadIdx.x % 32; e < p.pattern.crow[row + 1]; e += 32) {
-      const int column = p.pattern.col[e];
-      const int mirror = p.symmetric && column < row ? p.pattern.find(column, row) : e;
-      p.places[e] = stays(mirror < 0 ? e : mirror);
+  const int64_t rows = p.pattern.rows;
+  const auto begin = static_cast<int>(rows * blockIdx.x / gridDim.x);
+  const auto end = static_cast<int>(rows * (blockIdx.x + 1) / gridDim.x);
+  mark_rows(p, limit, begin, end);
+  Meeting<true> meeting;
+  meeting.arrive();
+  meeting.wait();
+  if (threadIdx.x < 32) place_rows(p, begin, end);
+  __syncthreads();
+  const int lane = threadIdx.x % 32;
+  for (int row = begin + static_cast<int>(threadIdx.x) / 32; row < end; row += kDropWarps) {
+    const int last = p.pattern.crow[row + 1];
+    int64_t next = p.crow[row];
+    for (int first = p.pattern.crow[row]; first < last; first += 32) {
+      const int e = first + lane;
+      const bool stays = e < last && p.stays[e];
+      const unsigned staying = __ballot_sync(~0u, stays);
+      const int64_t place = next + __popc(staying & ((1u << lane) - 1));
+      if (stays) {
+        p.numbers[place] = e, p.col[place] = p.pattern.col[e], p.kept_norms[place] = p.norms[e];
+      }
+      next += __popc(staying);
     }
-  }
-  __syncthreads();
-  const double gone = norm_of_blocks(
-      p.stored, shared, [&](int64_t e) -> double { return p.places[e] ? 0 : double{p.norms[e]}; });
-  int before = 0;
-  for (int64_t first = 0; first < p.stored; first += kDropThreads) {
-    const int64_t e = first + threadIdx.x;
-    const int own = e < p.stored ? p.places[e] : 0;
-    int place, sum;
-    cub::BlockScan<int, kDropThreads>(shared.scan).ExclusiveSum(own, place, sum);
-    place += before;
-    if (own)
-      p.numbers[place] = e, p.col[place] = p.pattern.col[e], p.kept_norms[place] = p.norms[e];
-    if (e < p.stored) p.places[e] = place;
-    before += sum;
-    __syncthreads();
-  }
-  if (threadIdx.x == 0) {
-    p.places[p.stored] = before;
-    *p.count = before;
-    const double bound = gone * (1 + 2 * kNormSlack<Norm>);
-    *p.bound = round_up<Norm>(bound);
-  }
-  __syncthreads();
-  for (int row = threadIdx.x; row <= p.pattern.rows; row += kDropThreads) {
-    p.crow[row] = p.places[p.pattern.crow[row]];
   }
 }
 

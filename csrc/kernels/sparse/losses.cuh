@@ -16,6 +16,17 @@ namespace spamm::kernels {
 
 using Units = unsigned long long;
 
+// The sum of a warp's lanes up to each.
+template <class T>
+__device__ T sum_through(T own) {
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const T below = __shfl_up_sync(~0u, own, distance);
+    if (threadIdx.x % 32 >= distance) own += below;
+  }
+  return own;
+}
+
 // The dynamic shared memory of a sweep.
 struct SweepRoom {
   int window, columns;  // block columns at a time; of those, the ones that have bins at a time
@@ -57,12 +68,7 @@ __device__ inline int number_columns(uint16_t* columns, int width) {
   const int from = min(static_cast<int>(threadIdx.x) * run, width), to = min(from + run, width);
   int own = 0;
   for (int c = from; c < to; ++c) own += columns[c];
-  int through = own;
-#pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    const int below = __shfl_up_sync(~0u, through, distance);
-    if (lane >= distance) through += below;
-  }
+  const int through = sum_through(own);
   if (lane == 31) sums[warp] = through;
   __syncthreads();
   int number = through - own, total = 0;
@@ -129,13 +135,7 @@ __device__ Sweep sweep_rows(const CsrMaps<Index, Norm>& maps, const SearchInterv
         });
         __syncthreads();
         for (int place = warp; place < present; place += warps) {
-          Units lost = bins[place * kLossBins + lane];
-#pragma unroll
-          for (int distance = 1; distance < 32; distance *= 2) {
-            const Units below = __shfl_up_sync(~0u, lost, distance);
-            if (lane >= distance) lost += below;
-          }
-          const double rounded = __ull2double_ru(lost);
+          const double rounded = __ull2double_ru(sum_through(bins[place * kLossBins + lane]));
           own.square = __fma_ru(rounded, rounded, own.square);
         }
         __syncthreads();
