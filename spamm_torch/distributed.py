@@ -49,8 +49,8 @@ def mm(
     Args:
         a: this rank's rows of A (rows, K), in the order of ranks: any number of them, none too.
             float16, bfloat16, float32 or float64, on a device that the group's backends serve. Or a
-            DTensor of any placements. Or ``torch.sparse_bsr`` on a CPU, as ``b`` and the result are
-            then: block rows, with the columns of the whole, without ``balance`` and gradients.
+            DTensor of any placements. Or ``torch.sparse_bsr``, as ``b`` and the result are then:
+            block rows, with the columns of the whole, without ``balance`` and gradients.
         b: this rank's rows of B (rows, N); the rows of all ranks together are K. Or a DTensor on
             the mesh of ``a``.
         group: the ranks; None: all of them. None for DTensors, whose mesh says it.

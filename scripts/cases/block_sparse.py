@@ -57,7 +57,7 @@ def add_options(parser):
     cli.add_choices(parser, "--precisions", "number formats", DEFAULTS, PRECISIONS)
     cli.add_numbers(parser, "--valid", "valid products a block row", (50, 200), "COUNT")
     positive = cli.number(float, lambda value: 0 < value < 1, "a number above 0 and below 1")
-    what = "max_error of the purification at 2,000 waters; at N waters times sqrt(2000 / N)"
+    what = "max_error of the purification"
     cli.add(parser, "--max-error", what, 5e-8, metavar="ERROR", type=positive)
     cli.add_repeats_option(parser, 3)
 
@@ -76,8 +76,7 @@ def cells(options):
                 call = functools.partial(square, **rest)
                 found[f"{waters} waters, {precision}, {valid}"] = cell(_PRODUCTS, call, **place)
     for waters in filter(None, options.density):
-        error = options.max_error * min(1, math.sqrt(2000 / waters))
-        call = functools.partial(density, waters=waters, max_error=error, **rest)
+        call = functools.partial(density, waters=waters, max_error=options.max_error, **rest)
         found[f"density of {waters} waters"] = cell(_DENSITY, lambda n, of=call: of(), n=7 * waters)
     return found
 
