@@ -16,7 +16,7 @@ from torch import Tensor
 from .blocks import Blocks, check_memory, free_bytes
 from .maps import Plan, dropped, make_plan
 
-_MOST_BYTES = 2**33  # of a strip's blocks: launches take no time beside so many
+_MOST_BYTES = 2**34  # of a strip's blocks: launches take no time beside so many
 
 
 class Strips:
@@ -36,36 +36,42 @@ class Strips:
         """
         keys = self._whole.row_of() * self._b.columns + self._whole.col
         norms = self._plan.norm_a.values.new_empty(len(keys))
-        for strip in self._strips(0):
+        for strip in self._strips(self._whole, self._room(), self._a.block_bytes()):
             norms[self._places(strip, keys)] = self._multiplied(strip, norms=True)[1]
         of_all = self._whole._replace(values=norms)
         alpha = self._scale["alpha"]
         c, numbers, drop_bound, _ = dropped(self._plan, of_all, below, max_error, alpha)
-        edge, device, bytes_of_one = self._a.edge, keys.device, self._a.block_bytes()
-        check_memory(self._function, len(numbers), bytes_of_one, device)
-        values = self._a.values.new_empty(len(numbers), edge, edge)
+        check_memory(self._function, len(numbers), self._a.block_bytes(), keys.device)
+        room = self._room(len(numbers) * self._a.block_bytes())
+        values = self._a.values.new_empty(len(numbers), self._a.edge, self._a.edge)
         keys = keys[numbers]
-        for strip in self._strips(len(numbers) * bytes_of_one):
+        for strip in self._strips(c, room, 0):
             places = self._places(strip, keys)
             stays = (places >= 0).nonzero()[:, 0]
             values[places[stays]] = self._multiplied(strip.only(stays), norms=False)[0]
         return c, values, drop_bound
 
-    def _strips(self, taken: int) -> Iterator[Plan]:
-        """Plans of some block rows each, whose blocks fit in memory beside ``taken`` bytes."""
-        plan, row = self._plan, self._whole.row_of()
-        blocks = plan.crow.diff()
+    def _room(self, taken: int = 0) -> int:
+        """Bytes for a strip, where so many will be taken beside."""
+        free = free_bytes(self._whole.col.device)
+        return _MOST_BYTES if free is None else min(_MOST_BYTES, max(1, (free - taken) // 4))
+
+    def _strips(self, of: Blocks, room: int, block_bytes: int) -> Iterator[Plan]:
+        """Plans of block rows, of which the blocks of a pattern need so much room.
+
+        torch.OutOfMemoryError where a plan's blocks of so many bytes do not fit.
+        """
+        plan, row = self._plan, of.row_of()
+        blocks = of.crow.diff()
         if plan.symmetric:  # a row's blocks from the diagonal on, and their mirror images
-            blocks = 2 * torch.bincount(row[plan.col >= row], minlength=len(blocks))
+            blocks = 2 * torch.bincount(row[of.col >= row], minlength=len(blocks))
         products = plan.first[plan.crow].diff()
         needed = blocks * self._a.block_bytes() + 8 * products
-        free = free_bytes(row.device)
-        most = _MOST_BYTES if free is None else min(_MOST_BYTES, max(1, (free - taken) // 4))
-        of_row = (needed.cumsum(0) - needed) // most
+        of_row = (needed.cumsum(0) - needed) // room
         ends = torch.searchsorted(of_row, of_row.unique(), right=True).tolist()
         for begin, end in pairwise((0, *ends)):
             added = None if self._added is None else self._added.of_rows(begin, end)
-            rest = added, plan.tau, plan.symmetric, self._a.block_bytes()
+            rest = added, plan.tau, plan.symmetric, block_bytes
             norm_a = plan.norm_a.of_rows(begin, end)
             strip = make_plan(self._function, norm_a, plan.norm_b, *rest)
             yield strip._replace(slots_a=strip.slots_a + int(plan.norm_a.crow[begin]))
