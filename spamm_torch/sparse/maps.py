@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from .blocks import (
     read,
     read_map,
 )
+from .capacity import check_capacity, lists_of
 
 _ops = torch.ops.spamm_torch
 _MOST_STORED = 2**31 - 1
@@ -166,6 +168,7 @@ class Plan(NamedTuple):
         tau: the threshold.
         symmetric: whether only blocks on and above the diagonal are computed.
         crow, col, first, slots_a, slots_b: as the op ``bsr_plan`` returns them.
+        excess: with a capacity, how many blocks and products it had no room for, int64 (2,).
     """
 
     norm_a: Blocks
@@ -178,6 +181,7 @@ class Plan(NamedTuple):
     first: Tensor
     slots_a: Tensor
     slots_b: Tensor
+    excess: Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -209,8 +213,12 @@ class Plan(NamedTuple):
         if added is not None:
             names = ("crow_input", "col_input", "values_input")
             options |= dict(zip(names, added[:3], strict=True))
-        lists, options = self[5:], options | {"symmetric": self.symmetric, **scale}
-        return _ops.bsr_multiply(*lists, *a[:3], b.values, **options)
+        lists, options = self[5:10], options | {"symmetric": self.symmetric, **scale}
+        values, norms = _ops.bsr_multiply(*lists, *a[:3], b.values, **options)
+        if self.excess is not None:
+            for x in (values, norms):
+                x.masked_fill_(self.excess.any(), math.nan)
+        return values, norms
 
     def only(self, numbers: Tensor) -> Plan:
         """Of some blocks of the result, by their numbers, which ascend."""
@@ -322,6 +330,7 @@ def plan(
     symmetric: bool = False,
     norm_a: Tensor | None = None,
     norm_b: Tensor | None = None,
+    capacity: tuple[int, int] | None = None,
 ) -> Plan:
     """The pattern and the products of ``mm(a, b)``, or of ``addmm(input, a, b)``, to be reused.
 
@@ -332,6 +341,10 @@ def plan(
     Args:
         a, b: block-sparse. tau, valid_ratio, max_error: the knob; exactly one.
         input: of addmm. symmetric, norm_a, norm_b: as of mm.
+        capacity: (blocks of the result, products of stored blocks) to make room for, of mm without
+            ``symmetric``. Nothing then waits for the device: a CUDA graph may hold the plan and its
+            product. Blocks of zeros fill what is left. Where there is no room, the product is NaN,
+            and ``excess`` of the plan says how much is missing. Columns are not checked.
 
     Returns:
         A :class:`Plan` with ``blocks`` and ``products``: how many of the result there are, and how
@@ -350,6 +363,11 @@ def plan(
         )
     maps = given_maps("plan", (a, b), (left, right), (norm_a, norm_b))
     held = threshold(*maps, tau, valid_ratio, max_error)
+    if capacity is not None:
+        check_capacity(capacity, left.rows * right.columns)
+        if added is not None or symmetric:
+            raise ValueError("capacity is for plans of mm without symmetric; got another plan")
+        return Plan(*maps, None, held, False, *lists_of(*maps, held, *capacity))
     return make_plan("plan", *maps, added, held, symmetric, left.block_bytes())
 
 

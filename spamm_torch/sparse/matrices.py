@@ -173,11 +173,9 @@ def transpose(a: Tensor) -> Tensor:
     """The transpose."""
     blocks = read(a, "a", "transpose")
     row, column = blocks.row_of(), blocks.col.long()
-    order = (column * blocks.rows + row).argsort()
-    index = blocks.crow.dtype
-    crow = _offsets(column[order], blocks.columns, index)
+    keys, order = (column * blocks.rows + row).sort()
     values = blocks.values.mT[order].contiguous()
-    return Blocks(crow, row[order].to(index), values, blocks.rows).matrix()
+    return blocks_at(keys, values, blocks.columns, blocks.rows, blocks.crow.dtype).matrix()
 
 
 def add(

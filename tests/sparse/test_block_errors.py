@@ -228,7 +228,7 @@ def test_the_op_refuses_lists_that_lead_elsewhere():
     crow, col, values = a.crow_indices(), a.col_indices(), a.values()
 
     def multiply(**changed):
-        parts = dict(zip(("crow", "col", "first", "slots_a", "slots_b"), plan[5:], strict=True))
+        parts = dict(zip(("crow", "col", "first", "slots_a", "slots_b"), plan[5:10], strict=True))
         parts |= {"crow_a": crow, "col_a": col, "values_a": values, "values_b": values}
         symmetric = changed.pop("symmetric", False)
         return torch.ops.spamm_torch.bsr_multiply(*(parts | changed).values(), symmetric=symmetric)

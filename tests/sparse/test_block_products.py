@@ -1,5 +1,6 @@
 """Products of block-sparse matrices: against the oracle, and the bits of dense storage."""
 
+import functools
 import itertools
 import math
 
@@ -9,6 +10,7 @@ import reference
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import captured, refuses
 
 import spamm_torch
 from spamm_torch import sparse
@@ -415,3 +417,67 @@ def test_a_plan_is_used_again(symmetric):
         norms = spamm_torch.norm_map(a)
         assert plan.products == patterns.kept(a, a, norms, norms, 0.3).sum()
     assert repr(plan) == f"Plan(blocks={plan.blocks}, products={plan.products}, tau=0.3)"
+
+
+@pytest.mark.parametrize("pattern", patterns.PATTERNS)
+@pytest.mark.parametrize("edge", [32, 64])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("index", [torch.int32, torch.int64])
+@pytest.mark.parametrize("room", [0, 1, 5, 42])
+def test_a_plan_of_stated_capacity(pattern, edge, dtype, index, room, device):
+    """The product where it fits, with blocks of zeros that make it a valid matrix; else NaN."""
+    a = patterns.matrix(pattern, 5, 6, edge, dtype, index=index, device=device)
+    b = patterns.matrix("random", 6, 7, edge, dtype, seed=1, index=index, device=device)
+    tau = patterns.quantile(spamm_torch.norm_map(a), spamm_torch.norm_map(b), 0.5)
+    expected, all_products = spamm_torch.mm(a, b, tau=tau), sparse.plan(a, b, tau=0.0).products
+    blocks, products = min(35, expected._nnz() + room), all_products + room
+    if not blocks or not products:
+        return
+    plan = sparse.plan(a, b, tau=tau, capacity=(blocks, products))
+    c, norms = spamm_torch.mm(a, b, plan=plan, return_norms=True)
+    assert plan.excess.tolist() == [0, 0]
+    assert c._nnz() == blocks
+    assert c.col_indices().dtype == index
+    torch.sparse_bsr_tensor(
+        *(c.crow_indices(), c.col_indices(), c.values()), size=c.shape, check_invariants=True
+    )
+    assert torch.equal(c.to_dense(), expected.to_dense())
+    assert torch.equal(norms.to_dense(), spamm_torch.norm_map(expected).to_dense())
+    for less, missing in (((blocks - room - 1, products), 0), ((blocks, products - room - 1), 1)):
+        if min(less) > 0 and (missing == 1 or blocks - room == expected._nnz()):
+            plan = sparse.plan(a, b, tau=tau, capacity=less)
+            assert plan.excess[missing] == 1
+            assert spamm_torch.mm(a, b, plan=plan).values().isnan().all()
+
+
+def test_a_capacity_that_cannot_be():
+    a = patterns.matrix("random", 3, 3, 32)
+    make = functools.partial(sparse.plan, a, a, tau=1.0)
+    refuses(
+        TypeError,
+        lambda: make(capacity=5),
+        "capacity must be two integers, (blocks, products); got 5",
+    )
+    refuses(TypeError, lambda: make(capacity=(5, 0.5)), "must be two integers")
+    refuses(ValueError, lambda: make(capacity=(10, 5)), "1 to 9 blocks", "got (10, 5)")
+    refuses(ValueError, lambda: make(capacity=(5, 0)), "1 product or more; got (5, 0)")
+    refuses(ValueError, lambda: make(capacity=(5, 5), symmetric=True), "without symmetric")
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_capacity_in_a_graph(dtype):
+    """Norms, threshold, plan and product of values that change; and what no longer fits."""
+    a = patterns.matrix("banded", 40, 40, 64, dtype, device="cuda")
+    knob = {"max_error": 1e-2}
+
+    def call():
+        plan = sparse.plan(a, a, **knob, capacity=(600, 600))
+        return plan.excess, spamm_torch.mm(a, a, plan=plan)
+
+    graph, (excess, c) = captured(call)
+    for scale in (1.0, 3.0):
+        a.values().mul_(scale)
+        graph.replay()
+        assert excess.tolist() == [0, 0]
+        assert torch.equal(c.to_dense(), spamm_torch.mm(a, a, **knob).to_dense())

@@ -22,7 +22,7 @@ def call_of(a, b, plan, input=None):
     options = {"crow_b": crow_b, "col_b": col_b, "tau": plan.tau.cuda()}
     names = ("crow_input", "col_input", "values_input")
     options |= dict(zip(names, added[0], strict=True)) if added else {}
-    return [x.cuda() for x in plan[5:]] + parts[0] + [values_b], options
+    return [x.cuda() for x in plan[5:10]] + parts[0] + [values_b], options
 
 
 def multiply(a, b, tau, input=None, beta=1.0, alpha=1.0, symmetric=False):
