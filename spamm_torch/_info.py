@@ -20,8 +20,16 @@ from ._rounding import Made, bounds, dense_maps, norm
 _ops = torch.ops.spamm_torch
 
 
-class SkipInfo(NamedTuple):
-    """The products that a call skipped, as ``return_info=True`` reports them.
+class _Skipped(NamedTuple):
+    tau: Tensor
+    valid_ratio: Tensor
+    error_bound: Tensor
+    block: tuple[int, int, int]
+    pixel_block: tuple[int, int, int] | None = None
+
+
+class SkipInfo(_Skipped):
+    """The products that a call skipped, as ``return_info=True`` reports them: a tuple of the first five.
 
     The first three are 0-d tensors on the operands' device, of the norms' dtype (float32, or
     float64 for float64 operands), the last two float64, all without a gradient. Reading one on the
@@ -42,13 +50,8 @@ class SkipInfo(NamedTuple):
             for, in real numbers, of its operands in the type that multiplies them.
     """
 
-    tau: Tensor
-    valid_ratio: Tensor
-    error_bound: Tensor
-    block: tuple[int, int, int]
-    pixel_block: tuple[int, int, int] | None = None
-    rounding_bound: Tensor | None = None
-    total_bound: Tensor | None = None
+    rounding_bound: Tensor
+    total_bound: Tensor
 
 
 class NormMaps(NamedTuple):
@@ -114,8 +117,8 @@ def with_bounds(info: SkipInfo, maps: NormMaps, made: Made) -> Callable[[Tensor]
     complete = bounds(dense_maps(*maps[:3], info.tau / near, maps.block), made, lost)
 
     def completed(result: Tensor) -> SkipInfo:
-        rounding, total = complete(norm(result))
-        return SkipInfo(*info[:5], rounding, total)  # torch.compile takes no _replace
+        info.rounding_bound, info.total_bound = complete(norm(result))
+        return info
 
     return completed
 

@@ -129,7 +129,7 @@ def _layer_stats(infos: list[tuple[int, SkipInfo, Tensor]], band: Band | None) -
     taus, ratios, bounds, held = numbers.T.tolist()  # one copy to the host
     products = [count for count, _, _ in infos]
     valid = math.fsum(map(math.prod, zip(ratios, products, strict=True)))
-    blocks = {(info.block, info.pixel_block) for _, info, _ in infos}
+    blocks = {info[3:] for _, info, _ in infos}
     block, pixel_block = blocks.pop() if len(blocks) == 1 else (None, None)
     return LayerStats(
         calls=len(infos),

@@ -9,7 +9,7 @@ import matrices
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_study import one_thread  # noqa: F401  the fixture is automatic
+from support import one_thread  # noqa: F401  the fixture is automatic
 
 import spamm_torch
 from models.water import matrices as water
