@@ -332,14 +332,20 @@ ONCE = (
 
 
 def main(arguments=None):
-    make_parser(__doc__).parse_args(arguments)
+    parser = make_parser(__doc__)
+    names = [part.__name__ for part in (*IN_BOTH_FORMATS, *ONCE)]
+    said = f"run these alone, in this order: {', '.join(names)}"
+    parser.add_argument("parts", nargs="*", metavar="PART", choices=[[], *names], help=said)
+    chosen = parser.parse_args(arguments).parts or names
     require_cuda()
-    for allow_tf32 in (False, True):
-        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
-        for run in (*IN_BOTH_FORMATS, *ONCE) if allow_tf32 else IN_BOTH_FORMATS:
-            run()
-    torch.cuda.synchronize()
-    print("every kernel ran")
+    for name in chosen:
+        part = globals()[name]
+        for allow_tf32 in (False, True) if part in IN_BOTH_FORMATS else (True,):
+            torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+            part()
+        torch.cuda.synchronize()
+        print(f"finished {name}", flush=True)
+    print("every kernel ran" if chosen == names else "these kernels ran")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class _Skipped(NamedTuple):
 
 
 class SkipInfo(_Skipped):
-    """The products that a call skipped, as ``return_info=True`` reports them: a tuple of the first five.
+    """The products that a call skipped, as ``return_info=True`` reports: a tuple of five.
 
     The first three are 0-d tensors on the operands' device, of the norms' dtype (float32, or
     float64 for float64 operands), the last two float64, all without a gradient. Reading one on the

@@ -30,6 +30,7 @@ def calls():
     x, weight = randn(5, 40, 12, 11), randn(72, 40, 3, 3)
     apart = x * (torch.arange(11) < 3)
     base = randn(1, 72, 12, 11)
+    torch.manual_seed(0)
     layers = [nn.Conv2d(40, 64, 3, padding=1), nn.BatchNorm2d(64), nn.ReLU(), nn.Conv2d(64, 8, 3)]
     model = nn.Sequential(*layers).eval()
     spamm_torch.convert_(model, spamm_torch.SpAMMConfig(tau=1e-3))

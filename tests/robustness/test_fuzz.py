@@ -48,7 +48,7 @@ def test_a_wrong_answer_is_found_and_shrunk(monkeypatch, tmp_path, capsys, wrong
         ),
     )
     path = tmp_path / "failures.jsonl"
-    arguments = ["--cases", "1500", "--minutes", "2", "--device", "cpu", "--failures", str(path)]
+    arguments = ["--cases", "60", "--minutes", "2", "--device", "cpu", "--failures", str(path)]
     monkeypatch.setattr(
         fuzz,
         "FAMILIES",
@@ -60,9 +60,7 @@ def test_a_wrong_answer_is_found_and_shrunk(monkeypatch, tmp_path, capsys, wrong
             )
         },
     )
-    with pytest.raises(
-        fuzz.UserError, match=r"expected none of .* cases of seed 0 on cpu to fail; 2"
-    ):
+    with pytest.raises(fuzz.UserError, match=r"expected none of .* cases of seed 0 on cpu to fail"):
         fuzz.main(arguments)
     first, *_ = path.read_text().splitlines()
     assert "Mismatch" in capsys.readouterr().out

@@ -1,5 +1,6 @@
 """The journal of a long measurement, and files that are there in full or not at all."""
 
+import concurrent.futures
 import contextlib
 import resource
 import signal
@@ -181,3 +182,16 @@ def test_a_full_disk_under_a_checkpoint(path):
     assert "\n" not in str(caught.value)
     assert str(path) in str(caught.value)
     assert_only_the_old_content(path)
+
+
+def test_writers_do_not_share_their_unfinished_files(path):
+    contents = [bytes([number]) * 200_000 for number in range(4)]
+
+    def write(content):
+        for _ in range(20):
+            write_atomically(path, lambda file: file.write(content))
+
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, contents))
+    assert path.read_bytes() in contents
+    assert list(path.parent.iterdir()) == [path]
