@@ -92,11 +92,11 @@ def laid_out(layouts, name, tensor, device):
 # ---- Comparisons --------------------------------------------------------------------------------
 
 
-def expect_norms(found, oracle, what="norm map"):
+def expect_norms(found, oracle, what="norm map", digits=1e-5):
     """Norms are right to 1e-5 (1e-12 in float64) over the whole range of their type."""
     found, info = reference.to_array(found), torch.finfo(found.dtype)
     expect(found.shape == oracle.shape, f"{what}: shape {found.shape}, not {oracle.shape}")
-    digits, most = (1e-5, info.max * (1 - 1e-5)) if info.bits == 32 else (1e-12, info.max)
+    digits, most = (digits, info.max * (1 - digits)) if info.bits == 32 else (1e-12, info.max)
     with np.errstate(all="ignore"):
         near = np.abs(found - oracle) <= oracle * digits + float(info.smallest_normal * info.eps)
         near |= (found == oracle) | (np.isnan(found) & np.isnan(oracle))
