@@ -69,18 +69,20 @@ def fuzz(given):
     """Runs cases until the time is over; UserError where some of them failed."""
     end = time.monotonic() + 60 * given.minutes
     number, failed = given.first, 0
-    while time.monotonic() < end and number < given.first + given.cases and failed < 20:
-        case = drawn(given.seed, number)
-        if said := problem(case, given.device):
-            failed += 1
-            print(f"case {number}: {said}\n  {json.dumps(case)}", flush=True)
-            small = shrunk(case, given.device)
-            print(f"  {json.dumps(small)}\n  {problem(small, given.device)}", flush=True)
-            with open(given.failures, "a") as file:
-                file.write(json.dumps(small) + "\n")
-        number += 1
-    ran = f"{number - given.first} cases of seed {given.seed} on {given.device}"
-    print(f"{ran}: {failed} failed", flush=True)
+    try:
+        while time.monotonic() < end and number < given.first + given.cases and failed < 20:
+            case = drawn(given.seed, number)
+            if said := problem(case, given.device):
+                failed += 1
+                print(f"case {number}: {said}\n  {json.dumps(case)}", flush=True)
+                small = shrunk(case, given.device)
+                print(f"  {json.dumps(small)}\n  {problem(small, given.device)}", flush=True)
+                with open(given.failures, "a") as file:
+                    file.write(json.dumps(small) + "\n")
+            number += 1
+    finally:  # after Ctrl-C, too
+        ran = f"{number - given.first} cases of seed {given.seed} on {given.device}"
+        print(f"{ran}: {failed} failed", flush=True)
     if failed:
         raise UserError(f"expected none of {ran} to fail; {failed} did, see {given.failures}")
 

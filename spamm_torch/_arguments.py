@@ -111,6 +111,8 @@ def check_tau(tau: Any) -> None:
         raise TypeError(f"tau must be a number or a 0-d floating-point tensor; got {tau!r}")
     elif tau != tau:  # NaN; math.isnan of a changing float is not traceable
         raise ValueError(f"tau must be a number; got {tau}")
+    else:
+        _check_range(tau, "tau")
 
 
 def check_valid_ratio(valid_ratio: Any) -> None:
@@ -163,6 +165,12 @@ def check_number(value: Any, name: str) -> None:
         )
     if not is_number(value):
         raise TypeError(f"{name} must be a number; got {value!r}")
+    _check_range(value, name)
+
+
+def _check_range(value: Any, name: str) -> None:
+    if type(value) is int and abs(value) > sys.float_info.max:
+        raise ValueError(f"{name} must be a number that float64 holds; got a larger one")
 
 
 def is_number(value: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
@@ -37,10 +36,6 @@ class SpAMMConfig:
         if self.tau is not None and not is_number(self.tau):
             raise TypeError(f"tau must be a number in a SpAMMConfig; got {self.tau!r}")
         check_knobs(self.tau, self.valid_ratio, self.max_error)
-        for name in ("tau", "valid_ratio", "max_error"):
-            value = getattr(self, name)
-            if isinstance(value, int) and abs(value) > sys.float_info.max:
-                raise ValueError(f"{name} must be a number that float64 holds; got a larger one")
         # Lists, as JSON has them, become tuples: a frozen setting can be hashed and compared.
         if self.block is not None:
             triple = check_block(self.block)
